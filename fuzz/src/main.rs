@@ -1,0 +1,93 @@
+//! Fuzzers of everything that decodes somebody else's bytes: `cargo run -p tachyon-fuzz -- --seconds 60 [TARGET...]`.
+//!
+//! Seeded and deterministic on stable Rust, with nothing to install: an execution is (target, seed, number), and can be
+//! repeated by itself. A finding is a panic, an execution that takes too long, or one that allocates too much. It is
+//! told with the command that repeats it, and ends the run with status 1. `docs/fuzzing.md` has the numbers.
+
+mod gauge;
+mod input;
+mod targets;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use input::Rng;
+use targets::{TARGETS, Target};
+
+/// Longest that one execution may take. Inputs have at most some hundred kilobytes.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Most bytes that one execution may have allocated at any one time.
+const MOST_BYTES: usize = 192 << 20;
+
+/// Fuzzes the decoders of tachyon-bpf.
+#[derive(Parser)]
+struct Args {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Where the dice start
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runs only the execution of this number
+    #[arg(long)]
+    only: Option<u64>,
+    /// Targets; all when there is none
+    targets: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let known = |name: &String| TARGETS.iter().any(|target| target.name == name);
+    if let Some(unknown) = args.targets.iter().find(|name| !known(name)) {
+        let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+        eprintln!("tachyon-fuzz: no target {unknown}\nhint: there are {}", names.join(", "));
+        return ExitCode::from(2);
+    }
+    let wanted = |target: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == target.name);
+    let findings: u64 = TARGETS.iter().filter(wanted).map(|target| fuzz(target, &args)).sum();
+    if findings == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one target for its time. Gives the number of findings; the first one ends it.
+fn fuzz(target: &Target, args: &Args) -> u64 {
+    let seeds = (target.seeds)();
+    let start = Instant::now();
+    let end = Duration::from_secs(args.seconds);
+    let (mut slowest, mut most, mut useful, mut executions) = (Duration::ZERO, 0, 0_u64, 0_u64);
+    let numbers = args.only.map_or(0..u64::MAX, |only| only..only.saturating_add(1));
+    for number in numbers {
+        if start.elapsed() >= end && args.only.is_none() {
+            break;
+        }
+        let mut rng = Rng::new(args.seed, number);
+        let before = gauge::begin();
+        let begin = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(&seeds, &mut rng)));
+        let (took, peak) = (begin.elapsed(), gauge::peak_since(before));
+        executions += 1;
+        useful += u64::from(matches!(outcome, Ok(true)));
+        slowest = slowest.max(took);
+        most = most.max(peak);
+        let wrong = match outcome {
+            Err(_) => Some("it panicked".to_owned()),
+            Ok(_) if took > SLOW => Some(format!("it took {took:?}")),
+            Ok(_) if peak > MOST_BYTES => Some(format!("it allocated {peak} bytes")),
+            Ok(_) => None,
+        };
+        if let Some(wrong) = wrong {
+            let (name, seed) = (target.name, args.seed);
+            println!("{name}: {wrong}\nhint: cargo run -p tachyon-fuzz -- --seed {seed} --only {number} {name}");
+            return 1;
+        }
+    }
+    println!(
+        "{:<14} {executions:>10} executions in {:.0} s, {useful:>10} accepted; slowest {slowest:.1?}, peak {} KiB",
+        target.name,
+        start.elapsed().as_secs_f64(),
+        most >> 10
+    );
+    0
+}

@@ -1,0 +1,78 @@
+//! Values fixed when the object is loaded: sampling choices and offsets of kernel structures.
+
+/// Read-only configuration of the BPF object. The object itself knows no kernel structure; the loader takes
+/// the offsets from the running kernel's BTF.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Config {
+    /// Mixed into every fingerprint, so that no target can aim for a collision.
+    pub seed: u64,
+    /// Bits of [`flags`].
+    pub flags: u32,
+    /// `task_struct.thread` + `thread_struct.fsbase` (x86-64) or `thread.uw.tp_value` (arm64).
+    pub task_thread_pointer: u32,
+    /// `task_struct.tgid`.
+    pub task_tgid: u32,
+    /// `task_struct.pid`.
+    pub task_pid: u32,
+    /// `task_struct.group_leader`.
+    pub task_group_leader: u32,
+    /// `task_struct.signal`.
+    pub task_signal: u32,
+    /// `task_struct.thread_pid`.
+    pub task_thread_pid: u32,
+    /// `task_struct.stack`.
+    pub task_stack: u32,
+    /// `task_struct.mm`.
+    pub task_mm: u32,
+    /// `task_struct.se` + `sched_entity.sum_exec_runtime`.
+    pub task_sum_exec_runtime: u32,
+    /// `task_struct.comm`.
+    pub task_comm: u32,
+    /// `signal_struct.live`.
+    pub signal_live: u32,
+    /// `signal_struct.sum_sched_runtime`.
+    pub signal_sum_sched_runtime: u32,
+    /// `pid.level`.
+    pub pid_level: u32,
+    /// `pid.numbers`.
+    pub pid_numbers: u32,
+    /// `sizeof(struct upid)`.
+    pub upid_size: u32,
+    /// `upid.ns`.
+    pub upid_ns: u32,
+    /// `pid_namespace.ns` + `ns_common.inum`.
+    pub pid_ns_inum: u32,
+    /// `mm_struct.exe_file`.
+    pub mm_exe_file: u32,
+    /// `file.f_inode`.
+    pub file_inode: u32,
+    /// `inode.i_ino`.
+    pub inode_ino: u32,
+    /// `inode.i_sb`.
+    pub inode_sb: u32,
+    /// `super_block.s_dev`.
+    pub super_block_dev: u32,
+    /// Bytes of a kernel stack (`THREAD_SIZE`), where the user registers lie at the end.
+    pub thread_size: u32,
+    /// `sizeof(struct pt_regs)`.
+    pub pt_regs_size: u32,
+    /// Bytes of data in the sample ring above which the reader is woken at once.
+    pub wake_bytes: u32,
+    /// Inode number of the profiler's pid namespace; 0: the initial one, which numbers every process.
+    pub own_pid_ns: u32,
+}
+
+/// Bits of [`Config::flags`].
+pub mod flags {
+    /// Processes not in the table are wanted when they turn out to be CPython (`--all-python`).
+    pub const ALL_PYTHON: u32 = 1;
+    /// Only samples whose thread holds the GIL are wanted (`--gil`).
+    pub const GIL_ONLY: u32 = 1 << 1;
+    /// Each frame's opcode is wanted (`--opcodes`).
+    pub const OPCODES: u32 = 1 << 2;
+    /// Not all processes are wanted (`--cgroup`, `--comm`, ...): whether one is, user space decides anew at each `exec`.
+    pub const FILTERED: u32 = 1 << 3;
+}
+
+const _: () = assert!(core::mem::size_of::<Config>() == 8 + 28 * 4);

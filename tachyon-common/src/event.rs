@@ -1,0 +1,269 @@
+//! Records on the ring buffers, and the counters.
+//!
+//! Every record starts with a [`RecordHeader`] and is sent at its real length, a multiple of 8 bytes. Host byte
+//! order. One [`SampleRecord`] serves Python, native and kernel frames: it is followed by
+//! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first.
+//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136, fits the 32 KiB a per-CPU value may have.
+
+use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
+
+/// What a record is. The number is [`RecordHeader::kind`].
+pub mod kind {
+    /// A [`super::SampleRecord`].
+    pub const SAMPLE: u16 = 1;
+    /// A [`super::CodeRecord`].
+    pub const CODE: u16 = 2;
+    /// A [`super::ProcessRecord`] for a successful `exec`.
+    pub const EXEC: u16 = 3;
+    /// A [`super::ProcessRecord`] for a new process.
+    pub const FORK: u16 = 4;
+    /// A [`super::ProcessRecord`] for a process whose last thread exits.
+    pub const EXIT: u16 = 5;
+    /// A [`super::ProcessRecord`] for a process that was sampled but is in no table.
+    pub const UNKNOWN: u16 = 6;
+    /// A [`super::ProcessRecord`] for a process that met the timer's program after its exit hook, sent when nothing can
+    /// run as that process any more.
+    pub const FREE: u16 = 7;
+}
+
+/// First bytes of every record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// One of [`kind`].
+    pub kind: u16,
+    /// Reserved, 0.
+    pub flags: u16,
+    /// Bytes of the whole record, header included.
+    pub len: u32,
+}
+
+/// One sample: one run of the timer's program that met a selected Python process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SampleRecord {
+    /// Kind [`kind::SAMPLE`].
+    pub header: RecordHeader,
+    /// `bpf_ktime_get_ns()`: `CLOCK_MONOTONIC`.
+    pub ktime_ns: u64,
+    /// [`crate::process::ProcessEntry::image`] at that moment.
+    pub image: u64,
+    /// [`crate::process::ProcessEntry::instance`] at that moment.
+    pub instance: u64,
+    /// `PyThreadState` the stack was taken from; 0 when none was found.
+    pub tstate: u64,
+    /// `PyInterpreterState.id`; -1 when no thread state was found.
+    pub interp_id: i64,
+    /// `_code_object_generation` (3.14+); 0 before.
+    pub code_generation: u64,
+    /// Instruction pointer in user mode; 0 when not known.
+    pub user_ip: u64,
+    /// Stack pointer in user mode; 0 when not known.
+    pub user_sp: u64,
+    /// Frame pointer register in user mode; 0 when not known.
+    pub user_fp: u64,
+    /// Process id as the profiler's pid namespace numbers it.
+    pub tgid: u32,
+    /// Thread id, likewise.
+    pub tid: u32,
+    /// Thread id in the thread's innermost pid namespace.
+    pub ns_tid: u32,
+    /// CPU the sample was taken on.
+    pub cpu: u32,
+    /// Bits of [`status`].
+    pub status: u32,
+    /// Number of a [`crate::stop::StopReason`] for the Python stack.
+    pub stop: u8,
+    /// The same for the native stack.
+    pub native_stop: u8,
+    /// Shim frames passed below the outermost Python frame.
+    pub root_shims: u8,
+    /// Explicit padding.
+    pub _pad: u8,
+    /// Python frames that follow.
+    pub python_frames: u16,
+    /// Native user frames that follow.
+    pub native_frames: u16,
+    /// Kernel frames that follow.
+    pub kernel_frames: u16,
+    /// Tail calls this sample took.
+    pub tail_calls: u16,
+    /// Kernel's `comm` of the thread, NUL-padded.
+    pub comm: [u8; 16],
+    /// Explicit padding / room.
+    pub _reserved: u64,
+}
+
+/// Bits of [`SampleRecord::status`]; the first six are TACH's own.
+pub mod status {
+    /// The thread held its interpreter's GIL.
+    pub const HAS_GIL: u32 = 1;
+    /// The thread was running on a CPU.
+    pub const ON_CPU: u32 = 2;
+    /// The state could not be told.
+    pub const UNKNOWN: u32 = 4;
+    /// Another thread asked for the GIL (3.15+).
+    pub const GIL_REQUESTED: u32 = 8;
+    /// An exception was being raised or handled.
+    pub const HAS_EXCEPTION: u32 = 16;
+    /// The thread is its interpreter's main thread.
+    pub const MAIN_THREAD: u32 = 32;
+    /// The garbage collector was running.
+    pub const GC: u32 = 1 << 8;
+    /// The event interrupted the kernel, not user code.
+    pub const IN_KERNEL: u32 = 1 << 9;
+}
+
+/// One Python frame of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RawFrame {
+    /// Address of the `PyCodeObject`.
+    pub code: u64,
+    /// Fingerprint of the code object; with image and address its identity.
+    pub fingerprint: u64,
+    /// Byte offset of the instruction from the start of the code, as `co_positions` counts; negative: not started.
+    pub lasti: i32,
+    /// Bits of [`frame`].
+    pub flags: u8,
+    /// Opcode at the instruction, when asked for; 255: not recorded.
+    pub opcode: u8,
+    /// Shim frames between this frame and its callee.
+    pub shims: u16,
+}
+
+/// Bits of [`RawFrame::flags`].
+pub mod frame {
+    /// The evaluator was entered anew for this frame (a segment of the native stack starts below it).
+    pub const ENTRY: u8 = 1;
+    /// The frame belongs to a generator or coroutine.
+    pub const GENERATOR: u8 = 2;
+    /// The garbage collector runs above this frame.
+    pub const GC: u8 = 4;
+}
+
+/// A code object seen for the first time. Followed by `qualname_bytes`, `filename_bytes` and `linetable_bytes`
+/// bytes, then padding to a multiple of 8.
+///
+/// A line table that is longer than one record is continued in records with `linetable_start > 0` and no names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CodeRecord {
+    /// Kind [`kind::CODE`].
+    pub header: RecordHeader,
+    /// Image it was seen in.
+    pub image: u64,
+    /// Address of the `PyCodeObject`.
+    pub code: u64,
+    /// Its fingerprint.
+    pub fingerprint: u64,
+    /// Address of the `co_qualname` (`co_name` before 3.11) string.
+    pub qualname: u64,
+    /// Address of the `co_filename` string.
+    pub filename: u64,
+    /// Address of the line table's bytes object.
+    pub linetable: u64,
+    /// Process it was read from (profiler's namespace), for reading again what did not fit.
+    pub tgid: u32,
+    /// `co_firstlineno`.
+    pub firstlineno: i32,
+    /// Index into the `LAYOUTS` map.
+    pub layout: u32,
+    /// Bits of [`code`].
+    pub flags: u32,
+    /// Length of the whole line table in bytes.
+    pub linetable_len: u32,
+    /// Where in the line table this record's part starts.
+    pub linetable_start: u32,
+    /// Bytes of the qualified name that follow, in the string's own kind.
+    pub qualname_bytes: u32,
+    /// Bytes of the file name that follow, in the string's own kind.
+    pub filename_bytes: u32,
+    /// Bytes of the line table that follow.
+    pub linetable_bytes: u32,
+    /// Bytes a code point of the qualified name has: 1, 2 or 4.
+    pub qualname_kind: u8,
+    /// Bytes a code point of the file name has: 1, 2 or 4.
+    pub filename_kind: u8,
+    /// Explicit padding.
+    pub _pad: [u8; 2],
+}
+
+/// Bits of [`CodeRecord::flags`].
+pub mod code {
+    /// The qualified name could not be read in the kernel.
+    pub const QUALNAME_UNREADABLE: u32 = 1;
+    /// The file name could not be read in the kernel.
+    pub const FILENAME_UNREADABLE: u32 = 1 << 1;
+    /// This part of the line table could not be read in the kernel.
+    pub const LINETABLE_UNREADABLE: u32 = 1 << 2;
+    /// The qualified name is longer than what follows.
+    pub const QUALNAME_CUT: u32 = 1 << 3;
+    /// The file name is longer than what follows.
+    pub const FILENAME_CUT: u32 = 1 << 4;
+}
+
+/// A process started, replaced its image, ended, or was met unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessRecord {
+    /// Kind [`kind::EXEC`], [`kind::FORK`], [`kind::EXIT`] or [`kind::UNKNOWN`].
+    pub header: RecordHeader,
+    /// `bpf_ktime_get_ns()`.
+    pub ktime_ns: u64,
+    /// Image after the event (for exit: the last one).
+    pub image: u64,
+    /// Instance (for fork: the child's).
+    pub instance: u64,
+    /// CPU time of all its threads so far, nanoseconds (exit only; else 0).
+    pub cpu_ns: u64,
+    /// [`crate::process::ProcessEntry::uninspected`] of the entry that ends (exec and exit),
+    /// [`crate::process::ProcessEntry::after_exit`] (free), else 0.
+    pub uninspected: u64,
+    /// Process id in the profiler's namespace (for fork: the child's).
+    pub tgid: u32,
+    /// Parent's process id (fork only; else 0).
+    pub parent: u32,
+    /// [`crate::process::ProcessEntry::flags`] of the entry before the event.
+    pub flags: u32,
+    /// Explicit padding.
+    pub _pad: u32,
+    /// Kernel's `comm`, NUL-padded.
+    pub comm: [u8; 16],
+}
+
+/// Per-CPU counters of the timer's program. Each run adds 1 to `ran` and 1 to exactly one of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Counters {
+    /// Runs of the program.
+    pub ran: u64,
+    /// Runs that met the idle task.
+    pub idle: u64,
+    /// Runs that met a process that is not selected.
+    pub filtered: u64,
+    /// Runs that met a process known not to be CPython.
+    pub not_python: u64,
+    /// Records handed to the ring buffer.
+    pub sent: u64,
+    /// Runs lost, by [`crate::stop::LossCause`].
+    pub loss: [u64; crate::stop::LossCause::COUNT],
+    /// Nanoseconds are not counted here: the kernel's own `run_time_ns` is used.
+    pub code_ring_full: u64,
+    /// Code records sent.
+    pub codes_sent: u64,
+    /// Lifecycle records that found their ring full.
+    pub events_lost: u64,
+}
+
+/// Bytes of the largest sample record.
+pub const MAX_SAMPLE_BYTES: usize = core::mem::size_of::<SampleRecord>()
+    + MAX_PY_FRAMES * core::mem::size_of::<RawFrame>()
+    + (MAX_NATIVE_FRAMES + MAX_KERNEL_FRAMES) * 8;
+
+const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
+const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
+const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
+const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
+const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 80);
+const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -1,0 +1,62 @@
+//! Depth, map and buffer sizes, each with its arithmetic.
+
+/// Python frames kept for one sample. The kernel allows 33 tail calls; see [`PY_FRAMES_PER_STEP`].
+pub const MAX_PY_FRAMES: usize = 1024;
+
+/// Python frames walked by one BPF program before it tail-calls itself: 1,024 / 104 = 10 calls, which with
+/// 22 calls of 12 native frames stays below the kernel's 33 (`MAX_TAIL_CALL_CNT`).
+pub const PY_FRAMES_PER_STEP: usize = 104;
+
+/// Native user frames for which a record has room.
+pub const MAX_NATIVE_FRAMES: usize = 256;
+
+/// Kernel frames for which a record has room (`PERF_MAX_STACK_DEPTH`).
+pub const MAX_KERNEL_FRAMES: usize = 127;
+
+/// Thread states looked at by one BPF program while it searches a thread list.
+pub const THREADS_PER_STEP: usize = 64;
+
+/// Most tail calls one sample may spend on searching the thread list: 20 * 64 = 1,280 thread states.
+pub const MAX_THREAD_STEPS: u32 = 20;
+
+/// Most tail calls of one sample altogether (the kernel's limit is 33).
+pub const MAX_TAIL_CALLS: u32 = 32;
+
+/// Bytes of a string copied in the kernel. A longer one is cut there and read again by user space.
+pub const MAX_TEXT_BYTES: usize = 4088;
+
+/// Longest line table that is copied in the kernel; a longer one is left to user space.
+pub const MAX_LINETABLE_BYTES: u32 = 1 << 20;
+
+/// Bytes of a line table copied into one record; a longer table travels in several records.
+pub const LINETABLE_CHUNK: usize = 8192;
+
+/// Code objects one BPF program names before it tail-calls itself.
+pub const CODES_PER_STEP: usize = 4;
+
+/// Most unknown code objects remembered while one stack is walked.
+pub const MAX_PENDING_CODES: usize = 128;
+
+/// Bytes read of an interpreter frame in one go (3.15t's largest field of interest ends below 112).
+pub const FRAME_READ: usize = 128;
+
+/// Bytes read of a code object in one go (free-threaded 3.14's `co_code_adaptive` starts at 232).
+pub const CODE_READ: usize = 256;
+
+/// Bytes of a line table that enter the fingerprint.
+pub const LINETABLE_HASHED: usize = 32;
+
+/// Entries of the process table.
+pub const MAX_PROCESSES: u32 = 16_384;
+
+/// Entries of the layout table: one for each distinct interpreter build seen.
+pub const MAX_LAYOUTS: u32 = 64;
+
+/// Slots of the thread cache (a power of two).
+pub const THREAD_CACHE_SLOTS: u32 = 16_384;
+
+/// Slots of the table of code objects already sent (a power of two): 2^16 * 16 bytes = 1 MiB.
+pub const SENT_SLOTS: u32 = 65_536;
+
+/// Slots of one bucket of that table.
+pub const SENT_WAYS: u32 = 4;

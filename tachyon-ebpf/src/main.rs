@@ -1,0 +1,87 @@
+//! The kernel side: entry points only.
+//!
+//! Four perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
+//! table. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod kernel;
+mod lifecycle;
+mod maps;
+mod memory;
+mod names;
+mod sample;
+mod thread;
+
+use aya_ebpf::{
+    macros::{perf_event, raw_tracepoint},
+    programs::{PerfEventContext, RawTracePointContext},
+};
+
+/// Fires at the sampling rate on every CPU: counts, filters, finds the thread state; goes on to [`search_threads`] or
+/// [`walk_frames`].
+#[perf_event]
+pub fn on_sample(ctx: PerfEventContext) -> u32 {
+    sample::on_sample(&ctx);
+    0
+}
+
+/// Tail-called while the thread list is searched; goes on to itself or [`walk_frames`].
+#[perf_event]
+pub fn search_threads(ctx: PerfEventContext) -> u32 {
+    sample::search_threads(&ctx);
+    0
+}
+
+/// Tail-called to walk frames; goes on to itself, to [`name_codes`], or emits the sample.
+#[perf_event]
+pub fn walk_frames(ctx: PerfEventContext) -> u32 {
+    sample::walk_frames(&ctx);
+    0
+}
+
+/// Tail-called to emit code objects seen for the first time; goes on to itself, or emits the sample.
+#[perf_event]
+pub fn name_codes(ctx: PerfEventContext) -> u32 {
+    sample::name_codes(&ctx);
+    0
+}
+
+/// A process or thread was created: a child inherits its parent's entry. Emits `FORK` for wanted processes.
+#[raw_tracepoint(tracepoint = "sched_process_fork")]
+pub fn on_fork(ctx: RawTracePointContext) -> i32 {
+    lifecycle::on_fork(&ctx);
+    0
+}
+
+/// A process replaced its image: its entry starts anew. Emits `EXEC`.
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+pub fn on_exec(ctx: RawTracePointContext) -> i32 {
+    lifecycle::on_exec(&ctx);
+    0
+}
+
+/// A thread exits; with the last one the process ends. Emits `EXIT`.
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+pub fn on_exit(ctx: RawTracePointContext) -> i32 {
+    lifecycle::on_exit(&ctx);
+    0
+}
+
+/// A `task_struct` goes away: only now can its pid be used again, and its entry is removed.
+#[raw_tracepoint(tracepoint = "sched_process_free")]
+pub fn on_free(ctx: RawTracePointContext) -> i32 {
+    lifecycle::on_free(&ctx);
+    0
+}
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// The helpers used need a GPL-compatible object.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

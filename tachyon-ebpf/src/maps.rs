@@ -1,0 +1,220 @@
+//! Every map: key, value, writer, reader, size.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
+};
+use tachyon_common::{
+    config::Config,
+    event::{Counters, RawFrame, SampleRecord},
+    layout::Layout,
+    limits::{MAX_LAYOUTS, MAX_PENDING_CODES, MAX_PROCESSES, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS},
+    process::ProcessEntry,
+    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadSearch},
+};
+
+/// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
+#[unsafe(no_mangle)]
+pub static CONFIG: Config = Config {
+    seed: 0,
+    flags: 0,
+    task_thread_pointer: 0,
+    task_tgid: 0,
+    task_pid: 0,
+    task_group_leader: 0,
+    task_signal: 0,
+    task_thread_pid: 0,
+    task_stack: 0,
+    task_mm: 0,
+    task_sum_exec_runtime: 0,
+    task_comm: 0,
+    signal_live: 0,
+    signal_sum_sched_runtime: 0,
+    pid_level: 0,
+    pid_numbers: 0,
+    upid_size: 0,
+    upid_ns: 0,
+    pid_ns_inum: 0,
+    mm_exe_file: 0,
+    file_inode: 0,
+    inode_ino: 0,
+    inode_sb: 0,
+    super_block_dev: 0,
+    thread_size: 0,
+    pt_regs_size: 0,
+    wake_bytes: 0,
+    own_pid_ns: 0,
+};
+
+/// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.
+macro_rules! config {
+    ($field:ident) => {
+        // SAFETY: a reference to a live static of this type, always valid to read.
+        unsafe { core::ptr::read_volatile(&raw const $crate::maps::CONFIG.$field) }
+    };
+}
+pub(crate) use config;
+
+/// Index 0 -> counters of the timer's program. Writer: that program; reader: user space, at the end.
+#[map]
+pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
+
+/// Index 0 -> lifecycle records lost. Writer: the raw tracepoints (the timer can interrupt them, so their counter is
+/// their own); reader: user space.
+#[map]
+pub static EVENTS_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
+/// tgid, as the profiler's pid namespace numbers it -> process. Writers: user space after inspection, the lifecycle hooks; reader: the timer's program.
+/// Preallocated: 5.10 lets perf programs use no other hash map.
+#[map]
+pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// `task_struct` of a group leader that has exited -> its tgid, which the kernel takes from it before the last moments
+/// that are of interest here. Writer: `on_exit`, and `on_free`, which removes it; reader: all. One entry and not used
+/// where the profiler is in the initial pid namespace.
+#[map]
+pub static LEADERS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
+
+/// Number -> layout of one interpreter build. Writer: user space, before an entry of `PROCESSES` names it.
+#[map]
+pub static LAYOUTS: Array<Layout> = Array::with_max_entries(MAX_LAYOUTS, 0);
+
+/// (device, inode) of an executable that is a CPython at a fixed address -> the entry its processes get at `exec`.
+/// Writer: user space; reader: `on_exec`.
+#[map]
+pub static EXECUTABLES: HashMap<FileKey, ProcessEntry> = HashMap::with_max_entries(256, 0);
+
+/// Slot -> thread state found for a thread. Direct-mapped and verified at each hit, so writers need no lock and a
+/// torn entry is a miss. Writer and reader: the timer's program.
+#[map]
+pub static THREADS: Array<CachedThread> = Array::with_max_entries(THREAD_CACHE_SLOTS, 0);
+
+/// Bucket -> code objects already sent. Lock-free as `THREADS` is; an entry that is overwritten costs sending a code
+/// object again. Writer and reader: the timer's program.
+#[map]
+pub static SENT: Array<SentBucket> = Array::with_max_entries(SENT_SLOTS / SENT_WAYS, 0);
+
+/// Slot -> unknown process told of lately. Writer and reader: the timer's program.
+#[map]
+pub static TOLD: PerCpuArray<Told> = PerCpuArray::with_max_entries(TOLD_SLOTS, 0);
+
+/// Samples and code objects, one ring for both so that a code object is read before the first sample after it. The
+/// loader sets the size from rate and CPUs.
+#[map]
+pub static SAMPLES: RingBuf = RingBuf::with_byte_size(1 << 22, 0);
+
+/// Process starts, execs, ends.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Index 0 -> the sample being made. Scratch of the timer's programs.
+#[map]
+pub static SAMPLE: PerCpuArray<SampleScratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// Index 0 -> state between tail calls. Scratch of the timer's programs.
+#[map]
+pub static STATE: PerCpuArray<State> = PerCpuArray::with_max_entries(1, 0);
+
+/// Index 0 -> the code record being made. Scratch of the timer's programs.
+#[map]
+pub static CODE: PerCpuArray<CodeScratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// Program of each stage, for tail calls. Writer: the loader.
+#[map]
+pub static STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
+
+/// Index of [`crate::search_threads`] in `STAGES`.
+pub const STAGE_SEARCH: u32 = 0;
+/// Index of [`crate::walk_frames`] in `STAGES`.
+pub const STAGE_WALK: u32 = 1;
+/// Index of [`crate::name_codes`] in `STAGES`.
+pub const STAGE_NAME: u32 = 2;
+
+/// Slots of `TOLD` (a power of two).
+pub const TOLD_SLOTS: u32 = 256;
+
+/// Bytes of a per-CPU scratch value: the kernel's limit (`PCPU_MIN_UNIT_SIZE`).
+pub const SCRATCH_BYTES: usize = 32 * 1024;
+
+/// Key of `EXECUTABLES`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FileKey {
+    pub dev: u64,
+    pub inode: u64,
+}
+
+/// Value of `THREADS`.
+#[repr(C)]
+pub struct CachedThread {
+    pub instance: u64,
+    pub tstate: u64,
+    /// Threads started and the next interpreter id when the state was found unique (up to 3.11).
+    pub token: u64,
+    pub tid: u32,
+    pub _pad: u32,
+}
+
+/// One code object of `SENT`.
+#[repr(C)]
+pub struct SentSlot {
+    pub key: u64,
+    /// Bytes of the line table sent so far; [`SENT_ALL`]: everything.
+    pub progress: u32,
+    pub _pad: u32,
+}
+
+/// [`SentSlot::progress`] of a code object of which everything was sent.
+pub const SENT_ALL: u32 = u32::MAX;
+
+/// Value of `SENT`.
+#[repr(C)]
+pub struct SentBucket {
+    pub slots: [SentSlot; SENT_WAYS as usize],
+}
+
+/// Value of `TOLD`.
+#[repr(C)]
+pub struct Told {
+    pub ktime_ns: u64,
+    pub tgid: u32,
+    pub _pad: u32,
+}
+
+/// Value of `SAMPLE`: record, Python frames, then addresses; padded to the limit so that a masked length is in bounds.
+#[repr(C)]
+pub struct SampleScratch {
+    pub record: SampleRecord,
+    pub frames: [RawFrame; FRAME_SLOTS],
+    pub _pad: [u8; SCRATCH_BYTES - size_of::<SampleRecord>() - FRAME_SLOTS * size_of::<RawFrame>()],
+}
+
+/// Slots for Python frames (a power of two, so that a masked index is in bounds).
+pub const FRAME_SLOTS: usize = tachyon_common::limits::MAX_PY_FRAMES;
+
+/// Value of `STATE`.
+#[repr(C)]
+pub struct State {
+    pub process: ProcessEntry,
+    pub search: ThreadSearch,
+    pub walk: FrameWalk,
+    pub frame_buffer: FrameBuffer,
+    pub code_buffer: CodeBuffer,
+    pub thread_pointer: u64,
+    pub thread_steps: u32,
+    pub tail_calls: u32,
+    pub pending_count: u32,
+    pub pending_next: u32,
+    /// Indices into [`SampleScratch::frames`] of code objects not sent yet.
+    pub pending: [u16; MAX_PENDING_CODES],
+}
+
+/// Value of `CODE`: a code record and its payload.
+#[repr(C)]
+pub struct CodeScratch {
+    pub record: tachyon_common::event::CodeRecord,
+    pub payload: [u8; SCRATCH_BYTES - size_of::<tachyon_common::event::CodeRecord>()],
+}
+
+const _: () = assert!(size_of::<SampleScratch>() == SCRATCH_BYTES);
+const _: () = assert!(size_of::<CodeScratch>() == SCRATCH_BYTES);

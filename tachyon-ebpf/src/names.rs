@@ -1,0 +1,224 @@
+//! Code objects seen for the first time: their names and line tables, copied before anything can go away.
+
+use crate::maps::{CODE, CodeScratch, SAMPLES, SENT, SENT_ALL, SentSlot, State, config};
+use crate::memory::{CurrentProcess, masked};
+use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
+use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, code, kind};
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::{LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS};
+use tachyon_common::walk::{self, mix};
+
+/// Identity of a code object in one word (the fingerprint is keyed, so no target can aim for another's).
+#[inline(always)]
+fn key(image: u64, frame: &RawFrame) -> u64 {
+    let key = mix(mix(frame.fingerprint, frame.code), image);
+    if key == 0 { 1 } else { key }
+}
+
+/// Whether everything of this frame's code object has been sent.
+#[inline(always)]
+pub fn is_sent(image: u64, frame: &RawFrame) -> bool {
+    progress(key(image, frame)) == SENT_ALL
+}
+
+#[inline(always)]
+fn bucket(key: u64) -> Option<*mut SentSlot> {
+    let bucket = SENT.get_ptr_mut((key as u32) & (SENT_SLOTS / SENT_WAYS - 1))?;
+    Some(bucket.cast())
+}
+
+/// Bytes of the line table sent so far; 0: nothing sent.
+#[inline(always)]
+fn progress(key: u64) -> u32 {
+    let Some(slots) = bucket(key) else { return 0 };
+    let mut way = 0;
+    while way < SENT_WAYS as usize {
+        // SAFETY: `way` is inside the bucket the lookup returned.
+        let slot = unsafe { slots.add(way) };
+        // SAFETY: a word of a map value.
+        let found = unsafe { core::ptr::read_volatile(&raw const (*slot).key) };
+        if found == key {
+            // SAFETY: as above.
+            return unsafe { core::ptr::read_volatile(&raw const (*slot).progress) };
+        }
+        way += 1;
+    }
+    0
+}
+
+#[inline(always)]
+fn set_progress(key: u64, progress: u32) {
+    let Some(slots) = bucket(key) else { return };
+    // The slot of this key, else an empty one, else one chosen by bits the bucket's index does not use.
+    let mut chosen = (key >> 40) as usize & (SENT_WAYS as usize - 1);
+    let mut way = 0;
+    while way < SENT_WAYS as usize {
+        // SAFETY: `way` is inside the bucket the lookup returned.
+        let slot = unsafe { slots.add(way) };
+        // SAFETY: a word of a map value.
+        let found = unsafe { core::ptr::read_volatile(&raw const (*slot).key) };
+        if found == key {
+            chosen = way;
+            break;
+        }
+        if found == 0 {
+            chosen = way;
+        }
+        way += 1;
+    }
+    // SAFETY: `chosen` is masked to a slot of the bucket.
+    let slot = unsafe { slots.add(masked::<{ SENT_WAYS - 1 }>(chosen)) };
+    // SAFETY: a word of a map value.
+    unsafe { core::ptr::write_volatile(&raw mut (*slot).progress, progress) };
+    // SAFETY: as above.
+    unsafe { core::ptr::write_volatile(&raw mut (*slot).key, key) };
+}
+
+/// A string object's text.
+#[derive(Clone, Copy, Default)]
+struct Text {
+    addr: u64,
+    bytes: u32,
+    kind: u8,
+    cut: bool,
+}
+
+/// Where a string's text is; `None` when the string cannot be read or is not compact.
+#[inline(always)]
+fn text(layout: &Layout, object: u64) -> Option<Text> {
+    let state = walk::read_u32(&CurrentProcess, object, layout.unicode_state).ok()?;
+    let length = walk::read_u64(&CurrentProcess, object, layout.unicode_length).ok()?;
+    if state & layout.unicode_compact_bit == 0 {
+        return None;
+    }
+    let kind = (state >> (layout.unicode_kind_shift & 31)) & 7;
+    let ascii = state & layout.unicode_ascii_bit != 0;
+    if kind != 1 && kind != 2 && kind != 4 {
+        return None;
+    }
+    let start = if ascii { layout.unicode_ascii_size } else { layout.unicode_compact_size };
+    // `length` is the target's word: compare before multiplying. The cut keeps whole code points (4,088 = 4 * 1,022).
+    let cut = length > (MAX_TEXT_BYTES as u64) / u64::from(kind);
+    let bytes = if cut { MAX_TEXT_BYTES as u32 } else { (length as u32).wrapping_mul(kind) };
+    Some(Text { addr: object.wrapping_add(u64::from(start)), bytes, kind: kind as u8, cut })
+}
+
+/// Copies `len` bytes of the target to `payload + at`; false when they cannot be read. `at` below 8 KiB, `len` at
+/// most 8 KiB: both masked here, so that the verifier sees at + len < 24 KiB.
+#[inline(always)]
+fn copy(payload: *mut u8, at: usize, addr: u64, len: usize) -> bool {
+    // SAFETY: masked to the payload's first 8 KiB, see above.
+    let into = unsafe { payload.add(masked::<0x1fff>(at)) };
+    let len = masked::<0x3fff>(len) as u32;
+    // SAFETY: `into` has room for 16 KiB more; the helper checks `addr`.
+    unsafe { bpf_probe_read_user(into.cast(), len, addr as *const _) == 0 }
+}
+
+/// What became of one code object.
+pub enum Named {
+    /// Nothing more to send.
+    Done,
+    /// A part was sent; more is to come.
+    Partly,
+    /// The ring is full: try with another sample.
+    RingFull,
+}
+
+/// Sends the next record of the code object of `frame`.
+#[inline(always)]
+pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame) -> Named {
+    let key = key(state.process.image, frame);
+    let start = progress(key);
+    if start == SENT_ALL {
+        return Named::Done;
+    }
+    let Some(scratch) = CODE.get_ptr_mut(0) else { return Named::Done };
+    let seed = config!(seed);
+    let Ok(identity) = walk::code_identity(&CurrentProcess, layout, seed, frame.code, &mut state.code_buffer) else {
+        return Named::Done;
+    };
+    if identity.fingerprint != frame.fingerprint {
+        return Named::Done;
+    }
+    // SAFETY: the scratch value is this CPU's own, and only the timer's programs, which do not nest, use it.
+    let scratch: &mut CodeScratch = unsafe { &mut *scratch };
+    let payload = scratch.payload.as_mut_ptr();
+    let mut flags = 0;
+    let mut qualname = Text { kind: 1, ..Text::default() };
+    let mut filename = Text { kind: 1, ..Text::default() };
+    if start == 0 {
+        match text(layout, identity.qualname) {
+            Some(found) if copy(payload, 0, found.addr, found.bytes as usize) => qualname = found,
+            _ => flags |= code::QUALNAME_UNREADABLE,
+        }
+        match text(layout, identity.filename) {
+            Some(found) if copy(payload, qualname.bytes as usize, found.addr, found.bytes as usize) => filename = found,
+            _ => flags |= code::FILENAME_UNREADABLE,
+        }
+        if qualname.cut {
+            flags |= code::QUALNAME_CUT;
+        }
+        if filename.cut {
+            flags |= code::FILENAME_CUT;
+        }
+    }
+    let total = identity.linetable_len;
+    let text_bytes = (qualname.bytes + filename.bytes) as usize;
+    let mut part = 0;
+    if total > u64::from(MAX_LINETABLE_BYTES) || u64::from(start) > total {
+        flags |= code::LINETABLE_UNREADABLE;
+    } else {
+        let left = total as u32 - start;
+        part = if left as usize > LINETABLE_CHUNK { LINETABLE_CHUNK as u32 } else { left };
+        let from = identity.linetable.wrapping_add(u64::from(layout.bytes_sval)).wrapping_add(u64::from(start));
+        if !copy(payload, text_bytes, from, part as usize) {
+            flags |= code::LINETABLE_UNREADABLE;
+            part = 0;
+        }
+    }
+    let bytes = (size_of::<CodeRecord>() + text_bytes + part as usize + 7) & !7;
+    scratch.record = CodeRecord {
+        header: RecordHeader { kind: kind::CODE, flags: 0, len: bytes as u32 },
+        image: state.process.image,
+        code: frame.code,
+        fingerprint: frame.fingerprint,
+        qualname: identity.qualname,
+        filename: identity.filename,
+        linetable: identity.linetable,
+        tgid,
+        firstlineno: identity.firstlineno,
+        layout: state.process.layout,
+        flags,
+        linetable_len: if total > u64::from(u32::MAX) { u32::MAX } else { total as u32 },
+        linetable_start: start,
+        qualname_bytes: qualname.bytes,
+        filename_bytes: filename.bytes,
+        linetable_bytes: part,
+        qualname_kind: qualname.kind,
+        filename_kind: filename.kind,
+        _pad: [0; 2],
+    };
+    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
+    let sent = unsafe {
+        bpf_ringbuf_output(
+            (&raw const SAMPLES).cast_mut().cast(),
+            (&raw mut *scratch).cast(),
+            masked::<0x7fff>(bytes) as u64,
+            NO_WAKEUP,
+        )
+    };
+    if sent != 0 {
+        return Named::RingFull;
+    }
+    let reached = start + part;
+    if flags & code::LINETABLE_UNREADABLE != 0 || u64::from(reached) >= total {
+        set_progress(key, SENT_ALL);
+        Named::Done
+    } else {
+        set_progress(key, reached);
+        Named::Partly
+    }
+}
+
+/// `BPF_RB_NO_WAKEUP`: the sample that follows decides.
+const NO_WAKEUP: u64 = 1;

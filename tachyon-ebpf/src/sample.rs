@@ -1,0 +1,402 @@
+//! One perf event -> one record.
+
+use crate::kernel::{KernelPtr, UserRegs};
+use crate::lifecycle;
+use crate::maps::{
+    COUNTERS, FRAME_SLOTS, LAYOUTS, PROCESSES, SAMPLE, SAMPLES, STAGE_NAME, STAGE_SEARCH, STAGE_WALK, STAGES, STATE,
+    SampleScratch, State, config,
+};
+use crate::memory::{CurrentProcess, masked};
+use crate::names::{self, Named};
+use crate::thread;
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query};
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::programs::PerfEventContext;
+use tachyon_common::config::flags as config_flags;
+use tachyon_common::event::{Counters, RawFrame, RecordHeader, SampleRecord, frame, kind, status};
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::{CODES_PER_STEP, MAX_PENDING_CODES, MAX_TAIL_CALLS, MAX_THREAD_STEPS};
+use tachyon_common::process::{ProcessEntry, flags as process_flags};
+use tachyon_common::stop::{LossCause, StopReason};
+use tachyon_common::walk::{self, Found, FrameSink, FrameWalk, ThreadSearch};
+
+/// The scratch values of this CPU and the counters, all behind checked lookups.
+struct Scratch {
+    counters: &'static mut Counters,
+    sample: &'static mut SampleScratch,
+    state: &'static mut State,
+}
+
+impl Scratch {
+    #[inline(always)]
+    fn get() -> Option<Self> {
+        let counters = COUNTERS.get_ptr_mut(0)?;
+        let sample = SAMPLE.get_ptr_mut(0)?;
+        let state = STATE.get_ptr_mut(0)?;
+        Some(Self {
+            // SAFETY: this CPU's value; the kernel never nests perf programs on a CPU (`bpf_prog_active`).
+            counters: unsafe { &mut *counters },
+            // SAFETY: as above.
+            sample: unsafe { &mut *sample },
+            // SAFETY: as above.
+            state: unsafe { &mut *state },
+        })
+    }
+}
+
+#[inline(always)]
+fn lose(counters: &mut Counters, cause: LossCause) {
+    counters.loss[cause as usize] += 1;
+}
+
+/// Counts, filters, identifies; the first stage.
+#[inline(always)]
+pub fn on_sample(ctx: &PerfEventContext) {
+    let Some(counters) = COUNTERS.get_ptr_mut(0) else { return };
+    // SAFETY: this CPU's value, see `Scratch::get`.
+    let counters = unsafe { &mut *counters };
+    counters.ran += 1;
+    if bpf_get_current_pid_tgid() == 0 {
+        counters.idle += 1;
+        return;
+    }
+    let task = KernelPtr::current_task();
+    let tgid = thread::tgid(task);
+    let Some(process) = PROCESSES.get_ptr_mut(&tgid) else {
+        if tgid == 0 || config!(flags) & config_flags::ALL_PYTHON == 0 {
+            counters.filtered += 1;
+        } else {
+            lose(counters, LossCause::UnknownProcess);
+            lifecycle::tell_unknown(tgid);
+        }
+        return;
+    };
+    // SAFETY: a live map value: entries are preallocated, and one that is deleted now is reused at worst, which the
+    // copy below cannot tell from having come a moment later.
+    let process: &mut ProcessEntry = unsafe { &mut *process };
+    let flags = process.flags;
+    if flags & process_flags::SELECTED == 0 {
+        counters.filtered += 1;
+        return;
+    }
+    if flags & process_flags::NOT_PYTHON != 0 {
+        counters.not_python += 1;
+        return;
+    }
+    if flags & process_flags::EXITED != 0 {
+        lose(counters, LossCause::ProcessGone);
+        process.after_exit += 1;
+        return;
+    }
+    if flags & process_flags::PYTHON == 0 {
+        lose(counters, LossCause::Uninspected);
+        process.uninspected += 1;
+        return;
+    }
+    let tid = thread::tid(task);
+    if tid == 0 {
+        // A thread in its last moments, when its id has been taken from it.
+        lose(counters, LossCause::ProcessGone);
+        return;
+    }
+    let (Some(sample), Some(state)) = (SAMPLE.get_ptr_mut(0), STATE.get_ptr_mut(0)) else {
+        lose(counters, LossCause::Internal);
+        return;
+    };
+    // SAFETY: this CPU's values, see `Scratch::get`.
+    let mut scratch = Scratch { counters, sample: unsafe { &mut *sample }, state: unsafe { &mut *state } };
+    begin(ctx, &mut scratch, process, task, (tgid, tid));
+}
+
+/// Fills the record's head and finds the thread state.
+#[inline(always)]
+fn begin(
+    ctx: &PerfEventContext,
+    scratch: &mut Scratch,
+    process: &ProcessEntry,
+    task: KernelPtr,
+    (tgid, tid): (u32, u32),
+) {
+    let regs = UserRegs::of(ctx, task);
+    let state = &mut *scratch.state;
+    state.process = *process;
+    state.tail_calls = 0;
+    state.thread_steps = 0;
+    state.pending_count = 0;
+    state.pending_next = 0;
+    state.walk = FrameWalk::default();
+    state.thread_pointer = task.read(config!(task_thread_pointer));
+    // SAFETY: the helper takes nothing and cannot fail.
+    let ktime_ns = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: as above.
+    let cpu = unsafe { bpf_get_smp_processor_id() } as u32;
+    let comm = bpf_get_current_comm().unwrap_or_default();
+    scratch.sample.record = SampleRecord {
+        header: RecordHeader { kind: kind::SAMPLE, flags: 0, len: 0 },
+        ktime_ns,
+        image: process.image,
+        instance: process.instance,
+        tstate: 0,
+        interp_id: -1,
+        code_generation: 0,
+        user_ip: regs.ip,
+        user_sp: regs.sp,
+        user_fp: regs.fp,
+        tgid,
+        tid,
+        ns_tid: thread::innermost_tid(task),
+        cpu,
+        status: status::ON_CPU | if regs.in_kernel { status::IN_KERNEL } else { 0 },
+        stop: StopReason::Complete as u8,
+        native_stop: StopReason::Complete as u8,
+        root_shims: 0,
+        _pad: 0,
+        python_frames: 0,
+        native_frames: 0,
+        kernel_frames: 0,
+        tail_calls: 0,
+        comm,
+        _reserved: 0,
+    };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    if state.thread_pointer == 0 {
+        // Before the dynamic linker has set one up.
+        return stop(scratch, StopReason::RuntimeNotInitialized);
+    }
+    let token = thread::token(layout, &state.process);
+    if let Some(tstate) = thread::remembered(layout, &state.process, tid, state.thread_pointer, token) {
+        return enter(ctx, scratch, layout, tstate);
+    }
+    match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer) {
+        Ok(search) => state.search = search,
+        Err(reason) => return stop(scratch, reason),
+    }
+    go_on(ctx, scratch, STAGE_SEARCH);
+    lose(scratch.counters, LossCause::Internal);
+}
+
+/// Tail-calls the next stage; comes back only when the kernel refuses.
+#[inline(always)]
+fn go_on(ctx: &PerfEventContext, scratch: &mut Scratch, stage: u32) {
+    scratch.state.tail_calls += 1;
+    if scratch.state.tail_calls <= MAX_TAIL_CALLS {
+        // SAFETY: nothing here has a destructor, and all state lies in maps.
+        unsafe { STAGES.tail_call(ctx, stage) };
+    }
+}
+
+/// Searches the thread list; the second stage on a miss of the cache.
+#[inline(always)]
+pub fn search_threads(ctx: &PerfEventContext) {
+    let Some(mut scratch) = Scratch::get() else { return };
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    match state.search.step(&CurrentProcess, layout) {
+        Found::More => {
+            state.thread_steps += 1;
+            if state.thread_steps < MAX_THREAD_STEPS {
+                go_on(ctx, &mut scratch, STAGE_SEARCH);
+            }
+            stop(&mut scratch, StopReason::ThreadListTooLong);
+        }
+        Found::State { tstate, unique } => {
+            if unique {
+                let token = thread::token(layout, &state.process);
+                thread::remember(&state.process, scratch.sample.record.tid, token, tstate);
+            }
+            enter(ctx, &mut scratch, layout, tstate);
+        }
+        Found::Stop(reason) => stop(&mut scratch, reason),
+    }
+}
+
+/// Takes down the thread's state and starts the walk.
+#[inline(always)]
+fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
+    let state = &mut *scratch.state;
+    let record = &mut scratch.sample.record;
+    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate);
+    record.tstate = tstate;
+    record.status |= facts.status;
+    record.interp_id = facts.interp_id;
+    record.code_generation = facts.code_generation;
+    if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
+        scratch.counters.filtered += 1;
+        return;
+    }
+    let ip = record.user_ip;
+    if ip >= state.process.entering_start && ip < state.process.entering_end {
+        return stop(scratch, StopReason::EnteringEval);
+    }
+    match walk::innermost_frame(&CurrentProcess, layout, tstate) {
+        Ok(frame) => state.walk.frame = frame,
+        Err(reason) => return stop(scratch, reason),
+    }
+    state.walk.gc_frame = facts.gc_frame;
+    // The numbers of 3.15's opcodes are those that the readers of the format know.
+    if config!(flags) & config_flags::OPCODES != 0 && layout.version_hex >= 0x030f_0000 {
+        state.walk.opcodes = 1;
+    }
+    if Layout::present(layout.tstate_base_frame) {
+        state.walk.base_frame = walk::read_u64(&CurrentProcess, tstate, layout.tstate_base_frame).unwrap_or(0);
+    }
+    go_on(ctx, scratch, STAGE_WALK);
+    stop(scratch, StopReason::TailCallFailed);
+}
+
+/// Puts frames into the sample and remembers which code objects are new.
+struct SampleFrames<'a> {
+    frames: *mut RawFrame,
+    image: u64,
+    pending: &'a mut [u16; MAX_PENDING_CODES],
+    pending_count: &'a mut u32,
+}
+
+impl SampleFrames<'_> {
+    #[inline(always)]
+    fn slot(&self, index: usize) -> *mut RawFrame {
+        // SAFETY: masked to a slot of the array (its length is a power of two).
+        unsafe { self.frames.add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) }
+    }
+}
+
+impl FrameSink for SampleFrames<'_> {
+    #[inline(always)]
+    fn store(&mut self, index: usize, raw: RawFrame) {
+        // SAFETY: `slot` is inside the scratch value.
+        unsafe { self.slot(index).write(raw) };
+        if !names::is_sent(self.image, &raw) {
+            let count = *self.pending_count as usize;
+            if count < MAX_PENDING_CODES {
+                let at = masked::<{ MAX_PENDING_CODES as u32 - 1 }>(count);
+                // SAFETY: masked to an element of the array.
+                unsafe { self.pending.as_mut_ptr().add(at).write(index as u16) };
+                *self.pending_count += 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn mark_entry(&mut self, index: usize) {
+        // SAFETY: `slot` is inside the scratch value.
+        unsafe { (*self.slot(index)).flags |= frame::ENTRY };
+    }
+}
+
+/// Walks a part of the frame chain; the third stage.
+#[inline(always)]
+pub fn walk_frames(ctx: &PerfEventContext) {
+    let Some(mut scratch) = Scratch::get() else { return };
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    let mut frames = SampleFrames {
+        frames: scratch.sample.frames.as_mut_ptr(),
+        image: state.process.image,
+        pending: &mut state.pending,
+        pending_count: &mut state.pending_count,
+    };
+    let ended = state.walk.step(
+        &CurrentProcess,
+        layout,
+        state.process.code_type,
+        config!(seed),
+        &mut state.frame_buffer,
+        &mut state.code_buffer,
+        &mut frames,
+    );
+    let Some(reason) = ended else {
+        go_on(ctx, &mut scratch, STAGE_WALK);
+        return stop(&mut scratch, StopReason::TailCallFailed);
+    };
+    scratch.sample.record.stop = reason as u8;
+    if scratch.state.pending_count > 0 {
+        go_on(ctx, &mut scratch, STAGE_NAME);
+    }
+    emit(&mut scratch);
+}
+
+/// Sends code objects seen for the first time; the fourth stage, only when there are any.
+#[inline(always)]
+pub fn name_codes(ctx: &PerfEventContext) {
+    let Some(mut scratch) = Scratch::get() else { return };
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    let tgid = scratch.sample.record.tgid;
+    let mut steps = 0;
+    while steps < CODES_PER_STEP {
+        steps += 1;
+        let next = state.pending_next as usize;
+        if next >= MAX_PENDING_CODES || next >= state.pending_count as usize {
+            return emit(&mut scratch);
+        }
+        // SAFETY: masked to an element of the array.
+        let index = unsafe { state.pending.as_ptr().add(masked::<{ MAX_PENDING_CODES as u32 - 1 }>(next)).read() };
+        let at = masked::<{ FRAME_SLOTS as u32 - 1 }>(usize::from(index));
+        // SAFETY: masked to a slot of the array.
+        let raw = unsafe { scratch.sample.frames.as_ptr().add(at).read() };
+        match names::send(state, layout, tgid, &raw) {
+            Named::Done => {
+                state.pending_next += 1;
+            }
+            Named::Partly => {}
+            Named::RingFull => {
+                scratch.counters.code_ring_full += 1;
+                return emit(&mut scratch);
+            }
+        }
+        scratch.counters.codes_sent += 1;
+    }
+    go_on(ctx, &mut scratch, STAGE_NAME);
+    emit(&mut scratch);
+}
+
+/// Ends the walk for a reason and emits what there is.
+#[inline(always)]
+fn stop(scratch: &mut Scratch, reason: StopReason) {
+    scratch.sample.record.stop = reason as u8;
+    emit(scratch);
+}
+
+/// Hands the record to the ring buffer.
+#[inline(always)]
+fn emit(scratch: &mut Scratch) {
+    let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
+    let bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>();
+    let record = &mut scratch.sample.record;
+    record.python_frames = frames as u16;
+    record.root_shims = scratch.state.walk.shims as u8;
+    record.tail_calls = scratch.state.tail_calls as u16;
+    record.header.len = bytes as u32;
+    let ring = (&raw const SAMPLES).cast_mut().cast();
+    // The reader polls; it is woken only when the ring fills faster than it polls.
+    // SAFETY: a map of the right type.
+    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
+    let wake = if waiting >= u64::from(config!(wake_bytes)) { FORCE_WAKEUP } else { NO_WAKEUP };
+    let from = (&raw mut *scratch.sample).cast();
+    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
+    let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
+    if sent == 0 {
+        scratch.counters.sent += 1;
+    } else {
+        lose(scratch.counters, LossCause::RingFull);
+    }
+}
+
+/// `BPF_RB_AVAIL_DATA`.
+const AVAIL_DATA: u64 = 0;
+/// `BPF_RB_NO_WAKEUP`.
+const NO_WAKEUP: u64 = 1;
+/// `BPF_RB_FORCE_WAKEUP`.
+const FORCE_WAKEUP: u64 = 2;

@@ -1,0 +1,105 @@
+//! Current task -> thread ids and the cache of thread states.
+
+use crate::kernel::KernelPtr;
+use crate::maps::{CachedThread, LEADERS, THREADS, config};
+use crate::memory::CurrentProcess;
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::THREAD_CACHE_SLOTS;
+use tachyon_common::process::ProcessEntry;
+use tachyon_common::walk;
+
+/// The id of a task's process as the profiler's pid namespace numbers it; 0: not visible from there.
+#[inline(always)]
+pub fn tgid(task: KernelPtr) -> u32 {
+    if config!(own_pid_ns) == 0 {
+        return task.read(config!(task_tgid));
+    }
+    let leader = task.follow(config!(task_group_leader));
+    match visible_number(leader) {
+        // SAFETY: an integer, copied; a value that is replaced meanwhile is one of a process that is gone.
+        0 => unsafe { LEADERS.get(&leader.0).copied().unwrap_or(0) },
+        number => number,
+    }
+}
+
+/// The id of a thread as the profiler's pid namespace numbers it; 0: not visible from there, or not any more.
+#[inline(always)]
+pub fn tid(task: KernelPtr) -> u32 {
+    if config!(own_pid_ns) == 0 { task.read(config!(task_pid)) } else { visible_number(task) }
+}
+
+/// The number that the profiler's namespace gives the pid of a task (`pid_nr_ns()`). Its own level is not known, so
+/// the namespaces are searched from the innermost outwards: a process beside the profiler is found at once, one of
+/// the host is refused at once.
+#[inline(always)]
+fn visible_number(task: KernelPtr) -> u32 {
+    let pid = task.follow(config!(task_thread_pid));
+    if pid.0 == 0 {
+        return 0;
+    }
+    let mut level = pid.read::<u32>(config!(pid_level)) & 63;
+    // A namespace is nested at most 32 deep (`MAX_PID_NS_LEVEL`).
+    let mut steps = 0;
+    while steps <= 32 {
+        steps += 1;
+        let upid = KernelPtr(pid.0.wrapping_add(u64::from(config!(pid_numbers) + level * config!(upid_size))));
+        if upid.follow(config!(upid_ns)).read::<u32>(config!(pid_ns_inum)) == config!(own_pid_ns) {
+            // `upid.nr` is the first field of its structure.
+            return upid.read(0);
+        }
+        if level == 0 {
+            break;
+        }
+        level -= 1;
+    }
+    0
+}
+
+/// The thread's id in its innermost pid namespace.
+#[inline(always)]
+pub fn innermost_tid(task: KernelPtr) -> u32 {
+    let pid = task.follow(config!(task_thread_pid));
+    let level: u32 = pid.read(config!(pid_level));
+    // A namespace is nested at most 32 deep (`MAX_PID_NS_LEVEL`). `upid.nr` is the first field of its structure.
+    pid.read(config!(pid_numbers).wrapping_add((level & 63).wrapping_mul(config!(upid_size))))
+}
+
+/// What must not have changed since a thread state was found to be the only match (up to 3.11): threads and
+/// interpreters started so far. 0 for versions that mark the right state themselves.
+#[inline(always)]
+pub fn token(layout: &Layout, process: &ProcessEntry) -> u64 {
+    if layout.status_bound_gilstate != 0 {
+        return 0;
+    }
+    let next_id = walk::read_u64(&CurrentProcess, process.runtime, layout.runtime_next_interp_id).unwrap_or(0);
+    (u64::from(process.thread_starts) << 32) | (next_id & 0xffff_ffff)
+}
+
+#[inline(always)]
+fn slot(process: &ProcessEntry, tid: u32) -> Option<*mut CachedThread> {
+    let hash = walk::mix(process.instance, u64::from(tid));
+    THREADS.get_ptr_mut((hash as u32) & (THREAD_CACHE_SLOTS - 1))
+}
+
+/// The remembered thread state of a thread, if it still holds.
+#[inline(always)]
+pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, thread_pointer: u64, token: u64) -> Option<u64> {
+    let slot = slot(process, tid)?;
+    // SAFETY: a pointer into a map value, checked by the lookup; racing writers can only tear it, which the checks
+    // below find.
+    let cached = unsafe { core::ptr::read_volatile(slot) };
+    if cached.instance != process.instance || cached.tid != tid || cached.token != token || cached.tstate == 0 {
+        return None;
+    }
+    walk::verify_thread(&CurrentProcess, layout, process, thread_pointer, cached.tstate).then_some(cached.tstate)
+}
+
+/// Remembers the only thread state of a thread.
+#[inline(always)]
+pub fn remember(process: &ProcessEntry, tid: u32, token: u64, tstate: u64) {
+    if let Some(slot) = slot(process, tid) {
+        let cached = CachedThread { instance: process.instance, tstate, token, tid, _pad: 0 };
+        // SAFETY: as in `remembered`.
+        unsafe { core::ptr::write_volatile(slot, cached) };
+    }
+}

@@ -1,0 +1,96 @@
+//! Why a process's memory may not be read, and the mend.
+//!
+//! The kernel only says "operation not permitted". The rules behind it (`ptrace_may_access` in kernel/ptrace.c, and
+//! Yama, Documentation/admin-guide/LSM/Yama.rst) are few, so the one that hit can mostly be told from outside.
+
+use super::preflight::has;
+use crate::types::Pid;
+use caps::Capability;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+/// What the rules look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Access {
+    /// We have `CAP_SYS_PTRACE`.
+    capable: bool,
+    /// Owner of the process, as `/proc/PID` shows it: root for one that may not be dumped.
+    owner: u32,
+    /// Real user of the process.
+    user: Option<u32>,
+    /// Our own user.
+    own: u32,
+    /// `kernel.yama.ptrace_scope`; `None` without Yama.
+    yama: Option<u32>,
+}
+
+/// The mend for a process that may not be read.
+#[must_use]
+pub fn hint(pid: Pid) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok());
+    let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    Access {
+        capable: has(Capability::CAP_SYS_PTRACE),
+        owner: fs::metadata(format!("/proc/{pid}")).map_or(0, |metadata| metadata.uid()),
+        user,
+        own: nix::unistd::getuid().as_raw(),
+        yama: yama.and_then(|scope| scope.trim().parse().ok()),
+    }
+    .hint()
+}
+
+impl Access {
+    fn hint(self) -> String {
+        const NEEDS: &str = "needs root or CAP_SYS_PTRACE; in a container --cap-add SYS_PTRACE";
+        match (self.yama, self.user) {
+            (Some(3), _) => {
+                "kernel.yama.ptrace_scope is 3, which lets nobody read another process until the next boot \
+                             with a smaller one"
+                    .to_owned()
+            }
+            _ if self.capable => "CAP_SYS_PTRACE is there: the process is in a parent user namespace, or a security \
+                                  module or a seccomp filter (of a container?) forbids it"
+                .to_owned(),
+            (_, Some(user)) if user != self.own => format!("it runs as uid {user}, you are {}: {NEEDS}", self.own),
+            (Some(scope @ 1..), _) => {
+                let who = if scope == 1 {
+                    "lets a user read only processes started by the reader"
+                } else {
+                    "lets only CAP_SYS_PTRACE read"
+                };
+                format!(
+                    "kernel.yama.ptrace_scope is {scope}, which {who}: {NEEDS}, or `sysctl kernel.yama.ptrace_scope=0`"
+                )
+            }
+            _ if self.owner != self.own => {
+                format!("it changed its user or has capabilities, so that its memory is protected: {NEEDS}")
+            }
+            _ => NEEDS.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_that_hit_is_named() {
+        let same = Access { capable: false, owner: 1000, user: Some(1000), own: 1000, yama: None };
+        for (access, named) in [
+            (
+                Access { user: Some(0), owner: 0, ..same },
+                "it runs as uid 0, you are 1000: needs root or CAP_SYS_PTRACE; ",
+            ),
+            (Access { yama: Some(1), ..same }, "ptrace_scope is 1, which lets a user read only processes started"),
+            (Access { yama: Some(2), ..same }, "ptrace_scope is 2, which lets only CAP_SYS_PTRACE read"),
+            (Access { yama: Some(3), capable: true, ..same }, "ptrace_scope is 3"),
+            (Access { owner: 0, ..same }, "it changed its user or has capabilities"),
+            (Access { capable: true, ..same }, "CAP_SYS_PTRACE is there"),
+            (same, "needs root or CAP_SYS_PTRACE"),
+        ] {
+            assert!(access.hint().contains(named), "{access:?}: {}", access.hint());
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! `dump`: every thread's stack once, now, for people and as JSON.
+
+use super::access;
+use super::escape::escape;
+use super::failure::Failure;
+use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
+use crate::remote::{RemoteError, RemoteProcess};
+use crate::sinks::text;
+use crate::snapshot::{self, PythonStack, Snapshot, ThreadStack};
+use crate::types::Pid;
+use serde::Serialize;
+use std::io::{self, Write};
+use tachyon_common::stop::StopReason;
+
+/// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
+const SCHEMA: u32 = 1;
+
+/// What is known of a process. The JSON's schema; `docs/dump.md` describes the keys.
+#[derive(Debug, Serialize)]
+struct Dump {
+    schema: u32,
+    tool: &'static str,
+    pid: u32,
+    comm: String,
+    cmdline: Vec<String>,
+    python_version: String,
+    free_threaded: bool,
+    python_file: String,
+    problems: Vec<String>,
+    threads: Vec<Thread>,
+}
+
+#[derive(Debug, Serialize)]
+struct Thread {
+    tid: Option<u32>,
+    ns_tid: Option<u32>,
+    thread_id: Option<u64>,
+    name: String,
+    comm: String,
+    state: Option<char>,
+    main: bool,
+    python: bool,
+    interpreter: Option<u64>,
+    holds_gil: Option<bool>,
+    steady: Option<bool>,
+    stop: Option<&'static str>,
+    frames: Vec<Frame>,
+}
+
+/// A frame; what is not known is `null`.
+#[derive(Debug, Serialize)]
+struct Frame {
+    function: String,
+    filename: String,
+    lineno: Option<u32>,
+    end_lineno: Option<u32>,
+    column: Option<u32>,
+    end_column: Option<u32>,
+}
+
+/// Writes the stacks of all threads of a process.
+///
+/// # Errors
+/// When there is no such process, it is no CPython that is supported, it may not be read, or `out` fails.
+pub fn run(pid: Pid, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
+    let interpreter = interpreter(&process)?;
+    let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT)
+        .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
+    let dump = Dump::new(&process, &interpreter, &snapshot);
+    if json {
+        text::write_json(&mut *out, &dump)?;
+        writeln!(out)?;
+    } else {
+        dump.print(out)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn interpreter(process: &RemoteProcess) -> Result<Interpreter, Failure> {
+    let denied = |error: &InspectError| {
+        let (InspectError::Process(error) | InspectError::File(error)) = error;
+        error.is_denied()
+    };
+    match inspect::inspect(process, &mut ElfCache::default()) {
+        Ok(Verdict::Python(interpreter)) => Ok(*interpreter),
+        Ok(Verdict::NotPython) => Err(Failure::new(format!("{} is not a Python process", named(process)))
+            .with_hint("it has no CPython mapped; `tachyon-bpf doctor` lists the Python processes")),
+        Ok(Verdict::Unsupported { implementation, reason }) => {
+            Err(Failure::new(format!("{} runs {implementation}: {reason}", named(process))))
+        }
+        Err(error) => Err(unreadable(process, error.is_gone(), denied(&error), error)),
+    }
+}
+
+fn no_process(pid: Pid) -> Failure {
+    Failure::new(format!("no process has pid {pid}")).with_hint("`tachyon-bpf doctor` lists the Python processes")
+}
+
+/// The failure of a process that cannot be read, with the mend where rights are missing.
+fn unreadable(
+    process: &RemoteProcess,
+    gone: bool,
+    denied: bool,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> Failure {
+    let pid = process.pid();
+    if gone {
+        return no_process(pid);
+    }
+    let failure = Failure::new(format!("cannot read {}", named(process)));
+    if denied {
+        return failure.with_source(io::Error::from_raw_os_error(libc::EPERM)).with_hint(access::hint(pid));
+    }
+    failure.with_source(error)
+}
+
+/// `pid 4242 (python3.12)`.
+fn named(process: &RemoteProcess) -> String {
+    let comm = process.comm().unwrap_or_default();
+    format!("pid {} ({})", process.pid(), escape(&comm))
+}
+
+impl Dump {
+    fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot) -> Self {
+        // A process that ended meanwhile has no names any more, which is told by what they lack.
+        let gone = |_: RemoteError| ();
+        Self {
+            schema: SCHEMA,
+            tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")),
+            pid: process.pid().0,
+            comm: process.comm().map_err(gone).unwrap_or_default(),
+            cmdline: process.cmdline().map_err(gone).unwrap_or_default(),
+            python_version: interpreter.version_text(),
+            free_threaded: interpreter.free_threaded(),
+            python_file: interpreter.path.to_string_lossy().into_owned(),
+            problems: snapshot.problems.clone(),
+            threads: snapshot.threads.iter().map(|thread| Thread::new(thread, snapshot)).collect(),
+        }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let command = if self.cmdline.is_empty() { self.comm.clone() } else { self.cmdline.join(" ") };
+        writeln!(out, "Process {}: {}", self.pid, escape(&command))?;
+        let free = if self.free_threaded { ", free-threaded" } else { "" };
+        writeln!(out, "CPython {}{free} ({})", self.python_version, escape(&self.python_file))?;
+        for problem in &self.problems {
+            writeln!(out, "Incomplete: {problem}")?;
+        }
+        for thread in &self.threads {
+            writeln!(out)?;
+            thread.print(self, out)?;
+        }
+        Ok(())
+    }
+}
+
+impl Thread {
+    fn new(thread: &ThreadStack, snapshot: &Snapshot) -> Self {
+        let python = thread.python.as_ref();
+        Self {
+            tid: thread.tid,
+            ns_tid: thread.ns_tid,
+            thread_id: Some(thread.thread_id).filter(|&id| id != 0),
+            name: thread.name.clone(),
+            comm: thread.comm.clone(),
+            state: thread.state,
+            main: thread.main,
+            python: python.is_some(),
+            interpreter: python.and_then(|python| python.interpreter),
+            holds_gil: python.and_then(|python| python.holds_gil),
+            steady: python.map(|python| python.steady),
+            stop: python.map(|python| python.stop.name()),
+            frames: python.map(|python| frames(python, snapshot)).unwrap_or_default(),
+        }
+    }
+
+    fn print(&self, dump: &Dump, out: &mut dyn Write) -> io::Result<()> {
+        match (self.tid, self.thread_id) {
+            (Some(tid), _) => write!(out, "Thread {tid}")?,
+            (None, Some(id)) => write!(out, "Thread of unknown tid, pthread {id:#x}")?,
+            (None, None) => write!(out, "Thread of unknown tid")?,
+        }
+        let mut notes = vec![self.state.map_or("state unknown", state_name).to_owned()];
+        if self.holds_gil == Some(true) {
+            notes.push("holds the GIL".to_owned());
+        }
+        if let Some(id) = self.interpreter.filter(|&id| id != 0) {
+            notes.push(format!("interpreter {id}"));
+        }
+        if let Some(tid) = self.ns_tid.filter(|_| self.ns_tid != self.tid) {
+            notes.push(format!("tid {tid} in its own namespace"));
+        }
+        writeln!(out, " ({}): \"{}\"", notes.join(", "), escape(&self.name))?;
+        if self.steady == Some(false) {
+            writeln!(out, "    <the stack changed while it was read: frames may not belong together>")?;
+        }
+        for frame in &self.frames {
+            let line = frame.lineno.map_or_else(String::new, |line| format!(":{line}"));
+            writeln!(out, "    {} ({}{line})", escape(&frame.function), escape(&frame.filename))?;
+        }
+        match self.stop {
+            None => writeln!(out, "    <no Python: this thread never entered CPython {}>", dump.python_version),
+            Some(stop) if stop == StopReason::NoFrame.name() => writeln!(out, "    <no Python frame>"),
+            Some(stop) if stop == StopReason::Complete.name() => Ok(()),
+            Some(stop) => writeln!(out, "    <stack cut: {stop}>"),
+        }
+    }
+}
+
+fn frames(python: &PythonStack, snapshot: &Snapshot) -> Vec<Frame> {
+    let strings = &snapshot.profile.strings;
+    let frame = |&id| {
+        let frame = snapshot.profile.frames.get(id);
+        let known = |number: i32| u32::try_from(number).ok();
+        Frame {
+            function: strings.get(frame.function).to_owned(),
+            filename: strings.get(frame.filename).to_owned(),
+            lineno: known(frame.lineno),
+            end_lineno: known(frame.end_lineno),
+            column: known(frame.column),
+            end_column: known(frame.end_column),
+        }
+    };
+    python.frames.iter().map(frame).collect()
+}
+
+/// The kernel's words (`task_state_array` in fs/proc/array.c), for people.
+fn state_name(state: char) -> &'static str {
+    match state {
+        'R' => "running",
+        'S' => "sleeping",
+        'D' => "waiting for the disk or a device",
+        'T' => "stopped",
+        't' => "stopped by a debugger",
+        'Z' | 'X' => "ended",
+        'I' => "idle",
+        _ => "state unknown",
+    }
+}

@@ -1,0 +1,158 @@
+//! How an error reaches the user: one line, a hint on its own line, an exit status.
+
+use super::command::CommandError;
+use super::escape::escape;
+use super::output::OutputError;
+use super::preflight::PreflightError;
+use std::io::{self, Write};
+
+/// Exit status when no profile could be made.
+pub const STATUS_FAILED: u8 = 1;
+/// Exit status when the command line makes no sense.
+pub const STATUS_USAGE: u8 = 2;
+
+/// An error with its mend, for code that has no error type of its own.
+///
+/// ```
+/// # use tachyon::cli::failure::Failure;
+/// let error = Failure::new("no such process: 4242").with_hint("`tachyon-bpf doctor` lists the interpreters that run");
+/// assert_eq!(error.to_string(), "no such process: 4242");
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    status: u8,
+    source: Option<anyhow::Error>,
+}
+
+impl Failure {
+    /// No profile could be made: exit status 1.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None, status: STATUS_FAILED, source: None }
+    }
+
+    /// The command line makes no sense: exit status 2.
+    #[must_use]
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { status: STATUS_USAGE, ..Self::new(message) }
+    }
+
+    /// With what to do next.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// With what was behind it; shown after a colon.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<anyhow::Error>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// The exit status it asks for.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        self.status
+    }
+}
+
+/// Whether a reader that went away (`| head`) is behind `error`: an ordinary end that is told to nobody.
+#[must_use]
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Writes `tachyon-bpf: …` and, where the error knows its mend, `hint: …`; returns the exit status.
+///
+/// Works for every error; hints and exit statuses come from [`Failure`] and the error types of this room. When `out`
+/// is closed only the status tells.
+pub fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
+    let (hint, status) = error.chain().find_map(told).unwrap_or((None, STATUS_FAILED));
+    // One write, so that nothing gets between the lines; nobody is left to hear of its failure.
+    let _ = out.write_all(lines(error, hint.as_deref()).as_bytes());
+    status
+}
+
+fn lines(error: &anyhow::Error, hint: Option<&str>) -> String {
+    let causes: Vec<_> = error.chain().map(cause_text).collect();
+    let message = format!("tachyon-bpf: {}\n", escape(&causes.join(": ")));
+    match hint {
+        Some(hint) => format!("{message}hint: {}\n", escape(hint)),
+        None => message,
+    }
+}
+
+/// A cause in our own style: the kernel's errors in lower case and without their number.
+pub(super) fn cause_text(cause: &(dyn std::error::Error + 'static)) -> String {
+    match cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+        Some(errno) => nix::Error::from_raw(errno).desc().to_lowercase(),
+        None => cause.to_string(),
+    }
+}
+
+/// Hint and exit status of an error that has them.
+fn told(cause: &(dyn std::error::Error + 'static)) -> Option<(Option<String>, u8)> {
+    if let Some(failure) = cause.downcast_ref::<Failure>() {
+        Some((failure.hint.clone(), failure.status))
+    } else if let Some(error) = cause.downcast_ref::<OutputError>() {
+        Some((error.hint(), STATUS_FAILED))
+    } else if let Some(error) = cause.downcast_ref::<PreflightError>() {
+        Some((Some(error.hint()), STATUS_FAILED))
+    } else {
+        cause.downcast_ref::<CommandError>().map(|error| (error.hint(), error.exit_status()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    fn shown(error: &anyhow::Error) -> (String, u8) {
+        let mut out = Vec::new();
+        let status = show(error, &mut out);
+        (String::from_utf8(out).unwrap(), status)
+    }
+
+    #[test]
+    fn one_line_and_a_hint() {
+        let error = Failure::usage("no process to profile").with_hint("give -p PID").into();
+        assert_eq!(shown(&error), ("tachyon-bpf: no process to profile\nhint: give -p PID\n".to_owned(), STATUS_USAGE));
+    }
+
+    #[test]
+    fn hint_survives_context_and_causes_follow_colons() {
+        let cause = io::Error::from_raw_os_error(libc::EACCES);
+        let error = anyhow::Error::from(Failure::new("cannot read").with_source(cause).with_hint("be root"));
+        let error = Err::<(), _>(error).context("cannot start").unwrap_err();
+        let expected = "tachyon-bpf: cannot start: cannot read: permission denied\nhint: be root\n";
+        assert_eq!(shown(&error), (expected.to_owned(), STATUS_FAILED));
+    }
+
+    #[test]
+    fn names_cannot_fake_lines() {
+        let error = anyhow::anyhow!("cannot read pid 1 (x\nhint: run evil)");
+        assert_eq!(shown(&error).0, "tachyon-bpf: cannot read pid 1 (x\\nhint: run evil)\n");
+    }
+
+    #[test]
+    fn closed_pipes_are_found_below() {
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("cannot write");
+        assert!(is_closed_pipe(&error));
+        assert!(!is_closed_pipe(&anyhow::anyhow!("else")));
+    }
+}

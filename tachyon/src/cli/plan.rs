@@ -1,0 +1,290 @@
+//! What the arguments mean: a [`Plan`] that `recording` executes.
+//!
+//! All that can be refused before anything is loaded into the kernel is refused here.
+
+use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, RecordArgs};
+use super::escape::escape;
+use super::failure::Failure;
+use super::format;
+use super::output::{self, Destination, OutputError, OutputPlan};
+use crate::discover::Filter;
+use crate::sinks::Format;
+use crate::tach::Layout;
+use crate::types::Pid;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, IoSliceMut, IsTerminal as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// What to profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// These processes, in the order given, each once.
+    Pids(Vec<Pid>),
+    /// Every CPython process.
+    AllPython,
+    /// A program that we start.
+    Command {
+        /// Its words, at least one.
+        argv: Vec<OsString>,
+        /// Whether it stays root under sudo.
+        as_root: bool,
+    },
+}
+
+/// A recording to make.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// What to profile.
+    pub targets: Targets,
+    /// Whether children that start from now on belong to it.
+    pub follow_children: bool,
+    /// Which of those processes.
+    pub filter: Filter,
+    /// How long; `None`: until it is interrupted or all targets have ended.
+    pub duration: Option<Duration>,
+    /// CPU time between two samples, rounded to nanoseconds.
+    pub interval: Duration,
+    /// The same as samples per second.
+    pub rate_hz: f64,
+    /// The profile.
+    pub output: OutputPlan,
+    /// Where the account goes as JSON.
+    pub report: Option<Destination>,
+    /// Threads stay apart in formats that join them.
+    pub threads: bool,
+    /// Only samples that hold the GIL.
+    pub gil: bool,
+    /// The opcode of each frame too.
+    pub opcodes: bool,
+    /// How a TACH file is compressed.
+    pub compression: Compression,
+    /// Which layout a TACH file gets.
+    pub tach_layout: Layout,
+    /// Whether a TACH file is brought to the disk each second.
+    pub sync: bool,
+    /// Whether a live line is wanted on standard error. Not beside a command, which shares the terminal.
+    pub progress: bool,
+    /// Whether standard error takes colours.
+    pub colours: bool,
+}
+
+/// What the plan needs to know of the surroundings.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings {
+    /// Standard output is a terminal.
+    pub stdout_is_terminal: bool,
+    /// Standard error is a terminal that can redraw a line.
+    pub stderr_is_terminal: bool,
+    /// `NO_COLOR` is set to something.
+    pub no_color: bool,
+    /// The time, for the default file name.
+    pub now: SystemTime,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    #[must_use]
+    pub fn current() -> Self {
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            stdout_is_terminal: io::stdout().is_terminal(),
+            stderr_is_terminal: io::stderr().is_terminal() && !dumb,
+            no_color: std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()),
+            now: SystemTime::now(),
+        }
+    }
+}
+
+impl Plan {
+    /// Whether the profile may hold more than one process: its stacks then start with `comm (pid)`.
+    #[must_use]
+    pub fn many_processes(&self) -> bool {
+        self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)
+    }
+
+    /// Turns arguments into a plan, and checks what can be checked before anything is loaded.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit status 2 when the arguments do not fit together, 1 when a process or the output cannot
+    /// be had.
+    pub fn new(args: RecordArgs, surroundings: &Surroundings) -> Result<Self, anyhow::Error> {
+        let targets = targets(&args)?;
+        let (interval, rate_hz) = interval_and_rate(&args);
+        let output = record_output(&args, surroundings)?;
+        let report = args.report.map(Destination::from_argument);
+        if report.as_ref().is_some_and(|report| report.is_same(&output.destination)) {
+            return Err(Failure::usage("--report and --output are the same file")
+                .with_hint("give the report a path of its own")
+                .into());
+        }
+        if let Targets::Pids(pids) = &targets {
+            for &pid in pids {
+                check_process(pid)?;
+            }
+        }
+        output.check()?;
+        if let Some(report) = &report {
+            output::check(report, output.force)?;
+        }
+        Ok(Self {
+            follow_children: args.subprocesses || !matches!(targets, Targets::Pids(_)),
+            progress: surroundings.stderr_is_terminal && !matches!(targets, Targets::Command { .. }),
+            colours: surroundings.stderr_is_terminal && !surroundings.no_color,
+            duration: args.duration,
+            interval,
+            rate_hz,
+            output,
+            report,
+            threads: args.threads,
+            gil: args.gil,
+            opcodes: args.opcodes,
+            compression: args.compression,
+            filter: Filter { cgroups: args.cgroups, containers: args.containers, comms: args.comms, uids: args.uids },
+            tach_layout: args.tach_layout.into(),
+            sync: args.sync,
+            targets,
+        })
+    }
+}
+
+/// Where an export goes, and as what.
+///
+/// # Errors
+/// [`Failure`] when the format cannot be told, or the output cannot be had.
+pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<OutputPlan, anyhow::Error> {
+    let destination = Destination::from_argument(args.output.clone());
+    let format = match (args.format, &destination) {
+        (Some(format), _) => format,
+        (None, Destination::Stdout) => Format::Collapsed,
+        (None, Destination::Path(path)) => format_of_path(path)?,
+    };
+    let output = OutputPlan { destination, format, force: args.force };
+    check_stream(&output, surroundings)?;
+    output.check()?;
+    Ok(output)
+}
+
+fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
+    if !args.command.is_empty() {
+        return Ok(Targets::Command { argv: args.command.clone(), as_root: args.as_root });
+    }
+    if args.as_root {
+        return Err(Failure::usage("--as-root without a program to run")
+            .with_hint("it is for `--as-root -- CMD`; with -p and --all-python leave it out"));
+    }
+    if args.all_python {
+        return Ok(Targets::AllPython);
+    }
+    if args.pids.is_empty() {
+        return Err(Failure::usage("no process to profile")
+            .with_hint("give -p PID, --all-python, or a program to run: -- python app.py"));
+    }
+    let mut pids = Vec::with_capacity(args.pids.len());
+    for &pid in &args.pids {
+        if !pids.contains(&pid) {
+            pids.push(pid);
+        }
+    }
+    Ok(Targets::Pids(pids))
+}
+
+fn interval_and_rate(args: &RecordArgs) -> (Duration, f64) {
+    match args.interval {
+        Some(interval) => (interval, 1.0 / interval.as_secs_f64()),
+        None => {
+            let rate_hz = args.frequency.unwrap_or(DEFAULT_RATE_HZ).max(1);
+            let interval_ns = (1_000_000_000 + u64::from(rate_hz) / 2) / u64::from(rate_hz);
+            (Duration::from_nanos(interval_ns), f64::from(rate_hz))
+        }
+    }
+}
+
+fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, anyhow::Error> {
+    let destination = match &args.output {
+        Some(path) => Destination::from_argument(path.clone()),
+        None => Destination::Path(default_path(args.format.unwrap_or(Format::Tach), surroundings.now)),
+    };
+    let format = match (args.format, &destination) {
+        (Some(format), _) => format,
+        (None, Destination::Stdout) => Format::Tach,
+        (None, Destination::Path(path)) => format_of_path(path)?,
+    };
+    let output = OutputPlan { destination, format, force: args.force };
+    check_stream(&output, surroundings)?;
+    Ok(output)
+}
+
+fn format_of_path(path: &Path) -> Result<Format, Failure> {
+    format::of_path(path).map_err(|extension| {
+        Failure::usage(format!("cannot tell the format from the extension .{extension} of {}", path.display()))
+            .with_hint(format!("known are {} and others; --format overrides the extension", format::extensions()))
+    })
+}
+
+/// What standard output cannot take.
+fn check_stream(output: &OutputPlan, surroundings: &Surroundings) -> Result<(), Failure> {
+    if output.destination == Destination::Stdout && output.format == Format::Gperftools {
+        return Err(Failure::usage("cannot write a gperftools profile to standard output: it is two files")
+            .with_hint("give a file with -o, or --format pprof, which is one"));
+    }
+    let to_terminal = output.destination == Destination::Stdout && surroundings.stdout_is_terminal;
+    if to_terminal && output.format.is_binary() {
+        return Err(Failure::usage("cannot write a binary profile to the terminal")
+            .with_hint("redirect standard output, or give --format collapsed"));
+    }
+    Ok(())
+}
+
+/// `tachyon-<UTC date-time>.tach` in the current directory, e.g. `tachyon-20260131T080910Z.tach`; a second recording
+/// of the same second gets `-2`.
+fn default_path(format: Format, now: SystemTime) -> PathBuf {
+    let time = humantime::format_rfc3339_seconds(now).to_string().replace(['-', ':'], "");
+    let extension = format.extension();
+    let path = |suffix: &str| PathBuf::from(format!("tachyon-{time}{suffix}.{extension}"));
+    let mut candidate = path("");
+    for number in 2..100 {
+        let taken = output::check(&Destination::Path(candidate.clone()), false);
+        if !matches!(
+            taken,
+            Err(OutputError::Exists { .. } | OutputError::StalePart { .. } | OutputError::BusyPart { .. })
+        ) {
+            break;
+        }
+        candidate = path(&format!("-{number}"));
+    }
+    candidate
+}
+
+/// The process exists and we may read its memory.
+fn check_process(pid: Pid) -> Result<(), Failure> {
+    let raw = nix::unistd::Pid::from_raw(pid.as_raw());
+    if nix::sys::signal::kill(raw, None) == Err(nix::Error::ESRCH) {
+        return Err(Failure::new(format!("no such process: {pid}"))
+            .with_hint("`tachyon-bpf doctor` lists the Python processes that run"));
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let name = escape(field("Name:").unwrap_or("?")).into_owned();
+    if let Some(tgid) = field("Tgid:").filter(|tgid| *tgid != pid.to_string()) {
+        return Err(Failure::new(format!("{pid} ({name}) is a thread of process {tgid}"))
+            .with_hint(format!("give -p {tgid}; threads are told apart in the profile")));
+    }
+    // Address 0 is never mapped: EFAULT tells that reading is allowed.
+    let mut byte = [0];
+    let nowhere = nix::sys::uio::RemoteIoVec { base: 0, len: 1 };
+    match nix::sys::uio::process_vm_readv(raw, &mut [IoSliceMut::new(&mut byte)], &[nowhere]) {
+        Err(nix::Error::ESRCH) => Err(Failure::new(format!("cannot profile pid {pid} ({name}): it has no memory"))
+            .with_hint("it is a kernel thread, or has ended and waits for its parent")),
+        Err(errno @ (nix::Error::EPERM | nix::Error::EACCES)) => {
+            Err(Failure::new(format!("cannot read pid {pid} ({name})"))
+                .with_source(io::Error::from(errno))
+                .with_hint("needs root or CAP_SYS_PTRACE; in a container add --cap-add SYS_PTRACE"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! Asks the machine whether it can profile, by trying: a ring buffer, a small program, a perf event.
+//!
+//! [`preflight`] stops at the first thing that is missing and names its mend; [`super::doctor`] shows them all.
+//! Everything that is made here is closed again at once.
+
+use aya::maps::MapType;
+use aya::programs::ProgramType;
+use caps::{CapSet, Capability};
+use perf_event_open_sys as perf;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+
+/// Where the kernel tells its types.
+pub const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
+
+/// Why this machine, or this user on it, cannot profile.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PreflightError {
+    /// The BPF object reads registers of x86-64 and arm64 only.
+    #[error("cannot profile on {0}: this version knows x86_64 and aarch64")]
+    Architecture(String),
+    /// The kernel is older than the ring buffer.
+    #[error("kernel {release} has no BPF ring buffer (needs 5.8)")]
+    NoRingBuffer {
+        /// `uname -r`.
+        release: String,
+    },
+    /// The kernel does not tell its types.
+    #[error("cannot read the kernel's BTF at {BTF_PATH}")]
+    Btf(#[source] io::Error),
+    /// The kernel forbids BPF programs to read kernel memory.
+    #[error("kernel lockdown is `confidentiality`, which forbids BPF to read kernel memory")]
+    Lockdown,
+    /// `bpf(2)` was refused.
+    #[error("cannot {attempt}")]
+    Bpf {
+        /// What was attempted.
+        attempt: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+        /// Capabilities that would allow it and are missing.
+        missing: Vec<Capability>,
+    },
+    /// The kernel has no BPF programs for perf events.
+    #[error("kernel {release} runs no BPF programs on perf events")]
+    NoPerfEventPrograms {
+        /// `uname -r`.
+        release: String,
+    },
+    /// `perf_event_open(2)` was refused.
+    #[error("cannot open a perf event on a whole CPU")]
+    PerfEvent {
+        /// What the kernel said.
+        source: io::Error,
+        /// `kernel.perf_event_paranoid`.
+        paranoid: Option<i32>,
+        /// Capabilities that would allow it and are missing.
+        missing: Vec<Capability>,
+    },
+}
+
+impl PreflightError {
+    /// The mend.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Architecture(_) => "profile on one of them".to_owned(),
+            Self::NoRingBuffer { .. } => "boot Linux 5.8 or newer; 5.10 and later are tested".to_owned(),
+            Self::Btf(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                "be root, or let this user read the file".to_owned()
+            }
+            Self::Btf(_) => {
+                "boot a kernel with CONFIG_DEBUG_INFO_BTF=y; in a container mount the host's /sys".to_owned()
+            }
+            Self::Lockdown => "boot with lockdown=integrity or without lockdown".to_owned(),
+            Self::Bpf { missing, .. } if missing.is_empty() => {
+                "the capabilities are there: a seccomp filter, a security module or, before Linux 5.11, \
+                 RLIMIT_MEMLOCK forbids it"
+                    .to_owned()
+            }
+            Self::Bpf { missing, .. } => needs(missing),
+            Self::NoPerfEventPrograms { .. } => {
+                "boot a kernel with CONFIG_BPF_EVENTS=y and CONFIG_PERF_EVENTS=y".to_owned()
+            }
+            Self::PerfEvent { paranoid, missing, .. } => perf_hint(*paranoid, missing),
+        }
+    }
+}
+
+fn needs(missing: &[Capability]) -> String {
+    let names: Vec<_> = missing.iter().map(Capability::to_string).collect();
+    let short: Vec<_> = names.iter().map(|name| format!("--cap-add {}", name.trim_start_matches("CAP_"))).collect();
+    format!("needs root or {}; in a container {}", names.join(" and "), short.join(" "))
+}
+
+fn perf_hint(paranoid: Option<i32>, missing: &[Capability]) -> String {
+    match paranoid {
+        Some(level @ 3..) if !has(Capability::CAP_SYS_ADMIN) => format!(
+            "kernel.perf_event_paranoid is {level}, where Debian's and Ubuntu's kernels want CAP_SYS_ADMIN: be root, or \
+             `sysctl kernel.perf_event_paranoid=2` with CAP_PERFMON"
+        ),
+        _ if missing.is_empty() => {
+            "the capabilities are there: a seccomp filter (of a container?) or a security module forbids it".to_owned()
+        }
+        _ => needs(missing),
+    }
+}
+
+/// Whether this process can profile on this machine.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn preflight() -> Result<(), PreflightError> {
+    architecture()?;
+    kernel_version()?;
+    lockdown()?;
+    ring_buffer()?;
+    btf()?;
+    perf_event_program()?;
+    cpu_clock()
+}
+
+/// The BPF object's architectures.
+pub(super) fn architecture() -> Result<(), PreflightError> {
+    match std::env::consts::ARCH {
+        "x86_64" | "aarch64" => Ok(()),
+        other => Err(PreflightError::Architecture(other.to_owned())),
+    }
+}
+
+/// Kernel 5.8 or newer, as far as its release can be read.
+pub(super) fn kernel_version() -> Result<(), PreflightError> {
+    match parse_release(&release()) {
+        Some(version) if version < (5, 8) => Err(PreflightError::NoRingBuffer { release: release() }),
+        _ => Ok(()),
+    }
+}
+
+/// `uname -r`.
+pub(super) fn release() -> String {
+    nix::sys::utsname::uname().map(|names| names.release().to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Major and minor version of a release such as `5.10.0-32-cloud-amd64`.
+pub(super) fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// The kernel's lockdown mode, the word in brackets; `None` where there is none.
+pub(super) fn lockdown_mode() -> Option<String> {
+    let text = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
+    let (_, mode) = text.split_once('[')?;
+    Some(mode.split_once(']')?.0.to_owned())
+}
+
+/// `confidentiality` forbids `bpf_probe_read_kernel` (`LOCKDOWN_BPF_READ_KERNEL`, include/linux/security.h).
+pub(super) fn lockdown() -> Result<(), PreflightError> {
+    match lockdown_mode().as_deref() {
+        Some("confidentiality") => Err(PreflightError::Lockdown),
+        _ => Ok(()),
+    }
+}
+
+/// The kernel tells its types; their size in bytes.
+pub(super) fn btf() -> Result<u64, PreflightError> {
+    let file = File::open(BTF_PATH).map_err(PreflightError::Btf)?;
+    Ok(file.metadata().map_err(PreflightError::Btf)?.len())
+}
+
+/// A ring buffer of one page can be made.
+pub(super) fn ring_buffer() -> Result<(), PreflightError> {
+    match aya::sys::is_map_supported(MapType::RingBuf) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(PreflightError::NoRingBuffer { release: release() }),
+        Err(error) => Err(PreflightError::Bpf {
+            attempt: "create a BPF map",
+            source: error.io_error,
+            missing: missing(&[Capability::CAP_BPF]),
+        }),
+    }
+}
+
+/// A program for perf events can be loaded.
+pub(super) fn perf_event_program() -> Result<(), PreflightError> {
+    match aya::sys::is_program_supported(ProgramType::PerfEvent) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(PreflightError::NoPerfEventPrograms { release: release() }),
+        Err(error) => Err(PreflightError::Bpf {
+            attempt: "load a BPF program",
+            source: match error {
+                aya::programs::ProgramError::SyscallError(error) => error.io_error,
+                other => io::Error::other(other),
+            },
+            missing: missing(&[Capability::CAP_BPF, Capability::CAP_PERFMON]),
+        }),
+    }
+}
+
+/// The timer's event can be opened for a whole CPU.
+#[doc(alias = "PERF_COUNT_SW_CPU_CLOCK")]
+pub(super) fn cpu_clock() -> Result<(), PreflightError> {
+    open_event(perf::bindings::PERF_TYPE_SOFTWARE, u64::from(perf::bindings::PERF_COUNT_SW_CPU_CLOCK)).map_err(
+        |source| PreflightError::PerfEvent {
+            source,
+            paranoid: paranoid(),
+            missing: missing(&[Capability::CAP_PERFMON]),
+        },
+    )
+}
+
+/// Hardware cycles can be counted: there is a PMU that we may use.
+#[doc(alias = "PERF_COUNT_HW_CPU_CYCLES")]
+pub(super) fn hardware_cycles() -> io::Result<()> {
+    open_event(perf::bindings::PERF_TYPE_HARDWARE, u64::from(perf::bindings::PERF_COUNT_HW_CPU_CYCLES))
+}
+
+fn open_event(type_: u32, config: u64) -> io::Result<()> {
+    let mut attributes = perf::bindings::perf_event_attr {
+        type_,
+        config,
+        size: u32::try_from(size_of::<perf::bindings::perf_event_attr>()).expect("a small struct"),
+        ..Default::default()
+    };
+    attributes.set_disabled(1);
+    attributes.__bindgen_anon_1.sample_period = 1_000_000_000;
+    // `perf_event_open` may write the size that it wants back into `attributes`, hence the mutable pointer.
+    // SAFETY: `attributes` is initialised, tells its own size and outlives the call.
+    let fd = unsafe {
+        perf::perf_event_open(&raw mut attributes, -1, first_cpu(), -1, perf::bindings::PERF_FLAG_FD_CLOEXEC.into())
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// A CPU that is online: CPU 0 need not be.
+fn first_cpu() -> i32 {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    online.split(|c: char| !c.is_ascii_digit()).next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// `kernel.perf_event_paranoid`.
+pub(super) fn paranoid() -> Option<i32> {
+    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
+}
+
+/// Whether we have a capability, in effect.
+pub(super) fn has(capability: Capability) -> bool {
+    caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
+}
+
+/// The capability whose lack may be why something of another process could not be read, as a hint.
+#[must_use]
+pub fn target_hint(error: &anyhow::Error) -> Option<String> {
+    let source = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>())?;
+    let lacking = |capability| !has(capability) && !has(Capability::CAP_SYS_ADMIN);
+    match source.kind() {
+        io::ErrorKind::PermissionDenied if !has(Capability::CAP_SYS_PTRACE) => {
+            Some(needs(&[Capability::CAP_SYS_PTRACE]))
+        }
+        io::ErrorKind::PermissionDenied if !has(Capability::CAP_DAC_READ_SEARCH) => {
+            Some(needs(&[Capability::CAP_DAC_READ_SEARCH]))
+        }
+        io::ErrorKind::NotFound if lacking(Capability::CAP_CHECKPOINT_RESTORE) => {
+            Some(format!("the file was deleted or replaced: {}", needs(&[Capability::CAP_CHECKPOINT_RESTORE])))
+        }
+        _ => None,
+    }
+}
+
+/// Those of `wanted` that we lack, unless CAP_SYS_ADMIN stands for them.
+fn missing(wanted: &[Capability]) -> Vec<Capability> {
+    if has(Capability::CAP_SYS_ADMIN) {
+        return Vec::new();
+    }
+    wanted.iter().copied().filter(|&capability| !has(capability)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_many_vendors() {
+        for (release, version) in [
+            ("5.10.0-32-cloud-amd64", Some((5, 10))),
+            ("6.18.5", Some((6, 18))),
+            ("7.2-rc1", Some((7, 2))),
+            ("4.19.0-27-amd64", Some((4, 19))),
+            ("odd", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_release(release), version, "{release}");
+        }
+    }
+
+    #[test]
+    fn hints_name_the_mend() {
+        let denied = || io::Error::from_raw_os_error(libc::EPERM);
+        let missing = vec![Capability::CAP_BPF, Capability::CAP_PERFMON];
+        let error = PreflightError::Bpf { attempt: "load a BPF program", source: denied(), missing };
+        assert_eq!(error.to_string(), "cannot load a BPF program");
+        assert_eq!(
+            error.hint(),
+            "needs root or CAP_BPF and CAP_PERFMON; in a container --cap-add BPF --cap-add PERFMON"
+        );
+        let error = PreflightError::NoRingBuffer { release: "4.19".to_owned() };
+        assert_eq!(error.to_string(), "kernel 4.19 has no BPF ring buffer (needs 5.8)");
+        assert!(perf_hint(Some(1), &[Capability::CAP_PERFMON]).contains("CAP_PERFMON"));
+    }
+}

@@ -1,0 +1,129 @@
+//! `recover`: a TACH file that is whole, from one whose recording was cut.
+//!
+//! A TACH file has its names at its end. While it is recorded they are also in a journal beside it
+//! ([`crate::sinks::journal`]); with that, everything up to the last second before the cut can be read.
+
+use super::export::{self, WriteSeek};
+use crate::sinks::journal::{self, Start};
+use crate::sinks::metadata::Metadata;
+use crate::tach::{Compression, Features, Layout, Mode, Options, ReadError, Reader, Section};
+use anyhow::Context;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+/// What was recovered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Samples.
+    pub samples: u64,
+    /// Threads.
+    pub threads: u64,
+    /// The names came from a journal.
+    pub from_journal: bool,
+}
+
+/// Why a file cannot be recovered.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// Neither tables nor journal.
+    #[error("it was cut before its names were written, and there is no journal at {}\nhint: give its journal with --journal", journal.display())]
+    NoJournal {
+        /// Where it would be.
+        journal: PathBuf,
+        /// Why the file alone cannot be read.
+        source: ReadError,
+    },
+    /// The journal ends before it begins.
+    #[error("the journal {} has no first line: nothing was recorded yet", .0.display())]
+    EmptyJournal(PathBuf),
+    /// The journal is of a later version.
+    #[error("the journal has schema {0}, only 1 is known")]
+    Schema(u32),
+}
+
+/// Writes what can be read of `broken` to `good`, an empty file.
+///
+/// # Errors
+/// When nothing can be read: the names are lost, or it is no profile. When `good` cannot be written.
+pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> anyhow::Result<Recovered> {
+    let recovering = || format!("cannot recover {}", broken.display());
+    let file = File::open(broken).with_context(recovering)?;
+    let whole = match Reader::new(BufReader::new(file.try_clone()?)) {
+        Ok(reader) => Ok(reader),
+        Err(ReadError::Io(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            return Err(error).with_context(recovering);
+        }
+        Err(error) => Err(error),
+    };
+    let journal_path = journal.map_or_else(|| default_journal(broken), Path::to_owned);
+    let (reader, from_journal) = match whole {
+        // A footer that is none: the cut took the real one, and what is read as tables would be something else.
+        Ok(reader) if reader.header().declared_size != reader.header().file_size && journal_path.exists() => {
+            let source = ReadError::Cut(Section::Strings);
+            (with_journal(journal_path, file, source).with_context(recovering)?, true)
+        }
+        Ok(reader) => (reader, false),
+        Err(source) => (with_journal(journal_path, file, source).with_context(recovering)?, true),
+    };
+    let summary = export::rescue(reader, good).with_context(recovering)?;
+    Ok(Recovered { samples: summary.samples, threads: summary.threads, from_journal })
+}
+
+fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<Reader<BufReader<File>>> {
+    let journal = match File::open(&path) {
+        Ok(journal) => journal,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(RecoverError::NoJournal { journal: path, source }.into());
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let read =
+        journal::Read::new(BufReader::new(journal)).with_context(|| format!("cannot read {}", path.display()))?;
+    let start = read.start.as_ref().ok_or(RecoverError::EmptyJournal(path))?;
+    if start.schema != Start::SCHEMA {
+        return Err(RecoverError::Schema(start.schema).into());
+    }
+    let metadata = Metadata {
+        tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")).to_owned(),
+        host: start.host.clone(),
+        start_unix: start.start_unix,
+        many_processes: start.many_processes,
+        part: 1,
+        parts: 1,
+        processes: read.processes.clone(),
+        threads: read.threads.clone(),
+        ..Metadata::default()
+    };
+    let tables = read.tables(metadata.to_entry());
+    Ok(Reader::cut(BufReader::new(file), &options(start), tables, read.samples_end)?)
+}
+
+/// `app.tach.part.journal` of `app.tach.part`, or of `app.tach`, if it was renamed.
+fn default_journal(broken: &Path) -> PathBuf {
+    let beside = |ending: &str| {
+        let mut path = broken.as_os_str().to_owned();
+        path.push(ending);
+        PathBuf::from(path)
+    };
+    let renamed = beside(".part.journal");
+    if renamed.exists() { renamed } else { beside(".journal") }
+}
+
+fn options(start: &Start) -> Options {
+    Options {
+        layout: if start.early { Layout::Early } else { Layout::Released },
+        compression: if start.zstd { Compression::Zstd } else { Compression::None },
+        start_time_us: start.start_time_us,
+        sample_interval_us: start.sample_interval_us,
+        python_version: start.python_version,
+        mode: Some(if start.gil_only { Mode::Gil } else { Mode::Cpu }),
+        features: Some(Features {
+            all_threads: true,
+            native: start.native,
+            opcodes: start.opcodes,
+            ..Features::default()
+        }),
+        ..Options::default()
+    }
+}

@@ -1,0 +1,157 @@
+//! Which processes are wanted, when not all are: by control group, container, name, user.
+//!
+//! A process is judged when it is met and again at each `exec`; the kernel side then knows by one flag of its entry, and
+//! looks at nothing else of a process that is not wanted. Children are what their parent is until they `exec`. A process
+//! that is moved to another control group, or takes another user or name, while it runs the same program is not judged
+//! anew.
+
+use crate::remote::{RemoteError, RemoteProcess};
+use std::path::Path;
+
+/// Where control groups are mounted, which may stand before a group's path.
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
+
+/// Conditions that all must hold. Of one kind with several values any may match; a kind without values always holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Control groups ([`cgroup_path`]); those below belong to them.
+    pub cgroups: Vec<String>,
+    /// Container ids, or how they begin ([`container_id`]).
+    pub containers: Vec<String>,
+    /// Patterns for the kernel's short name of the process.
+    pub comms: Vec<glob::Pattern>,
+    /// Effective user ids, as the profiler's user namespace numbers them.
+    pub uids: Vec<u32>,
+}
+
+impl Filter {
+    /// Whether every process is wanted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cgroups.is_empty() && self.containers.is_empty() && self.comms.is_empty() && self.uids.is_empty()
+    }
+
+    /// Whether a process is wanted. Reads only what is asked for.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn admits(&self, process: &RemoteProcess) -> Result<bool, RemoteError> {
+        if !self.comms.is_empty() {
+            let comm = process.comm()?;
+            if !self.comms.iter().any(|pattern| pattern.matches(&comm)) {
+                return Ok(false);
+            }
+        }
+        if !self.uids.is_empty() && !self.uids.contains(&process.effective_uid()?) {
+            return Ok(false);
+        }
+        if self.cgroups.is_empty() && self.containers.is_empty() {
+            return Ok(true);
+        }
+        let cgroups = process.cgroups()?;
+        let in_container = |wanted: &String| cgroups.container().is_some_and(|id| id.starts_with(wanted.as_str()));
+        Ok((self.cgroups.is_empty() || self.cgroups.iter().any(|path| cgroups.is_below(path)))
+            && (self.containers.is_empty() || self.containers.iter().any(in_container)))
+    }
+}
+
+/// The path of a control group, without the mount point and with a slash in front.
+///
+/// # Errors
+/// When there is nothing left.
+pub fn cgroup_path(text: &str) -> Result<String, String> {
+    let path = Path::new(text);
+    let path = path.strip_prefix(CGROUP_MOUNT).unwrap_or(path);
+    let names: Vec<&str> = path.to_str().unwrap_or_default().split('/').filter(|name| !name.is_empty()).collect();
+    if names.is_empty() {
+        return Err("every process is in the root group: leave the filter out".to_owned());
+    }
+    Ok(format!("/{}", names.join("/")))
+}
+
+/// A container's id or its first digits, in lower case.
+///
+/// # Errors
+/// When it cannot be one.
+pub fn container_id(text: &str) -> Result<String, String> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if digits && (8..=64).contains(&text.len()) {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("a container's id has 64 hexadecimal digits, of which at least the first 8 are needed".to_owned())
+    }
+}
+
+/// A pattern for the kernel's short name.
+///
+/// # Errors
+/// When it is none, or no name can match it.
+pub fn comm_pattern(text: &str) -> Result<glob::Pattern, String> {
+    // `TASK_COMM_LEN` is 16 with the final NUL.
+    const LONGEST: usize = 15;
+    if !text.contains(['*', '?', '[']) && text.len() > LONGEST {
+        return Err(format!(
+            "the kernel keeps {LONGEST} bytes of a name: write {}*",
+            text.get(..LONGEST).unwrap_or("")
+        ));
+    }
+    glob::Pattern::new(text).map_err(|error| error.to_string())
+}
+
+/// A user by number or name.
+///
+/// # Errors
+/// When there is none of that name.
+pub fn user_id(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    match nix::unistd::User::from_name(text) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err("there is no such user here: give the number".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Pid;
+
+    #[test]
+    fn arguments() {
+        for (text, path) in [
+            ("/sys/fs/cgroup/a/b", Some("/a/b")),
+            ("/a//b/", Some("/a/b")),
+            ("a", Some("/a")),
+            ("/sys/fs/cgroup/", None),
+            ("", None),
+        ] {
+            assert_eq!(cgroup_path(text).ok().as_deref(), path, "{text}");
+        }
+        assert_eq!(container_id("ABCDEF012345").as_deref(), Ok("abcdef012345"));
+        for odd in ["abc", "web-1-container", ""] {
+            assert!(container_id(odd).is_err(), "{odd}");
+        }
+        assert!(comm_pattern("python3.12-with-a-long-name").unwrap_err().contains("python3.12-with*"));
+        assert!(comm_pattern("[").is_err());
+        assert_eq!(user_id("root"), Ok(0));
+        assert_eq!(user_id("4711"), Ok(4711));
+    }
+
+    #[test]
+    fn all_conditions_must_hold() {
+        let own = RemoteProcess::open(Pid(std::process::id())).expect("this process runs");
+        let comm = own.comm().expect("readable");
+        let uid = own.effective_uid().expect("readable");
+        let named = |pattern: &str| vec![glob::Pattern::new(pattern).expect("a pattern")];
+        let pattern = format!("{}*", &comm[..1]);
+        let admits = |filter: Filter| filter.admits(&own).expect("it runs");
+        assert!(admits(Filter::default()));
+        assert!(admits(Filter { comms: named(&pattern), uids: vec![uid + 1, uid], ..Filter::default() }));
+        assert!(!admits(Filter { comms: named("no*"), uids: vec![uid], ..Filter::default() }));
+        assert!(!admits(Filter { comms: named(&pattern), uids: vec![uid + 1], ..Filter::default() }));
+        assert!(!admits(Filter { cgroups: vec!["/no/such/group".to_owned()], ..Filter::default() }));
+        assert!(!admits(Filter { containers: vec!["0123456789ab".to_owned()], ..Filter::default() }));
+    }
+}

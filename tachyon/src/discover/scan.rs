@@ -1,0 +1,101 @@
+//! All processes of the host, once, from `/proc`: what the start of a recording begins with.
+//!
+//! One small read for each process (its `stat`), nothing that walks memory or takes the target's locks: mappings and
+//! command lines are read later, and only of processes that are wanted.
+
+use std::io;
+
+use crate::remote::{RemoteError, RemoteProcess, Stat};
+use crate::types::Pid;
+
+/// A process as `/proc` showed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScannedProcess {
+    /// Its pid in the profiler's own namespace.
+    pub pid: Pid,
+    /// Name, parent, start, and whether it is a kernel thread.
+    pub stat: Stat,
+}
+
+impl ScannedProcess {
+    /// Whether it has memory that could hold an interpreter: no kernel thread, not ended.
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        !self.stat.kernel_thread && !matches!(self.stat.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Lists all processes, in order of pid. Those that end meanwhile are left out, as are those that `/proc` hides
+/// (`hidepid`).
+///
+/// # Errors
+/// When `/proc` cannot be listed.
+pub fn scan() -> io::Result<Vec<ScannedProcess>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()).map(Pid) else { continue };
+        if let Ok(stat) = RemoteProcess::at(pid).stat() {
+            found.push(ScannedProcess { pid, stat });
+        }
+    }
+    found.sort_by_key(|process| process.pid);
+    Ok(found)
+}
+
+/// Those of `processes` that descend from `root`, in order of pid, without `root` itself.
+#[must_use]
+pub fn descendants(processes: &[ScannedProcess], root: Pid) -> Vec<Pid> {
+    let mut found = std::collections::BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(parent) = open.pop() {
+        for child in processes.iter().filter(|process| process.stat.parent == parent && process.pid != root) {
+            if found.insert(child.pid) {
+                open.push(child.pid);
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// Reads one process's `stat`.
+///
+/// # Errors
+/// When the process is gone.
+pub fn look_at(pid: Pid) -> Result<ScannedProcess, RemoteError> {
+    Ok(ScannedProcess { pid, stat: RemoteProcess::at(pid).stat()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_and_its_children_are_found() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep runs");
+        let found = scan().expect("/proc can be listed");
+        let own = Pid(std::process::id());
+        let me = found.iter().find(|process| process.pid == own).expect("this process runs");
+        assert!(me.has_memory());
+        assert_eq!(*me, look_at(own).map(|now| ScannedProcess { stat: me.stat.clone(), ..now }).expect("it runs"));
+        assert!(descendants(&found, own).contains(&Pid(child.id())));
+        assert!(!descendants(&found, Pid(child.id())).contains(&own));
+        child.kill().expect("it runs");
+        // Not waited for: a zombie.
+        while look_at(Pid(child.id())).expect("not waited for").has_memory() {
+            std::thread::yield_now();
+        }
+        child.wait().expect("it ends");
+        assert!(look_at(Pid(child.id())).is_err());
+    }
+
+    #[test]
+    fn cycles_of_parents_end() {
+        let process = |pid, parent| ScannedProcess {
+            pid: Pid(pid),
+            stat: Stat { comm: "a".into(), state: 'S', parent: Pid(parent), kernel_thread: false, start_ticks: 0 },
+        };
+        // A list that is not taken at one instant can hold a pid that was used again.
+        let found = [process(1, 3), process(2, 1), process(3, 2), process(4, 9)];
+        assert_eq!(descendants(&found, Pid(1)), [Pid(2), Pid(3)]);
+    }
+}

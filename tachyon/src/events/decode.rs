@@ -1,0 +1,201 @@
+//! Bytes -> records. Every length is checked; nothing here trusts the writer.
+
+use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, kind};
+
+/// One record.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A sample.
+    Sample(SampleRecord, Frames<'a>),
+    /// A code object, with its payload: qualified name, file name, line table.
+    Code(CodeRecord, &'a [u8]),
+    /// A process event; its kind is in the header.
+    Process(ProcessRecord),
+}
+
+/// Python frames of a sample, leaf first.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames<'a> {
+    bytes: &'a [u8],
+}
+
+impl Frames<'_> {
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.bytes.len() / size_of::<RawFrame>()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The frames, leaf first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = RawFrame> {
+        self.bytes.chunks_exact(size_of::<RawFrame>()).map(|bytes| read(bytes).expect("a chunk has this size"))
+    }
+}
+
+/// A record that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRecord {
+    /// Shorter than it says or than its kind must be.
+    #[error("a record of {len} bytes, of which {have} are there")]
+    Short {
+        /// Bytes it should have.
+        len: usize,
+        /// Bytes there are.
+        have: usize,
+    },
+    /// A kind this version does not know.
+    #[error("a record of unknown kind {0}")]
+    UnknownKind(u16),
+}
+
+/// Iterates over the records that lie one after another in a batch. Ends after the first bad one that leaves no way to
+/// tell where the next starts.
+#[derive(Debug)]
+pub struct Events<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Events<'a> {
+    /// The records in `bytes`.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+}
+
+impl<'a> Iterator for Events<'a> {
+    type Item = Result<Event<'a>, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let have = self.rest.len();
+        let Some(header) = read::<RecordHeader>(self.rest) else {
+            self.rest = &[];
+            return Some(Err(BadRecord::Short { len: size_of::<RecordHeader>(), have }));
+        };
+        let len = header.len as usize;
+        if len < size_of::<RecordHeader>() || len > have {
+            self.rest = &[];
+            return Some(Err(BadRecord::Short { len, have }));
+        }
+        let (record, rest) = self.rest.split_at(len);
+        self.rest = rest;
+        Some(decode(header.kind, record))
+    }
+}
+
+fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
+    let short = |len| BadRecord::Short { len, have: bytes.len() };
+    match kind {
+        kind::SAMPLE => {
+            let record: SampleRecord = read(bytes).ok_or(short(size_of::<SampleRecord>()))?;
+            let body = &bytes[size_of::<SampleRecord>()..];
+            let len = usize::from(record.python_frames) * size_of::<RawFrame>();
+            let frames = body.get(..len).ok_or(short(size_of::<SampleRecord>() + len))?;
+            Ok(Event::Sample(record, Frames { bytes: frames }))
+        }
+        kind::CODE => {
+            let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;
+            let payload = &bytes[size_of::<CodeRecord>()..];
+            let len = [record.qualname_bytes, record.filename_bytes, record.linetable_bytes]
+                .into_iter()
+                .try_fold(0_usize, |sum, part| sum.checked_add(part as usize))
+                .ok_or(short(usize::MAX))?;
+            let payload = payload.get(..len).ok_or(short(len))?;
+            Ok(Event::Code(record, payload))
+        }
+        kind::EXEC | kind::FORK | kind::EXIT | kind::UNKNOWN | kind::FREE => {
+            read(bytes).map(Event::Process).ok_or(short(size_of::<ProcessRecord>()))
+        }
+        other => Err(BadRecord::UnknownKind(other)),
+    }
+}
+
+/// Types that are any bytes of their size.
+///
+/// # Safety
+/// `repr(C)`, integers only, no padding that is not a field.
+unsafe trait Plain: Copy {}
+// SAFETY: see the types: integers, padding spelled out.
+unsafe impl Plain for RecordHeader {}
+// SAFETY: as above.
+unsafe impl Plain for SampleRecord {}
+// SAFETY: as above.
+unsafe impl Plain for CodeRecord {}
+// SAFETY: as above.
+unsafe impl Plain for ProcessRecord {}
+// SAFETY: as above.
+unsafe impl Plain for RawFrame {}
+
+fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
+    let bytes = bytes.get(..size_of::<T>())?;
+    // SAFETY: the slice has the type's size, and any bytes are a valid `Plain` value.
+    Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<T: Plain>(value: &T) -> Vec<u8> {
+        // SAFETY: a `Plain` value is its bytes.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
+    }
+
+    fn sample(frames: u16) -> Vec<u8> {
+        let len = size_of::<SampleRecord>() + usize::from(frames) * size_of::<RawFrame>();
+        let header = RecordHeader { kind: kind::SAMPLE, flags: 0, len: u32::try_from(len).unwrap() };
+        let mut bytes = bytes_of(&SampleRecord { header, python_frames: frames, ..SampleRecord::default() });
+        for code in 0..u64::from(frames) {
+            bytes.extend(bytes_of(&RawFrame { code, ..RawFrame::default() }));
+        }
+        bytes
+    }
+
+    #[test]
+    fn records_follow_one_another() {
+        let mut bytes = sample(2);
+        bytes.extend(sample(0));
+        let found: Vec<usize> = Events::new(&bytes)
+            .map(|event| match event {
+                Ok(Event::Sample(_, frames)) => frames.iter().count(),
+                other => panic!("not a sample: {other:?}"),
+            })
+            .collect();
+        assert_eq!(found, [2, 0]);
+    }
+
+    #[test]
+    fn every_cut_is_told() {
+        let bytes = sample(3);
+        for cut in 1..bytes.len() {
+            let found: Vec<_> = Events::new(&bytes[..cut]).collect();
+            assert!(matches!(found[..], [Err(BadRecord::Short { .. })]), "cut at {cut}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn frames_beyond_the_record_are_refused() {
+        let mut bytes = sample(1);
+        let at = std::mem::offset_of!(SampleRecord, python_frames);
+        bytes[at..at + 2].copy_from_slice(&9_u16.to_ne_bytes());
+        assert!(matches!(Events::new(&bytes).next(), Some(Err(BadRecord::Short { .. }))));
+    }
+
+    #[test]
+    fn an_unknown_kind_does_not_hide_the_next_record() {
+        let mut bytes = bytes_of(&RecordHeader { kind: 99, flags: 0, len: 16 });
+        bytes.extend([0; 8]);
+        bytes.extend(sample(0));
+        let found: Vec<_> = Events::new(&bytes).collect();
+        assert!(matches!(found[..], [Err(BadRecord::UnknownKind(99)), Ok(Event::Sample(..))]), "{found:?}");
+    }
+}

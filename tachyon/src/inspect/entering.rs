@@ -1,0 +1,361 @@
+//! Where in `_PyEval_EvalFrameDefault` a thread's `cframe` is published but not filled yet (3.11 and 3.12).
+//!
+//! The evaluator puts the address of a `_PyCFrame` on its own stack into `tstate->cframe` and fills
+//! `cframe.current_frame` some instructions later (CPython v3.12.1, `Python/ceval.c`, `_PyEval_EvalFrameDefault`). A
+//! thread interrupted in between shows whatever lay there before. Compilers order these stores as they like, so the
+//! window is found in each binary, by following the function from its start: which registers and stack slots hold
+//! `tstate` and stack addresses, the store of a stack address into `tstate->cframe`, and the first store over that
+//! slot's `current_frame`. Code that does not read so simply is an [`EnteringError`], never a guess.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
+    Register,
+};
+
+/// Instructions looked at before giving up: the window ends within the first 60 in all builds seen.
+const MAX_INSTRUCTIONS: usize = 512;
+
+/// Bytes of the longest instruction.
+pub(super) const MAX_INSTRUCTION_BYTES: usize = 15;
+
+/// Largest window that is believed, in bytes (3.12.1's has 118).
+const MAX_WINDOW: u64 = 512;
+
+/// Why the window is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnteringError {
+    /// The file does not name the evaluator.
+    #[error("the file has no symbol _PyEval_EvalFrameDefault")]
+    NoSymbol,
+    /// Only x86-64 code is decoded so far.
+    #[error("its machine code is not x86-64")]
+    Machine,
+    /// No store of a stack address into `tstate->cframe` was found.
+    #[error("no store into tstate->cframe was found at the start of _PyEval_EvalFrameDefault")]
+    NotPublished,
+    /// The store was found, but not the one that fills `current_frame`.
+    #[error("no store into cframe.current_frame follows that into tstate->cframe at {0:#x}")]
+    NotFilled(u64),
+    /// The code between the two leaves the straight line.
+    #[error("code between the stores into tstate->cframe and cframe.current_frame branches at {0:#x}")]
+    Branches(u64),
+    /// The slot is filled before it is published: such a build needs no window.
+    #[error("cframe.current_frame is filled before tstate->cframe is stored")]
+    FilledBefore,
+}
+
+/// Offsets that the search needs, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CframeOffsets {
+    /// `PyThreadState.cframe`.
+    pub(super) tstate_cframe: u32,
+    /// `_PyCFrame.current_frame`.
+    pub(super) current_frame: u32,
+}
+
+/// What is known of a register or a stack slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Value {
+    /// The address `offset` bytes from a fixed place in the stack frame (place 0 is where the function was entered).
+    Stack { place: u32, offset: i64 },
+    /// The first argument, plus so many bytes.
+    Tstate(i64),
+}
+
+/// Where one path through the code has got to.
+#[derive(Clone, Debug)]
+struct Path {
+    ip: u64,
+    registers: HashMap<Register, Value>,
+    slots: HashMap<Value, Value>,
+    /// Stores into the stack so far: place and size.
+    stored: Vec<(Value, u64)>,
+    /// End of the publishing store, and the slot's `current_frame`.
+    published: Option<(u64, Value)>,
+}
+
+/// Finds the window: instruction addresses from the end of the publishing store to the end of the filling store. A
+/// thread whose next instruction is inside must not be walked.
+///
+/// `fetch` gives the [`MAX_INSTRUCTION_BYTES`] bytes at an address of the file.
+///
+/// # Errors
+/// When the code does not read as expected.
+pub(super) fn entering_window(
+    entry: u64,
+    offsets: CframeOffsets,
+    mut fetch: impl FnMut(u64) -> Option<[u8; MAX_INSTRUCTION_BYTES]>,
+) -> Result<Range<u64>, EnteringError> {
+    let registers =
+        HashMap::from([(Register::RSP, Value::Stack { place: 0, offset: 0 }), (Register::RDI, Value::Tstate(0))]);
+    let start = Path { ip: entry, registers, slots: HashMap::new(), stored: Vec::new(), published: None };
+    let mut open = vec![start];
+    let mut budget = MAX_INSTRUCTIONS;
+    let mut info = InstructionInfoFactory::new();
+    let mut error = EnteringError::NotPublished;
+    while let Some(mut path) = open.pop() {
+        let mut detours = Vec::new();
+        let ended = loop {
+            if budget == 0 {
+                return Err(path.unfinished());
+            }
+            budget -= 1;
+            let Some(bytes) = fetch(path.ip) else { break path.unfinished() };
+            let instruction = Decoder::with_ip(64, &bytes, path.ip, DecoderOptions::NONE).decode();
+            if instruction.code() == Code::INVALID {
+                break path.unfinished();
+            }
+            if let Some(outcome) = path.step(&instruction, offsets, &mut info) {
+                match outcome {
+                    Ok(window) => return Ok(window),
+                    Err(found) => break found,
+                }
+            }
+            match path.follow(&instruction) {
+                Ok(None) => {}
+                Ok(Some(target)) => detours.push(Path { ip: target, ..path.clone() }),
+                Err(found) => break found,
+            }
+        };
+        if ended != EnteringError::NotPublished {
+            return Err(ended);
+        }
+        error = ended;
+        open.extend(detours);
+    }
+    Err(error)
+}
+
+impl Path {
+    /// Why a path that can be followed no further has no window.
+    fn unfinished(&self) -> EnteringError {
+        self.published.map_or(EnteringError::NotPublished, |(end, _)| EnteringError::NotFilled(end))
+    }
+
+    /// Takes the effect of one instruction on memory and registers. `Some` ends the search.
+    fn step(
+        &mut self,
+        instruction: &Instruction,
+        offsets: CframeOffsets,
+        info: &mut InstructionInfoFactory,
+    ) -> Option<Result<Range<u64>, EnteringError>> {
+        let end = instruction.next_ip();
+        let address = self.address(instruction);
+        let stores = |access: OpAccess| {
+            matches!(access, OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite)
+        };
+        let info = info.info(instruction);
+        let written = info.used_memory().iter().filter(|memory| stores(memory.access()));
+        let size = written.map(|memory| memory.memory_size().size() as u64).max();
+        let moved = (instruction.mnemonic() == Mnemonic::Mov && instruction.op1_kind() == OpKind::Register)
+            .then(|| self.registers.get(&instruction.op1_register().full_register()).copied())
+            .flatten();
+        match (size, address) {
+            (Some(8), Some(Value::Tstate(at))) if at == i64::from(offsets.tstate_cframe) => {
+                if let Some(Value::Stack { place, offset }) = moved {
+                    let slot = Value::Stack { place, offset: offset.wrapping_add(i64::from(offsets.current_frame)) };
+                    if self.stored.iter().any(|&(at, size)| covers(at, size, slot)) {
+                        return Some(Err(EnteringError::FilledBefore));
+                    }
+                    self.published = Some((end, slot));
+                }
+            }
+            (Some(size), Some(at @ Value::Stack { .. })) if instruction.stack_pointer_increment() == 0 => {
+                if let Some((start, slot)) = self.published
+                    && covers(at, size, slot)
+                {
+                    let found = start..end;
+                    let small = end.checked_sub(start).is_some_and(|len| len <= MAX_WINDOW);
+                    return Some(if small { Ok(found) } else { Err(EnteringError::NotFilled(start)) });
+                }
+                self.stored.push((at, size));
+                match moved {
+                    Some(value) if size == 8 => self.slots.insert(at, value),
+                    _ => self.slots.remove(&at),
+                };
+            }
+            _ => {}
+        }
+        let result = self.result(instruction, address);
+        let writes = info.used_registers().iter().filter(|register| stores(register.access()));
+        let sp = self.registers.get(&Register::RSP).copied();
+        for register in writes {
+            self.registers.remove(&register.register().full_register());
+        }
+        if let Some((register, value)) = result {
+            self.registers.insert(register, value);
+        }
+        // Pushes, pops and calls move the stack pointer by a known amount.
+        let moved = i64::from(instruction.stack_pointer_increment());
+        if moved != 0
+            && let Some(Value::Stack { place, offset }) = sp
+        {
+            let after =
+                if instruction.flow_control() == FlowControl::Next { offset.wrapping_add(moved) } else { offset };
+            self.registers.insert(Register::RSP, Value::Stack { place, offset: after });
+        }
+        None
+    }
+
+    /// The value that an instruction leaves in a register, when it is one that is followed.
+    fn result(&self, instruction: &Instruction, address: Option<Value>) -> Option<(Register, Value)> {
+        if instruction.op_count() < 2 || instruction.op0_kind() != OpKind::Register {
+            return None;
+        }
+        let into = instruction.op0_register();
+        if !into.is_gpr64() {
+            return None;
+        }
+        let value = match (instruction.mnemonic(), instruction.op1_kind()) {
+            (Mnemonic::Mov, OpKind::Register) => self.registers.get(&instruction.op1_register()).copied()?,
+            (Mnemonic::Mov, OpKind::Memory) => self.slots.get(&address?).copied()?,
+            (Mnemonic::Lea, OpKind::Memory) => address?,
+            (Mnemonic::Add | Mnemonic::Sub, kind) if is_immediate(kind) => {
+                let by = instruction.immediate(1).cast_signed();
+                let by = if instruction.mnemonic() == Mnemonic::Sub { by.wrapping_neg() } else { by };
+                self.registers.get(&into)?.plus(by)
+            }
+            // An aligned stack frame: a new fixed place, an unknown distance from the old one.
+            (Mnemonic::And, kind) if is_immediate(kind) && into == Register::RSP => match self.registers.get(&into)? {
+                Value::Stack { place, .. } => Value::Stack { place: place.wrapping_add(1), offset: 0 },
+                Value::Tstate(_) => return None,
+            },
+            _ => return None,
+        };
+        Some((into, value))
+    }
+
+    /// The address of the instruction's memory operand, when its base register is one that is followed.
+    fn address(&self, instruction: &Instruction) -> Option<Value> {
+        let plain = instruction.memory_index() == Register::None && instruction.segment_prefix() == Register::None;
+        let base = self.registers.get(&instruction.memory_base()).filter(|_| plain)?;
+        Some(base.plus(instruction.memory_displacement64().cast_signed()))
+    }
+
+    /// Goes to the next instruction. A conditional branch goes straight on and gives its target as a detour.
+    fn follow(&mut self, instruction: &Instruction) -> Result<Option<u64>, EnteringError> {
+        let next = instruction.next_ip();
+        let mut detour = None;
+        match instruction.flow_control() {
+            FlowControl::Next => {}
+            _ if self.published.is_some() => return Err(EnteringError::Branches(instruction.ip())),
+            FlowControl::ConditionalBranch => detour = Some(instruction.near_branch_target()),
+            FlowControl::UnconditionalBranch => {
+                self.ip = instruction.near_branch_target();
+                return Ok(None);
+            }
+            FlowControl::Call | FlowControl::IndirectCall => {
+                // System V ABI, x86-64: the registers a callee may change.
+                for register in [
+                    Register::RAX,
+                    Register::RCX,
+                    Register::RDX,
+                    Register::RSI,
+                    Register::RDI,
+                    Register::R8,
+                    Register::R9,
+                    Register::R10,
+                    Register::R11,
+                ] {
+                    self.registers.remove(&register);
+                }
+            }
+            _ => return Err(self.unfinished()),
+        }
+        self.ip = next;
+        Ok(detour)
+    }
+}
+
+impl Value {
+    fn plus(self, bytes: i64) -> Self {
+        match self {
+            Self::Stack { place, offset } => Self::Stack { place, offset: offset.wrapping_add(bytes) },
+            Self::Tstate(offset) => Self::Tstate(offset.wrapping_add(bytes)),
+        }
+    }
+}
+
+fn is_immediate(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Immediate8to64 | OpKind::Immediate32to64)
+}
+
+/// Whether a store of `size` bytes at `at` covers the eight bytes of `slot`.
+fn covers(at: Value, size: u64, slot: Value) -> bool {
+    let (Value::Stack { place, offset }, Value::Stack { place: slot_place, offset: slot_offset }) = (at, slot) else {
+        return false;
+    };
+    let within = slot_offset.checked_sub(offset).and_then(|within| u64::try_from(within).ok());
+    place == slot_place && within.is_some_and(|within| within.saturating_add(8) <= size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFSETS: CframeOffsets = CframeOffsets { tstate_cframe: 0x38, current_frame: 8 };
+
+    fn find(code: &[u8]) -> Result<Range<u64>, EnteringError> {
+        entering_window(0x1000, OFFSETS, |vaddr| {
+            let start = usize::try_from(vaddr.checked_sub(0x1000)?).ok()?;
+            let mut bytes = [0xcc; MAX_INSTRUCTION_BYTES];
+            let there = code.get(start..).filter(|there| !there.is_empty())?;
+            let len = there.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&there[..len]);
+            Some(bytes)
+        })
+    }
+
+    // push rbp; mov rbp, rsp; sub rsp, 0x40; lea rax, [rbp-0x30]; mov [rdi+0x38], rax: 0x10 bytes.
+    const PUBLISH: &[u8] =
+        &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x40, 0x48, 0x8d, 0x45, 0xd0, 0x48, 0x89, 0x47, 0x38];
+    // mov [rsp+0x18], rsi: the same slot as [rbp-0x28].
+    const FILL: &[u8] = &[0x48, 0x89, 0x74, 0x24, 0x18];
+
+    #[test]
+    fn found_across_frame_and_stack_pointer() {
+        assert_eq!(find(&[PUBLISH, FILL].concat()), Ok(0x1010..0x1015));
+        // mov [rsp+0x10], rsi fills another slot, movups [rsp+0x10], xmm0 both.
+        let other = [0x48, 0x89, 0x74, 0x24, 0x10];
+        assert_eq!(find(&[PUBLISH, &other, FILL].concat()), Ok(0x1010..0x101a));
+        assert_eq!(find(&[PUBLISH, &[0x0f, 0x11, 0x44, 0x24, 0x10]].concat()), Ok(0x1010..0x1015));
+    }
+
+    #[test]
+    fn unoptimized_code_keeps_tstate_in_memory() {
+        // push rbp; mov rbp, rsp; sub rsp, 0x40; mov [rbp-0x38], rdi; mov rax, [rbp-0x38]; lea rdx, [rbp-0x30];
+        // mov [rax+0x38], rdx; mov rdx, [rbp-0x40]; mov [rbp-0x28], rdx
+        let code = [
+            &PUBLISH[..8],
+            &[0x48, 0x89, 0x7d, 0xc8, 0x48, 0x8b, 0x45, 0xc8, 0x48, 0x8d, 0x55, 0xd0, 0x48, 0x89, 0x50, 0x38],
+            &[0x48, 0x8b, 0x55, 0xc0, 0x48, 0x89, 0x55, 0xd8],
+        ];
+        assert_eq!(find(&code.concat()), Ok(0x1018..0x1020));
+    }
+
+    #[test]
+    fn a_branch_before_is_followed_one_inside_is_refused() {
+        // test rdi, rdi; je +1; ret; then the window: only the detour leads there.
+        let code = [&[0x48, 0x85, 0xff, 0x74, 0x01, 0xc3][..], PUBLISH, FILL].concat();
+        assert_eq!(find(&code), Ok(0x1016..0x101b));
+        let code = [PUBLISH, &[0x74, 0x01], FILL].concat();
+        assert_eq!(find(&code), Err(EnteringError::Branches(0x1010)));
+        let code = [PUBLISH, &[0xe8, 0, 0, 0, 0], FILL].concat();
+        assert_eq!(find(&code), Err(EnteringError::Branches(0x1010)));
+    }
+
+    #[test]
+    fn code_without_the_stores_is_refused_in_bounded_time() {
+        assert_eq!(find(&[]), Err(EnteringError::NotPublished));
+        assert_eq!(find(&[0xc3]), Err(EnteringError::NotPublished));
+        assert_eq!(find(&[0xeb, 0xfe]), Err(EnteringError::NotPublished), "jumps to itself");
+        assert_eq!(find(&[0x74, 0xfe].repeat(1000)), Err(EnteringError::NotPublished), "branches to itself");
+        assert_eq!(find(PUBLISH), Err(EnteringError::NotFilled(0x1010)));
+        // The slot is stored to before: mov [rbp-0x28], rsi, then the lea and the publishing store.
+        let code = [&PUBLISH[..8], &[0x48, 0x89, 0x75, 0xd8], &PUBLISH[8..], FILL].concat();
+        assert_eq!(find(&code), Err(EnteringError::FilledBefore));
+    }
+}

@@ -1,0 +1,246 @@
+//! Recognises CPython in an ELF file and learns everything that is the same for each process running it.
+//!
+//! By what the file holds, not by its name: `_PyRuntime` among its symbols, or a section `.PyRuntime`. Facts are kept
+//! by file identity in an [`ElfCache`], also that a file is *not* CPython: 200 workers cost one parse.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use object::elf;
+use tachyon_common::layout::{Layout, flags};
+
+use super::budget::{Metered, ReadBudget};
+use super::debug_offsets::{self, DebugOffsets};
+use super::entering::{CframeOffsets, EnteringError, MAX_INSTRUCTION_BYTES, entering_window};
+use super::layout::{self, LayoutError, ObjectSizes};
+use super::{Refusal, SUPPORTED, version};
+use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
+use crate::remote::{FileIdentity, MappedFile, RemoteError};
+
+/// Files remembered. A host with more distinct ones starts anew: 64 Ki entries are about 8 MiB.
+const MAX_FILES: usize = 1 << 16;
+
+/// `e_machine` of this machine's programs: others cannot be mapped as code by a process that we can walk.
+const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
+
+/// What is known of a file.
+#[derive(Debug)]
+pub(super) enum Facts {
+    /// CPython of a version that can be walked.
+    Python(Box<PythonFile>),
+    /// A Python that cannot be walked.
+    Refused {
+        /// What it is, e.g. `CPython 3.14.2` or `PyPy`.
+        implementation: String,
+        /// Why not.
+        reason: Refusal,
+    },
+    /// Anything else.
+    Other,
+}
+
+/// A file that holds CPython. Addresses are the file's own: a process adds its load bias.
+#[derive(Debug)]
+pub(super) struct PythonFile {
+    /// Loaded where it says (`ET_EXEC`).
+    pub(super) fixed_address: bool,
+    /// Segments, to tell the load bias from mappings.
+    pub(super) loads: Vec<Load>,
+    /// `_PyRuntime`.
+    pub(super) runtime: u64,
+    /// `PyCode_Type`, if it is named.
+    pub(super) code_type: Option<u64>,
+    /// `_Py_NoneStruct`, if it is named.
+    pub(super) none: Option<u64>,
+    /// Where fields are.
+    pub(super) layout: Layout,
+    /// The sizes of its structures are those of a version whose headers were seen.
+    pub(super) known_build: bool,
+    /// The window of instructions with an unfilled `cframe`; `None` for versions without a `cframe`.
+    pub(super) entering: Option<Result<Range<u64>, EnteringError>>,
+}
+
+/// Remembers what files hold. One for a whole recording.
+#[derive(Debug, Default)]
+pub struct ElfCache {
+    files: HashMap<(FileIdentity, bool), Arc<Facts>>,
+    parsed: u64,
+}
+
+impl ElfCache {
+    /// An empty cache.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many files were read so far.
+    #[must_use]
+    pub fn files_parsed(&self) -> u64 {
+        self.parsed
+    }
+
+    /// The facts of a file, read when they are not known. `is_exe` says that the process was started from it. `None`:
+    /// the budget was spent before they were known.
+    ///
+    /// # Errors
+    /// When it cannot be opened: that is not remembered.
+    pub(super) fn facts(
+        &mut self,
+        file: &MappedFile,
+        is_exe: bool,
+        budget: &ReadBudget,
+    ) -> Result<Option<Arc<Facts>>, RemoteError> {
+        let key = (file.identity(), is_exe);
+        if let Some(facts) = self.files.get(&key) {
+            return Ok(Some(Arc::clone(facts)));
+        }
+        let opened = file.open()?;
+        self.parsed += 1;
+        let examined = examine(Metered { source: opened, budget }, is_exe);
+        if budget.is_spent() {
+            // What other files of this process cost must not decide what is remembered of this one.
+            return Ok(None);
+        }
+        // A file that is no ELF file, or a malformed one, cannot be running code of CPython that we could find.
+        let facts = Arc::new(examined.unwrap_or(Facts::Other));
+        if self.files.len() >= MAX_FILES {
+            self.files.clear();
+        }
+        self.files.insert(key, Arc::clone(&facts));
+        Ok(Some(facts))
+    }
+}
+
+/// Symbols that are looked for.
+struct Names {
+    runtime: Option<Symbol>,
+    code_type: Option<Symbol>,
+    none: Option<Symbol>,
+    version: Option<Symbol>,
+    evaluator: Option<Symbol>,
+}
+
+impl Names {
+    fn dynamic<R: ReadAt>(elf: &Elf<R>) -> Result<Self, ElfError> {
+        let runtime = elf.dynamic_symbol("_PyRuntime")?;
+        if runtime.is_none() {
+            return Ok(Self { runtime, code_type: None, none: None, version: None, evaluator: None });
+        }
+        Ok(Self {
+            runtime,
+            code_type: elf.dynamic_symbol("PyCode_Type")?,
+            none: elf.dynamic_symbol("_Py_NoneStruct")?,
+            version: elf.dynamic_symbol("Py_Version")?,
+            evaluator: elf.dynamic_symbol("_PyEval_EvalFrameDefault")?,
+        })
+    }
+
+    /// Fills what is missing from `.symtab`, for programs that export nothing.
+    fn complete<R: ReadAt>(&mut self, elf: &Elf<R>) -> Result<(), ElfError> {
+        let names = ["_PyRuntime", "PyCode_Type", "_Py_NoneStruct", "Py_Version", "_PyEval_EvalFrameDefault"];
+        let [runtime, code_type, none, version, evaluator] = elf.symtab_symbols(names)?;
+        self.runtime = self.runtime.or(runtime);
+        self.code_type = self.code_type.or(code_type);
+        self.none = self.none.or(none);
+        self.version = self.version.or(version);
+        self.evaluator = self.evaluator.or(evaluator);
+        Ok(())
+    }
+}
+
+/// Reads what a file holds.
+///
+/// # Errors
+/// When it is no good ELF file.
+pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfError> {
+    let elf = Elf::parse(source)?;
+    if elf.machine() != MACHINE {
+        return Ok(Facts::Other);
+    }
+    let mut names = Names::dynamic(&elf)?;
+    let section = elf.section(".PyRuntime").map(|section| Symbol { vaddr: section.vaddr, size: section.size });
+    // Reading all of `.symtab` is dear: only for a file that has the section, or for a program that may be a static
+    // CPython 3.8 or 3.9 without exports.
+    if names.runtime.is_none() && (section.is_some() || is_exe) {
+        names.complete(&elf)?;
+    }
+    let Some(runtime) = names.runtime.or(section).filter(|runtime| runtime.vaddr != 0) else {
+        return other_python(&elf);
+    };
+    let mut head = [0; debug_offsets::MAX_BYTES];
+    // Up to 3.9 `_PyRuntime` has no initial data in the file: that is no error, nor is a smaller one.
+    let head = elf.read_vaddr(runtime.vaddr, &mut head).map_or(&[][..], |()| &head[..]);
+    let exported = names.version.and_then(|symbol| version::exported(&elf, symbol));
+    let soname = || elf.soname().and_then(|name| version::minor_of_soname(&name));
+    let published = match DebugOffsets::decode(head) {
+        Ok(published) => published,
+        Err(error) => return Ok(refused(exported, error.into())),
+    };
+    let found = published.as_ref().map(|published| published.version_hex).or(exported);
+    let Some(hex) = found.or_else(|| version::in_constants(&elf)).or_else(soname) else {
+        return Ok(refused(None, Refusal::VersionUnknown));
+    };
+    if let (Some(published), Some(exported)) = (&published, exported)
+        && published.version_hex != exported
+    {
+        let error = LayoutError::TwoVersions { published: published.version_hex, exported };
+        return Ok(refused(Some(hex), error.into()));
+    }
+    let [major, minor, ..] = hex.to_be_bytes();
+    let free_threaded = published.as_ref().is_some_and(|published| published.free_threaded);
+    if !SUPPORTED.contains(&(major, minor, free_threaded)) {
+        return Ok(refused(Some(hex), Refusal::NotSupported { free_threaded }));
+    }
+    let objects =
+        ObjectSizes { runtime: runtime.size, code_type: names.code_type.map_or(0, |code_type| code_type.size) };
+    let built = match layout::build(hex, published.as_ref(), objects) {
+        Ok(built) => built,
+        Err(error) => return Ok(refused(Some(hex), error.into())),
+    };
+    let entering = built.layout.has(flags::ENTERING_EVAL).then(|| entering(&elf, names.evaluator, &built.layout));
+    Ok(Facts::Python(Box::new(PythonFile {
+        fixed_address: elf.fixed_address(),
+        loads: elf.loads().to_vec(),
+        runtime: runtime.vaddr,
+        code_type: names.code_type.map(|code_type| code_type.vaddr),
+        none: names.none.map(|none| none.vaddr),
+        layout: built.layout,
+        known_build: built.known_build,
+        entering,
+    })))
+}
+
+fn refused(version_hex: Option<u32>, reason: Refusal) -> Facts {
+    let version = version_hex.map_or_else(String::new, |hex| format!(" {}", version::display(hex)));
+    Facts::Refused { implementation: format!("CPython{version}"), reason }
+}
+
+/// Pythons without a `_PyRuntime`.
+fn other_python<R: ReadAt>(elf: &Elf<R>) -> Result<Facts, ElfError> {
+    // RPython's entry point, which PyPy's library exports.
+    if elf.dynamic_symbol("pypy_main_startup")?.is_some() {
+        return Ok(Facts::Refused { implementation: "PyPy".into(), reason: Refusal::NotCPython });
+    }
+    // CPython up to 3.6 keeps its state in separate variables.
+    if elf.dynamic_symbol("_PyThreadState_Current")?.is_some() && elf.dynamic_symbol("PyCode_Type")?.is_some() {
+        let soname = || elf.soname().and_then(|name| version::minor_of_soname(&name));
+        let hex = version::in_constants(elf).or_else(soname);
+        return Ok(refused(hex, Refusal::NotSupported { free_threaded: false }));
+    }
+    Ok(Facts::Other)
+}
+
+/// Finds the window in which `cframe` is unfilled.
+fn entering<R: ReadAt>(elf: &Elf<R>, evaluator: Option<Symbol>, layout: &Layout) -> Result<Range<u64>, EnteringError> {
+    if elf.machine() != elf::EM_X86_64 {
+        return Err(EnteringError::Machine);
+    }
+    let evaluator = evaluator.ok_or(EnteringError::NoSymbol)?;
+    let offsets = CframeOffsets { tstate_cframe: layout.tstate_frame, current_frame: layout.cframe_current_frame };
+    entering_window(evaluator.vaddr, offsets, |vaddr| {
+        let mut bytes = [0; MAX_INSTRUCTION_BYTES];
+        elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
+    })
+}

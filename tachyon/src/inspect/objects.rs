@@ -1,0 +1,217 @@
+//! Where CPython keeps what leads to a thread's name: modules, dictionaries, integers and instances' attributes.
+//!
+//! Only user space reads these, and only for names, so they are no part of the walk's `Layout`. From 3.14 on the
+//! kernel knows the names of Python's threads, and no row is needed. A test compares the rows with the headers at hand.
+
+use tachyon_common::layout::{Layout, flags};
+
+/// Where fields are, in bytes from the start of the structure named; names are CPython's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectLayout {
+    /// `PyInterpreterState.modules` (`.imports.modules` from 3.12 on): the dictionary `sys.modules`.
+    pub interp_modules: u64,
+    /// `PyModuleObject.md_dict`.
+    pub module_dict: u64,
+    /// `PyDictObject.ma_keys`.
+    pub dict_keys: u64,
+    /// `PyDictObject.ma_values`; not NULL where the keys are shared and the values are here.
+    pub dict_values: u64,
+    /// `PyDictKeysObject.dk_log2_size`, which `dk_log2_index_bytes` follows (3.11+), or `.dk_size` (before).
+    pub keys_size: u64,
+    /// `PyDictKeysObject.dk_kind` (3.11+).
+    pub keys_kind: Option<u64>,
+    /// `PyDictKeysObject.dk_nentries`.
+    pub keys_nentries: u64,
+    /// `PyDictKeysObject.dk_indices`, which the entries follow.
+    pub keys_indices: u64,
+    /// `PyDictValues.values`.
+    pub values_start: u64,
+    /// `PyLongObject.long_value.lv_tag` (3.12+) or `.ob_size` (before).
+    pub long_tag: u64,
+    /// `PyLongObject.ob_digit`.
+    pub long_digit: u64,
+    /// `PyTypeObject.tp_basicsize`.
+    pub type_basicsize: u64,
+    /// `PyTypeObject.tp_dictoffset`.
+    pub type_dictoffset: u64,
+    /// `PyTypeObject.tp_flags`.
+    pub type_flags: u64,
+    /// `PyHeapTypeObject.ht_cached_keys` (used from 3.11 on): the keys of instances' values.
+    pub heap_type_cached_keys: Option<u64>,
+    /// What to add to an instance's address to get where the pointer to its dictionary is (3.11+).
+    pub managed_dict: Option<i64>,
+    /// Where an instance keeps its attributes.
+    pub attributes: Attributes,
+}
+
+/// Where an instance keeps its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attributes {
+    /// In the dictionary at `tp_dictoffset` (up to 3.10).
+    Dict,
+    /// 3.11: values, if the pointer before [`ObjectLayout::managed_dict`] is not NULL, else the dictionary.
+    ValuesPointer,
+    /// 3.12: one pointer, whose lowest bit says that it is to the byte before the values.
+    TaggedPointer,
+    /// 3.13: the dictionary if there is one, else values that follow the instance.
+    Inline,
+}
+
+const V3_8: ObjectLayout = ObjectLayout {
+    interp_modules: 56,
+    module_dict: 16,
+    dict_keys: 32,
+    dict_values: 40,
+    keys_size: 8,
+    keys_kind: None,
+    keys_nentries: 32,
+    keys_indices: 40,
+    values_start: 0,
+    long_tag: 16,
+    long_digit: 24,
+    type_basicsize: 32,
+    type_dictoffset: 288,
+    type_flags: 168,
+    heap_type_cached_keys: None,
+    managed_dict: None,
+    attributes: Attributes::Dict,
+};
+
+const V3_9: ObjectLayout = ObjectLayout { interp_modules: 856, ..V3_8 };
+
+const V3_11: ObjectLayout = ObjectLayout {
+    interp_modules: 888,
+    keys_kind: Some(10),
+    keys_nentries: 24,
+    keys_indices: 32,
+    heap_type_cached_keys: Some(872),
+    managed_dict: Some(-24),
+    attributes: Attributes::ValuesPointer,
+    ..V3_9
+};
+
+const V3_12: ObjectLayout = ObjectLayout {
+    interp_modules: 944,
+    heap_type_cached_keys: Some(880),
+    attributes: Attributes::TaggedPointer,
+    ..V3_11
+};
+
+const V3_13: ObjectLayout =
+    ObjectLayout { interp_modules: 7656, values_start: 8, attributes: Attributes::Inline, ..V3_12 };
+
+/// The object header has 32 bytes instead of 16, and there is no garbage collector's head before an instance.
+const V3_13T: ObjectLayout = ObjectLayout {
+    interp_modules: 7664,
+    module_dict: 32,
+    dict_keys: 48,
+    dict_values: 56,
+    long_tag: 32,
+    long_digit: 40,
+    type_basicsize: 48,
+    type_dictoffset: 304,
+    type_flags: 184,
+    heap_type_cached_keys: Some(896),
+    managed_dict: Some(-8),
+    ..V3_13
+};
+
+impl ObjectLayout {
+    /// The row for an interpreter; `None` for 3.14 and newer.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Option<&'static Self> {
+        row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+    }
+}
+
+fn row(version: (u8, u8), free_threaded: bool) -> Option<&'static ObjectLayout> {
+    match (version, free_threaded) {
+        ((3, 8), false) => Some(&V3_8),
+        ((3, 9 | 10), false) => Some(&V3_9),
+        ((3, 11), false) => Some(&V3_11),
+        ((3, 12), false) => Some(&V3_12),
+        ((3, 13), false) => Some(&V3_13),
+        ((3, 13), true) => Some(&V3_13T),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    /// Header folders of pyenv and of the system.
+    fn headers() -> Vec<PathBuf> {
+        let folders = |dir: &Path| {
+            std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+        };
+        let root = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+        let root = root.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv")));
+        let versions = root.into_iter().flat_map(|root| folders(&root.join("versions")));
+        let mut found: Vec<PathBuf> = versions.flat_map(|version| folders(&version.join("include"))).collect();
+        found.extend(folders(Path::new("/usr/include")));
+        found.retain(|dir| dir.join("internal/pycore_pystate.h").exists());
+        found
+    }
+
+    /// What the headers in `dir` say; `None` when they cannot be compiled (Debian's `pyconfig.h` lies elsewhere, …).
+    fn ask(dir: &Path, free_threaded: bool, work: &Path) -> Option<BTreeMap<String, String>> {
+        let (source, binary) = (work.join("headers.c"), work.join("headers"));
+        std::fs::write(&source, include_str!("objects/headers.c")).expect("a folder of our own");
+        let mut compile = Command::new("cc");
+        compile.arg("-w").arg("-I").arg(dir).arg("-I").arg(dir.join("internal")).arg("-I").arg(dir.parent()?);
+        if free_threaded {
+            compile.arg("-DPy_GIL_DISABLED=1");
+        }
+        let compiled = compile.arg(&source).arg("-o").arg(&binary).output().ok()?;
+        assert!(compiled.status.success(), "{}: {}", dir.display(), String::from_utf8_lossy(&compiled.stderr));
+        let said = Command::new(&binary).output().expect("it runs").stdout;
+        let said = String::from_utf8(said).expect("ASCII");
+        Some(said.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.to_owned(), b.to_owned())).collect())
+    }
+
+    #[test]
+    fn rows_are_what_the_headers_say() {
+        let work = tempfile::tempdir().expect("a folder");
+        let mut compared = 0;
+        for (dir, free_threaded) in headers().into_iter().flat_map(|dir| [(dir.clone(), false), (dir, true)]) {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let minor: u8 = name.trim_start_matches("python3.").parse().unwrap_or(0);
+            let Some(row) = row((3, minor), free_threaded) else { continue };
+            let Some(said) = ask(&dir, free_threaded, work.path()) else { continue };
+            let number = |value: Option<i64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+            let offset = |value: u64| number(i64::try_from(value).ok());
+            let optional = |value: Option<u64>| number(value.and_then(|value| i64::try_from(value).ok()));
+            for (name, value) in [
+                ("interp_modules", offset(row.interp_modules)),
+                ("module_dict", offset(row.module_dict)),
+                ("dict_keys", offset(row.dict_keys)),
+                ("dict_values", offset(row.dict_values)),
+                ("keys_size", offset(row.keys_size)),
+                ("keys_kind", optional(row.keys_kind)),
+                ("keys_nentries", offset(row.keys_nentries)),
+                ("keys_indices", offset(row.keys_indices)),
+                ("values_start", offset(row.values_start)),
+                ("long_tag", offset(row.long_tag)),
+                ("long_digit", offset(row.long_digit)),
+                ("type_basicsize", offset(row.type_basicsize)),
+                ("type_dictoffset", offset(row.type_dictoffset)),
+                ("type_flags", offset(row.type_flags)),
+                ("heap_type_cached_keys", optional(row.heap_type_cached_keys)),
+                ("managed_dict", number(row.managed_dict)),
+            ] {
+                assert_eq!(
+                    said.get(name),
+                    Some(&value),
+                    "{name} in {} (free-threaded: {free_threaded})",
+                    dir.display()
+                );
+            }
+            compared += 1;
+        }
+        println!("{compared} sets of headers compared");
+    }
+}

@@ -1,0 +1,163 @@
+//! Offsets of kernel structures, from the running kernel's own BTF.
+
+use btf_rs::{Btf, BtfType, Type};
+use tachyon_common::config::Config;
+
+/// Where the kernel publishes its types.
+pub const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// Why the kernel's structures could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum BtfError {
+    /// The kernel publishes no BTF, or it cannot be read.
+    #[error(
+        "cannot read the kernel's type information from {VMLINUX_BTF}: {0}\nhint: needs a kernel built with CONFIG_DEBUG_INFO_BTF (every current distribution kernel is)"
+    )]
+    Unreadable(#[source] std::io::Error),
+    /// What the kernel publishes cannot be decoded.
+    #[error("cannot decode the kernel's type information in {VMLINUX_BTF}: {0}")]
+    Malformed(#[source] btf_rs::Error),
+    /// A field that the profiler needs is not in this kernel.
+    #[error("this kernel's {structure} has no field {field}: its layout is not one this version knows")]
+    MissingField {
+        /// The structure looked into.
+        structure: &'static str,
+        /// The field looked for.
+        field: &'static str,
+    },
+}
+
+/// A [`Config`] with every kernel offset filled in; sampling choices are left at zero.
+///
+/// # Errors
+/// When there is no BTF or a field is missing.
+pub fn kernel_config() -> Result<Config, BtfError> {
+    let btf = read()?;
+    let kernel = Kernel { btf };
+    let offset = |structure, path| kernel.offset(structure, path);
+    // `struct thread_struct` is the architecture's own.
+    let thread_pointer = offset("task_struct", &["thread", "fsbase"])
+        .or_else(|_| offset("task_struct", &["thread", "uw", "tp_value"]))?;
+    Ok(Config {
+        task_thread_pointer: thread_pointer,
+        task_tgid: offset("task_struct", &["tgid"])?,
+        task_pid: offset("task_struct", &["pid"])?,
+        task_group_leader: offset("task_struct", &["group_leader"])?,
+        task_signal: offset("task_struct", &["signal"])?,
+        task_thread_pid: offset("task_struct", &["thread_pid"])?,
+        task_stack: offset("task_struct", &["stack"])?,
+        task_mm: offset("task_struct", &["mm"])?,
+        task_sum_exec_runtime: offset("task_struct", &["se", "sum_exec_runtime"])?,
+        task_comm: offset("task_struct", &["comm"])?,
+        signal_live: offset("signal_struct", &["live"])?,
+        signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
+        pid_level: offset("pid", &["level"])?,
+        pid_numbers: offset("pid", &["numbers"])?,
+        upid_size: kernel.size("upid")?,
+        upid_ns: offset("upid", &["ns"])?,
+        pid_ns_inum: offset("pid_namespace", &["ns", "inum"])?,
+        mm_exe_file: offset("mm_struct", &["exe_file"])?,
+        file_inode: offset("file", &["f_inode"])?,
+        inode_ino: offset("inode", &["i_ino"])?,
+        inode_sb: offset("inode", &["i_sb"])?,
+        super_block_dev: offset("super_block", &["s_dev"])?,
+        // `THREAD_SIZE` is a macro and in no BTF: 16 KiB on x86-64 (without KASAN) and on arm64 with 4 KiB pages.
+        thread_size: 16 * 1024,
+        pt_regs_size: kernel.size("pt_regs")?,
+        ..Config::default()
+    })
+}
+
+/// Mapped, only the types asked for are decoded: milliseconds instead of a hundred. Not every kernel lets the file be
+/// mapped; then it is read whole first, for the parser's own file reading seeks for every type.
+fn read() -> Result<Btf, BtfError> {
+    if let Ok(btf) = Btf::from_file_with_backend(VMLINUX_BTF, btf_rs::Backend::Mmap) {
+        return Ok(btf);
+    }
+    let bytes = std::fs::read(VMLINUX_BTF).map_err(BtfError::Unreadable)?;
+    Btf::from_bytes(&bytes).map_err(BtfError::Malformed)
+}
+
+struct Kernel {
+    btf: Btf,
+}
+
+impl Kernel {
+    fn structure(&self, name: &'static str) -> Option<btf_rs::Struct> {
+        self.btf.resolve_types_by_name(name).ok()?.into_iter().find_map(|found| match found {
+            Type::Struct(found) if !found.members.is_empty() => Some(found),
+            _ => None,
+        })
+    }
+
+    fn size(&self, name: &'static str) -> Result<u32, BtfError> {
+        self.structure(name)
+            .and_then(|found| u32::try_from(found.size()).ok())
+            .ok_or(BtfError::MissingField { structure: name, field: "(its size)" })
+    }
+
+    /// Byte offset of the field reached by `path` from the start of `structure`.
+    fn offset(&self, structure: &'static str, path: &[&'static str]) -> Result<u32, BtfError> {
+        let missing = |field| BtfError::MissingField { structure, field };
+        let mut at = 0;
+        let mut inside = self.structure(structure).ok_or(missing("(the structure itself)"))?;
+        for (depth, field) in path.iter().enumerate() {
+            let (offset, member) = self.member(&inside, field, 0).ok_or(missing(field))?;
+            at += offset;
+            if depth + 1 < path.len() {
+                inside = self.compound(&member).ok_or(missing(field))?;
+            }
+        }
+        Ok(at)
+    }
+
+    /// A member by name, also inside anonymous structures and unions, with its offset in bytes.
+    fn member(&self, inside: &btf_rs::Struct, name: &str, depth: u32) -> Option<(u32, btf_rs::Member)> {
+        // C allows any depth; kernels use three or four.
+        if depth > 8 {
+            return None;
+        }
+        for member in &inside.members {
+            let member_name = self.btf.resolve_name(member).unwrap_or_default();
+            if member_name == name {
+                return Some((member.bit_offset() / 8, member.clone()));
+            }
+            if member_name.is_empty()
+                && let Some(anonymous) = self.compound(member)
+                && let Some((offset, found)) = self.member(&anonymous, name, depth + 1)
+            {
+                return Some((member.bit_offset() / 8 + offset, found));
+            }
+        }
+        None
+    }
+
+    /// The structure or union that is a member's type, through typedefs and qualifiers.
+    fn compound(&self, member: &btf_rs::Member) -> Option<btf_rs::Struct> {
+        let mut found = self.btf.resolve_chained_type(member as &dyn BtfType).ok()?;
+        for _ in 0..8 {
+            found = match found {
+                Type::Struct(found) | Type::Union(found) => return Some(found),
+                Type::Typedef(next) => self.btf.resolve_chained_type(&next).ok()?,
+                Type::Const(next) => self.btf.resolve_chained_type(&next).ok()?,
+                Type::Volatile(next) => self.btf.resolve_chained_type(&next).ok()?,
+                _ => return None,
+            };
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_has_every_field() {
+        let config = kernel_config().expect("this machine's kernel publishes its types");
+        assert_eq!(config.task_tgid, config.task_pid + 4, "pid and tgid lie side by side in every kernel");
+        assert_eq!(config.pt_regs_size % 8, 0);
+        assert!(config.upid_size >= 16, "a number and a namespace pointer");
+        assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
+    }
+}

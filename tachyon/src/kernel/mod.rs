@@ -1,0 +1,17 @@
+//! Loads and feeds the BPF side: object, kernel offsets, maps, events.
+//!
+//! In: what to sample and how often, process entries and layouts. Out: two ring buffers and the counters. It knows
+//! neither CPython nor profiles. Everything it attaches is held by file descriptors of this process: when the
+//! profiler dies, however it dies, the kernel detaches all of it.
+
+mod btf;
+mod object;
+mod perf;
+mod pod;
+mod privileges;
+
+pub use btf::{BtfError, kernel_config};
+pub use object::{Kernel, KernelError, Options, RunStats, ring_bytes};
+pub use perf::Event;
+pub use pod::FileKey;
+pub use privileges::drop_privileges;

@@ -1,0 +1,474 @@
+//! The BPF object: loaded, its maps typed, its programs attached and detached.
+
+use super::btf::{BtfError, kernel_config};
+use super::perf::{self, Event};
+use super::pod::{FileKey, Pod};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
+use aya::programs::perf_event::PerfEventLinkId;
+use aya::programs::raw_trace_point::RawTracePointLinkId;
+use aya::programs::{PerfEvent, ProgramError, RawTracePoint};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+use tachyon_common::config::flags as config_flags;
+use tachyon_common::event::Counters;
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES};
+use tachyon_common::process::ProcessEntry;
+use tachyon_common::stop::LossCause;
+
+/// The committed object (see `build.rs`).
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
+
+/// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
+const ENTRY: &str = "on_sample";
+const STAGES: [&str; 3] = ["search_threads", "walk_frames", "name_codes"];
+/// Raw tracepoints and their programs.
+const TRACEPOINTS: [(&str, &str); 4] = [
+    ("on_fork", "sched_process_fork"),
+    ("on_exec", "sched_process_exec"),
+    ("on_exit", "sched_process_exit"),
+    ("on_free", "sched_process_free"),
+];
+
+/// Why the kernel side could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The kernel's structures are not known.
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    /// The object was refused.
+    #[error("cannot load the BPF object: {0}\nhint: `tachyon-bpf doctor` tells what is missing")]
+    Load(#[source] Box<EbpfError>),
+    /// A program was refused.
+    #[error("cannot load the BPF program {program}: {source}\nhint: `tachyon-bpf doctor` tells what is missing")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// The kernel's word.
+        source: Box<ProgramError>,
+    },
+    /// An event could not be opened.
+    #[error(
+        "cannot attach {what}: {source}\nhint: needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less"
+    )]
+    Attach {
+        /// The event.
+        what: String,
+        /// The kernel's word.
+        source: ProgramError,
+    },
+    /// A map could not be used.
+    #[error("cannot use the BPF map {map}: {source}")]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// The kernel's word.
+        source: MapError,
+    },
+    /// The object lacks something the loader knows of.
+    #[error("the BPF object has no {0}: it was not built from the sources of this program")]
+    Missing(&'static str),
+    /// The list of CPUs could not be read.
+    #[error("cannot read {path}: {source}")]
+    Cpus {
+        /// The file.
+        path: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// More interpreter builds than the table holds.
+    #[error("more than {MAX_LAYOUTS} different interpreter builds on one host")]
+    TooManyLayouts,
+}
+
+impl KernelError {
+    fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
+        move |source| Self::Map { map, source }
+    }
+}
+
+/// Choices fixed at load.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Time between two samples of a running thread.
+    pub interval: Duration,
+    /// Processes that are in no table are wanted when they turn out to be CPython.
+    pub all_python: bool,
+    /// Only samples whose thread holds the GIL are wanted.
+    pub gil_only: bool,
+    /// Not every process is wanted: user space decides at each `exec`.
+    pub filtered: bool,
+    /// The opcode of each frame is wanted.
+    pub opcodes: bool,
+    /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
+    pub ring_bytes: u32,
+    /// Inode number of the profiler's pid namespace, unless that is the initial one ([`own_pid_namespace`]).
+    ///
+    /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
+    pub pid_namespace: Option<u32>,
+}
+
+/// Size of the sample ring: what every CPU sends in two seconds at 2 KiB a sample (80 frames), at least 1 MiB, at most
+/// 64 MiB, rounded up to a power of two. At 99 Hz and 2 CPUs that is 1 MiB, at 1 kHz and 16 CPUs 64 MiB.
+#[must_use]
+pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
+    const MIN: u32 = 1 << 20;
+    const MAX: u32 = 1 << 26;
+    // The cast saturates, which is what is wanted of an absurd rate.
+    let wanted = (rate_hz * cpus as f64 * 2.0 * 2048.0) as u32;
+    wanted.clamp(MIN, MAX).next_power_of_two()
+}
+
+/// What the kernel says of the programs' cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunStats {
+    /// Runs of the timer's program.
+    pub run_count: u64,
+    /// Nanoseconds of all programs together.
+    pub run_ns: u64,
+    /// Nanoseconds of the timer's program (with its tail calls).
+    pub sample_ns: u64,
+}
+
+/// The loaded object.
+pub struct Kernel {
+    ebpf: Ebpf,
+    processes: HashMap<MapData, u32, Pod<ProcessEntry>>,
+    executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
+    layouts: Array<MapData, Pod<Layout>>,
+    known_layouts: Vec<Layout>,
+    counters: PerCpuArray<MapData, Pod<Counters>>,
+    events_lost: PerCpuArray<MapData, u64>,
+    // Held while attached: tail calls work only as long as the table's descriptor is open.
+    _stages: ProgramArray<MapData>,
+    seed: u64,
+    map_bytes: u64,
+    sampling: Vec<PerfEventLinkId>,
+    lifecycle: Vec<(&'static str, RawTracePointLinkId)>,
+}
+
+impl Kernel {
+    /// Loads the object and all programs; attaches nothing.
+    ///
+    /// # Errors
+    /// When the kernel lacks something or refuses.
+    pub fn load(options: &Options) -> Result<Self, KernelError> {
+        let mut config = kernel_config()?;
+        config.seed = random_seed();
+        config.wake_bytes = options.ring_bytes / 4;
+        config.own_pid_ns = options.pid_namespace.unwrap_or(0);
+        if options.all_python {
+            config.flags |= config_flags::ALL_PYTHON;
+        }
+        if options.gil_only {
+            config.flags |= config_flags::GIL_ONLY;
+        }
+        if options.filtered {
+            config.flags |= config_flags::FILTERED;
+        }
+        if options.opcodes {
+            config.flags |= config_flags::OPCODES;
+        }
+        let seed = config.seed;
+        let config = Pod(config);
+        let mut ebpf = EbpfLoader::new()
+            // The object brings no BTF and needs none: every offset is in `CONFIG`.
+            .btf(None)
+            .override_global("CONFIG", &config, true)
+            .map_max_entries("SAMPLES", options.ring_bytes)
+            .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
+            .load(OBJECT)
+            .map_err(|error| KernelError::Load(Box::new(error)))?;
+        let map_bytes = ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum();
+        let mut stages: ProgramArray<MapData> = take(&mut ebpf, "STAGES")?;
+        perf_program(&mut ebpf, ENTRY)?.load().map_err(program_error(ENTRY))?;
+        for (index, name) in (0_u32..).zip(STAGES) {
+            let program = perf_program(&mut ebpf, name)?;
+            program.load().map_err(program_error(name))?;
+            let fd = program.fd().map_err(program_error(name))?;
+            stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
+        }
+        for (name, _) in TRACEPOINTS {
+            tracepoint(&mut ebpf, name)?.load().map_err(program_error(name))?;
+        }
+        Ok(Self {
+            processes: take(&mut ebpf, "PROCESSES")?,
+            executables: take(&mut ebpf, "EXECUTABLES")?,
+            layouts: take(&mut ebpf, "LAYOUTS")?,
+            known_layouts: Vec::new(),
+            counters: take(&mut ebpf, "COUNTERS")?,
+            events_lost: take(&mut ebpf, "EVENTS_LOST")?,
+            _stages: stages,
+            seed,
+            map_bytes,
+            sampling: Vec::new(),
+            lifecycle: Vec::new(),
+            ebpf,
+        })
+    }
+
+    /// The key of every fingerprint of this recording.
+    #[must_use]
+    pub const fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Takes the ring of samples and code objects; once.
+    ///
+    /// # Errors
+    /// When it was taken before.
+    pub fn take_samples(&mut self) -> Result<RingBuf<MapData>, KernelError> {
+        take(&mut self.ebpf, "SAMPLES")
+    }
+
+    /// Takes the ring of process events; once.
+    ///
+    /// # Errors
+    /// When it was taken before.
+    pub fn take_events(&mut self) -> Result<RingBuf<MapData>, KernelError> {
+        take(&mut self.ebpf, "EVENTS")
+    }
+
+    /// Follows fork, exec and exit from now on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn attach_lifecycle(&mut self) -> Result<(), KernelError> {
+        for (name, point) in TRACEPOINTS {
+            let link = tracepoint(&mut self.ebpf, name)?
+                .attach(point)
+                .map_err(|source| KernelError::Attach { what: format!("raw tracepoint {point}"), source })?;
+            self.lifecycle.push((name, link));
+        }
+        Ok(())
+    }
+
+    /// Samples from now on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn attach_sampling(&mut self, interval: Duration) -> Result<Event, KernelError> {
+        perf::attach(perf_program(&mut self.ebpf, ENTRY)?, interval, &mut self.sampling)
+    }
+
+    /// Detaches the timer's program: when this returns it runs no more, and the counters stand still.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn detach_sampling(&mut self) -> Result<(), KernelError> {
+        let program = perf_program(&mut self.ebpf, ENTRY)?;
+        for link in self.sampling.drain(..) {
+            program.detach(link).map_err(program_error(ENTRY))?;
+        }
+        Ok(())
+    }
+
+    /// Detaches the lifecycle hooks.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn detach_lifecycle(&mut self) -> Result<(), KernelError> {
+        for (name, link) in self.lifecycle.drain(..) {
+            tracepoint(&mut self.ebpf, name)?.detach(link).map_err(program_error(name))?;
+        }
+        Ok(())
+    }
+
+    /// The entry of a process, if it has one. `tgid` is of the profiler's namespace.
+    #[must_use]
+    pub fn process(&self, tgid: u32) -> Option<ProcessEntry> {
+        self.processes.get(&tgid, 0).ok().map(|entry| entry.0)
+    }
+
+    /// Sets the entry of a process.
+    ///
+    /// # Errors
+    /// When the table is full.
+    pub fn set_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<(), KernelError> {
+        self.processes.insert(tgid, Pod(*entry), 0).map_err(KernelError::map("PROCESSES"))
+    }
+
+    /// Sets the entry of a process that has none; false when a lifecycle hook was quicker.
+    ///
+    /// # Errors
+    /// When the table is full.
+    pub fn add_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<bool, KernelError> {
+        const BPF_NOEXIST: u64 = 1;
+        match self.processes.insert(tgid, Pod(*entry), BPF_NOEXIST) {
+            Ok(()) => Ok(true),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+            Err(error) => Err(KernelError::Map { map: "PROCESSES", source: error }),
+        }
+    }
+
+    /// The entry that processes of an executable get at `exec`, before user space has seen them.
+    ///
+    /// # Errors
+    /// When the table is full.
+    pub fn set_executable(&mut self, key: FileKey, entry: &ProcessEntry) -> Result<(), KernelError> {
+        self.executables.insert(Pod(key), Pod(*entry), 0).map_err(KernelError::map("EXECUTABLES"))
+    }
+
+    /// The number of a layout, which is stored if it is new.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub fn layout_number(&mut self, layout: &Layout) -> Result<u32, KernelError> {
+        if let Some(known) = self.known_layouts.iter().position(|known| known == layout) {
+            return u32::try_from(known).map_err(|_| KernelError::TooManyLayouts);
+        }
+        let number = u32::try_from(self.known_layouts.len()).map_err(|_| KernelError::TooManyLayouts)?;
+        if number >= MAX_LAYOUTS {
+            return Err(KernelError::TooManyLayouts);
+        }
+        self.layouts.set(number, Pod(*layout), 0).map_err(KernelError::map("LAYOUTS"))?;
+        self.known_layouts.push(*layout);
+        Ok(number)
+    }
+
+    /// Sum of the counters of all CPUs.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn counters(&self) -> Result<Counters, KernelError> {
+        let per_cpu: PerCpuValues<Pod<Counters>> = self.counters.get(&0, 0).map_err(KernelError::map("COUNTERS"))?;
+        let mut sum = Counters::default();
+        for Pod(cpu) in per_cpu.iter() {
+            sum.ran += cpu.ran;
+            sum.idle += cpu.idle;
+            sum.filtered += cpu.filtered;
+            sum.not_python += cpu.not_python;
+            sum.sent += cpu.sent;
+            for cause in 0..LossCause::COUNT {
+                sum.loss[cause] += cpu.loss[cause];
+            }
+            sum.code_ring_full += cpu.code_ring_full;
+            sum.codes_sent += cpu.codes_sent;
+            sum.events_lost += cpu.events_lost;
+        }
+        let lost = self.events_lost.get(&0, 0).map_err(KernelError::map("EVENTS_LOST"))?;
+        sum.events_lost += lost.iter().sum::<u64>();
+        Ok(sum)
+    }
+
+    /// What the kernel measured of the programs; zeros unless it was asked to measure.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn run_stats(&self) -> Result<RunStats, KernelError> {
+        let mut stats = RunStats::default();
+        for (name, program) in self.ebpf.programs() {
+            let Ok(info) = program.info() else { continue };
+            let info_ns = u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX);
+            stats.run_ns += info_ns;
+            if name == ENTRY {
+                stats.run_count = info.run_count();
+                stats.sample_ns = info_ns;
+            }
+        }
+        Ok(stats)
+    }
+
+    /// Memory of all maps as the kernel tells it (`memlock` of each descriptor's `fdinfo`), bytes.
+    #[must_use]
+    pub fn map_bytes(&self) -> u64 {
+        self.map_bytes
+    }
+
+    /// Instructions that the verifier looked at, for each program, where the kernel tells (5.16+).
+    #[must_use]
+    pub fn verified_instructions(&self) -> Vec<(String, Option<u32>)> {
+        self.ebpf
+            .programs()
+            .map(|(name, program)| {
+                let count = program.info().ok().and_then(|info| info.verified_instruction_count());
+                (name.to_owned(), count.filter(|count| *count > 0))
+            })
+            .collect()
+    }
+}
+
+/// The descriptor of a map of the kinds used here.
+fn map_fd(map: &Map) -> Option<i32> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::ProgramArray(data)
+        | Map::RingBuf(data) => Some(data.fd().as_fd().as_raw_fd()),
+        _ => None,
+    }
+}
+
+fn memlock(fd: i32) -> Option<u64> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
+}
+
+fn random_seed() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is valid for writes of its length.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    debug_assert_eq!(got, 8, "eight bytes of randomness are never short (getrandom(2))");
+    u64::from_ne_bytes(bytes)
+}
+
+fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, KernelError>
+where
+    T: TryFrom<aya::maps::Map, Error = MapError>,
+{
+    let map = ebpf.take_map(name).ok_or(KernelError::Missing(name))?;
+    T::try_from(map).map_err(KernelError::map(name))
+}
+
+fn program_error(program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
+    move |source| KernelError::Program { program, source: Box::new(source) }
+}
+
+fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut PerfEvent, KernelError> {
+    let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+    program.try_into().map_err(program_error(name))
+}
+
+fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut RawTracePoint, KernelError> {
+    let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+    program.try_into().map_err(program_error(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ring_size_follows_rate_and_cpus() {
+        let table =
+            [(99.0, 2, 1 << 20), (999.0, 2, 1 << 23), (99.0, 64, 1 << 25), (999.0, 16, 1 << 26), (1e9, 512, 1 << 26)];
+        for (rate, cpus, bytes) in table {
+            assert_eq!(ring_bytes(rate, cpus), bytes, "{rate} Hz on {cpus} CPUs");
+        }
+    }
+
+    #[test]
+    fn the_kernel_accepts_the_object() {
+        let options = Options {
+            interval: Duration::from_millis(10),
+            all_python: true,
+            gil_only: false,
+            filtered: false,
+            opcodes: false,
+            ring_bytes: 1 << 20,
+            pid_namespace: None,
+        };
+        let mut kernel = Kernel::load(&options).expect("needs root and BPF");
+        kernel.attach_lifecycle().expect("raw tracepoints attach");
+        kernel.attach_sampling(options.interval).expect("the event attaches");
+        std::thread::sleep(Duration::from_millis(200));
+        println!("{:?}", kernel.verified_instructions());
+        kernel.detach_sampling().expect("the event detaches");
+        let counters = kernel.counters().expect("the counters can be read");
+        assert!(counters.ran > 0, "the program ran");
+        let accounted = counters.sent + counters.idle + counters.filtered + counters.not_python;
+        assert_eq!(counters.ran, accounted + counters.loss.iter().sum::<u64>());
+    }
+}

@@ -1,0 +1,42 @@
+//! Wrapper that makes shared types map values.
+
+/// A type of `tachyon-common` as the value of a BPF map.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(transparent)]
+pub struct Pod<T>(pub T);
+
+macro_rules! pod {
+    ($($shared:ty),* $(,)?) => {
+        $(
+            // SAFETY: `repr(C)`, integers only, all padding spelled out as fields (see the type).
+            unsafe impl aya::Pod for Pod<$shared> {}
+        )*
+    };
+}
+
+pod!(
+    tachyon_common::config::Config,
+    tachyon_common::event::Counters,
+    tachyon_common::layout::Layout,
+    tachyon_common::process::ProcessEntry,
+    FileKey,
+);
+
+/// Key of the map of executables: device and inode as the kernel numbers them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FileKey {
+    /// `super_block.s_dev`: major in the upper bits, minor in the lower 20.
+    pub dev: u64,
+    /// `inode.i_ino`.
+    pub inode: u64,
+}
+
+impl FileKey {
+    /// The key of a file whose device number is `stat`'s: the kernel packs major and minor differently (`MKDEV`).
+    #[must_use]
+    pub fn of_stat(dev: u64, inode: u64) -> Self {
+        let (major, minor) = (nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
+        Self { dev: (major << 20) | (minor & 0xf_ffff), inode }
+    }
+}

@@ -1,0 +1,54 @@
+//! What the profiler may still do once it samples: what is not needed any more is dropped.
+
+use caps::errors::CapsError;
+use caps::{CapSet, Capability, CapsHashSet};
+
+/// What a running recording uses.
+const KEPT: [Capability; 9] = [
+    // Map operations, which before Linux 5.19 are refused without it where unprivileged BPF is switched off.
+    Capability::CAP_BPF,
+    // Processes that start later, of other users: their memory, mappings and files.
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_DAC_READ_SEARCH,
+    // The same where a library was deleted (`/proc/PID/map_files`).
+    Capability::CAP_CHECKPOINT_RESTORE,
+    // Further output files in a folder of the user who called sudo, given to them.
+    Capability::CAP_DAC_OVERRIDE,
+    Capability::CAP_FOWNER,
+    Capability::CAP_CHOWN,
+    // Names of kernel functions.
+    Capability::CAP_SYSLOG,
+    // SIGTERM is handed on to a command that runs as another user.
+    Capability::CAP_KILL,
+];
+
+/// Drops, for the calling thread and the threads it will start, every capability that a running recording does not
+/// need; above all `CAP_SYS_ADMIN`, and `CAP_PERFMON`, whose events are open by then.
+///
+/// # Errors
+/// When the kernel refuses (a seccomp filter can).
+pub fn drop_privileges() -> Result<(), CapsError> {
+    let permitted = caps::read(None, CapSet::Permitted)?;
+    let kept: CapsHashSet = permitted.into_iter().filter(|capability| KEPT.contains(capability)).collect();
+    let effective = caps::read(None, CapSet::Effective)?;
+    caps::set(None, CapSet::Inheritable, &CapsHashSet::default())?;
+    caps::set(None, CapSet::Effective, &effective.intersection(&kept).copied().collect())?;
+    caps::set(None, CapSet::Permitted, &kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_drops_for_itself() {
+        let before = caps::read(None, CapSet::Permitted).expect("readable");
+        let after = std::thread::spawn(|| {
+            drop_privileges().expect("dropping is always allowed");
+            caps::read(None, CapSet::Permitted).expect("readable")
+        });
+        let after = after.join().expect("the thread ends well");
+        assert!(after.is_subset(&before) && after.iter().all(|capability| KEPT.contains(capability)), "{after:?}");
+        assert_eq!(caps::read(None, CapSet::Permitted).expect("readable"), before);
+    }
+}

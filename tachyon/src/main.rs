@@ -1,0 +1,100 @@
+//! `tachyon-bpf`: maps the outcome to a message and an exit status.
+//!
+//! 0 a profile was written (or what was asked for was shown), 1 could not profile, 2 usage; with `-- CMD` the command's own status.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use tachyon::cli::args::{self, ExportArgs, NoVerb, RecoverArgs, Verb};
+use tachyon::cli::failure::{self, STATUS_FAILED};
+use tachyon::cli::output::{Destination, OutputFile};
+use tachyon::cli::plan::{self, Plan, Surroundings};
+use tachyon::cli::{doctor, dump, export, info, recover};
+use tachyon::recording;
+use tachyon::sinks::export::ExportOptions;
+
+fn main() -> ExitCode {
+    let outcome = match args::parse(std::env::args_os()) {
+        Ok(verb) => run(verb),
+        Err(NoVerb::Shown(text)) => {
+            // A closed pipe is no error.
+            let _ = text.print();
+            Ok(0)
+        }
+        Err(NoVerb::Usage(failure)) => Err(failure.into()),
+    };
+    ExitCode::from(match outcome {
+        Ok(status) => status,
+        // A reader that went away (`| head`) has what it wanted.
+        Err(error) if failure::is_closed_pipe(&error) => 0,
+        Err(error) => failure::show(&error, &mut io::stderr()),
+    })
+}
+
+/// The exit status of a verb that came to its end.
+fn run(verb: Verb) -> anyhow::Result<u8> {
+    match verb {
+        Verb::Record(args) => {
+            let outcome = recording::run(Plan::new(*args, &Surroundings::current())?)?;
+            Ok(outcome.command.map_or(0, tachyon::cli::command::CommandStatus::exit_status))
+        }
+        Verb::Export(args) => run_export(&args).map(|()| 0),
+        Verb::Recover(args) => run_recover(&args).map(|()| 0),
+        Verb::Info(args) => {
+            let mut out = io::stdout().lock();
+            info::run(&args.file, args.json, &mut out)?;
+            out.flush()?;
+            Ok(0)
+        }
+        Verb::Dump(args) => {
+            dump::run(args.pid, args.json, &mut io::BufWriter::new(io::stdout().lock()))?;
+            Ok(0)
+        }
+        Verb::Man => {
+            args::write_man(&mut io::stdout().lock())?;
+            Ok(0)
+        }
+        Verb::Completions(wanted) => {
+            // Through a buffer: the generator takes a closed pipe for impossible.
+            let mut text = Vec::new();
+            args::write_completions(wanted.shell, &mut text);
+            io::stdout().lock().write_all(&text)?;
+            Ok(0)
+        }
+        Verb::Doctor(args) => {
+            let diagnosis = doctor::diagnose(recording::running_interpreters());
+            let mut out = io::stdout().lock();
+            doctor::show(&diagnosis, args.json, &mut out)?;
+            out.flush()?;
+            Ok(if diagnosis.possible { 0 } else { STATUS_FAILED })
+        }
+    }
+}
+
+fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
+    let plan = plan::export_output(args, &Surroundings::current())?;
+    let output = OutputFile::create(&plan.destination, plan.force)?;
+    let mut file = output.try_clone_file()?;
+    let (companion_output, companion) = plan.create_companion()?.unzip();
+    let options = ExportOptions { by_thread: args.threads, svg: plan.is_svg(), companion };
+    export::run(&args.input, export::Output::File(&mut file), plan.format, options)?;
+    if let Some(companion) = companion_output {
+        companion.commit()?;
+    }
+    Ok(output.commit()?)
+}
+
+fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
+    let output = OutputFile::create_recovered(&Destination::from_argument(args.output.clone()), args.force)?;
+    let mut file = output.try_clone_file()?;
+    let recovered = recover::run(&args.input, args.journal.as_deref(), &mut file)?;
+    output.commit()?;
+    // Standard error may be closed: the file is written all the same.
+    let _closed = writeln!(
+        io::stderr(),
+        "recovered {} samples of {} threads from {}",
+        recovered.samples,
+        recovered.threads,
+        args.input.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! The profile: samples as small handles into tables of frames, threads and processes.
+//!
+//! What every sink reads and nothing else. Strings and frames are stored once, in order of first use; a handle is
+//! an index into its table. A frame may be *pending*: it has its place in the table, but its names arrive later
+//! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
+
+mod frames;
+mod strings;
+
+pub use frames::{Frame, FrameId, FrameTable};
+pub use strings::{StrId, StringTable};
+
+/// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
+pub const SPECIAL_FILENAME: &str = "~";
+
+/// Index of a process in [`Profile::processes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId(pub u32);
+
+/// Index of a thread (more exactly a pair of thread and interpreter) in [`Profile::threads`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ThreadId(pub u32);
+
+/// One process that was sampled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid as the profiler's own namespace numbers it.
+    pub pid: u32,
+    /// The kernel's short name of its main thread.
+    pub comm: String,
+    /// Its command line, when it could be read.
+    pub cmdline: Vec<String>,
+    /// CPython's version, e.g. `3.12.1`; empty when never learnt.
+    pub python_version: String,
+    /// Id of its container, from its control group; empty when it is in none that can be seen.
+    pub container: String,
+    /// Uid of its Kubernetes pod, likewise.
+    pub pod: String,
+}
+
+/// One thread of one interpreter of one process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Thread {
+    /// Its process: index into [`Profile::processes`].
+    pub process: u32,
+    /// Thread id as the profiler's own namespace numbers it.
+    pub tid: u32,
+    /// Thread id as written to files: unique in the recording (a reused tid gets a generation in its upper half).
+    pub unique_tid: u64,
+    /// Thread id in the thread's own pid namespace.
+    pub ns_tid: u32,
+    /// `PyInterpreterState.id`; 0 when none was found.
+    pub interpreter: u32,
+    /// The thread's name, as far as known.
+    pub name: String,
+}
+
+/// One thread-sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample<'a> {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Microseconds on `CLOCK_MONOTONIC`.
+    pub time_us: u64,
+    /// TACH's status byte (bits of [`tachyon_common::event::status`], the first six).
+    pub status: u8,
+    /// Whole stack, leaf first.
+    pub frames: &'a [FrameId],
+}
+
+/// Everything that samples refer to.
+#[derive(Debug, Default)]
+pub struct Profile {
+    /// Interned strings.
+    pub strings: StringTable,
+    /// Interned frames.
+    pub frames: FrameTable,
+    /// Processes in order of first sample.
+    pub processes: Vec<Process>,
+    /// Threads in order of first sample.
+    pub threads: Vec<Thread>,
+    /// What does not change while samples come in.
+    pub meta: Meta,
+}
+
+/// How the recording was made.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Meta {
+    /// Start on `CLOCK_MONOTONIC`, microseconds.
+    pub start_us: u64,
+    /// Start as seconds since 1970, UTC.
+    pub start_unix: f64,
+    /// Microseconds between samples of a running thread.
+    pub interval_us: u64,
+    /// Several processes in one profile: sinks put `comm (pid)` at the root of every stack.
+    pub many_processes: bool,
+    /// Only samples that held the GIL.
+    pub gil_only: bool,
+    /// Opcodes were recorded.
+    pub opcodes: bool,
+    /// Native frames were recorded.
+    pub native: bool,
+    /// This machine's host name.
+    pub hostname: String,
+    /// Version of the (single or newest) interpreter: major, minor, micro.
+    pub python_version: (u8, u8, u8),
+}
+
+impl Profile {
+    /// The thread behind a handle.
+    ///
+    /// # Panics
+    /// When the handle is of another profile.
+    #[must_use]
+    pub fn thread(&self, id: ThreadId) -> &Thread {
+        &self.threads[id.0 as usize]
+    }
+
+    /// The process of a thread.
+    ///
+    /// # Panics
+    /// When the handle is of another profile.
+    #[must_use]
+    pub fn process_of(&self, id: ThreadId) -> &Process {
+        &self.processes[self.thread(id).process as usize]
+    }
+
+    /// Interns a frame that is no source line: `name` under the file name `~`, no location.
+    pub fn special_frame(&mut self, name: &str) -> FrameId {
+        let filename = self.strings.intern(SPECIAL_FILENAME);
+        let function = self.strings.intern(name);
+        self.frames.intern(Frame::without_location(filename, function))
+    }
+
+    /// Gives a pending frame its names.
+    pub fn resolve(&mut self, id: FrameId, frame: Frame) {
+        self.frames.replace(id, frame);
+    }
+}

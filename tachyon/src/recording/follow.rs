@@ -1,0 +1,513 @@
+//! Follows processes while a recording runs: starts, execs, late mappings, ends.
+//!
+//! A thread of its own, because a process that lives 50 ms must be inspected within a few: it sleeps until the
+//! kernel side's lifecycle ring or the mapping events wake it.
+
+use super::registry::{ProcessInfo, Registry, Verdict, cpu_time_ns};
+use crate::cli::preflight::target_hint;
+use crate::discover::Filter;
+use crate::discover::watch::{Drained, Watch, WatchEvent};
+use crate::events::{Event, Events};
+use crate::inspect::{self, ElfCache, Interpreter};
+use crate::kernel::{FileKey, Kernel, KernelError, drop_privileges};
+use crate::merge::comm_text;
+use crate::remote::{RemoteError, RemoteProcess};
+use crate::types::Pid;
+use aya::maps::{MapData, RingBuf};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tachyon_common::event::{ProcessRecord, kind};
+use tachyon_common::process::{ProcessEntry, flags};
+use tachyon_common::walk::mix;
+
+/// A program that has mapped no CPython this long after its `exec` is taken for something else, until it does.
+const UNDECIDED: Duration = Duration::from_secs(2);
+/// How often the undecided are looked through.
+const TURN: Duration = Duration::from_millis(500);
+/// The same where no mapping events tell when to look, while anything is undecided.
+const QUICK_TURN: Duration = Duration::from_millis(10);
+
+/// Locks without minding a thread that panicked while it held the lock: its panic is reported when it is joined.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Which processes belong to the recording.
+pub(super) struct Wanted {
+    /// Those that are met by chance too.
+    pub all_python: bool,
+    /// Children of those that do.
+    pub follow_children: bool,
+    /// Only these of them.
+    pub filter: Filter,
+}
+
+/// What following needs and leaves behind.
+pub(super) struct Follower {
+    kernel: Arc<Mutex<Kernel>>,
+    registry: Arc<Mutex<Registry>>,
+    cache: ElfCache,
+    /// Entries get these flags: selected, and perhaps their children too.
+    flags: u32,
+    all_python: bool,
+    filter: Filter,
+    /// Selected processes without a verdict: when their image was new.
+    undecided: HashMap<u32, Instant>,
+    fresh: u64,
+}
+
+impl Follower {
+    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
+        let Wanted { all_python, follow_children, filter } = wanted;
+        let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
+        let fresh = lock(&kernel).seed();
+        let (cache, undecided) = (ElfCache::default(), HashMap::new());
+        Self { kernel, registry, cache, flags, all_python, filter, undecided, fresh }
+    }
+
+    /// Whether a process is one of those asked for.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn admits(&self, pid: Pid) -> Result<bool, RemoteError> {
+        if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::open(pid)?) }
+    }
+
+    /// Looks at a process and gives it an entry. `Ok(None)`: not CPython.
+    ///
+    /// # Errors
+    /// When it cannot be inspected, or the kernel's tables are full.
+    pub fn adopt(&mut self, pid: u32) -> anyhow::Result<Option<Box<Interpreter>>> {
+        if !self.admits(Pid(pid))? {
+            self.set_aside(pid, self.flags & !flags::SELECTED)?;
+            return Ok(None);
+        }
+        let process = RemoteProcess::open(Pid(pid))?;
+        let verdict = inspect::inspect(&process, &mut self.cache);
+        let fresh = self.fresh();
+        let cpu_start_ns = cpu_time_ns(pid).unwrap_or(0);
+        let (entry, known, interpreter) = match verdict {
+            Ok(inspect::Verdict::Python(interpreter)) => match self.is_sane(&process, &interpreter) {
+                Ok(()) => {
+                    let entry = self.entry_of(&interpreter)?;
+                    let known = Verdict::Python(interpreter.layout.version_hex, interpreter.version_text());
+                    (entry, known, Ok(Some(interpreter)))
+                }
+                Err(error) => (other(), Verdict::Other, Err(error.into())),
+            },
+            Ok(inspect::Verdict::NotPython) => (other(), Verdict::Other, Ok(None)),
+            Ok(refused @ inspect::Verdict::Unsupported { .. }) => (other(), Verdict::Other, Err(refusal(&refused))),
+            Err(error) => (other(), Verdict::Other, Err(error.into())),
+        };
+        let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
+        if lock(&self.kernel).add_process(pid, &entry)? {
+            lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_start_ns));
+        }
+        interpreter
+    }
+
+    /// Gives a process that has not begun to run anything an entry; it is inspected at its `exec`.
+    ///
+    /// # Errors
+    /// When the kernel's table is full.
+    pub fn expect(&mut self, pid: u32) -> Result<(), KernelError> {
+        let fresh = self.fresh();
+        let entry = ProcessEntry { flags: self.flags, image: fresh, instance: fresh, ..ProcessEntry::default() };
+        lock(&self.kernel).set_process(pid, &entry)?;
+        lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, Verdict::Unknown, 0));
+        Ok(())
+    }
+
+    /// Marks a process as none of ours (a kernel thread, the profiler itself).
+    ///
+    /// # Errors
+    /// When the kernel's table is full.
+    pub fn ignore(&mut self, pid: u32) -> Result<(), KernelError> {
+        self.set_aside(pid, self.flags)
+    }
+
+    fn set_aside(&mut self, pid: u32, flags: u32) -> Result<(), KernelError> {
+        let fresh = self.fresh();
+        let entry =
+            ProcessEntry { flags: flags | flags::NOT_PYTHON, image: fresh, instance: fresh, ..ProcessEntry::default() };
+        lock(&self.kernel).add_process(pid, &entry).map(drop)
+    }
+
+    /// A number no image and no process has had: the kernel side hashes clock and tgid, this a counter.
+    fn fresh(&mut self) -> u64 {
+        self.fresh = self.fresh.wrapping_add(1);
+        mix(self.fresh, 0x7461_6368_796f_6e00)
+    }
+
+    /// Tests a layout that was not taken from this very build's headers on the live runtime.
+    fn is_sane(&self, process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), inspect::SelfTestError> {
+        if let Some(error) = &interpreter.entering_error {
+            let note = format!(
+                "{}: {error}: samples taken while the evaluator is entered may be wrong",
+                interpreter.path.display()
+            );
+            lock(&self.registry).notes.insert(note);
+        }
+        if interpreter.known_build {
+            return Ok(());
+        }
+        match inspect::self_test(process, interpreter) {
+            Err(inspect::SelfTestError::NotInitialized) => Ok(()),
+            tested => tested,
+        }
+    }
+
+    fn entry_of(&mut self, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
+        let mut kernel = lock(&self.kernel);
+        let layout = interpreter.layout.complete();
+        let number = kernel.layout_number(&layout)?;
+        lock(&self.registry).set_layout(number, &layout);
+        let window = interpreter.entering.clone().unwrap_or(0..0);
+        let entry = ProcessEntry {
+            runtime: interpreter.runtime,
+            code_type: interpreter.code_type,
+            none: interpreter.none,
+            entering_start: window.start,
+            entering_end: window.end,
+            layout: number,
+            flags: flags::PYTHON,
+            ..ProcessEntry::default()
+        };
+        // Which processes of it are wanted is known to user space alone.
+        if interpreter.static_address && self.filter.is_empty() {
+            let key = FileKey::of_stat(interpreter.file.dev, interpreter.file.inode);
+            kernel.set_executable(key, &entry)?;
+        }
+        Ok(entry)
+    }
+
+    /// Inspects a process whose image is new or has got a new mapping. The entry changes only if its image is still
+    /// the same one.
+    fn look(&mut self, pid: u32, last_try: bool) {
+        let Some(before) = lock(&self.kernel).process(pid) else { return };
+        if before.flags & (flags::PYTHON | flags::SELECTED) != flags::SELECTED {
+            self.undecided.remove(&pid);
+            // An executable served in the kernel at its exec still has to be known here.
+            if before.flags & flags::PYTHON != 0 {
+                self.confirm(pid, &before);
+            }
+            return;
+        }
+        match self.admits(Pid(pid)) {
+            Ok(true) => {}
+            Ok(false) => return self.turn_away(pid, &before),
+            // It is gone.
+            Err(_) => return,
+        }
+        let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
+        let entry = match inspect::inspect(&process, &mut self.cache) {
+            Ok(inspect::Verdict::Python(interpreter)) => match self.entry_of(&interpreter) {
+                Ok(_) if self.is_sane(&process, &interpreter).is_err() => {
+                    let what = format!(
+                        "CPython {}: its layout fails the test on the live process",
+                        interpreter.version_text()
+                    );
+                    self.refuse(pid, &what);
+                    self.decide(pid, &before, Verdict::Other);
+                    other()
+                }
+                Ok(entry) => {
+                    let verdict = Verdict::Python(interpreter.layout.version_hex, interpreter.version_text());
+                    self.decide(pid, &before, verdict);
+                    entry
+                }
+                Err(error) => return self.refuse(pid, &error.to_string()),
+            },
+            Ok(refused @ inspect::Verdict::Unsupported { .. }) => {
+                self.refuse(pid, &refusal(&refused).to_string());
+                self.decide(pid, &before, Verdict::Other);
+                other()
+            }
+            Err(error) if last_try => {
+                if let Some(hint) = target_hint(&anyhow::Error::new(error)) {
+                    self.refuse(pid, &format!("it cannot be looked at; {hint}"));
+                }
+                self.decide(pid, &before, Verdict::Other);
+                other()
+            }
+            Ok(inspect::Verdict::NotPython) if last_try => {
+                self.decide(pid, &before, Verdict::Other);
+                other()
+            }
+            // Its libraries are still being mapped, or it is gone.
+            Ok(inspect::Verdict::NotPython) | Err(_) => return,
+        };
+        self.undecided.remove(&pid);
+        let kernel = &mut *lock(&self.kernel);
+        let Some(now) = kernel.process(pid) else { return };
+        if now.image != before.image {
+            return;
+        }
+        let entry = ProcessEntry {
+            image: now.image,
+            instance: now.instance,
+            leader: now.leader,
+            thread_starts: now.thread_starts,
+            flags: (now.flags & !(flags::PYTHON | flags::NOT_PYTHON)) | entry.flags,
+            ..entry
+        };
+        let python = entry.flags & flags::PYTHON != 0;
+        lock(&self.registry).add_uninspected(now.instance, now.uninspected, python);
+        if let Err(error) = kernel.set_process(pid, &entry) {
+            lock(&self.registry).refuse(format!("pid {pid}: {error}"));
+        }
+    }
+
+    /// A program that is not asked for: from now on it is met and left alone.
+    fn turn_away(&mut self, pid: u32, before: &ProcessEntry) {
+        self.undecided.remove(&pid);
+        let kernel = &mut *lock(&self.kernel);
+        let Some(now) = kernel.process(pid) else { return };
+        if now.image != before.image {
+            return;
+        }
+        let entry = ProcessEntry { flags: (now.flags & !flags::SELECTED) | flags::NOT_PYTHON, ..now };
+        let mut registry = lock(&self.registry);
+        registry.turn_away(now.instance, now.uninspected);
+        if let Err(error) = kernel.set_process(pid, &entry) {
+            registry.refuse(format!("pid {pid}: {error}"));
+        }
+    }
+
+    /// Completes what is known of a process whose entry the kernel side made by itself.
+    fn confirm(&mut self, pid: u32, entry: &ProcessEntry) {
+        let known = lock(&self.registry).get(entry.instance).is_some_and(|info| info.image == entry.image);
+        if known {
+            return;
+        }
+        let hex = lock(&self.registry).layout(entry.layout).map_or(0, |layout| layout.version_hex);
+        self.decide(pid, entry, Verdict::Python(hex, inspect::version_text(hex)));
+    }
+
+    fn decide(&mut self, pid: u32, entry: &ProcessEntry, verdict: Verdict) {
+        let mut registry = lock(&self.registry);
+        match registry.by_pid(pid) {
+            Some(info) => {
+                info.image = entry.image;
+                info.decide(verdict);
+                info.refresh();
+            }
+            None => registry.insert(entry.instance, ProcessInfo::new(pid, entry.image, verdict, 0)),
+        }
+    }
+
+    fn refuse(&self, pid: u32, reason: &str) {
+        lock(&self.registry).refuse(format!("pid {pid}: {reason}"));
+    }
+
+    fn on_process(&mut self, record: &ProcessRecord) {
+        let pid = record.tgid;
+        match record.header.kind {
+            kind::FORK => {
+                lock(&self.registry).fork(record, comm_text(&record.comm));
+                if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
+                    self.undecided.insert(pid, Instant::now());
+                }
+            }
+            kind::EXEC => {
+                self.on_exec(record);
+                self.look(pid, false);
+            }
+            kind::EXIT => {
+                self.undecided.remove(&pid);
+                lock(&self.registry).exit(record);
+            }
+            kind::FREE => lock(&self.registry).free(record),
+            // A process that is gone, or that was found meanwhile, needs no entry.
+            kind::UNKNOWN if self.all_python => {
+                let _gone = self.adopt(pid);
+            }
+            _ => {}
+        }
+    }
+
+    /// The image that ended keeps its verdict; the process starts anew.
+    fn on_exec(&mut self, record: &ProcessRecord) {
+        let mut registry = lock(&self.registry);
+        let was_python = registry.get(record.instance).is_some_and(|info| matches!(info.verdict, Verdict::Python(..)));
+        registry.add_uninspected(record.instance, record.uninspected, was_python);
+        if registry.get(record.instance).is_none() {
+            let info = ProcessInfo::new(record.tgid, record.image, Verdict::Unknown, 0);
+            registry.insert(record.instance, info);
+        }
+        if let Some(info) = registry.by_pid(record.tgid) {
+            info.verdict = Verdict::Unknown;
+            info.comm = comm_text(&record.comm);
+        }
+        self.undecided.insert(record.tgid, Instant::now());
+    }
+
+    fn on_watch(&mut self, event: &WatchEvent<'_>) {
+        match event {
+            WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.look(pid.0, false),
+            // A library loaded late may be CPython itself (an embedding program).
+            WatchEvent::Mapped { pid, path, .. } if self.all_python && is_library(path) => {
+                let other = lock(&self.registry).by_pid(pid.0).is_some_and(|info| info.verdict == Verdict::Other);
+                if other {
+                    self.look_again(pid.0);
+                }
+            }
+            WatchEvent::Lost { .. } => self.look_at_undecided(),
+            _ => {}
+        }
+    }
+
+    fn look_at_undecided(&mut self) {
+        for pid in self.undecided.keys().copied().collect::<Vec<_>>() {
+            self.look(pid, false);
+        }
+    }
+
+    /// A process that was none of ours has mapped something: if it is CPython now, it becomes one of ours.
+    fn look_again(&mut self, pid: u32) {
+        if !self.admits(Pid(pid)).unwrap_or(false) {
+            return;
+        }
+        let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
+        let Ok(inspect::Verdict::Python(interpreter)) = inspect::inspect(&process, &mut self.cache) else { return };
+        let Ok(entry) = self.entry_of(&interpreter) else { return };
+        let Some(now) = lock(&self.kernel).process(pid) else { return };
+        self.decide(pid, &now, Verdict::Python(interpreter.layout.version_hex, interpreter.version_text()));
+        let flags = (now.flags & !flags::NOT_PYTHON) | entry.flags;
+        let entry = ProcessEntry { image: now.image, instance: now.instance, leader: now.leader, flags, ..entry };
+        let result = lock(&self.kernel).set_process(pid, &entry);
+        if let Err(error) = result {
+            self.refuse(pid, &error.to_string());
+        }
+    }
+
+    /// Decides on everything that is still open: the recording ends.
+    fn settle(&mut self) {
+        for pid in std::mem::take(&mut self.undecided).into_keys() {
+            self.look(pid, true);
+        }
+    }
+
+    /// Stops sampling processes whose code objects make no sense, and decides on those that have had their time.
+    fn turn(&mut self) {
+        let nonsense = std::mem::take(&mut lock(&self.registry).nonsense);
+        for pid in nonsense.into_iter().flat_map(|image| lock(&self.registry).pids_of_image(image)) {
+            self.refuse(pid, "its code objects make no sense: it is not the CPython it looks like");
+            let Some(now) = lock(&self.kernel).process(pid) else { continue };
+            let flags = (now.flags & !flags::PYTHON) | flags::NOT_PYTHON;
+            let result = lock(&self.kernel).set_process(pid, &ProcessEntry { flags, ..now });
+            if let Err(error) = result {
+                self.refuse(pid, &error.to_string());
+            }
+        }
+        let due: Vec<u32> =
+            self.undecided.iter().filter(|(_, since)| since.elapsed() > UNDECIDED).map(|(&pid, _)| pid).collect();
+        for pid in due {
+            self.look(pid, true);
+            self.undecided.remove(&pid);
+        }
+    }
+}
+
+/// Entry of what is not CPython.
+fn other() -> ProcessEntry {
+    ProcessEntry { flags: flags::NOT_PYTHON, ..ProcessEntry::default() }
+}
+
+/// Why a Python is not profiled, as an error.
+fn refusal(verdict: &inspect::Verdict) -> anyhow::Error {
+    match verdict {
+        inspect::Verdict::Unsupported { implementation, reason } => {
+            anyhow::anyhow!("it runs {implementation}: {reason}")
+        }
+        inspect::Verdict::Python(_) | inspect::Verdict::NotPython => anyhow::anyhow!("it is not a Python process"),
+    }
+}
+
+fn is_library(path: &OsStr) -> bool {
+    path.as_encoded_bytes().windows(3).any(|part| part == b".so")
+}
+
+/// The following thread.
+pub(super) struct Follow {
+    stop: Arc<EventFd>,
+    thread: JoinHandle<()>,
+}
+
+const EVENTS: u64 = 0;
+const WATCH: u64 = 1;
+const STOP: u64 = 2;
+
+impl Follow {
+    /// Starts following. `watch` is for recordings that new processes may join: it is told of every program start on the
+    /// host. Without it, a target that execs is looked at again and again until it is known.
+    ///
+    /// # Errors
+    /// When the thread or its descriptors cannot be made.
+    pub fn start(
+        mut follower: Follower,
+        mut events: RingBuf<MapData>,
+        mut watch: Option<Watch>,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(events.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, EVENTS))?;
+        if let Some(watch) = &watch {
+            epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WATCH))?;
+        }
+        epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+        let thread = std::thread::Builder::new().name("tachyon-follow".to_owned()).spawn(move || {
+            // Where the kernel refuses, the main thread says so.
+            let _refused = drop_privileges();
+            loop {
+                let quick = watch.is_none() && !follower.undecided.is_empty();
+                let timeout =
+                    EpollTimeout::try_from(if quick { QUICK_TURN } else { TURN }).unwrap_or(EpollTimeout::NONE);
+                let mut ready = [EpollEvent::empty(); 3];
+                let count = epoll.wait(&mut ready, timeout).unwrap_or(0);
+                // Process events first: a mapping means something only of a process that is known.
+                drain(&mut follower, &mut events);
+                while let Some(watch) = &mut watch
+                    && watch.drain(&mut |event| follower.on_watch(&event)) == Drained::More
+                {
+                    drain(&mut follower, &mut events);
+                }
+                if quick {
+                    follower.look_at_undecided();
+                }
+                follower.turn();
+                if ready.iter().take(count).any(|event| event.data() == STOP) {
+                    drain(&mut follower, &mut events);
+                    follower.settle();
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Deals with what has been told so far, and ends.
+    pub fn stop(self) {
+        // An event descriptor's write fails only when its count would overflow.
+        let _full = self.stop.write(1);
+        if self.thread.join().is_err() {
+            eprintln!("tachyon-bpf: the thread that follows processes ended early: later processes are missing");
+        }
+    }
+}
+
+fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>) {
+    while let Some(item) = events.next() {
+        for event in Events::new(&item) {
+            if let Ok(Event::Process(record)) = event {
+                follower.on_process(&record);
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What is known of every process of a recording, for those who name, account and report.
+//!
+//! Shared by the thread that follows processes (writer) and the one that makes samples (reader). Keyed by the
+//! kernel side's *instance*, never by pid alone: a pid is used again.
+
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+use tachyon_common::event::ProcessRecord;
+use tachyon_common::layout::Layout;
+use tachyon_common::process::flags;
+
+/// Whether a process runs CPython.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not told yet.
+    Unknown,
+    /// CPython of this version, `PY_VERSION_HEX` and as text.
+    Python(u32, String),
+    /// Something else, or a CPython that was refused.
+    Other,
+}
+
+/// One process.
+#[derive(Clone, Debug)]
+pub(super) struct ProcessInfo {
+    pub pid: u32,
+    pub image: u64,
+    pub verdict: Verdict,
+    pub comm: String,
+    pub cmdline: Vec<String>,
+    /// Container and pod, empty when there are none.
+    pub container: String,
+    pub pod: String,
+    /// CPU time it had when it was selected, nanoseconds.
+    cpu_start_ns: u64,
+    /// CPU time at its exit, as the kernel side told it.
+    cpu_end_ns: Option<u64>,
+    /// Runs that met it before it was inspected, over all its images that were CPython or are undecided.
+    pub uninspected: u64,
+    pub alive: bool,
+    /// Whether any of its images was CPython.
+    pub ever_python: bool,
+}
+
+impl ProcessInfo {
+    pub fn new(pid: u32, image: u64, verdict: Verdict, cpu_start_ns: u64) -> Self {
+        let (container, pod) = read_container(pid);
+        Self {
+            pid,
+            image,
+            container,
+            pod,
+            ever_python: matches!(verdict, Verdict::Python(..)),
+            verdict,
+            comm: read_comm(pid),
+            cmdline: read_cmdline(pid),
+            cpu_start_ns,
+            cpu_end_ns: None,
+            uninspected: 0,
+            alive: true,
+        }
+    }
+
+    /// CPython's version as text; empty when it is not CPython (any more).
+    pub fn version(&self) -> &str {
+        match &self.verdict {
+            Verdict::Python(_, version) => version,
+            Verdict::Unknown | Verdict::Other => "",
+        }
+    }
+
+    /// CPU time of all its threads while it was selected, nanoseconds; `None` when it could not be measured.
+    pub fn cpu_ns(&self) -> Option<u64> {
+        let now = || if self.alive { cpu_time_ns(self.pid) } else { None };
+        self.cpu_end_ns.or_else(now).map(|end| end.saturating_sub(self.cpu_start_ns))
+    }
+
+    /// Sets the verdict on the present image.
+    pub fn decide(&mut self, verdict: Verdict) {
+        self.ever_python |= matches!(verdict, Verdict::Python(..));
+        self.verdict = verdict;
+    }
+
+    /// Brings name and command line up to date (they change at `exec`).
+    pub fn refresh(&mut self) {
+        let (comm, cmdline) = (read_comm(self.pid), read_cmdline(self.pid));
+        if !comm.is_empty() {
+            self.comm = comm;
+        }
+        if !cmdline.is_empty() {
+            self.cmdline = cmdline;
+        }
+        // A runtime moves a process into its container before it execs the program.
+        (self.container, self.pod) = read_container(self.pid);
+    }
+}
+
+/// CPU time of a live process, dead threads included (`CLOCK_PROCESS_CPUTIME_ID` of another process).
+pub(super) fn cpu_time_ns(pid: u32) -> Option<u64> {
+    let clock: ClockId = clock_getcpuclockid(nix::unistd::Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    let time = clock_gettime(clock).ok()?;
+    Some(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
+}
+
+fn read_comm(pid: u32) -> String {
+    let text = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
+}
+
+/// Container and pod of a process; empty where it is in none.
+fn read_container(pid: u32) -> (String, String) {
+    let cgroups = RemoteProcess::at(Pid(pid)).cgroups().unwrap_or_default();
+    (cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default())
+}
+
+/// At most 4 KiB of the command line: a target can make it as long as it likes.
+fn read_cmdline(pid: u32) -> Vec<String> {
+    use std::io::Read as _;
+    let mut text = Vec::new();
+    if let Ok(file) = std::fs::File::open(format!("/proc/{pid}/cmdline")) {
+        // A process that vanishes meanwhile has no command line.
+        let _gone = file.take(4096).read_to_end(&mut text);
+    }
+    let text = text.strip_suffix(b"\0").unwrap_or(&text);
+    if text.is_empty() {
+        return Vec::new();
+    }
+    text.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// All processes of a recording.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    by_instance: HashMap<u64, ProcessInfo>,
+    current: HashMap<u32, u64>,
+    layouts: Vec<Layout>,
+    /// Runs counted as "not inspected" that turned out to have met something that is not CPython.
+    not_python: u64,
+    /// The same for runs counted as "process gone".
+    not_python_gone: u64,
+    /// Runs counted as "not inspected" that met a process that is not asked for.
+    filtered: u64,
+    /// What was met and refused, by reason, with the pids.
+    pub refused: Vec<String>,
+    /// What is weaker than it should be, each once.
+    pub notes: BTreeSet<String>,
+    /// Images whose last process has ended, each with the time.
+    pub dead_images: Vec<(u64, Instant)>,
+    /// Images whose code objects make no sense: their layout is not what it was taken for.
+    pub nonsense: Vec<u64>,
+}
+
+impl Registry {
+    /// Sampling starts now: what processes used before is not what samples stand for.
+    pub fn sampling_starts(&mut self) {
+        for info in self.by_instance.values_mut().filter(|info| info.alive) {
+            info.cpu_start_ns = cpu_time_ns(info.pid).unwrap_or(info.cpu_start_ns);
+        }
+    }
+
+    /// Sampling has ended: what processes use from now on (on a busy machine the rest takes seconds) is not counted.
+    pub fn sampling_ended(&mut self) {
+        for info in self.by_instance.values_mut().filter(|info| info.alive) {
+            info.cpu_end_ns = cpu_time_ns(info.pid);
+        }
+    }
+
+    pub fn insert(&mut self, instance: u64, info: ProcessInfo) {
+        self.current.insert(info.pid, instance);
+        self.by_instance.insert(instance, info);
+    }
+
+    pub fn get(&self, instance: u64) -> Option<&ProcessInfo> {
+        self.by_instance.get(&instance)
+    }
+
+    /// The process that has this pid now.
+    pub fn by_pid(&mut self, pid: u32) -> Option<&mut ProcessInfo> {
+        self.by_instance.get_mut(self.current.get(&pid)?)
+    }
+
+    pub fn set_layout(&mut self, number: u32, layout: &Layout) {
+        let at = number as usize;
+        if self.layouts.len() <= at {
+            self.layouts.resize(at + 1, Layout::default());
+        }
+        self.layouts[at] = *layout;
+    }
+
+    pub fn layout(&self, number: u32) -> Option<&Layout> {
+        self.layouts.get(number as usize)
+    }
+
+    /// Selected processes that run CPython now.
+    pub fn live_python(&self) -> u64 {
+        let live = self.by_instance.values().filter(|info| info.alive && matches!(info.verdict, Verdict::Python(..)));
+        live.count() as u64
+    }
+
+    /// Whether any process is still alive that is or may become CPython.
+    pub fn any_alive(&self) -> bool {
+        self.by_instance.values().any(|info| info.alive && info.verdict != Verdict::Other)
+    }
+
+    /// Adds runs that met a process before it was inspected: lost if it is CPython, else none of ours.
+    pub fn add_uninspected(&mut self, instance: u64, count: u64, python: bool) {
+        match self.by_instance.get_mut(&instance) {
+            Some(info) if python => info.uninspected += count,
+            _ if python => {}
+            _ => self.not_python += count,
+        }
+    }
+
+    /// Runs that were counted as "not inspected" and belong to `not_python`.
+    pub fn reclaimed(&self) -> u64 {
+        self.not_python
+    }
+
+    /// Runs that were counted as "not inspected" and belong to `filtered`.
+    pub fn reclaimed_filtered(&self) -> u64 {
+        self.filtered
+    }
+
+    /// Runs that the kernel side counts as lost and that are not.
+    pub fn not_lost(&self) -> u64 {
+        self.not_python + self.not_python_gone + self.filtered
+    }
+
+    /// A process whose new program is not asked for. What it was before stays known if it was CPython.
+    pub fn turn_away(&mut self, instance: u64, uninspected: u64) {
+        self.filtered += uninspected;
+        let Some(info) = self.by_instance.get_mut(&instance) else { return };
+        info.verdict = Verdict::Other;
+        if !info.ever_python {
+            self.current.remove(&info.pid);
+            self.by_instance.remove(&instance);
+        }
+    }
+
+    /// Runs that were counted as "process gone" and belong to `not_python`.
+    pub fn reclaimed_gone(&self) -> u64 {
+        self.not_python_gone
+    }
+
+    /// Nothing can run as this process any more. One that never was CPython has left the registry at its exit.
+    pub fn free(&mut self, record: &ProcessRecord) {
+        if !self.by_instance.contains_key(&record.instance) {
+            self.not_python_gone += record.uninspected;
+        }
+    }
+
+    /// Notes a process that cannot be profiled.
+    pub fn refuse(&mut self, line: String) {
+        if !self.refused.contains(&line) {
+            self.refused.push(line);
+        }
+    }
+
+    /// A child: what its parent is, until it execs.
+    pub fn fork(&mut self, record: &ProcessRecord, comm: String) {
+        let parent = self.current.get(&record.parent).and_then(|instance| self.by_instance.get(instance));
+        let (container, pod) = parent.map_or_else(Default::default, |it| (it.container.clone(), it.pod.clone()));
+        let (verdict, cmdline) =
+            parent.map_or((Verdict::Unknown, Vec::new()), |parent| (parent.verdict.clone(), parent.cmdline.clone()));
+        let info = ProcessInfo {
+            container,
+            pod,
+            pid: record.tgid,
+            image: record.image,
+            ever_python: matches!(verdict, Verdict::Python(..)),
+            verdict,
+            comm,
+            cmdline,
+            cpu_start_ns: 0,
+            cpu_end_ns: None,
+            uninspected: 0,
+            alive: true,
+        };
+        self.insert(record.instance, info);
+    }
+
+    /// A process ended. One that never was CPython leaves no trace.
+    pub fn exit(&mut self, record: &ProcessRecord) {
+        if self.current.get(&record.tgid) == Some(&record.instance) {
+            self.current.remove(&record.tgid);
+        }
+        let decided = record.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0;
+        let Some(info) = self.by_instance.get_mut(&record.instance) else {
+            self.not_python += if decided { 0 } else { record.uninspected };
+            return;
+        };
+        info.alive = false;
+        info.cpu_end_ns.get_or_insert(record.cpu_ns);
+        let python = matches!(info.verdict, Verdict::Python(..));
+        let info_was_python = info.ever_python;
+        self.add_uninspected(record.instance, record.uninspected, python);
+        if !info_was_python {
+            self.by_instance.remove(&record.instance);
+        } else if self.pids_of_image(record.image).is_empty() {
+            self.dead_images.push((record.image, Instant::now()));
+        }
+    }
+
+    /// Takes the images that have been dead so long that none of their records can still be on its way.
+    pub fn take_dead_images(&mut self, age: Duration) -> Vec<u64> {
+        let old = self.dead_images.iter().take_while(|(_, since)| since.elapsed() >= age).count();
+        self.dead_images.drain(..old).map(|(image, _)| image).collect()
+    }
+
+    /// Pids whose present image is this one.
+    pub fn pids_of_image(&self, image: u64) -> Vec<u32> {
+        self.by_instance.values().filter(|info| info.alive && info.image == image).map(|info| info.pid).collect()
+    }
+
+    /// All processes that are or were CPython.
+    pub fn python(&self) -> impl Iterator<Item = (u64, &ProcessInfo)> {
+        self.by_instance.iter().filter(|(_, info)| info.ever_python).map(|(&instance, info)| (instance, info))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit_of(instance: u64, tgid: u32, uninspected: u64) -> ProcessRecord {
+        ProcessRecord { instance, tgid, uninspected, cpu_ns: 9, ..ProcessRecord::default() }
+    }
+
+    #[test]
+    fn uninspected_runs_follow_the_verdict() {
+        let mut registry = Registry::default();
+        registry.fork(&ProcessRecord { instance: 1, tgid: 10, ..ProcessRecord::default() }, "sh".to_owned());
+        registry.fork(&ProcessRecord { instance: 2, tgid: 11, ..ProcessRecord::default() }, "python".to_owned());
+        registry.by_pid(11).unwrap().decide(Verdict::Python(0x030c_01f0, "3.12.1".to_owned()));
+        registry.exit(&exit_of(1, 10, 5));
+        registry.exit(&exit_of(2, 11, 7));
+        assert_eq!(registry.reclaimed(), 5);
+        assert_eq!(registry.get(2).map(|info| info.uninspected), Some(7));
+        assert!(registry.get(1).is_none(), "what never was CPython leaves no trace");
+        assert!(!registry.any_alive());
+    }
+
+    #[test]
+    fn a_reused_pid_is_another_process() {
+        let mut registry = Registry::default();
+        registry.fork(&ProcessRecord { instance: 1, tgid: 10, ..ProcessRecord::default() }, String::new());
+        registry.by_pid(10).unwrap().decide(Verdict::Python(0, String::new()));
+        registry.fork(&ProcessRecord { instance: 2, tgid: 10, ..ProcessRecord::default() }, String::new());
+        registry.exit(&exit_of(1, 10, 0));
+        assert!(registry.by_pid(10).is_some(), "the later process keeps the pid");
+    }
+
+    #[test]
+    fn own_cpu_time_is_measured() {
+        assert!(cpu_time_ns(std::process::id()).is_some_and(|ns| ns > 0));
+    }
+}

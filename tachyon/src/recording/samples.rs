@@ -1,0 +1,299 @@
+//! Makes samples of records and hands them to the sink.
+//!
+//! A thread of its own between the ring's reader and the disk: it may take its time, for nothing waits for it but
+//! memory, and that is bounded (see `events::Reader`).
+
+use super::follow::lock;
+use super::names::Names;
+use super::registry::Registry;
+use crate::cli::account::TopFunction;
+use crate::events::{Batch, Event, Events, Frames};
+use crate::merge::{Merger, comm_text};
+use crate::profile::{FrameId, Process, Profile, SPECIAL_FILENAME, Sample};
+use crate::remote::RemoteProcess;
+use crate::sinks::Sink;
+use crate::symbolize::Symbolizer;
+use crate::types::Pid;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tachyon_common::event::SampleRecord;
+use tachyon_common::stop::StopReason;
+
+/// How often a streaming sink is flushed, and missing names are read from live processes.
+const TICK: Duration = Duration::from_secs(1);
+
+/// An image is forgotten this long after its last process: its last records have been read by then.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// Numbers that the progress line shows while the thread runs.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    pub stored: AtomicU64,
+    /// The sink failed: there is no point in going on.
+    pub failed: AtomicBool,
+}
+
+/// Counts of one process, in the order of [`Profile::processes`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PerProcess {
+    pub instance: u64,
+    pub samples: u64,
+    pub named: u64,
+    pub not_initialized: u64,
+}
+
+/// What is left when all records are dealt with.
+pub(super) struct Made {
+    pub profile: Profile,
+    pub sink: Box<dyn Sink + Send>,
+    pub stored: u64,
+    pub bad_records: u64,
+    pub write_errors: u64,
+    pub first_error: Option<std::io::Error>,
+    pub processes: Vec<PerProcess>,
+    pub stops: HashMap<u8, u64>,
+    pub leaves: HashMap<FrameId, u64>,
+}
+
+/// A whole stack with frames that have no names yet.
+struct Unnamed {
+    /// Index of its process.
+    process: u32,
+    image: u64,
+    frames: Vec<FrameId>,
+}
+
+/// The thread's state.
+pub(super) struct Maker {
+    pub made: Made,
+    merger: Merger,
+    symbolizer: Symbolizer,
+    names: Names,
+    registry: Arc<Mutex<Registry>>,
+    seed: u64,
+    live: Arc<Live>,
+    unnamed: Vec<Unnamed>,
+    /// Images that sent code objects since they were judged last.
+    images: HashSet<u64>,
+}
+
+impl Maker {
+    pub fn new(
+        profile: Profile,
+        sink: Box<dyn Sink + Send>,
+        registry: Arc<Mutex<Registry>>,
+        seed: u64,
+        live: Arc<Live>,
+    ) -> Self {
+        let made = Made {
+            profile,
+            sink,
+            stored: 0,
+            bad_records: 0,
+            write_errors: 0,
+            first_error: None,
+            processes: Vec::new(),
+            stops: HashMap::new(),
+            leaves: HashMap::new(),
+        };
+        let (merger, symbolizer) = (Merger::default(), Symbolizer::default());
+        let (names, images) = (Names::new(), HashSet::new());
+        Self { made, merger, symbolizer, names, registry, seed, live, unnamed: Vec::new(), images }
+    }
+
+    /// Deals with batches until the reader has gone.
+    pub fn run(mut self, batches: &Receiver<Batch>, queued: &AtomicUsize) -> Made {
+        let mut last_tick = Instant::now();
+        loop {
+            match batches.recv_timeout(TICK) {
+                Ok(batch) => {
+                    self.batch(&batch);
+                    self.names.read(&mut self.made.profile, &self.registry, false);
+                    queued.fetch_sub(batch.len(), Ordering::Relaxed);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if last_tick.elapsed() >= TICK {
+                last_tick = Instant::now();
+                self.read_missing();
+                self.names.read(&mut self.made.profile, &self.registry, true);
+                self.judge_images();
+                self.forget_images();
+                let result = self.made.sink.tick(&self.made.profile);
+                self.note_error(result);
+            }
+        }
+        self.read_missing();
+        self.names.read(&mut self.made.profile, &self.registry, true);
+        self.symbolizer.finish(&mut self.made.profile);
+        self.judge_unnamed(&[]);
+        self.made
+    }
+
+    fn batch(&mut self, batch: &Batch) {
+        for event in Events::new(batch) {
+            match event {
+                Ok(Event::Sample(record, frames)) => self.sample(&record, frames),
+                Ok(Event::Code(record, payload)) => {
+                    self.names.learn_layout(record.image, record.layout);
+                    let registry = lock(&self.registry);
+                    let layout = registry.layout(record.layout).copied();
+                    drop(registry);
+                    let Some(layout) = layout else { continue };
+                    self.images.insert(record.image);
+                    // What a target claims of its code objects may be nonsense: its frames then have no names.
+                    let _refused = self.symbolizer.add_code(&mut self.made.profile, &record, payload, &layout);
+                }
+                Ok(Event::Process(_)) | Err(_) => self.made.bad_records += 1,
+            }
+        }
+    }
+
+    fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
+        let registry = &self.registry;
+        let made = &mut self.made;
+        let known_threads = made.profile.threads.len();
+        let owner = self.merger.owner(&mut made.profile, record, || describe(registry, record));
+        if made.profile.threads.len() > known_threads {
+            self.names.expect(owner.thread, record);
+        }
+        if owner.first {
+            made.processes.push(PerProcess { instance: record.instance, ..PerProcess::default() });
+        }
+        let stack = self.merger.stack(&mut made.profile, &mut self.symbolizer, record, frames);
+        let status = (record.status & 0x3f) as u8;
+        let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack };
+        let result = made.sink.sample(&made.profile, &sample);
+        if result.is_err() {
+            made.write_errors += 1;
+            self.note_error(result);
+            return;
+        }
+        made.stored += 1;
+        self.live.stored.store(made.stored, Ordering::Relaxed);
+        *made.stops.entry(record.stop).or_default() += 1;
+        if let Some(&leaf) = stack.first() {
+            *made.leaves.entry(leaf).or_default() += 1;
+        }
+        let process = &mut made.processes[owner.process.0 as usize];
+        process.samples += 1;
+        process.not_initialized += u64::from(record.stop == StopReason::RuntimeNotInitialized as u8);
+        if !whole_stack(record.stop) {
+            return;
+        }
+        let frames: Vec<FrameId> = stack.iter().copied().filter(|&frame| !self.symbolizer.is_named(frame)).collect();
+        if frames.is_empty() {
+            process.named += 1;
+        } else {
+            self.unnamed.push(Unnamed { process: owner.process.0, image: record.image, frames });
+        }
+    }
+
+    fn note_error(&mut self, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            self.live.failed.store(true, Ordering::Relaxed);
+            self.made.first_error.get_or_insert(error);
+        }
+    }
+
+    /// Frees what is known of images whose last process has been gone for a while: a host that starts programs all day
+    /// must not fill memory with them. Their frames stay in the profile.
+    fn forget_images(&mut self) {
+        let dead = lock(&self.registry).take_dead_images(SETTLED);
+        for &image in &dead {
+            self.symbolizer.forget(&mut self.made.profile, image);
+            self.names.forget(image);
+        }
+        if !dead.is_empty() {
+            self.judge_unnamed(&dead);
+        }
+    }
+
+    /// Decides on samples that waited for names: those of images in `ended` will get no more.
+    fn judge_unnamed(&mut self, ended: &[u64]) {
+        let (symbolizer, processes) = (&self.symbolizer, &mut self.made.processes);
+        self.unnamed.retain(|Unnamed { process, image, frames }| {
+            if frames.iter().all(|&frame| symbolizer.is_named(frame)) {
+                processes[*process as usize].named += 1;
+                return false;
+            }
+            !ended.contains(image)
+        });
+    }
+
+    /// The layouts' last test: code objects of a wrong one are noise.
+    fn judge_images(&mut self) {
+        for image in std::mem::take(&mut self.images) {
+            let health = self.symbolizer.health(image);
+            let bad = health.bad_names + health.bad_tables + health.outside;
+            // One in a hundred may be a target's own doing; a wrong layout spoils nearly all.
+            if bad >= 4 && bad * 4 > health.codes {
+                lock(&self.registry).nonsense.push(image);
+            }
+        }
+    }
+
+    /// Reads from live processes what did not fit into the kernel's budget or could not be read there.
+    fn read_missing(&mut self) {
+        let mut open: HashMap<u32, Option<RemoteProcess>> = HashMap::new();
+        for missing in self.symbolizer.missing() {
+            let (Some(tgid), Some(layout)) = (missing.tgid, missing.layout) else { continue };
+            let Some(layout) = lock(&self.registry).layout(layout).copied() else { continue };
+            let process = open.entry(tgid).or_insert_with(|| RemoteProcess::open(Pid(tgid)).ok());
+            let Some(process) = process else { continue };
+            // A code object that is gone stays without a name; the report counts it.
+            let _gone = self.symbolizer.read_missing(&mut self.made.profile, missing.key, &layout, self.seed, process);
+        }
+    }
+}
+
+/// Whether a stack that ended for this reason counts as named when its frames are: it is whole, or there is none.
+fn whole_stack(stop: u8) -> bool {
+    use StopReason::{Complete, NoFrame, NoThreadState};
+    matches!(StopReason::from_number(stop), Some(Complete | NoFrame | NoThreadState))
+}
+
+/// What is known of the process of a record.
+fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
+    let registry = lock(registry);
+    match registry.get(record.instance) {
+        Some(info) => Process {
+            pid: info.pid,
+            comm: info.comm.clone(),
+            cmdline: info.cmdline.clone(),
+            python_version: info.version().to_owned(),
+            container: info.container.clone(),
+            pod: info.pod.clone(),
+        },
+        None => Process { pid: record.tgid, comm: comm_text(&record.comm), ..Process::default() },
+    }
+}
+
+/// Functions by how often they were the leaf, most often first.
+pub(super) fn top_functions(profile: &Profile, leaves: &HashMap<FrameId, u64>) -> Vec<TopFunction> {
+    let mut functions: HashMap<(&str, &str), (u64, u64, i32)> = HashMap::new();
+    for (&frame, &samples) in leaves {
+        let frame = profile.frames.get(frame);
+        let key = (profile.strings.get(frame.filename), profile.strings.get(frame.function));
+        let (sum, most, line) = functions.entry(key).or_insert((0, 0, -1));
+        *sum += samples;
+        if samples > *most {
+            (*most, *line) = (samples, frame.lineno);
+        }
+    }
+    let mut top: Vec<_> = functions
+        .into_iter()
+        .map(|((filename, function), (samples, _, line))| TopFunction {
+            function: function.to_owned(),
+            filename: if filename == SPECIAL_FILENAME { String::new() } else { filename.to_owned() },
+            lineno: u32::try_from(line).ok(),
+            samples,
+        })
+        .collect();
+    top.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| a.function.cmp(&b.function)));
+    top
+}

@@ -1,0 +1,185 @@
+//! Which processes at the start, and what the rest of the host does beside them.
+
+use super::follow::{Follower, lock};
+use super::registry::{Registry, Verdict, cpu_time_ns};
+use super::samples::Made;
+use crate::cli::account::BusyChildren;
+use crate::cli::command::PreparedCommand;
+use crate::cli::doctor::RunningInterpreter;
+use crate::cli::failure::Failure;
+use crate::cli::plan::{Plan, Targets};
+use crate::cli::preflight::target_hint;
+use crate::discover;
+use crate::inspect::{self, ElfCache};
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Gives every process that is wanted from the start its entry.
+///
+/// # Errors
+/// When a process asked for by pid is not a CPython that can be profiled.
+pub(super) fn select(
+    targets: &Targets,
+    command: Option<&PreparedCommand>,
+    follower: &mut Follower,
+    registry: &Mutex<Registry>,
+) -> anyhow::Result<()> {
+    match targets {
+        Targets::Pids(pids) => {
+            for &pid in pids {
+                if !follower.admits(pid).unwrap_or(true) {
+                    let what = format!("pid {pid} ({}) is not among the processes asked for", comm(pid));
+                    return Err(Failure::new(what)
+                        .with_hint("--cgroup, --container, --comm and --uid hold for -p too: all of them must match")
+                        .into());
+                }
+                match follower.adopt(pid.0) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => {
+                        return Err(Failure::new(format!("pid {pid} ({}) is not a Python process", comm(pid)))
+                            .with_hint("it has no CPython mapped; `tachyon-bpf doctor` lists the Python processes")
+                            .into());
+                    }
+                    Err(error) => {
+                        let what = format!("cannot profile pid {pid} ({})", comm(pid));
+                        let hint = target_hint(&error).unwrap_or_else(|| {
+                            "`tachyon-bpf doctor` lists the Python processes and says of each whether it can be profiled"
+                                .to_owned()
+                        });
+                        return Err(Failure::new(what).with_source(error).with_hint(hint).into());
+                    }
+                }
+            }
+        }
+        Targets::Command { .. } => {
+            if let Some(command) = command {
+                follower.expect(command.pid().0)?;
+            }
+        }
+        Targets::AllPython => {
+            let own = std::process::id();
+            for process in discover::scan()? {
+                if !process.has_memory() || process.pid.0 == own {
+                    follower.ignore(process.pid.0)?;
+                } else if let Err(error) = follower.adopt(process.pid.0) {
+                    // One process that cannot be profiled does not stop the others; one that is gone is no news.
+                    if RemoteProcess::open(process.pid).is_ok() {
+                        let hint = target_hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
+                        lock(registry).refuse(format!("pid {}: {error}{hint}", process.pid));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn comm(pid: Pid) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    crate::cli::escape::escape(text.trim_end()).to_string()
+}
+
+/// Version of the header: major, minor, micro; of several the newest.
+pub(super) fn version_triple(verdict: Option<&Verdict>) -> (u8, u8, u8) {
+    match verdict {
+        Some(Verdict::Python(hex, _)) => {
+            let [major, minor, micro, _] = hex.to_be_bytes();
+            (major, minor, micro)
+        }
+        _ => (0, 0, 0),
+    }
+}
+
+/// Fills in what was not known yet when a process was first sampled.
+pub(super) fn complete(made: &mut Made, registry: &Registry) {
+    for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
+        let Some(info) = registry.get(counts.instance) else { continue };
+        if process.python_version.is_empty() {
+            info.version().clone_into(&mut process.python_version);
+        }
+        if process.cmdline.is_empty() {
+            process.cmdline.clone_from(&info.cmdline);
+        }
+    }
+    let versions = registry.python().map(|(_, info)| version_triple(Some(&info.verdict)));
+    made.profile.meta.python_version = versions.max().unwrap_or(made.profile.meta.python_version);
+}
+
+/// CPU time of the targets' children when the recording starts, for "add --subprocesses".
+pub(super) struct Children {
+    at_start: HashMap<Pid, HashMap<Pid, u64>>,
+}
+
+/// Share of a core from which on a child counts as busy.
+const BUSY: f64 = 0.05;
+
+impl Children {
+    /// Measures the children of processes whose children are not recorded.
+    pub fn of(plan: &Plan) -> Self {
+        let mut at_start = HashMap::new();
+        if let Targets::Pids(pids) = &plan.targets
+            && !plan.follow_children
+        {
+            for &pid in pids {
+                let times = children(pid).map(|child| (child, cpu_time_ns(child.0).unwrap_or(0))).collect();
+                at_start.insert(pid, times);
+            }
+        }
+        Self { at_start }
+    }
+
+    /// How many Python children of each target were busy.
+    pub fn busy(&self, duration: Duration) -> Vec<BusyChildren> {
+        let threshold = duration.mul_f64(BUSY).as_nanos();
+        let mut cache = ElfCache::default();
+        let mut busy = Vec::new();
+        for (&pid, before) in &self.at_start {
+            let count = children(pid)
+                .filter(|child| {
+                    let used =
+                        cpu_time_ns(child.0).unwrap_or(0).saturating_sub(before.get(child).copied().unwrap_or(0));
+                    u128::from(used) > threshold && !self.at_start.contains_key(child) && is_python(*child, &mut cache)
+                })
+                .count();
+            if count > 0 {
+                busy.push(BusyChildren { pid, count: count as u64 });
+            }
+        }
+        busy.sort_by_key(|children| children.pid);
+        busy
+    }
+}
+
+fn children(pid: Pid) -> impl Iterator<Item = Pid> {
+    discover::descendants(&discover::scan().unwrap_or_default(), pid).into_iter()
+}
+
+fn is_python(pid: Pid, cache: &mut ElfCache) -> bool {
+    RemoteProcess::open(pid)
+        .is_ok_and(|process| matches!(inspect::inspect(&process, cache), Ok(inspect::Verdict::Python(_))))
+}
+
+/// Python processes that run now, for `doctor`.
+#[must_use]
+pub fn running_interpreters() -> Vec<RunningInterpreter> {
+    let mut cache = ElfCache::default();
+    let mut found = Vec::new();
+    for process in discover::scan().unwrap_or_default() {
+        if !process.has_memory() {
+            continue;
+        }
+        let Ok(remote) = RemoteProcess::open(process.pid) else { continue };
+        let (python_version, problem) = match inspect::inspect(&remote, &mut cache) {
+            Ok(inspect::Verdict::Python(interpreter)) => (interpreter.version_text(), None),
+            Ok(inspect::Verdict::Unsupported { implementation, reason }) => {
+                (implementation.trim_start_matches("CPython ").to_owned(), Some(reason.to_string()))
+            }
+            Ok(inspect::Verdict::NotPython) | Err(_) => continue,
+        };
+        found.push(RunningInterpreter { pid: process.pid, comm: process.stat.comm, python_version, problem });
+    }
+    found
+}

@@ -1,0 +1,34 @@
+//! Where a target waits that was hardly ever on a CPU: its main thread's innermost frame, read once from outside.
+
+use super::follow::lock;
+use super::registry::Registry;
+use crate::cli::plan::Targets;
+use crate::inspect::{self, ElfCache};
+use crate::remote::RemoteProcess;
+use crate::snapshot;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// The recording has ended and its account waits for this.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
+
+/// `file:line function` of the first target's main thread; `None` when there is no single one or it cannot be read.
+pub(super) fn place(targets: &Targets, registry: &Mutex<Registry>) -> Option<String> {
+    let Targets::Pids(pids) = targets else { return None };
+    let pid = *pids.first()?;
+    if !lock(registry).by_pid(pid.0).is_some_and(|info| info.alive) {
+        return None;
+    }
+    let process = RemoteProcess::open(pid).ok()?;
+    let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, &mut ElfCache::default()).ok()? else {
+        return None;
+    };
+    let snapshot = snapshot::take(&process, &interpreter, TIME_LIMIT).ok()?;
+    let main = snapshot.threads.iter().find(|thread| thread.main)?;
+    let profile = &snapshot.profile;
+    let frame = profile.frames.get(*main.python.as_ref()?.frames.first()?);
+    let filename = Path::new(profile.strings.get(frame.filename));
+    let name = filename.file_name().map_or(filename.to_string_lossy(), |name| name.to_string_lossy());
+    Some(format!("{name}:{} {}", frame.lineno, profile.strings.get(frame.function)))
+}

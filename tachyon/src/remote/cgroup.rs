@@ -1,0 +1,140 @@
+//! Where a process stands in the control groups, and what container and pod that tells.
+
+use super::{RemoteError, RemoteProcess};
+
+/// Hexadecimal digits of a container id, as containerd, CRI-O, Docker and Podman make them.
+const CONTAINER_ID_LEN: usize = 64;
+
+/// The control groups of a process, as the profiler's own cgroup namespace names them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroups {
+    /// One path for each hierarchy; those of version 1 also with their controllers in front, as in `/sys/fs/cgroup`.
+    paths: Vec<String>,
+}
+
+impl RemoteProcess {
+    /// The control groups it is in now.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn cgroups(&self) -> Result<Cgroups, RemoteError> {
+        Ok(Cgroups::parse(&String::from_utf8_lossy(&self.proc_file("cgroup")?)))
+    }
+}
+
+impl Cgroups {
+    /// Parses `/proc/PID/cgroup`: lines of `number:controllers:path` (cgroups(7)).
+    fn parse(text: &str) -> Self {
+        let mut paths = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
+            paths.push(path.to_owned());
+            if !controllers.is_empty() {
+                paths.push(format!("/{}{path}", controllers.strip_prefix("name=").unwrap_or(controllers)));
+            }
+        }
+        Self { paths }
+    }
+
+    /// Whether the process is in the group `path` or below it. `path` begins with a slash and does not end with one,
+    /// except for the root.
+    #[must_use]
+    pub fn is_below(&self, path: &str) -> bool {
+        let path = path.trim_end_matches('/');
+        self.paths.iter().any(|own| own.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    }
+
+    /// The id of the innermost container, 64 hexadecimal digits.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        self.paths.iter().find_map(|path| path.rsplit('/').find_map(container_of))
+    }
+
+    /// The uid of the Kubernetes pod, with hyphens as `kubectl` prints it.
+    #[must_use]
+    pub fn pod(&self) -> Option<String> {
+        self.paths.iter().find_map(|path| path.rsplit('/').find_map(pod_of))
+    }
+}
+
+/// `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`; not
+/// `libpod-conmon-<id>.scope`, where a container's keeper is.
+fn container_of(part: &str) -> Option<&str> {
+    let name = part.strip_suffix(".scope").unwrap_or(part);
+    if name.contains("-conmon-") {
+        return None;
+    }
+    let id = name.rsplit(['-', ':']).next()?;
+    (id.len() == CONTAINER_ID_LEN && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
+}
+
+/// `pod<uid>` (cgroupfs driver) or `kubepods-burstable-pod<uid with underscores>.slice` (systemd driver).
+fn pod_of(part: &str) -> Option<String> {
+    let name = part.strip_suffix(".slice").unwrap_or(part);
+    let uid = name.strip_prefix("pod").or_else(|| Some(name.strip_prefix("kubepods")?.split_once("-pod")?.1))?;
+    // A uid is a UUID; that of a static pod is a hash of 32 digits without hyphens.
+    let plausible = uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
+    plausible.then(|| uid.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "4b1f9b1c2a3d4e5f60718293a4b5c6d7e8f900112233445566778899aabbccdd";
+    const UID: &str = "0a1b2c3d-1111-2222-3333-444455556666";
+
+    #[test]
+    fn containers_and_pods_of_many_runtimes() {
+        let under = UID.replace('-', "_");
+        for (path, container, pod) in [
+            (format!("/docker/{ID}"), Some(ID), None),
+            (format!("/system.slice/docker-{ID}.scope"), Some(ID), None),
+            (format!("/machine.slice/libpod-{ID}.scope/container"), Some(ID), None),
+            (format!("/machine.slice/libpod-conmon-{ID}.scope"), None, None),
+            (format!("/kubepods/burstable/pod{UID}/{ID}"), Some(ID), Some(UID)),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                format!("/system.slice/containerd.service/kubepods-besteffort-pod{under}.slice:cri-containerd:{ID}"),
+                Some(ID),
+                None,
+            ),
+            (format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope"), Some(ID), Some(UID)),
+            ("/user.slice/user-1000.slice/session-2.scope".to_owned(), None, None),
+            ("/podium".to_owned(), None, None),
+            ("/".to_owned(), None, None),
+        ] {
+            let cgroups = Cgroups::parse(&format!("0::{path}\n"));
+            assert_eq!(cgroups.container(), container, "{path}");
+            assert_eq!(cgroups.pod().as_deref(), pod, "{path}");
+        }
+    }
+
+    #[test]
+    fn below_is_by_whole_names() {
+        let cgroups = Cgroups::parse("5:cpu,cpuacct:/a/b\n1:name=systemd:/s\n0::/x/y/z\nodd\n");
+        for (path, below) in [
+            ("/x/y/z", true),
+            ("/x/y", true),
+            ("/x/y/", true),
+            ("/x/yy", false),
+            ("/x/y/z/u", false),
+            ("/", true),
+            ("/cpu,cpuacct/a", true),
+            ("/a", true),
+            ("/systemd/s", true),
+            ("/b", false),
+        ] {
+            assert_eq!(cgroups.is_below(path), below, "{path}");
+        }
+    }
+}

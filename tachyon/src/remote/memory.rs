@@ -1,0 +1,110 @@
+//! The target's memory, through `process_vm_readv`.
+
+use std::io::{self, IoSliceMut};
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd;
+use tachyon_common::walk::{Unreadable, UserMemory};
+
+use super::{RemoteError, RemoteProcess};
+use crate::types::RemoteAddr;
+
+impl RemoteProcess {
+    /// Fills `into` from the target's memory, wholly or not at all.
+    ///
+    /// # Errors
+    /// When any byte of it cannot be read; needs ptrace rights on the target.
+    pub fn read_memory(&self, addr: RemoteAddr, into: &mut [u8]) -> Result<(), RemoteError> {
+        let len = into.len();
+        if len == 0 {
+            return Ok(());
+        }
+        let error = |source: io::Error| RemoteError::Memory { pid: self.pid(), addr, len, source };
+        // An address beyond the pointer's width cannot be mapped.
+        let base = usize::try_from(addr.0).map_err(|_| error(io::Error::from_raw_os_error(libc::EFAULT)))?;
+        let remote = [RemoteIoVec { base, len }];
+        let pid = unistd::Pid::from_raw(self.pid().as_raw());
+        let got = process_vm_readv(pid, &mut [IoSliceMut::new(into)], &remote).map_err(|errno| match errno {
+            nix::errno::Errno::ESRCH => RemoteError::NoSuchProcess(self.pid()),
+            _ => error(errno.into()),
+        })?;
+        if got == len { Ok(()) } else { Err(RemoteError::Short { pid: self.pid(), addr, len, got }) }
+    }
+
+    /// Reads a fixed number of bytes.
+    ///
+    /// # Errors
+    /// As [`RemoteProcess::read_memory`].
+    pub fn read_array<const N: usize>(&self, addr: RemoteAddr) -> Result<[u8; N], RemoteError> {
+        let mut bytes = [0; N];
+        self.read_memory(addr, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads a 64-bit word, e.g. a pointer.
+    ///
+    /// # Errors
+    /// As [`RemoteProcess::read_memory`].
+    pub fn read_u64(&self, addr: RemoteAddr) -> Result<u64, RemoteError> {
+        self.read_array(addr).map(u64::from_ne_bytes)
+    }
+
+    /// Reads a 32-bit word.
+    ///
+    /// # Errors
+    /// As [`RemoteProcess::read_memory`].
+    pub fn read_u32(&self, addr: RemoteAddr) -> Result<u32, RemoteError> {
+        self.read_array(addr).map(u32::from_ne_bytes)
+    }
+}
+
+impl UserMemory for RemoteProcess {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        self.read_memory(RemoteAddr(addr), into).map_err(|_| Unreadable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Pid;
+
+    fn myself() -> RemoteProcess {
+        RemoteProcess::open(Pid(std::process::id())).expect("this process exists")
+    }
+
+    #[test]
+    fn reads_what_is_there() {
+        let here = 0x1122_3344_5566_7788_u64;
+        let addr = RemoteAddr(std::ptr::from_ref(&here) as u64);
+        assert_eq!(myself().read_u64(addr).expect("our own stack can be read"), here);
+    }
+
+    #[test]
+    fn unmapped_noncanonical_and_huge_reads_are_errors() {
+        let process = myself();
+        for addr in [0, 8, 0x8000_0000_0000, 1 << 63, u64::MAX - 7, u64::MAX] {
+            assert!(process.read_u64(RemoteAddr(addr)).is_err(), "{addr:#x}");
+            assert_eq!(process.read(addr, &mut [0; 16]), Err(Unreadable));
+        }
+    }
+
+    #[test]
+    fn a_read_past_the_end_of_a_mapping_is_short() {
+        let last = myself().maps().expect("own maps");
+        let stack = last.iter().find(|map| map.path == crate::remote::MappedPath::Special(b"[stack]".to_vec()));
+        let end = stack.expect("a process has a stack").end;
+        let error = myself().read_array::<{ 1 << 14 }>(RemoteAddr(end - 4096)).expect_err("the end is in between");
+        assert!(matches!(error, RemoteError::Short { got: 4096, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_says_so() {
+        let mut child = std::process::Command::new("true").spawn().expect("true runs");
+        let process = RemoteProcess::open(Pid(child.id())).expect("not waited for yet");
+        child.wait().expect("true ends");
+        assert!(process.read_u64(RemoteAddr(4096)).expect_err("gone").is_gone());
+        assert!(process.maps().expect_err("gone").is_gone());
+        assert!(RemoteProcess::open(process.pid()).is_err());
+    }
+}

@@ -1,0 +1,153 @@
+//! What `/proc/PID` says of a process: name, command line, parent, start, pids in its namespaces.
+
+use std::fs::File;
+use std::io::Read as _;
+
+use super::{MAX_PROC_FILE_BYTES, RemoteError, RemoteProcess};
+use crate::types::Pid;
+
+/// Flag of kernel threads in `/proc/PID/stat` (`include/linux/sched.h`).
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// The part of `/proc/PID/stat` that is of use here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// The kernel's short name of the main thread; bytes that are not UTF-8 are replaced.
+    pub comm: String,
+    /// State letter, e.g. `S`; `Z` and `X` have no memory any more.
+    pub state: char,
+    /// Parent.
+    pub parent: Pid,
+    /// A kernel thread, which has no memory of its own.
+    pub kernel_thread: bool,
+    /// Start after boot, in clock ticks. With the pid it names one process for good.
+    pub start_ticks: u64,
+}
+
+impl RemoteProcess {
+    /// Name, state, parent and start.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn stat(&self) -> Result<Stat, RemoteError> {
+        let text = self.proc_file("stat")?;
+        parse_stat(&text).ok_or_else(|| RemoteError::Odd {
+            path: self.proc_path("stat"),
+            line: String::from_utf8_lossy(&text).into_owned(),
+        })
+    }
+
+    /// The kernel's short name of the main thread.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn comm(&self) -> Result<String, RemoteError> {
+        let text = self.proc_file("comm")?;
+        Ok(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
+    }
+
+    /// The command line; empty when the process has none (a kernel thread, a zombie).
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn cmdline(&self) -> Result<Vec<String>, RemoteError> {
+        let text = self.proc_file("cmdline")?;
+        let Some(text) = text.strip_suffix(b"\0").or((!text.is_empty()).then_some(&text[..])) else {
+            return Ok(Vec::new());
+        };
+        Ok(text.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+    }
+
+    /// Its effective user id, as the profiler's user namespace numbers it.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn effective_uid(&self) -> Result<u32, RemoteError> {
+        let text = self.proc_file("status")?;
+        let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
+        // Real, effective, saved, file system (proc_pid_status(5)).
+        let effective =
+            line.and_then(|line| std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok());
+        effective.ok_or_else(|| RemoteError::Odd {
+            path: self.proc_path("status"),
+            line: String::from_utf8_lossy(line.unwrap_or_default()).into_owned(),
+        })
+    }
+
+    /// The process's pid in each of its pid namespaces, the profiler's own first, its innermost last.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn ns_pids(&self) -> Result<Vec<u32>, RemoteError> {
+        let text = self.proc_file("status")?;
+        // Without the line there are no pid namespaces (CONFIG_PID_NS), hence only one pid.
+        Ok(parse_ns_pids(&text).unwrap_or_else(|| vec![self.pid().0]))
+    }
+
+    /// Reads a file of `/proc/PID` whole.
+    pub(super) fn proc_file(&self, name: &str) -> Result<Vec<u8>, RemoteError> {
+        let path = self.proc_path(name);
+        let mut text = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(MAX_PROC_FILE_BYTES).read_to_end(&mut text));
+        match read {
+            Ok(_) => Ok(text),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(RemoteError::NoSuchProcess(self.pid())),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(RemoteError::NoSuchProcess(self.pid())),
+            Err(source) => Err(RemoteError::File { path, source }),
+        }
+    }
+}
+
+/// The `NSpid` line of a `status` file: the outermost namespace first.
+pub(super) fn parse_ns_pids(text: &[u8]) -> Option<Vec<u32>> {
+    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    let pids = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    Some(pids.filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// Parses `pid (comm) state ppid …`. The name may hold blanks and parentheses: the last `)` ends it.
+#[must_use]
+pub fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let comm = String::from_utf8_lossy(text.get(open + 1..close)?).into_owned();
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    // proc_pid_stat(5): state is field 3, so field n is at n - 3 here.
+    let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(Stat {
+        comm,
+        state: fields.first()?.chars().next()?,
+        parent: Pid(u32::try_from(number(4)?).ok()?),
+        kernel_thread: number(9)? & PF_KTHREAD != 0,
+        start_ticks: number(22)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_parentheses_do_not_shift_fields() {
+        let text = b"12 (a) S 1 (b \xff) R 7 12 12 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2 3\n";
+        let stat = parse_stat(text).expect("good");
+        assert_eq!(stat.comm, "a) S 1 (b \u{fffd}");
+        assert_eq!((stat.state, stat.parent, stat.start_ticks, stat.kernel_thread), ('R', Pid(7), 98765, false));
+        for odd in [&b""[..], b"12 (a", b"12 a) S", b"12 )a( S 1", b"12 (a) S 1 2", b"12 (a) S x 1 1 1 1 1 1"] {
+            assert_eq!(parse_stat(odd), None);
+        }
+    }
+
+    #[test]
+    fn of_this_process() {
+        let process = RemoteProcess::open(Pid(std::process::id())).expect("this process exists");
+        let stat = process.stat().expect("readable");
+        assert_eq!(stat.parent.0, std::os::unix::process::parent_id());
+        assert_eq!(stat.comm, process.comm().expect("readable"));
+        assert!(!stat.kernel_thread);
+        let args: Vec<String> = std::env::args().collect();
+        assert_eq!(process.cmdline().expect("readable"), args);
+        assert_eq!(process.ns_pids().expect("readable").first(), Some(&std::process::id()));
+    }
+}

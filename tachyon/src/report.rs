@@ -1,0 +1,89 @@
+//! The end-of-run account: samples, losses, reasons. `docs/report.md` documents the JSON.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a recording did, to the unit: `ran = stored + idle + filtered + not_python + Σ loss`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this schema.
+    pub schema: u32,
+    /// Runs of the timer's program.
+    pub ran: u64,
+    /// Samples in the finished file.
+    pub stored: u64,
+    /// Runs that met the idle task.
+    pub idle: u64,
+    /// Runs that met a process that was not selected.
+    pub filtered: u64,
+    /// Runs that met a process that is not CPython.
+    pub not_python: u64,
+    /// Runs lost, by cause; causes with 0 are listed too.
+    pub loss: BTreeMap<String, u64>,
+    /// Rate x on-CPU time of the selected processes; `null` when no process could be measured.
+    pub expected: Option<u64>,
+    /// `expected` minus the runs that met a selected process, at least 0: firings that never reached the program.
+    pub not_fired: Option<u64>,
+    /// Samples by the reason why their Python stack ended.
+    pub stops: BTreeMap<String, u64>,
+    /// Samples per second that were asked for.
+    pub rate_hz: f64,
+    /// The event that made the program run: `cpu-clock` or `cycles`.
+    pub event: String,
+    /// Length of the recording, seconds.
+    pub duration_s: f64,
+    /// Longest time the ring's reader was late, seconds.
+    pub longest_reader_stall_s: f64,
+    /// Code objects that found the ring full and were sent with a later sample, or not at all.
+    pub codes_not_sent: u64,
+    /// Process starts and ends that found their ring full.
+    pub process_events_lost: u64,
+    /// Processes that could not be profiled, with the reason.
+    pub refused: Vec<String>,
+    /// What is weaker than it should be, e.g. an evaluator whose entry was not found.
+    pub notes: Vec<String>,
+    /// One entry for each sampled process.
+    pub processes: Vec<ProcessReport>,
+    /// The profiler's own cost.
+    pub cost: CostReport,
+}
+
+/// One sampled process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessReport {
+    /// Pid in the profiler's namespace.
+    pub pid: u32,
+    /// The kernel's short name.
+    pub comm: String,
+    /// CPython's version.
+    pub python_version: String,
+    /// Samples in the file.
+    pub samples: u64,
+    /// Samples with a whole stack of Python frames that all have names, and samples of threads that run no Python.
+    pub named: u64,
+    /// Samples taken before `_PyRuntime` was initialised (or after it was finalised).
+    pub not_initialized: u64,
+    /// Runs that met it before it was inspected (a part of the `uninspected` loss).
+    pub uninspected: u64,
+    /// On-CPU time while it was selected, seconds; `null` when it could not be measured.
+    pub cpu_s: Option<f64>,
+}
+
+/// What profiling cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CostReport {
+    /// Runs as the kernel counts them (`run_cnt`); `null` where the kernel keeps no statistics, see `bpf_stats`.
+    pub bpf_run_count: Option<u64>,
+    /// Nanoseconds in the BPF programs (`run_time_ns`); `null` likewise.
+    pub bpf_run_ns: Option<u64>,
+    /// `on`, or why the kernel keeps no statistics.
+    pub bpf_stats: String,
+    /// User and system CPU time of the profiler, seconds.
+    pub user_cpu_s: f64,
+    /// Peak resident memory, bytes.
+    pub peak_rss_bytes: u64,
+    /// Memory of the BPF maps as the kernel tells it, bytes.
+    pub map_bytes: u64,
+    /// Size of the sample ring, a part of `map_bytes`; `docs/report.md` has its arithmetic.
+    pub ring_bytes: u64,
+}

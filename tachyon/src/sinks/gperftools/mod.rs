@@ -1,0 +1,215 @@
+//! A profile to gperftools' CPU profile, with a companion ELF file that names its addresses.
+//!
+//! The format is 64-bit little-endian words (gperftools, `docs/cpuprofile-fileformat.html`): a header, one record for
+//! each distinct stack, a trailer, then the mapped objects as text. `docs/formats/gperftools.md` tells what readers do
+//! with it and what we do about that.
+
+mod symbols;
+
+use super::Sink;
+use super::label::{Kind, Label, base_name, roots};
+use super::stacks::Counts;
+use super::text::escape_controls;
+use crate::profile::{Profile, Sample, ThreadId};
+use crate::report::Report;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use symbols::{BASE, CodeMap, FILE_OFFSET, Place, SLOT, elf_file};
+
+/// What stands for a stack without frames: a record has a leaf.
+const NO_FRAMES: &str = "[no frames]";
+/// What readers subtract 1 from lies so far into a caller's slot; the second is as good as the first.
+const CALLER: [u64; 2] = [2, 4];
+
+/// Sums equal stacks up and writes both files at the end. Memory grows with the number of distinct stacks.
+pub struct GperftoolsSink<W> {
+    out: W,
+    symbols: Box<dyn Write + Send>,
+    symbols_path: PathBuf,
+    counts: Counts,
+    by_thread: bool,
+}
+
+/// Where the companion of a profile lies: `app.prof.so` beside `app.prof`. Perl's `pprof` knows libraries by their
+/// ending only.
+#[must_use]
+pub fn companion_path(profile: &Path) -> PathBuf {
+    let mut path = profile.as_os_str().to_owned();
+    path.push(".so");
+    path.into()
+}
+
+impl<W: Write> GperftoolsSink<W> {
+    /// Nothing is written before the end. `symbols` takes the companion, which will lie at `symbols_path`;
+    /// `by_thread` puts threads at the root.
+    pub fn new(out: W, symbols: Box<dyn Write + Send>, symbols_path: PathBuf, by_thread: bool) -> Self {
+        Self { out, symbols, symbols_path, counts: Counts::default(), by_thread }
+    }
+}
+
+impl<W: Write> Sink for GperftoolsSink<W> {
+    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.counts.add(sample, false);
+        Ok(())
+    }
+
+    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
+        let code = Code::new(profile, &self.counts, self.by_thread);
+        self.symbols.write_all(&elf_file(&code.map)?)?;
+        self.symbols.flush()?;
+        let mut out = io::BufWriter::new(&mut self.out);
+        let period_us = profile.meta.interval_us;
+        write_words(&mut out, &[0, 3, 0, period_us, 0])?;
+        for (addresses, count) in records(&code, &self.counts) {
+            write_words(&mut out, &[count, addresses.len() as u64])?;
+            write_words(&mut out, &addresses)?;
+        }
+        write_words(&mut out, &[0, 1, 0])?;
+        let end = BASE + code.map.len().next_multiple_of(FILE_OFFSET);
+        write!(out, "{BASE:012x}-{end:012x} r-xp {FILE_OFFSET:08x} 00:00 0                          ")?;
+        out.write_all(std::os::unix::ffi::OsStrExt::as_bytes(self.symbols_path.as_os_str()))?;
+        out.write_all(b"\n")?;
+        out.flush()
+    }
+}
+
+fn write_words(out: &mut impl Write, words: &[u64]) -> io::Result<()> {
+    words.iter().try_for_each(|word| out.write_all(&word.to_le_bytes()))
+}
+
+/// The addresses of everything in the profile.
+struct Code {
+    map: CodeMap,
+    /// By frame.
+    frames: Vec<u64>,
+    /// By thread: outermost frames, innermost of them first.
+    roots: HashMap<u32, Vec<u64>>,
+    no_frames: u64,
+}
+
+impl Code {
+    fn new(profile: &Profile, counts: &Counts, by_thread: bool) -> Self {
+        let mut used = vec![false; profile.frames.len()];
+        for frame in counts.stacks.iter().flatten() {
+            used[frame.0 as usize] = true;
+        }
+        let frames: Vec<Option<Place>> = profile
+            .frames
+            .iter()
+            .zip(used)
+            .map(|(frame, used)| used.then(|| place(&Label::of(profile, frame))))
+            .collect();
+        let named = |name: &str| place(&Label { kind: Kind::Special, function: name, filename: "", line: None });
+        let threads = counts.sorted().into_iter().map(|(key, _)| key.thread);
+        let roots: HashMap<u32, Vec<Place>> = threads
+            .map(|thread| {
+                let names = roots(profile, ThreadId(thread), by_thread);
+                (thread, names.iter().rev().map(|name| named(name)).collect())
+            })
+            .collect();
+        let no_frames = named(NO_FRAMES);
+        let places = frames.iter().flatten().chain(roots.values().flatten()).chain([&no_frames]).cloned();
+        let map = CodeMap::new(places.collect());
+        let address = |place: &Place| map.address(place).expect("every place is in the map");
+        Self {
+            frames: frames.iter().map(|place| place.as_ref().map_or(0, address)).collect(),
+            roots: roots.iter().map(|(&thread, places)| (thread, places.iter().map(address).collect())).collect(),
+            no_frames: address(&no_frames),
+            map,
+        }
+    }
+}
+
+/// The place of a frame, with names that survive the readers.
+fn place(label: &Label<'_>) -> Place {
+    let line = label.line.unwrap_or(0);
+    let (function, symbol) = match label.kind {
+        // As a linker has them: demangled names lose their arguments and template arguments, as anywhere in pprof.
+        Kind::Native | Kind::Kernel if !label.filename.is_empty() => {
+            (label.function.to_owned(), label.function.to_owned())
+        }
+        Kind::Python => {
+            // Go's pprof takes `<module>` for C++ and drops it, but leaves what has `.<`, for Java's sake.
+            let name = if label.function.starts_with('<') {
+                let base = base_name(label.filename);
+                format!("{}.{}", base.strip_suffix(".py").unwrap_or(base), label.function)
+            } else {
+                label.function.to_owned()
+            };
+            let symbol = without_brackets(&name);
+            (name, symbol)
+        }
+        _ => {
+            let name = label.function.replace('<', "[").replace('>', "]");
+            let symbol = without_brackets(&name);
+            (name, symbol)
+        }
+    };
+    // An empty name is no name, and an empty file no file.
+    let clean = |text: &str, none: &str| {
+        if text.is_empty() { none.to_owned() } else { escape_controls(text).into_owned() }
+    };
+    Place { file: clean(label.filename, "~"), function: clean(&function, "?"), symbol: clean(&symbol, "?"), line }
+}
+
+/// Perl's pprof drops everything in `()` and `<>`.
+fn without_brackets(name: &str) -> String {
+    name.replace(['<', '('], "{").replace(['>', ')'], "}")
+}
+
+/// Stacks of addresses, leaf first, each with its count.
+///
+/// Readers drop the second address where (nearly) all records have the same: gperftools' own signal handler used to be
+/// there. So a caller of leaves has two addresses, used in turns; and a profile of one stack is two records.
+fn records(code: &Code, counts: &Counts) -> Vec<(Vec<u64>, u64)> {
+    let mut places: HashMap<Vec<u64>, usize, RandomState> = HashMap::default();
+    let mut records: Vec<(Vec<u64>, u64)> = Vec::new();
+    for (key, count) in counts.sorted() {
+        let mut addresses: Vec<u64> =
+            counts.stacks.get(key.stack).iter().map(|frame| code.frames[frame.0 as usize]).collect();
+        if addresses.is_empty() {
+            addresses.push(code.no_frames);
+        }
+        addresses.extend(code.roots.get(&key.thread).into_iter().flatten());
+        for address in addresses.iter_mut().skip(1) {
+            *address += CALLER[0];
+        }
+        match places.get(&addresses) {
+            Some(&place) => records[place].1 += count,
+            None => {
+                places.insert(addresses.clone(), records.len());
+                records.push((addresses, count));
+            }
+        }
+    }
+    if let [(addresses, count)] = &mut records[..]
+        && addresses.len() > 1
+        && *count > 1
+    {
+        let half = *count / 2;
+        *count -= half;
+        let twin = (addresses.clone(), half);
+        records.push(twin);
+    }
+    let mut turns: HashMap<u64, usize, RandomState> = HashMap::default();
+    for (addresses, _) in &mut records {
+        if let Some(caller) = addresses.get_mut(1) {
+            let turn = turns.entry(*caller).or_default();
+            *caller += CALLER[*turn % CALLER.len()] - CALLER[0];
+            *turn += 1;
+        }
+    }
+    records
+}
+
+/// Callers' addresses stay in their slot, and no reader takes a caller for the leaf's own copy (leaf = caller − 1 + 1).
+const _: () = assert!(CALLER[0] > 1 && CALLER[1] > CALLER[0] + 1 && CALLER[1] < SLOT);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! A profile to JSON lines: one object for each sample, in order of arrival. For scripts and tests.
+//!
+//! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
+
+use super::label::{Kind, Label};
+use super::spool::Spool;
+use super::stacks::gil_held;
+use super::{Sink, file_thread_id};
+use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::report::Report;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use tachyon_common::event::status;
+
+/// Names of the status bits, in their order.
+const STATUS_NAMES: [(u32, &str); 6] = [
+    (status::HAS_GIL, "has_gil"),
+    (status::ON_CPU, "on_cpu"),
+    (status::UNKNOWN, "unknown"),
+    (status::GIL_REQUESTED, "gil_requested"),
+    (status::HAS_EXCEPTION, "has_exception"),
+    (status::MAIN_THREAD, "main_thread"),
+];
+
+/// Writes one line for each sample, at the end. Memory grows with the number of distinct stacks and frames.
+pub struct JsonlSink<W> {
+    out: W,
+    spool: Spool,
+}
+
+impl<W: Write> JsonlSink<W> {
+    /// Nothing is written to `out` before the end.
+    pub fn new(out: W) -> Self {
+        Self { out, spool: Spool::default() }
+    }
+}
+
+/// What the lines of a thread have in common.
+#[derive(Serialize)]
+struct Who<'a> {
+    pid: u32,
+    comm: &'a str,
+    tid: u32,
+    thread_id: u64,
+    thread: &'a str,
+    interpreter: u32,
+}
+
+#[derive(Serialize)]
+struct Place<'a> {
+    function: &'a str,
+    file: Option<&'a str>,
+    line: Option<i32>,
+    end_line: Option<i32>,
+    column: Option<i32>,
+    end_column: Option<i32>,
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opcode: Option<u8>,
+}
+
+impl<W: Write> Sink for JsonlSink<W> {
+    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.spool.push(0, sample)
+    }
+
+    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
+        let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
+        let mut threads: HashMap<ThreadId, String> = HashMap::new();
+        let mut frames: HashMap<FrameId, String> = HashMap::new();
+        let stacks = &self.spool.stacks;
+        self.spool.read(0, |sample| {
+            write!(out, "{{\"time_us\":{},", sample.time_us)?;
+            let who = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
+            out.write_all(who.as_bytes())?;
+            let gil = match gil_held(sample.status) {
+                Some(true) => "true",
+                Some(false) => "false",
+                None => "null",
+            };
+            write!(out, ",\"gil\":{gil},\"status\":[")?;
+            let mut comma = "";
+            for (bit, name) in STATUS_NAMES {
+                if u32::from(sample.status) & bit != 0 {
+                    write!(out, "{comma}\"{name}\"")?;
+                    comma = ",";
+                }
+            }
+            out.write_all(b"],\"frames\":[")?;
+            for (place, &frame) in stacks.get(sample.stack).iter().enumerate() {
+                if place > 0 {
+                    out.write_all(b",")?;
+                }
+                let text = frames.entry(frame).or_insert_with(|| describe(profile, frame));
+                out.write_all(text.as_bytes())?;
+            }
+            out.write_all(b"]}\n")
+        })?;
+        out.flush()
+    }
+}
+
+/// The members of an object that tell the thread, without its braces.
+fn who(profile: &Profile, id: ThreadId) -> String {
+    let (thread, process) = (profile.thread(id), profile.process_of(id));
+    let text = json(&Who {
+        pid: process.pid,
+        comm: &process.comm,
+        tid: thread.tid,
+        thread_id: file_thread_id(profile, id),
+        thread: &thread.name,
+        interpreter: thread.interpreter,
+    });
+    text.trim_matches(['{', '}']).to_owned()
+}
+
+fn describe(profile: &Profile, id: FrameId) -> String {
+    let frame = profile.frames.get(id);
+    let label = Label::of(profile, frame);
+    let known = |number: i32| (number != -1).then_some(number);
+    json(&Place {
+        function: label.function,
+        file: (!label.filename.is_empty()).then_some(label.filename),
+        line: known(frame.lineno),
+        end_line: known(frame.end_lineno),
+        column: known(frame.column),
+        end_column: known(frame.end_column),
+        kind: match label.kind {
+            Kind::Python => "python",
+            Kind::Native => "native",
+            Kind::Kernel => "kernel",
+            Kind::Special => "special",
+        },
+        opcode: (frame.opcode != crate::profile::Frame::NO_OPCODE).then_some(frame.opcode),
+    })
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("strings and numbers become JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Frame, Process, Thread};
+
+    #[test]
+    fn one_object_a_sample() {
+        let mut profile = Profile::default();
+        profile.processes.push(Process { pid: 9, comm: "a\"}".into(), ..Process::default() });
+        let thread = Thread { tid: 6, ns_tid: 5, interpreter: 2, name: "w\n".into(), ..Thread::default() };
+        profile.threads.push(thread);
+        let (file, function) = (profile.strings.intern("/x.py"), profile.strings.intern("f<é>"));
+        let located = Frame { lineno: 3, end_lineno: 3, column: 4, ..Frame::without_location(file, function) };
+        let leaf = profile.special_frame("libz.so.1!deflate");
+        let frames = [leaf, profile.frames.intern(located)];
+        let mut sink = JsonlSink::new(Vec::new());
+        for (status, frames) in [(35, &frames[..]), (0, &[]), (4, &[])] {
+            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 12, status, frames }).unwrap();
+        }
+        sink.finish(&profile, &Report::default()).unwrap();
+        let who = r#""time_us":12,"pid":9,"comm":"a\"}","tid":6,"thread_id":5,"thread":"w\n","interpreter":2"#;
+        let native = r#"{"function":"deflate","file":"libz.so.1","line":null,"end_line":null,"column":null,"end_column":null,"kind":"native"}"#;
+        let python =
+            r#"{"function":"f<é>","file":"/x.py","line":3,"end_line":3,"column":4,"end_column":null,"kind":"python"}"#;
+        let expected = format!(
+            "{{{who},\"gil\":true,\"status\":[\"has_gil\",\"on_cpu\",\"main_thread\"],\"frames\":[{native},{python}]}}\n\
+             {{{who},\"gil\":false,\"status\":[],\"frames\":[]}}\n\
+             {{{who},\"gil\":null,\"status\":[\"unknown\"],\"frames\":[]}}\n"
+        );
+        assert_eq!(String::from_utf8(sink.out).unwrap(), expected);
+    }
+}

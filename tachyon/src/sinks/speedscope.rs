@@ -1,0 +1,273 @@
+//! A profile to speedscope's JSON: one sampled profile for each thread, in time order.
+//!
+//! Weights are what makes speedscope's time line right: all profiles start with the recording, a sample lasts until
+//! the thread's next one, and where a thread was not on a CPU for longer, an empty stack fills the gap. The format is
+//! `file-format-spec.ts` of speedscope; `docs/formats/speedscope.md` has the arithmetic.
+
+use super::label::{Label, thread_name};
+use super::spool::Spool;
+use super::stacks::StackId;
+use super::{Sink, process_frame_name};
+use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::report::Report;
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
+/// What stands for a stack without frames: an empty stack means that the thread was idle.
+const NO_FRAMES: &str = "<no frames>";
+
+/// Writes the file at the end. Memory grows with the number of distinct stacks and frames.
+pub struct SpeedscopeSink<W> {
+    out: W,
+    spool: Spool,
+    threads: usize,
+    /// Earliest and latest sample.
+    span: Option<(u64, u64)>,
+}
+
+impl<W: Write> SpeedscopeSink<W> {
+    /// Nothing is written to `out` before the end.
+    pub fn new(out: W) -> Self {
+        Self { out, spool: Spool::default(), threads: 0, span: None }
+    }
+}
+
+impl<W: Write> Sink for SpeedscopeSink<W> {
+    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        let (first, last) = self.span.unwrap_or((sample.time_us, sample.time_us));
+        self.span = Some((first.min(sample.time_us), last.max(sample.time_us)));
+        let stream = sample.thread.0 as usize;
+        self.threads = self.threads.max(stream + 1);
+        self.spool.push(stream, sample)
+    }
+
+    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
+        let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
+        let (first, last) = self.span.unwrap_or_default();
+        // A file from elsewhere may have no start of its own.
+        let start =
+            if profile.meta.start_us == 0 || profile.meta.start_us > first { first } else { profile.meta.start_us };
+        let exporter = concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION"));
+        write!(out, "{{\"$schema\":\"{SCHEMA}\",\"exporter\":\"{exporter}\",\"name\":")?;
+        json(&mut out, &title(profile))?;
+        out.write_all(b",\"activeProfileIndex\":0,\"shared\":{\"frames\":[")?;
+        let frames = Frames::write(&mut out, profile, &self.spool)?;
+        out.write_all(b"]},\"profiles\":[")?;
+        let end = last.saturating_add(profile.meta.interval_us.max(1));
+        for index in 0..self.threads {
+            let id = ThreadId(u32::try_from(index).expect("threads are counted in 32 bits"));
+            let span = Span { start, end, interval: profile.meta.interval_us.max(1) };
+            if index > 0 {
+                out.write_all(b",")?;
+            }
+            write_thread(&mut out, profile, &self.spool, &frames, id, &span)?;
+        }
+        out.write_all(b"]}\n")?;
+        out.flush()
+    }
+}
+
+fn title(profile: &Profile) -> String {
+    match &profile.processes[..] {
+        [process] if process.pid != 0 => process_frame_name(process),
+        processes => format!("{} processes", processes.len()),
+    }
+}
+
+/// The frames that stacks use: their index in the file, where lines of a function are told apart and columns are not.
+#[derive(Default)]
+struct Frames {
+    /// By [`FrameId`].
+    index: Vec<Option<u32>>,
+}
+
+impl Frames {
+    /// Writes the table; its first entry is [`NO_FRAMES`].
+    fn write(out: &mut impl Write, profile: &Profile, spool: &Spool) -> io::Result<Self> {
+        write!(out, "{{\"name\":\"{NO_FRAMES}\"}}")?;
+        let mut frames = Self { index: vec![None; profile.frames.len()] };
+        let mut known = HashMap::new();
+        for &FrameId(id) in spool.stacks.iter().flatten() {
+            let place = &mut frames.index[id as usize];
+            if place.is_some() {
+                continue;
+            }
+            let frame = profile.frames.get(FrameId(id));
+            let next = u32::try_from(known.len() + 1).expect("fewer than 2^32 frames fit in memory");
+            let index = *known.entry((frame.filename, frame.function, frame.lineno)).or_insert(next);
+            *place = Some(index);
+            if index == next {
+                write_frame(out, &Label::of(profile, frame))?;
+            }
+        }
+        Ok(frames)
+    }
+}
+
+fn write_frame(out: &mut impl Write, label: &Label<'_>) -> io::Result<()> {
+    out.write_all(b",{\"name\":")?;
+    json(out, label.function)?;
+    if !label.filename.is_empty() {
+        out.write_all(b",\"file\":")?;
+        json(out, label.filename)?;
+    }
+    if let Some(line) = label.line {
+        write!(out, ",\"line\":{line}")?;
+    }
+    out.write_all(b"}")
+}
+
+/// The whole recording's time, and the usual time between samples.
+struct Span {
+    start: u64,
+    end: u64,
+    interval: u64,
+}
+
+impl Span {
+    /// How long a sample lasts whose thread shows its next one `gap` later. A thread that runs shows one for each
+    /// interval of CPU time; moving between CPUs, whose timers tick at different moments, makes it up to two.
+    fn duration(&self, gap: u64) -> u64 {
+        if gap <= self.interval.saturating_mul(2) { gap } else { self.interval }
+    }
+}
+
+fn write_thread(
+    out: &mut impl Write,
+    profile: &Profile,
+    spool: &Spool,
+    frames: &Frames,
+    id: ThreadId,
+    span: &Span,
+) -> io::Result<()> {
+    let mut name = thread_name(profile, id);
+    if profile.meta.many_processes {
+        name = format!("{}: {name}", process_frame_name(profile.process_of(id)));
+    }
+    out.write_all(b"{\"type\":\"sampled\",\"name\":")?;
+    json(out, &name)?;
+    write!(out, ",\"unit\":\"microseconds\",\"startValue\":0,\"endValue\":{},\"samples\":[", span.end - span.start)?;
+    // Two passes over the same samples: stacks, then weights.
+    let mut list = List::default();
+    walk(spool, id, span, |part| {
+        list.comma(out)?;
+        match part {
+            Part::Idle(_) => out.write_all(b"[]"),
+            Part::Sample(stack, _) => {
+                let stack = spool.stacks.get(stack);
+                if stack.is_empty() {
+                    return out.write_all(b"[0]");
+                }
+                let mut before = b"[";
+                for &FrameId(frame) in stack.iter().rev() {
+                    let index = frames.index[frame as usize].expect("every frame of a stack is in the table");
+                    out.write_all(before)?;
+                    write!(out, "{index}")?;
+                    before = b",";
+                }
+                out.write_all(b"]")
+            }
+        }
+    })?;
+    out.write_all(b"],\"weights\":[")?;
+    let mut list = List::default();
+    walk(spool, id, span, |part| {
+        list.comma(out)?;
+        let (Part::Idle(weight) | Part::Sample(_, weight)) = part;
+        write!(out, "{weight}")
+    })?;
+    out.write_all(b"]}")
+}
+
+/// A piece of a thread's time line.
+enum Part {
+    /// Nothing was sampled for so long.
+    Idle(u64),
+    /// One sample, and how long it lasts.
+    Sample(StackId, u64),
+}
+
+/// Cuts a thread's time into pieces without gaps, from the recording's start to its end.
+fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
+    let mut now = span.start;
+    let mut until = |next: u64, stack: Option<StackId>| {
+        let gap = next.saturating_sub(now);
+        let busy = if stack.is_some() { span.duration(gap) } else { 0 };
+        if let Some(stack) = stack {
+            take(Part::Sample(stack, busy))?;
+        }
+        if gap > busy {
+            take(Part::Idle(gap - busy))?;
+        }
+        now += gap;
+        io::Result::Ok(())
+    };
+    let mut last = None;
+    spool.read(id.0 as usize, |sample| until(sample.time_us, last.replace(sample.stack)))?;
+    until(span.end, last)
+}
+
+/// Commas between entries.
+#[derive(Default)]
+struct List {
+    begun: bool,
+}
+
+impl List {
+    fn comma(&mut self, out: &mut impl Write) -> io::Result<()> {
+        if std::mem::replace(&mut self.begun, true) { out.write_all(b",") } else { Ok(()) }
+    }
+}
+
+fn json(out: &mut impl Write, text: &str) -> io::Result<()> {
+    Ok(serde_json::to_writer(out, text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Process, Thread};
+    use serde_json::{Value, json};
+
+    #[test]
+    fn gaps_and_weights() {
+        let mut profile = Profile::default();
+        profile.meta.start_us = 1000;
+        profile.meta.interval_us = 10;
+        profile.processes.push(Process { pid: 9, comm: "app".into(), ..Process::default() });
+        for tid in [5, 6] {
+            profile.threads.push(Thread { ns_tid: tid, ..Thread::default() });
+        }
+        let (a, b) = (profile.special_frame("a"), profile.special_frame("b"));
+        let mut sink = SpeedscopeSink::new(Vec::new());
+        let samples: [(u32, u64, &[FrameId]); 6] =
+            [(0, 1005, &[b, a]), (0, 1015, &[a]), (1, 1018, &[b]), (0, 1033, &[]), (0, 1100, &[a]), (0, 1100, &[b])];
+        for (thread, time_us, frames) in samples {
+            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status: 0, frames }).unwrap();
+        }
+        sink.finish(&profile, &Report::default()).unwrap();
+        let file: Value = serde_json::from_slice(&sink.out).unwrap();
+        assert_eq!(file["name"], "app (9)");
+        assert_eq!(file["shared"]["frames"], json!([{"name": "<no frames>"}, {"name": "b"}, {"name": "a"}]));
+        let one = &file["profiles"][0];
+        assert_eq!((&one["endValue"], &one["name"]), (&json!(110), &json!("thread 5")));
+        assert_eq!(one["samples"], json!([[], [2, 1], [2], [0], [], [2], [1]]));
+        assert_eq!(one["weights"], json!([5, 10, 18, 10, 57, 0, 10]));
+        let other = &file["profiles"][1];
+        assert_eq!(other["samples"], json!([[], [1], []]));
+        assert_eq!(other["weights"], json!([18, 10, 82]));
+    }
+
+    #[test]
+    fn no_samples() {
+        let mut sink = SpeedscopeSink::new(Vec::new());
+        sink.finish(&Profile::default(), &Report::default()).unwrap();
+        let file: Value = serde_json::from_slice(&sink.out).unwrap();
+        assert_eq!(file["profiles"], json!([]));
+    }
+}

@@ -1,0 +1,111 @@
+//! Distinct stacks, and how often each thread showed them: the state of sinks that sum up.
+
+use crate::profile::{FrameId, Sample};
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tachyon_common::event::status;
+
+/// Index of a stack in [`Stacks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct StackId(pub u32);
+
+/// Stacks stored once, in order of first use. Memory grows with the number of distinct stacks only.
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    stacks: Vec<Arc<[FrameId]>>,
+    ids: HashMap<Arc<[FrameId]>, StackId, RandomState>,
+}
+
+impl Stacks {
+    /// The handle of a stack, leaf first, which is stored if it is new.
+    pub fn intern(&mut self, frames: &[FrameId]) -> StackId {
+        if let Some(&id) = self.ids.get(frames) {
+            return id;
+        }
+        let id = StackId(u32::try_from(self.stacks.len()).expect("fewer than 2^32 stacks fit in memory"));
+        let frames: Arc<[FrameId]> = frames.into();
+        self.stacks.push(Arc::clone(&frames));
+        self.ids.insert(frames, id);
+        id
+    }
+
+    /// The stack behind a handle, leaf first.
+    pub fn get(&self, id: StackId) -> &[FrameId] {
+        &self.stacks[id.0 as usize]
+    }
+
+    /// All stacks, in order of their handles.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[FrameId]> {
+        self.stacks.iter().map(|stack| &**stack)
+    }
+}
+
+/// What samples have in common that are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Key {
+    /// Index of the thread.
+    pub thread: u32,
+    /// The stack.
+    pub stack: StackId,
+    /// Whether the thread held the GIL; `None`: not known, or not asked for.
+    pub gil: Option<bool>,
+}
+
+/// Counts of equal stacks.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub stacks: Stacks,
+    counts: HashMap<Key, u64, RandomState>,
+}
+
+impl Counts {
+    /// Counts one sample.
+    pub fn add(&mut self, sample: &Sample<'_>, by_gil: bool) {
+        let stack = self.stacks.intern(sample.frames);
+        let gil = if by_gil { gil_held(sample.status) } else { None };
+        *self.counts.entry(Key { thread: sample.thread.0, stack, gil }).or_default() += 1;
+    }
+
+    /// All counts, in an order that is the same for the same samples.
+    pub fn sorted(&self) -> Vec<(Key, u64)> {
+        let mut counts: Vec<_> = self.counts.iter().map(|(&key, &count)| (key, count)).collect();
+        counts.sort_unstable();
+        counts
+    }
+}
+
+/// Whether a status byte says that the thread held the GIL; `None` when it says that nothing is known.
+pub(super) fn gil_held(status: u8) -> Option<bool> {
+    let bits = u32::from(status);
+    if bits & status::HAS_GIL != 0 {
+        Some(true)
+    } else if bits & status::UNKNOWN != 0 {
+        None
+    } else {
+        Some(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::ThreadId;
+
+    #[test]
+    fn equal_stacks_are_counted_together() {
+        let mut counts = Counts::default();
+        let (a, b) = ([FrameId(1), FrameId(0)], [FrameId(0)]);
+        for (thread, status, frames) in [(0, 1, &a[..]), (0, 1, &a), (0, 0, &a), (1, 4, &b), (0, 1, &[])] {
+            let sample = Sample { thread: ThreadId(thread), time_us: 0, status, frames };
+            counts.add(&sample, true);
+        }
+        let key = |thread, stack, gil| Key { thread, stack: StackId(stack), gil };
+        assert_eq!(
+            counts.sorted(),
+            [(key(0, 0, Some(false)), 1), (key(0, 0, Some(true)), 2), (key(0, 2, Some(true)), 1), (key(1, 1, None), 1)]
+        );
+        assert_eq!(counts.stacks.get(StackId(0)), a);
+        assert_eq!(counts.stacks.iter().len(), 3);
+    }
+}

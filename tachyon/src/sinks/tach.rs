@@ -1,0 +1,452 @@
+//! A profile to TACH files, as it is recorded.
+//!
+//! Streams: samples go out as they come, the tables at the end, when all names are known. A recording whose samples
+//! would outgrow what CPython's reader takes goes on in a next file, if the caller gives one.
+
+use super::journal::{FrameLine, Journal, Line};
+use super::metadata::Metadata;
+use super::{Sink, file_thread_id, process_frame_name};
+use crate::profile::{self, FrameId, Meta, Profile, SPECIAL_FILENAME, Sample, StrId};
+use crate::report::Report;
+use crate::tach::{
+    self, Compression, Features, Frame, Layout, Mode, Options, Statistics, Summary, WriteError, Writer, omitted,
+    omitted_name, trim_stack,
+};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+
+/// How a file is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TachOptions {
+    /// Which layout.
+    pub layout: Layout,
+    /// What is done to the samples.
+    pub compression: Compression,
+    /// What the file says about its recording, when it was not made by this program.
+    pub origin: Option<Origin>,
+    /// Most bytes of samples in a compressed file; see [`Options::max_sample_bytes`].
+    pub max_sample_bytes: u64,
+}
+
+impl Default for TachOptions {
+    fn default() -> Self {
+        Self {
+            layout: Layout::default(),
+            compression: Compression::default(),
+            origin: None,
+            max_sample_bytes: tach::MAX_SAMPLE_BYTES,
+        }
+    }
+}
+
+/// What a file of another program says about its recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Origin {
+    /// When samples were taken.
+    pub mode: Option<Mode>,
+    /// What was recorded.
+    pub features: Option<Features>,
+    /// Duration, rate and shares.
+    pub statistics: Option<Statistics>,
+    /// It has our metadata: host, processes and all.
+    pub metadata: bool,
+}
+
+/// Gives the output for the second, third, … file of a recording; the argument counts from 2.
+type NextOutput<W> = Box<dyn FnMut(u32) -> io::Result<W> + Send>;
+
+/// Synchronises files to disk.
+type Sync = Box<dyn FnMut() -> io::Result<()> + Send>;
+
+/// Writes TACH files.
+///
+/// ```
+/// use std::io::Cursor;
+/// use tachyon::profile::{Process, Profile, Sample, Thread, ThreadId};
+/// use tachyon::report::Report;
+/// use tachyon::sinks::tach::TachOptions;
+/// use tachyon::sinks::{Sink, TachSink};
+///
+/// let mut profile = Profile::default();
+/// profile.processes.push(Process::default());
+/// profile.threads.push(Thread { ns_tid: 7, ..Thread::default() });
+/// let frames = [profile.special_frame("libz.so.1!deflate")];
+/// let mut sink = TachSink::new(Cursor::new(Vec::new()), &profile.meta, TachOptions::default())?;
+/// sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 5, status: 2, frames: &frames })?;
+/// sink.finish(&profile, &Report::default())?;
+/// assert_eq!(sink.stored(), 1);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct TachSink<W> {
+    options: Options,
+    origin: Option<Origin>,
+    next_output: Option<NextOutput<W>>,
+    /// The file that samples go to; `None` after the end.
+    writer: Option<Writer<W>>,
+    /// Files whose samples are complete; their tables come at the end.
+    full: Vec<Writer<W>>,
+    finished: Vec<(W, Summary)>,
+    stored: u64,
+    /// Where names go while there are no tables yet.
+    journal: Option<Journal>,
+    sync: Option<Sync>,
+    table: FrameIndices,
+    /// The stack at hand, as indices of the file.
+    stack: Vec<u32>,
+}
+
+impl<W: Write + Seek> TachSink<W> {
+    /// Starts a file. `file` must be empty and stand at its start.
+    ///
+    /// # Errors
+    /// When the header cannot be written.
+    pub fn new(file: W, meta: &Meta, options: TachOptions) -> io::Result<Self> {
+        let (mode, features) = match options.origin {
+            Some(origin) => (origin.mode, origin.features),
+            None => {
+                let mode = if meta.gil_only { Mode::Gil } else { Mode::Cpu };
+                let recorded = Features {
+                    all_threads: true,
+                    native: meta.native,
+                    gc: true,
+                    opcodes: meta.opcodes,
+                    ..Features::default()
+                };
+                (Some(mode), Some(recorded))
+            }
+        };
+        let origin = options.origin;
+        let options = Options {
+            layout: options.layout,
+            compression: options.compression,
+            start_time_us: meta.start_us,
+            sample_interval_us: meta.interval_us,
+            python_version: version(meta),
+            mode,
+            features,
+            max_sample_bytes: options.max_sample_bytes,
+        };
+        Ok(Self {
+            options,
+            origin,
+            next_output: None,
+            writer: Some(Writer::new(file, options)?),
+            full: Vec::new(),
+            finished: Vec::new(),
+            stored: 0,
+            journal: None,
+            sync: None,
+            table: FrameIndices::default(),
+            stack: Vec::new(),
+        })
+    }
+
+    /// Lets the recording go on in a next file when one is full. Without it, samples past that point are refused.
+    #[must_use]
+    pub fn with_next_output(mut self, next: impl FnMut(u32) -> io::Result<W> + Send + 'static) -> Self {
+        self.next_output = Some(Box::new(next));
+        self
+    }
+
+    /// Writes the names that samples use beside the file as they become known, for `recover`. The caller removes the
+    /// journal when the files are complete.
+    ///
+    /// # Errors
+    /// When the journal cannot be written.
+    pub fn with_journal(mut self, journal: File, profile: &Profile) -> io::Result<Self> {
+        self.journal = Some(Journal::new(journal));
+        self.write_journal(profile)?;
+        Ok(self)
+    }
+
+    /// Has what was written synchronised to disk at every [`Sink::tick`]; `sync` does it for all files.
+    #[must_use]
+    pub fn with_sync(mut self, sync: impl FnMut() -> io::Result<()> + Send + 'static) -> Self {
+        self.sync = Some(Box::new(sync));
+        self
+    }
+
+    /// Brings new names to the journal, and names that changed since they were written: they came late.
+    fn write_journal(&mut self, profile: &Profile) -> io::Result<()> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        journal.put_profile(profile, &self.options);
+        for (place, entry) in self.table.entries.iter().enumerate() {
+            let known = journal.frames.get(place);
+            let frame = match (entry, known) {
+                (Entry::Frame(id), _) => *profile.frames.get(*id),
+                (_, Some(&known)) => known,
+                (_, None) => profile::Frame::without_location(StrId(u32::MAX), StrId(u32::MAX)),
+            };
+            if known == Some(&frame) {
+                continue;
+            }
+            let (file, function) = match entry {
+                Entry::Frame(_) => {
+                    (profile.strings.get(frame.filename), profile.strings.get(frame.function).to_owned())
+                }
+                other => (SPECIAL_FILENAME, other.own_name(profile)),
+            };
+            journal.put(&Line::Frame(FrameLine {
+                index: u32::try_from(place).expect("frames of a file are counted in 32 bits"),
+                file: file.to_owned(),
+                function,
+                position: [frame.lineno, frame.end_lineno, frame.column, frame.end_column],
+                opcode: frame.opcode,
+            }));
+            if place < journal.frames.len() {
+                journal.frames[place] = frame;
+            } else {
+                journal.frames.push(frame);
+            }
+        }
+        journal.write(self.sync.is_some())
+    }
+
+    /// How many samples the files hold.
+    #[must_use]
+    pub fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    /// The outputs in order, each with what was written to it. Empty before [`Sink::finish`].
+    #[must_use]
+    pub fn into_outputs(self) -> Vec<(W, Summary)> {
+        self.finished
+    }
+
+    /// The file for one more sample.
+    fn writer(&mut self) -> io::Result<&mut Writer<W>> {
+        let full = self.writer.as_ref().is_some_and(Writer::would_overflow);
+        if full && let Some(next) = &mut self.next_output {
+            let number = u32::try_from(self.full.len()).map_or(u32::MAX, |count| count.saturating_add(2));
+            let fresh = Writer::new(next(number)?, self.options)?;
+            if let Some(mut writer) = self.writer.replace(fresh) {
+                writer.end_samples()?;
+                self.full.push(writer);
+            }
+        }
+        self.writer.as_mut().ok_or_else(|| WriteError::Broken.into())
+    }
+
+    fn statistics(&self, report: &Report) -> Option<Statistics> {
+        if self.options.layout == Layout::Early {
+            return None;
+        }
+        if let Some(origin) = &self.origin {
+            return origin.statistics;
+        }
+        let lost: u64 = report.loss.values().sum();
+        let statistics = Statistics {
+            duration_sec: report.duration_s,
+            sample_rate: report.rate_hz,
+            error_rate: percent(lost, self.stored + lost),
+            missed_samples: report.not_fired.zip(report.expected).and_then(|(missed, all)| percent(missed, all)),
+        };
+        let sound = |number: f64| number.is_finite() && number >= 0.0;
+        (sound(statistics.duration_sec) && sound(statistics.sample_rate)).then_some(statistics)
+    }
+}
+
+impl<W: Write + Seek> Sink for TachSink<W> {
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        let mut stack = std::mem::take(&mut self.stack);
+        stack.clear();
+        stack.extend(sample.frames.iter().map(|&frame| self.table.of_frame(frame)));
+        if profile.meta.many_processes {
+            stack.push(self.table.of(Entry::Process(profile.thread(sample.thread).process)));
+        }
+        if let Some(count) = omitted(stack.len()) {
+            trim_stack(&mut stack, self.table.of(Entry::Omitted(count)));
+        }
+        let result = self.writer().and_then(|writer| {
+            writer.write_sample(&tach::Sample {
+                thread_id: file_thread_id(profile, sample.thread),
+                interpreter_id: profile.thread(sample.thread).interpreter,
+                timestamp_us: sample.time_us,
+                status: sample.status,
+                frames: &stack,
+            })?;
+            Ok(())
+        });
+        self.stack = stack;
+        self.stored += u64::from(result.is_ok());
+        result
+    }
+
+    /// Repeated samples go to the file too: a file cut later loses no more than what came after the last call.
+    fn tick(&mut self, profile: &Profile) -> io::Result<()> {
+        // Names first: a sample without them is lost when the file is cut.
+        self.write_journal(profile)?;
+        if let Some(writer) = &mut self.writer {
+            writer.checkpoint()?;
+        }
+        self.sync.as_mut().map_or(Ok(()), |sync| sync())
+    }
+
+    fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
+        self.write_journal(profile)?;
+        if let Some(writer) = &mut self.writer {
+            writer.end_samples()?;
+            if let (Some(end), Some(journal)) = (writer.samples_end(), &mut self.journal) {
+                journal.put(&Line::SamplesEnd(end));
+                journal.write(false)?;
+            }
+        }
+        let statistics = self.statistics(report);
+        let (strings, frames) = self.table.tables(profile);
+        // A file that another program made has no host and no processes to tell.
+        let told = self.origin.is_none_or(|origin| origin.metadata);
+        let mut metadata = told.then(|| Metadata::new(profile, report));
+        let mut writers = std::mem::take(&mut self.full);
+        writers.extend(self.writer.take());
+        let parts = u32::try_from(writers.len()).unwrap_or(u32::MAX);
+        for (part, mut writer) in (1..).zip(writers) {
+            let entry = metadata.as_mut().map(|metadata| {
+                (metadata.part, metadata.parts) = (part, parts);
+                metadata.to_entry()
+            });
+            writer.set_python_version(version(&profile.meta));
+            let strings = strings.iter(profile).chain(entry.as_deref());
+            self.finished.push(writer.finish(strings, frames.iter().copied(), statistics.as_ref())?);
+        }
+        self.sync.as_mut().map_or(Ok(()), |sync| sync())
+    }
+}
+
+fn version(meta: &Meta) -> [u8; 3] {
+    let (major, minor, micro) = meta.python_version;
+    [major, minor, micro]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts below 2^53 are exact, and this is a share for people")]
+fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
+}
+
+/// What an entry of the file's frame table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Entry {
+    /// A frame of the profile.
+    Frame(FrameId),
+    /// The outermost frame that names a process: index into [`Profile::processes`].
+    Process(u32),
+    /// The frame in place of this many omitted ones.
+    Omitted(usize),
+}
+
+impl Entry {
+    /// The function name of an entry that is no frame of the profile.
+    fn own_name(self, profile: &Profile) -> String {
+        match self {
+            Self::Frame(id) => profile.strings.get(profile.frames.get(id).function).to_owned(),
+            Self::Process(index) => match profile.processes.get(index as usize) {
+                Some(process) => process_frame_name(process),
+                None => "<unknown process>".to_owned(),
+            },
+            Self::Omitted(count) => omitted_name(count),
+        }
+    }
+}
+
+/// Gives frames their indices in the file, in order of first use. The profile's own handles would not do: there are
+/// frames beside the profile's, and the profile still grows.
+#[derive(Debug, Default)]
+struct FrameIndices {
+    entries: Vec<Entry>,
+    /// By [`FrameId`]; [`Self::NONE`] for frames that no sample used.
+    of_frames: Vec<u32>,
+    of_others: HashMap<Entry, u32>,
+}
+
+impl FrameIndices {
+    const NONE: u32 = u32::MAX;
+
+    fn of_frame(&mut self, id: FrameId) -> u32 {
+        let place = id.0 as usize;
+        if place >= self.of_frames.len() {
+            self.of_frames.resize(place + 1, Self::NONE);
+        }
+        if self.of_frames[place] == Self::NONE {
+            self.of_frames[place] = self.push(Entry::Frame(id));
+        }
+        self.of_frames[place]
+    }
+
+    fn of(&mut self, entry: Entry) -> u32 {
+        if let Some(&index) = self.of_others.get(&entry) {
+            return index;
+        }
+        let index = self.push(entry);
+        self.of_others.insert(entry, index);
+        index
+    }
+
+    fn push(&mut self, entry: Entry) -> u32 {
+        let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 frames fit in memory");
+        self.entries.push(entry);
+        index
+    }
+
+    /// The file's tables, once all names are known.
+    fn tables(&self, profile: &Profile) -> (Strings, Vec<Frame>) {
+        let mut strings = Strings::default();
+        let frames = self.entries.iter().map(|entry| {
+            let name = match *entry {
+                Entry::Frame(id) => {
+                    let frame = profile.frames.get(id);
+                    return Frame {
+                        filename: strings.of_profile(frame.filename),
+                        function: strings.of_profile(frame.function),
+                        lineno: frame.lineno,
+                        end_lineno: frame.end_lineno,
+                        column: frame.column,
+                        end_column: frame.end_column,
+                        opcode: frame.opcode,
+                    };
+                }
+                other => other.own_name(profile),
+            };
+            Frame::without_location(strings.push(Text::Own(SPECIAL_FILENAME.to_owned())), strings.push(Text::Own(name)))
+        });
+        let frames = frames.collect();
+        (strings, frames)
+    }
+}
+
+/// The file's string table: the profile's strings that frames use, in order of first use, and some of its own.
+#[derive(Debug, Default)]
+struct Strings {
+    texts: Vec<Text>,
+    of_profile: HashMap<StrId, u32>,
+}
+
+#[derive(Debug)]
+enum Text {
+    Profile(StrId),
+    Own(String),
+}
+
+impl Strings {
+    fn of_profile(&mut self, id: StrId) -> u32 {
+        if let Some(&index) = self.of_profile.get(&id) {
+            return index;
+        }
+        let index = self.push(Text::Profile(id));
+        self.of_profile.insert(id, index);
+        index
+    }
+
+    fn push(&mut self, text: Text) -> u32 {
+        let index = u32::try_from(self.texts.len()).expect("fewer than 2^32 strings fit in memory");
+        self.texts.push(text);
+        index
+    }
+
+    fn iter<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a str> {
+        self.texts.iter().map(|text| match text {
+            Text::Profile(id) => profile.strings.get(*id),
+            Text::Own(text) => text,
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! One process -> all its threads' stacks at this moment, sleeping threads too: the same walk as the kernel side's,
+//! over `process_vm_readv`.
+//!
+//! Needs no BPF, and of rights only those to read the process. Nothing in the target is stopped or changed: a stack
+//! that changes while it is read is read again, and marked when it never holds still. What the target's memory says is
+//! not believed further than a bounded cost: lists and chains that lead in circles end, and so does the time.
+
+mod memory;
+mod names;
+mod objects;
+mod stack;
+mod threads;
+
+pub use names::{SampledThread, identify, thread_names};
+
+use crate::inspect::Interpreter;
+use crate::profile::{FrameId, Profile};
+use crate::remote::{RemoteError, RemoteProcess, Task};
+use crate::symbolize::{CodeKey, Symbolizer};
+use crate::types::RemoteAddr;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+use tachyon_common::event::{RawFrame, status};
+use tachyon_common::layout::Layout;
+use tachyon_common::process::ProcessEntry;
+use tachyon_common::stop::StopReason;
+use threads::ThreadState;
+
+/// Seed of the fingerprints: they live as long as the snapshot is made, so no target can aim at them.
+const SEED: u64 = 0;
+
+/// How long a snapshot may take by default. A process with 10,000 threads is read within it.
+pub const TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// All threads of a process at one moment (or nearly: nothing is stopped).
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The main thread first, then by tid; those whose tid is not known last.
+    pub threads: Vec<ThreadStack>,
+    /// What could not be read, for people.
+    pub problems: Vec<String>,
+    /// Frames and strings that [`PythonStack::frames`] refer to.
+    pub profile: Profile,
+}
+
+/// One thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadStack {
+    /// Its tid in the profiler's own pid namespace; `None` when it could not be told (3.10 and before, odd C library).
+    pub tid: Option<u32>,
+    /// Its tid in its own pid namespace.
+    pub ns_tid: Option<u32>,
+    /// `threading.get_ident()` of it; 0 when it never entered Python.
+    pub thread_id: u64,
+    /// Its name: Python's own where it could be read, else the kernel's.
+    pub name: String,
+    /// The kernel's short name of it.
+    pub comm: String,
+    /// The kernel's state letter: `R` running, `S` sleeping, `D` in an uninterruptible wait, `T` stopped, …
+    pub state: Option<char>,
+    /// It is the process's first thread.
+    pub main: bool,
+    /// What it does in Python; `None` when it never entered it.
+    pub python: Option<PythonStack>,
+}
+
+/// What a thread does in one interpreter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PythonStack {
+    /// `PyInterpreterState.id`; `None` when unreadable.
+    pub interpreter: Option<u64>,
+    /// It held its interpreter's GIL when its stack was read; `None` when unreadable, or the build has no GIL.
+    pub holds_gil: Option<bool>,
+    /// Its frames, leaf first.
+    pub frames: Vec<FrameId>,
+    /// Why the stack ends where it does: [`StopReason::Complete`] or [`StopReason::NoFrame`], else it was cut.
+    pub stop: StopReason,
+    /// It was the same in two readings. If not, it changed all the time, and frames may not belong together.
+    pub steady: bool,
+}
+
+/// The process and what was learnt of it.
+struct Target<'a> {
+    process: &'a RemoteProcess,
+    layout: Layout,
+    entry: ProcessEntry,
+}
+
+/// When to stop.
+#[derive(Clone, Copy, Debug)]
+struct Deadline(Instant);
+
+impl Deadline {
+    fn passed(self) -> bool {
+        self.rest().is_none()
+    }
+
+    /// The time that is left, if any.
+    fn rest(self) -> Option<Duration> {
+        self.0.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
+    }
+}
+
+/// Takes a snapshot of a process whose interpreter is known.
+///
+/// # Errors
+/// When its memory cannot be read at all (see [`RemoteError::is_denied`]) or it is gone.
+pub fn take(process: &RemoteProcess, interpreter: &Interpreter, limit: Duration) -> Result<Snapshot, RemoteError> {
+    // A read whose error is kept: the walk knows only that something is unreadable.
+    process.read_u64(RemoteAddr(interpreter.runtime))?;
+    let entry =
+        ProcessEntry { runtime: interpreter.runtime, code_type: interpreter.code_type, ..ProcessEntry::default() };
+    let target = Target { process, layout: interpreter.layout.complete(), entry };
+    let deadline = Deadline(Instant::now() + limit);
+    let tasks = process.tasks()?;
+    let (mut states, problem) = threads::states(process, &target, deadline);
+    let tids_told = tell_tids(&target, &mut states, &tasks);
+    let mut snapshot = Snapshot { threads: Vec::new(), problems: Vec::new(), profile: Profile::default() };
+    snapshot.problems.extend(problem.map(|problem| problem.to_string()));
+    if !tids_told {
+        snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
+    }
+    let mut stacks = read_stacks(&target, &states, deadline);
+    let unread = states.len() - stacks.len();
+    if unread > 0 {
+        snapshot.problems.push(format!("{unread} thread states were not read: the time was up after {limit:?}"));
+    }
+    one_gil_one_holder(&mut stacks);
+    only_those_with_frames(&mut stacks);
+    let mut namer = Namer { target: &target, symbolizer: Symbolizer::new(), profile: &mut snapshot.profile, deadline };
+    if tids_told {
+        // Frames or not: without a thread, a state is that of one that has just ended or not begun.
+        stacks.retain(|read| read.state.ns_tid.is_some());
+    }
+    let names = names_by_interpreter(&target, &stacks, deadline);
+    snapshot.threads = arrange(process, &tasks, &stacks, &names, |read| namer.name(read));
+    Ok(snapshot)
+}
+
+/// Leaves thread states the tids of live threads only. Returns whether those without one have no thread.
+fn tell_tids(target: &Target<'_>, states: &mut [ThreadState], tasks: &[Task]) -> bool {
+    let live: HashSet<u32> = tasks.iter().map(|task| task.ns_tid).collect();
+    for state in states.iter_mut() {
+        state.ns_tid = state.ns_tid.filter(|tid| live.contains(tid));
+    }
+    // Up to 3.10 none tells; later ones tell their parent's in a child that C code forked.
+    let found = threads::find_tids(target.process, states, tasks);
+    found || Layout::present(target.layout.tstate_native_thread_id)
+}
+
+/// A thread state's stack as it was read.
+struct ReadStack {
+    state: ThreadState,
+    gil: Option<u64>,
+    stack: stack::Stack,
+}
+
+fn read_stacks(target: &Target<'_>, states: &[ThreadState], deadline: Deadline) -> Vec<ReadStack> {
+    let read = |state: &ThreadState| {
+        (!deadline.passed()).then(|| ReadStack {
+            state: *state,
+            gil: threads::gil_of(target.process, target, state.interp),
+            stack: stack::read(target.process, target, state.tstate, deadline),
+        })
+    };
+    states.iter().map_while(read).collect()
+}
+
+/// The GIL changed hands while the threads were read one after the other: of several that held it, the last did last.
+fn one_gil_one_holder(stacks: &mut [ReadStack]) {
+    let mut held = HashSet::new();
+    for read in stacks.iter_mut().rev() {
+        let facts = &mut read.stack.facts;
+        if facts.status & status::HAS_GIL != 0 && !held.insert(read.gil) {
+            facts.status &= !status::HAS_GIL;
+        }
+    }
+}
+
+/// A thread that has been in several interpreters has a state in each, and up to 3.11 the state of a thread that is
+/// just being started carries its creator's id: of those that are one thread's, the ones that run something count. In
+/// one interpreter the newest does: a child that C code forked keeps the states of its parent's threads, whose ids are
+/// given to its own.
+fn only_those_with_frames(stacks: &mut Vec<ReadStack>) {
+    let framed = |read: &ReadStack| !read.stack.frames.is_empty() || read.stack.stop != StopReason::NoFrame;
+    let busy: HashSet<u64> = stacks.iter().filter(|read| framed(read)).map(|read| read.state.thread_id).collect();
+    let mut met = HashSet::new();
+    stacks.retain(|read| !framed(read) || met.insert((read.state.thread_id, read.state.interp)));
+    let mut idle = HashSet::new();
+    // From the oldest interpreter and thread on: it is the one that an idle thread came from.
+    stacks.reverse();
+    stacks.retain(|read| framed(read) || (!busy.contains(&read.state.thread_id) && idle.insert(read.state.thread_id)));
+}
+
+/// Python's own names of threads, by interpreter and ident.
+fn names_by_interpreter(
+    target: &Target<'_>,
+    stacks: &[ReadStack],
+    deadline: Deadline,
+) -> HashMap<u64, HashMap<u64, String>> {
+    let interpreters: HashSet<u64> = stacks.iter().map(|read| read.state.interp).collect();
+    let names = |interp| Some((interp, thread_names(target.process, &target.layout, interp, deadline.rest()?)?));
+    interpreters.into_iter().filter_map(names).collect()
+}
+
+/// Puts stacks to threads.
+fn arrange(
+    process: &RemoteProcess,
+    tasks: &[Task],
+    stacks: &[ReadStack],
+    names: &HashMap<u64, HashMap<u64, String>>,
+    mut python: impl FnMut(&ReadStack) -> PythonStack,
+) -> Vec<ThreadStack> {
+    let by_ns_tid: HashMap<u32, &Task> = tasks.iter().map(|task| (task.ns_tid, task)).collect();
+    let pid = process.pid().0;
+    let thread = |task: &Task| ThreadStack {
+        tid: Some(task.tid),
+        ns_tid: Some(task.ns_tid),
+        name: task.comm.clone(),
+        comm: task.comm.clone(),
+        state: Some(task.state),
+        main: task.tid == pid,
+        ..ThreadStack::default()
+    };
+    let mut entered = HashSet::new();
+    let mut threads = Vec::new();
+    for read in stacks {
+        let task = read.state.ns_tid.and_then(|tid| by_ns_tid.get(&tid).copied());
+        let known = task.map_or_else(ThreadStack::default, thread);
+        entered.extend(known.tid);
+        // A sub-interpreter may not have imported `threading`, but the one that the thread came from has.
+        let ident = &read.state.thread_id;
+        let own = names.get(&read.state.interp).and_then(|names| names.get(ident));
+        let name = own.or_else(|| names.values().find_map(|names| names.get(ident)));
+        let name = name.cloned().unwrap_or_else(|| known.name.clone());
+        threads.push(ThreadStack { thread_id: read.state.thread_id, name, python: Some(python(read)), ..known });
+    }
+    threads.extend(tasks.iter().filter(|task| !entered.contains(&task.tid)).map(thread));
+    threads.sort_by_key(|thread| (!thread.main, thread.tid.is_none(), thread.tid, thread.thread_id));
+    threads
+}
+
+/// Names frames.
+struct Namer<'a> {
+    target: &'a Target<'a>,
+    symbolizer: Symbolizer,
+    profile: &'a mut Profile,
+    deadline: Deadline,
+}
+
+impl Namer<'_> {
+    fn name(&mut self, read: &ReadStack) -> PythonStack {
+        let stack = &read.stack;
+        let mut steady = stack.steady;
+        let frames = stack
+            .frames
+            .iter()
+            .map(|raw| {
+                let (frame, named) = self.frame(raw);
+                steady &= named;
+                frame
+            })
+            .collect();
+        let facts = &stack.facts;
+        let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some();
+        PythonStack {
+            interpreter: u64::try_from(facts.interp_id).ok(),
+            holds_gil: known.then_some(facts.status & status::HAS_GIL != 0),
+            frames,
+            stop: stack.stop,
+            steady,
+        }
+    }
+
+    /// The frame, and whether its names could be read: its code object may be another one by now.
+    fn frame(&mut self, raw: &RawFrame) -> (FrameId, bool) {
+        let key = CodeKey { image: 0, code: raw.code, fingerprint: raw.fingerprint };
+        let frame = self.symbolizer.frame(self.profile, key, raw.lasti, raw.opcode);
+        if !self.symbolizer.is_named(frame) && !self.deadline.passed() {
+            // What is wrong shows in the frame: it stays without a name.
+            let _unnamed =
+                self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.target.process);
+        }
+        (frame, self.symbolizer.is_named(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tachyon_common::walk::ThreadFacts;
+
+    fn read(thread_id: u64, gil: u64, holds: bool, frames: usize) -> ReadStack {
+        let stop = if frames == 0 { StopReason::NoFrame } else { StopReason::Complete };
+        let facts = ThreadFacts { status: u32::from(holds) * status::HAS_GIL, ..ThreadFacts::default() };
+        let stack = stack::Stack { frames: vec![RawFrame::default(); frames], stop, facts, steady: true };
+        let state = ThreadState { tstate: thread_id, interp: gil, thread_id, ns_tid: None };
+        ReadStack { state, gil: Some(gil), stack }
+    }
+
+    #[test]
+    fn each_gil_has_one_holder_at_most() {
+        let mut stacks = vec![read(1, 10, true, 1), read(2, 10, true, 1), read(3, 20, true, 1), read(4, 10, false, 1)];
+        one_gil_one_holder(&mut stacks);
+        let holders: Vec<u64> = stacks
+            .iter()
+            .filter(|read| read.stack.facts.status & status::HAS_GIL != 0)
+            .map(|read| read.state.thread_id)
+            .collect();
+        assert_eq!(holders, [2, 3]);
+    }
+
+    #[test]
+    fn of_a_threads_states_those_that_run_something_are_shown() {
+        // Newest first: thread 1 in two interpreters, thread 2 idle in two, thread 3 busy in two, and once before.
+        let mut stacks = vec![
+            read(1, 20, false, 0),
+            read(2, 20, false, 0),
+            read(3, 20, false, 2),
+            read(1, 10, false, 3),
+            read(2, 10, false, 0),
+            read(3, 10, false, 1),
+            read(3, 10, false, 4),
+        ];
+        only_those_with_frames(&mut stacks);
+        let left: Vec<_> = stacks.iter().map(|read| (read.state.thread_id, read.state.interp)).collect();
+        assert_eq!(left, [(3, 10), (2, 10), (1, 10), (3, 20)]);
+        assert_eq!(stacks[0].stack.frames.len(), 1);
+    }
+}

@@ -1,0 +1,78 @@
+//! Names of threads.
+//!
+//! From 3.14 on CPython tells the kernel the names of its threads (`_thread.set_name`), up to 3.13 only its module
+//! `threading` knows them: `sys.modules['threading']._active` maps idents to `Thread` objects. A program that never
+//! imported it, and threads that it did not start, have no names there; nothing is lost then but the name.
+
+use super::memory::Pages;
+use super::objects::Objects;
+use crate::inspect::ObjectLayout;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tachyon_common::layout::Layout;
+use tachyon_common::walk::{UserMemory, read_u64};
+
+/// Bytes of all names of one process that are kept; beyond, its further threads keep the kernel's.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Longest name, in characters; a longer one is cut.
+const MAX_CHARS: usize = 256;
+
+/// Names by ident (`PyThreadState.thread_id`), of the threads that Python's `threading` knows in one interpreter.
+/// `None` when they could not be read, or need not (3.14+, where the kernel knows them). What is not read within `limit`
+/// is left out.
+#[must_use]
+pub fn thread_names<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    interp: u64,
+    limit: Duration,
+) -> Option<HashMap<u64, String>> {
+    let start = Instant::now();
+    let objects = ObjectLayout::of(layout)?;
+    let pages = Pages::new(memory);
+    let target = Objects { memory: &pages, layout, objects };
+    let modules = target.pointer(interp, objects.interp_modules)?;
+    let threading = target.find(modules, "threading")?;
+    let active = target.find(target.pointer(threading, objects.module_dict)?, "_active")?;
+    let mut names = HashMap::new();
+    let mut bytes = 0;
+    for (key, thread) in target.entries(active)? {
+        if bytes > MAX_BYTES || start.elapsed() > limit {
+            break;
+        }
+        // An entry that was deleted, or one that is not (yet) what it will be.
+        if key == 0 || thread == 0 {
+            continue;
+        }
+        let Some(ident) = target.integer(key) else { continue };
+        let Some(name) = target.attribute(thread, "_name").and_then(|name| target.text(name)) else { continue };
+        let name: String = name.chars().take(MAX_CHARS).collect();
+        bytes += name.len();
+        names.insert(ident, name);
+    }
+    Some(names)
+}
+
+/// What a sample knows of its thread, for [`identify`].
+#[derive(Clone, Copy, Debug)]
+pub struct SampledThread {
+    /// Its `PyThreadState`.
+    pub tstate: u64,
+    /// Its tid in its own pid namespace.
+    pub ns_tid: u32,
+}
+
+/// Interpreter and ident of a sampled thread, if its state is still there.
+#[must_use]
+pub fn identify<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, thread: SampledThread) -> Option<(u64, u64)> {
+    if Layout::present(layout.tstate_native_thread_id) {
+        let tid = read_u64(memory, thread.tstate, layout.tstate_native_thread_id).ok()?;
+        if tid != u64::from(thread.ns_tid) {
+            return None;
+        }
+    }
+    let interp = read_u64(memory, thread.tstate, layout.tstate_interp).ok().filter(|&interp| interp != 0)?;
+    let ident = read_u64(memory, thread.tstate, layout.tstate_thread_id).ok().filter(|&ident| ident != 0)?;
+    Some((interp, ident))
+}

@@ -1,0 +1,145 @@
+//! One thread's frames, read while the thread may run on.
+//!
+//! Nothing is stopped, so a stack can change under the reader. It is therefore read until two readings in a row
+//! agree; a thread that waits agrees at once, one that calls and returns all the time may never do, and its last whole
+//! stack is marked as changed.
+
+use super::memory::Pages;
+use super::{Deadline, Target};
+use tachyon_common::event::RawFrame;
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::MAX_PY_FRAMES;
+use tachyon_common::stop::StopReason;
+use tachyon_common::walk::{self, CodeBuffer, FrameBuffer, FrameSink, FrameWalk, ThreadFacts, UserMemory};
+
+/// Readings of one stack. A thread that makes a million calls a second agrees after a few.
+const MAX_READINGS: usize = 32;
+
+/// Steps of one walk: a stack of 1,024 frames needs 10; the rest is for shim frames, of which a hostile chain can have
+/// a cycle that never stores a frame.
+const MAX_STEPS: usize = 64;
+
+/// A thread's stack.
+#[derive(Clone, Debug)]
+pub(super) struct Stack {
+    /// Leaf first.
+    pub frames: Vec<RawFrame>,
+    pub stop: StopReason,
+    pub facts: ThreadFacts,
+    /// Two readings in a row agreed.
+    pub steady: bool,
+}
+
+/// Reads the stack of the thread state at `tstate`.
+pub(super) fn read<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, deadline: Deadline) -> Stack {
+    let mut last = once(memory, target, tstate);
+    let mut whole: Option<Stack> = None;
+    for _ in 1..MAX_READINGS {
+        if deadline.passed() {
+            break;
+        }
+        let next = once(memory, target, tstate);
+        if agree(&last, &next) {
+            return Stack { steady: true, ..next };
+        }
+        if matches!(last.stop, StopReason::Complete | StopReason::NoFrame) {
+            whole = Some(last);
+        }
+        last = next;
+    }
+    match whole {
+        Some(whole) if last.stop != StopReason::Complete => whole,
+        _ => last,
+    }
+}
+
+/// Whether two readings show the same stack. The leaf's instruction may have moved on: it runs.
+fn agree(a: &Stack, b: &Stack) -> bool {
+    let (leaf_a, leaf_b) = (a.frames.first(), b.frames.first());
+    let same_leaf = match (leaf_a, leaf_b) {
+        (Some(a), Some(b)) => (a.code, a.fingerprint, a.flags, a.shims) == (b.code, b.fingerprint, b.flags, b.shims),
+        (None, None) => true,
+        _ => false,
+    };
+    a.stop == b.stop && same_leaf && a.frames.get(1..) == b.frames.get(1..)
+}
+
+fn once<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) -> Stack {
+    let pages = Pages::new(memory);
+    let (layout, entry) = (&target.layout, &target.entry);
+    let mut frames = Frames::default();
+    let stop = chain(&pages, target, tstate, &mut frames);
+    Stack { frames: frames.0, stop, facts: walk::thread_facts(&pages, layout, entry, tstate), steady: false }
+}
+
+fn chain<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, frames: &mut Frames) -> StopReason {
+    let layout = &target.layout;
+    let frame = match walk::innermost_frame(memory, layout, tstate) {
+        Ok(frame) => frame,
+        Err(reason) => return reason,
+    };
+    let mut chain = FrameWalk { frame, ..FrameWalk::default() };
+    if Layout::present(layout.tstate_base_frame) {
+        chain.base_frame = walk::read_u64(memory, tstate, layout.tstate_base_frame).unwrap_or(0);
+    }
+    let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
+    for _ in 0..MAX_STEPS {
+        let stopped = chain.step(
+            memory,
+            layout,
+            target.entry.code_type,
+            super::SEED,
+            &mut frame_buffer,
+            &mut code_buffer,
+            frames,
+        );
+        if let Some(reason) = stopped {
+            let ends = frames.0.first().zip(frames.0.last());
+            if reason == StopReason::Complete && ends.is_some_and(|(leaf, root)| !walk::is_linked(layout, leaf, root)) {
+                // A chain in the making has none to show.
+                frames.0.clear();
+                return StopReason::EnteringEval;
+            }
+            return reason;
+        }
+    }
+    StopReason::TooDeep
+}
+
+/// Frames in the order they are met.
+#[derive(Debug, Default)]
+struct Frames(Vec<RawFrame>);
+
+impl FrameSink for Frames {
+    fn store(&mut self, index: usize, frame: RawFrame) {
+        if index == self.0.len() && index < MAX_PY_FRAMES {
+            self.0.push(frame);
+        }
+    }
+
+    fn mark_entry(&mut self, index: usize) {
+        if let Some(frame) = self.0.get_mut(index) {
+            frame.flags |= tachyon_common::event::frame::ENTRY;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(frames: &[(u64, i32)]) -> Stack {
+        let frames = frames.iter().map(|&(code, lasti)| RawFrame { code, lasti, ..RawFrame::default() }).collect();
+        Stack { frames, stop: StopReason::Complete, facts: ThreadFacts::default(), steady: false }
+    }
+
+    #[test]
+    fn only_the_leaf_may_move_on() {
+        let first = stack(&[(1, 2), (3, 4)]);
+        assert!(agree(&first, &stack(&[(1, 8), (3, 4)])));
+        for other in [&[(1, 2), (3, 6)][..], &[(5, 2), (3, 4)], &[(3, 4)], &[], &[(9, 0), (1, 2), (3, 4)]] {
+            assert!(!agree(&first, &stack(other)), "{other:?}");
+        }
+        assert!(agree(&stack(&[]), &stack(&[])));
+    }
+}

@@ -1,0 +1,334 @@
+//! The symbolizer: code objects known so far, frames made of them, and what is still missing.
+
+use super::cache::LineTables;
+use super::code_object::{
+    BadCodeRecord, Code, CodeKey, LiveCode, Name, Part, ReadCodeError, Seen, Table, UNKNOWN_FILE, UNKNOWN_FUNCTION, Use,
+};
+use super::linetable::{Format, LineTable};
+use crate::profile::{Frame, FrameId, Profile};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use tachyon_common::event::CodeRecord;
+use tachyon_common::layout::Layout;
+use tachyon_common::walk::UserMemory;
+
+/// Bytes of names, line tables and frames one memory image may use. A big program uses a tenth; a target that makes
+/// functions in order to fill our memory stops here, and its further frames are `<unknown function>`.
+pub const MAX_IMAGE_BYTES: usize = 64 << 20;
+
+/// What one frame costs here and in the profile: an entry in each of four tables.
+const FRAME_BYTES: usize = 160;
+
+/// What one code object costs beside its names and line table.
+const CODE_BYTES: usize = size_of::<Code>() + 2 * size_of::<CodeKey>();
+
+/// Times a live process is asked for one code object before it is given up: a page may just be swapped out.
+const MAX_FAILED_READS: u8 = 3;
+
+/// Names code and keeps what it learnt. See the [module documentation](super).
+#[derive(Debug, Default)]
+pub struct Symbolizer {
+    codes: HashMap<CodeKey, Code>,
+    frames: HashMap<FrameKey, FrameId>,
+    images: HashMap<u64, Image>,
+    tables: LineTables,
+    /// Frames that lack a name.
+    unnamed: HashSet<FrameId>,
+    /// Codes that lack something and have not been given up.
+    incomplete: BTreeSet<CodeKey>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FrameKey {
+    key: CodeKey,
+    lasti: i32,
+    opcode: u8,
+}
+
+#[derive(Debug, Default)]
+struct Image {
+    codes: Vec<CodeKey>,
+    bytes: usize,
+    health: ImageHealth,
+}
+
+/// How believable the code objects of one memory image are: a layout that does not fit its interpreter shows here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageHealth {
+    /// Code objects whose names or line table arrived.
+    pub codes: u64,
+    /// Names that are no strings.
+    pub bad_names: u64,
+    /// Whole line tables that cannot be decoded to their end.
+    pub bad_tables: u64,
+    /// Frames whose instruction lies past the end of the line table.
+    pub outside: u64,
+}
+
+impl ImageHealth {
+    /// Whether anything is wrong at all. Healthy interpreters have no such code object.
+    #[must_use]
+    pub const fn is_sound(&self) -> bool {
+        self.bad_names == 0 && self.bad_tables == 0 && self.outside == 0
+    }
+}
+
+/// A code object that lacks names or line table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Which.
+    pub key: CodeKey,
+    /// Process (initial pid namespace) it was copied from; `None` when no record arrived: any process of the image has it.
+    pub tgid: Option<u32>,
+    /// Index of its layout, likewise.
+    pub layout: Option<u32>,
+    /// A name is missing or was cut.
+    pub names: bool,
+    /// The line table, or a part of it, is missing.
+    pub linetable: bool,
+}
+
+impl Symbolizer {
+    /// A symbolizer that knows nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes one code record with its payload (what follows the record, padding allowed). Parts of a line table may
+    /// arrive in any order and more than once. Pending frames of the code object get what became known.
+    ///
+    /// # Errors
+    /// When the record contradicts itself or its names are no strings; what could be used is used nevertheless.
+    pub fn add_code(
+        &mut self,
+        profile: &mut Profile,
+        record: &CodeRecord,
+        payload: &[u8],
+        layout: &Layout,
+    ) -> Result<(), BadCodeRecord> {
+        let part = Part::split(record, payload)?;
+        let key = CodeKey::from(record);
+        let image = self.images.entry(key.image).or_default();
+        if image.bytes > MAX_IMAGE_BYTES {
+            return Err(BadCodeRecord::Budget { image: key.image, limit: MAX_IMAGE_BYTES });
+        }
+        let code = self.codes.entry(key).or_insert_with(|| unseen(image, &mut self.incomplete, key));
+        if code.is_complete() {
+            return Ok(());
+        }
+        let format = Format::of(layout);
+        if code.seen.is_none() {
+            image.health.codes += 1;
+            let &CodeRecord { tgid, layout, firstlineno, .. } = record;
+            code.seen = Some(Seen { tgid, layout, format, firstlineno });
+        }
+        let mut bad = None;
+        match part.qualname(record) {
+            Ok(Some((name, whole))) => learn(&mut code.qualname, profile, image, &name, whole),
+            Ok(None) => {}
+            Err(why) => bad = Some(BadCodeRecord::Qualname(why)),
+        }
+        match part.filename(record) {
+            Ok(Some((name, whole))) => learn(&mut code.filename, profile, image, &name, whole),
+            Ok(None) => {}
+            Err(why) => bad = bad.or(Some(BadCodeRecord::Filename(why))),
+        }
+        image.health.bad_names += u64::from(bad.is_some());
+        // A table without bytes is one whose length could not be read: code without instructions does not exist, and
+        // only `co_lnotab` has nothing to say of some.
+        let readable = record.linetable_len != 0 || format == Format::Lnotab;
+        if let Some(bytes) = part.linetable.filter(|_| readable) {
+            image.bytes += bytes.len();
+            if let Some((bytes, whole)) = code.add_part(record.linetable_start, bytes, record.linetable_len) {
+                let table = LineTable::new(format, record.firstlineno, bytes, whole);
+                code.table = Table::Ready(keep(&mut self.tables, image, table));
+            }
+        }
+        self.settle(profile, key, false);
+        bad.map_or(Ok(()), Err)
+    }
+
+    /// The frame of `key` at instruction `lasti` (a byte offset; negative: not started), the same for the same
+    /// question. `opcode` is [`Frame::NO_OPCODE`] when it was not recorded.
+    pub fn frame(&mut self, profile: &mut Profile, key: CodeKey, lasti: i32, opcode: u8) -> FrameId {
+        let frame_key = FrameKey { key, lasti: lasti.max(-1), opcode };
+        match self.frames.get(&frame_key) {
+            Some(&frame) => frame,
+            None => self.new_frame(profile, frame_key),
+        }
+    }
+
+    fn new_frame(&mut self, profile: &mut Profile, frame_key: FrameKey) -> FrameId {
+        let FrameKey { key, lasti, opcode } = frame_key;
+        let image = self.images.entry(key.image).or_default();
+        if image.bytes > MAX_IMAGE_BYTES {
+            let filename = profile.strings.intern(UNKNOWN_FILE);
+            let function = profile.strings.intern(UNKNOWN_FUNCTION);
+            let frame = profile.frames.intern(Frame::without_location(filename, function));
+            self.unnamed.insert(frame);
+            return frame;
+        }
+        image.bytes += FRAME_BYTES;
+        let code = self.codes.entry(key).or_insert_with(|| unseen(image, &mut self.incomplete, key));
+        let value = code.frame(lasti, opcode, &mut profile.strings);
+        let pending = !code.is_complete();
+        let frame = if pending { profile.frames.push_pending(value) } else { profile.frames.intern(value) };
+        if !pending {
+            image.health.outside += u64::from(!code.covers(lasti));
+        }
+        if !code.is_named() {
+            self.unnamed.insert(frame);
+        }
+        code.uses.push(Use { lasti, opcode, pending, frame });
+        self.frames.insert(frame_key, frame);
+        frame
+    }
+
+    /// Whether both names of `frame` are known. Frames of other rooms are.
+    #[must_use]
+    pub fn is_named(&self, frame: FrameId) -> bool {
+        !self.unnamed.contains(&frame)
+    }
+
+    /// Code objects that lack names or line table, by image and address. The rest of a long line table may be on its
+    /// way, so this is best asked some time after the samples. A code object that turned out to be gone, or could
+    /// not be read a few times, is not named again.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Missing> {
+        let missing = |&key: &CodeKey| {
+            let code = self.codes.get(&key)?;
+            Some(Missing {
+                key,
+                tgid: code.seen.map(|seen| seen.tgid),
+                layout: code.seen.map(|seen| seen.layout),
+                names: !code.has_whole_names(),
+                linetable: !code.has_table(),
+            })
+        };
+        self.incomplete.iter().filter_map(missing).collect()
+    }
+
+    /// Reads a missing code object from a live process of its image. `seed` is the one the fingerprints were made with.
+    ///
+    /// # Errors
+    /// When the process cannot be read, or another object lies there by now.
+    pub fn read_missing<M: UserMemory + ?Sized>(
+        &mut self,
+        profile: &mut Profile,
+        key: CodeKey,
+        layout: &Layout,
+        seed: u64,
+        memory: &M,
+    ) -> Result<(), ReadCodeError> {
+        let Some(code) = self.codes.get_mut(&key) else { return Ok(()) };
+        let image = self.images.entry(key.image).or_default();
+        if image.bytes > MAX_IMAGE_BYTES {
+            self.incomplete.remove(&key);
+            return Err(ReadCodeError::Budget(key.image));
+        }
+        match LiveCode::read(memory, layout, seed, key) {
+            Ok(live) => {
+                image.health.codes += u64::from(code.seen.is_none() && !code.has_table());
+                learn(&mut code.qualname, profile, image, &live.qualname, true);
+                learn(&mut code.filename, profile, image, &live.filename, true);
+                if !code.has_table() {
+                    code.table = Table::Ready(keep(&mut self.tables, image, live.table(layout)));
+                }
+                self.settle(profile, key, false);
+                Ok(())
+            }
+            Err(why) => {
+                code.failed_reads = code.failed_reads.saturating_add(1);
+                image.health.bad_names += u64::from(matches!(why, ReadCodeError::Text { .. }));
+                if code.failed_reads >= MAX_FAILED_READS || !matches!(why, ReadCodeError::Unreadable(_)) {
+                    self.incomplete.remove(&key);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// Gives every frame that is still pending what is known of it, else CPython's `<unknown function>` and
+    /// `<unknown file>`.
+    pub fn finish(&mut self, profile: &mut Profile) {
+        for key in std::mem::take(&mut self.incomplete) {
+            self.settle(profile, key, true);
+        }
+        let given_up: Vec<_> = self.codes.iter().filter(|(_, code)| !code.is_complete()).map(|(&key, _)| key).collect();
+        for key in given_up {
+            self.settle(profile, key, true);
+        }
+    }
+
+    /// Ends an image whose last process is gone: its frames stay in the profile, all else is freed.
+    pub fn forget(&mut self, profile: &mut Profile, image: u64) {
+        let Some(image) = self.images.remove(&image) else { return };
+        for key in image.codes {
+            self.settle(profile, key, true);
+            self.incomplete.remove(&key);
+            let Some(code) = self.codes.remove(&key) else { continue };
+            for Use { lasti, opcode, .. } in code.uses {
+                self.frames.remove(&FrameKey { key, lasti, opcode });
+            }
+        }
+    }
+
+    /// How believable the code objects of `image` were so far.
+    #[must_use]
+    pub fn health(&self, image: u64) -> ImageHealth {
+        self.images.get(&image).map(|image| image.health).unwrap_or_default()
+    }
+
+    /// Brings the pending frames of one code object up to date. `last`: nothing more will come.
+    fn settle(&mut self, profile: &mut Profile, key: CodeKey, last: bool) {
+        let Some(code) = self.codes.get_mut(&key) else { return };
+        if last && let Some(table) = code.cut_table() {
+            code.table = Table::Ready(self.tables.share(table));
+        }
+        let done = last || code.is_complete();
+        if done {
+            self.incomplete.remove(&key);
+        }
+        let mut uses = std::mem::take(&mut code.uses);
+        for used in uses.iter_mut().filter(|used| used.pending) {
+            let frame = code.frame(used.lasti, used.opcode, &mut profile.strings);
+            profile.resolve(used.frame, frame);
+            if code.is_named() {
+                self.unnamed.remove(&used.frame);
+            }
+            used.pending = !done;
+            if done && let Some(image) = self.images.get_mut(&key.image) {
+                image.health.outside += u64::from(!code.covers(used.lasti));
+            }
+        }
+        code.uses = uses;
+    }
+}
+
+/// Begins a code object of which nothing is known.
+fn unseen(image: &mut Image, incomplete: &mut BTreeSet<CodeKey>, key: CodeKey) -> Code {
+    image.codes.push(key);
+    image.bytes += CODE_BYTES;
+    incomplete.insert(key);
+    Code::unseen()
+}
+
+/// Takes a name, unless a better one is known.
+fn learn(known: &mut Option<Name>, profile: &mut Profile, image: &mut Image, name: &str, whole: bool) {
+    if known.is_none_or(|known| whole && !known.whole) {
+        image.bytes += name.len();
+        *known = Some(Name { id: profile.strings.intern(name), whole });
+    }
+}
+
+/// Keeps a line table.
+fn keep(tables: &mut LineTables, image: &mut Image, table: LineTable) -> Arc<LineTable> {
+    image.bytes += table.size_bytes();
+    image.health.bad_tables += u64::from(!table.is_sound());
+    tables.share(table)
+}
+
+#[cfg(test)]
+#[path = "symbolizer/tests.rs"]
+mod tests;

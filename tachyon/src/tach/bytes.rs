@@ -1,0 +1,158 @@
+//! Buffered, checked reading of one section of a file.
+
+use super::varint::unzigzag;
+use super::{ReadError, Section};
+use std::io::{self, Read};
+
+const BUFFER_LEN: usize = 64 * 1024;
+
+/// Numbers and bytes out of a stream. Every read is checked against the end; memory is one buffer.
+pub(super) struct Bytes<R> {
+    source: R,
+    section: Section,
+    /// How a failed read of the source is told.
+    fault: fn(io::Error) -> ReadError,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Bytes taken from the source.
+    received: u64,
+    /// Most bytes the source may give.
+    limit: u64,
+}
+
+impl<R: Read> Bytes<R> {
+    pub(super) fn new(source: R, section: Section, fault: fn(io::Error) -> ReadError, limit: u64) -> Self {
+        let buffer = vec![0; BUFFER_LEN].into_boxed_slice();
+        Self { source, section, fault, buffer, start: 0, end: 0, received: 0, limit }
+    }
+
+    /// Bytes that were read out of it so far.
+    pub(super) fn consumed(&self) -> u64 {
+        self.received - (self.end - self.start) as u64
+    }
+
+    /// Tries to have `len` bytes in the buffer, and says how many there are: fewer only at the end.
+    pub(super) fn have(&mut self, len: usize) -> Result<usize, ReadError> {
+        debug_assert!(len <= self.buffer.len());
+        if self.end - self.start >= len {
+            return Ok(self.end - self.start);
+        }
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        while self.end < len {
+            match self.source.read(&mut self.buffer[self.end..]) {
+                Ok(0) => break,
+                Ok(count) => {
+                    self.end += count;
+                    self.received += count as u64;
+                    if self.received > self.limit {
+                        return Err(ReadError::TooLarge);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((self.fault)(error)),
+            }
+        }
+        Ok(self.end)
+    }
+
+    /// The next `N` bytes.
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], ReadError> {
+        self.have(N)?;
+        let bytes = self.buffer[self.start..self.end].first_chunk::<N>().ok_or(ReadError::Cut(self.section))?;
+        self.start += N;
+        Ok(*bytes)
+    }
+
+    /// The next byte.
+    pub(super) fn u8(&mut self) -> Result<u8, ReadError> {
+        let [byte] = self.array()?;
+        Ok(byte)
+    }
+
+    /// A LEB128 number of at most ten bytes. As in CPython, bits of the tenth that a `u64` has no room for are dropped.
+    pub(super) fn varint_u64(&mut self) -> Result<u64, ReadError> {
+        // More is asked for only when it is needed: in a file that was cut there may be no more to be had.
+        let buffered = self.buffer[self.start..self.end].iter().take(super::varint::MAX_LEN);
+        if buffered.into_iter().all(|byte| byte & 0x80 != 0) {
+            self.have(super::varint::MAX_LEN)?;
+        }
+        let mut value = 0;
+        for (index, &byte) in self.buffer[self.start..self.end].iter().take(super::varint::MAX_LEN).enumerate() {
+            value |= u64::from(byte & 0x7f) << (7 * index);
+            if byte & 0x80 == 0 {
+                self.start += index + 1;
+                return Ok(value);
+            }
+        }
+        if self.end - self.start < super::varint::MAX_LEN {
+            return Err(ReadError::Cut(self.section));
+        }
+        Err(ReadError::MalformedVarint(self.section))
+    }
+
+    /// A LEB128 number that fits 32 bits.
+    pub(super) fn varint_u32(&mut self) -> Result<u32, ReadError> {
+        u32::try_from(self.varint_u64()?).map_err(|_| ReadError::MalformedVarint(self.section))
+    }
+
+    /// A zigzag number.
+    pub(super) fn varint_i32(&mut self) -> Result<i32, ReadError> {
+        self.varint_u32().map(unzigzag)
+    }
+
+    /// Appends the next `len` bytes to `out`, which grows as they arrive and not before.
+    pub(super) fn append(&mut self, mut len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        while len > 0 {
+            let available = self.have(1)?.min(len);
+            if available == 0 {
+                return Err(ReadError::Cut(self.section));
+            }
+            out.extend_from_slice(&self.buffer[self.start..self.start + available]);
+            self.start += available;
+            len -= available;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(data: &[u8]) -> Bytes<&[u8]> {
+        Bytes::new(data, Section::Samples, ReadError::Io, u64::MAX)
+    }
+
+    #[test]
+    fn numbers() {
+        assert_eq!(bytes(&[0x80, 0x80, 0x00]).varint_u64().unwrap(), 0, "not the shortest form");
+        assert_eq!(bytes(&[0xff; 9]).varint_u64().unwrap_err().to_string(), "sample data ends inside an entry");
+        assert!(matches!(bytes(&[0xff; 11]).varint_u64(), Err(ReadError::MalformedVarint(_))));
+        let excess = [[0xff; 9].as_slice(), &[0x7f]].concat();
+        assert_eq!(bytes(&excess).varint_u64().unwrap(), u64::MAX);
+        assert!(matches!(bytes(&[0xff, 0xff, 0xff, 0xff, 0x1f]).varint_u32(), Err(ReadError::MalformedVarint(_))));
+        assert_eq!(bytes(&[0xff, 0xff, 0xff, 0xff, 0x0f]).varint_i32().unwrap(), i32::MIN);
+    }
+
+    #[test]
+    fn reads_across_the_buffer() {
+        let data: Vec<u8> = (0..3 * BUFFER_LEN).map(|index| (index % 251) as u8).collect();
+        let mut reader = bytes(&data);
+        let mut out = Vec::new();
+        reader.append(BUFFER_LEN - 3, &mut out).unwrap();
+        out.extend(reader.array::<8>().unwrap());
+        reader.append(BUFFER_LEN * 2 - 5, &mut out).unwrap();
+        assert_eq!(out, data);
+        assert_eq!(reader.consumed(), data.len() as u64);
+        assert!(matches!(reader.u8(), Err(ReadError::Cut(Section::Samples))));
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        let mut reader = Bytes::new([0; 10].as_slice(), Section::Samples, ReadError::Io, 9);
+        assert!(matches!(reader.u8(), Err(ReadError::TooLarge)));
+    }
+}

@@ -1,0 +1,122 @@
+//! Opening a file: header, footer, tables.
+
+use super::bytes::Bytes;
+use super::header::{FOOTER_SIZE, HEADER_SIZE};
+use super::{FOOTER_LEN, HEADER_LEN, Header, Options, ReadError, Samples, Section, Statistics, Tables, statistics};
+use std::io::{Read, Seek, SeekFrom, Take};
+
+/// A profile file, opened.
+///
+/// Reads both layouts, both byte orders and both compressions. The tables are in memory, samples are streamed with
+/// [`Reader::samples`], as often as wanted.
+#[derive(Debug)]
+pub struct Reader<R> {
+    source: R,
+    header: Header,
+    statistics: Option<Statistics>,
+    tables: Tables,
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Reads all but the samples.
+    ///
+    /// # Errors
+    /// When the bytes cannot be read or are no profile that can be read.
+    pub fn new(mut source: R) -> Result<Self, ReadError> {
+        let file_size = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
+        if file_size < HEADER_LEN + FOOTER_LEN {
+            return Err(ReadError::TooSmall(file_size));
+        }
+        let header: [u8; HEADER_SIZE] = read_array(&mut source, 0)?;
+        let footer: [u8; FOOTER_SIZE] = read_array(&mut source, file_size - FOOTER_LEN)?;
+        let header = Header::decode(&header, &footer, file_size)?;
+        let statistics = read_statistics(&mut source, &header)?;
+
+        let mut tables = Tables::default();
+        let (mut bytes, available) = section(&mut source, Section::Strings, header.string_table_offset, file_size)?;
+        tables.read_strings(&mut bytes, header.string_count, available)?;
+        let (mut bytes, available) = section(&mut source, Section::Frames, header.frame_table_offset, file_size)?;
+        tables.read_frames(&mut bytes, header.frame_count, available)?;
+        Ok(Self { source, header, statistics, tables })
+    }
+
+    /// Opens a file whose writer was stopped: what its header and its tables would have said comes from elsewhere.
+    /// `samples_end` is the offset where the samples end, if that is known; else all of the file is taken for samples.
+    ///
+    /// The samples then end with an error, which tells where the file was cut.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn cut(mut source: R, options: &Options, tables: Tables, samples_end: Option<u64>) -> Result<Self, ReadError> {
+        let file_size = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
+        let end = samples_end.map_or(file_size, |end| end.min(file_size)).max(HEADER_LEN);
+        let header = Header {
+            sample_count: u64::MAX,
+            thread_count: u32::MAX,
+            string_table_offset: end,
+            frame_table_offset: end,
+            declared_size: file_size,
+            file_size,
+            ..options.header()
+        };
+        Ok(Self { source, header, statistics: None, tables })
+    }
+
+    /// What header and footer say.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The statistics block, if the file has one.
+    #[must_use]
+    pub fn statistics(&self) -> Option<&Statistics> {
+        self.statistics.as_ref()
+    }
+
+    /// Strings and frames.
+    #[must_use]
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// The samples, from the first one.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or its compressed part is empty.
+    pub fn samples(&mut self) -> Result<Samples<'_, R>, ReadError> {
+        self.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
+        Samples::new(&mut self.source, &self.header, &self.tables)
+    }
+}
+
+/// The bytes from `offset` to the end, and how many they are.
+fn section<R: Read + Seek>(
+    source: &mut R,
+    section: Section,
+    offset: u64,
+    file_size: u64,
+) -> Result<(Bytes<Take<&mut R>>, u64), ReadError> {
+    source.seek(SeekFrom::Start(offset)).map_err(ReadError::Io)?;
+    let available = file_size.saturating_sub(offset);
+    Ok((Bytes::new(source.take(available), section, ReadError::Io, u64::MAX), available))
+}
+
+fn read_statistics<R: Read + Seek>(source: &mut R, header: &Header) -> Result<Option<Statistics>, ReadError> {
+    let trailer_len = statistics::TRAILER_SIZE as u64;
+    let Some(offset) = header.file_size.checked_sub(FOOTER_LEN + trailer_len) else { return Ok(None) };
+    let trailer = read_array(source, offset)?;
+    let Some((start, len)) = Statistics::locate(&trailer, header.byte_order, header.file_size)? else {
+        return Ok(None);
+    };
+    // The older form is shorter, but the footer stands behind it: reading 56 bytes stays in the file.
+    let block: [u8; statistics::SIZE] = read_array(source, start)?;
+    Statistics::decode(block.get(..len).unwrap_or(&block), header.byte_order).map(Some)
+}
+
+fn read_array<const N: usize>(source: &mut (impl Read + Seek), offset: u64) -> Result<[u8; N], ReadError> {
+    let mut bytes = [0; N];
+    source.seek(SeekFrom::Start(offset)).map_err(ReadError::Io)?;
+    source.read_exact(&mut bytes).map_err(ReadError::Io)?;
+    Ok(bytes)
+}

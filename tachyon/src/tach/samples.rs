@@ -1,0 +1,245 @@
+//! Records to samples, one at a time.
+
+use super::bytes::Bytes;
+use super::header::ByteOrder;
+use super::{
+    Compression, Header, MAX_DEPTH, MAX_SAMPLE_BYTES, RECORD_HEAD_LEN, ReadError, RecordCounts, Sample, Section,
+    Tables, encoding,
+};
+use std::collections::HashMap;
+use std::io::{self, Read, Take};
+use zstd::stream::read::Decoder;
+
+/// The sample bytes of a file, decompressed.
+enum Source<'a, R: Read> {
+    Plain(Take<&'a mut R>),
+    Zstd(Box<Decoder<'static, io::BufReader<Take<&'a mut R>>>>),
+}
+
+impl<R: Read> Read for Source<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(source) => source.read(out),
+            Self::Zstd(source) => source.read(out),
+        }
+    }
+}
+
+/// Tells a broken zstd stream from a disk that failed.
+fn zstd_fault(error: io::Error) -> ReadError {
+    if error.raw_os_error().is_some() {
+        ReadError::Io(error)
+    } else if error.kind() == io::ErrorKind::UnexpectedEof {
+        ReadError::IncompleteZstd
+    } else {
+        ReadError::Zstd(error)
+    }
+}
+
+/// What a thread's next record refers to.
+struct Thread {
+    id: u64,
+    interpreter: u32,
+    timestamp_us: u64,
+    /// Outermost first, unlike everywhere else: frames come and go at the end.
+    stack: Vec<u32>,
+    /// [`Self::stack`], innermost first.
+    frames: Vec<u32>,
+}
+
+/// The samples of a file, in the order of its records: time order for each thread, not across threads.
+///
+/// Got from [`super::Reader::samples`]. Memory grows with the number of threads, not with the number of samples. What
+/// comes before a bad record is given before its error, as in CPython.
+pub struct Samples<'a, R: Read> {
+    bytes: Bytes<Source<'a, R>>,
+    tables: &'a Tables,
+    byte_order: ByteOrder,
+    declared_samples: u64,
+    declared_threads: u32,
+    start_time_us: u64,
+    threads: Vec<Thread>,
+    indices: HashMap<(u64, u32), usize>,
+    records: RecordCounts,
+    /// The thread of a REPEAT record that is under way, and how many samples it still has.
+    repeat: Option<(usize, u32)>,
+    /// The end or an error was met.
+    done: bool,
+}
+
+impl<'a, R: Read> Samples<'a, R> {
+    /// `source` stands at the first sample byte.
+    pub(super) fn new(source: &'a mut R, header: &Header, tables: &'a Tables) -> Result<Self, ReadError> {
+        let len = header.string_table_offset.saturating_sub(super::HEADER_LEN);
+        let source = source.take(len);
+        let bytes = match header.compression {
+            Compression::None => Bytes::new(Source::Plain(source), Section::Samples, ReadError::Io, u64::MAX),
+            Compression::Zstd if len == 0 => return Err(ReadError::EmptyZstd),
+            Compression::Zstd => {
+                let decoder = Decoder::new(source).map_err(ReadError::Io)?;
+                Bytes::new(Source::Zstd(Box::new(decoder)), Section::Samples, zstd_fault, MAX_SAMPLE_BYTES)
+            }
+        };
+        Ok(Self {
+            bytes,
+            tables,
+            byte_order: header.byte_order,
+            declared_samples: header.sample_count,
+            declared_threads: header.thread_count,
+            start_time_us: header.start_time_us,
+            threads: Vec::new(),
+            indices: HashMap::new(),
+            records: RecordCounts::default(),
+            repeat: None,
+            done: false,
+        })
+    }
+
+    /// What the samples' frames point into.
+    #[must_use]
+    pub fn tables(&self) -> &'a Tables {
+        self.tables
+    }
+
+    /// The records read so far; of a REPEAT record under way, the samples given so far.
+    #[must_use]
+    pub fn records(&self) -> RecordCounts {
+        self.records
+    }
+
+    /// Distinct pairs of thread and interpreter so far.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Bytes of the records read so far, decompressed.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes.consumed()
+    }
+
+    /// The next sample, or `None` after the last. Every frame and string index in it is valid.
+    ///
+    /// # Errors
+    /// When the file is damaged; then nothing more can be had.
+    pub fn next_sample(&mut self) -> Result<Option<Sample<'_>>, ReadError> {
+        if self.done {
+            return Ok(None);
+        }
+        // Set back below: an error leaves it.
+        self.done = true;
+        let Some((index, status)) = self.step()? else { return Ok(None) };
+        self.done = false;
+        let thread = &self.threads[index];
+        Ok(Some(Sample {
+            thread_id: thread.id,
+            interpreter_id: thread.interpreter,
+            timestamp_us: thread.timestamp_us,
+            status,
+            frames: &thread.frames,
+        }))
+    }
+
+    /// Reads up to the next sample: its thread's place in [`Self::threads`] and its status.
+    fn step(&mut self) -> Result<Option<(usize, u8)>, ReadError> {
+        loop {
+            if let Some((index, left)) = self.repeat {
+                self.repeat = left.checked_sub(1).map(|left| (index, left));
+                if left == 0 {
+                    continue;
+                }
+                let status = self.time_and_status(index)?;
+                self.records.repeat_samples += 1;
+                return Ok(Some((index, status)));
+            }
+            let available = self.bytes.have(RECORD_HEAD_LEN)?;
+            if available == 0 {
+                let found = self.records.samples();
+                if found != self.declared_samples {
+                    return Err(ReadError::SampleCountMismatch { declared: self.declared_samples, found });
+                }
+                return Ok(None);
+            }
+            if available < RECORD_HEAD_LEN {
+                return Err(ReadError::TrailingBytes(available));
+            }
+            let id = self.byte_order.u64(self.bytes.array()?);
+            let interpreter = self.byte_order.u32(self.bytes.array()?);
+            let encoding = self.bytes.u8()?;
+            let index = self.thread(id, interpreter)?;
+            if encoding == encoding::REPEAT {
+                self.repeat = Some((index, self.bytes.varint_u32()?));
+                self.records.repeat += 1;
+                continue;
+            }
+            if encoding > encoding::POP_PUSH {
+                return Err(ReadError::UnknownEncoding(encoding));
+            }
+            let status = self.time_and_status(index)?;
+            self.change_stack(index, encoding)?;
+            return Ok(Some((index, status)));
+        }
+    }
+
+    fn time_and_status(&mut self, index: usize) -> Result<u8, ReadError> {
+        let delta = self.bytes.varint_u64()?;
+        let thread = &mut self.threads[index];
+        thread.timestamp_us = thread.timestamp_us.wrapping_add(delta);
+        self.bytes.u8()
+    }
+
+    fn change_stack(&mut self, index: usize, encoding: u8) -> Result<(), ReadError> {
+        let depth = self.threads[index].stack.len();
+        let (kept, new) = match encoding {
+            encoding::FULL => {
+                self.records.full += 1;
+                (0, self.bytes.varint_u32()?)
+            }
+            encoding::SUFFIX => {
+                self.records.suffix += 1;
+                let shared = self.bytes.varint_u32()?;
+                let kept = usize::try_from(shared).unwrap_or(usize::MAX);
+                if kept > depth {
+                    return Err(ReadError::SharedTooDeep { shared, depth });
+                }
+                (kept, self.bytes.varint_u32()?)
+            }
+            _ => {
+                self.records.pop_push += 1;
+                let popped = usize::try_from(self.bytes.varint_u32()?).unwrap_or(usize::MAX);
+                (depth.saturating_sub(popped), self.bytes.varint_u32()?)
+            }
+        };
+        let total = kept as u64 + u64::from(new);
+        if total > MAX_DEPTH as u64 {
+            return Err(ReadError::TooDeep(total));
+        }
+        let thread = &mut self.threads[index];
+        thread.stack.truncate(kept);
+        for _ in 0..new {
+            let frame = self.bytes.varint_u32()?;
+            self.tables.check(frame)?;
+            thread.stack.push(frame);
+        }
+        // The file has the new frames innermost first.
+        thread.stack[kept..].reverse();
+        thread.frames.clear();
+        thread.frames.extend(thread.stack.iter().rev());
+        Ok(())
+    }
+
+    fn thread(&mut self, id: u64, interpreter: u32) -> Result<usize, ReadError> {
+        if let Some(&index) = self.indices.get(&(id, interpreter)) {
+            return Ok(index);
+        }
+        let index = self.threads.len();
+        if index as u64 >= u64::from(self.declared_threads) {
+            return Err(ReadError::TooManyThreads(self.declared_threads));
+        }
+        let timestamp_us = self.start_time_us;
+        self.threads.push(Thread { id, interpreter, timestamp_us, stack: Vec::new(), frames: Vec::new() });
+        self.indices.insert((id, interpreter), index);
+        Ok(index)
+    }
+}

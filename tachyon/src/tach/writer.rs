@@ -1,0 +1,459 @@
+//! Samples to a file, byte for byte as CPython 3.15.2's `BinaryWriter` does it.
+
+use super::compress::SampleOutput;
+use super::varint::{MAX_LEN, len_u64, put_u32, put_u64};
+use super::{
+    Compression, FOOTER_LEN, Features, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Mode,
+    RECORD_HEAD_LEN, RecordCounts, Sample, Statistics, WriteError, encoding, tables,
+};
+use std::collections::HashMap;
+use std::io::{Seek, SeekFrom, Write};
+
+/// Bytes of repeated samples that are kept back for each thread (`MAX_RLE_BUF_SIZE`).
+const MAX_PENDING: usize = 16 * 1024;
+/// Bytes that must be free for one more: a delta and a status byte (`MAX_RLE_ENTRY_SIZE`).
+const MAX_PENDING_ENTRY: usize = MAX_LEN + 1;
+/// Longest head of a REPEAT record: a `u32` takes five bytes.
+const MAX_REPEAT_HEAD: u64 = RECORD_HEAD_LEN as u64 + 5;
+/// Longest record that is no REPEAT: head, delta, status, two counts, 256 frames of five bytes.
+const MAX_RECORD: u64 = RECORD_HEAD_LEN as u64 + MAX_LEN as u64 + 1 + 2 * 5 + MAX_DEPTH as u64 * 5;
+/// Table bytes that are gathered before they are written.
+const TABLE_BUFFER: usize = 64 * 1024;
+
+/// What a file is told at its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which layout the header gets.
+    pub layout: Layout,
+    /// What is done to the samples.
+    pub compression: Compression,
+    /// Start on the monotonic clock, microseconds: each thread's first time is stored as the distance from it.
+    pub start_time_us: u64,
+    /// Microseconds between samples.
+    pub sample_interval_us: u64,
+    /// Version of CPython: major, minor, micro.
+    pub python_version: [u8; 3],
+    /// When samples are taken.
+    pub mode: Option<Mode>,
+    /// What is recorded.
+    pub features: Option<Features>,
+    /// Most bytes of samples, before compression, in a compressed file; at most [`MAX_SAMPLE_BYTES`] holds.
+    pub max_sample_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            layout: Layout::default(),
+            compression: Compression::default(),
+            start_time_us: 0,
+            sample_interval_us: 0,
+            python_version: [0; 3],
+            mode: None,
+            features: None,
+            max_sample_bytes: MAX_SAMPLE_BYTES,
+        }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Samples.
+    pub samples: u64,
+    /// Distinct pairs of thread and interpreter.
+    pub threads: u32,
+    /// Entries of the string table.
+    pub strings: u32,
+    /// Entries of the frame table.
+    pub frames: u32,
+    /// Records by kind.
+    pub records: RecordCounts,
+    /// Bytes of samples before compression.
+    pub sample_bytes: u64,
+    /// Bytes of samples in the file.
+    pub stored_bytes: u64,
+    /// Bytes of the whole file.
+    pub file_size: u64,
+}
+
+struct Thread {
+    id: u64,
+    interpreter: u32,
+    timestamp_us: u64,
+    stack: Vec<u32>,
+    /// Deltas and status bytes of samples that repeat [`Self::stack`].
+    pending: Vec<u8>,
+    pending_count: u32,
+}
+
+/// Writes a profile file.
+///
+/// Samples are streamed: memory grows with the number of threads, not with the number of samples. The output must be
+/// empty and stand at its start. Until [`Writer::finish`] the header has no counts and no offsets; a file that is cut
+/// before reads as [`super::ReadError::Unfinished`]. See the [module](super) for an example.
+///
+/// Samples must be in time order for each thread to be useful; the format itself can say that time stepped back.
+pub struct Writer<W> {
+    file: W,
+    options: Options,
+    output: SampleOutput,
+    threads: Vec<Thread>,
+    indices: HashMap<(u64, u32), usize, foldhash::fast::RandomState>,
+    /// The thread of the last sample: the next one is likely of the same.
+    last: usize,
+    /// Upper bound of what the threads' pending samples will take.
+    pending_bytes: u64,
+    records: RecordCounts,
+    samples: u64,
+    /// Where the string table starts, once the samples are complete.
+    samples_end: Option<u64>,
+    broken: bool,
+}
+
+impl<W: Write + Seek> Writer<W> {
+    /// Starts a file.
+    ///
+    /// # Errors
+    /// When the header cannot be written.
+    pub fn new(mut file: W, options: Options) -> Result<Self, WriteError> {
+        let header = Header { sample_count: 0, ..options.header() };
+        file.write_all(&header.encode())?;
+        Ok(Self {
+            file,
+            options,
+            output: SampleOutput::new(options.compression)?,
+            threads: Vec::new(),
+            indices: HashMap::default(),
+            last: 0,
+            pending_bytes: 0,
+            records: RecordCounts::default(),
+            samples: 0,
+            samples_end: None,
+            broken: false,
+        })
+    }
+
+    /// How many samples were taken.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Whether one more sample could make the file larger than [`Options::max_sample_bytes`]: CPython's reader takes
+    /// 2^30 bytes of samples, when they are compressed. Then it is time to finish this file and to go on in another one.
+    #[must_use]
+    pub fn would_overflow(&self) -> bool {
+        match self.options.compression {
+            Compression::None => false,
+            Compression::Zstd => {
+                let next = MAX_RECORD.max(MAX_REPEAT_HEAD + MAX_PENDING_ENTRY as u64);
+                self.output.taken() + self.pending_bytes + next > self.options.max_sample_bytes.min(MAX_SAMPLE_BYTES)
+            }
+        }
+    }
+
+    /// What the file was told at its start.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The offset where the samples end, once they have.
+    #[must_use]
+    pub fn samples_end(&self) -> Option<u64> {
+        self.samples_end
+    }
+
+    /// Changes the version that the header will tell, which may be learnt late.
+    pub fn set_python_version(&mut self, version: [u8; 3]) {
+        self.options.python_version = version;
+    }
+
+    /// Takes one sample.
+    ///
+    /// # Errors
+    /// When the sample does not fit the format, which leaves the file as it was; or when the output fails, which
+    /// breaks it.
+    pub fn write_sample(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
+        if self.broken || self.samples_end.is_some() {
+            return Err(WriteError::Broken);
+        }
+        if sample.frames.len() > MAX_DEPTH {
+            return Err(WriteError::TooDeep(sample.frames.len()));
+        }
+        if self.would_overflow() {
+            return Err(WriteError::Full);
+        }
+        if self.options.layout == Layout::Early && self.samples >= u64::from(u32::MAX) {
+            return Err(WriteError::TooMany("samples"));
+        }
+        let index = self.thread(sample.thread_id, sample.interpreter_id)?;
+        let thread = &mut self.threads[index];
+        let delta = sample.timestamp_us.wrapping_sub(thread.timestamp_us);
+        if thread.stack == sample.frames {
+            if thread.pending.len() + MAX_PENDING_ENTRY > MAX_PENDING {
+                self.write_pending(index)?;
+            }
+            let thread = &mut self.threads[index];
+            if thread.pending.is_empty() {
+                self.pending_bytes += MAX_REPEAT_HEAD;
+            }
+            put_u64(&mut thread.pending, delta);
+            thread.pending.push(sample.status);
+            thread.pending_count += 1;
+            self.pending_bytes += len_u64(delta) as u64 + 1;
+        } else {
+            self.write_pending(index)?;
+            let thread = &mut self.threads[index];
+            encode_change(self.output.buffer(), &mut self.records, thread, sample, delta);
+            thread.stack.clear();
+            thread.stack.extend_from_slice(sample.frames);
+            self.end_record()?;
+        }
+        self.threads[index].timestamp_us = sample.timestamp_us;
+        self.samples += 1;
+        Ok(())
+    }
+
+    /// Brings the records made so far to the file; zstd ends a block. Repeated samples that could still become part
+    /// of a longer record stay in memory.
+    ///
+    /// # Errors
+    /// When the output fails, which breaks the file.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.guard(|writer| {
+            writer.output.flush(&mut writer.file)?;
+            Ok(writer.file.flush()?)
+        })
+    }
+
+    /// Brings every sample taken so far to the file, also repeated ones, at the price of more and shorter records.
+    ///
+    /// # Errors
+    /// When the output fails, which breaks the file.
+    pub fn checkpoint(&mut self) -> Result<(), WriteError> {
+        self.write_all_pending()?;
+        self.flush()
+    }
+
+    /// Ends the samples and gives back the memory they needed. Only [`Writer::finish`] may follow. For those who must
+    /// stop a file before they have its tables.
+    ///
+    /// # Errors
+    /// When the output fails, which breaks the file.
+    pub fn end_samples(&mut self) -> Result<(), WriteError> {
+        if self.samples_end.is_some() {
+            return Ok(());
+        }
+        self.write_all_pending()?;
+        self.guard(|writer| Ok(writer.output.finish(&mut writer.file)?))?;
+        self.samples_end = Some(HEADER_LEN + self.output.written());
+        for thread in &mut self.threads {
+            thread.stack = Vec::new();
+            thread.pending = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Writes the tables and completes the file. Returns the output, which is not synchronised to disk.
+    ///
+    /// Entries that no sample uses are legal; a sample's frame that the table lacks is not, and makes the file
+    /// unreadable from that sample on.
+    ///
+    /// # Errors
+    /// When the output fails or the tables do not fit the format.
+    pub fn finish<S: AsRef<str>>(
+        mut self,
+        strings: impl IntoIterator<Item = S>,
+        frames: impl IntoIterator<Item = Frame>,
+        statistics: Option<&Statistics>,
+    ) -> Result<(W, Summary), WriteError> {
+        self.end_samples()?;
+        let string_table_offset = self.samples_end.ok_or(WriteError::Broken)?;
+
+        let mut table = Table { file: &mut self.file, buffer: Vec::with_capacity(TABLE_BUFFER), written: 0 };
+        let mut string_count = 0_u32;
+        for text in strings {
+            tables::encode_string(text.as_ref(), &mut table.buffer)?;
+            string_count = string_count.checked_add(1).ok_or(WriteError::TooMany("strings"))?;
+            table.drain(TABLE_BUFFER)?;
+        }
+        table.drain(0)?;
+        let frame_table_offset = string_table_offset + table.written;
+        let mut frame_count = 0_u32;
+        for frame in frames {
+            frame.encode(&mut table.buffer);
+            frame_count = frame_count.checked_add(1).ok_or(WriteError::TooMany("frames"))?;
+            table.drain(TABLE_BUFFER)?;
+        }
+        if let Some(statistics) = statistics {
+            table.buffer.extend(statistics.encode()?);
+        }
+        table.drain(0)?;
+        let file_size = string_table_offset + table.written + FOOTER_LEN;
+
+        let header = Header {
+            sample_count: self.samples,
+            thread_count: u32::try_from(self.threads.len()).map_err(|_| WriteError::TooMany("threads"))?,
+            string_table_offset,
+            frame_table_offset,
+            string_count,
+            frame_count,
+            declared_size: file_size,
+            file_size,
+            ..self.options.header()
+        };
+        self.file.write_all(&header.encode_footer())?;
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(&header.encode())?;
+        self.file.seek(SeekFrom::End(0))?;
+        self.file.flush()?;
+        let summary = Summary {
+            samples: self.samples,
+            threads: header.thread_count,
+            strings: string_count,
+            frames: frame_count,
+            records: self.records,
+            sample_bytes: self.output.taken(),
+            stored_bytes: self.output.written(),
+            file_size,
+        };
+        Ok((self.file, summary))
+    }
+
+    fn thread(&mut self, id: u64, interpreter: u32) -> Result<usize, WriteError> {
+        if self.threads.get(self.last).is_some_and(|thread| (thread.id, thread.interpreter) == (id, interpreter)) {
+            return Ok(self.last);
+        }
+        let count = self.threads.len();
+        let index = *self.indices.entry((id, interpreter)).or_insert(count);
+        if index == count {
+            if u32::try_from(count + 1).is_err() {
+                return Err(WriteError::TooMany("threads"));
+            }
+            self.threads.push(Thread {
+                id,
+                interpreter,
+                timestamp_us: self.options.start_time_us,
+                stack: Vec::new(),
+                pending: Vec::new(),
+                pending_count: 0,
+            });
+        }
+        self.last = index;
+        Ok(index)
+    }
+
+    /// Writes a thread's repeated samples as one record.
+    fn write_pending(&mut self, index: usize) -> Result<(), WriteError> {
+        let thread = &mut self.threads[index];
+        if thread.pending_count == 0 {
+            return Ok(());
+        }
+        let out = self.output.buffer();
+        put_head(out, thread, encoding::REPEAT);
+        put_u32(out, thread.pending_count);
+        out.extend_from_slice(&thread.pending);
+        self.records.repeat += 1;
+        self.records.repeat_samples += u64::from(thread.pending_count);
+        self.pending_bytes -= MAX_REPEAT_HEAD + thread.pending.len() as u64;
+        thread.pending.clear();
+        thread.pending_count = 0;
+        self.end_record()
+    }
+
+    /// Writes all threads' repeated samples, in order of the threads' first samples.
+    fn write_all_pending(&mut self) -> Result<(), WriteError> {
+        for index in 0..self.threads.len() {
+            self.write_pending(index)?;
+        }
+        Ok(())
+    }
+
+    fn end_record(&mut self) -> Result<(), WriteError> {
+        self.guard(|writer| Ok(writer.output.record_end(&mut writer.file)?))
+    }
+
+    /// After a failed write nobody knows what the file holds: refuse all further ones.
+    fn guard(&mut self, write: impl FnOnce(&mut Self) -> Result<(), WriteError>) -> Result<(), WriteError> {
+        if self.broken {
+            return Err(WriteError::Broken);
+        }
+        let result = write(self);
+        self.broken = result.is_err();
+        result
+    }
+}
+
+impl Options {
+    pub(super) fn header(&self) -> Header {
+        Header {
+            layout: self.layout,
+            python_version: self.python_version,
+            start_time_us: self.start_time_us,
+            sample_interval_us: self.sample_interval_us,
+            compression: self.compression,
+            mode: self.mode,
+            features: self.features,
+            ..Header::default()
+        }
+    }
+}
+
+/// The tables on their way to the file.
+struct Table<'a, W> {
+    file: &'a mut W,
+    buffer: Vec<u8>,
+    written: u64,
+}
+
+impl<W: Write> Table<'_, W> {
+    /// Writes the buffer when it holds `threshold` bytes or more.
+    fn drain(&mut self, threshold: usize) -> Result<(), WriteError> {
+        if self.buffer.len() >= threshold {
+            self.file.write_all(&self.buffer)?;
+            self.written += self.buffer.len() as u64;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+}
+
+fn put_head(out: &mut Vec<u8>, thread: &Thread, encoding: u8) {
+    out.extend(thread.id.to_le_bytes());
+    out.extend(thread.interpreter.to_le_bytes());
+    out.push(encoding);
+}
+
+/// Writes a stack that differs from the thread's last one. The choice of the encoding is CPython's
+/// (`compare_stacks` in `binary_io_writer.c`).
+fn encode_change(out: &mut Vec<u8>, records: &mut RecordCounts, thread: &Thread, sample: &Sample<'_>, delta: u64) {
+    let (old, new) = (&thread.stack, sample.frames);
+    let shared = old.iter().rev().zip(new.iter().rev()).take_while(|(old, new)| old == new).count();
+    let small = |count: usize| u32::try_from(count).expect("a stack has at most 256 frames");
+    let (encoding, count, first) = if shared == 0 {
+        (encoding::FULL, &mut records.full, None)
+    } else if shared == old.len() {
+        (encoding::SUFFIX, &mut records.suffix, Some(shared))
+    } else if shared < new.len() / 2 {
+        (encoding::FULL, &mut records.full, None)
+    } else {
+        (encoding::POP_PUSH, &mut records.pop_push, Some(old.len() - shared))
+    };
+    *count += 1;
+    put_head(out, thread, encoding);
+    put_u64(out, delta);
+    out.push(sample.status);
+    let pushed = match first {
+        None => new.len(),
+        Some(first) => {
+            put_u32(out, small(first));
+            new.len() - shared
+        }
+    };
+    put_u32(out, small(pushed));
+    for &frame in &new[..pushed] {
+        put_u32(out, frame);
+    }
+}

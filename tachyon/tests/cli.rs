@@ -1,0 +1,186 @@
+//! The built binary's command line: help, refusals and their exit statuses, to the letter.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn tachyon() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tachyon-bpf"));
+    command.env_remove("SUDO_UID").env_remove("SUDO_GID").stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    tachyon().args(arguments).output().unwrap()
+}
+
+/// The program refuses with exactly these lines on standard error, nothing on standard output, and this status.
+#[track_caller]
+fn refuses(arguments: &[&str], status: i32, lines: &str) {
+    let output = run(arguments);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), lines, "{arguments:?}");
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+#[test]
+fn help_teaches() {
+    let output = run(&["--help"]);
+    assert!(output.status.success());
+    let help = String::from_utf8(output.stdout).unwrap();
+    for word in
+        ["--all-python", "[default: 99]", "sudo tachyon-bpf -p 4242 -d 30s", "--report", "doctor", "Exit status"]
+    {
+        assert!(help.contains(word), "{word} is missing from:\n{help}");
+    }
+    for absent in ["--native", "--kernel", "--split"] {
+        assert!(!help.contains(&format!("{absent} ")), "{absent} is promised in:\n{help}");
+    }
+    assert!(output.stderr.is_empty());
+    for arguments in [&["-h"][..], &["record", "--help"], &["export", "--help"], &["info", "-h"], &["doctor", "-h"]] {
+        assert!(run(arguments).status.success(), "{arguments:?}");
+    }
+    let version = run(&["--version"]);
+    assert_eq!(String::from_utf8(version.stdout).unwrap(), concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn the_page_names_every_flag_of_the_help() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command-line.md")).unwrap();
+    for verb in ["record", "export", "info", "doctor"] {
+        let help = String::from_utf8(run(&[verb, "--help"]).stdout).unwrap();
+        let flags = help
+            .split_whitespace()
+            .filter(|word| word.starts_with("--") && word.len() > 2)
+            .map(|word| word.trim_end_matches([',', ')', '.', ':', ';', '`']));
+        for flag in flags {
+            assert!(page.contains(flag), "docs/command-line.md says nothing of {verb} {flag}");
+        }
+    }
+}
+
+#[test]
+fn usage_errors_are_two_lines_and_status_2() {
+    refuses(
+        &[],
+        2,
+        "tachyon-bpf: no process to profile\n\
+         hint: give -p PID, --all-python, or a program to run: -- python app.py\n",
+    );
+    refuses(
+        &["-p", "1", "-d", "0s"],
+        2,
+        "tachyon-bpf: invalid value '0s' for '--duration <TIME>': must be longer than 0, leave it out to record until \
+         Ctrl-C\nhint: tachyon-bpf --help explains all options\n",
+    );
+    refuses(
+        &["-p", "1", "-F", "20000"],
+        2,
+        "tachyon-bpf: invalid value '20000' for '--frequency <HZ>': must be 1 to 10000 Hz: above, sampling would take \
+         more than a tenth of the program's time\nhint: tachyon-bpf --help explains all options\n",
+    );
+    refuses(
+        &["python", "app.py"],
+        2,
+        "tachyon-bpf: unexpected word 'python'\n\
+         hint: a program to run and profile stands after `--`: tachyon-bpf -- python app.py\n",
+    );
+    refuses(
+        &["-p", "1", "--native"],
+        2,
+        "tachyon-bpf: --native: this version cannot record native frames\n\
+         hint: tachyon-bpf --help lists what it can\n",
+    );
+    refuses(
+        &["--all-python", "-o", "x.gif"],
+        2,
+        "tachyon-bpf: cannot tell the format from the extension .gif of x.gif\n\
+         hint: known are .tach .collapsed .prof .pb.gz .speedscope.json .html .firefox.json .jsonl and others; --format overrides the extension\n",
+    );
+}
+
+#[test]
+fn what_cannot_be_profiled_is_status_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = directory.path().join("taken.tach");
+    fs::write(&taken, "precious").unwrap();
+    let taken = taken.to_str().unwrap();
+    refuses(
+        &["-p", "2147483647"],
+        1,
+        "tachyon-bpf: no such process: 2147483647\n\
+         hint: `tachyon-bpf doctor` lists the Python processes that run\n",
+    );
+    refuses(
+        &["--all-python", "-o", taken],
+        1,
+        &format!("tachyon-bpf: cannot write {taken}: it exists\nhint: give another path, or --force to replace it\n"),
+    );
+    refuses(
+        &["--all-python", "-o", "/no/such/directory/x.tach"],
+        1,
+        "tachyon-bpf: cannot write into /no/such/directory: no such file or directory\n\
+         hint: create the directory first, or give another path\n",
+    );
+    refuses(
+        &["--all-python", "--force", "-o", directory.path().to_str().unwrap(), "--format", "tach"],
+        1,
+        &format!(
+            "tachyon-bpf: cannot replace {}: it is a directory\n\
+             hint: only a regular file is replaced: give another path\n",
+            directory.path().display()
+        ),
+    );
+    assert_eq!(fs::read(taken).unwrap(), b"precious");
+}
+
+#[test]
+fn a_process_that_ended_is_told_so() {
+    let mut zombie = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+    // Its end closes the pipe; it stays a zombie until it is waited for.
+    zombie.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+    let pid = zombie.id().to_string();
+    while !fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("State:\tZ") {
+        std::thread::yield_now();
+    }
+    refuses(
+        &["-p", &pid],
+        1,
+        &format!(
+            "tachyon-bpf: cannot profile pid {pid} (true): it has no memory\n\
+             hint: it is a kernel thread, or has ended and waits for its parent\n"
+        ),
+    );
+    zombie.wait().unwrap();
+}
+
+#[test]
+fn doctor_says_one_line_each() {
+    let output = run(&["doctor"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (last, checks) = text.lines().collect::<Vec<_>>().split_last().map(|(l, c)| (*l, c.to_vec())).unwrap();
+    for line in &checks {
+        assert!(["ok    ", "note  ", "warn  ", "FAIL  "].iter().any(|word| line.starts_with(word)), "{line}");
+    }
+    let fails = checks.iter().any(|line| line.starts_with("FAIL"));
+    assert_eq!(last.starts_with("this machine cannot profile"), fails);
+    assert_eq!(output.status.code(), Some(i32::from(fails)));
+    let json: serde_json::Value = serde_json::from_slice(&run(&["doctor", "--json"]).stdout).unwrap();
+    assert_eq!(json["possible"], !fails);
+}
+
+#[test]
+fn closed_pipes_are_no_error() {
+    for arguments in [&["doctor"][..], &["--help"], &["doctor", "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = tachyon().args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+    }
+    // Standard error closed as well: only the status tells.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(tachyon().arg("-x").stderr(writer).status().unwrap().code(), Some(2));
+}

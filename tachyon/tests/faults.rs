@@ -1,0 +1,172 @@
+//! Faults, through the same code as everything else: writes that are short, interrupted or refused at any byte, reads
+//! likewise, and processes that vanish while they are looked at.
+
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
+use std::process::{Command, Stdio};
+use tachyon::inspect::{ElfCache, inspect};
+use tachyon::remote::RemoteProcess;
+use tachyon::tach::{Compression, Interner, Options, Reader, Sample, WriteError, Writer};
+use tachyon::types::Pid;
+
+/// An output that takes a few bytes at a time, is interrupted at every third call, and is full at some point.
+struct Faulty {
+    inner: Cursor<Vec<u8>>,
+    room: usize,
+    calls: usize,
+}
+
+impl Write for Faulty {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.calls += 1;
+        if self.calls.is_multiple_of(3) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let at = usize::try_from(self.inner.position()).expect("it is small");
+        let len = bytes.len().min(1 + self.calls % 7).min(self.room.saturating_sub(at));
+        if len == 0 && !bytes.is_empty() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.inner.write(&bytes[..len])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Faulty {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.inner.seek(to)
+    }
+}
+
+/// Writes a small file into `room` bytes.
+fn written(room: usize, compression: Compression) -> Result<Vec<u8>, WriteError> {
+    let mut names = Interner::default();
+    let faulty = Faulty { inner: Cursor::new(Vec::new()), room, calls: 0 };
+    let mut writer = Writer::new(faulty, Options { compression, ..Options::default() })?;
+    let frames: Vec<u32> = (0..8).map(|n| names.frame("f.py", &format!("f{n}"), None, None)).collect();
+    let mut failed = None;
+    for step in 0..30_usize {
+        let frames = &frames[step % 8..];
+        let sample = Sample { thread_id: 1, interpreter_id: 0, timestamp_us: step as u64 * 1000, status: 2, frames };
+        let result = writer.write_sample(&sample).and_then(|()| if step % 10 == 9 { writer.flush() } else { Ok(()) });
+        if let Err(error) = result {
+            // An output that failed once is not written to again.
+            assert!(matches!(writer.write_sample(&sample), Err(WriteError::Broken)), "{error}");
+            failed = Some(error);
+            break;
+        }
+    }
+    let strings: Vec<String> = names.strings().map(str::to_owned).collect();
+    match failed {
+        Some(error) => {
+            assert!(writer.finish(strings, names.frames(), None).is_err());
+            Err(error)
+        }
+        None => writer.finish(strings, names.frames(), None).map(|(faulty, _)| faulty.inner.into_inner()),
+    }
+}
+
+#[test]
+fn a_full_disk_at_every_byte_is_an_error() {
+    for compression in [Compression::None, Compression::Zstd] {
+        let whole = written(usize::MAX, compression).expect("short and interrupted writes are gone on with");
+        let mut reader = Reader::new(Cursor::new(whole.clone())).expect("it is a good file");
+        assert_eq!(reader.header().sample_count, 30);
+        let mut samples = reader.samples().expect("it is a good file");
+        let read = std::iter::from_fn(|| samples.next_sample().expect("it is a good file").map(|_| ())).count();
+        assert_eq!(read, 30);
+        for room in 0..whole.len() {
+            let error = written(room, compression).expect_err("there is not enough room");
+            let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+            assert!(text.contains("No space left on device"), "{room} of {}: {text}", whole.len());
+        }
+    }
+}
+
+/// Bytes of the footer.
+const FOOTER: u64 = 32;
+
+/// An input that gives a byte at a time, is interrupted, and fails at some point.
+struct Stuttering {
+    inner: Cursor<Vec<u8>>,
+    fails_at: u64,
+    calls: usize,
+}
+
+impl Read for Stuttering {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.calls += 1;
+        if self.calls.is_multiple_of(3) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if self.inner.position() >= self.fails_at {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let left = usize::try_from(self.fails_at - self.inner.position()).unwrap_or(usize::MAX);
+        let len = into.len().min(1 + self.calls % 3).min(left);
+        self.inner.read(&mut into[..len])
+    }
+}
+
+impl Seek for Stuttering {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.inner.seek(to)
+    }
+}
+
+#[test]
+fn a_read_that_fails_at_every_byte_is_an_error() {
+    let read = |bytes: Vec<u8>, fails_at: u64| {
+        let mut reader = Reader::new(Stuttering { inner: Cursor::new(bytes), fails_at, calls: 0 }).ok()?;
+        let mut samples = reader.samples().ok()?;
+        let mut count = 0;
+        while samples.next_sample().ok()?.is_some() {
+            count += 1;
+        }
+        Some(count)
+    };
+    for compression in [Compression::None, Compression::Zstd] {
+        let whole = written(usize::MAX, compression).expect("there is room");
+        assert_eq!(read(whole.clone(), u64::MAX), Some(30), "short and interrupted reads are gone on with");
+        for fails_at in 0..whole.len() as u64 {
+            let count = read(whole.clone(), fails_at);
+            // The file's last bytes (its size, a checksum that is always 0) are nothing that a reader needs.
+            let needed = fails_at + FOOTER < whole.len() as u64;
+            let right = count.is_none() || (count == Some(30) && !needed);
+            assert!(right, "a read at {fails_at} of {} failed, and {count:?} samples came", whole.len());
+        }
+    }
+}
+
+/// Processes that exec and end while they are inspected: each is something, nothing, or gone.
+#[test]
+fn processes_vanish_while_they_are_inspected() {
+    let mut cache = ElfCache::default();
+    let (mut gone, mut seen) = (0, 0);
+    for _ in 0..60 {
+        let mut command = Command::new("sh");
+        let mut child = command.args(["-c", "exec true"]).stdin(Stdio::null()).spawn().expect("sh runs");
+        // Until it has no memory any more, and a zombie has none.
+        for _ in 0..50 {
+            let Ok(process) = RemoteProcess::open(Pid(child.id())) else { break };
+            match inspect(&process, &mut cache) {
+                Ok(_) => seen += 1,
+                Err(error) if error.is_gone() => gone += 1,
+                Err(error) => {
+                    // A zombie's files say so in their own ways; the process must really be one.
+                    let state = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+                    let ended = state.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z"));
+                    assert!(ended || state.is_empty(), "{error}: {state}");
+                    gone += 1;
+                    break;
+                }
+            }
+        }
+        child.wait().expect("a child can be waited for");
+        let process = RemoteProcess::at(Pid(child.id()));
+        assert!(inspect(&process, &mut cache).is_err_and(|error| error.is_gone()), "after its end");
+    }
+    assert!(seen + gone >= 60, "{seen} seen, {gone} gone");
+}

@@ -1,0 +1,43 @@
+//! The committed BPF object, its manifest and its sources belong together.
+
+#[path = "../../xtask/src/digest.rs"]
+mod digest;
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Manifest {
+    sources: Sources,
+    object: Object,
+}
+
+#[derive(Deserialize)]
+struct Sources {
+    sha256: String,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    file: String,
+    sha256: String,
+    size: usize,
+}
+
+#[test]
+fn sources_manifest_and_object_belong_together() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let prebuilt = package.join("prebuilt");
+    let manifest = fs::read_to_string(prebuilt.join("manifest.toml")).unwrap();
+    let manifest: Manifest = toml::from_str(&manifest).unwrap();
+
+    let object = fs::read(prebuilt.join(&manifest.object.file)).unwrap();
+    let found = (object.len(), digest::of_bytes(&object));
+    let renew = "run `cargo xtask bpf build` and commit tachyon/prebuilt";
+    assert_eq!(found, (manifest.object.size, manifest.object.sha256), "the BPF object is not the manifest's: {renew}");
+
+    let sources = digest::of_sources(package.parent().unwrap()).unwrap();
+    assert_eq!(sources, manifest.sources.sha256, "the BPF sources changed after the object was built: {renew}");
+}

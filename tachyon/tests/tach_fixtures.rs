@@ -1,0 +1,245 @@
+//! The TACH reader and writer against files that CPython 3.15.2 wrote (`tests/golden/tach/`, see its README).
+//!
+//! Reading gives what CPython's own reader gave, which stands beside each file; writing the same samples gives
+//! CPython's bytes.
+
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Cursor;
+use std::path::PathBuf;
+use tachyon::tach::{Compression, Frame, Layout, Mode, Options, ReadError, Reader, Sample, Tables, Writer};
+
+const VALID: [&str; 10] = [
+    "v01_empty",
+    "v02_single",
+    "v03_record_types",
+    "v04_record_types_zstd",
+    "v05_threads_status",
+    "v06_locations_opcodes",
+    "v07_unicode_zstd",
+    "v08_stats_config",
+    "v09_rle_split",
+    "v10_capture_wall_zstd",
+];
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tach").join(name)
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    fs::read(golden(&format!("{name}.tach"))).unwrap()
+}
+
+fn expected(name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(golden(&format!("{name}.jsonl"))).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn open(bytes: &[u8]) -> Result<Reader<Cursor<&[u8]>>, ReadError> {
+    Reader::new(Cursor::new(bytes))
+}
+
+fn info(reader: &Reader<Cursor<&[u8]>>) -> Value {
+    let header = reader.header();
+    let statistics = reader.statistics();
+    json!({
+        "kind": "info", "version": 1, "python_version": header.python_version,
+        "start_time_us": header.start_time_us, "sample_interval_us": header.sample_interval_us,
+        "sample_count": header.sample_count, "thread_count": header.thread_count,
+        "string_count": header.string_count, "frame_count": header.frame_count,
+        "compression_type": if header.compression == Compression::Zstd { 1 } else { 0 },
+        "duration_sec": statistics.map(|statistics| statistics.duration_sec),
+        "sample_rate": statistics.map(|statistics| statistics.sample_rate),
+        "error_rate": statistics.and_then(|statistics| statistics.error_rate),
+        "missed_samples": statistics.and_then(|statistics| statistics.missed_samples),
+        "mode": header.mode.map(|mode| mode as u32),
+        "capture_features": header.features.map(tachyon::tach::Features::bits),
+    })
+}
+
+fn frame_json(tables: &Tables, index: u32) -> Value {
+    let frame = tables.frame(index).unwrap();
+    let location = frame.location();
+    json!([
+        tables.string(frame.filename).unwrap(),
+        tables.string(frame.function).unwrap(),
+        location.map(|location| location.lineno),
+        location.map(|location| location.end_lineno),
+        location.map(|location| location.column),
+        location.map(|location| location.end_column),
+        frame.opcode(),
+    ])
+}
+
+/// Everything the reader says about a file, in the form of the `.jsonl` beside it; the error, if any, comes apart.
+fn dump(bytes: &[u8]) -> (Vec<Value>, Option<ReadError>) {
+    let mut reader = match open(bytes) {
+        Ok(reader) => reader,
+        Err(error) => return (Vec::new(), Some(error)),
+    };
+    let mut lines = vec![info(&reader)];
+    let mut samples = match reader.samples() {
+        Ok(samples) => samples,
+        Err(error) => return (lines, Some(error)),
+    };
+    let tables = samples.tables();
+    loop {
+        match samples.next_sample() {
+            Ok(Some(sample)) => lines.push(json!({
+                "kind": "sample", "thread_id": sample.thread_id, "interpreter_id": sample.interpreter_id,
+                "timestamp_us": sample.timestamp_us, "status": sample.status,
+                "frames": sample.frames.iter().map(|&frame| frame_json(tables, frame)).collect::<Vec<_>>(),
+            })),
+            Ok(None) => break,
+            Err(error) => return (lines, Some(error)),
+        }
+    }
+    let records = samples.records();
+    let changes = records.full + records.suffix + records.pop_push;
+    lines.push(json!({
+        "kind": "end", "samples": records.samples(),
+        "stats": {
+            "repeat_records": records.repeat, "repeat_samples": records.repeat_samples,
+            "full_records": records.full, "suffix_records": records.suffix, "pop_push_records": records.pop_push,
+            "total_records": records.total(), "total_samples": records.samples(), "stack_reconstructions": changes,
+        },
+    }));
+    (lines, None)
+}
+
+#[test]
+fn reads_what_cpython_reads() {
+    for name in VALID.into_iter().chain(["x01_big_endian", "c03_wrong_file_size"]) {
+        let (lines, error) = dump(&bytes(name));
+        assert!(error.is_none(), "{name}: {error:?}");
+        let expected = expected(name);
+        assert_eq!(lines.len(), expected.len(), "{name}");
+        for (number, (line, expected)) in lines.iter().zip(&expected).enumerate() {
+            assert_eq!(line, expected, "{name}, line {}", number + 1);
+        }
+    }
+}
+
+#[test]
+fn refuses_what_cpython_refuses() {
+    let refusal = |name| {
+        let (lines, error) = dump(&bytes(name));
+        let expected = expected(name);
+        assert_eq!(lines, expected[..expected.len() - 1], "{name}: what is read before the error");
+        error.unwrap_or_else(|| panic!("{name} was read"))
+    };
+    let error = refusal("c01_truncated");
+    assert!(matches!(error, ReadError::BadOffsets { size: 328, .. }), "{error:?}");
+    assert!(error.to_string().contains("string table offset 385 is past the end"), "{error}");
+    assert!(matches!(refusal("c02_bad_magic"), ReadError::BadMagic(0x5441_434b)));
+    assert!(matches!(refusal("c04_string_index"), ReadError::InvalidStringIndex { frame: 0, .. }));
+    let error = refusal("c05_varint_overflow");
+    assert_eq!(error.to_string(), "malformed varint in string table");
+}
+
+/// Writes a file's samples anew. Records of a thread follow each other as in time, so feeding the samples in the order
+/// of the records makes the writer end each REPEAT record where CPython's ended it.
+fn rewrite(bytes: &[u8], layout: Layout) -> (Vec<u8>, tachyon::tach::Summary) {
+    let mut reader = open(bytes).unwrap();
+    let header = *reader.header();
+    let options = Options {
+        layout,
+        compression: header.compression,
+        start_time_us: header.start_time_us,
+        sample_interval_us: header.sample_interval_us,
+        python_version: header.python_version,
+        mode: header.mode,
+        features: header.features,
+        ..Options::default()
+    };
+    let mut writer = Writer::new(Cursor::new(Vec::new()), options).unwrap();
+    let mut samples = reader.samples().unwrap();
+    while let Some(sample) = samples.next_sample().unwrap() {
+        writer.write_sample(&sample).unwrap();
+    }
+    let tables = reader.tables();
+    let frames: Vec<Frame> = tables.frames().to_vec();
+    let (file, summary) = writer.finish(tables.strings(), frames, reader.statistics()).unwrap();
+    (file.into_inner(), summary)
+}
+
+/// The file with its sample data decompressed; the header's offsets stay as they are.
+fn decompressed(bytes: &[u8]) -> Vec<u8> {
+    let header = *open(bytes).unwrap().header();
+    let (head, tail) = bytes.split_at(64);
+    let (samples, tables) = tail.split_at(usize::try_from(header.string_table_offset).unwrap() - 64);
+    let samples = zstd::stream::decode_all(samples).unwrap();
+    assert_eq!(head[56], 1);
+    // What depends on the compressed size is left out: both offsets, and the file's size in the footer.
+    [&head[..40], &head[56..], &samples, &tables[..tables.len() - 32 + 8]].concat()
+}
+
+#[test]
+fn writes_cpythons_bytes() {
+    for name in VALID {
+        let original = bytes(name);
+        let (written, summary) = rewrite(&original, Layout::Released);
+        assert_eq!(summary.file_size, written.len() as u64, "{name}");
+        if open(&original).unwrap().header().compression == Compression::Zstd {
+            assert!(decompressed(&original) == decompressed(&written), "{name}: sample data or tables differ");
+            assert!(written.len() <= original.len(), "{name}: {} > {} bytes", written.len(), original.len());
+        } else {
+            assert!(original == written, "{name}: bytes differ");
+        }
+    }
+}
+
+#[test]
+fn early_layout_holds_the_same_samples() {
+    for name in VALID {
+        let original = bytes(name);
+        let (early, _) = rewrite(&original, Layout::Early);
+        let (lines, error) = dump(&early);
+        assert!(error.is_none(), "{name}: {error:?}");
+        assert_eq!(open(&early).unwrap().header().layout, Layout::Early, "{name}");
+        assert_eq!(lines[1..], expected(name)[1..], "{name}");
+        assert_eq!(lines[0]["mode"], Value::Null, "{name}");
+        // What the first description says, byte for byte: counts of four bytes, offsets behind them, eight zeros.
+        let released = rewrite(&original, Layout::Released).0;
+        assert_eq!(early[..28], released[..28], "{name}");
+        assert_eq!(early[28..32], released[28..32], "{name}");
+        assert_eq!(early[32..36], released[36..40], "{name}");
+        assert_eq!(early[36..56], released[40..60], "{name}");
+        assert_eq!(early[56..64], [0; 8], "{name}");
+        assert_eq!(early[64..], released[64..], "{name}");
+    }
+}
+
+/// No cut and no changed byte makes the reader panic, hang or take memory that the file's size does not explain.
+#[test]
+fn damage_is_an_error_and_nothing_else() {
+    for name in VALID.into_iter().chain(["x01_big_endian"]) {
+        let original = bytes(name);
+        let step = original.len() / 400 + 1;
+        for len in (0..original.len()).step_by(step) {
+            let (_, error) = dump(&original[..len]);
+            assert!(error.is_some(), "{name} cut to {len} bytes is read");
+        }
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        for position in (0..original.len()).step_by(step) {
+            let mut changed = original.clone();
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            changed[position] ^= random.to_le_bytes()[3] | 1;
+            dump(&changed);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_not_finished_says_so() {
+    let mut file = Cursor::new(Vec::new());
+    let mut writer = Writer::new(&mut file, Options { mode: Some(Mode::Cpu), ..Options::default() }).unwrap();
+    writer.write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us: 1, status: 0, frames: &[0] }).unwrap();
+    writer.flush().unwrap();
+    drop(writer);
+    let mut bytes = file.into_inner();
+    bytes.extend([7; 64]);
+    assert!(matches!(open(&bytes), Err(ReadError::Unfinished)));
+}

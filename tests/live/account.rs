@@ -1,0 +1,40 @@
+//! The account where things go wrong. That it adds up is checked of every recording there is.
+
+use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
+
+on_each_interpreter!(at_home: tiny_ring, unreadable_page);
+
+/// A ring of one page at the highest rate, with stacks of 1,000 frames: one record is bigger than the ring.
+fn tiny_ring(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "recursion.py");
+    let recording = Profiler::of(target.pid())
+        .rate(4_999)
+        .cpu_milliseconds(target.pid(), 700)
+        .env("TACHYON_RING_BYTES", 4_096)
+        .record();
+    assert!(recording.lost("ring_full") > 100, "{:#?}", recording.report);
+    assert!(recording.stderr.contains("ring_full"), "people are told: {}", recording.stderr);
+
+    // Here some fit and some do not.
+    let target = Target::start(interpreter, "entered_from_c.py");
+    let recording = Profiler::of(target.pid())
+        .rate(9_999)
+        .cpu_milliseconds(target.pid(), 700)
+        .env("TACHYON_RING_BYTES", 4_096)
+        .record();
+    assert!(recording.report.stored > 100, "{:#?}", recording.report);
+}
+
+/// A caller's code object cannot be read: the leaf is named, the stack says that it was cut, and why.
+fn unreadable_page(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "unreadable.py");
+    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 1_500).record();
+    let recorded = &recording.recorded;
+    let cut = recording.stopped("unreadable_code");
+    assert!(cut > 100, "{:#?}", recording.report.stops);
+    let shown = recorded.samples.iter().filter(|sample| {
+        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
+        matches!(names[..], ["hash_long", "<stack cut: unreadable_code>"])
+    });
+    assert!(shown.count() as f64 > 0.9 * cut as f64, "{:#?}", recording.report.stops);
+}

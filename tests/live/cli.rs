@@ -1,0 +1,140 @@
+//! What the command line promises, with real recordings.
+
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+use tachyon_tests::{Interpreter, Profiler, Target, binary, judge, live, on_each_interpreter};
+
+on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, command);
+
+/// The sum of the counts in collapsed stacks.
+fn samples_in(collapsed: &str) -> u64 {
+    let count = |line: &str| line.rsplit_once(' ').and_then(|(_, count)| count.parse::<u64>().ok());
+    collapsed.lines().map(|line| count(line).unwrap_or_else(|| panic!("no count in {line:?}"))).sum()
+}
+
+fn tachyon(words: &[&str], paths: &[&Path]) -> Output {
+    Command::new(binary()).args(words).args(paths).output().expect("the profiler can be run")
+}
+
+/// A process that waits all the time: exit status 0, a valid file, and a line that says where it waits.
+fn blocked(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "blocked.py");
+    let recording = Profiler::of(target.pid()).milliseconds(700).record();
+    let line = recording
+        .stderr
+        .lines()
+        .find(|line| line.starts_with("ran "))
+        .unwrap_or_else(|| panic!("{}", recording.stderr));
+    let (share, place) = line.split_once("; waiting in ").unwrap_or_else(|| panic!("{line}"));
+    assert!(share.starts_with("ran 0.0 % of 0.7 s"), "{line}");
+    assert!(place.starts_with("selectors.py:") && place.ends_with(" EpollSelector.select"), "{line}");
+}
+
+/// `info`, `export` and a collapsed recording tell of the same samples as the TACH file.
+fn files_and_exports(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "shares.py");
+    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 1_000).record();
+    let stored = recording.report.stored;
+    let mode = std::fs::metadata(&recording.path).expect("the file is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let info = tachyon(&["info", "--json"], &[&recording.path]);
+    assert!(info.status.success(), "{}", String::from_utf8_lossy(&info.stderr));
+    let info: Value = serde_json::from_slice(&info.stdout).expect("`info --json` prints JSON");
+    assert!(info.to_string().contains(&format!(":{stored}")), "{info:#}");
+
+    let exported = tachyon(&["export", "-o", "-", "--format", "collapsed"], &[&recording.path]);
+    assert!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
+    let exported = String::from_utf8(exported.stdout).expect("collapsed stacks are text");
+    assert_eq!(samples_in(&exported), stored);
+    let replayed = judge::collapsed(&recording.path);
+    let sorted = |text: &str| {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(sorted(&exported), sorted(&replayed), "ours and CPython's collapsed stacks of the same file");
+
+    let profiler = Profiler::of(target.pid()).rate(499).milliseconds(800).arg("--format").arg("collapsed");
+    let ended = profiler.run();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let report = std::fs::read(profiler.report()).expect("the report is there");
+    let report: Value = serde_json::from_slice(&report).expect("the report is JSON");
+    let collapsed = std::fs::read_to_string(profiler.output()).expect("the file is there");
+    assert_eq!(Some(samples_in(&collapsed)), report["stored"].as_u64());
+    assert!(collapsed.lines().all(|line| line.contains("shares.py:<module>:")), "{collapsed}");
+}
+
+/// `-p` on a master whose children do the work says so.
+fn busy_children(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "busy_children.py");
+    let recording = Profiler::of(target.pid()).milliseconds(1_000).record();
+    let hint = format!("pid {} has 2 busy Python children: add --subprocesses", target.pid());
+    assert!(recording.stderr.lines().any(|line| line == hint), "{}", recording.stderr);
+}
+
+/// SIGINT and SIGTERM finish the file.
+fn finished_by_a_signal(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "spin.py");
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let running = Profiler::of(target.pid()).rate(499).start();
+        std::thread::sleep(Duration::from_millis(400));
+        running.signal(signal);
+        let recording = running.finish();
+        assert!(recording.report.stored > 50, "{:#?}", recording.report);
+    }
+}
+
+/// `-- CMD`: its exit status is ours, it and the files are the calling user's, and it is profiled from its start.
+fn command(interpreter: &Interpreter) {
+    const NOBODY: u32 = 65_534;
+    let python = interpreter.path.to_str().expect("a plain path");
+    let script = "import os, sys, time\ndef busy():\n    while time.process_time() < 0.3: pass\nbusy()\nsys.exit(os.getuid() % 100)";
+    let profiler = Profiler::new().rate(999).command(&[python, "-c", script]);
+    let as_root = profiler.record();
+    assert_eq!(as_root.status, 0);
+    assert!(as_root.stderr.contains("busy (<string>:"), "{}", as_root.stderr);
+
+    // pyenv's lie in root's home, which nobody else may enter.
+    if interpreter.path.starts_with("/usr") {
+        let sudo = |profiler: Profiler| {
+            profiler.env("SUDO_UID", NOBODY).env("SUDO_GID", NOBODY).env("SUDO_USER", "nobody").rate(999)
+        };
+        let as_caller = sudo(Profiler::new()).command(&[python, "-c", script]).record();
+        assert_eq!(as_caller.status, 34, "it runs as the calling user: {}", as_caller.stderr);
+        let owner = std::fs::metadata(&as_caller.path).expect("the file is there");
+        assert_eq!((owner.uid(), owner.gid(), owner.mode() & 0o777), (NOBODY, NOBODY, 0o600));
+        let as_root = sudo(Profiler::new()).arg("--as-root").command(&[python, "-c", script]).record();
+        assert_eq!(as_root.status, 0);
+    }
+
+    let killed = Profiler::new().command(&[python, "-c", "import os; os.kill(os.getpid(), 9)"]).run();
+    assert_eq!(killed.status.code(), Some(128 + 9), "{}", String::from_utf8_lossy(&killed.stderr));
+    let missing = Profiler::new().command(&["/nonexistent/python"]).run();
+    assert_eq!(missing.status.code(), Some(127), "{}", String::from_utf8_lossy(&missing.stderr));
+}
+
+/// What cannot be profiled: status 1, one line that says why, nothing written.
+#[test]
+fn refusals() {
+    let Some(_live) = live() else { return };
+    let mut other = Command::new("sleep").arg("60").spawn().expect("sleep can be run");
+    let mut gone = Command::new("true").spawn().expect("true can be run");
+    gone.wait().expect("a child can be waited for");
+    for (pid, wanted) in [(gone.id(), "no such process"), (other.id(), "not a Python process")] {
+        let profiler = Profiler::of(pid).milliseconds(300);
+        let output = profiler.run();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let line = stderr.lines().next().unwrap_or_default();
+        assert!(line.starts_with("tachyon-bpf: ") && line.contains(&pid.to_string()), "{stderr}");
+        println!("{stderr}");
+        assert!(line.contains(wanted), "{stderr}");
+        assert!(!profiler.output().exists() && !profiler.report().exists());
+    }
+    other.kill().expect("sleep can be killed");
+    other.wait().expect("a child can be waited for");
+}

@@ -1,0 +1,111 @@
+//! A program that does nothing but enter Python from C: no impossible stack, and the window of 3.11 and 3.12 is counted.
+//!
+//! 10^5 samples over the interpreters of the list together: each takes its part, at the highest rate there is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tachyon_tests::{Interpreter, Place, Profiler, Recorded, Target, on_each_interpreter};
+
+on_each_interpreter!(entered_from_c, inlined_calls);
+
+/// All samples that the interpreters take together.
+const SAMPLES: usize = 100_000;
+/// Recordings that may be needed when other programs take the processors.
+const TRIES: usize = 4;
+/// What a thread on its way into the evaluator is shown as.
+const ENTERING: &str = "<entering evaluator>";
+
+struct Possible {
+    filename: String,
+    /// There are columns (3.11): a place without one is that of a frame that has run nothing.
+    columns: bool,
+    edges: BTreeSet<(String, String)>,
+    positions: BTreeMap<String, BTreeSet<Place>>,
+}
+
+impl Possible {
+    /// What is impossible in a stack, if anything.
+    fn fault(&self, recorded: &Recorded, stack: usize) -> Option<String> {
+        let frames: Vec<_> = recorded.stacks[stack].iter().map(|&frame| &recorded.frames[frame]).collect();
+        if let [only] = frames[..]
+            && only.function == ENTERING
+            && only.filename == "~"
+        {
+            return None;
+        }
+        for frame in &frames {
+            let places = self.positions.get(&frame.function);
+            if frame.filename != self.filename
+                || !frame.place.zip(places).is_some_and(|(place, places)| places.contains(&place))
+            {
+                return Some(format!("{} at {:?} of {}", frame.function, frame.place, frame.filename));
+            }
+        }
+        let calls =
+            frames.windows(2).find(|pair| !self.edges.contains(&(pair[1].function.clone(), pair[0].function.clone())));
+        if let Some(pair) = calls {
+            return Some(format!("{} never calls {}", pair[1].function, pair[0].function));
+        }
+        // Who calls has run something.
+        let nowhere = |frame: &&&tachyon_tests::ShownFrame| frame.place.is_some_and(|place| place[2] < 0);
+        if let Some(caller) = frames[1..].iter().find(nowhere).filter(|_| self.columns) {
+            return Some(format!("{} calls at no place", caller.function));
+        }
+        let root = frames.last().map(|frame| frame.function.as_str());
+        (root != Some("<module>")).then(|| format!("the root is {root:?}"))
+    }
+}
+
+/// What recordings of a program gave together.
+#[derive(Default)]
+struct Taken {
+    samples: usize,
+    entering: u64,
+}
+
+/// Records a program until there are this many samples; all of their stacks are possible.
+fn take(interpreter: &Interpreter, program: &str, milliseconds: u64, wanted: usize) -> Taken {
+    let target = Target::start(interpreter, program);
+    let fact = |name: &str| target.facts[name].clone();
+    let possible = Possible {
+        filename: serde_json::from_value(fact("filename")).expect("the program tells its file"),
+        columns: interpreter.minor >= 11,
+        edges: serde_json::from_value(fact("edges")).expect("the program tells its calls"),
+        positions: serde_json::from_value(fact("positions")).expect("the program tells its places"),
+    };
+    let mut taken = Taken::default();
+    for _ in 0..TRIES {
+        let recording = Profiler::of(target.pid()).rate(9_999).cpu_milliseconds(target.pid(), milliseconds).record();
+        let recorded = &recording.recorded;
+        for (stack, count) in recorded.counts().into_iter().enumerate() {
+            if let Some(fault) = possible.fault(recorded, stack) {
+                panic!("an impossible stack, {count} x: {fault}\n{}", recorded.shown(stack));
+            }
+        }
+        let stops = &recording.report.stops;
+        let cut: u64 = stops.iter().filter(|(reason, _)| *reason != "complete").map(|(_, count)| count).sum();
+        assert_eq!(cut, recording.stopped("entering_eval"), "no other reason to stop: {stops:#?}");
+        taken.samples += recorded.samples.len();
+        taken.entering += cut;
+        if taken.samples >= wanted {
+            break;
+        }
+    }
+    let Taken { samples, entering } = taken;
+    println!("{}: {entering} of {samples} samples were entering the evaluator", interpreter.name);
+    assert!(samples >= wanted, "{samples} samples are fewer than {wanted}");
+    taken
+}
+
+fn entered_from_c(interpreter: &Interpreter) {
+    let Taken { samples, entering } =
+        take(interpreter, "entered_from_c.py", 2_800, SAMPLES.div_ceil(Interpreter::everywhere()));
+    assert_eq!(entering > 0, interpreter.has_entering_window(), "{entering} of {samples}");
+    // It is 26 instructions of each call.
+    assert!((entering as f64) < 0.1 * samples as f64, "{entering} of {samples}");
+}
+
+/// Python that calls Python enters no evaluator: the frame is pushed in place. It may be the running one some
+/// instructions before it is joined to its caller.
+fn inlined_calls(interpreter: &Interpreter) {
+    let _taken = take(interpreter, "inlined_calls.py", 1_200, 5_000);
+}

@@ -1,0 +1,192 @@
+//! Filters: what is asked for is recorded, and nothing else costs anything.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tachyon::sinks::metadata::Metadata;
+use tachyon_tests::{Interpreter, Profiler, Recording, live};
+
+const BUSY: &str = "while True: pass";
+
+/// Busy programs, killed when dropped.
+struct Crowd(Vec<Child>);
+
+impl Crowd {
+    fn pids(&self) -> BTreeSet<u32> {
+        self.0.iter().map(Child::id).collect()
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that has ended is no concern here.
+            let _ended = child.kill();
+            let _ended = child.wait();
+        }
+    }
+}
+
+/// Nice, so that a hundred of them leave the profiler time to start.
+fn busy(python: &Path) -> Command {
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(python).args(["-S", "-c", BUSY]).stdin(Stdio::null());
+    command
+}
+
+fn crowd(count: usize, command: impl Fn() -> Command) -> Crowd {
+    Crowd((0..count).map(|_| command().spawn().expect("the interpreter can be run")).collect())
+}
+
+fn python() -> PathBuf {
+    PathBuf::from(Interpreter::named("debian_3_11").command().get_program())
+}
+
+fn pids(recording: &Recording) -> BTreeSet<u32> {
+    recording.report.processes.iter().map(|process| process.pid).collect()
+}
+
+fn record(words: &[&str]) -> Recording {
+    let profiler = words.iter().fold(Profiler::new().arg("--all-python"), |profiler, word| profiler.arg(*word));
+    profiler.rate(499).milliseconds(1_000).record()
+}
+
+/// One of 100 busy processes is wanted: the others are met and left alone.
+#[test]
+fn one_of_a_hundred_by_comm() {
+    let Some(_live) = live() else { return };
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let link = dir.path().join("needle-in-hay");
+    std::os::unix::fs::symlink(python(), &link).expect("a link can be made");
+    let needle = crowd(1, || busy(&link));
+    let hay = crowd(99, || busy(&python()));
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let all = record(&[]);
+    let one = record(&["--comm", "needle*"]);
+    assert!(pids(&all).intersection(&hay.pids()).count() > 90, "{:#?}", all.report);
+    assert!(pids(&one).is_subset(&needle.pids()), "{:?}", pids(&one));
+    assert_eq!(one.report.loss.values().sum::<u64>(), 0, "{:#?}", one.report);
+    // What cannot be measured exactly on a busy machine is shown; what can be counted is asserted.
+    let (ns_all, ns_one) = (all.report.cost.bpf_run_ns, one.report.cost.bpf_run_ns);
+    println!(
+        "BPF time: all {ns_all:?} ns in {} runs, one of 100 {ns_one:?} ns in {} runs",
+        all.report.ran, one.report.ran
+    );
+    println!("ratio {:?}", ns_all.zip(ns_one).map(|(all, one)| one as f64 / all as f64));
+    assert!(one.report.stored * 10 < all.report.stored, "{} of {}", one.report.stored, all.report.stored);
+    assert!(one.report.filtered * 10 > all.report.stored * 5, "{:#?}", one.report);
+}
+
+/// A process that execs is judged anew, in both directions; what it was before it was judged is no loss.
+#[test]
+fn exec_is_judged_anew() {
+    let Some(_live) = live() else { return };
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let link = dir.path().join("wanted");
+    std::os::unix::fs::symlink(python(), &link).expect("a link can be made");
+    let spin = |seconds: &str| format!("import time; end = time.time() + {seconds}\nwhile time.time() < end: pass\n");
+    // Begins unwanted, becomes wanted, becomes unwanted.
+    let script = format!(
+        "import os\n{}os.execv('{}', ['wanted', '-S', '-c', {:?}])\n",
+        spin("0.5"),
+        link.display(),
+        format!(
+            "import os\n{}os.execv('{}', ['python3.11', '-S', '-c', 'while True: pass'])\n",
+            spin("0.7"),
+            python().display()
+        ),
+    );
+    let running = Profiler::new().arg("--all-python").arg("--comm").arg("wanted").rate(499).start();
+    let changing = crowd(1, || {
+        let mut command = Command::new(python());
+        command.args(["-S", "-c", &script]);
+        command
+    });
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    assert_eq!(pids(&recording), changing.pids(), "{:#?}", recording.report);
+    let process = &recording.report.processes[0];
+    // 0.7 s at 499 Hz on a CPU that it may have to share.
+    assert!((30..=360).contains(&process.samples), "{process:?}");
+    assert!(recording.report.filtered > process.samples, "{:#?}", recording.report);
+}
+
+/// User and name together.
+#[test]
+fn by_user() {
+    let Some(_live) = live() else { return };
+    let theirs = crowd(2, || {
+        let mut command = busy(&python());
+        command.uid(65_534);
+        command
+    });
+    let ours = crowd(2, || busy(&python()));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let recording = record(&["--uid", "65534", "--comm", "python3*"]);
+    assert_eq!(pids(&recording), theirs.pids(), "{:#?}", recording.report);
+    let nobody = Profiler::of(ours.0[0].id()).arg("--uid").arg("65534").milliseconds(100).run();
+    let told = String::from_utf8_lossy(&nobody.stderr).into_owned();
+    assert_eq!(nobody.status.code(), Some(1), "{told}");
+    assert!(told.contains("is not among the processes asked for"), "{told}");
+}
+
+/// A control group as a container runtime makes it, removed when dropped.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // What is left over is empty and harms nobody.
+        let _left = fs::remove_dir(&self.0);
+    }
+}
+
+const CONTAINER: &str = "4b1f9b1c2a3d4e5f60718293a4b5c6d7e8f900112233445566778899aabbccdd";
+const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
+
+/// A control group below the one of this process; `None` where none may be made.
+fn group() -> Option<(Group, Group, String)> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    // Version 2, else the first hierarchy of version 1 whose folder is there.
+    let base = own.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?.trim_start_matches("name="), fields.next()?);
+        let dir = Path::new("/sys/fs/cgroup").join(controllers).join(path.trim_start_matches('/'));
+        dir.join("cgroup.procs").exists().then_some(dir)
+    })?;
+    let pod = base.join(format!("kubepods-pod{}.slice", POD.replace('-', "_")));
+    let container = pod.join(format!("cri-containerd-{CONTAINER}.scope"));
+    if let Err(error) = fs::create_dir_all(&container) {
+        println!("no control group can be made in {}: {error}", base.display());
+        return None;
+    }
+    let path = pod.to_str().expect("ASCII").to_owned();
+    Some((Group(container), Group(pod), path))
+}
+
+/// By control group and by container; both are labels of the profile.
+#[test]
+fn by_cgroup_and_container() {
+    let Some(_live) = live() else { return };
+    let Some((container, _pod, path)) = group() else {
+        println!("SKIPPED: no control groups can be made here");
+        return;
+    };
+    let inside = crowd(1, || busy(&python()));
+    let outside = crowd(1, || busy(&python()));
+    fs::write(container.0.join("cgroup.procs"), inside.0[0].id().to_string()).expect("a process can be moved");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    for words in [["--cgroup", &path], ["--container", &CONTAINER[..12]]] {
+        let recording = record(&words);
+        assert_eq!(pids(&recording), inside.pids(), "{words:?}: {:#?}", recording.report);
+        let file = fs::File::open(&recording.path).expect("the profile is there");
+        let reader = tachyon::tach::Reader::new(std::io::BufReader::new(file)).expect("it is whole");
+        let metadata = Metadata::find(reader.tables()).expect("it describes itself");
+        assert_eq!((metadata.processes[0].container.as_str(), metadata.processes[0].pod.as_str()), (CONTAINER, POD));
+    }
+    drop((inside, outside));
+    // The group can be removed once its processes have gone from it.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+}

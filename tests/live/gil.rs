@@ -1,0 +1,103 @@
+//! Who holds the GIL.
+
+use tachyon_tests::{Interpreter, Place, Profiler, Sample, Target, on_each_interpreter, statistics, status};
+
+on_each_interpreter!(with_gil: known_share, never_two_holders);
+
+/// 60 % of the CPU time with the GIL, 40 % in C code without it, which shows its Python stack all the same.
+fn known_share(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "gil_share.py");
+    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 2_500).record();
+    let recorded = &recording.recorded;
+    let total = recorded.samples.len();
+    let held = recorded.samples.iter().filter(|sample| sample.status & status::HAS_GIL != 0).count();
+    let share = target.facts["held_share"].as_f64().expect("the program tells the share");
+    assert!(statistics::within_binomial(held, total, share), "{held} of {total} hold the GIL");
+
+    let mut wrong = 0;
+    for sample in &recorded.samples {
+        assert_eq!(
+            sample.status & (status::ON_CPU | status::UNKNOWN | status::MAIN_THREAD),
+            status::ON_CPU | status::MAIN_THREAD
+        );
+        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
+        let holds = sample.status & status::HAS_GIL != 0;
+        wrong += usize::from(match names[..] {
+            ["held", "<module>"] => !holds,
+            // Taking and giving back the GIL is part of the call.
+            ["released", "<module>"] => holds,
+            _ => true,
+        });
+    }
+    assert!(wrong as f64 <= 0.02 * total as f64, "{wrong} of {total} samples contradict the program");
+
+    let only = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).arg("--gil").record();
+    assert!(only.recorded.samples.iter().all(|sample| sample.status & status::HAS_GIL != 0));
+    let expected = only.report.expected.expect("the process was measured") as f64;
+    let kept = only.report.stored as f64;
+    assert!(kept > 0.5 * expected && kept < 0.7 * expected, "{:#?}", only.report);
+}
+
+/// A thread that is met twice inside the same multiplication holds the GIL all the time between: meanwhile the other
+/// one must not be met with it. A multiplication takes milliseconds, and so does whatever a thread does before its
+/// next one, so two meetings less than a millisecond apart are of the same.
+fn never_two_holders(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "gil_two.py");
+    let mut multiplication: Place = serde_json::from_value(target.facts["multiplication"].clone()).expect("a place");
+    if interpreter.minor < 11 {
+        // Lines only.
+        multiplication = [multiplication[0], multiplication[0], -1, -1];
+    }
+    // Two processors are needed at the same time: where other programs take them, it takes longer.
+    let mut checked = 0;
+    for _ in 0..TRIES {
+        checked += check_holders(&target, multiplication);
+        if checked >= MEETINGS {
+            break;
+        }
+    }
+    println!("{}: {checked} meetings while the other thread holds the GIL", interpreter.name);
+    assert!(checked >= MEETINGS, "{checked} checks");
+}
+
+/// Meetings of a thread while the other one surely holds the GIL.
+const MEETINGS: usize = 100;
+/// Recordings that may be needed for them.
+const TRIES: usize = 5;
+
+fn check_holders(target: &Target, multiplication: Place) -> usize {
+    let recording = Profiler::of(target.pid()).rate(4_999).cpu_milliseconds(target.pid(), 2_000).record();
+    let recorded = &recording.recorded;
+    let mut samples: Vec<Sample> = recorded.samples.clone();
+    samples.sort_by_key(|sample| sample.timestamp_us);
+    let holds = |sample: &Sample| sample.status & status::HAS_GIL != 0;
+    let multiplies = |sample: &Sample| {
+        recorded.leaf(sample).is_some_and(|leaf| leaf.function == "work" && leaf.place == Some(multiplication))
+    };
+    // A multiplication runs with the GIL, but for the moment in which another thread gets it after asking for it.
+    let (with, without): (Vec<Sample>, Vec<Sample>) =
+        samples.iter().filter(|sample| multiplies(sample)).partition(|sample| holds(sample));
+    assert!(
+        without.len() as f64 <= 0.01 * with.len() as f64,
+        "{} of {} multiply without the GIL",
+        without.len(),
+        with.len()
+    );
+
+    let mut checked = 0;
+    for (index, start) in samples.iter().enumerate() {
+        let surely_held = |sample: &Sample| holds(sample) && multiplies(sample);
+        if !surely_held(start) {
+            continue;
+        }
+        let later = &samples[index + 1..];
+        let soon = later.partition_point(|sample| sample.timestamp_us < start.timestamp_us + 1_000);
+        let of_start = |sample: &Sample| sample.thread_id == start.thread_id && surely_held(sample);
+        let Some(end) = later[..soon].iter().position(of_start) else { continue };
+        for other in later[..end].iter().filter(|sample| sample.thread_id != start.thread_id) {
+            checked += 1;
+            assert!(!holds(other), "two holders at {} us:\n{}", other.timestamp_us, recorded.shown(other.stack));
+        }
+    }
+    checked
+}

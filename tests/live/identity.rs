@@ -1,0 +1,42 @@
+//! Code objects that take each other's memory: a name is never another one's.
+
+use std::collections::BTreeSet;
+use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
+
+on_each_interpreter!(recycled);
+
+/// 2,000 template code objects: function, file and line of a frame are of the same page.
+fn recycled(interpreter: &Interpreter) {
+    let mut target = Target::start(interpreter, "recycled.py");
+    let running = Profiler::of(target.pid()).rate(4_999).start();
+    target.go();
+    assert_eq!(target.line(), "done");
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let recorded = &recording.recorded;
+    let mut pages = BTreeSet::new();
+    for sample in &recorded.samples {
+        let Some(leaf) = recorded.leaf(sample) else { continue };
+        let page_of = |text: &str, prefix: &str, suffix: &str| -> Option<i32> {
+            text.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
+        };
+        let (function, file) = (page_of(&leaf.function, "render_", ""), page_of(&leaf.filename, "page_", ".html"));
+        if let Some(page) = file {
+            let first_line = page % 7 + 1;
+            let line = leaf.place.expect("a source line")[0];
+            // A module begins at line 0.
+            let right = match leaf.function.as_str() {
+                "<module>" => (0..first_line + 4).contains(&line),
+                _ => function == Some(page) && (first_line..first_line + 4).contains(&line),
+            };
+            assert!(right, "{}", recorded.shown(sample.stack));
+            pages.insert(page);
+        } else {
+            assert_eq!(function, None, "a page's function in another file:\n{}", recorded.shown(sample.stack));
+        }
+    }
+    println!("{}: {} pages in {} samples", interpreter.name, pages.len(), recorded.samples.len());
+    assert!(pages.len() > 1_900, "{} of 2,000 pages were seen: {:#?}", pages.len(), recording.report);
+    let process = &recording.report.processes[0];
+    assert!(process.named as f64 > 0.99 * process.samples as f64, "{process:?}");
+}

@@ -1,0 +1,19 @@
+//! Whole-program tests: the committed BPF object, the real profiler, live interpreters.
+
+mod account;
+mod cli;
+mod dump;
+mod endings;
+mod entering;
+mod faults;
+mod filters;
+mod gil;
+mod hostile;
+mod identity;
+mod namespaces;
+mod oracle;
+mod privileges;
+mod processes;
+mod shares;
+mod stacks;
+mod threads;

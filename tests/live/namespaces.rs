@@ -1,0 +1,109 @@
+//! Pid namespaces: the profiler inside, nested, and outside.
+
+use std::collections::BTreeMap;
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, live, program};
+
+/// Makes a pid namespace with a `/proc` of its own.
+const UNSHARE: [&str; 4] = ["unshare", "--pid", "--fork", "--mount-proc"];
+
+/// In `levels` namespaces, one in the other: a shell that is process 1, starts two busy programs as 2 and 3, and runs
+/// the profiler. With the shell all end.
+fn record_inside(levels: usize, interpreter: &Interpreter, profiler: Profiler) -> Recording {
+    let python = interpreter.command().get_program().to_str().expect("a path of ASCII").to_owned();
+    let spin = program("spin.py");
+    let script = format!("\"{python}\" \"{0}\" >&2 & \"{python}\" \"{0}\" >&2 & \"$@\"", spin.display());
+    let mut words: Vec<&str> = UNSHARE.repeat(levels);
+    words.extend(["sh", "-c", &script, "sh"]);
+    profiler.within(&words).record()
+}
+
+/// Samples by pid.
+fn samples_by_pid(recording: &Recording) -> BTreeMap<u32, u64> {
+    recording.report.processes.iter().map(|process| (process.pid, process.samples)).collect()
+}
+
+/// All there is inside and nothing else, numbered as it is there, whatever else runs on the host.
+fn check_inside(levels: usize) {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("pyenv_3_12");
+    let outside = Target::start(&interpreter, "spin.py");
+    let profiler = Profiler::new().arg("--all-python").rate(499).milliseconds(1_500);
+    let recording = record_inside(levels, &interpreter, profiler);
+    let pids = samples_by_pid(&recording);
+    assert_eq!(pids.keys().copied().collect::<Vec<_>>(), [2, 3], "{:#?}", recording.report);
+    assert!(pids.values().all(|samples| *samples > 20), "{pids:?}");
+    assert!(recording.report.filtered > 0, "processes of the host are counted: {:#?}", recording.report);
+    assert_eq!(recording.lost("unknown_process"), 0, "what cannot be seen is not unknown");
+    for sample in &recording.recorded.samples {
+        assert!([2, 3].contains(&sample.thread_id), "threads are numbered likewise: {}", sample.thread_id);
+    }
+    drop(outside);
+}
+
+#[test]
+fn inside() {
+    check_inside(1);
+}
+
+#[test]
+fn inside_nested() {
+    check_inside(2);
+}
+
+/// `-p` takes the number that the caller sees.
+#[test]
+fn pid_of_the_caller() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("debian_3_11");
+    let profiler = Profiler::of(3).rate(499).milliseconds(1_000);
+    let recording = record_inside(1, &interpreter, profiler);
+    let pids = samples_by_pid(&recording);
+    assert_eq!(pids.keys().copied().collect::<Vec<_>>(), [3], "{:#?}", recording.report);
+    assert!(pids[&3] > 20, "{pids:?}");
+}
+
+/// Children inside are followed, and their ends are seen although the kernel takes their numbers from them first.
+#[test]
+fn children_inside() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("pyenv_3_12");
+    let python = interpreter.command().get_program().to_str().expect("a path of ASCII").to_owned();
+    let busy = "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        sum(i * i for i in range(2_000_000))\n        os._exit(0)\n    os.wait()\n";
+    let profiler = Profiler::new().rate(999).command(&[&python, "-c", busy]).within(&UNSHARE);
+    let recording = profiler.record();
+    let workers = recording.report.processes.iter().filter(|process| process.samples > 0).count();
+    assert!(workers > 20, "{workers}: {:#?}", recording.report);
+    let ended = recording.report.processes.iter().filter(|process| process.cpu_s.is_some_and(|cpu| cpu > 0.0)).count();
+    assert!(ended > 20, "{ended} ends were seen: {:#?}", recording.report);
+}
+
+/// From outside, processes of two namespaces that have the same numbers inside are two.
+#[test]
+fn outside() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("pyenv_3_12");
+    let python = interpreter.command().get_program().to_str().expect("a path of ASCII").to_owned();
+    let spin = program("spin.py").display().to_string();
+    let mut inner = Vec::new();
+    for _ in 0..2 {
+        let mut command = std::process::Command::new(UNSHARE[0]);
+        command.args(&UNSHARE[1..]).args(["--kill-child", &python, &spin]).stdout(std::process::Stdio::null());
+        inner.push(command.spawn().expect("unshare can be run"));
+    }
+    let recording = Profiler::new().arg("--all-python").rate(499).milliseconds(1_500).record();
+    let children: Vec<u32> = inner.iter().map(|child| only_child(child.id())).collect();
+    for child in &mut inner {
+        child.kill().expect("it runs");
+        child.wait().expect("it can be waited for");
+    }
+    let pids = samples_by_pid(&recording);
+    for child in children {
+        assert!(pids.get(&child).is_some_and(|samples| *samples > 20), "{child}: {pids:?}");
+    }
+}
+
+fn only_child(pid: u32) -> u32 {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).expect("it runs");
+    children.trim().parse().unwrap_or_else(|_| panic!("{pid} has the children {children:?}"))
+}

@@ -1,0 +1,64 @@
+//! CPython 3.15's own sampling profiler, attached to the same program at the same time, sees the same shares.
+
+use std::process::{Command, Stdio};
+use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, live, status};
+
+/// Shares that the two may differ by besides their sampling errors: theirs are shares of the time in which the thread
+/// is runnable, ours of that in which it runs, and some of their reads fail.
+const MARGIN: f64 = 0.05;
+
+struct Shares {
+    samples: usize,
+    shares: Vec<(&'static str, f64)>,
+}
+
+fn shares(recorded: &Recorded) -> Shares {
+    let share = |is: &dyn Fn(&Sample) -> bool| {
+        recorded.samples.iter().filter(|sample| is(sample)).count() as f64 / recorded.samples.len().max(1) as f64
+    };
+    let bit = |bit: u8| share(&|sample| sample.status & bit != 0);
+    let function = |name: &str| share(&|sample| recorded.frames_of(sample).any(|frame| frame.function == name));
+    Shares {
+        samples: recorded.samples.len(),
+        shares: vec![
+            ("HAS_GIL", bit(status::HAS_GIL)),
+            ("HAS_EXCEPTION", bit(status::HAS_EXCEPTION)),
+            ("MAIN_THREAD", bit(status::MAIN_THREAD)),
+            ("held", function("held")),
+            ("released", function("released")),
+            ("handling", function("handling")),
+        ],
+    }
+}
+
+#[test]
+fn shares_agree() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("sid_3_15");
+    let root = interpreter.root.clone().expect("it lies in a chroot");
+    let target = Target::start(&interpreter, "three_states.py");
+    let dir = tempfile::Builder::new().prefix("oracle").tempdir_in(root.join("tmp")).expect("the chroot has a /tmp");
+    let file = dir.path().join("theirs.tach");
+    let inside = std::path::Path::new("/").join(file.strip_prefix(&root).expect("it was made there"));
+    let mut theirs = Command::new("chroot")
+        .arg(&root)
+        .args(["/usr/bin/python3.15", "-m", "profiling.sampling", "attach", "--mode", "cpu", "-r", "500", "-d", "6"])
+        .args(["--binary", "-o"])
+        .arg(inside)
+        .arg(target.pid().to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("CPython's profiler can be run");
+    let recording = Profiler::of(target.pid()).rate(499).milliseconds(6_000).record();
+    assert!(theirs.wait().expect("a child can be waited for").success());
+    let (ours, theirs) = (shares(&recording.recorded), shares(&Recorded::read(&file)));
+    assert!(ours.samples > 300 && theirs.samples > 300, "{} and {} samples", ours.samples, theirs.samples);
+    for ((name, ours_share), (_, theirs_share)) in ours.shares.iter().zip(&theirs.shares) {
+        // 99.9 % of the difference of two shares, by the normal distribution.
+        let mean = f64::midpoint(*ours_share, *theirs_share);
+        let error = 3.29 * (mean * (1.0 - mean) * (1.0 / ours.samples as f64 + 1.0 / theirs.samples as f64)).sqrt();
+        println!("{name}: ours {ours_share:.3}, theirs {theirs_share:.3}, sampling error {error:.3}");
+        assert!((ours_share - theirs_share).abs() <= error + MARGIN, "{name}: {ours_share:.3} and {theirs_share:.3}");
+    }
+}

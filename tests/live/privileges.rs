@@ -1,0 +1,178 @@
+//! Which capability is needed for what: tried one by one, and compared with the table in `docs/privileges.md`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tachyon_tests::{Interpreter, Profiler, Target, binary, live};
+
+/// All that is ever needed, in the words of setpriv(1).
+const ALL: [&str; 5] = ["bpf", "perfmon", "sys_ptrace", "dac_read_search", "checkpoint_restore"];
+/// A user who may do nothing by itself.
+const NOBODY: u32 = 65_534;
+
+/// A busy process that is killed when dropped.
+struct Busy(Child);
+
+impl Busy {
+    fn start(command: &mut Command) -> Self {
+        let child = command.args(["-S", "-c", "while True: pass"]).stdin(Stdio::null()).spawn();
+        Self(child.expect("the interpreter can be run"))
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // One that has ended is no concern here.
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+/// Runs the profiler as nobody with certain capabilities and no others.
+struct Nobody {
+    dir: tempfile::TempDir,
+    binary: PathBuf,
+}
+
+impl Nobody {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+        chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+        // The folder of the build may be closed to others.
+        let copy = dir.path().join("tachyon-bpf");
+        fs::copy(binary(), &copy).expect("there is room for a copy");
+        Self { dir, binary: copy }
+    }
+
+    /// Whether the process was recorded (`None`: any); else what was said.
+    fn records(&self, capabilities: &[&str], words: &[OsString], pid: Option<&str>) -> Result<(), String> {
+        let list = capabilities.iter().fold("-all".to_owned(), |list, capability| format!("{list},+{capability}"));
+        let path = self.dir.path().join("report.json");
+        // Left over from the run before.
+        let _none = fs::remove_file(&path);
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        for set in ["--inh-caps", "--ambient-caps", "--bounding-set"] {
+            command.args([set, &list]);
+        }
+        command.arg(&self.binary).args(["-d", "400ms", "-F", "499", "--force", "-o"]);
+        command.arg(self.dir.path().join("o.tach")).arg("--report").arg(&path).args(words).stdin(Stdio::null());
+        let output = command.output().expect("setpriv can be run");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let report: tachyon::report::Report = report.ok_or_else(|| said.clone())?;
+        let found = report.processes.iter().any(|it| it.samples > 0 && pid.is_none_or(|pid| it.pid.to_string() == pid));
+        if found { Ok(()) } else { Err(format!("{said}{:?}", report.refused)) }
+    }
+}
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+/// A Python whose library is deleted once it has been mapped.
+fn deleted(dir: &Path) -> Busy {
+    let interpreter = Interpreter::named("pyenv_3_12");
+    let python = PathBuf::from(interpreter.command().get_program());
+    let library = "libpython3.12.so.1.0";
+    let home = python.parent().and_then(Path::parent).expect("bin lies in the installation");
+    let copy = dir.join(library);
+    fs::copy(home.join("lib").join(library), &copy).expect("there is room for a copy");
+    let busy = Busy::start(Command::new(python).env("LD_LIBRARY_PATH", dir));
+    let maps = format!("/proc/{}/maps", busy.pid());
+    while !fs::read_to_string(&maps).is_ok_and(|maps| maps.contains(library)) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    fs::remove_file(copy).expect("it was there");
+    busy
+}
+
+/// With all of [`ALL`] each feature works; without one of them it works or the message names it. The table tells which.
+#[test]
+#[ignore = "thirty recordings: run it with TACHYON_RENEW=1 to renew docs/privileges.md"]
+fn table() {
+    let Some(_live) = live() else { return };
+    let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+    if paranoid.trim().parse::<i32>().is_ok_and(|level| level > 2) {
+        println!("SKIPPED: kernel.perf_event_paranoid is {}, where CAP_SYS_ADMIN is needed", paranoid.trim());
+        return;
+    }
+    let nobody = Nobody::new();
+    let debian = || Command::new(Interpreter::named("debian_3_11").command().get_program());
+    let own = Busy::start(debian().uid(NOBODY).gid(NOBODY));
+    let other = Busy::start(&mut debian());
+    let closed_dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let program = closed_dir.path().join("python");
+    fs::copy(debian().get_program(), &program).expect("there is room for a copy");
+    let closed = Busy::start(&mut Command::new(&program));
+    let deleted = deleted(nobody.dir.path());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let program = debian().get_program().to_str().expect("ASCII").to_owned();
+    let busy = "import time\nwhile time.process_time() < 0.4: pass";
+    let features: [(&str, Vec<OsString>, Option<String>); 5] = [
+        ("`-p` of a process of the same user", words(&["-p", &own.pid()]), Some(own.pid())),
+        ("`-- CMD`", words(&["--", &program, "-S", "-c", busy]), None),
+        ("`-p`, `--all-python`: another user's process", words(&["-p", &other.pid()]), Some(other.pid())),
+        ("the same, its program in a folder closed to us", words(&["-p", &closed.pid()]), Some(closed.pid())),
+        ("the same, its library deleted or replaced", words(&["-p", &deleted.pid()]), Some(deleted.pid())),
+    ];
+    let mut table = String::from("| feature | needs |\n| --- | --- |\n");
+    for (feature, words, pid) in &features {
+        let all = nobody.records(&ALL, words, pid.as_deref());
+        assert_eq!(all, Ok(()), "{feature} with all capabilities");
+        let mut needed = Vec::new();
+        for missing in ALL {
+            let rest: Vec<&str> = ALL.into_iter().filter(|capability| *capability != missing).collect();
+            let Err(said) = nobody.records(&rest, words, pid.as_deref()) else { continue };
+            let name = format!("CAP_{}", missing.to_uppercase());
+            assert!(said.contains(&name), "{feature} without {name} says:\n{said}");
+            needed.push(format!("`{name}`"));
+        }
+        table += &format!("| {feature} | {} |\n", needed.join(", "));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/privileges.md");
+    let page = fs::read_to_string(&path).expect("the page is there");
+    let (before, rest) = page.split_once("<!-- table -->\n").expect("the page has a place for the table");
+    let (old, after) = rest.split_once("<!-- end -->").expect("the table has an end");
+    if old != table && std::env::var_os("TACHYON_RENEW").is_some() {
+        fs::write(&path, format!("{before}<!-- table -->\n{table}<!-- end -->{after}")).expect("it can be written");
+        return;
+    }
+    assert_eq!(old, table, "docs/privileges.md is not what was found: renew it with TACHYON_RENEW=1");
+}
+
+/// Once it samples, no thread of the profiler has what it does not need any more.
+#[test]
+fn dropped_after_the_start() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("debian_3_11"), "spin.py");
+    let running = Profiler::of(target.pid()).milliseconds(1_500).start();
+    // It samples before it drops.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let tasks = fs::read_dir(format!("/proc/{}/task", running.pid())).expect("it runs");
+    let mut threads = 0;
+    for task in tasks {
+        let status = fs::read_to_string(task.expect("it runs").path().join("status")).expect("it runs");
+        for set in ["CapPrm:", "CapEff:"] {
+            let line = status.lines().find_map(|line| line.strip_prefix(set)).expect("every kernel tells");
+            let set = u64::from_str_radix(line.trim(), 16).expect("a mask");
+            // CAP_SETUID, CAP_NET_ADMIN, CAP_SYS_MODULE, CAP_SYS_ADMIN, CAP_PERFMON.
+            for number in [7, 12, 16, 21, 38] {
+                assert_eq!((set >> number) & 1, 0, "capability {number} of:\n{status}");
+            }
+        }
+        threads += 1;
+    }
+    assert!(threads >= 3, "{threads} threads");
+    let recording = running.finish();
+    assert!(recording.report.stored > 0);
+}

@@ -1,0 +1,142 @@
+//! Many processes: they start, fork and end while the recording runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Child, Stdio};
+use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, live, on_each_interpreter};
+
+on_each_interpreter!(at_home: prefork_subprocesses, prefork_all_python);
+
+/// The process that a sample's outermost frame names, `comm (pid)`.
+fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
+    let root = recorded.root(sample).expect("a file of many processes has a root frame");
+    assert_eq!((root.filename.as_str(), root.place), ("~", None), "{root:?}");
+    let pid = root.function.rsplit_once(" (").and_then(|(_, pid)| pid.strip_suffix(')')?.parse().ok());
+    pid.unwrap_or_else(|| panic!("no process in {root:?}"))
+}
+
+/// Parents of a recording's processes are gone by then, so the stacks tell who is a worker.
+fn check_workers(recording: &Recording, is_ours: impl Fn(u32) -> bool) {
+    let recorded = &recording.recorded;
+    let (mut right, mut total, mut workers) = (0, 0, BTreeSet::new());
+    for sample in &recorded.samples {
+        let pid = process_of(recorded, sample);
+        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
+        if !is_ours(pid) {
+            continue;
+        }
+        let worker = names.contains(&"worker_main");
+        total += usize::from(worker || names.len() == 2);
+        if worker {
+            assert_eq!(names[names.len() - 4..names.len() - 1], ["worker_main", "master", "<module>"]);
+            assert_eq!(sample.thread_id, u64::from(pid), "a worker has one thread");
+            right += usize::from(names.contains(&"handle"));
+            workers.insert(pid);
+        }
+    }
+    println!("{} workers, {right} of {total} samples right", workers.len());
+    assert!(workers.len() >= 6, "{} workers: {:#?}", workers.len(), recording.report);
+    assert!(right as f64 >= 0.99 * total as f64 && total > 100, "{right} of {total}: {:#?}", recording.report.stops);
+    // A forked worker has its parent's names: all are named.
+    for process in recording.report.processes.iter().filter(|process| workers.contains(&process.pid)) {
+        assert!(
+            tachyon_tests::expect::all_named(&recording.report, process) && process.uninspected == 0,
+            "{process:?}"
+        );
+    }
+}
+
+fn prefork_subprocesses(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "prefork.py");
+    let recording = Profiler::of(target.pid()).rate(499).milliseconds(1_500).arg("--subprocesses").record();
+    check_workers(&recording, |_| true);
+}
+
+fn prefork_all_python(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "prefork.py");
+    let recording = Profiler::new().arg("--all-python").rate(499).milliseconds(1_500).record();
+    let own: BTreeSet<u32> = recording
+        .recorded
+        .samples
+        .iter()
+        .filter(|sample| recording.recorded.frames_of(sample).any(|frame| frame.filename.ends_with("prefork.py")))
+        .map(|sample| process_of(&recording.recorded, sample))
+        .collect();
+    check_workers(&recording, |pid| own.contains(&pid));
+    drop(target);
+}
+
+/// How long each of the short-lived processes uses the CPU.
+const SHORT: &str = "import time\ndef busy():\n    while time.process_time() < 0.1: pass\nbusy()\n";
+const PROCESSES: usize = 210;
+
+/// 210 processes of about 100 ms, shared out over the interpreters. From the moment that `_PyRuntime` is initialised at least 90 % of the runs are fully
+/// named; what was before is counted apart. The denominator is every run in them, also those before they were inspected.
+#[test]
+fn short_lived() {
+    let Some(_live) = live() else { return };
+    let interpreters = Interpreter::at_home();
+    let running = Profiler::new().arg("--all-python").rate(999).start();
+    let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut children: Vec<Child> = Vec::new();
+    for number in 0..PROCESSES {
+        let which = number % interpreters.len();
+        let mut command = interpreters[which].command();
+        command.args(["-c", SHORT]).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn().expect("the interpreter can be run");
+        pids.insert(child.id(), which);
+        children.push(child);
+        if children.len() == 2 {
+            assert!(children.remove(0).wait().expect("a child can be waited for").success());
+        }
+    }
+    for mut child in children {
+        assert!(child.wait().expect("a child can be waited for").success());
+    }
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let recorded = &recording.recorded;
+
+    #[derive(Default)]
+    struct Figures {
+        processes: usize,
+        uninspected: u64,
+        before: u64,
+        named: u64,
+        unnamed: u64,
+    }
+    let mut figures: Vec<Figures> = interpreters.iter().map(|_| Figures::default()).collect();
+    for process in &recording.report.processes {
+        let Some(&which) = pids.get(&process.pid) else { continue };
+        figures[which].processes += 1;
+        figures[which].uninspected += process.uninspected;
+    }
+    for sample in &recorded.samples {
+        let Some(&which) = pids.get(&process_of(recorded, sample)) else { continue };
+        let figures = &mut figures[which];
+        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
+        let unnamed = |name: &&str| {
+            name.starts_with("<unreadable") || name.starts_with("<unknown") || name.starts_with("<stack cut")
+        };
+        match names[..] {
+            // No thread state or no frame yet, or no more.
+            ["<native>", _] => figures.before += 1,
+            _ if names.iter().any(unnamed) => figures.unnamed += 1,
+            _ => figures.named += 1,
+        }
+    }
+    for (figures, Interpreter { name, .. }) in figures.iter().zip(&interpreters) {
+        let Figures { processes, uninspected, before, named, unnamed } = figures;
+        println!(
+            "{name}: {processes} processes; runs before their inspection {uninspected}, without a Python frame {before}, \
+             fully named {named}, not fully named {unnamed}"
+        );
+    }
+    println!("lost: {:?}", recording.report.loss);
+    for (figures, Interpreter { name, .. }) in figures.iter().zip(&interpreters) {
+        let Figures { processes, uninspected, named, unnamed, .. } = figures;
+        assert_eq!(*processes, PROCESSES / interpreters.len(), "{name}: every process is in the account");
+        // At worst all that was not inspected in time was initialised.
+        let after = named + unnamed + uninspected;
+        assert!(*named as f64 >= 0.9 * after as f64, "{name}: {named} of {after}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Whose stack: threads that come and go, and one thread in two interpreters.
+
+use std::collections::BTreeSet;
+use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, on_each_interpreter, status};
+
+on_each_interpreter!(thread_storm, subinterpreter);
+
+/// The number in names such as `thread_4242.<locals>.work_4242`, which before 3.11 is `work_4242`.
+fn named_tid(function: &str) -> Option<u64> {
+    function.strip_prefix("thread_").or(function.strip_prefix("work_"))?.split('.').next()?.parse().ok()
+}
+
+/// 3,000 threads, each of which runs a function named after its id: no sample with another thread's stack.
+fn thread_storm(interpreter: &Interpreter) {
+    let mut target = Target::start(interpreter, "thread_storm.py");
+    let main = target.facts["tid"].as_u64().expect("the program tells its thread id");
+    let running = Profiler::of(target.pid()).rate(4_999).start();
+    target.go();
+    assert_eq!(target.line(), "done");
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let recorded = &recording.recorded;
+    let mut seen = BTreeSet::new();
+    for sample in &recorded.samples {
+        let shown = || recorded.shown(sample.stack);
+        let root = recorded.root(sample).map(|frame| frame.function.as_str()).unwrap_or_default();
+        let is_main = sample.thread_id == main;
+        assert_eq!(sample.status & status::MAIN_THREAD != 0, is_main, "{}", shown());
+        for frame in recorded.frames_of(sample) {
+            if let Some(tid) = named_tid(&frame.function) {
+                assert_eq!(tid, sample.thread_id, "another thread's stack:\n{}", shown());
+                assert_eq!(frame.filename, format!("storm_{tid}.py"));
+                seen.insert(tid);
+            }
+        }
+        // A whole stack begins where this kind of thread begins.
+        if frames_are_whole(recorded, sample) {
+            let bootstrap = if interpreter.minor < 11 { "_bootstrap" } else { "Thread._bootstrap" };
+            assert_eq!(root, if is_main { "<module>" } else { bootstrap }, "{}", shown());
+        }
+    }
+    let threads: BTreeSet<u64> = recorded.samples.iter().map(|sample| sample.thread_id).collect();
+    println!(
+        "{}: {} samples of {} threads, {} in their own function",
+        interpreter.name,
+        recorded.samples.len(),
+        threads.len(),
+        seen.len()
+    );
+    assert!(threads.len() > 2_000 && seen.len() > 1_500, "{} threads, {} named", threads.len(), seen.len());
+    let whole = recorded.samples.iter().filter(|sample| frames_are_whole(recorded, sample)).count();
+    assert!(whole as f64 > 0.6 * recorded.samples.len() as f64, "{whole} whole stacks: {:#?}", recording.report.stops);
+    assert_eq!(recording.stopped("thread_list_too_long"), 0);
+}
+
+fn frames_are_whole(recorded: &Recorded, sample: &Sample) -> bool {
+    recorded.root(sample).is_some_and(|frame| frame.filename != "~")
+}
+
+/// One thread, two interpreters by turns: the interpreter's id and the stack belong together.
+fn subinterpreter(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "subinterpreter.py");
+    let sub = target.facts["sub"].as_u64().expect("the program tells the interpreter's id");
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 1_500).record();
+    let recorded = &recording.recorded;
+    let (mut in_main, mut in_sub) = (0, 0);
+    for sample in &recorded.samples {
+        assert_eq!(sample.thread_id, u64::from(target.pid()));
+        let is_sub = u64::from(sample.interpreter_id) == sub;
+        assert!(is_sub || sample.interpreter_id == 0);
+        for frame in recorded.frames_of(sample) {
+            let fits = match frame.function.as_str() {
+                "sub_outer" | "sub_inner" => is_sub,
+                "main_outer" | "main_inner" | "spin" | "run" => !is_sub,
+                _ => true,
+            };
+            assert!(fits, "interpreter {} with\n{}", sample.interpreter_id, recorded.shown(sample.stack));
+        }
+        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
+        match names[..] {
+            ["sub_inner", "sub_outer", "<module>"] => in_sub += 1,
+            ["spin", "main_inner", "main_outer", "<module>"] => in_main += 1,
+            _ => {}
+        }
+    }
+    let total = recorded.samples.len();
+    println!("{}: {in_main} in the main interpreter, {in_sub} in the other one, of {total}", interpreter.name);
+    // Each takes half of the time; starting and ending a run of the sub-interpreter takes some of it.
+    assert!(f64::from(in_main.min(in_sub)) > 0.4 * total as f64, "{:#?}", recording.report);
+}

@@ -1,0 +1,101 @@
+//! What a program says that its stacks look like, and how many samples agree.
+//!
+//! Exact means: callers at exactly the place where they call; the leaf at one of the places its code has.
+
+use crate::{Place, Recorded, ShownFrame};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use tachyon::report::{ProcessReport, Report};
+
+/// A function that is or may be the innermost one.
+#[derive(Debug, Deserialize)]
+pub struct Leaf {
+    /// Qualified name.
+    pub function: String,
+    /// Source file.
+    pub filename: String,
+    /// All places in it.
+    pub positions: BTreeSet<Place>,
+}
+
+/// One stack.
+#[derive(Debug, Deserialize)]
+pub struct Stack {
+    /// The innermost function that the program knows of.
+    pub leaf: Leaf,
+    /// Its callers, innermost first: function, file, line, end line, column, end column.
+    pub callers: Vec<(String, String, i32, i32, i32, i32)>,
+}
+
+impl Leaf {
+    fn is(&self, frame: &ShownFrame) -> bool {
+        frame.function == self.function
+            && frame.filename == self.filename
+            && frame.place.is_some_and(|place| self.positions.contains(&place))
+    }
+}
+
+impl Stack {
+    /// Whether these frames, leaf first, are this stack; `below` is a function that the leaf may have called.
+    pub fn is<'a>(&self, frames: impl ExactSizeIterator<Item = &'a ShownFrame>, below: Option<&Leaf>) -> bool {
+        let mut frames = frames.peekable();
+        if let (Some(below), Some(innermost)) = (below, frames.peek())
+            && below.is(innermost)
+        {
+            frames.next();
+        }
+        frames.len() == self.callers.len() + 1
+            && frames.next().is_some_and(|frame| self.leaf.is(frame))
+            && frames.zip(&self.callers).all(|(frame, (function, filename, line, end_line, column, end_column))| {
+                frame.function == *function
+                    && frame.filename == *filename
+                    && frame.place == Some([*line, *end_line, *column, *end_column])
+            })
+    }
+}
+
+/// The stacks under a program's fact `stacks`.
+///
+/// # Panics
+/// When there are none.
+#[must_use]
+pub fn stacks(facts: &Value) -> Vec<Stack> {
+    serde_json::from_value(facts["stacks"].clone()).expect("the program tells its stacks")
+}
+
+/// Checks that at least `share` of the samples are one of the program's stacks, and that each of those was seen. Gives
+/// the samples that agree with each.
+///
+/// # Panics
+/// When they are not, with the stacks that should not be there.
+pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize> {
+    let expected = stacks(facts);
+    let below: Option<Leaf> = serde_json::from_value(facts["below"].clone()).expect("`below` is a leaf or nothing");
+    let mut seen = vec![0; expected.len()];
+    let mut others = Vec::new();
+    for (stack, count) in recorded.counts().into_iter().enumerate() {
+        let frames = || recorded.stacks[stack].iter().map(|&frame| &recorded.frames[frame]);
+        match expected.iter().position(|expected| expected.is(frames(), below.as_ref())) {
+            Some(index) => seen[index] += count,
+            None => others.push((count, stack)),
+        }
+    }
+    let (total, agreeing) = (recorded.samples.len(), seen.iter().sum::<usize>());
+    others.sort_unstable();
+    let shown: String =
+        others.iter().rev().take(3).map(|(count, stack)| format!("{count} x\n{}", recorded.shown(*stack))).collect();
+    assert!(
+        agreeing as f64 >= share * total as f64 && total > 0,
+        "{agreeing} of {total} samples are right; others:\n{shown}"
+    );
+    assert!(seen.iter().all(|&count| count > 0), "not every stack was seen: {seen:?}; others:\n{shown}");
+    seen
+}
+
+/// Whether every sample of a process has all its names, but for those that were taken while a call was being made.
+#[must_use]
+pub fn all_named(report: &Report, process: &ProcessReport) -> bool {
+    let entering = report.stops.get("entering_eval").copied().unwrap_or(0);
+    process.named + entering >= process.samples
+}

@@ -1,0 +1,40 @@
+//! Who may run live tests, and one at a time: they measure shares and rates, and would measure each other.
+
+use std::fs::File;
+use std::path::Path;
+
+/// Held while a live test runs; no other one does, in this process or another.
+#[derive(Debug)]
+pub struct LiveGuard {
+    _lock: File,
+}
+
+/// The right to run a live test, or `None` where this machine cannot, after saying why.
+///
+/// # Panics
+/// In CI, or with `TACHYON_LIVE_TESTS=required` (which `cargo xtask test` sets), when this machine cannot.
+#[must_use]
+pub fn live() -> Option<LiveGuard> {
+    if let Err(reason) = possible() {
+        let required = std::env::var("CI").is_ok_and(|ci| ci == "true")
+            || std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
+        assert!(!required, "live tests must run here, and cannot: {reason}");
+        println!("SKIPPED: needs root and BPF: {reason}");
+        return None;
+    }
+    let path = std::env::temp_dir().join("tachyon-live-tests.lock");
+    let lock = File::create(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+    lock.lock().unwrap_or_else(|error| panic!("cannot lock {}: {error}", path.display()));
+    Some(LiveGuard { _lock: lock })
+}
+
+fn possible() -> Result<(), String> {
+    // SAFETY: geteuid(2) has no precondition and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err("not root".to_owned());
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Err("this kernel has no /sys/kernel/btf/vmlinux".to_owned());
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The fixed list of interpreters. One that is missing fails the tests that want it; nothing is skipped in silence.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Where an interpreter comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// pyenv's newest patch release of the minor version: `--enable-shared`.
+    Pyenv,
+    /// Debian's own: static, stripped, not position-independent.
+    Debian,
+    /// Debian sid's, in its chroot: another mount namespace's files, the newest versions.
+    Sid,
+    /// Built from source by `cargo xtask zoo`, under this name in its cache.
+    Built(&'static str),
+}
+
+/// Name (as tests use it), source and version of each; a `t` ends the version of a free-threaded build.
+pub const INTERPRETERS: [(&str, Source, &str); 11] = [
+    ("pyenv_3_8", Source::Pyenv, "3.8"),
+    ("pyenv_3_9", Source::Pyenv, "3.9"),
+    ("pyenv_3_10", Source::Pyenv, "3.10"),
+    ("pyenv_3_11", Source::Pyenv, "3.11"),
+    ("pyenv_3_12", Source::Pyenv, "3.12"),
+    ("pyenv_3_13", Source::Pyenv, "3.13"),
+    ("debian_3_11", Source::Debian, "3.11"),
+    ("sid_3_14", Source::Sid, "3.14"),
+    ("sid_3_15", Source::Sid, "3.15"),
+    ("built_3_14t", Source::Built("python3.14t"), "3.14t"),
+    ("musl_3_13", Source::Built("python3.13-musl"), "3.13"),
+];
+
+/// One interpreter of the list.
+#[derive(Clone, Debug)]
+pub struct Interpreter {
+    /// Its name in the list.
+    pub name: &'static str,
+    /// Its minor version: 11 for 3.11.
+    pub minor: u32,
+    /// It has no GIL.
+    pub free_threaded: bool,
+    /// The executable, as seen inside of `root`.
+    pub path: PathBuf,
+    /// The directory that is its root, when that is not ours.
+    pub root: Option<PathBuf>,
+}
+
+impl Interpreter {
+    /// The interpreter of this name.
+    ///
+    /// # Panics
+    /// When it is missing, with the way to get it.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let (name, source, version) =
+            *INTERPRETERS.iter().find(|(known, ..)| *known == name).expect("the name is in the list");
+        let program = format!("python{version}");
+        let (path, root, hint) = match source {
+            Source::Pyenv => (newest(version), None, format!("pyenv install {version}")),
+            Source::Debian => {
+                (Some(PathBuf::from("/usr/bin").join(&program)), None, format!("apt-get install {program}"))
+            }
+            Source::Sid => {
+                let path = PathBuf::from("/usr/bin").join(&program);
+                (Some(path), Some(zoo().join("sid")), "cargo xtask zoo".to_owned())
+            }
+            Source::Built(dir) => {
+                (Some(zoo().join(dir).join("bin").join(&program)), None, "cargo xtask zoo".to_owned())
+            }
+        };
+        let there = |path: &PathBuf| match &root {
+            Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)).is_file(),
+            None => path.is_file(),
+        };
+        let path = path.filter(there);
+        let path =
+            path.unwrap_or_else(|| panic!("{name}: interpreter is missing\nhint: {hint}, or `cargo xtask test`"));
+        let free_threaded = version.ends_with('t');
+        let minor = version.trim_end_matches('t').rsplit('.').next().and_then(|minor| minor.parse().ok());
+        let minor = minor.expect("versions look like 3.11");
+        Self { name, minor, free_threaded, path, root }
+    }
+
+    /// Those that run with our own root directory and as the packages of a distribution or of pyenv have them.
+    ///
+    /// # Panics
+    /// When one is missing.
+    #[must_use]
+    pub fn at_home() -> Vec<Self> {
+        let home = |source: Source| matches!(source, Source::Pyenv | Source::Debian);
+        INTERPRETERS.iter().filter(|(_, source, _)| home(*source)).map(|(name, ..)| Self::named(name)).collect()
+    }
+
+    /// How many of the list every machine has: all but those that are built from source packages.
+    #[must_use]
+    pub fn everywhere() -> usize {
+        INTERPRETERS.iter().filter(|(_, source, _)| !matches!(source, Source::Built(_))).count()
+    }
+
+    /// Whether `cframe` is published before it is filled: then a sample may find the thread entering the evaluator.
+    #[must_use]
+    pub fn has_entering_window(&self) -> bool {
+        matches!(self.minor, 11 | 12)
+    }
+
+    /// A command that runs it, without byte code written anywhere and deaf to the caller's settings.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = match &self.root {
+            Some(root) => {
+                let mut command = Command::new("chroot");
+                command.arg(root).arg(&self.path);
+                command
+            }
+            None => Command::new(&self.path),
+        };
+        command.arg("-B").env("PYTHONNOUSERSITE", "1").env_remove("PYTHONPATH").env_remove("PYTHONHOME");
+        command
+    }
+}
+
+/// Where `cargo xtask zoo` puts what it makes.
+fn zoo() -> PathBuf {
+    let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/tachyon-bpf")));
+    cache.expect("there is a home directory").join("zoo")
+}
+
+fn newest(version: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("PYENV_ROOT")
+        .map(PathBuf::from)
+        .or_else(|| std::env::home_dir().map(|home| home.join(".pyenv")))?;
+    let patch = |name: &str| name.strip_prefix(version)?.strip_prefix('.')?.parse::<u32>().ok();
+    std::fs::read_dir(root.join("versions"))
+        .ok()?
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((patch(entry.file_name().to_str()?)?, entry.path().join("bin").join(format!("python{version}"))))
+        })
+        .max()
+        .map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_speak_of_the_version() {
+        for (index, (name, _, version)) in INTERPRETERS.iter().enumerate() {
+            assert!(name.ends_with(&version.replace('.', "_")), "{name}");
+            assert!(INTERPRETERS[..index].iter().all(|(other, ..)| other != name));
+        }
+    }
+}

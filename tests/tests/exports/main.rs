@@ -1,0 +1,291 @@
+//! Exports before their own readers: both `pprof`s, Chromium, speedscope and the Firefox profiler's importer.
+//!
+//! `cargo xtask tools` installs them. Where they are missing the tests say so and pass, except with
+//! `TACHYON_LIVE_TESTS=required` (`cargo xtask test` sets it).
+
+mod profile;
+
+use profile::{Costs, INTERVAL_US, ONE_STACK, Stacks, USUAL, costs, export, parts, write};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The directory of the npm packages, or `None` where the readers are not installed.
+fn tools() -> Option<PathBuf> {
+    let cache = std::env::var_os("TACHYON_CACHE")
+        .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cache/tachyon-bpf"), PathBuf::from);
+    let tools = cache.join("tools");
+    let installed = tools.join("node_modules/speedscope").is_dir()
+        && ["go", "google-pprof", "chromium"].iter().all(|program| {
+            std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+                .any(|directory| directory.join(program).is_file())
+        });
+    if !installed {
+        let required = std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
+        assert!(!required, "the readers of exports are missing\nhint: cargo xtask tools");
+        println!("SKIPPED: the readers of exports are missing: cargo xtask tools");
+        return None;
+    }
+    Some(tools)
+}
+
+/// Runs a program that must end well.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+fn tach(dir: &TempDir, stacks: Stacks<'_>) -> PathBuf {
+    let path = dir.path().join("app.tach");
+    write(stacks, &path);
+    path
+}
+
+/// What `go tool pprof` says: costs, and its total.
+fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
+    let text = run(Command::new("go")
+        .args(["tool", "pprof", "-sample_index=samples", "-top", "-nodecount=10000", "-nodefraction=0"])
+        .args(["-edgefraction=0"])
+        .args(more)
+        .arg(file)
+        .env("PPROF_TMPDIR", file.parent().unwrap()));
+    let (head, rows) = text.split_once("cum%\n").unwrap_or_else(|| panic!("{text}"));
+    let costs = rows.lines().map(|row| {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
+        (words[5..].join(" "), (number(0), number(3)))
+    });
+    (costs.collect(), head.to_owned())
+}
+
+/// What Perl's pprof says.
+fn perl_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
+    let text = run(Command::new("google-pprof")
+        .args(["--text", "--nodecount=10000", "--nodefraction=0", "--edgefraction=0"])
+        .args(more)
+        .arg("/usr/bin/python3")
+        .arg(file));
+    let (head, rows) = text.split_once('\n').unwrap_or_else(|| panic!("{text}"));
+    let costs = rows.lines().map(|row| {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
+        (words[5..].join(" "), (number(0), number(3)))
+    });
+    (costs.collect(), head.to_owned())
+}
+
+/// `<module>` under the name that survives the reader.
+fn go_name(frame: &str) -> String {
+    let function = parts(frame).0;
+    if function == "<module>" { "app.<module>".to_owned() } else { function.to_owned() }
+}
+
+fn perl_name(frame: &str) -> String {
+    go_name(frame).replace('<', "{").replace('>', "}")
+}
+
+fn with_line(frame: &str, name: impl Fn(&str) -> String, nowhere: &str) -> String {
+    match parts(frame).1 {
+        Some(line) => format!("{} /srv/app.py:{line}", name(frame)),
+        None => format!("{}{nowhere}", name(frame)),
+    }
+}
+
+#[test]
+fn gperftools_profiles_are_read_by_both_pprofs() {
+    if tools().is_none() {
+        return;
+    }
+    for stacks in [USUAL, ONE_STACK] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = export(&tach(&dir, stacks), dir.path().join("app.prof"), false);
+        let total: u64 = stacks.iter().map(|(_, _, count)| count).sum();
+
+        let (found, head) = go_pprof(&file, &[]);
+        assert_eq!(found, costs(stacks, go_name));
+        assert!(head.contains(&format!("of {total} total")), "{head}");
+        let (found, _) = go_pprof(&file, &["-lines"]);
+        assert_eq!(found, costs(stacks, |frame| with_line(frame, go_name, " libz.so.1")));
+
+        let (found, head) = perl_pprof(&file, &[]);
+        assert_eq!(found, costs(stacks, perl_name));
+        assert_eq!(head, format!("Total: {total} samples"));
+        let (found, _) = perl_pprof(&file, &["--lines"]);
+        assert_eq!(found, costs(stacks, |frame| with_line(frame, perl_name, " libz.so.1:0")));
+    }
+}
+
+#[test]
+fn callers_and_callees_are_told() {
+    if tools().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let input = tach(&dir, USUAL);
+    for name in ["app.prof", "app.pb.gz"] {
+        let file = export(&input, dir.path().join(name), false);
+        let text = run(Command::new("go")
+            .args(["tool", "pprof", "-sample_index=samples", "-nodefraction=0", "-peek", "^leaf$"])
+            .arg(&file)
+            .env("PPROF_TMPDIR", dir.path()));
+        let edges: Vec<(u64, String)> = text
+            .lines()
+            .filter_map(|line| line.split_once("|   "))
+            .map(|(counts, name)| (counts.split_whitespace().next().unwrap().parse().unwrap(), name.trim().to_owned()))
+            .collect();
+        let expected = [(82, "middle"), (25, "Worker.run.<locals>.inner"), (7, "deflate")];
+        assert_eq!(edges, expected.map(|(count, name)| (count, name.to_owned())), "{name}: {text}");
+    }
+}
+
+#[test]
+fn threads_are_kept_apart_where_wanted() {
+    if tools().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let input = tach(&dir, USUAL);
+    for name in ["app.prof", "app.pb.gz"] {
+        let file = export(&input, dir.path().join(name), true);
+        let (found, _) = go_pprof(&file, &[]);
+        assert_eq!((found["app (tid 77)"], found["worker (tid 78)"]), ((0, 90), (0, 34)));
+        assert_eq!(found["leaf"], (100, 107));
+    }
+}
+
+#[test]
+fn protobuf_profiles_are_read_by_go() {
+    if tools().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = export(&tach(&dir, USUAL), dir.path().join("app.pb.gz"), false);
+    let name = |frame: &str| parts(frame).0.to_owned();
+    let (found, head) = go_pprof(&file, &[]);
+    assert_eq!(found, costs(USUAL, name));
+    assert!(head.contains("of 124 total") && head.contains("Duration: 1.50s"), "{head}");
+    let (found, _) = go_pprof(&file, &["-lines"]);
+    assert_eq!(found, costs(USUAL, |frame| with_line(frame, name, "")));
+    let (found, _) = go_pprof(&file, &["-tagfocus=thread=worker"]);
+    assert_eq!(found["leaf"], (25, 25));
+    let (held, _) = go_pprof(&file, &["-tagfocus=gil=^held"]);
+    assert_eq!(held["leaf"].1, 40 + 10 + 4 + 16);
+    let text = run(Command::new("go").args(["tool", "pprof", "-raw"]).arg(&file).env("PPROF_TMPDIR", dir.path()));
+    assert!(text.contains("Period: 10000000") && text.contains("pid:[77]"), "{text}");
+}
+
+#[test]
+fn firefox_profiler_loads_ours() {
+    let Some(tools) = tools() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = export(&tach(&dir, USUAL), dir.path().join("app.firefox.json"), false);
+    let cli = tools.join("node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js");
+    let command = |words: &[&str]| {
+        let (mut command, home) = (Command::new("node"), dir.path());
+        command.arg(&cli).args(words).env("HOME", home).env("XDG_RUNTIME_DIR", home).current_dir(home);
+        command
+    };
+    let query = |words: &[&str]| run(&mut command(words));
+    // It gives its daemon half a second to start, which is not always enough on a busy machine.
+    for attempt in 1.. {
+        let loaded = command(&["load", file.to_str().unwrap()]).output().unwrap();
+        if loaded.status.success() {
+            break;
+        }
+        let told = String::from_utf8_lossy(&loaded.stderr).into_owned();
+        assert!(attempt < 20 && told.contains("did not become ready"), "{told}");
+        let late = told.split("running as pid ").nth(1).and_then(|rest| rest.split(',').next());
+        if let Some(pid) = late {
+            // It may have ended meanwhile.
+            let _gone = Command::new("kill").arg(pid).output();
+        }
+    }
+    let (functions, threads, markers) =
+        (query(&["thread", "functions"]), query(&["thread", "list"]), query(&["thread", "markers"]));
+    query(&["stop", "--all"]);
+    assert!(functions.contains("leaf (app.py) - self: 75 ("), "{functions}");
+    assert!(functions.contains("middle (app.py) - self: 5 (5.6%), total: 87 ("), "{functions}");
+    assert!(threads.contains("2 threads across 1 process") && threads.contains("worker"), "{threads}");
+    assert!(markers.contains("GIL held") && markers.contains("GIL not held"), "{markers}");
+}
+
+#[test]
+fn browser_shows_flame_graph_and_speedscope() {
+    let Some(tools) = tools() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let input = tach(&dir, USUAL);
+    let page = export(&input, dir.path().join("app.html"), false);
+    let speedscope = export(&input, dir.path().join("app.speedscope.json"), false);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/browser.mjs");
+    let shots = std::env::var_os("TACHYON_SCREENSHOTS").map_or_else(|| dir.path().to_owned(), PathBuf::from);
+    let text = run(Command::new("node").arg(script).arg(tools).args([page, speedscope, shots]));
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(found["errors"], serde_json::json!([]));
+    assert_eq!(found["requests"], serde_json::json!([]), "the page works offline");
+    assert_eq!(found["caption"], "124 samples in 1.5 s at 100 Hz, 0 lost (0.0 %)");
+    assert_eq!(found["share"], "Matched: 86.3%");
+    assert_eq!(found["share_reversed"], "Matched: 86.3%");
+    let width = |key: &str| found[key][0].as_u64().unwrap_or_else(|| panic!("{key}: {found}"));
+    assert!(width("before") < width("whole") && width("zoomed") > width("whole") - 5, "{found}");
+    assert_eq!(width("unzoomed"), width("before"));
+    // Reversed, all leaves are one: 100 of 124 samples.
+    assert_eq!(width("leaf_reversed") * 124 / width("whole"), 99, "{found}");
+    let blue = |name: &str| {
+        let colour = found["colours"][name].as_str().unwrap_or_else(|| panic!("{name}: {found}"));
+        let numbers: Vec<u32> =
+            colour.trim_matches(|c: char| !c.is_ascii_digit()).split(',').map(|n| n.trim().parse().unwrap()).collect();
+        numbers[2] > numbers[0]
+    };
+    assert!(blue("libz.so.1!deflate") && !blue("leaf"));
+    let shown = found["speedscope"].as_str().unwrap();
+    assert!(shown.contains("app (tid 77)") && shown.contains("(1/2)"), "{shown}");
+}
+
+/// Every format holds the same samples, whatever its unit.
+#[test]
+fn totals_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = tach(&dir, USUAL);
+    let text = |name: &str| std::fs::read_to_string(export(&input, dir.path().join(name), false)).unwrap();
+    let total: u64 = USUAL.iter().map(|(_, _, count)| count).sum();
+    assert_eq!(text("app.jsonl").lines().count() as u64, total);
+    let counts =
+        text("app.collapsed").lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>();
+    assert_eq!(counts, total);
+
+    let speedscope: Value = serde_json::from_str(&text("app.speedscope.json")).unwrap();
+    let mut samples = 0;
+    for profile in speedscope["profiles"].as_array().unwrap() {
+        let (stacks, weights) = (profile["samples"].as_array().unwrap(), profile["weights"].as_array().unwrap());
+        assert_eq!(stacks.len(), weights.len());
+        samples += stacks.iter().filter(|stack| !stack.as_array().unwrap().is_empty()).count() as u64;
+        // All time lines are equally long: they start and end with the recording.
+        let length: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
+        assert_eq!(length, profile["endValue"].as_u64().unwrap());
+        assert_eq!(length, 5_000 + total * INTERVAL_US);
+    }
+    assert_eq!(samples, total);
+
+    let firefox: Value = serde_json::from_str(&text("app.firefox.json")).unwrap();
+    let threads = firefox["threads"].as_array().unwrap().iter();
+    let weights = threads.flat_map(|thread| thread["samples"]["weight"].as_array().unwrap());
+    assert_eq!(weights.map(|weight| weight.as_u64().unwrap()).sum::<u64>(), total);
+    assert!(text("app.svg").contains("124 samples in 1.5 s"));
+
+    let bytes = std::fs::read(export(&input, dir.path().join("app.prof"), false)).unwrap();
+    let words: Vec<u64> = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(words[..5], [0, 3, 0, INTERVAL_US, 0]);
+    let (mut rest, mut counted, mut stacks) = (&words[5..], 0, std::collections::HashSet::new());
+    while rest[..3] != [0, 1, 0] {
+        let (count, depth) = (rest[0], usize::try_from(rest[1]).unwrap());
+        let stack = &rest[2..2 + depth];
+        assert!(count > 0 && !stack.is_empty() && stack.iter().all(|&address| address != 0));
+        assert!(stacks.insert(stack.to_vec()), "equal stacks are one record");
+        counted += count;
+        rest = &rest[2 + depth..];
+    }
+    assert_eq!(counted, total);
+}

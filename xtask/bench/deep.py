@@ -1,0 +1,39 @@
+"""The benchmark's target: DEPTH frames deep, the innermost one working and counting for ever.
+
+usage: deep.py DEPTH SWEEP_MIB COUNTER
+
+Every frame runs a code object of its own. With a SWEEP_MIB the innermost frame also reads through that much memory
+in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 bytes in which the iterations done so
+far stand, little endian. Ends when its parent does.
+"""
+
+import mmap
+import os
+import sys
+
+depth, sweep_mib, counter_path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+memory = bytes(sweep_mib << 20)
+parent = os.getppid()
+with open(counter_path, "r+b") as file:
+    counter = mmap.mmap(file.fileno(), 8)
+
+
+def leaf():
+    done = 0
+    while done & 0xFFFF or os.getppid() == parent:
+        total = 0
+        for i in range(200):
+            total += i & 7
+        if memory:
+            memory.count(b"\xff")
+        done += 1
+        counter[0:8] = done.to_bytes(8, "little")
+
+
+# The module and `leaf` are two of the frames.
+call = leaf
+for number in range(depth - 2):
+    scope = {"callee": call}
+    exec(f"def level_{number}():\n    return callee()\n", scope)
+    call = scope[f"level_{number}"]
+call()

@@ -1,0 +1,129 @@
+//! On what a benchmark ran, and how much else ran there.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::probe;
+use crate::command;
+
+/// The machine, when a run begins.
+pub(crate) struct Machine {
+    rows: Vec<(&'static str, String)>,
+    start: Instant,
+    jiffies: (u64, u64),
+    forks: u64,
+    /// Other work was going on when the run began.
+    disturbed: bool,
+}
+
+impl Machine {
+    /// Looks around.
+    ///
+    /// # Errors
+    /// One of the versions cannot be told.
+    pub(crate) fn look(python: &Path, tachyon: &Path, py_spy: &Path) -> Result<Self> {
+        let told = |program: &Path, args: &[&str]| -> Result<String> {
+            Ok(command::stdout(Command::new(program).args(args))?.trim().to_owned())
+        };
+        let git = |args: &[&str]| {
+            let mut line = Command::new("git");
+            command::stdout(line.current_dir(command::project_root()).args(args)).unwrap_or_default().trim().to_owned()
+        };
+        let dirty = if git(&["status", "--porcelain", "--untracked-files=no"]).is_empty() { "" } else { ", changed" };
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let model = probe::field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned());
+        let memory = probe::field("/proc/meminfo", "MemTotal").and_then(|text| {
+            let kib: f64 = text.strip_suffix(" kB")?.parse().ok()?;
+            Some(format!(", {:.1} GiB", kib / 1024.0 / 1024.0))
+        });
+        let hypervisor = probe::field("/proc/cpuinfo", "flags").filter(|flags| flags.contains(" hypervisor"));
+        let guest = if hypervisor.is_some() { ", virtual machine" } else { "" };
+        let pmu = Path::new("/sys/bus/event_source/devices/cpu").exists();
+        let rows = vec![
+            ("date", told(Path::new("date"), &["-u", "+%Y-%m-%d %H:%M UTC"])?),
+            ("kernel", format!("{} {}", told(Path::new("uname"), &["-sr"])?, told(Path::new("uname"), &["-m"])?)),
+            ("CPU", format!("{model}, {cpus} CPUs{}{guest}", memory.unwrap_or_default())),
+            ("performance counters", if pmu { "yes" } else { "none" }.to_owned()),
+            ("target", told(python, &["--version"])?),
+            (
+                "profilers",
+                format!(
+                    "{} ({}{dirty}), {}",
+                    told(tachyon, &["--version"])?,
+                    git(&["rev-parse", "--short=12", "HEAD"]),
+                    told(py_spy, &["--version"])?
+                ),
+            ),
+            ("load when it began", load()),
+        ];
+        // The mean of the last minute: a build of ours that has just ended is in it, too.
+        let busy = load().parse::<f64>().unwrap_or(0.0);
+        let disturbed = busy > cpus as f64 / 2.0;
+        Ok(Self { rows, disturbed, start: Instant::now(), jiffies: probe::steal(), forks: probe::forks() })
+    }
+
+    /// Notes what is known only when the run is over.
+    pub(crate) fn end(&mut self) {
+        let (all, stolen) = probe::steal();
+        let steal = stolen.saturating_sub(self.jiffies.1) as f64 / all.saturating_sub(self.jiffies.0).max(1) as f64;
+        self.rows.push(("load when it ended", load()));
+        self.rows.push(("taken by the hypervisor meanwhile", format!("{:.2} %", steal * 100.0)));
+        let forks = probe::forks().saturating_sub(self.forks);
+        self.rows.push(("processes and threads started meanwhile", forks.to_string()));
+        self.rows.push(("the run took", format!("{:.0} s", self.start.elapsed().as_secs_f64())));
+    }
+
+    /// The rows as a table.
+    pub(crate) fn describe(&self, page: &mut String) {
+        page.push_str("| | |\n|---|---|\n");
+        for (what, value) in &self.rows {
+            let _ = writeln!(page, "| {what} | {value} |");
+        }
+        if self.disturbed {
+            page.push_str(DISTURBED);
+        }
+    }
+}
+
+const DISTURBED: &str = "
+**Other work ran on this machine**: its load was above half of its CPUs when the run began. Caches are colder and intervals
+wider than on a quiet one.
+";
+
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: Vec<&str> = text.split(' ').take(1).collect();
+    load.concat()
+}
+
+/// The CPUs this process may use (`Cpus_allowed_list`: `0-3,6`).
+pub(crate) fn allowed_cpus() -> Vec<usize> {
+    let list = probe::field("/proc/self/status", "Cpus_allowed_list").unwrap_or_default();
+    parse_cpus(&list)
+}
+
+fn parse_cpus(list: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(parse_cpus("0-3,6"), [0, 1, 2, 3, 6]);
+        assert_eq!(parse_cpus("5"), [5]);
+        assert_eq!(parse_cpus(""), [] as [usize; 0]);
+        assert!(!allowed_cpus().is_empty());
+    }
+}

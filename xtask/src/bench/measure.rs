@@ -1,0 +1,322 @@
+//! The measurements, one function each. None of them judges: that is for [`super::results`].
+
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::probe::{self, BpfObjects};
+use super::stats::{Interval, median};
+use super::target::{Idle, Mark, Target};
+use super::tools::{Aim, Run, Tool, Tools, Usage};
+
+/// What is measured how long.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    /// Of each measurement of a tool's cost.
+    pub(crate) cost: Duration,
+    /// Of each measurement inside the kernel.
+    pub(crate) kernel: Duration,
+    /// Of each half of a pair with and without a profiler.
+    pub(crate) window: Duration,
+    /// Pairs.
+    pub(crate) pairs: usize,
+    /// Starts.
+    pub(crate) starts: usize,
+}
+
+/// What all measurements share.
+pub(crate) struct Bench {
+    pub(crate) tools: Tools,
+    pub(crate) python: PathBuf,
+    /// The target's CPU; no tool runs there.
+    pub(crate) cpu: usize,
+    pub(crate) effort: Effort,
+}
+
+/// Rates both tools are compared at.
+pub(crate) const RATES_HZ: [u32; 2] = [99, 1000];
+/// The rate at which caches stay warm between samples.
+pub(crate) const WARM_HZ: u32 = 5000;
+/// Depth of the ordinary target.
+pub(crate) const DEPTH: usize = 30;
+/// Depths that tell the cost of a frame from the cost of a sample.
+pub(crate) const DEPTHS: [usize; 3] = [2, DEPTH, 200];
+/// Memory the target reads through between samples, so that they find cold caches: more than a core's own.
+pub(crate) const SWEEP_MIB: usize = 8;
+/// Python processes while memory and start are measured.
+pub(crate) const PYTHONS: usize = 50;
+/// Processes of the whole machine then.
+pub(crate) const PROCESSES: usize = 200;
+
+/// Nothing needs longer to start.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between the first sample and the measurement: names of what runs all the time are known by then.
+const SETTLE: Duration = Duration::from_millis(300);
+/// py-spy does not show when it has begun.
+const PY_SPY_START: Duration = Duration::from_secs(1);
+
+/// One tool at one rate.
+pub(crate) struct ToolCost {
+    pub(crate) tool: Tool,
+    pub(crate) rate_hz: u32,
+    /// Its processes' CPU time, shares of a core, while it samples.
+    pub(crate) user_share: f64,
+    /// Its BPF programs' time in the same window, shares of a core.
+    pub(crate) bpf_share: f64,
+    /// The timer's program's time by the target's CPU time.
+    pub(crate) bpf_of_target: f64,
+    /// The run from its start to its end.
+    pub(crate) whole: Usage,
+}
+
+impl ToolCost {
+    /// Process and BPF together.
+    pub(crate) fn share(&self) -> f64 {
+        self.user_share + self.bpf_share
+    }
+}
+
+/// Both tools at both rates on one target.
+pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
+    let target = bench.target(DEPTH, 0)?;
+    let mut costs = Vec::new();
+    for rate_hz in RATES_HZ {
+        for tool in [Tool::Tachyon, Tool::PySpy] {
+            eprintln!("{} at {rate_hz} Hz", tool.name());
+            let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+            let watched = bench.watch(&run, &target, bench.effort.cost)?;
+            let wall = watched.wall.as_secs_f64();
+            let timer = watched.bpf.timer_ns as f64 / 1e9;
+            costs.push(ToolCost {
+                tool,
+                rate_hz,
+                user_share: watched.tool_cpu.as_secs_f64() / wall,
+                bpf_share: (timer + watched.bpf.other_ns as f64 / 1e9) / wall,
+                bpf_of_target: timer / watched.target_cpu.as_secs_f64(),
+                whole: run.finish()?,
+            });
+        }
+    }
+    Ok(costs)
+}
+
+/// What happened in a window of a run.
+struct Watched {
+    wall: Duration,
+    tool_cpu: Duration,
+    target_cpu: Duration,
+    bpf: BpfObjects,
+}
+
+impl Bench {
+    fn target(&self, depth: usize, sweep_mib: usize) -> Result<Target> {
+        Target::start(&self.python, self.cpu, depth, sweep_mib)
+    }
+
+    /// Starts a tool and returns when it samples.
+    fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
+        let mut run = self.tools.start(tool, aim, rate_hz)?;
+        match tool {
+            Tool::Tachyon => drop(start_phases(&mut run, Duration::from_millis(5))?),
+            Tool::PySpy => sleep(PY_SPY_START),
+        }
+        sleep(SETTLE);
+        run.check()?;
+        Ok(run)
+    }
+
+    fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
+        let before = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
+        sleep(length);
+        let (mark, cpu, bpf) = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
+        let (wall, target_cpu) = mark.since(&before.0);
+        Ok(Watched { wall, tool_cpu: cpu.saturating_sub(before.1), target_cpu, bpf: bpf.since(&before.2) })
+    }
+}
+
+/// Nanoseconds of one run of the timer's program where nothing is selected, at the sampling rate and warm.
+#[derive(Clone, Copy)]
+pub(crate) struct NothingSelected {
+    pub(crate) cold_ns: f64,
+    pub(crate) warm_ns: f64,
+}
+
+/// Profiles a process that waits, beside one that works.
+pub(crate) fn nothing_selected(bench: &Bench) -> Result<NothingSelected> {
+    let waiting = Idle::pythons(&bench.python, 1)?;
+    let aim = Aim::Pid(waiting.pid().context("one idle process was started")?);
+    // It must be CPython by the time the profiler looks at it.
+    sleep(Duration::from_millis(300));
+    let measure = |rate_hz, sweep_mib| -> Result<f64> {
+        eprintln!("nothing selected at {rate_hz} Hz");
+        let target = bench.target(DEPTH, sweep_mib)?;
+        let run = bench.begin(Tool::Tachyon, aim, rate_hz)?;
+        let bpf = bench.watch(&run, &target, bench.effort.kernel)?.bpf;
+        run.finish()?;
+        per_run(&bpf)
+    };
+    Ok(NothingSelected { cold_ns: measure(RATES_HZ[0], SWEEP_MIB)?, warm_ns: measure(WARM_HZ, 0)? })
+}
+
+fn per_run(bpf: &BpfObjects) -> Result<f64> {
+    if bpf.timer_runs == 0 || bpf.timer_ns == 0 {
+        bail!("the kernel counted no runs of the BPF program\nhint: needs Linux 5.12 and CAP_SYS_ADMIN");
+    }
+    Ok(bpf.timer_ns as f64 / bpf.timer_runs as f64)
+}
+
+/// The in-kernel cost of a sample under one condition, by depth.
+pub(crate) struct SampleCost {
+    pub(crate) rate_hz: u32,
+    pub(crate) sweep_mib: usize,
+    /// Depth and nanoseconds.
+    pub(crate) points: Vec<(usize, f64)>,
+}
+
+impl SampleCost {
+    /// Nanoseconds at a depth.
+    pub(crate) fn at(&self, depth: usize) -> Option<f64> {
+        self.points.iter().find(|point| point.0 == depth).map(|point| point.1)
+    }
+}
+
+/// Samples of three depths: cold and warm at the lower rate, warm at the higher ones.
+pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected) -> Result<Vec<SampleCost>> {
+    let conditions = [(RATES_HZ[0], SWEEP_MIB), (RATES_HZ[0], 0), (RATES_HZ[1], 0), (WARM_HZ, 0)];
+    let mut costs = Vec::new();
+    for (rate_hz, sweep_mib) in conditions {
+        let mut points = Vec::new();
+        let other_ns = if rate_hz == RATES_HZ[0] { nothing.cold_ns } else { nothing.warm_ns };
+        for depth in DEPTHS {
+            eprintln!("{depth} frames at {rate_hz} Hz, {sweep_mib} MiB swept");
+            let target = bench.target(depth, sweep_mib)?;
+            let run = bench.begin(Tool::Tachyon, Aim::Pid(target.pid()), rate_hz)?;
+            let mean = per_run(&bench.watch(&run, &target, bench.effort.kernel)?.bpf)?;
+            let report = run.finish()?.report.context("the profiler writes a report")?;
+            // The other runs met other CPUs: idle, or busy with what is not selected.
+            let share = report.stored as f64 / report.ran as f64;
+            points.push((depth, (mean - (1.0 - share) * other_ns) / share));
+        }
+        costs.push(SampleCost { rate_hz, sweep_mib, points });
+    }
+    Ok(costs)
+}
+
+/// The speed a target loses by one tool at one rate, in percent of its speed without.
+pub(crate) struct Slowdown {
+    pub(crate) tool: Tool,
+    pub(crate) rate_hz: u32,
+    pub(crate) percent: Interval,
+}
+
+/// Windows with a profiler between windows without, both tools and rates in turn: each window with one is compared with
+/// the mean of the two beside it, which takes out what drifts slowly.
+pub(crate) fn slowdowns(bench: &Bench) -> Result<Vec<Slowdown>> {
+    let target = bench.target(DEPTH, 0)?;
+    let conditions: Vec<_> =
+        RATES_HZ.into_iter().flat_map(|rate_hz| [(Tool::Tachyon, rate_hz), (Tool::PySpy, rate_hz)]).collect();
+    let mut values = vec![Vec::new(); conditions.len()];
+    let window = |begin: Mark| -> Result<f64> {
+        sleep(bench.effort.window);
+        Ok(target.mark()?.speed_since(&begin))
+    };
+    let mut before = window(target.mark()?)?;
+    for pair in 1..=bench.effort.pairs {
+        eprintln!("slowdown, pair {pair} of {}", bench.effort.pairs);
+        for (condition, &(tool, rate_hz)) in conditions.iter().enumerate() {
+            let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+            let with = window(target.mark()?)?;
+            run.finish()?;
+            let after = window(target.mark()?)?;
+            values[condition].push((1.0 - with / f64::midpoint(before, after)) * 100.0);
+            before = after;
+        }
+    }
+    conditions
+        .into_iter()
+        .zip(values)
+        .map(|((tool, rate_hz), values)| {
+            let percent = Interval::of(&values).context("an interval needs two pairs")?;
+            Ok(Slowdown { tool, rate_hz, percent })
+        })
+        .collect()
+}
+
+/// Time from a profiler's start, in milliseconds, until ...
+#[derive(Clone, Copy, Default)]
+pub(crate) struct StartPhases {
+    /// ... its first map exists: program start and the kernel's types.
+    pub(crate) types_ms: f64,
+    /// ... its programs are loaded.
+    pub(crate) loaded_ms: f64,
+    /// ... the timer is attached: processes found and inspected.
+    pub(crate) attached_ms: f64,
+    /// ... the timer's program ran.
+    pub(crate) first_run_ms: f64,
+}
+
+/// Raw tracepoints, which are attached before the processes are looked for.
+const TRACEPOINTS: usize = 4;
+
+/// Watches a start from outside until the timer's program runs.
+fn start_phases(run: &mut Run, poll: Duration) -> Result<StartPhases> {
+    let (mut phases, start) = (StartPhases::default(), run.started());
+    let reach = |phase: &mut f64, reached: bool| {
+        if reached && *phase == 0.0 {
+            *phase = start.elapsed().as_secs_f64() * 1e3;
+        }
+    };
+    while start.elapsed() < PATIENCE {
+        let objects = BpfObjects::of(run.pid());
+        reach(&mut phases.types_ms, objects.maps > 0);
+        // The event that follows mappings is opened once the programs are loaded.
+        reach(&mut phases.loaded_ms, objects.perf_events > 0);
+        reach(&mut phases.attached_ms, objects.links > TRACEPOINTS || objects.timer_runs > 0);
+        reach(&mut phases.first_run_ms, objects.timer_runs > 0);
+        if objects.timer_runs > 0 {
+            return Ok(phases);
+        }
+        run.check()?;
+        sleep(poll);
+    }
+    bail!("the profiler did not sample within {} s", PATIENCE.as_secs())
+}
+
+/// Start and memory with many processes.
+pub(crate) struct Crowd {
+    /// The middle one of several starts, phase by phase.
+    pub(crate) start: StartPhases,
+    pub(crate) starts: usize,
+    /// The last run, which went on for as long as a cost measurement.
+    pub(crate) whole: Usage,
+}
+
+/// `--all-python` with 50 Python processes, one of them busy, on a machine with 200 processes.
+pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
+    eprintln!("{PYTHONS} Python processes, {PROCESSES} processes");
+    let target = bench.target(DEPTH, 0)?;
+    let _pythons = Idle::pythons(&bench.python, PYTHONS - 1)?;
+    let _others = Idle::fill_up_to(PROCESSES)?;
+    sleep(Duration::from_secs(2));
+    let (mut starts, mut whole) = (Vec::new(), None);
+    for start in 1..=bench.effort.starts {
+        let mut run = bench.tools.start(Tool::Tachyon, Aim::AllPython, RATES_HZ[0])?;
+        starts.push(start_phases(&mut run, Duration::from_millis(1))?);
+        if start == bench.effort.starts {
+            bench.watch(&run, &target, bench.effort.cost)?;
+        } else {
+            sleep(SETTLE);
+        }
+        whole = Some(run.finish()?);
+    }
+    let middle = |phase: fn(&StartPhases) -> f64| median(&starts.iter().map(phase).collect::<Vec<_>>()).unwrap_or(0.0);
+    let start = StartPhases {
+        types_ms: middle(|phases| phases.types_ms),
+        loaded_ms: middle(|phases| phases.loaded_ms),
+        attached_ms: middle(|phases| phases.attached_ms),
+        first_run_ms: middle(|phases| phases.first_run_ms),
+    };
+    Ok(Crowd { start, starts: starts.len(), whole: whole.context("at least one start")? })
+}

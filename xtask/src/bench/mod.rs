@@ -1,0 +1,103 @@
+//! What profiling costs, in one run beside py-spy, each figure beside its budget.
+//!
+//! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes
+//! the page. It asserts nothing: times differ from machine to machine, and only those of one run compare.
+
+mod machine;
+mod measure;
+mod probe;
+mod results;
+mod stats;
+mod target;
+mod tools;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{apt, command, zoo};
+use machine::Machine;
+use measure::{Bench, Effort};
+use results::Results;
+use tools::Tools;
+
+/// Arguments of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct BenchArgs {
+    /// Short measurements and three pairs: whether the benchmark works, not what anything costs
+    #[arg(long)]
+    quick: bool,
+    /// Write the page to docs/performance.md as well
+    #[arg(long, conflicts_with = "quick")]
+    write: bool,
+    /// Pairs of windows with and without a profiler, at least 2
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
+    pairs: u16,
+    /// Interpreter of the target [default: the newest supported one of pyenv]
+    #[arg(long)]
+    python: Option<PathBuf>,
+}
+
+/// Where the page is kept, from the project's directory.
+const PAGE: &str = "docs/performance.md";
+
+/// Runs `cargo xtask bench`.
+///
+/// # Errors
+/// Not root, no interpreter, or a profiler failed. That a figure is over its budget is no error.
+pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    command::require_root("loading BPF programs and stopping processes")?;
+    apt::ensure(&[("taskset", "util-linux")])?;
+    let effort = if args.quick {
+        Effort {
+            cost: Duration::from_secs(2),
+            kernel: Duration::from_secs(1),
+            window: Duration::from_millis(300),
+            pairs: 3,
+            starts: 2,
+        }
+    } else {
+        Effort {
+            cost: Duration::from_secs(10),
+            kernel: Duration::from_secs(4),
+            window: Duration::from_secs(1),
+            pairs: args.pairs.into(),
+            starts: 7,
+        }
+    };
+    let cpus = machine::allowed_cpus();
+    let [cpu, others @ ..] = &cpus[..] else { bail!("this process may use no CPU") };
+    if others.is_empty() {
+        eprintln!("only one CPU: the profilers share it with the target, which the slowdown will show");
+    }
+    let others: Vec<String> = if others.is_empty() { &cpus[..] } else { others }.iter().map(usize::to_string).collect();
+    let python = match args.python {
+        Some(python) => python,
+        None => zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv\nhint: give one with --python")?,
+    };
+    let tools = Tools {
+        tachyon: tools::build()?,
+        py_spy: tools::py_spy(&python)?,
+        cpus: others.join(","),
+        work: tempfile::tempdir().context("cannot create a directory for profiles")?,
+    };
+    let mut machine = Machine::look(&python, &tools.tachyon, &tools.py_spy)?;
+    let bench = Bench { tools, python, cpu: *cpu, effort };
+    let nothing = measure::nothing_selected(&bench)?;
+    let samples = measure::sample_costs(&bench, nothing)?;
+    let tools = measure::tool_costs(&bench)?;
+    let crowd = measure::crowd(&bench)?;
+    let slowdowns = measure::slowdowns(&bench)?;
+    machine.end();
+    let results = Results { machine, nothing, samples, tools, crowd, slowdowns };
+    let page = results.page(&bench);
+    print!("{page}");
+    eprintln!("{} figures are over their budget", results.over());
+    if args.write {
+        let path = command::project_root().join(PAGE);
+        std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("written: {PAGE}");
+    }
+    Ok(())
+}

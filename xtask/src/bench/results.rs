@@ -1,0 +1,269 @@
+//! What was measured, as the page `docs/performance.md`: each figure beside its budget, those over it too.
+
+use std::fmt::Write as _;
+
+use super::machine::Machine;
+use super::measure::{
+    Bench, Crowd, DEPTH, DEPTHS, NothingSelected, PROCESSES, PYTHONS, RATES_HZ, SWEEP_MIB, SampleCost, Slowdown,
+    ToolCost, WARM_HZ,
+};
+use super::stats::line;
+use super::tools::Tool;
+
+/// Everything one run of the benchmark measured.
+pub(crate) struct Results {
+    pub(crate) machine: Machine,
+    pub(crate) nothing: NothingSelected,
+    pub(crate) samples: Vec<SampleCost>,
+    pub(crate) tools: Vec<ToolCost>,
+    pub(crate) crowd: Crowd,
+    pub(crate) slowdowns: Vec<Slowdown>,
+}
+
+/// A figure and the most it should be.
+struct Budgeted {
+    what: String,
+    value: f64,
+    budget: f64,
+    unit: &'static str,
+    decimals: usize,
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+impl Results {
+    fn tool(&self, tool: Tool, rate_hz: u32) -> Option<&ToolCost> {
+        self.tools.iter().find(|cost| cost.tool == tool && cost.rate_hz == rate_hz)
+    }
+
+    fn slowdown(&self, tool: Tool, rate_hz: u32) -> Option<&Slowdown> {
+        self.slowdowns.iter().find(|slowdown| slowdown.tool == tool && slowdown.rate_hz == rate_hz)
+    }
+
+    fn sample(&self, rate_hz: u32, sweep_mib: usize) -> Option<&SampleCost> {
+        self.samples.iter().find(|cost| (cost.rate_hz, cost.sweep_mib) == (rate_hz, sweep_mib))
+    }
+
+    fn memory_mib(&self) -> f64 {
+        let maps = self.crowd.whole.report.as_ref().map_or(0, |report| report.cost.map_bytes);
+        (self.crowd.whole.peak_rss_bytes + maps) as f64 / MIB
+    }
+
+    /// The budget of the design, as far as this version has what is budgeted.
+    fn budgeted(&self) -> Vec<Budgeted> {
+        let mut all = Vec::new();
+        let mut add = |what: String, value: Option<f64>, budget: f64, unit: &'static str, decimals: usize| {
+            all.extend(value.map(|value| Budgeted { what, value, budget, unit, decimals }));
+        };
+        let [low, high] = RATES_HZ;
+        let warm = self.sample(WARM_HZ, 0).and_then(|cost| line(&as_points(cost)));
+        add(format!("firing where nothing is selected, {WARM_HZ} Hz"), Some(self.nothing.warm_ns), 150.0, "ns", 0);
+        add(format!("sample in the kernel, {WARM_HZ} Hz: without its frames"), warm.map(|fit| fit.0), 1200.0, "ns", 0);
+        add("the same: each frame, all of them checked anew".to_owned(), warm.map(|fit| fit.1), 170.0, "ns", 0);
+        let cold = self.sample(low, SWEEP_MIB).and_then(|cost| cost.at(DEPTH));
+        add(
+            format!("sample of {DEPTH} frames in the kernel, {low} Hz, caches swept"),
+            cold.map(|ns| ns / 1e3),
+            8.0,
+            "µs",
+            1,
+        );
+        let share = |tool, rate| self.tool(tool, rate).map(ToolCost::share);
+        let percent = |share: Option<f64>| share.map(|share| share * 100.0);
+        let ours = share(Tool::Tachyon, low);
+        add(format!("whole profiler at {low} Hz, one busy process"), percent(ours), 0.3, "% of a core", 3);
+        let ratio = ours.zip(share(Tool::PySpy, low)).map(|(ours, theirs)| ours / theirs);
+        add("the same as a share of py-spy's".to_owned(), percent(ratio), 5.0, "%", 2);
+        let ours = share(Tool::Tachyon, high);
+        add(format!("whole profiler at {high} Hz, one busy process"), percent(ours), 1.0, "% of a core", 3);
+        let slowdown = self.slowdown(Tool::Tachyon, low).map(|slowdown| slowdown.percent.upper());
+        add(format!("target's slowdown at {low} Hz, upper end of the interval"), slowdown, 1.0, "%", 2);
+        for (rate, budget) in [(low, 0.1), (high, 1.0)] {
+            let of_target = self.tool(Tool::Tachyon, rate).map(|cost| cost.bpf_of_target);
+            add(format!("BPF time as a share of the target's CPU time, {rate} Hz"), percent(of_target), budget, "%", 3);
+        }
+        add(format!("memory with the maps, {PYTHONS} Python processes"), Some(self.memory_mib()), 100.0, "MiB", 1);
+        let first = self.crowd.start.first_run_ms;
+        add(format!("start to first firing, {PROCESSES} processes on the host"), Some(first), 300.0, "ms", 0);
+        all
+    }
+
+    /// How many figures are over their budget.
+    pub(crate) fn over(&self) -> usize {
+        self.budgeted().iter().filter(|row| row.value > row.budget).count()
+    }
+
+    /// The page.
+    pub(crate) fn page(&self, bench: &Bench) -> String {
+        let mut page = String::new();
+        page.push_str(HEAD);
+        self.machine.describe(&mut page);
+        page.push_str("\n## Against the budget\n\n| what | measured | budget | |\n|---|---:|---:|---|\n");
+        for Budgeted { what, value, budget, unit, decimals } in self.budgeted() {
+            let verdict = if value > budget { "**over**" } else { "ok" };
+            // `fmt::Write` for `String` does not fail; so everywhere below.
+            let _ = writeln!(page, "| {what} | {value:.decimals$} {unit} | {budget} {unit} | {verdict} |");
+        }
+        page.push_str(NOT_MEASURED);
+        self.beside(&mut page, bench);
+        self.in_kernel(&mut page);
+        self.slower(&mut page, bench);
+        self.crowded(&mut page);
+        page.push_str(METHOD);
+        page
+    }
+
+    fn beside(&self, page: &mut String, bench: &Bench) {
+        let seconds = bench.effort.cost.as_secs_f64();
+        let _ = write!(
+            page,
+            "\n## Beside py-spy\n\nOne run, the same busy process of {DEPTH} frames, {seconds} s each while sampling. \
+             \"Whole run\" is user and system time from start to end (`wait4`).\n\n\
+             | | rate | CPU of its process | CPU in BPF | together | whole run | peak RSS | samples |\n\
+             |---|---:|---:|---:|---:|---:|---:|---:|\n"
+        );
+        for cost in &self.tools {
+            let bpf = match cost.tool {
+                Tool::Tachyon => format!("{:.3} %", cost.bpf_share * 100.0),
+                Tool::PySpy => "–".to_owned(),
+            };
+            let _ = writeln!(
+                page,
+                "| {} | {} Hz | {:.3} % | {bpf} | {:.3} % | {:.2} s of {:.1} s | {:.1} MiB | {} |",
+                cost.tool.name(),
+                cost.rate_hz,
+                cost.user_share * 100.0,
+                cost.share() * 100.0,
+                cost.whole.cpu.as_secs_f64(),
+                cost.whole.wall.as_secs_f64(),
+                cost.whole.peak_rss_bytes as f64 / MIB,
+                cost.whole.samples.map_or_else(|| "?".to_owned(), |samples| samples.to_string()),
+            );
+        }
+        page.push('\n');
+        for cost in self.tools.iter().filter(|cost| cost.tool == Tool::Tachyon) {
+            let Some(report) = &cost.whole.report else { continue };
+            let number = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), |count| count.to_string());
+            let _ = writeln!(
+                page,
+                "- {} Hz: event `{}`; {} samples stored of {} expected; program ran {} times, {} by the kernel's count.",
+                cost.rate_hz,
+                report.event,
+                report.stored,
+                number(report.expected),
+                report.ran,
+                number(report.cost.bpf_run_count),
+            );
+        }
+    }
+
+    fn in_kernel(&self, page: &mut String) {
+        let _ = write!(
+            page,
+            "\n## In the kernel\n\nNanoseconds of one run of the timer's program (`run_time_ns` ÷ `run_cnt`), by the depth \
+             of the Python stack; every frame has a code object of its own. The last two columns are the line through \
+             the depths. Where nothing is selected a run takes {:.0} ns at {WARM_HZ} Hz and {:.0} ns at {} Hz with \
+             caches swept.\n\n| rate | swept between samples |",
+            self.nothing.warm_ns, self.nothing.cold_ns, RATES_HZ[0],
+        );
+        for depth in DEPTHS {
+            let _ = write!(page, " {depth} frames |");
+        }
+        page.push_str(" a sample | + a frame |\n|---:|---:|");
+        page.push_str(&"---:|".repeat(DEPTHS.len() + 2));
+        page.push('\n');
+        for cost in &self.samples {
+            let _ = write!(page, "| {} Hz | {} MiB |", cost.rate_hz, cost.sweep_mib);
+            for (_, ns) in &cost.points {
+                let _ = write!(page, " {ns:.0} |");
+            }
+            if let Some((intercept, slope)) = line(&as_points(cost)) {
+                let _ = write!(page, " {intercept:.0} | {slope:.0} |");
+            }
+            page.push('\n');
+        }
+    }
+
+    fn slower(&self, page: &mut String, bench: &Bench) {
+        let _ = write!(
+            page,
+            "\n## The target's slowdown\n\n{} pairs of {} s with and {} s without, interleaved: the share of its speed that \
+             the target loses, mean and 95 % interval (Student's t). An interval that holds 0 resolves no slowdown.\n\n\
+             | | rate | slowdown | 95 % interval |\n|---|---:|---:|---:|\n",
+            bench.effort.pairs,
+            bench.effort.window.as_secs_f64(),
+            bench.effort.window.as_secs_f64(),
+        );
+        for Slowdown { tool, rate_hz, percent } in &self.slowdowns {
+            let _ = writeln!(
+                page,
+                "| {} | {rate_hz} Hz | {:.2} % | {:.2} to {:.2} % |",
+                tool.name(),
+                percent.mean,
+                percent.mean - percent.half,
+                percent.upper(),
+            );
+        }
+    }
+
+    fn crowded(&self, page: &mut String) {
+        let (start, whole) = (&self.crowd.start, &self.crowd.whole);
+        let _ = write!(
+            page,
+            "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
+             machine with {PROCESSES} processes; median of {} starts, watched from outside each millisecond.\n\n\
+             | from the start until | ms |\n|---|---:|\n\
+             | the first map exists (program start, kernel types) | {:.0} |\n\
+             | the programs are loaded | {:.0} |\n\
+             | processes are found and inspected, the timer is attached | {:.0} |\n\
+             | the timer's program ran | {:.0} |\n",
+            RATES_HZ[0], self.crowd.starts, start.types_ms, start.loaded_ms, start.attached_ms, start.first_run_ms,
+        );
+        if let Some(report) = &whole.report {
+            let _ = write!(
+                page,
+                "\nPeak RSS {:.1} MiB, maps {:.1} MiB, of which the sample ring {:.1} MiB. BPF statistics: {}.\n",
+                whole.peak_rss_bytes as f64 / MIB,
+                report.cost.map_bytes as f64 / MIB,
+                report.cost.ring_bytes as f64 / MIB,
+                report.cost.bpf_stats,
+            );
+        }
+    }
+}
+
+fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {
+    cost.points.iter().map(|&(depth, ns)| (depth as f64, ns)).collect()
+}
+
+const HEAD: &str = "\
+# Performance
+
+Written by `cargo xtask bench --write`: every figure on this page is of one run on one machine, and only figures of the
+same run compare. Nothing here is a promise, and no test asserts on it.
+
+";
+
+const NOT_MEASURED: &str = "
+Budgeted and not measured by this command: native frames (this version records none), the TACH writer's and the
+exporter's throughput, and short-lived processes, of which the live tests print the shares.
+";
+
+const METHOD: &str = "
+## How it is measured
+
+- The target is `xtask/bench/deep.py`, alone on one CPU as far as the benchmark goes; the profilers run on the others.
+- BPF time is the kernel's own (`BPF_ENABLE_STATS`), read from the descriptors of the running profiler. Measuring adds
+  two clock reads to each run, which are part of every figure here and of the slowdown; the interrupt around the program
+  is in the slowdown only.
+- A profiled process's clock contains the BPF time of its samples: \"together\" counts it to the profiler.
+- Runs that meet other CPUs are taken out of the in-kernel figures at the price of a run where nothing is selected.
+- CPU while sampling is the profiler's process clock over a window that leaves start and end out; the whole run has
+  them in, and they weigh the more the shorter the recording is.
+- Our raw tracepoints run at each start and end of a thread on the machine, and with `--all-python` the profiler's process
+  follows the mappings of every process: a build that runs meanwhile shows in both.
+- py-spy stops the target while it reads. Where other work keeps py-spy from its CPU, the target stays stopped for longer.
+- The target's speed is iterations by the time in which other processes did not keep it from its CPU
+  (`/proc/PID/schedstat`). Work on the other CPUs and other guests of the host still disturb it: see load and steal above.
+- Memory is peak RSS plus maps. Pages of the ring that the reader has touched are in both, so the sum errs upwards.
+";

@@ -1,0 +1,161 @@
+//! The programs that are profiled: a busy one that counts its work, and idle ones that are only there.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tempfile::NamedTempFile;
+
+use super::probe;
+use crate::command;
+
+/// A running `xtask/bench/deep.py`; it ends when this is dropped.
+pub(crate) struct Target {
+    child: Child,
+    counter: NamedTempFile,
+}
+
+/// How far a target was at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Mark {
+    at: Instant,
+    iterations: u64,
+    run_delay: Duration,
+    cpu: Duration,
+}
+
+impl Target {
+    /// Starts the program on one CPU and waits until it works.
+    ///
+    /// # Errors
+    /// It does not start, or does nothing.
+    pub(crate) fn start(python: &Path, cpu: usize, depth: usize, sweep_mib: usize) -> Result<Self> {
+        let counter = NamedTempFile::new().context("cannot create the target's counter")?;
+        counter.as_file().set_len(8).context("cannot size the target's counter")?;
+        let program = command::project_root().join("xtask/bench/deep.py");
+        let mut line = Command::new("taskset");
+        line.args(["-c", &cpu.to_string()]).arg(python).arg(program);
+        line.args([depth.to_string(), sweep_mib.to_string()]).arg(counter.path());
+        let child = line.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {}", python.display()))?;
+        let mut target = Self { child, counter };
+        let patience = Instant::now() + Duration::from_secs(20);
+        while target.iterations()? == 0 {
+            if let Some(status) = target.child.try_wait().context("cannot wait for the target")? {
+                bail!("the target ended before it worked: {status}");
+            }
+            if Instant::now() > patience {
+                bail!("the target did nothing for 20 s");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(target)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn iterations(&self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        let file: &File = self.counter.as_file();
+        file.read_exact_at(&mut bytes, 0).context("cannot read the target's counter")?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// How far it is at its next iteration: the kernel adds a wait for the CPU to `run_delay` only once it is over.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn mark(&self) -> Result<Mark> {
+        let before = self.iterations()?;
+        let patience = Instant::now() + Duration::from_secs(10);
+        while self.iterations()? == before && Instant::now() < patience {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(Mark {
+            at: Instant::now(),
+            iterations: self.iterations()?,
+            run_delay: probe::run_delay(self.pid())?,
+            cpu: probe::cpu_time(self.pid())?,
+        })
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+impl Mark {
+    /// Iterations a second of the time since `before` in which the target was not kept from its CPU by other processes:
+    /// their coming and going is no slowdown by a profiler, interrupts and stops are.
+    pub(crate) fn speed_since(&self, before: &Self) -> f64 {
+        let waited = self.run_delay.saturating_sub(before.run_delay);
+        let free = (self.at - before.at).saturating_sub(waited);
+        self.iterations.saturating_sub(before.iterations) as f64 / free.as_secs_f64()
+    }
+
+    /// Time since `before`, and the target's CPU time in it.
+    pub(crate) fn since(&self, before: &Self) -> (Duration, Duration) {
+        (self.at - before.at, self.cpu.saturating_sub(before.cpu))
+    }
+}
+
+/// Processes that wait; they end when this is dropped, or when the benchmark does.
+pub(crate) struct Idle(Vec<Child>);
+
+impl Idle {
+    /// Starts `count` interpreters that wait.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub(crate) fn pythons(python: &Path, count: usize) -> Result<Self> {
+        Self::start(count, || {
+            let mut line = Command::new(python);
+            line.args(["-c", "import sys; sys.stdin.read()"]);
+            line
+        })
+    }
+
+    /// Starts processes that are no Python until the machine has `wanted` processes.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub(crate) fn fill_up_to(wanted: usize) -> Result<Self> {
+        let is_process = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().parse::<u32>().is_ok();
+        let there = std::fs::read_dir("/proc").context("cannot read /proc")?;
+        let count = there.filter_map(std::result::Result::ok).filter(is_process).count();
+        Self::start(wanted.saturating_sub(count), || Command::new("cat"))
+    }
+
+    fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
+        let mut idle = Self(Vec::new());
+        for _ in 0..count {
+            // The pipe's other end is ours: they read its end when we are gone.
+            let child = line().stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+            idle.0.push(child.context("cannot start an idle process")?);
+        }
+        Ok(idle)
+    }
+
+    /// The first one's pid.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.0.first().map(Child::id)
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(end);
+    }
+}
+
+/// Ends a process of ours; one that ended by itself is no error.
+fn end(child: &mut Child) {
+    let _gone = child.kill();
+    let _reaped = child.wait();
+}

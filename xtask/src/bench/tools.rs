@@ -1,0 +1,290 @@
+//! The profilers: where they come from, and one run of either.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::{cache, command};
+
+/// The other profiler, from PyPI.
+const PY_SPY: &str = "py-spy==0.4.2";
+
+/// Builds the profiler as users get it. Its executable.
+///
+/// # Errors
+/// It does not build.
+pub(crate) fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut line = Command::new(&cargo);
+    line.current_dir(command::project_root());
+    command::run(line.args(["build", "--release", "--locked", "-p", "tachyon"]))?;
+    #[derive(Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let mut line = Command::new(cargo);
+    line.current_dir(command::project_root()).args(["metadata", "--format-version", "1", "--no-deps", "--locked"]);
+    let metadata: Metadata =
+        serde_json::from_str(&command::stdout(&mut line)?).context("cannot read cargo metadata")?;
+    Ok(metadata.target_directory.join("release/tachyon-bpf"))
+}
+
+/// Installs py-spy into a virtual environment in the cache, unless it is there. Its executable.
+///
+/// # Errors
+/// It cannot be installed.
+pub(crate) fn py_spy(python: &Path) -> Result<PathBuf> {
+    let dir = cache::dir()?.join("bench");
+    let _lock = cache::lock(&dir)?;
+    let venv = dir.join("py-spy");
+    if !cache::is_finished(&venv, PY_SPY) {
+        cache::remove(&venv)?;
+        command::run_quietly("making a virtual environment", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
+        let what = format!("installing {PY_SPY} into {}", venv.display());
+        let mut line = Command::new(venv.join("bin/python"));
+        command::run_quietly(&what, line.args(["-m", "pip", "install", "--disable-pip-version-check", PY_SPY]))?;
+        cache::finish(&venv, PY_SPY)?;
+    }
+    Ok(venv.join("bin/py-spy"))
+}
+
+/// Both executables, and the CPUs they may use.
+pub(crate) struct Tools {
+    pub(crate) tachyon: PathBuf,
+    pub(crate) py_spy: PathBuf,
+    /// As `taskset -c` takes them.
+    pub(crate) cpus: String,
+    pub(crate) work: TempDir,
+}
+
+/// Which profiler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    Tachyon,
+    PySpy,
+}
+
+impl Tool {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tachyon => "tachyon-bpf",
+            Self::PySpy => "py-spy",
+        }
+    }
+}
+
+/// What to profile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Aim {
+    Pid(u32),
+    AllPython,
+}
+
+impl Tools {
+    /// Starts `tool`, which profiles until it is interrupted.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
+        let program = match tool {
+            Tool::Tachyon => &self.tachyon,
+            Tool::PySpy => &self.py_spy,
+        };
+        let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
+        let (profile, report, log) = (path("profile"), path("report.json"), path("log"));
+        let mut line = Command::new("taskset");
+        line.args(["-c", &self.cpus]).arg(program).arg("record");
+        match aim {
+            Aim::Pid(pid) => line.args(["--pid", &pid.to_string()]),
+            Aim::AllPython => line.arg("--all-python"),
+        };
+        let rate = rate_hz.to_string();
+        match tool {
+            Tool::Tachyon => {
+                line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
+            }
+            // Longer than any measurement: without a duration it asks for one on the terminal's behalf.
+            Tool::PySpy => {
+                line.args(["--rate", &rate, "--format", "raw", "--duration", "86400"]);
+            }
+        }
+        let log_file = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        line.arg("--output").arg(profile).stdin(Stdio::null());
+        line.stdout(log_file.try_clone().context("cannot share a log file")?).stderr(log_file);
+        let started = Instant::now();
+        let child = line.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Run { tool, child: Some(child), started, report, log })
+    }
+}
+
+/// A profiler at work.
+pub(crate) struct Run {
+    tool: Tool,
+    child: Option<Child>,
+    started: Instant,
+    report: PathBuf,
+    log: PathBuf,
+}
+
+/// What a whole run cost, start and end included, as wait4(2) tells it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) wall: Duration,
+    pub(crate) cpu: Duration,
+    pub(crate) peak_rss_bytes: u64,
+    /// The profiler's own account; py-spy has none.
+    pub(crate) report: Option<Report>,
+    /// Samples the tool says it wrote.
+    pub(crate) samples: Option<u64>,
+}
+
+/// The part of `--report` that is used here (`docs/report.md`).
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) ran: u64,
+    pub(crate) stored: u64,
+    pub(crate) expected: Option<u64>,
+    pub(crate) event: String,
+    pub(crate) cost: Cost,
+}
+
+/// `cost` of the report.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Cost {
+    pub(crate) bpf_run_count: Option<u64>,
+    pub(crate) bpf_stats: String,
+    pub(crate) map_bytes: u64,
+    pub(crate) ring_bytes: u64,
+}
+
+impl Run {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// An error when the tool has ended already.
+    ///
+    /// # Errors
+    /// It has.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let status = self.child.as_mut().map(Child::try_wait).transpose().context("cannot wait for a profiler")?;
+        if let Some(Some(status)) = status {
+            self.child = None;
+            return Err(self.failed(status));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, status: ExitStatus) -> anyhow::Error {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        anyhow::anyhow!("{} failed: {status}\n{}", self.tool.name(), log.trim_end())
+    }
+
+    /// Interrupts the tool, as Ctrl-C would, and waits for its end.
+    ///
+    /// # Errors
+    /// It failed, or left no report.
+    pub(crate) fn finish(mut self) -> Result<Usage> {
+        self.check()?;
+        let Some(child) = self.child.take() else { bail!("{} has ended", self.tool.name()) };
+        let pid = i32::try_from(child.id()).context("a pid is no larger")?;
+        kill(Pid::from_raw(pid), Signal::SIGINT).context("cannot interrupt a profiler")?;
+        let (status, rusage) = wait4(pid).with_context(|| format!("cannot wait for {}", self.tool.name()))?;
+        let mut usage = Usage {
+            wall: self.started.elapsed(),
+            cpu: duration(rusage.ru_utime) + duration(rusage.ru_stime),
+            // In KiB (getrusage(2)).
+            peak_rss_bytes: u64::try_from(rusage.ru_maxrss).unwrap_or(0) * 1024,
+            ..Usage::default()
+        };
+        if !status.success() {
+            return Err(self.failed(status));
+        }
+        match self.tool {
+            Tool::Tachyon => {
+                let path = &self.report;
+                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                let report: Report =
+                    serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))?;
+                usage.samples = Some(report.stored);
+                usage.report = Some(report);
+            }
+            Tool::PySpy => usage.samples = py_spy_samples(&fs::read_to_string(&self.log).unwrap_or_default()),
+        }
+        Ok(usage)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // One that ended by itself is no error.
+            let _gone = child.kill();
+            let _reaped = child.wait();
+        }
+    }
+}
+
+/// py-spy ends with `Wrote raw flamegraph data to '...'. Samples: 1980 Errors: 0`.
+fn py_spy_samples(log: &str) -> Option<u64> {
+    let after = log.rsplit_once("Samples: ")?.1;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+/// Waits for a child, with what that child alone has cost: `getrusage` knows only all children together.
+fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
+    let mut status = 0;
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    loop {
+        // SAFETY: both pointers are to live variables of the types wait4(2) fills.
+        let reaped = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
+        if reaped == pid {
+            break;
+        }
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    // SAFETY: wait4 succeeded and filled it; it was zeroed before, which is a valid value too.
+    let usage = unsafe { usage.assume_init() };
+    Ok((ExitStatus::from_raw(status), usage))
+}
+
+fn duration(time: libc::timeval) -> Duration {
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_usec).unwrap_or(0) * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn py_spy_tells_its_samples() {
+        let log = "py-spy> Sampling process 99 times a second.\npy-spy> Stopped sampling because Control-C pressed\n\
+                   py-spy> Wrote raw flamegraph data to 'x'. Samples: 1980 Errors: 3\n";
+        assert_eq!(py_spy_samples(log), Some(1980));
+        assert_eq!(py_spy_samples("Error: no such process"), None);
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "wait4 is what reaps it")]
+    fn a_child_is_reaped_with_its_cost() {
+        let child = Command::new("true").spawn().unwrap();
+        let (status, usage) = wait4(i32::try_from(child.id()).unwrap()).unwrap();
+        assert!(status.success());
+        assert!(usage.ru_maxrss > 0);
+    }
+}

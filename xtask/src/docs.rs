@@ -1,0 +1,169 @@
+//! `cargo xtask docs`: pages that are made from runs, and the check that they are not older than what they speak of.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::command;
+
+/// Subcommands of `cargo xtask docs`.
+#[derive(clap::Subcommand)]
+pub(crate) enum DocsCommand {
+    /// Run the live tests on every interpreter and write `docs/support-matrix.md` from their figures
+    Matrix {
+        /// Take the figures of a run that was made already (`TACHYON_MATRIX=FILE` beside the live tests)
+        #[arg(long, value_name = "FILE")]
+        figures: Option<PathBuf>,
+    },
+    /// Fail when an entry of the matrix is older than the last change of a layout
+    Check,
+}
+
+/// The page.
+const MATRIX: &str = "docs/support-matrix.md";
+
+/// What an entry must not be older than.
+const LAYOUTS: [&str; 4] = [
+    "tachyon-common/src/layout.rs",
+    "tachyon/src/inspect/builtin.rs",
+    "tachyon/src/inspect/debug_offsets.rs",
+    "tachyon/src/inspect/layout.rs",
+];
+
+/// One measurement, as a live test notes it.
+#[derive(Deserialize)]
+struct Figure {
+    interpreter: String,
+    version: String,
+    test: String,
+    right: u64,
+    samples: u64,
+}
+
+/// Runs `cargo xtask docs`.
+///
+/// # Errors
+/// A live test fails, or the page is out of date.
+pub(crate) fn run(docs: DocsCommand) -> Result<()> {
+    let root = command::project_root();
+    match docs {
+        DocsCommand::Matrix { figures } => {
+            let figures = figures.map_or_else(measure, |path| read(&path))?;
+            let date = command::stdout(Command::new("date").args(["-u", "+%F"]))?;
+            let text = render(&figures, date.trim(), &digest(root)?)?;
+            fs::write(root.join(MATRIX), text).with_context(|| format!("cannot write {MATRIX}"))
+        }
+        DocsCommand::Check => check(root),
+    }
+}
+
+/// Runs the tests of stacks and collects what they note.
+fn measure() -> Result<Vec<Figure>> {
+    command::require_root("loading BPF programs in the live tests")?;
+    let file = tempfile::NamedTempFile::new().context("cannot make a file for the figures")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    command::run(Command::new(&cargo).current_dir(command::project_root()).args(["build", "--package", "tachyon"]))?;
+    let mut tests = Command::new(cargo);
+    tests.current_dir(command::project_root()).args(["test", "--package", "tachyon-tests", "--test", "live"]);
+    tests.args(["stacks::", "--", "--test-threads", "1"]);
+    command::run(tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_MATRIX", file.path()))?;
+    read(file.path())
+}
+
+/// The figures in a file, one to a line.
+fn read(path: &Path) -> Result<Vec<Figure>> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("odd figure {line:?}"))).collect()
+}
+
+/// The page: one line for each interpreter, one column for each test.
+fn render(figures: &[Figure], date: &str, digest: &str) -> Result<String> {
+    ensure!(!figures.is_empty(), "the tests noted no figures");
+    let mut tests: Vec<&str> = figures.iter().map(|figure| figure.test.as_str()).collect();
+    tests.sort_unstable();
+    tests.dedup();
+    let mut rows: BTreeMap<(&str, &str), BTreeMap<&str, &Figure>> = BTreeMap::new();
+    for figure in figures {
+        rows.entry((&figure.interpreter, &figure.version)).or_default().insert(&figure.test, figure);
+    }
+    let mut text = String::from(
+        "# Supported interpreters\n\n\
+         Written by `cargo xtask docs matrix` from the live tests, never by hand. A figure is the share of samples whose\n\
+         whole stack, with each frame's file, function, line and (from 3.11 on) columns, is exactly what the program says\n\
+         of itself; in brackets the number of samples. The last column is a digest of the layouts that were measured:\n\
+         `cargo xtask docs check` fails for an entry that is older than the last change of a layout.\n\n",
+    );
+    writeln!(text, "| interpreter | version | {} | date | layouts |", tests.join(" | "))?;
+    writeln!(text, "|---|---|{}---|---|", "---|".repeat(tests.len()))?;
+    for ((interpreter, version), figures) in rows {
+        write!(text, "| {interpreter} | {version} |")?;
+        for test in &tests {
+            match figures.get(test) {
+                Some(figure) if figure.samples > 0 => {
+                    let share = figure.right as f64 / figure.samples as f64 * 100.0;
+                    write!(text, " {share:.2} % ({}) |", figure.samples)?;
+                }
+                _ => write!(text, " – |")?,
+            }
+        }
+        writeln!(text, " {date} | {digest} |")?;
+    }
+    Ok(text)
+}
+
+/// The first twelve digits of SHA-256 over the layouts.
+fn digest(root: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    for name in LAYOUTS {
+        hash.update(fs::read(root.join(name)).with_context(|| format!("cannot read {name}"))?);
+    }
+    Ok(format!("{:x}", hash.finalize())[..12].to_owned())
+}
+
+/// Every entry must carry the digest of today's layouts.
+fn check(root: &Path) -> Result<()> {
+    let text = fs::read_to_string(root.join(MATRIX)).with_context(|| format!("cannot read {MATRIX}"))?;
+    let digest = digest(root)?;
+    let entries = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| interpreter"));
+    let (fresh, old): (Vec<&str>, Vec<&str>) = entries.partition(|line| line.ends_with(&format!(" {digest} |")));
+    if !old.is_empty() || fresh.is_empty() {
+        let names: Vec<&str> = old.iter().filter_map(|line| line.split('|').nth(1)).map(str::trim).collect();
+        bail!(
+            "{MATRIX} is older than the layouts ({digest}): {}\nhint: cargo xtask docs matrix",
+            if names.is_empty() { "it has no entry".to_owned() } else { names.join(", ") }
+        );
+    }
+    println!("{MATRIX}: {} interpreters, all measured with the layouts of today", fresh.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_matrix_is_not_older_than_the_layouts() {
+        check(command::project_root()).unwrap();
+    }
+
+    #[test]
+    fn an_entry_has_its_figures() {
+        let figure = |test: &str, right| Figure {
+            interpreter: "sid_3_15".into(),
+            version: "3.15.2".into(),
+            test: test.into(),
+            right,
+            samples: 1000,
+        };
+        let text = render(&[figure("names", 1000), figure("deep_stack", 995)], "2026-11-20", "abc").unwrap();
+        let line = "| sid_3_15 | 3.15.2 | 99.50 % (1000) | 100.00 % (1000) | 2026-11-20 | abc |\n";
+        assert!(text.ends_with(line), "{text}");
+        assert!(render(&[], "", "").is_err());
+    }
+}

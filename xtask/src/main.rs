@@ -1,0 +1,75 @@
+//! Developer tasks: builds the BPF object, generates layouts, sets up the interpreters and kernels that tests need.
+//!
+//! `cargo xtask <verb>`. What a verb installs or downloads it says first; nothing is written outside of the project but
+//! the cache directory (`$TACHYON_CACHE`, else `~/.cache/tachyon-bpf`) and the packages and toolchains it names.
+
+mod apt;
+mod bench;
+mod bpf;
+mod cache;
+mod command;
+mod dependencies;
+mod digest;
+mod docs;
+mod layouts;
+mod test;
+mod tools;
+mod vm;
+mod zoo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer tasks of tachyon-bpf.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the BPF object, or compare the committed one with its sources
+    #[command(subcommand)]
+    Bpf(bpf::BpfCommand),
+    /// Generate the interpreter layouts of CPython versions that publish none
+    Layouts(layouts::LayoutsArgs),
+    /// Write the pages that are made from runs, or check that they are not too old
+    #[command(subcommand)]
+    Docs(docs::DocsCommand),
+    /// Set up the interpreters that tests profile, and list them
+    Zoo(zoo::ZooArgs),
+    /// Boot other kernels in QEMU and profile a live interpreter on each
+    VmTest(vm::VmTestArgs),
+    /// Measure what profiling costs, beside py-spy, and compare it with the budget
+    Bench(bench::BenchArgs),
+    /// Set up the programs that judge exports: pprof, a browser, the viewers' importers
+    Tools,
+    /// Compare licences, versions and sources of all dependencies with deny.toml
+    Dependencies,
+    /// Set up what the tests need and run all of them, the live ones too
+    Test(test::TestArgs),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Bpf(command) => bpf::run(command),
+        Task::Layouts(args) => layouts::run(args),
+        Task::Docs(command) => docs::run(command),
+        Task::Zoo(args) => zoo::run(args),
+        Task::VmTest(args) => vm::run(args),
+        Task::Bench(args) => bench::run(args),
+        Task::Tools => tools::set_up(),
+        Task::Dependencies => dependencies::run(),
+        Task::Test(args) => test::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The whole test suite, live tests included, after setting up what it needs: the one command that a newcomer runs.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{command, tools, zoo};
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct TestArgs {
+    /// Set everything up, run no test
+    #[arg(long)]
+    setup_only: bool,
+    /// Passed on to `cargo nextest run`, or to `cargo test` where nextest is missing
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+/// Runs `cargo xtask test`.
+///
+/// # Errors
+/// Not root, an interpreter of the fixed list is missing, or a test failed.
+pub(crate) fn run(args: TestArgs) -> Result<()> {
+    command::require_root("loading BPF programs in the live tests")?;
+    eprintln!(
+        "the tests need the interpreters of `cargo xtask zoo`; packages that are missing are installed with apt-get"
+    );
+    zoo::set_up(false)?;
+    tools::set_up()?;
+    if args.setup_only {
+        return Ok(());
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut tests = Command::new(&cargo);
+    if command::find("cargo-nextest").is_some() {
+        tests.args(["nextest", "run", "--workspace"]);
+    } else {
+        eprintln!("cargo-nextest is not found: running cargo test, which runs the test programs one after the other");
+        // Live tests measure: they must not compete for the processors (nextest: .config/nextest.toml).
+        tests.args(["test", "--workspace"]).env("RUST_TEST_THREADS", "1");
+    }
+    // The live tests fail where they would otherwise say why they cannot run.
+    tests.env("TACHYON_LIVE_TESTS", "required");
+    command::run(tests.current_dir(command::project_root()).args(args.args))?;
+    if command::find("cargo-nextest").is_some() {
+        // nextest runs no examples of the documentation.
+        command::run(Command::new(cargo).current_dir(command::project_root()).args(["test", "--workspace", "--doc"]))?;
+    }
+    Ok(())
+}

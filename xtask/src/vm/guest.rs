@@ -1,0 +1,101 @@
+//! One boot: QEMU without KVM, two serial lines, one for the console and one for the results in base64.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::kernels::Kernel;
+use crate::command;
+
+/// Emulated, a whole check takes 17 to 33 s on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(150);
+
+/// Lines of the console shown when a guest fails.
+const TAIL_LINES: usize = 40;
+
+/// Boots `image` and returns the directory with the files that the guest sent.
+///
+/// # Errors
+/// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
+pub(crate) fn run(kernel: Kernel, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
+    let dir = work.join(kernel.name());
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let (console, results) = (dir.join("console"), dir.join("results.base64"));
+    eprint!("booting kernel {} on cpu {} ... ", kernel.name(), kernel.cpu());
+    let start = Instant::now();
+    let mut qemu = Guest(
+        Command::new("qemu-system-x86_64")
+            .args(["-accel", "tcg,thread=multi", "-m", "1024", "-smp", "2", "-cpu", kernel.cpu()])
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+            .arg("-serial")
+            .arg(format!("file:{}", console.display()))
+            .arg("-serial")
+            .arg(format!("file:{}", results.display()))
+            .arg("-kernel")
+            .arg(image)
+            .arg("-initrd")
+            .arg(initramfs)
+            // With panic=-1 a panic ends QEMU at once, through -no-reboot.
+            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .stdin(Stdio::null())
+            .spawn()
+            .context("cannot start qemu-system-x86_64")?,
+    );
+    let ended = loop {
+        if let Some(status) = qemu.0.try_wait().context("cannot wait for QEMU")? {
+            break status.success();
+        }
+        if start.elapsed() > TIMEOUT {
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    drop(qemu);
+    eprintln!("{} after {:.1} s", if ended { "ended" } else { "stopped" }, start.elapsed().as_secs_f64());
+    let received = dir.join("received");
+    match unpack(&results, &received) {
+        Ok(()) => Ok(received),
+        Err(error) => {
+            let why = if ended { "the guest ended" } else { "the guest was stopped: it took too long or QEMU failed" };
+            bail!("no results: {why}: {error:#}\nlast lines of the console:\n{}", tail(&console));
+        }
+    }
+}
+
+/// A QEMU that does not outlive its test.
+struct Guest(Child);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only for a child that has ended and was waited for, which is what is wanted.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn unpack(results: &Path, received: &Path) -> Result<()> {
+    fs::create_dir_all(received).with_context(|| format!("cannot create {}", received.display()))?;
+    if fs::metadata(results).map_or(0, |found| found.len()) == 0 {
+        bail!("it sent nothing");
+    }
+    let archive = results.with_extension("tar.gz");
+    // Whatever a serial line adds, such as carriage returns, is not base64.
+    let mut decode = Command::new("sh");
+    decode.args(["-c", "base64 --decode --ignore-garbage \"$1\" >\"$2\"", "sh"]).arg(results).arg(&archive);
+    command::stdout(&mut decode)?;
+    command::stdout(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(received))?;
+    if !received.join("complete").is_file() {
+        bail!("the guest's last file is missing");
+    }
+    Ok(())
+}
+
+fn tail(console: &Path) -> String {
+    let bytes = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines.get(lines.len().saturating_sub(TAIL_LINES)..).unwrap_or_default().join("\n")
+}

@@ -1,0 +1,317 @@
+//! The interpreters that tests profile: a fixed list, so that one that is missing fails a test run instead of thinning it.
+//!
+//! pyenv's and the machine's own are used where they are; the newest come from Debian sid in a chroot, which also tests
+//! mount namespaces and holds the judge, `python3.15 -m profiling.sampling`. `--list --json` is what tests read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+mod built;
+
+use crate::{apt, cache, command};
+use built::Build;
+
+/// Arguments of `cargo xtask zoo`.
+#[derive(clap::Args)]
+pub(crate) struct ZooArgs {
+    /// Set nothing up, only print the interpreters
+    #[arg(long)]
+    list: bool,
+    /// Print the list as JSON
+    #[arg(long)]
+    json: bool,
+    /// Also those that CI has no time for: 3.13t
+    #[arg(long)]
+    all: bool,
+}
+
+/// Where an interpreter of the list comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// The newest patch release of that minor version in pyenv: `--enable-shared`, where the machine's pyenv builds so.
+    Pyenv,
+    /// The machine's own: static, stripped, not position-independent.
+    Debian,
+    /// Debian sid's, in the chroot.
+    Sid,
+    /// Built from a distribution's source package.
+    Built(&'static Build),
+}
+
+/// Every interpreter that CI must have.
+const CI_TIER: [(Source, &str); 9] = [
+    (Source::Pyenv, "3.8"),
+    (Source::Pyenv, "3.9"),
+    (Source::Pyenv, "3.10"),
+    (Source::Pyenv, "3.11"),
+    (Source::Pyenv, "3.12"),
+    (Source::Pyenv, "3.13"),
+    (Source::Debian, "3.11"),
+    (Source::Sid, "3.14"),
+    (Source::Sid, "3.15"),
+];
+
+/// Those that `--all` adds: built from source packages, which a mirror may not have at the moment.
+const ALL_TIER: [(Source, &str); 3] = [
+    (Source::Built(&built::FREE_THREADED_3_14), "3.14t"),
+    (Source::Built(&built::MUSL_3_13), "3.13"),
+    (Source::Built(&built::FREE_THREADED_3_13), "3.13t"),
+];
+
+/// The interpreters of a run.
+fn tier(all: bool) -> impl Iterator<Item = (Source, &'static str)> {
+    CI_TIER.into_iter().chain(ALL_TIER.into_iter().filter(move |_| all))
+}
+
+/// Installed into the chroot; a change of this list completes a chroot that exists.
+const SID_PACKAGES: [&str; 2] = ["python3.14", "python3.15"];
+
+/// One interpreter, as tests get it.
+#[derive(Serialize)]
+pub(crate) struct Interpreter {
+    /// Unique in the list, for instance `pyenv-3.12`.
+    name: String,
+    /// Minor version, for instance `3.12`.
+    version: &'static str,
+    /// `pyenv`, `debian`, `sid`, `built` or `musl`.
+    kind: &'static str,
+    /// The executable; below `root` when there is one.
+    path: PathBuf,
+    /// The directory to `chroot` into before running `path`.
+    root: Option<PathBuf>,
+}
+
+/// Runs `cargo xtask zoo`.
+///
+/// # Errors
+/// An interpreter of the list is missing, by name.
+pub(crate) fn run(args: ZooArgs) -> Result<()> {
+    if !args.list {
+        set_up(args.all)?;
+    }
+    let (found, missing) = interpreters(args.all)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&found).context("cannot write JSON")?);
+    } else if args.list {
+        for interpreter in &found {
+            let root = interpreter.root.as_ref().map(|root| format!(" in {}", root.display())).unwrap_or_default();
+            println!("{:<12} {}{root}", interpreter.name, interpreter.path.display());
+        }
+    }
+    complain(&missing)
+}
+
+/// Makes the chroot, or completes it, and names what is still missing.
+///
+/// # Errors
+/// The chroot cannot be made, or an interpreter of the list is missing.
+pub(crate) fn set_up(all: bool) -> Result<()> {
+    set_up_sid()?;
+    apt::ensure(&[("/usr/bin/python3.11", "python3.11")])?;
+    for (source, _) in tier(all) {
+        if let Source::Built(build) = source {
+            build.set_up(&zoo_dir()?)?;
+        }
+    }
+    complain(&interpreters(all)?.1)
+}
+
+fn complain(missing: &[String]) -> Result<()> {
+    if !missing.is_empty() {
+        bail!("{} interpreters missing:\n{}", missing.len(), missing.join("\n"));
+    }
+    Ok(())
+}
+
+/// The interpreters found, and one line for each that is not.
+fn interpreters(all: bool) -> Result<(Vec<Interpreter>, Vec<String>)> {
+    let sid = sid_dir()?;
+    let pyenv = pyenv_root();
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for (source, version) in tier(all) {
+        let (kind, path, root, hint) = match source {
+            Source::Pyenv => {
+                let path = pyenv.as_deref().and_then(|root| newest(root, version));
+                ("pyenv", path, None, format!("pyenv install {version}"))
+            }
+            Source::Debian => {
+                let path = PathBuf::from(format!("/usr/bin/python{version}"));
+                ("debian", Some(path), None, format!("apt-get install python{version}"))
+            }
+            Source::Sid => {
+                let path = PathBuf::from(format!("/usr/bin/python{version}"));
+                ("sid", Some(path), Some(sid.clone()), "cargo xtask zoo".to_owned())
+            }
+            Source::Built(build) => {
+                let path = build.executable(&zoo_dir()?, version);
+                (build.kind, Some(path), None, "cargo xtask zoo".to_owned())
+            }
+        };
+        let name = format!("{kind}-{version}");
+        let there = |path: &PathBuf| root.as_deref().map_or(path.clone(), |root| inside(root, path)).is_file();
+        match path.filter(there) {
+            Some(path) => found.push(Interpreter { name, version, kind, path, root }),
+            None => missing.push(format!("  {name}  hint: {hint}")),
+        }
+    }
+    Ok((found, missing))
+}
+
+/// `path`, absolute in the chroot `root`, as seen from outside.
+fn inside(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn pyenv_root() -> Option<PathBuf> {
+    let told = command::find("pyenv").and_then(|pyenv| command::stdout(Command::new(pyenv).arg("root")).ok());
+    told.map(|text| PathBuf::from(text.trim()))
+        .or_else(|| std::env::var_os("PYENV_ROOT").map(PathBuf::from))
+        .or_else(|| std::env::home_dir().map(|home| home.join(".pyenv")))
+}
+
+/// pyenv's newest interpreter that the profiler supports, for the benchmark's target.
+pub(crate) fn newest_supported() -> Option<PathBuf> {
+    let root = pyenv_root()?;
+    ["3.13", "3.12", "3.11"].into_iter().find_map(|minor| newest(&root, minor))
+}
+
+/// The executable of the newest patch release of `minor`.
+fn newest(pyenv_root: &Path, minor: &str) -> Option<PathBuf> {
+    let patch = |name: &str| name.strip_prefix(minor)?.strip_prefix('.')?.parse::<u32>().ok();
+    fs::read_dir(pyenv_root.join("versions"))
+        .ok()?
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((patch(entry.file_name().to_str()?)?, entry.path().join("bin").join(format!("python{minor}"))))
+        })
+        .max()
+        .map(|(_, path)| path)
+}
+
+/// The directory of the sid chroot, whether it exists or not.
+fn sid_dir() -> Result<PathBuf> {
+    Ok(zoo_dir()?.join("sid"))
+}
+
+/// The directory of all that is made here.
+fn zoo_dir() -> Result<PathBuf> {
+    Ok(cache::dir()?.join("zoo"))
+}
+
+/// Brings the chroot into being; returns at once when it is whole.
+fn set_up_sid() -> Result<()> {
+    let dir = sid_dir()?;
+    let _lock = cache::lock(dir.parent().context("the chroot has a parent directory")?)?;
+    let stamp = format!("sid {}\n", SID_PACKAGES.join(" "));
+    if !cache::is_finished(&dir, &stamp) {
+        command::require_root("making a chroot with Debian sid's interpreters")?;
+        // A chroot with another stamp is whole, only with other packages; one without any is half made.
+        if cache::was_finished(&dir) {
+            cache::reopen(&dir)?;
+            install(&dir)?;
+        } else {
+            eprintln!("setting up Debian sid in {} (about 300 MB, a minute)", dir.display());
+            make_sid(&dir)?;
+        }
+        cache::finish(&dir, &stamp)?;
+    }
+    mount_proc(&dir)?;
+    judge(&dir)
+}
+
+/// Works beside the final place, so that the final name stands for a whole chroot only.
+fn make_sid(dir: &Path) -> Result<()> {
+    apt::ensure(&[("debootstrap", "debootstrap")])?;
+    let mirror = apt::Mirrors::of_this_machine()?.debian;
+    let partial = dir.with_extension("partial");
+    for left in [dir, &partial] {
+        unmount_all(left)?;
+        cache::remove(left)?;
+    }
+    let program = command::find("debootstrap").context("debootstrap was installed but is not found")?;
+    command::run_quietly(
+        &format!("debootstrap sid from {mirror}"),
+        Command::new(program).args(["--variant=minbase", "sid"]).arg(&partial).arg(mirror),
+    )?;
+    install(&partial)?;
+    unmount_all(&partial)?;
+    fs::rename(&partial, dir).with_context(|| format!("cannot rename {}", partial.display()))
+}
+
+fn unmount_all(dir: &Path) -> Result<()> {
+    cache::mounts_below(dir)?.iter().try_for_each(|mount| command::run(Command::new("umount").arg(mount)))
+}
+
+fn install(dir: &Path) -> Result<()> {
+    let apt_get = || {
+        let mut command = Command::new("chroot");
+        command.arg(dir).args(["apt-get", "-o", apt::NO_EXPIRY]).env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    command::run_quietly("apt-get update in the chroot", apt_get().arg("update"))?;
+    command::run_quietly(
+        &format!("apt-get install {} in the chroot", SID_PACKAGES.join(" ")),
+        apt_get().args(["install", "--yes", "--no-install-recommends"]).args(SID_PACKAGES),
+    )?;
+    command::run_quietly("apt-get clean in the chroot", apt_get().arg("clean"))
+}
+
+/// A mount does not outlive a reboot, so it is looked at each time.
+fn mount_proc(dir: &Path) -> Result<()> {
+    let proc = dir.join("proc");
+    if proc.join("self").exists() {
+        return Ok(());
+    }
+    command::require_root("mounting /proc in the chroot")?;
+    command::run(Command::new("mount").args(["-t", "proc", "proc"]).arg(proc))
+}
+
+/// The judge of what we write must run.
+fn judge(dir: &Path) -> Result<()> {
+    command::stdout(Command::new("chroot").arg(dir).args(["python3.15", "-m", "profiling.sampling", "--help"]))
+        .map(drop)
+        .context("the chroot's python3.15 has no working profiling.sampling")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_patch_release_wins() {
+        let root = tempfile::tempdir().unwrap();
+        for version in ["3.9.2", "3.9.18", "3.10.1", "3.9-dev"] {
+            fs::create_dir_all(root.path().join("versions").join(version)).unwrap();
+        }
+        let found = newest(root.path(), "3.9").unwrap();
+        assert!(found.ends_with("versions/3.9.18/bin/python3.9"), "{}", found.display());
+        assert_eq!(newest(root.path(), "3.1"), None);
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let name = |(source, version)| match source {
+            Source::Pyenv => format!("pyenv-{version}"),
+            Source::Debian => format!("debian-{version}"),
+            Source::Sid => format!("sid-{version}"),
+            Source::Built(build) => format!("{}-{version}", build.kind),
+        };
+        let mut names: Vec<_> = tier(true).map(name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_path_inside_the_chroot_stays_inside() {
+        assert_eq!(
+            inside(Path::new("/c/sid"), Path::new("/usr/bin/python3.15")),
+            Path::new("/c/sid/usr/bin/python3.15")
+        );
+    }
+}
