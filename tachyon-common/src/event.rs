@@ -90,8 +90,10 @@ pub struct SampleRecord {
     pub tail_calls: u16,
     /// Kernel's `comm` of the thread, NUL-padded.
     pub comm: [u8; 16],
+    /// Number of the layout of this image's interpreter.
+    pub layout: u32,
     /// Explicit padding / room.
-    pub _reserved: u64,
+    pub _reserved: u32,
 }
 
 /// Bits of [`SampleRecord::status`]; the first six are TACH's own.

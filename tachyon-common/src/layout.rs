@@ -107,6 +107,8 @@ pub struct Layout {
     pub code_linetable: u32,
     /// `PyCodeObject.co_firstlineno`.
     pub code_firstlineno: u32,
+    /// `PyCodeObject.co_version` (3.12+): a number that an interpreter gives to one code object only.
+    pub code_version: u32,
     /// `PyCodeObject.co_code_adaptive` (3.11+): where the instructions start.
     pub code_code_adaptive: u32,
     /// `PyCodeObject.co_tlbc` (free-threaded 3.14+).
@@ -198,6 +200,7 @@ impl Layout {
             (self.code_qualname, 8),
             (self.code_linetable, 8),
             (self.code_firstlineno, 4),
+            (self.code_version, 4),
             (self.code_tlbc, 8),
         ]);
         self
@@ -216,4 +219,4 @@ impl Layout {
     }
 }
 
-const _: () = assert!(core::mem::size_of::<Layout>() == 62 * 4);
+const _: () = assert!(core::mem::size_of::<Layout>() == 63 * 4);

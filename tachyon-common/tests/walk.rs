@@ -291,6 +291,33 @@ fn line_tables_enter_the_identity() {
     }
 }
 
+/// A code object that lies where another lay, with all of its strings and its line table where that one's lay.
+#[test]
+fn a_recycled_code_object_is_another() {
+    for family in Family::ALL {
+        let mut image = Image::new(family);
+        let code = image.code(1, b"12345678");
+        let identity = |image: &Image| {
+            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default()).expect("it is readable")
+        };
+        let first = identity(&image);
+        assert_eq!(identity(&image), first, "{family:?}");
+        if Layout::present(image.layout.code_version) {
+            image.memory.put_u32(code, image.layout.code_version, 77);
+            assert_ne!(identity(&image).fingerprint, first.fingerprint, "{family:?}");
+            continue;
+        }
+        for string in [first.qualname, first.filename] {
+            let before = identity(&image).fingerprint;
+            image.memory.put(string, image.layout.unicode_ascii_size, b"g");
+            assert_ne!(identity(&image).fingerprint, before, "{family:?}: same length, another text");
+            let before = identity(&image).fingerprint;
+            image.memory.put_u64(string, image.layout.unicode_length + 8, 77);
+            assert_ne!(identity(&image).fingerprint, before, "{family:?}: another hash");
+        }
+    }
+}
+
 /// Whichever read fails, the walk ends, with a reason, and what it gave until then is what it gives without the fault.
 #[test]
 fn every_read_may_fail() {

@@ -13,6 +13,13 @@ impl UserMemory for CurrentProcess {
         let result = unsafe { bpf_probe_read_user(into.as_mut_ptr().cast(), into.len() as u32, addr as *const _) };
         if result == 0 { Ok(()) } else { Err(Unreadable) }
     }
+
+    #[inline(always)]
+    fn read_or_zero(&self, addr: u64, into: &mut [u8]) {
+        // The helper zeroes what it cannot fill (`bpf_probe_read_user_common`, kernel/trace/bpf_trace.c).
+        // SAFETY: as above.
+        unsafe { bpf_probe_read_user(into.as_mut_ptr().cast(), into.len() as u32, addr as *const _) };
+    }
 }
 
 /// `value & MASK`, done where it stands: the compiler may neither drop the mask nor move it away from its use, and so

@@ -15,7 +15,7 @@ use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{Counters, RawFrame, RecordHeader, SampleRecord, frame, kind, status};
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{CODES_PER_STEP, MAX_PENDING_CODES, MAX_TAIL_CALLS, MAX_THREAD_STEPS};
+use tachyon_common::limits::{CODES_PER_STEP, MAX_PENDING_CODES, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP};
 use tachyon_common::process::{ProcessEntry, flags as process_flags};
 use tachyon_common::stop::{LossCause, StopReason};
 use tachyon_common::walk::{self, Found, FrameSink, FrameWalk, ThreadSearch};
@@ -156,6 +156,7 @@ fn begin(
         kernel_frames: 0,
         tail_calls: 0,
         comm,
+        layout: process.layout,
         _reserved: 0,
     };
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
@@ -235,7 +236,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
         return stop(scratch, StopReason::EnteringEval);
     }
     match walk::innermost_frame(&CurrentProcess, layout, tstate) {
-        Ok(frame) => state.walk.frame = frame,
+        Ok(frame) => state.walk.next = frame,
         Err(reason) => return stop(scratch, reason),
     }
     state.walk.gc_frame = facts.gc_frame;
@@ -289,22 +290,19 @@ impl FrameSink for SampleFrames<'_> {
     }
 }
 
-/// Walks a part of the frame chain; the third stage.
-#[inline(always)]
-pub fn walk_frames(ctx: &PerfEventContext) {
-    let Some(mut scratch) = Scratch::get() else { return };
-    let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
-        return;
-    };
+/// Looks at one frame. 0: there is more, else the [`StopReason`] and 256.
+///
+/// A function of its own: behind a call the verifier keeps nothing but the result, and so the paths through one frame
+/// (some hundred) are not multiplied with those through the next.
+#[inline(never)]
+fn walk_frame(state: &mut State, sample: &mut SampleScratch, layout: &Layout) -> u64 {
     let mut frames = SampleFrames {
-        frames: scratch.sample.frames.as_mut_ptr(),
+        frames: sample.frames.as_mut_ptr(),
         image: state.process.image,
         pending: &mut state.pending,
         pending_count: &mut state.pending_count,
     };
-    let ended = state.walk.step(
+    let ended = state.walk.frame(
         &CurrentProcess,
         layout,
         state.process.code_type,
@@ -313,11 +311,31 @@ pub fn walk_frames(ctx: &PerfEventContext) {
         &mut state.code_buffer,
         &mut frames,
     );
-    let Some(reason) = ended else {
+    ended.map_or(0, |reason| ENDED | reason as u64)
+}
+
+/// Bit of [`walk_frame`]'s answer: the walk has ended.
+const ENDED: u64 = 256;
+
+/// Walks a part of the frame chain; the third stage.
+#[inline(always)]
+pub fn walk_frames(ctx: &PerfEventContext) {
+    let Some(mut scratch) = Scratch::get() else { return };
+    let Some(layout) = LAYOUTS.get(scratch.state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    let mut steps = 0;
+    let mut ended = 0;
+    while steps < PY_FRAMES_PER_STEP && ended == 0 {
+        steps += 1;
+        ended = walk_frame(scratch.state, scratch.sample, layout);
+    }
+    if ended == 0 {
         go_on(ctx, &mut scratch, STAGE_WALK);
         return stop(&mut scratch, StopReason::TailCallFailed);
-    };
-    scratch.sample.record.stop = reason as u8;
+    }
+    scratch.sample.record.stop = ended as u8;
     if scratch.state.pending_count > 0 {
         go_on(ctx, &mut scratch, STAGE_NAME);
     }

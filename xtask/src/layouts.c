@@ -235,6 +235,11 @@ int main(void) {
     VALUE(instr_unit, 1);
 #endif
     FIELD(code_firstlineno, PyCodeObject, co_firstlineno);
+#if PY_VERSION_HEX >= 0x030C0000
+    FIELD(code_version, PyCodeObject, co_version);
+#else
+    ABSENT(code_version);
+#endif
 
     FIELD(bytes_sval, PyBytesObject, ob_sval);
     FIELD(unicode_state, PyASCIIObject, state);

@@ -11,8 +11,7 @@ use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, FrameBuffer, FrameSink, FrameWalk, ThreadSearch, Unreadable, UserMemory, innermost_frame,
-    is_linked,
+    CodeBuffer, Found, FrameBuffer, FrameSink, FrameWalk, ThreadSearch, Unreadable, UserMemory, innermost_frame, settle,
 };
 
 /// Pieces of memory by their address. A read must lie within one piece.
@@ -161,6 +160,7 @@ impl Family {
             code_firstlineno: head + 52,
             code_code_adaptive: when(!objects, head + 168),
             code_tlbc: when(self == F::FreeThreaded, head + 136),
+            code_version: when(!objects && !cframe, head + 76),
             bytes_sval: head + 16,
             unicode_state: head + 16,
             unicode_length: head,
@@ -386,14 +386,13 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     } else {
         0
     };
-    let mut walk = FrameWalk { frame, base_frame, ..FrameWalk::default() };
+    let mut walk = FrameWalk { next: frame, base_frame, ..FrameWalk::default() };
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot: a chain of nothing else ends with the tail calls.
     for _ in 0..MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1 {
         let stop = walk.step(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
         if let Some(stop) = stop {
-            let linked = sink.0.first().zip(sink.0.last()).is_none_or(|(leaf, root)| is_linked(layout, leaf, root));
-            if stop == StopReason::Complete && !linked {
+            if settle(layout, stop, sink.0.first(), sink.0.last()) != stop {
                 return ended(StopReason::EnteringEval, Sink::default(), tstate);
             }
             return ended(stop, sink, tstate);

@@ -20,6 +20,9 @@ pub struct Frames<'a> {
 }
 
 impl Frames<'_> {
+    /// No frames.
+    pub const NONE: Self = Self { bytes: &[] };
+
     /// How many there are.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -33,7 +36,7 @@ impl Frames<'_> {
     }
 
     /// The frames, leaf first.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = RawFrame> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = RawFrame> + DoubleEndedIterator {
         self.bytes.chunks_exact(size_of::<RawFrame>()).map(|bytes| read(bytes).expect("a chunk has this size"))
     }
 }

@@ -93,6 +93,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("co_qualname", l.code_qualname, 8, true),
         ("co_linetable", l.code_linetable, 8, true),
         ("co_firstlineno", l.code_firstlineno, 4, true),
+        ("co_version", l.code_version, 4, minor >= 12),
         ("co_code_adaptive", l.code_code_adaptive, 2, minor >= 11),
         ("co_tlbc", l.code_tlbc, 8, false),
     ];

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
 use tachyon_common::stop::StopReason;
+use tachyon_common::walk;
 
 /// How often a streaming sink is flushed, and missing names are read from live processes.
 const TICK: Duration = Duration::from_secs(1);
@@ -153,7 +154,24 @@ impl Maker {
         }
     }
 
+    /// The record as it is to be believed: without its frames where they were being linked.
+    fn settle<'a>(&mut self, record: &SampleRecord, frames: Frames<'a>) -> (SampleRecord, Frames<'a>) {
+        let (mut leaf_first, mut record) = (frames.iter(), *record);
+        let leaf = leaf_first.next();
+        let root = leaf_first.next_back().or(leaf);
+        let known = lock(&self.registry).layout(record.layout).copied();
+        let (Some(layout), Some(stop)) = (known, StopReason::from_number(record.stop)) else { return (record, frames) };
+        let settled = walk::settle(&layout, stop, leaf.as_ref(), root.as_ref());
+        if settled == stop {
+            return (record, frames);
+        }
+        record.stop = settled as u8;
+        (record, Frames::NONE)
+    }
+
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
+        let (record, frames) = self.settle(record, frames);
+        let record = &record;
         let registry = &self.registry;
         let made = &mut self.made;
         let known_threads = made.profile.threads.len();

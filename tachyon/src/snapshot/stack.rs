@@ -78,7 +78,7 @@ fn chain<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, f
         Ok(frame) => frame,
         Err(reason) => return reason,
     };
-    let mut chain = FrameWalk { frame, ..FrameWalk::default() };
+    let mut chain = FrameWalk { next: frame, ..FrameWalk::default() };
     if Layout::present(layout.tstate_base_frame) {
         chain.base_frame = walk::read_u64(memory, tstate, layout.tstate_base_frame).unwrap_or(0);
     }
@@ -94,13 +94,11 @@ fn chain<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, f
             frames,
         );
         if let Some(reason) = stopped {
-            let ends = frames.0.first().zip(frames.0.last());
-            if reason == StopReason::Complete && ends.is_some_and(|(leaf, root)| !walk::is_linked(layout, leaf, root)) {
-                // A chain in the making has none to show.
+            let settled = walk::settle(layout, reason, frames.0.first(), frames.0.last());
+            if settled != reason {
                 frames.0.clear();
-                return StopReason::EnteringEval;
             }
-            return reason;
+            return settled;
         }
     }
     StopReason::TooDeep

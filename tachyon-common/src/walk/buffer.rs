@@ -1,0 +1,76 @@
+//! Structures of the target, copied in one read each.
+
+use super::memory::{Unreadable, UserMemory};
+use crate::limits::{CODE_READ, FRAME_READ};
+
+/// A structure copied from the target, as aligned words: `BYTES` bytes that an offset may name (a power of two), in
+/// `WORDS` = `BYTES / 8` words. Offsets are masked, which is the bound the verifier sees.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Buffer<const BYTES: usize, const WORDS: usize> {
+    words: [u64; WORDS],
+}
+
+/// Room for one frame.
+pub type FrameBuffer = Buffer<FRAME_READ, { FRAME_READ / 8 }>;
+/// Room for one code object's head.
+pub type CodeBuffer = Buffer<CODE_READ, { CODE_READ / 8 }>;
+
+impl<const BYTES: usize, const WORDS: usize> Default for Buffer<BYTES, WORDS> {
+    fn default() -> Self {
+        Self { words: [0; WORDS] }
+    }
+}
+
+impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
+    const CHECKED: () = assert!(BYTES == WORDS * 8 && BYTES.is_power_of_two());
+
+    /// Copies `len` bytes (at most `BYTES`) from `addr`.
+    #[inline(always)]
+    pub(super) fn fill<M: UserMemory + ?Sized>(&mut self, memory: &M, addr: u64, len: u32) -> Result<(), Unreadable> {
+        let () = Self::CHECKED;
+        // `len` is at most `BYTES` by validation; the mask is for the verifier, the comparison for us.
+        let len = len as usize & (2 * BYTES - 1);
+        if len > BYTES {
+            return Err(Unreadable);
+        }
+        // SAFETY: the words are `BYTES` initialised bytes, and any bytes are valid words.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), BYTES) };
+        let Some(into) = bytes.get_mut(..len) else { return Err(Unreadable) };
+        memory.read(addr, into)
+    }
+
+    /// Copies `LEN` bytes from `addr`, zeros when they cannot be read.
+    #[inline(always)]
+    pub(super) fn fill_or_zero<M: UserMemory + ?Sized, const LEN: usize>(&mut self, memory: &M, addr: u64) {
+        const { assert!(LEN <= BYTES) };
+        // SAFETY: the words are at least `LEN` initialised bytes, and any bytes are valid words.
+        let into = unsafe { core::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), LEN) };
+        memory.read_or_zero(addr, into);
+    }
+
+    /// The word at an offset, which is a multiple of 8.
+    #[inline(always)]
+    pub(super) fn u64(&self, offset: u32) -> u64 {
+        self.words[(offset / 8) as usize & (WORDS - 1)]
+    }
+
+    /// The half word at an offset, which is a multiple of 4.
+    #[inline(always)]
+    pub(super) fn u32(&self, offset: u32) -> u32 {
+        (self.shifted(offset) & 0xffff_ffff) as u32
+    }
+
+    /// The byte at an offset.
+    #[inline(always)]
+    pub(super) fn u8(&self, offset: u32) -> u8 {
+        (self.shifted(offset) & 0xff) as u8
+    }
+
+    /// The word around an offset, with the byte at the offset lowest. (Targets that eBPF is built for here are
+    /// little-endian.)
+    #[inline(always)]
+    fn shifted(&self, offset: u32) -> u64 {
+        self.u64(offset) >> ((offset & 7) * 8)
+    }
+}

@@ -1,0 +1,130 @@
+//! What tells code objects apart: the identity under which their names are kept.
+
+use super::buffer::CodeBuffer;
+use super::memory::UserMemory;
+use crate::layout::{Layout, flags};
+use crate::limits::{LINETABLE_HASHED, TEXT_HASHED};
+use crate::stop::StopReason;
+
+/// Mixes a word into a hash (a multiply and a fold; the multiplier is 2^64 divided by the golden ratio).
+#[inline(always)]
+#[must_use]
+pub const fn mix(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}
+
+/// What tells one code object from every other that ever lies at its address, and where its names are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeIdentity {
+    /// Hash of the three addresses below, `firstlineno`, the code size, the line table's length and first bytes, and of
+    /// `co_version` (3.12+) or both strings' texts: a code object made like one that was freed
+    /// before it may lie where that one lay with all of its strings (seen once in 3,000 template code objects).
+    pub fingerprint: u64,
+    /// `ob_type`.
+    pub ob_type: u64,
+    /// Address of the `co_qualname` (before 3.11 `co_name`) string.
+    pub qualname: u64,
+    /// Address of the `co_filename` string.
+    pub filename: u64,
+    /// Address of the line table's bytes object.
+    pub linetable: u64,
+    /// Length of the line table in bytes, as the target claims.
+    pub linetable_len: u64,
+    /// `co_firstlineno`.
+    pub firstlineno: i32,
+    /// Size of the code: code units (3.11+), else 0.
+    pub code_units: u32,
+    /// Address of the array of per-thread copies of the code (free-threaded 3.14+), else 0.
+    pub tlbc: u64,
+}
+
+/// Reads the head of the code object at `code` and the head of its line table.
+///
+/// # Errors
+/// [`StopReason::UnreadableCode`].
+#[inline(always)]
+pub fn code_identity<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    seed: u64,
+    code: u64,
+    buffer: &mut CodeBuffer,
+) -> Result<CodeIdentity, StopReason> {
+    if buffer.fill(memory, code, layout.code_read).is_err() {
+        return Err(StopReason::UnreadableCode);
+    }
+    let mut identity = CodeIdentity {
+        fingerprint: 0,
+        ob_type: buffer.u64(layout.ob_type),
+        qualname: buffer.u64(layout.code_qualname),
+        filename: buffer.u64(layout.code_filename),
+        linetable: buffer.u64(layout.code_linetable),
+        linetable_len: 0,
+        firstlineno: buffer.u32(layout.code_firstlineno).cast_signed(),
+        code_units: if layout.has(flags::FRAME_OBJECTS) { 0 } else { buffer.u32(layout.ob_size) },
+        tlbc: if Layout::present(layout.code_tlbc) { buffer.u64(layout.code_tlbc) } else { 0 },
+    };
+    let mut hash = mix(seed, identity.qualname);
+    hash = mix(hash, identity.filename);
+    hash = mix(hash, identity.linetable);
+    hash = mix(hash, u64::from(identity.firstlineno.cast_unsigned()) | (u64::from(identity.code_units) << 32));
+    if Layout::present(layout.code_version) {
+        hash = mix(hash, u64::from(buffer.u32(layout.code_version)));
+    } else {
+        hash = mix_text(memory, layout, hash, identity.qualname, buffer);
+        hash = mix_text(memory, layout, hash, identity.filename, buffer);
+    }
+    // One read for the table's length and first bytes, which lie side by side; into the same buffer, whose fields have
+    // been taken out.
+    let head = layout.bytes_sval.wrapping_sub(layout.ob_size) & 0x3f;
+    let from = identity.linetable.wrapping_add(u64::from(layout.ob_size));
+    let whole = buffer.fill(memory, from, head + LINETABLE_HASHED as u32).is_ok();
+    // The object may end within these bytes, and its page with it; or the table is not in memory at this moment. The
+    // identity without its bytes is still one, under a hash of its own.
+    if !whole && buffer.fill(memory, from, 8).is_err() {
+        identity.fingerprint = mix(hash, u64::MAX);
+        return Ok(identity);
+    }
+    let len = buffer.u64(0);
+    identity.linetable_len = len;
+    hash = mix(hash, len);
+    // Whole words inside the table only: bytes past its end belong to somebody else and change.
+    let words = if whole { len / 8 } else { 0 };
+    let mut at = 0;
+    while at < LINETABLE_HASHED as u32 / 8 {
+        if u64::from(at) >= words {
+            break;
+        }
+        hash = mix(hash, buffer.u64(head + at * 8));
+        at += 1;
+    }
+    identity.fingerprint = hash;
+    Ok(identity)
+}
+
+/// Mixes a string's length, its own hash (-1 while it has none) and its last [`TEXT_HASHED`] bytes into a hash. (Of a
+/// shorter string those bytes start in its head, of one that is not ASCII they end before its end: they are the
+/// string's own all the same, and seldom change. `hash` lies behind `length`: `PyASCIIObject`, 3.8 to 3.11.)
+///
+/// Without a branch, so that the verifier has one state behind it as before it: what cannot be read counts as zeros.
+#[inline(always)]
+fn mix_text<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    hash: u64,
+    object: u64,
+    buffer: &mut CodeBuffer,
+) -> u64 {
+    buffer.fill_or_zero::<M, 16>(memory, object.wrapping_add(u64::from(layout.unicode_length)));
+    let len = buffer.u64(0);
+    let mut hash = mix(mix(hash, len), buffer.u64(8));
+    let end = object.wrapping_add(u64::from(layout.unicode_ascii_size)).wrapping_add(len);
+    buffer.fill_or_zero::<M, TEXT_HASHED>(memory, end.wrapping_sub(TEXT_HASHED as u64));
+    let mut at = 0;
+    while at < TEXT_HASHED as u32 {
+        hash = mix(hash, buffer.u64(at));
+        at += 8;
+    }
+    hash
+}

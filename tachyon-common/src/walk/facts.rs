@@ -1,0 +1,146 @@
+//! What a thread is doing, beside its frames: the GIL, exceptions, the garbage collector.
+
+use super::frames::innermost_frame;
+use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
+use crate::event::status;
+use crate::layout::{Layout, flags};
+use crate::process::ProcessEntry;
+
+/// State of a thread at the moment of the sample, beside its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadFacts {
+    /// Bits of [`status`].
+    pub status: u32,
+    /// `PyInterpreterState.id`; -1 when unreadable.
+    pub interp_id: i64,
+    /// `_code_object_generation`; 0 when absent.
+    pub code_generation: u64,
+    /// Frame above which the garbage collector runs; 0: it does not, or nobody can tell for whom.
+    pub gc_frame: u64,
+}
+
+/// Reads the GIL's state and the rest of [`ThreadFacts`].
+///
+/// `HAS_GIL` is exact: besides `locked` and `last_holder`, which a releasing and a taking thread change one after
+/// the other, it asks for the thread's own mark, which is set and cleared while the GIL is held: `_status.holds_gil`
+/// (3.13+), `_status.active` (3.12), `gilstate.tstate_current` (before).
+#[inline(always)]
+pub fn thread_facts<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    process: &ProcessEntry,
+    tstate: u64,
+) -> ThreadFacts {
+    let mut facts = ThreadFacts { status: status::ON_CPU, interp_id: -1, ..ThreadFacts::default() };
+    let Ok(interp) = read_u64(memory, tstate, layout.tstate_interp) else {
+        facts.status |= status::UNKNOWN;
+        return facts;
+    };
+    if let Ok(id) = read_u64(memory, interp, layout.interp_id) {
+        facts.interp_id = id.cast_signed();
+    }
+    if !layout.has(flags::FREE_THREADED) {
+        match holds_gil(memory, layout, process, tstate, interp) {
+            Ok(true) => facts.status |= status::HAS_GIL,
+            Ok(false) => {}
+            Err(Unreadable) => facts.status |= status::UNKNOWN,
+        }
+    }
+    let main = if Layout::present(layout.interp_threads_main) {
+        read_u64(memory, interp, layout.interp_threads_main) == Ok(tstate)
+    } else {
+        let thread_id = read_u64(memory, tstate, layout.tstate_thread_id);
+        thread_id.is_ok() && read_u64(memory, process.runtime, layout.runtime_main_thread) == thread_id
+    };
+    if main {
+        facts.status |= status::MAIN_THREAD;
+    }
+    if Layout::present(layout.interp_code_generation) {
+        facts.code_generation = read_u64(memory, interp, layout.interp_code_generation).unwrap_or(0);
+    }
+    if has_exception(memory, layout, process, tstate) {
+        facts.status |= status::HAS_EXCEPTION;
+    }
+    if facts.status & status::HAS_GIL == 0
+        && Layout::present(layout.tstate_gil_requested)
+        && !layout.has(flags::FREE_THREADED)
+        && read_u32(memory, tstate, layout.tstate_gil_requested).unwrap_or(0) != 0
+    {
+        facts.status |= status::GIL_REQUESTED;
+    }
+    facts.gc_frame = gc_frame(memory, layout, process, tstate, interp, facts.status);
+    if facts.gc_frame != 0 {
+        facts.status |= status::GC;
+    }
+    facts
+}
+
+/// Whether an exception is being raised, or handled by the thread outside of generators: what CPython 3.15's profiler
+/// asks (`Modules/_remote_debugging/threads.c`, `unwind_stack_for_thread`).
+#[inline(always)]
+fn has_exception<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, process: &ProcessEntry, tstate: u64) -> bool {
+    let raised = read_u64(memory, tstate, layout.tstate_current_exception).unwrap_or(0);
+    let handled = read_u64(memory, tstate, layout.tstate_exc_state.wrapping_add(layout.exc_value)).unwrap_or(0);
+    // Where an exception has been handled before, 3.11 and 3.12 leave `None` (`POP_EXCEPT` in `Python/bytecodes.c`).
+    raised != 0 || (handled != 0 && handled != process.none)
+}
+
+/// The frame above which the collector runs.
+///
+/// 3.15 publishes it. Before, it is the innermost frame of the thread that holds the GIL while a collection runs:
+/// exact but for finalizers, which are Python code with the collector below them. Free-threaded builds before 3.15 let
+/// other threads run during parts of a collection, and do not tell whose it is.
+#[inline(always)]
+fn gc_frame<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    process: &ProcessEntry,
+    tstate: u64,
+    interp: u64,
+    status: u32,
+) -> u64 {
+    let collecting = if Layout::present(layout.runtime_gc_collecting) {
+        read_u32(memory, process.runtime, layout.runtime_gc_collecting)
+    } else {
+        read_u32(memory, interp, layout.interp_gc_collecting)
+    };
+    if collecting.unwrap_or(0) == 0 {
+        return 0;
+    }
+    if Layout::present(layout.interp_gc_frame) {
+        return read_u64(memory, interp, layout.interp_gc_frame).unwrap_or(0);
+    }
+    if status & status::HAS_GIL == 0 {
+        return 0;
+    }
+    innermost_frame(memory, layout, tstate).unwrap_or(0)
+}
+
+#[inline(always)]
+fn holds_gil<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    process: &ProcessEntry,
+    tstate: u64,
+    interp: u64,
+) -> Result<bool, Unreadable> {
+    if Layout::present(layout.tstate_holds_gil) {
+        return Ok(read_u32(memory, tstate, layout.tstate_holds_gil)? != 0);
+    }
+    if layout.status_holds_gil != 0 {
+        return Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_holds_gil != 0);
+    }
+    let gil = if Layout::present(layout.interp_ceval_gil) {
+        if read_u32(memory, tstate, layout.tstate_status)? & layout.status_active == 0 {
+            return Ok(false);
+        }
+        read_u64(memory, interp, layout.interp_ceval_gil)?
+    } else {
+        if read_u64(memory, process.runtime, layout.runtime_tstate_current)? != tstate {
+            return Ok(false);
+        }
+        process.runtime.wrapping_add(u64::from(layout.runtime_gil))
+    };
+    // `locked` is -1 before the GIL exists.
+    Ok(read_u32(memory, gil, layout.gil_locked)? == 1 && read_u64(memory, gil, layout.gil_last_holder)? == tstate)
+}

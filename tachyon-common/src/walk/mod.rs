@@ -1,0 +1,20 @@
+//! The walk over a CPython process's memory: thread, frame chain, identity of code objects.
+//!
+//! One piece of code for three places: the BPF program (over `bpf_probe_read_user`), tests (over recorded memory)
+//! and user space (over `process_vm_readv`). It trusts nothing that it reads: every loop is bounded, every buffer
+//! access is masked or checked, and every early end has a [`StopReason`]. Loops stop after a fixed number of steps
+//! and can be continued, because a BPF program must end and may only tail-call on.
+
+mod buffer;
+mod code;
+mod facts;
+mod frames;
+mod memory;
+mod thread;
+
+pub use buffer::{Buffer, CodeBuffer, FrameBuffer};
+pub use code::{CodeIdentity, code_identity, mix};
+pub use facts::{ThreadFacts, thread_facts};
+pub use frames::{FrameSink, FrameWalk, innermost_frame, settle};
+pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
+pub use thread::{Found, ThreadSearch, verify_thread};

@@ -1,0 +1,183 @@
+//! The `PyThreadState` of the interrupted thread, out of all in the process.
+
+use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
+use crate::layout::{Layout, flags};
+use crate::limits::THREADS_PER_STEP;
+use crate::process::ProcessEntry;
+use crate::stop::StopReason;
+
+/// Where the search for a thread's state stands.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ThreadSearch {
+    /// `thread_id` looked for.
+    pub wanted: u64,
+    /// Interpreter whose list is being walked.
+    pub interp: u64,
+    /// Thread state to look at next; 0: the list is done.
+    pub tstate: u64,
+    /// `gilstate.tstate_current` (up to 3.11).
+    pub current: u64,
+    /// Best match so far.
+    pub best: u64,
+    /// Address that decides between matches with a frame (3.11: of the `cframe`).
+    pub best_rank: u64,
+    /// Matches so far.
+    pub matches: u32,
+    /// Matches that have a frame.
+    pub framed: u32,
+}
+
+/// What a search step found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The bound on steps was reached: call again.
+    More,
+    /// This thread state; `unique` when no other can be this thread's until a thread or interpreter starts.
+    State {
+        /// Address of the `PyThreadState`.
+        tstate: u64,
+        /// Whether the answer may be remembered.
+        unique: bool,
+    },
+    /// None, for this reason.
+    Stop(StopReason),
+}
+
+impl ThreadSearch {
+    /// Starts a search for the thread whose thread pointer is `thread_pointer`.
+    ///
+    /// # Errors
+    /// [`StopReason::RuntimeNotInitialized`] or [`StopReason::UnreadableThread`].
+    #[inline(always)]
+    pub fn start<M: UserMemory + ?Sized>(
+        memory: &M,
+        layout: &Layout,
+        process: &ProcessEntry,
+        thread_pointer: u64,
+    ) -> Result<Self, StopReason> {
+        let unreadable = |_| StopReason::UnreadableThread;
+        // A page of `_PyRuntime` that cannot be read has not been touched yet, as a rule.
+        let interp = read_u64(memory, process.runtime, layout.runtime_interpreters_head).unwrap_or(0);
+        if interp == 0 {
+            return Err(StopReason::RuntimeNotInitialized);
+        }
+        let mut search = Self {
+            wanted: thread_pointer.wrapping_sub(process.thread_pointer_bias.cast_unsigned()),
+            interp,
+            tstate: read_u64(memory, interp, layout.interp_threads_head).map_err(unreadable)?,
+            ..Self::default()
+        };
+        if Layout::present(layout.runtime_tstate_current) {
+            search.current = read_u64(memory, process.runtime, layout.runtime_tstate_current).map_err(unreadable)?;
+        }
+        Ok(search)
+    }
+
+    /// Looks at up to [`THREADS_PER_STEP`] thread states.
+    #[inline(always)]
+    pub fn step<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Found {
+        let mut steps = 0;
+        while steps < THREADS_PER_STEP {
+            steps += 1;
+            if self.tstate == 0 {
+                match read_u64(memory, self.interp, layout.interp_next) {
+                    Ok(0) => return self.verdict(layout),
+                    Ok(next) => self.interp = next,
+                    Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
+                }
+                match read_u64(memory, self.interp, layout.interp_threads_head) {
+                    Ok(head) => self.tstate = head,
+                    Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
+                }
+                continue;
+            }
+            let Ok(thread_id) = read_u64(memory, self.tstate, layout.tstate_thread_id) else {
+                return Found::Stop(StopReason::UnreadableThread);
+            };
+            if thread_id == self.wanted
+                && let Some(found) = self.weigh(memory, layout)
+            {
+                return found;
+            }
+            match read_u64(memory, self.tstate, layout.tstate_next) {
+                Ok(next) => self.tstate = next,
+                Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
+            }
+        }
+        Found::More
+    }
+
+    /// Weighs a thread state that carries the right thread id; an answer ends the search.
+    #[inline(always)]
+    fn weigh<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Option<Found> {
+        if layout.status_bound_gilstate != 0 {
+            return match is_bound(memory, layout, self.tstate) {
+                Ok(true) => Some(Found::State { tstate: self.tstate, unique: true }),
+                Ok(false) => None,
+                Err(Unreadable) => Some(Found::Stop(StopReason::UnreadableThread)),
+            };
+        }
+        self.matches += 1;
+        // The holder of the GIL is the current thread itself when its state is among the matches.
+        if self.tstate == self.current {
+            return Some(Found::State { tstate: self.tstate, unique: false });
+        }
+        let Ok(mut frame) = read_u64(memory, self.tstate, layout.tstate_frame) else {
+            return Some(Found::Stop(StopReason::UnreadableThread));
+        };
+        let rank = frame;
+        if layout.has(flags::CFRAME) && frame != 0 {
+            frame = match read_u64(memory, frame, layout.cframe_current_frame) {
+                Ok(frame) => frame,
+                Err(Unreadable) => return Some(Found::Stop(StopReason::UnreadableThread)),
+            };
+        }
+        if frame != 0 {
+            self.framed += 1;
+            // 3.11: the `cframe` that lies lower on the C stack is the inner one.
+            if self.best == 0 || self.framed == 1 || rank < self.best_rank {
+                self.best = self.tstate;
+                self.best_rank = rank;
+            }
+        } else if self.best == 0 {
+            self.best = self.tstate;
+        }
+        None
+    }
+
+    /// The answer once the lists are done (up to 3.11; later versions answer at the match).
+    #[inline(always)]
+    fn verdict(&self, layout: &Layout) -> Found {
+        if self.matches == 0 {
+            return Found::Stop(StopReason::NoThreadState);
+        }
+        if self.framed > 1 && !layout.has(flags::CFRAME) {
+            return Found::Stop(StopReason::AmbiguousThread);
+        }
+        Found::State { tstate: self.best, unique: self.matches == 1 }
+    }
+}
+
+/// Whether `_status.bound_gilstate` is set: exactly one thread state of an OS thread has it (3.12+).
+#[inline(always)]
+fn is_bound<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tstate: u64) -> Result<bool, Unreadable> {
+    Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_bound_gilstate != 0)
+}
+
+/// Whether a remembered thread state is (still) the one of the thread with this thread pointer.
+///
+/// For versions without `bound_gilstate` the caller must also know that no thread and no interpreter has started
+/// since the state was found to be unique.
+#[inline(always)]
+pub fn verify_thread<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    process: &ProcessEntry,
+    thread_pointer: u64,
+    tstate: u64,
+) -> bool {
+    let wanted = thread_pointer.wrapping_sub(process.thread_pointer_bias.cast_unsigned());
+    read_u64(memory, tstate, layout.tstate_thread_id) == Ok(wanted)
+        && (layout.status_bound_gilstate == 0 || is_bound(memory, layout, tstate) == Ok(true))
+}
