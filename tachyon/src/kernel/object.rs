@@ -431,8 +431,9 @@ fn program_error(program: &'static str) -> impl FnOnce(ProgramError) -> KernelEr
 fn refusal(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
     let log = verifier_log.to_string();
-    let lines = log.lines().filter(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)));
-    lines.last().map_or_else(|| io_error.to_string(), |last| format!("{io_error}: {last}"))
+    let mut lines = log.lines().rev();
+    let last = lines.find(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)));
+    last.map_or_else(|| io_error.to_string(), |last| format!("{io_error}: {last}"))
 }
 
 /// How the lines begin that the verifier puts behind its reason (`print_verification_stats`, kernel/bpf/verifier.c).
