@@ -14,6 +14,10 @@ const EXACT_SHARE: f64 = 0.99;
 /// (405 were seen): stacks are judged here, counts on the host.
 const FEWEST_SAMPLES: u64 = 150;
 
+/// A program of more than 1,000,000 verified instructions is refused (`BPF_COMPLEXITY_LIMIT_INSNS`), and kernels count
+/// differently.
+const MOST_VERIFIED: u32 = 750_000;
+
 /// The part of the report that is judged here: `ran = stored + idle + filtered + not_python + Σ loss`.
 #[derive(Deserialize)]
 struct Account {
@@ -94,6 +98,10 @@ fn judge_recording(
         .lines()
         .filter_map(|program| program.split_once("verified_insns:")?.1.split_whitespace().next())
         .collect();
+    for count in &verified {
+        let count: u32 = count.parse().with_context(|| format!("verified_insns is {count:?}"))?;
+        ensure!(count < MOST_VERIFIED, "{count} instructions of a program were verified: no room for other kernels");
+    }
     if !verified.is_empty() {
         write!(summary, "; instructions verified: {}", verified.join(", ")).context("cannot sum up")?;
     }
