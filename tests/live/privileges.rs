@@ -63,7 +63,13 @@ impl Nobody {
         for set in ["--inh-caps", "--ambient-caps", "--bounding-set"] {
             command.args([set, &list]);
         }
-        command.arg(&self.binary).args(["-d", "400ms", "-F", "499", "--force", "-o"]);
+        // A command ends the recording itself.
+        if pid.is_some() {
+            command.args([self.binary.as_os_str(), "-d".as_ref(), "700ms".as_ref()]);
+        } else {
+            command.arg(&self.binary);
+        }
+        command.args(["-F", "499", "--force", "-o"]);
         command.arg(self.dir.path().join("o.tach")).arg("--report").arg(&path).args(words).stdin(Stdio::null());
         let output = command.output().expect("setpriv can be run");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -98,7 +104,6 @@ fn deleted(dir: &Path) -> Busy {
 
 /// With all of [`ALL`] each feature works; without one of them it works or the message names it. The table tells which.
 #[test]
-#[ignore = "thirty recordings: run it with TACHYON_RENEW=1 to renew docs/privileges.md"]
 fn table() {
     let Some(_live) = live() else { return };
     let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
