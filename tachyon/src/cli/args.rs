@@ -153,6 +153,10 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "Output")]
     pub threads: bool,
 
+    /// One file for each process: PATH is then a directory, and --format alone tells the format
+    #[arg(long, value_enum, value_name = "BY", help_heading = "Output")]
+    pub split: Option<Split>,
+
     /// Write the account of the recording as JSON: samples, losses, cost
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     pub report: Option<PathBuf>,
@@ -168,6 +172,13 @@ pub struct RecordArgs {
     /// Bring TACH files to the disk each second (fdatasync), so that a power cut loses no more
     #[arg(long, help_heading = "Output")]
     pub sync: bool,
+}
+
+/// What gets a file of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// Each process
+    Process,
 }
 
 /// Layout of a TACH file.
@@ -344,10 +355,9 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, NoVerb> 
 }
 
 /// Of the documented command line, what this version cannot do yet.
-const NOT_YET: [(&str, &str); 5] = [
+const NOT_YET: [(&str, &str); 4] = [
     ("--native", "record native frames"),
     ("--kernel", "record kernel frames"),
-    ("--split", "write one file for each process"),
     ("top", "show a live view"),
     ("help", "explain single words: --help does"),
 ];

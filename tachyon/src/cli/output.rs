@@ -5,9 +5,11 @@
 //! it belongs to the calling user. Standard output goes through an unnamed temporary file, because a TACH header is
 //! written last and a pipe cannot seek.
 
+mod directory;
 mod error;
 mod place;
 
+pub use directory::{OutputDirectory, WHOLE};
 pub use error::OutputError;
 
 use super::caller::Caller;
@@ -19,6 +21,7 @@ use nix::unistd::fchown;
 use place::Place;
 use std::fs::{File, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// Where a file goes.
@@ -90,13 +93,19 @@ impl OutputPlan {
         self.companion().map_or(Ok(()), |path| check(&Destination::Path(path), self.force))
     }
 
-    /// Creates the second file, of a format that has one.
+    /// Creates the second file, of a format that has one; in `directory`, when the first one lies there.
     ///
     /// # Errors
     /// As [`OutputFile::create`].
-    pub fn create_companion(&self) -> Result<Option<(OutputFile, Companion)>, OutputError> {
+    pub fn create_companion(
+        &self,
+        directory: Option<&OutputDirectory>,
+    ) -> Result<Option<(OutputFile, Companion)>, OutputError> {
         let Some(path) = self.companion() else { return Ok(None) };
-        let output = OutputFile::create(&Destination::Path(path.clone()), self.force)?;
+        let output = match directory {
+            Some(directory) => directory.create_file(&path)?,
+            None => OutputFile::create(&Destination::Path(path.clone()), self.force)?,
+        };
         let file = output.try_clone_file().map_err(|source| OutputError::Part {
             action: "open",
             part: output.part_path().unwrap_or_default(),
@@ -169,7 +178,10 @@ impl OutputFile {
             let file = tempfile::tempfile().map_err(OutputError::Stdout)?;
             return Ok(Self { file, place: None, force, pending: false, has_journal: false });
         };
-        let place = Place::of(path, ending)?;
+        Self::create_at(Place::of(path, ending)?, force)
+    }
+
+    fn create_at(place: Place, force: bool) -> Result<Self, OutputError> {
         place.check_target(force)?;
         let file = match place.create_new(&place.part_name) {
             Err(nix::Error::EEXIST) => {
@@ -186,10 +198,7 @@ impl OutputFile {
         if let Err(TryLockError::WouldBlock) = output.file.try_lock() {
             return Err(OutputError::BusyPart { part: place.part_path() });
         }
-        if let Some(caller) = Caller::through_sudo() {
-            fchown(&output.file, Some(caller.uid), Some(caller.gid))
-                .map_err(|errno| place.part_error(CHOWN, errno.into()))?;
-        }
+        give_to_caller(&output.file).map_err(|source| place.part_error(CHOWN, source))?;
         Ok(output)
     }
 
@@ -213,13 +222,7 @@ impl OutputFile {
             errno => OutputError::Part { action: "create", part: part.clone(), source: errno.into() },
         })?;
         self.has_journal = true;
-        if let Some(caller) = Caller::through_sudo() {
-            fchown(&file, Some(caller.uid), Some(caller.gid)).map_err(|errno| OutputError::Part {
-                action: CHOWN,
-                part,
-                source: errno.into(),
-            })?;
-        }
+        give_to_caller(&file).map_err(|source| OutputError::Part { action: CHOWN, part, source })?;
         Ok(Some(file))
     }
 
@@ -299,6 +302,14 @@ pub fn write_whole(destination: &Destination, force: bool, bytes: &[u8]) -> Resu
         None => OutputError::Stdout(source),
     })?;
     output.commit()
+}
+
+/// Under sudo what we make belongs to the user behind it.
+fn give_to_caller(made: impl AsFd) -> io::Result<()> {
+    match Caller::through_sudo() {
+        Some(caller) => Ok(fchown(made, Some(caller.uid), Some(caller.gid))?),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -99,7 +99,7 @@ pub fn export(input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     let format = Format::from_extension(&path).unwrap();
     let plan = OutputPlan { destination: Destination::Path(path.clone()), format, force: true };
     let output = OutputFile::create(&plan.destination, true).unwrap();
-    let (companion_output, companion) = plan.create_companion().unwrap().unzip();
+    let (companion_output, companion) = plan.create_companion(None).unwrap().unzip();
     let options = ExportOptions { by_thread, svg: plan.is_svg(), companion };
     let mut file = output.try_clone_file().unwrap();
     let summary = export::run(input, Output::File(&mut file), format, options).unwrap();

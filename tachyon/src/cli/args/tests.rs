@@ -52,6 +52,7 @@ fn record_is_the_default_verb() {
     }
     assert!(record(&["--all-python"]).all_python);
     assert!(record(&["-p", "1", "--no-native"]).no_native);
+    assert_eq!(record(&["--all-python", "--split", "process"]).split, Some(Split::Process));
 }
 
 #[test]
@@ -138,7 +139,6 @@ fn values_out_of_range_name_the_mend() {
 fn what_is_not_there_yet_is_said_so() {
     for (line, message) in [
         (&["-p", "1", "--native"][..], "--native: this version cannot record native frames"),
-        (&["-p", "1", "--split", "process"], "--split: this version cannot write one file for each process"),
         (&["top", "-p", "1"], "top: this version cannot show a live view"),
     ] {
         assert_eq!(refused(line).0, message, "{line:?}");

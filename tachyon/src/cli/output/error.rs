@@ -24,6 +24,14 @@ pub enum OutputError {
         /// What stands there.
         found: &'static str,
     },
+    /// Something that is no directory stands where one is to be.
+    #[error("cannot write into {}: it is {found}", path.display())]
+    NotDirectory {
+        /// The path.
+        path: PathBuf,
+        /// What stands there.
+        found: &'static str,
+    },
     /// The path has no file name.
     #[error("cannot write {}: it names no file", path.display())]
     NoFileName {
@@ -42,6 +50,12 @@ pub enum OutputError {
     #[error("cannot create {}: it is left from a recording that was cut", part.display())]
     StalePart {
         /// The `.part` file.
+        part: PathBuf,
+    },
+    /// The same of a directory (`--split process`).
+    #[error("cannot create {}: it is left from a recording that was cut", part.display())]
+    StaleDirectory {
+        /// The `.part` directory.
         part: PathBuf,
     },
     /// Another process is writing the same file.
@@ -82,6 +96,7 @@ impl OutputError {
         match self {
             Self::Exists { .. } => Some("give another path, or --force to replace it".to_owned()),
             Self::NotRegular { .. } => Some("only a regular file is replaced: give another path".to_owned()),
+            Self::NotDirectory { .. } => Some("give the path of a directory that is not there yet".to_owned()),
             Self::NoFileName { .. } => Some("give the path of a file".to_owned()),
             Self::Directory { source, .. } => Some(match source.kind() {
                 io::ErrorKind::NotFound => "create the directory first, or give another path".to_owned(),
@@ -89,6 +104,11 @@ impl OutputError {
             }),
             Self::StalePart { .. } => {
                 Some("`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned())
+            }
+            Self::StaleDirectory { part } => {
+                let whole = part.join(super::directory::WHOLE).with_added_extension("part");
+                let whole = whole.display();
+                Some(format!("`tachyon-bpf recover {whole}` makes it readable; give --force to replace it"))
             }
             Self::BusyPart { .. } => Some("give another path".to_owned()),
             Self::Part { action: CHOWN, .. } => {

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) path: PathBuf,
-    directory: OwnedFd,
-    name: OsString,
+    pub(super) directory: OwnedFd,
+    pub(super) name: OsString,
     pub(super) part_name: OsString,
     pub(super) journal_name: OsString,
 }
@@ -36,11 +36,16 @@ impl Place {
         let directory =
             open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map_err(cannot)?;
         faccessat(&directory, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS).map_err(cannot)?;
+        Ok(Self::within(directory, path.to_owned(), name, ending))
+    }
+
+    /// A name in a directory that is open.
+    pub(super) fn within(directory: OwnedFd, path: PathBuf, name: &OsStr, ending: &str) -> Self {
         let mut part_name = name.to_owned();
         part_name.push(ending);
         let mut journal_name = part_name.clone();
         journal_name.push(".journal");
-        Ok(Self { path: path.to_owned(), directory, name: name.to_owned(), part_name, journal_name })
+        Self { name: name.to_owned(), path, directory, part_name, journal_name }
     }
 
     pub(super) fn part_path(&self) -> PathBuf {
@@ -136,7 +141,7 @@ fn rename_no_replace(directory: libc::c_int, from: &OsStr, to: &OsStr) -> io::Re
 }
 
 /// What stands there, when it is no regular file.
-fn not_regular(stat: &FileStat) -> Option<&'static str> {
+pub(super) fn not_regular(stat: &FileStat) -> Option<&'static str> {
     match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => None,
         SFlag::S_IFLNK => Some("a symbolic link"),
