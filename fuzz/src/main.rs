@@ -6,6 +6,7 @@
 
 mod gauge;
 mod input;
+mod recover;
 mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

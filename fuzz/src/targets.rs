@@ -18,6 +18,7 @@ use tachyon_common::layout::Layout;
 use tachyon_common::walk::{CodeBuffer, code_identity, thread_facts};
 
 use crate::input::Rng;
+use crate::recover;
 
 #[path = "../../tachyon-common/tests/image/mod.rs"]
 mod image;
@@ -32,8 +33,9 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 9] = [
+pub(crate) const TARGETS: [Target; 10] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
+    Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
     Target { name: "line_table", seeds: line_tables, run: locate },
     Target { name: "text", seeds: texts, run: decode_text },
     Target { name: "debug_offsets", seeds: || seed_files("bin"), run: walk_as_published },

@@ -74,7 +74,7 @@ fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let plan = plan::export_output(args, &Surroundings::current())?;
     let output = OutputFile::create(&plan.destination, plan.force)?;
     let mut file = output.try_clone_file()?;
-    let (companion_output, companion) = plan.create_companion()?.unzip();
+    let (companion_output, companion) = plan.create_companion(None)?.unzip();
     let options = ExportOptions { by_thread: args.threads, svg: plan.is_svg(), companion };
     export::run(&args.input, export::Output::File(&mut file), plan.format, options)?;
     if let Some(companion) = companion_output {

@@ -14,6 +14,7 @@ mod profile;
 mod profiler;
 pub mod statistics;
 mod target;
+pub mod viewers;
 
 pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};

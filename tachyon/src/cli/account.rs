@@ -14,6 +14,8 @@ use std::path::Path;
 pub struct Extras<'a> {
     /// The file that was written.
     pub output: &'a OutputPlan,
+    /// It is a directory with a file for each process.
+    pub split: bool,
     /// Functions by their share of samples as leaf, largest first.
     pub top: Vec<TopFunction>,
     /// Where the target waits when it hardly ran, e.g. `selectors.py:468 select`.
@@ -87,7 +89,7 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         let plural = if *count == 1 { "child" } else { "children" };
         writeln!(out, "pid {pid} has {count} busy Python {plural}: add --subprocesses")?;
     }
-    write_next(extras.output, out)
+    write_next(extras, report, out)
 }
 
 fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -111,8 +113,20 @@ fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result
     Ok(())
 }
 
-fn write_next(output: &OutputPlan, out: &mut dyn Write) -> io::Result<()> {
+fn write_next(extras: &Extras<'_>, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let output = extras.output;
     let Destination::Path(path) = &output.destination else { return Ok(()) };
+    if extras.split {
+        let files = report.processes.iter().filter(|process| process.samples > 0).count() as u64;
+        let plural = if files == 1 { "process" } else { "processes" };
+        let (path, files) = (path.to_string_lossy(), HumanCount(files));
+        return writeln!(
+            out,
+            "written: {}, a directory with the {} profiles of {files} {plural}",
+            escape(&path),
+            output.format
+        );
+    }
     writeln!(out, "written: {}", escape(&path.to_string_lossy()))?;
     if output.format == Format::Tach {
         let converted = path.with_extension("collapsed");
@@ -166,7 +180,7 @@ mod tests {
     }
 
     fn extras(output: &OutputPlan) -> Extras<'_> {
-        Extras { output, top: Vec::new(), waiting: None, busy_children: Vec::new(), colours: false }
+        Extras { output, split: false, top: Vec::new(), waiting: None, busy_children: Vec::new(), colours: false }
     }
 
     fn report(stored: u64, cpu_s: Option<f64>) -> Report {

@@ -2,6 +2,8 @@
 //!
 //! Syntax only: a value in its range, flags that exclude each other. What they mean together is for [`super::plan`].
 
+mod values;
+
 use super::failure::Failure;
 use super::format;
 use crate::discover::filter;
@@ -17,12 +19,6 @@ use std::time::Duration;
 /// Samples per second when nothing is asked for: not a divisor of the usual timer rates, so that a program that works
 /// in step with one is not always met at the same place.
 pub const DEFAULT_RATE_HZ: u32 = 99;
-/// Most samples per second: at 10 kHz one sample of 10 µs is a tenth of the program's time.
-pub const MAX_RATE_HZ: u32 = 10_000;
-const MIN_INTERVAL: Duration = Duration::from_micros(100);
-const MAX_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest `--duration`: far beyond any use, and safe to add to a clock.
-const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,7 +78,7 @@ pub enum Verb {
 #[derive(Args, Debug)]
 pub struct RecordArgs {
     /// Process to profile; may be given several times
-    #[arg(short, long = "pid", value_name = "PID", value_parser = parse_pid, help_heading = "What to profile")]
+    #[arg(short, long = "pid", value_name = "PID", value_parser = values::pid, help_heading = "What to profile")]
     pub pids: Vec<Pid>,
 
     /// Every CPython process of the machine, also those that start later
@@ -118,15 +114,15 @@ pub struct RecordArgs {
     pub command: Vec<OsString>,
 
     /// Stop after this time, e.g. 30s, 500ms, "1m 30s"; without it at Ctrl-C or when all processes have ended
-    #[arg(short, long, value_name = "TIME", value_parser = parse_duration, help_heading = "How")]
+    #[arg(short, long, value_name = "TIME", value_parser = values::duration, help_heading = "How")]
     pub duration: Option<Duration>,
 
     /// Samples per second of CPU time of each thread, 1 to 10000 [default: 99]
-    #[arg(short = 'F', long, value_name = "HZ", value_parser = parse_frequency, help_heading = "How")]
+    #[arg(short = 'F', long, value_name = "HZ", value_parser = values::frequency, help_heading = "How")]
     pub frequency: Option<u32>,
 
     /// The same the other way round: CPU time between samples, 100us to 1s, e.g. 10ms
-    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "frequency", help_heading = "How")]
+    #[arg(short, long, value_name = "TIME", value_parser = values::interval, conflicts_with = "frequency", help_heading = "How")]
     pub interval: Option<Duration>,
 
     /// Only samples whose thread holds the GIL
@@ -157,6 +153,10 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "Output")]
     pub threads: bool,
 
+    /// One file for each process: PATH is then a directory, and --format alone tells the format
+    #[arg(long, value_enum, value_name = "BY", help_heading = "Output")]
+    pub split: Option<Split>,
+
     /// Write the account of the recording as JSON: samples, losses, cost
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     pub report: Option<PathBuf>,
@@ -172,6 +172,13 @@ pub struct RecordArgs {
     /// Bring TACH files to the disk each second (fdatasync), so that a power cut loses no more
     #[arg(long, help_heading = "Output")]
     pub sync: bool,
+}
+
+/// What gets a file of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// Each process
+    Process,
 }
 
 /// Layout of a TACH file.
@@ -267,7 +274,7 @@ pub struct InfoArgs {
 )]
 pub struct DumpArgs {
     /// Process to look at
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
+    #[arg(short, long, value_name = "PID", value_parser = values::pid)]
     pub pid: Pid,
 
     /// As JSON (docs/dump.md)
@@ -348,10 +355,9 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, NoVerb> 
 }
 
 /// Of the documented command line, what this version cannot do yet.
-const NOT_YET: [(&str, &str); 5] = [
+const NOT_YET: [(&str, &str); 4] = [
     ("--native", "record native frames"),
     ("--kernel", "record kernel frames"),
-    ("--split", "write one file for each process"),
     ("top", "show a live view"),
     ("help", "explain single words: --help does"),
 ];
@@ -388,209 +394,5 @@ fn usage(error: &clap::Error) -> Failure {
     Failure::usage(message).with_hint(tip.unwrap_or_else(|| "tachyon-bpf --help explains all options".to_owned()))
 }
 
-fn parse_pid(text: &str) -> Result<Pid, String> {
-    match text.parse::<i32>() {
-        Ok(pid @ 1..) => Ok(Pid(pid.unsigned_abs())),
-        _ => Err("a pid is a number from 1, as `ps` shows it".to_owned()),
-    }
-}
-
-fn parse_time(text: &str, example: &str) -> Result<Duration, String> {
-    if let Ok(number) = text.trim().parse::<f64>() {
-        return Err(if number < 0.0 {
-            format!("a time is positive, e.g. {example}")
-        } else {
-            format!("it has no unit, write e.g. {example}")
-        });
-    }
-    humantime::parse_duration(text).map_err(|error| format!("{error}, write e.g. {example}"))
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    if text.trim() == "0" {
-        return Err("must be longer than 0, leave it out to record until Ctrl-C".to_owned());
-    }
-    match parse_time(text, "30s, 500ms or 5m")? {
-        Duration::ZERO => Err("must be longer than 0, leave it out to record until Ctrl-C".to_owned()),
-        duration if duration > MAX_DURATION => {
-            Err("longer than a year, leave it out to record until Ctrl-C".to_owned())
-        }
-        duration => Ok(duration),
-    }
-}
-
-fn parse_frequency(text: &str) -> Result<u32, String> {
-    match text.parse::<u32>() {
-        Ok(rate @ 1..=MAX_RATE_HZ) => Ok(rate),
-        Ok(0) => Err("must be 1 to 10000 Hz: with 0 there are no samples".to_owned()),
-        _ if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
-            Err("must be 1 to 10000 Hz: above, sampling would take more than a tenth of the program's time".to_owned())
-        }
-        _ => Err("must be a whole number from 1 to 10000, in Hz; for fractions use --interval".to_owned()),
-    }
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_time(text, "10ms or 500us")?;
-    if interval < MIN_INTERVAL {
-        Err("must be 100us to 1s: below, sampling would take more than a tenth of the program's time".to_owned())
-    } else if interval > MAX_INTERVAL {
-        Err("must be 100us to 1s: rarer samples say nothing".to_owned())
-    } else {
-        Ok(interval)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(line: &[&str]) -> Vec<OsString> {
-        std::iter::once("tachyon-bpf").chain(line.iter().copied()).map(OsString::from).collect()
-    }
-
-    fn record(line: &[&str]) -> RecordArgs {
-        match parse(words(line)) {
-            Ok(Verb::Record(args)) => *args,
-            other => panic!("{line:?}: {other:?}"),
-        }
-    }
-
-    fn refused(line: &[&str]) -> (String, String) {
-        match parse(words(line)) {
-            Err(NoVerb::Usage(failure)) => {
-                assert_eq!(failure.status(), super::super::failure::STATUS_USAGE);
-                (failure.to_string(), failure.hint().unwrap_or_default().to_owned())
-            }
-            other => panic!("{line:?}: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn definition_is_consistent() {
-        CommandLine::command().debug_assert();
-    }
-
-    #[test]
-    fn manual_and_completions_know_all_flags() {
-        let mut man = Vec::new();
-        write_man(&mut man).unwrap();
-        let man = String::from_utf8(man).unwrap().replace("\\-", "-");
-        let mut bash = Vec::new();
-        write_completions(clap_complete::Shell::Bash, &mut bash);
-        let bash = String::from_utf8(bash).unwrap();
-        let command = CommandLine::command();
-        let verbs = command.get_subcommands();
-        for flag in verbs.flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {
-            assert!(man.contains(&format!("--{flag}")), "the manual lacks --{flag}");
-            assert!(bash.contains(&format!("--{flag}")), "the completions lack --{flag}");
-        }
-        assert!(man.contains(".SH RECOVER") && man.contains("Exit status"));
-    }
-
-    #[test]
-    fn record_is_the_default_verb() {
-        for line in [&["-p", "1", "-p", "2", "-d", "3s"][..], &["record", "--pid=1", "-p2", "--duration", "3s"]] {
-            let args = record(line);
-            assert_eq!(args.pids, [Pid(1), Pid(2)]);
-            assert_eq!(args.duration, Some(Duration::from_secs(3)));
-        }
-        assert!(record(&["--all-python"]).all_python);
-        assert!(record(&["-p", "1", "--no-native"]).no_native);
-    }
-
-    #[test]
-    fn what_follows_the_dashes_is_the_command() {
-        assert_eq!(record(&["--", "python", "-c", "pass", "--", "-p"]).command, ["python", "-c", "pass", "--", "-p"]);
-        assert_eq!(record(&["-d", "3s", "--", "info"]).command, ["info"]);
-        assert_eq!(record(&["record", "--as-root", "--", "export", "-o"]).command, ["export", "-o"]);
-    }
-
-    #[test]
-    fn verbs() {
-        assert!(matches!(parse(words(&["doctor", "--json"])), Ok(Verb::Doctor(DoctorArgs { json: true }))));
-        assert!(matches!(parse(words(&["info", "x.tach"])), Ok(Verb::Info(_))));
-        let dump = parse(words(&["dump", "-p", "7", "--json"]));
-        assert!(matches!(dump, Ok(Verb::Dump(DumpArgs { pid: Pid(7), json: true }))));
-        let Ok(Verb::Export(args)) = parse(words(&["export", "x.tach", "-o", "-", "--format", "collapsed"])) else {
-            panic!("export");
-        };
-        assert_eq!((args.output, args.format), ("-".into(), Some(Format::Collapsed)));
-        for help in [&["--help"][..], &["-h"], &["record", "--help"], &["export", "-h"], &["--version"]] {
-            assert!(matches!(parse(words(help)), Err(NoVerb::Shown(_))), "{help:?}");
-        }
-    }
-
-    #[test]
-    fn values_out_of_range_name_the_mend() {
-        for (line, message) in [
-            (&["-p", "0"][..], "invalid value '0' for '--pid <PID>': a pid is a number from 1, as `ps` shows it"),
-            (
-                &["-d", "0s", "-p", "1"],
-                "invalid value '0s' for '--duration <TIME>': must be longer than 0, leave it out to record until Ctrl-C",
-            ),
-            (
-                &["-d", "0", "-p", "1"],
-                "invalid value '0' for '--duration <TIME>': must be longer than 0, leave it out to record until Ctrl-C",
-            ),
-            (
-                &["-d", "30", "-p", "1"],
-                "invalid value '30' for '--duration <TIME>': it has no unit, write e.g. 30s, 500ms or 5m",
-            ),
-            (
-                &["-d=-3s", "-p", "1"],
-                "invalid value '-3s' for '--duration <TIME>': expected number at 0, write e.g. 30s, 500ms or 5m",
-            ),
-            (
-                &["-d", "1000y", "-p", "1"],
-                "invalid value '1000y' for '--duration <TIME>': longer than a year, leave it out to record until Ctrl-C",
-            ),
-            (
-                &["-F", "0", "-p", "1"],
-                "invalid value '0' for '--frequency <HZ>': must be 1 to 10000 Hz: with 0 there are no samples",
-            ),
-            (
-                &["-F", "10001", "-p", "1"],
-                "invalid value '10001' for '--frequency <HZ>': must be 1 to 10000 Hz: above, sampling would take more than a tenth of the program's time",
-            ),
-            (
-                &["-F", "99999999999", "-p", "1"],
-                "invalid value '99999999999' for '--frequency <HZ>': must be 1 to 10000 Hz: above, sampling would take more than a tenth of the program's time",
-            ),
-            (
-                &["-i", "10us", "-p", "1"],
-                "invalid value '10us' for '--interval <TIME>': must be 100us to 1s: below, sampling would take more than a tenth of the program's time",
-            ),
-            (
-                &["--format", "svg", "-p", "1"],
-                "invalid value 'svg' for '--format <FORMAT>': one of tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox, jsonl",
-            ),
-            (
-                &["--compression", "lz4", "-p", "1"],
-                "invalid value 'lz4' for '--compression <COMPRESSION>' [possible values: zstd, none]",
-            ),
-            (&["-p", "1", "--all-python"], "the argument '--pid <PID>' cannot be used with '--all-python'"),
-            (&["-p", "1", "--", "x"], "the argument '--pid <PID>' cannot be used with '[CMD]...'"),
-            (&["-F", "9", "-i", "10ms"], "the argument '--frequency <HZ>' cannot be used with '--interval <TIME>'"),
-            (&["dump"], "the following required arguments were not provided: --pid <PID>"),
-            (&["export", "x.tach"], "the following required arguments were not provided: --output <OUT>"),
-        ] {
-            assert_eq!(refused(line).0, message, "{line:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_not_there_yet_is_said_so() {
-        for (line, message) in [
-            (&["-p", "1", "--native"][..], "--native: this version cannot record native frames"),
-            (&["-p", "1", "--split", "process"], "--split: this version cannot write one file for each process"),
-            (&["top", "-p", "1"], "top: this version cannot show a live view"),
-        ] {
-            assert_eq!(refused(line).0, message, "{line:?}");
-        }
-        let (message, hint) = refused(&["python", "app.py"]);
-        assert_eq!(message, "unexpected word 'python'");
-        assert!(hint.contains("tachyon-bpf -- python app.py"));
-        assert_eq!(refused(&["-p", "1", "--durationn", "3s"]).1, "a similar argument exists: '--duration'");
-    }
-}
+mod tests;

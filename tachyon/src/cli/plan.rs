@@ -6,7 +6,7 @@ use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, RecordArgs};
 use super::escape::escape;
 use super::failure::Failure;
 use super::format;
-use super::output::{self, Destination, OutputError, OutputPlan};
+use super::output::{self, Destination, OutputDirectory, OutputError, OutputPlan};
 use crate::discover::Filter;
 use crate::sinks::Format;
 use crate::tach::Layout;
@@ -50,6 +50,8 @@ pub struct Plan {
     pub rate_hz: f64,
     /// The profile.
     pub output: OutputPlan,
+    /// The profile is a directory, with a file for each process.
+    pub split: bool,
     /// Where the account goes as JSON.
     pub report: Option<Destination>,
     /// Threads stay apart in formats that join them.
@@ -98,7 +100,8 @@ impl Surroundings {
 }
 
 impl Plan {
-    /// Whether the profile may hold more than one process: its stacks then start with `comm (pid)`.
+    /// Whether the profile may hold more than one process: its stacks then start with `comm (pid)`. (So do those of
+    /// the file that holds a recording until it is split.)
     #[must_use]
     pub fn many_processes(&self) -> bool {
         self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)
@@ -124,7 +127,10 @@ impl Plan {
                 check_process(pid)?;
             }
         }
-        output.check()?;
+        match &output.destination {
+            Destination::Path(path) if args.split.is_some() => OutputDirectory::check(path, output.force)?,
+            _ => output.check()?,
+        }
         if let Some(report) = &report {
             output::check(report, output.force)?;
         }
@@ -136,6 +142,7 @@ impl Plan {
             interval,
             rate_hz,
             output,
+            split: args.split.is_some(),
             report,
             threads: args.threads,
             gil: args.gil,
@@ -202,9 +209,15 @@ fn interval_and_rate(args: &RecordArgs) -> (Duration, f64) {
 }
 
 fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, anyhow::Error> {
+    if args.split.is_some() {
+        return Ok(split_output(args, surroundings)?);
+    }
     let destination = match &args.output {
         Some(path) => Destination::from_argument(path.clone()),
-        None => Destination::Path(default_path(args.format.unwrap_or(Format::Tach), surroundings.now)),
+        None => Destination::Path({
+            let extension = args.format.unwrap_or(Format::Tach).extension();
+            default_path(&format!(".{extension}"), surroundings.now)
+        }),
     };
     let format = match (args.format, &destination) {
         (Some(format), _) => format,
@@ -214,6 +227,19 @@ fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<Outpu
     let output = OutputPlan { destination, format, force: args.force };
     check_stream(&output, surroundings)?;
     Ok(output)
+}
+
+/// A directory has no extension that could tell the format of its files.
+fn split_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, Failure> {
+    let destination = match &args.output {
+        Some(path) => Destination::from_argument(path.clone()),
+        None => Destination::Path(default_path("", surroundings.now)),
+    };
+    if destination == Destination::Stdout {
+        return Err(Failure::usage("cannot write one file for each process to standard output")
+            .with_hint("give a directory with -o"));
+    }
+    Ok(OutputPlan { destination, format: args.format.unwrap_or(Format::Tach), force: args.force })
 }
 
 fn format_of_path(path: &Path) -> Result<Format, Failure> {
@@ -239,10 +265,9 @@ fn check_stream(output: &OutputPlan, surroundings: &Surroundings) -> Result<(), 
 
 /// `tachyon-<UTC date-time>.tach` in the current directory, e.g. `tachyon-20260131T080910Z.tach`; a second recording
 /// of the same second gets `-2`.
-fn default_path(format: Format, now: SystemTime) -> PathBuf {
+fn default_path(ending: &str, now: SystemTime) -> PathBuf {
     let time = humantime::format_rfc3339_seconds(now).to_string().replace(['-', ':'], "");
-    let extension = format.extension();
-    let path = |suffix: &str| PathBuf::from(format!("tachyon-{time}{suffix}.{extension}"));
+    let path = |suffix: &str| PathBuf::from(format!("tachyon-{time}{suffix}{ending}"));
     let mut candidate = path("");
     for number in 2..100 {
         let taken = output::check(&Destination::Path(candidate.clone()), false);

@@ -38,7 +38,7 @@ impl Frame {
 }
 
 /// Interned frames in order of first use.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct FrameTable {
     frames: Vec<Frame>,
     ids: HashMap<Frame, FrameId>,

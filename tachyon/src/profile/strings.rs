@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct StrId(pub u32);
 
 /// Interned strings in order of first use.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct StringTable {
     strings: Vec<Arc<str>>,
     ids: HashMap<Arc<str>, StrId>,

@@ -160,6 +160,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     }
     let extras = Extras {
         output: &plan.output,
+        split: plan.split,
         top: samples::top_functions(&made.profile, &made.leaves),
         waiting,
         busy_children,

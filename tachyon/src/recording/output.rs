@@ -1,9 +1,11 @@
 //! The files a recording writes, and the sink that fills them.
 
+mod split;
+
 use crate::cli::args;
-use crate::cli::output::{Destination, OutputError, OutputFile, OutputPlan};
+use crate::cli::output::{Destination, OutputDirectory, OutputError, OutputFile, OutputPlan};
 use crate::cli::plan::Plan;
-use crate::profile::Profile;
+use crate::profile::{Meta, Profile};
 use crate::sinks::export::{self, ExportOptions};
 use crate::sinks::tach::TachOptions;
 use crate::sinks::{Format, Sink, TachSink};
@@ -16,11 +18,16 @@ use std::sync::{Arc, Mutex};
 /// Bytes gathered before a `write(2)`; what is gathered is written at least once a second all the same.
 const BUFFER: usize = 256 * 1024;
 
+/// Further files of one profile: of a recording that one TACH file cannot hold, or a gperftools profile's companion.
+type More = Arc<Mutex<Vec<OutputFile>>>;
+
 /// All files of one recording: nearly always one.
 pub(super) struct Outputs {
     first: OutputFile,
-    /// Further files: of a recording that one TACH file cannot hold, or a gperftools profile's companion.
-    more: Arc<Mutex<Vec<OutputFile>>>,
+    more: More,
+    /// With `--split process`: where the processes' files go. The others are then the recording as a whole, which has
+    /// done its duty when those are there.
+    directory: Option<Arc<OutputDirectory>>,
 }
 
 impl Outputs {
@@ -29,37 +36,22 @@ impl Outputs {
     /// # Errors
     /// When a file cannot be had.
     pub fn open(plan: &Plan, profile: &Profile) -> anyhow::Result<(Self, Box<dyn Sink + Send>)> {
+        let more = More::default();
+        if plan.split {
+            return split::open(plan, profile, more);
+        }
         let mut first = OutputFile::create(&plan.output.destination, plan.output.force)?;
-        let more = Arc::new(Mutex::new(Vec::new()));
-        let file = BufWriter::with_capacity(BUFFER, first.try_clone_file()?);
         let sink: Box<dyn Sink + Send> = match plan.output.format {
             Format::Tach => {
-                let compression = match plan.compression {
-                    args::Compression::Zstd => Compression::Zstd,
-                    args::Compression::None => Compression::None,
-                };
-                let options = TachOptions { compression, layout: plan.tach_layout, ..TachOptions::default() };
-                let mut sink = TachSink::new(file, &profile.meta, options)?;
-                if plan.sync {
-                    let (first, more) = (first.try_clone_file()?, Arc::clone(&more));
-                    sink = sink.with_sync(move || sync(&first, &more));
-                }
-                if let Some(journal) = first.create_journal()? {
-                    sink = sink.with_journal(journal, profile)?;
-                }
-                let (plan, files) = (plan.output.clone(), Arc::clone(&more));
-                Box::new(sink.with_next_output(move |number| next(&plan, number, &files)))
+                let sink = tach_sink(plan, &plan.output, None, &first, &more, &profile.meta)?;
+                Box::new(match first.create_journal()? {
+                    Some(journal) => sink.with_journal(journal, profile)?,
+                    None => sink,
+                })
             }
-            format => {
-                let companion = plan.output.create_companion()?.map(|(output, companion)| {
-                    super::follow::lock(&more).push(output);
-                    companion
-                });
-                let svg = plan.output.is_svg();
-                export::open(format, file, ExportOptions { by_thread: plan.threads, svg, companion })?
-            }
+            _ => export_sink(plan, &plan.output, None, &first, &more)?,
         };
-        Ok((Self { first, more }, sink))
+        Ok((Self { first, more, directory: None }, sink))
     }
 
     /// Gives the files their names.
@@ -67,18 +59,66 @@ impl Outputs {
     /// # Errors
     /// When a name was taken meanwhile.
     pub fn commit(self) -> Result<(), OutputError> {
-        self.first.commit()?;
-        for file in std::mem::take(&mut *super::follow::lock(&self.more)) {
-            file.commit()?;
+        if let Some(directory) = self.directory {
+            drop((self.first, std::mem::take(&mut *super::follow::lock(&self.more))));
+            return directory.commit();
         }
-        Ok(())
+        commit(self.first, &self.more)
     }
 
     /// Leaves what was written where it is, and tells where.
     pub fn keep(self) -> Vec<PathBuf> {
+        if let Some(directory) = &self.directory {
+            directory.keep();
+        }
         let more = std::mem::take(&mut *super::follow::lock(&self.more));
         std::iter::once(self.first).chain(more).filter_map(OutputFile::keep_part).collect()
     }
+}
+
+fn commit(first: OutputFile, more: &More) -> Result<(), OutputError> {
+    first.commit()?;
+    std::mem::take(&mut *super::follow::lock(more)).into_iter().try_for_each(OutputFile::commit)
+}
+
+/// The sink of a TACH file, `first`, that may go on in further ones.
+fn tach_sink(
+    plan: &Plan,
+    output: &OutputPlan,
+    directory: Option<&Arc<OutputDirectory>>,
+    first: &OutputFile,
+    more: &More,
+    meta: &Meta,
+) -> anyhow::Result<TachSink<BufWriter<File>>> {
+    let compression = match plan.compression {
+        args::Compression::Zstd => Compression::Zstd,
+        args::Compression::None => Compression::None,
+    };
+    let options = TachOptions { compression, layout: plan.tach_layout, ..TachOptions::default() };
+    let mut sink = TachSink::new(BufWriter::with_capacity(BUFFER, first.try_clone_file()?), meta, options)?;
+    if plan.sync {
+        let (first, more) = (first.try_clone_file()?, Arc::clone(more));
+        sink = sink.with_sync(move || sync(&first, &more));
+    }
+    let (output, directory, files) = (output.clone(), directory.cloned(), Arc::clone(more));
+    Ok(sink.with_next_output(move |number| next(&output, directory.as_deref(), number, &files)))
+}
+
+/// The sink of any other format.
+fn export_sink(
+    plan: &Plan,
+    output: &OutputPlan,
+    directory: Option<&OutputDirectory>,
+    first: &OutputFile,
+    more: &More,
+) -> anyhow::Result<Box<dyn Sink + Send>> {
+    let companion = output.create_companion(directory)?.map(|(file, companion)| {
+        super::follow::lock(more).push(file);
+        companion
+    });
+    let file = BufWriter::with_capacity(BUFFER, first.try_clone_file()?);
+    let options = ExportOptions { by_thread: plan.threads, svg: output.is_svg(), companion };
+    Ok(export::open(output.format, file, options)?)
 }
 
 /// Brings all files of a recording to the disk (`--sync`).
@@ -88,12 +128,21 @@ fn sync(first: &File, more: &Mutex<Vec<OutputFile>>) -> std::io::Result<()> {
 }
 
 /// The next file of a recording that has filled one: `name.0001.tach`, …
-fn next(plan: &OutputPlan, number: u32, files: &Mutex<Vec<OutputFile>>) -> std::io::Result<BufWriter<File>> {
-    let Destination::Path(path) = &plan.destination else {
+fn next(
+    output: &OutputPlan,
+    directory: Option<&OutputDirectory>,
+    number: u32,
+    files: &Mutex<Vec<OutputFile>>,
+) -> std::io::Result<BufWriter<File>> {
+    let Destination::Path(path) = &output.destination else {
         return Err(std::io::Error::other("a TACH file is full, and standard output holds only one"));
     };
     let path = numbered(path, number - 1);
-    let file = OutputFile::create(&Destination::Path(path), plan.force).map_err(std::io::Error::other)?;
+    let file = match directory {
+        Some(directory) => directory.create_file(&path),
+        None => OutputFile::create(&Destination::Path(path), output.force),
+    };
+    let file = file.map_err(std::io::Error::other)?;
     let writer = BufWriter::with_capacity(BUFFER, file.try_clone_file()?);
     super::follow::lock(files).push(file);
     Ok(writer)

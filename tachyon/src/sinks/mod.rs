@@ -15,8 +15,10 @@ mod label;
 pub mod metadata;
 pub mod pprof;
 pub mod speedscope;
+pub mod split;
 mod spool;
 mod stacks;
+mod streams;
 pub mod tach;
 pub mod text;
 

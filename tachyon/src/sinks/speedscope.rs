@@ -56,7 +56,7 @@ impl<W: Write> Sink for SpeedscopeSink<W> {
         write!(out, "{{\"$schema\":\"{SCHEMA}\",\"exporter\":\"{exporter}\",\"name\":")?;
         json(&mut out, &title(profile))?;
         out.write_all(b",\"activeProfileIndex\":0,\"shared\":{\"frames\":[")?;
-        let frames = Frames::write(&mut out, profile, &self.spool)?;
+        let mut frames = Frames::write(&mut out, profile, &self.spool)?;
         out.write_all(b"]},\"profiles\":[")?;
         let end = last.saturating_add(profile.meta.interval_us.max(1));
         for index in 0..self.threads {
@@ -65,7 +65,7 @@ impl<W: Write> Sink for SpeedscopeSink<W> {
             if index > 0 {
                 out.write_all(b",")?;
             }
-            write_thread(&mut out, profile, &self.spool, &frames, id, &span)?;
+            write_thread(&mut out, profile, &self.spool, &mut frames, id, &span)?;
         }
         out.write_all(b"]}\n")?;
         out.flush()
@@ -84,13 +84,16 @@ fn title(profile: &Profile) -> String {
 struct Frames {
     /// By [`FrameId`].
     index: Vec<Option<u32>>,
+    /// By [`StackId`], made at first use: how a stack is written. There are far fewer stacks than samples.
+    stacks: Vec<Option<Box<str>>>,
 }
 
 impl Frames {
     /// Writes the table; its first entry is [`NO_FRAMES`].
     fn write(out: &mut impl Write, profile: &Profile, spool: &Spool) -> io::Result<Self> {
         write!(out, "{{\"name\":\"{NO_FRAMES}\"}}")?;
-        let mut frames = Self { index: vec![None; profile.frames.len()] };
+        let stacks = vec![None; spool.stacks.iter().len()];
+        let mut frames = Self { index: vec![None; profile.frames.len()], stacks };
         let mut known = HashMap::new();
         for &FrameId(id) in spool.stacks.iter().flatten() {
             let place = &mut frames.index[id as usize];
@@ -106,6 +109,23 @@ impl Frames {
             }
         }
         Ok(frames)
+    }
+}
+
+impl Frames {
+    /// A stack as the file has it, outermost frame first.
+    fn stack(&mut self, spool: &Spool, id: StackId) -> &str {
+        let index = &self.index;
+        self.stacks[id.0 as usize].get_or_insert_with(|| {
+            let stack = spool.stacks.get(id);
+            if stack.is_empty() {
+                return "[0]".into();
+            }
+            let place = |&FrameId(frame): &FrameId| {
+                index[frame as usize].expect("every frame of a stack is in the table").to_string()
+            };
+            format!("[{}]", stack.iter().rev().map(place).collect::<Vec<_>>().join(",")).into()
+        })
     }
 }
 
@@ -141,7 +161,7 @@ fn write_thread(
     out: &mut impl Write,
     profile: &Profile,
     spool: &Spool,
-    frames: &Frames,
+    frames: &mut Frames,
     id: ThreadId,
     span: &Span,
 ) -> io::Result<()> {
@@ -158,20 +178,7 @@ fn write_thread(
         list.comma(out)?;
         match part {
             Part::Idle(_) => out.write_all(b"[]"),
-            Part::Sample(stack, _) => {
-                let stack = spool.stacks.get(stack);
-                if stack.is_empty() {
-                    return out.write_all(b"[0]");
-                }
-                let mut before = b"[";
-                for &FrameId(frame) in stack.iter().rev() {
-                    let index = frames.index[frame as usize].expect("every frame of a stack is in the table");
-                    out.write_all(before)?;
-                    write!(out, "{index}")?;
-                    before = b",";
-                }
-                out.write_all(b"]")
-            }
+            Part::Sample(stack, _) => out.write_all(frames.stack(spool, stack).as_bytes()),
         }
     })?;
     out.write_all(b"],\"weights\":[")?;

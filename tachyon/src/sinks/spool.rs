@@ -5,13 +5,9 @@
 //! number of samples.
 
 use super::stacks::{StackId, Stacks};
+use super::streams::{Streams, get, get_u32, put};
 use crate::profile::{Sample, ThreadId};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-
-/// Bytes gathered before a stream's block goes to the file.
-const BLOCK: usize = 8 * 1024;
 
 /// A sample as it comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +26,9 @@ pub(super) struct Spooled {
 #[derive(Debug, Default)]
 pub(super) struct Spool {
     pub stacks: Stacks,
-    file: Option<File>,
-    file_len: u64,
-    streams: Vec<Stream>,
-}
-
-#[derive(Debug, Default)]
-struct Stream {
-    /// Offset and length in the file.
-    blocks: Vec<(u64, u32)>,
-    buffer: Vec<u8>,
-    last_us: u64,
+    streams: Streams,
+    /// By stream: the time of its last sample.
+    last_us: Vec<u64>,
 }
 
 impl Spool {
@@ -50,31 +38,17 @@ impl Spool {
     /// When the temporary file cannot be made or written.
     pub fn push(&mut self, stream: usize, sample: &Sample<'_>) -> io::Result<()> {
         let stack = self.stacks.intern(sample.frames);
-        if stream >= self.streams.len() {
-            self.streams.resize_with(stream + 1, Stream::default);
+        if stream >= self.last_us.len() {
+            self.last_us.resize(stream + 1, 0);
         }
-        let to = &mut self.streams[stream];
-        put(&mut to.buffer, u64::from(sample.thread.0));
         // Wraps where time goes back, as it may in a file from elsewhere; reading wraps again.
-        put(&mut to.buffer, sample.time_us.wrapping_sub(to.last_us));
-        to.buffer.push(sample.status);
-        put(&mut to.buffer, u64::from(stack.0));
-        to.last_us = sample.time_us;
-        if to.buffer.len() >= BLOCK { self.write_block(stream) } else { Ok(()) }
-    }
-
-    fn write_block(&mut self, stream: usize) -> io::Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(tempfile::tempfile()?),
-        };
-        let stream = &mut self.streams[stream];
-        file.write_all_at(&stream.buffer, self.file_len)?;
-        let len = u32::try_from(stream.buffer.len()).expect("a block is little longer than 8 KiB");
-        stream.blocks.push((self.file_len, len));
-        self.file_len += u64::from(len);
-        stream.buffer.clear();
-        Ok(())
+        let delta = sample.time_us.wrapping_sub(std::mem::replace(&mut self.last_us[stream], sample.time_us));
+        self.streams.push(stream, |out| {
+            put(out, u64::from(sample.thread.0));
+            put(out, delta);
+            out.push(sample.status);
+            put(out, u64::from(stack.0));
+        })
     }
 
     /// Gives all samples of a stream to `take`, in order of arrival.
@@ -82,45 +56,15 @@ impl Spool {
     /// # Errors
     /// When the temporary file cannot be read, or what `take` says.
     pub fn read(&self, stream: usize, mut take: impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
-        let Some(stream) = self.streams.get(stream) else { return Ok(()) };
-        let mut last_us = 0;
-        let mut block = Vec::new();
-        for &(offset, len) in &stream.blocks {
-            block.resize(len as usize, 0);
-            let file = self.file.as_ref().expect("a stream with blocks has a file");
-            file.read_exact_at(&mut block, offset)?;
-            decode(&block, &mut last_us, &mut take)?;
-        }
-        decode(&stream.buffer, &mut last_us, &mut take)
+        let mut last_us = 0_u64;
+        self.streams.read(stream, |bytes| {
+            let thread = ThreadId(get_u32(bytes)?);
+            last_us = last_us.wrapping_add(get(bytes)?);
+            let [status] = super::streams::array(bytes)?;
+            let stack = StackId(get_u32(bytes)?);
+            take(Spooled { thread, time_us: last_us, status, stack })
+        })
     }
-}
-
-fn decode(mut bytes: &[u8], last_us: &mut u64, take: &mut impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let thread = ThreadId(get_u32(&mut bytes)?);
-        *last_us = last_us.wrapping_add(get(&mut bytes)?);
-        let (&status, rest) = bytes.split_first().ok_or_else(damaged)?;
-        bytes = rest;
-        let stack = StackId(get_u32(&mut bytes)?);
-        take(Spooled { thread, time_us: *last_us, status, stack })?;
-    }
-    Ok(())
-}
-
-fn put(out: &mut Vec<u8>, value: u64) {
-    prost::encoding::encode_varint(value, out);
-}
-
-fn get(bytes: &mut &[u8]) -> io::Result<u64> {
-    prost::encoding::decode_varint(bytes).map_err(|_| damaged())
-}
-
-fn get_u32(bytes: &mut &[u8]) -> io::Result<u32> {
-    u32::try_from(get(bytes)?).map_err(|_| damaged())
-}
-
-fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the temporary file of samples was changed")
 }
 
 #[cfg(test)]

@@ -91,6 +91,8 @@ pub struct TachSink<W> {
     /// Where names go while there are no tables yet.
     journal: Option<Journal>,
     sync: Option<Sync>,
+    /// What is told as lost instead of what the report says.
+    lost_percent: Option<f64>,
     table: FrameIndices,
     /// The stack at hand, as indices of the file.
     stack: Vec<u32>,
@@ -137,6 +139,7 @@ impl<W: Write + Seek> TachSink<W> {
             stored: 0,
             journal: None,
             sync: None,
+            lost_percent: None,
             table: FrameIndices::default(),
             stack: Vec::new(),
         })
@@ -164,6 +167,13 @@ impl<W: Write + Seek> TachSink<W> {
     #[must_use]
     pub fn with_sync(mut self, sync: impl FnMut() -> io::Result<()> + Send + 'static) -> Self {
         self.sync = Some(Box::new(sync));
+        self
+    }
+
+    /// Has the file tell this share as lost, for a part of a recording whose losses are known as a whole only.
+    #[must_use]
+    pub fn with_lost_percent(mut self, lost_percent: Option<f64>) -> Self {
+        self.lost_percent = lost_percent;
         self
     }
 
@@ -240,7 +250,7 @@ impl<W: Write + Seek> TachSink<W> {
         let statistics = Statistics {
             duration_sec: report.duration_s,
             sample_rate: report.rate_hz,
-            error_rate: percent(lost, self.stored + lost),
+            error_rate: self.lost_percent.or_else(|| percent(lost, self.stored + lost)),
             missed_samples: report.not_fired.zip(report.expected).and_then(|(missed, all)| percent(missed, all)),
         };
         let sound = |number: f64| number.is_finite() && number >= 0.0;
@@ -320,7 +330,7 @@ fn version(meta: &Meta) -> [u8; 3] {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts below 2^53 are exact, and this is a share for people")]
-fn percent(part: u64, whole: u64) -> Option<f64> {
+pub(super) fn percent(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 

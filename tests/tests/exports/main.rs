@@ -5,76 +5,17 @@
 
 mod profile;
 
-use profile::{Costs, INTERVAL_US, ONE_STACK, Stacks, USUAL, costs, export, parts, write};
+use profile::{INTERVAL_US, ONE_STACK, Stacks, USUAL, costs, export, parts, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tachyon_tests::viewers::{Firefox, go_pprof, perl_pprof, run, tools};
 use tempfile::TempDir;
-
-/// The directory of the npm packages, or `None` where the readers are not installed.
-fn tools() -> Option<PathBuf> {
-    let cache = std::env::var_os("TACHYON_CACHE")
-        .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cache/tachyon-bpf"), PathBuf::from);
-    let tools = cache.join("tools");
-    let installed = tools.join("node_modules/speedscope").is_dir()
-        && ["go", "google-pprof", "chromium"].iter().all(|program| {
-            std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-                .any(|directory| directory.join(program).is_file())
-        });
-    if !installed {
-        let required = std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
-        assert!(!required, "the readers of exports are missing\nhint: cargo xtask tools");
-        println!("SKIPPED: the readers of exports are missing: cargo xtask tools");
-        return None;
-    }
-    Some(tools)
-}
-
-/// Runs a program that must end well.
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    text
-}
 
 fn tach(dir: &TempDir, stacks: Stacks<'_>) -> PathBuf {
     let path = dir.path().join("app.tach");
     write(stacks, &path);
     path
-}
-
-/// What `go tool pprof` says: costs, and its total.
-fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
-    let text = run(Command::new("go")
-        .args(["tool", "pprof", "-sample_index=samples", "-top", "-nodecount=10000", "-nodefraction=0"])
-        .args(["-edgefraction=0"])
-        .args(more)
-        .arg(file)
-        .env("PPROF_TMPDIR", file.parent().unwrap()));
-    let (head, rows) = text.split_once("cum%\n").unwrap_or_else(|| panic!("{text}"));
-    let costs = rows.lines().map(|row| {
-        let words: Vec<&str> = row.split_whitespace().collect();
-        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
-        (words[5..].join(" "), (number(0), number(3)))
-    });
-    (costs.collect(), head.to_owned())
-}
-
-/// What Perl's pprof says.
-fn perl_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
-    let text = run(Command::new("google-pprof")
-        .args(["--text", "--nodecount=10000", "--nodefraction=0", "--edgefraction=0"])
-        .args(more)
-        .arg("/usr/bin/python3")
-        .arg(file));
-    let (head, rows) = text.split_once('\n').unwrap_or_else(|| panic!("{text}"));
-    let costs = rows.lines().map(|row| {
-        let words: Vec<&str> = row.split_whitespace().collect();
-        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
-        (words[5..].join(" "), (number(0), number(3)))
-    });
-    (costs.collect(), head.to_owned())
 }
 
 /// `<module>` under the name that survives the reader.
@@ -182,30 +123,10 @@ fn firefox_profiler_loads_ours() {
     let Some(tools) = tools() else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = export(&tach(&dir, USUAL), dir.path().join("app.firefox.json"), false);
-    let cli = tools.join("node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js");
-    let command = |words: &[&str]| {
-        let (mut command, home) = (Command::new("node"), dir.path());
-        command.arg(&cli).args(words).env("HOME", home).env("XDG_RUNTIME_DIR", home).current_dir(home);
-        command
-    };
-    let query = |words: &[&str]| run(&mut command(words));
-    // It gives its daemon half a second to start, which is not always enough on a busy machine.
-    for attempt in 1.. {
-        let loaded = command(&["load", file.to_str().unwrap()]).output().unwrap();
-        if loaded.status.success() {
-            break;
-        }
-        let told = String::from_utf8_lossy(&loaded.stderr).into_owned();
-        assert!(attempt < 20 && told.contains("did not become ready"), "{told}");
-        let late = told.split("running as pid ").nth(1).and_then(|rest| rest.split(',').next());
-        if let Some(pid) = late {
-            // It may have ended meanwhile.
-            let _gone = Command::new("kill").arg(pid).output();
-        }
-    }
+    let loaded = Firefox::load(&tools, &file);
+    let query = |words: &[&str]| loaded.query(words);
     let (functions, threads, markers) =
         (query(&["thread", "functions"]), query(&["thread", "list"]), query(&["thread", "markers"]));
-    query(&["stop", "--all"]);
     assert!(functions.contains("leaf (app.py) - self: 75 ("), "{functions}");
     assert!(functions.contains("middle (app.py) - self: 5 (5.6%), total: 87 ("), "{functions}");
     assert!(threads.contains("2 threads across 1 process") && threads.contains("worker"), "{threads}");

@@ -1,6 +1,6 @@
 //! A profile whose every number is known, and what viewers must say of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tachyon::cli::export::{self, Output};
 use tachyon::cli::output::{Destination, OutputFile, OutputPlan};
@@ -9,6 +9,7 @@ use tachyon::report::Report;
 use tachyon::sinks::export::ExportOptions;
 use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{Format, Sink, TachSink};
+use tachyon_tests::viewers::Costs;
 
 /// Microseconds between samples.
 pub const INTERVAL_US: u64 = 10_000;
@@ -29,9 +30,6 @@ pub const USUAL: Stacks<'static> = &[
 
 /// What readers would take for a signal handler's frame: every sample has the same caller.
 pub const ONE_STACK: Stacks<'static> = &[(0, &["main:1", "loop:2", "leaf:3"], 100)];
-
-/// Flat and cumulative samples by name.
-pub type Costs = BTreeMap<String, (u64, u64)>;
 
 /// What the costs are, with names as `name` has them.
 pub fn costs(stacks: Stacks<'_>, name: impl Fn(&str) -> String) -> Costs {
@@ -99,7 +97,7 @@ pub fn export(input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     let format = Format::from_extension(&path).unwrap();
     let plan = OutputPlan { destination: Destination::Path(path.clone()), format, force: true };
     let output = OutputFile::create(&plan.destination, true).unwrap();
-    let (companion_output, companion) = plan.create_companion().unwrap().unzip();
+    let (companion_output, companion) = plan.create_companion(None).unwrap().unzip();
     let options = ExportOptions { by_thread, svg: plan.is_svg(), companion };
     let mut file = output.try_clone_file().unwrap();
     let summary = export::run(input, Output::File(&mut file), format, options).unwrap();

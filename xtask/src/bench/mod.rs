@@ -1,13 +1,14 @@
 //! What profiling costs, in one run beside py-spy, each figure beside its budget.
 //!
 //! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes
-//! the page. It asserts nothing: times differ from machine to machine, and only those of one run compare.
+//! the page, but for the section on files, which is [`tach`]'s. It asserts nothing: times differ from machine to machine, and only those of one run compare.
 
 mod machine;
 mod measure;
 mod probe;
 mod results;
 mod stats;
+mod tach;
 mod target;
 mod tools;
 
@@ -31,6 +32,9 @@ pub(crate) struct BenchArgs {
     /// Write the page to docs/performance.md as well
     #[arg(long, conflicts_with = "quick")]
     write: bool,
+    /// Only the TACH writer, reader and exports, beside CPython 3.15's
+    #[arg(long)]
+    tach: bool,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
@@ -47,6 +51,9 @@ const PAGE: &str = "docs/performance.md";
 /// # Errors
 /// Not root, no interpreter, or a profiler failed. That a figure is over its budget is no error.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    if args.tach {
+        return tach_only(&args);
+    }
     command::require_root("loading BPF programs and stopping processes")?;
     apt::ensure(&[("taskset", "util-linux")])?;
     let effort = if args.quick {
@@ -91,13 +98,29 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
     let results = Results { machine, nothing, samples, tools, crowd, slowdowns };
-    let page = results.page(&bench);
+    let section = tach::section(&bench.tools.tachyon, args.quick)?;
+    let page = tach::replace(&results.page(&bench), &section);
     print!("{page}");
     eprintln!("{} figures are over their budget", results.over());
-    if args.write {
-        let path = command::project_root().join(PAGE);
-        std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("written: {PAGE}");
-    }
+    if args.write { write(&page) } else { Ok(()) }
+}
+
+fn write(page: &str) -> Result<()> {
+    let path = command::project_root().join(PAGE);
+    std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("written: {PAGE}");
     Ok(())
+}
+
+/// One section of the page, the others as they are.
+fn tach_only(args: &BenchArgs) -> Result<()> {
+    command::require_root("chroot(2)")?;
+    let section = tach::section(&tools::build()?, args.quick)?;
+    print!("{section}");
+    if !args.write {
+        return Ok(());
+    }
+    let path = command::project_root().join(PAGE);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    write(&tach::replace(&page, &section))
 }

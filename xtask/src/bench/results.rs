@@ -245,8 +245,8 @@ same run compare. Nothing here is a promise, and no test asserts on it.
 ";
 
 const NOT_MEASURED: &str = "
-Budgeted and not measured by this command: native frames (this version records none), the TACH writer's and the
-exporter's throughput, and short-lived processes, of which the live tests print the shares.
+Budgeted and not measured by this command: native frames (this version records none), and short-lived processes, of
+which the live tests print the shares. Writer and exports have a section of their own.
 ";
 
 const METHOD: &str = "

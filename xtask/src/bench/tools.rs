@@ -244,7 +244,7 @@ fn py_spy_samples(log: &str) -> Option<u64> {
 }
 
 /// Waits for a child, with what that child alone has cost: `getrusage` knows only all children together.
-fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
+pub(super) fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
     let mut status = 0;
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     loop {
@@ -263,7 +263,7 @@ fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
     Ok((ExitStatus::from_raw(status), usage))
 }
 
-fn duration(time: libc::timeval) -> Duration {
+pub(super) fn duration(time: libc::timeval) -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_usec).unwrap_or(0) * 1000)
 }
 

@@ -76,6 +76,10 @@ fn format_is_told_or_read_from_the_extension() {
     ] {
         assert_eq!(plan(words).output.format, format, "{words:?}");
     }
+    let split = plan(&["--all-python", "--split", "process", "-o", "profiles.d/"]);
+    assert_eq!((split.output.format, split.split), (Format::Tach, true));
+    let split = plan(&["--all-python", "--split", "process", "--format", "pprof"]).output;
+    assert_eq!(split.destination, Destination::Path("tachyon-20260131T081000Z".into()));
     let named = plan(&["--all-python", "--format", "collapsed"]).output.destination;
     assert_eq!(named, Destination::Path("tachyon-20260131T081000Z.collapsed".into()));
 }
@@ -116,6 +120,16 @@ fn refusals() {
             &["-o", "x.tach", "--report", "./x.tach", "--all-python"],
             "tachyon-bpf: --report and --output are the same file".to_owned(),
             STATUS_USAGE,
+        ),
+        (
+            &["--all-python", "--split", "process", "-o", "-"],
+            "tachyon-bpf: cannot write one file for each process to standard output".to_owned(),
+            STATUS_USAGE,
+        ),
+        (
+            &["--all-python", "--split", "process", "--force", "-o", taken],
+            format!("tachyon-bpf: cannot write into {taken}: it is a file"),
+            STATUS_FAILED,
         ),
         (&["-p", "2147483647"], "tachyon-bpf: no such process: 2147483647".to_owned(), STATUS_FAILED),
         (&["--all-python", "-o", taken], format!("tachyon-bpf: cannot write {taken}: it exists"), STATUS_FAILED),

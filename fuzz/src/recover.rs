@@ -1,0 +1,93 @@
+//! `recover`: recordings that were cut or damaged, with journals that were.
+
+use std::cell::OnceCell;
+use std::fs::{self, File};
+use std::io::Cursor;
+
+use tachyon::cli::recover;
+use tachyon::profile::{Frame, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::report::Report;
+use tachyon::sinks::tach::TachOptions;
+use tachyon::sinks::{Sink, TachSink};
+use tachyon::tach::{Compression, Layout, Reader};
+use tempfile::TempDir;
+
+use crate::input::Rng;
+
+/// Pairs of a file and its journal, one after the other.
+pub(crate) fn recordings() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (compression, layout, many) in [
+        (Compression::None, Layout::Released, false),
+        (Compression::None, Layout::Early, true),
+        (Compression::Zstd, Layout::Released, true),
+    ] {
+        seeds.extend(recording(TachOptions { compression, layout, ..TachOptions::default() }, many));
+    }
+    seeds
+}
+
+fn recording(options: TachOptions, many_processes: bool) -> [Vec<u8>; 2] {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let (path, journal) = (dir.path().join("a"), dir.path().join("j"));
+    let create = |path| File::create(path).expect("it can be written");
+    let mut profile = Profile::default();
+    profile.meta.many_processes = many_processes;
+    profile.meta.interval_us = 10_000;
+    let sink = TachSink::new(create(&path), &profile.meta, options).expect("it can be written");
+    let mut sink = sink.with_journal(create(&journal), &profile).expect("it can be written");
+    for number in 0..60_u32 {
+        if number % 20 == 0 {
+            profile.processes.push(Process { pid: number, comm: "p".to_owned(), ..Process::default() });
+            let tid = number + 7;
+            let thread = Thread { tid, ns_tid: tid, unique_tid: tid.into(), process: number / 20, ..Thread::default() };
+            profile.threads.push(thread);
+        }
+        let mut frame = |name: &str, lineno| {
+            let (file, function) = (profile.strings.intern("/x.py"), profile.strings.intern(name));
+            profile.frames.intern(Frame { lineno, ..Frame::without_location(file, function) })
+        };
+        let frames = [frame("leaf", number.cast_signed() / 5), frame("f", 2), frame("main", 1)];
+        let frames = &frames[usize::from(number % 7 == 0)..];
+        let sample = Sample { thread: ThreadId(number / 20), time_us: u64::from(number) * 9_999, status: 3, frames };
+        sink.sample(&profile, &sample).expect("it can be written");
+        if number % 15 == 0 {
+            sink.tick(&profile).expect("it can be written");
+        }
+    }
+    sink.finish(&profile, &Report::default()).expect("it can be written");
+    [&path, &journal].map(|path| fs::read(path).expect("it was written"))
+}
+
+thread_local! {
+    /// `recover` opens files by their paths: one directory for all executions.
+    static DIR: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+/// What is recovered is a file that can be read to its end, with as many samples as was said.
+pub(crate) fn rescue(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let pair = rng.below(seeds.len() / 2) * 2;
+    let mut damaged = |seed: &Vec<u8>| match rng.below(4) {
+        0 => seed[..rng.below(seed.len() + 1)].to_vec(),
+        1 => seed.clone(),
+        _ => rng.mutated(std::slice::from_ref(seed)),
+    };
+    let (file, journal) = (damaged(&seeds[pair]), damaged(&seeds[pair + 1]));
+    let mut good = Cursor::new(Vec::new());
+    let recovered = DIR.with(|dir| {
+        let dir = dir.get_or_init(|| tempfile::tempdir().expect("a temporary directory can be made"));
+        let (path, journal_path) = (dir.path().join("a"), dir.path().join("j"));
+        fs::write(&path, file).expect("it can be written");
+        fs::write(&journal_path, journal).expect("it can be written");
+        recover::run(&path, Some(&journal_path), &mut good)
+    });
+    let Ok(recovered) = recovered else { return false };
+    let mut reader = Reader::new(good).expect("what was recovered can be opened");
+    let mut samples = reader.samples().expect("what was recovered has samples");
+    let mut count = 0;
+    while samples.next_sample().expect("what was recovered can be read to its end").is_some() {
+        count += 1;
+    }
+    assert_eq!(count, recovered.samples);
+    true
+}

@@ -1,0 +1,64 @@
+//! Values of options: what their text may be, and what is said of a text that is none.
+
+use crate::types::Pid;
+use std::time::Duration;
+
+/// Most samples per second: at 10 kHz one sample of 10 µs is a tenth of the program's time.
+const MAX_RATE_HZ: u32 = 10_000;
+const MIN_INTERVAL: Duration = Duration::from_micros(100);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest `--duration`: far beyond any use, and safe to add to a clock.
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
+
+pub(super) fn pid(text: &str) -> Result<Pid, String> {
+    match text.parse::<i32>() {
+        Ok(pid @ 1..) => Ok(Pid(pid.unsigned_abs())),
+        _ => Err("a pid is a number from 1, as `ps` shows it".to_owned()),
+    }
+}
+
+fn time(text: &str, example: &str) -> Result<Duration, String> {
+    if let Ok(number) = text.trim().parse::<f64>() {
+        return Err(if number < 0.0 {
+            format!("a time is positive, e.g. {example}")
+        } else {
+            format!("it has no unit, write e.g. {example}")
+        });
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}, write e.g. {example}"))
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    if text.trim() == "0" {
+        return Err("must be longer than 0, leave it out to record until Ctrl-C".to_owned());
+    }
+    match time(text, "30s, 500ms or 5m")? {
+        Duration::ZERO => Err("must be longer than 0, leave it out to record until Ctrl-C".to_owned()),
+        duration if duration > MAX_DURATION => {
+            Err("longer than a year, leave it out to record until Ctrl-C".to_owned())
+        }
+        duration => Ok(duration),
+    }
+}
+
+pub(super) fn frequency(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(rate @ 1..=MAX_RATE_HZ) => Ok(rate),
+        Ok(0) => Err("must be 1 to 10000 Hz: with 0 there are no samples".to_owned()),
+        _ if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() => {
+            Err("must be 1 to 10000 Hz: above, sampling would take more than a tenth of the program's time".to_owned())
+        }
+        _ => Err("must be a whole number from 1 to 10000, in Hz; for fractions use --interval".to_owned()),
+    }
+}
+
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    let interval = time(text, "10ms or 500us")?;
+    if interval < MIN_INTERVAL {
+        Err("must be 100us to 1s: below, sampling would take more than a tenth of the program's time".to_owned())
+    } else if interval > MAX_INTERVAL {
+        Err("must be 100us to 1s: rarer samples say nothing".to_owned())
+    } else {
+        Ok(interval)
+    }
+}

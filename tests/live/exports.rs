@@ -1,0 +1,184 @@
+//! One live recording in every format: the same samples for every reader. And the recording cut at every byte.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{Cursor, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tachyon::cli::recover::{self, RecoverError};
+use tachyon::tach::Reader;
+use tachyon_tests::viewers::{Firefox, go_pprof, perl_pprof, run, tools};
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, judge, live};
+
+fn record() -> Recording {
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
+    Profiler::of(target.pid()).rate(499).milliseconds(2_500).record()
+}
+
+fn export(recording: &Recording, to: PathBuf) -> PathBuf {
+    run(Command::new(binary()).arg("export").arg(&recording.path).arg("-o").arg(&to));
+    to
+}
+
+fn number(text: &Value) -> u64 {
+    text.as_u64().unwrap_or_else(|| panic!("{text} is no count"))
+}
+
+/// Counts at the ends of lines.
+fn collapsed(text: &str) -> u64 {
+    text.lines().map(|line| line.rsplit_once(' ').expect("a count").1.parse::<u64>().expect("a number")).sum()
+}
+
+fn speedscope(file: &Path) -> u64 {
+    let file: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let profiles = file["profiles"].as_array().unwrap().iter();
+    let samples = profiles.flat_map(|profile| profile["samples"].as_array().unwrap());
+    samples.filter(|stack| !stack.as_array().unwrap().is_empty()).count() as u64
+}
+
+fn firefox(file: &Path) -> u64 {
+    let file: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let threads = file["threads"].as_array().unwrap().iter();
+    threads.flat_map(|thread| thread["samples"]["weight"].as_array().unwrap()).map(number).sum()
+}
+
+fn pprof(file: &Path) -> u64 {
+    use prost::Message as _;
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_end(&mut bytes).unwrap();
+    let message = tachyon::sinks::pprof::proto::Profile::decode(&bytes[..]).unwrap();
+    message.sample.iter().map(|sample| sample.value[0].unsigned_abs()).sum()
+}
+
+fn gperftools(file: &Path) -> u64 {
+    let bytes = fs::read(file).unwrap();
+    let words: Vec<u64> = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    let (mut rest, mut counted) = (&words[5..], 0);
+    while rest[..3] != [0, 1, 0] {
+        counted += rest[0];
+        rest = &rest[2 + usize::try_from(rest[1]).unwrap()..];
+    }
+    counted
+}
+
+#[test]
+fn every_format_and_every_reader_has_the_same_samples() {
+    let Some(_live) = live() else { return };
+    let recording = record();
+    let dir = tempfile::tempdir().unwrap();
+    let to = |name: &str| export(&recording, dir.path().join(name));
+    let total = recording.report.stored;
+    assert!(total > 100, "{total}");
+
+    // CPython's own formats, by its own reader.
+    let (told, _) = judge::python(&recording.path, Some("replay_totals.py"), &["FILE"]);
+    let theirs: Value = serde_json::from_str(&told).expect("the script prints JSON");
+    for form in ["collapsed", "flamegraph", "gecko", "pstats"] {
+        assert_eq!(number(&theirs[form]), total, "replay --{form}: {theirs}");
+    }
+    // Ours.
+    let text = |name: &str| fs::read_to_string(to(name)).unwrap();
+    assert_eq!(text("a.jsonl").lines().count() as u64, total);
+    assert_eq!(collapsed(&text("a.collapsed")), total);
+    for name in ["a.html", "a.svg"] {
+        assert!(text(name).contains(&format!("{total} samples in")), "{name}");
+    }
+    let (scope, fox) = (to("a.speedscope.json"), to("a.firefox.json"));
+    let (proto, perftools) = (to("a.pb.gz"), to("a.prof"));
+    assert_eq!([speedscope(&scope), firefox(&fox), pprof(&proto), gperftools(&perftools)], [total; 4]);
+    let again = to("b.tach");
+    judge::agrees(&again, &recording.recorded);
+
+    // Other people's readers of those.
+    let Some(tools) = tools() else { return };
+    for file in [&proto, &perftools] {
+        let (costs, head) = go_pprof(file, &[]);
+        assert!(head.contains(&format!("of {total} total")), "{head}");
+        assert_eq!(costs.values().map(|(flat, _)| flat).sum::<u64>(), total, "{file:?}: {costs:?}");
+    }
+    let (costs, head) = perl_pprof(&perftools, &[]);
+    assert_eq!(head, format!("Total: {total} samples"));
+    assert_eq!(costs.values().map(|(flat, _)| flat).sum::<u64>(), total, "{costs:?}");
+    let threads = Firefox::load(&tools, &fox).query(&["thread", "list"]);
+    let distinct: std::collections::BTreeSet<_> = recording.recorded.samples.iter().map(|s| s.thread_id).collect();
+    assert!(threads.contains(&format!("{} threads across 1 process", distinct.len())), "{threads}");
+}
+
+/// Formats that a recording writes itself hold what its account says.
+#[test]
+fn recorded_directly_in_every_format() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
+    let dir = tempfile::tempdir().unwrap();
+    type Count = fn(&Path) -> u64;
+    let formats: [(&str, Count); 7] = [
+        ("a.collapsed", |file| collapsed(&fs::read_to_string(file).unwrap())),
+        ("a.jsonl", |file| fs::read_to_string(file).unwrap().lines().count() as u64),
+        ("a.speedscope.json", speedscope),
+        ("a.firefox.json", firefox),
+        ("a.pb.gz", pprof),
+        ("a.prof", gperftools),
+        ("a.html", |file| {
+            let text = fs::read_to_string(file).unwrap();
+            let before = text.split(" samples in").next().unwrap();
+            let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap();
+            digits.parse().expect("the caption begins with the count")
+        }),
+    ];
+    for (name, count) in formats {
+        let (file, report) = (dir.path().join(name), dir.path().join(format!("{name}.report")));
+        let mut command = Command::new(binary());
+        command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "700ms", "-o"]).arg(&file);
+        run(command.arg("--report").arg(&report));
+        let report: tachyon::report::Report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+        assert_eq!(count(&file), report.stored, "{name}");
+        assert!(report.stored > 20, "{name}: {}", report.stored);
+    }
+}
+
+/// A real recording, killed: its file and its journal, cut at every byte.
+#[test]
+fn a_recording_cut_anywhere_is_recovered_or_refused() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
+    let running = Profiler::of(target.pid()).rate(499).start();
+    std::thread::sleep(std::time::Duration::from_millis(2_600));
+    let profiler = running.kill();
+    let part = profiler.output().with_extension("tach.part");
+    let file = fs::read(&part).expect("a killed recording leaves its file");
+    let journal = fs::read(part.with_extension("part.journal")).expect("and its journal");
+    assert!(file.len() > 1_000 && journal.len() > 1_000, "{} and {} bytes", file.len(), journal.len());
+    let dir = tempfile::tempdir().unwrap();
+    let (cut, cut_journal) = (dir.path().join("cut"), dir.path().join("journal"));
+    let recovered = |file: &[u8], journal: &[u8]| {
+        fs::write(&cut, file).unwrap();
+        fs::write(&cut_journal, journal).unwrap();
+        let mut good = Cursor::new(Vec::new());
+        let recovered = recover::run(&cut, Some(&cut_journal), &mut good)?;
+        let mut reader = Reader::new(good).expect("what was recovered can be opened");
+        let (mut samples, mut count) = (reader.samples().expect("and its samples"), 0);
+        while samples.next_sample().expect("and read to their end").is_some() {
+            count += 1;
+        }
+        assert_eq!(count, recovered.samples);
+        anyhow::Ok(count)
+    };
+    let all = recovered(&file, &journal).expect("all of it is recovered");
+    let mut before = 0;
+    for len in 0..=file.len() {
+        let count = recovered(&file[..len], &journal).unwrap_or_else(|error| panic!("{len} bytes: {error:#}"));
+        assert!(count >= before, "{len} bytes: fewer samples than with one byte less");
+        before = count;
+    }
+    assert_eq!(before, all);
+    assert!(all > 100, "{all}");
+    for len in 0..=journal.len() {
+        match recovered(&file, &journal[..len]) {
+            Ok(count) => assert!(count <= all),
+            Err(error) => {
+                assert!(matches!(error.downcast_ref(), Some(RecoverError::EmptyJournal(_))), "{len}: {error:#}");
+                assert!(!journal[..len].contains(&b'\n'), "{len} bytes of the journal");
+            }
+        }
+    }
+}

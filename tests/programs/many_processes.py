@@ -1,0 +1,26 @@
+"""As many forked processes as it is told, each busy in one function; the parent waits."""
+import os
+import sys
+
+import handshake
+
+
+def busy():
+    while True:
+        pass
+
+
+def child():
+    busy()
+    os._exit(0)
+
+
+children = []
+for _ in range(int(sys.argv[1])):
+    pid = os.fork()
+    if pid == 0:
+        handshake.signal.alarm(120)
+        child()
+    children.append(pid)
+handshake.ready(children=children)
+os.wait()

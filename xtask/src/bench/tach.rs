@@ -1,0 +1,239 @@
+//! The TACH writer and reader beside CPython 3.15's own, on the same samples, and what an export costs.
+//!
+//! CPython writes a file; ours writes the samples of that file again. Both read both. Times are CPU time of one process
+//! without its preparations, the best of three: what other work adds is not what is asked.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::tools::{duration, wait4};
+use crate::{cache, command};
+
+/// The section's heading in the page.
+const HEADING: &str = "## TACH, beside CPython's own writer and reader\n";
+/// What the samples are; `xtask/bench/tach.py` makes them.
+const KINDS: [(&str, f64); 2] = [("repeated", 20e6), ("changing", 1e6)];
+/// What is exported to, by its extension. Not JSON lines: at 3.8 kB a sample of 30 frames it is the disk that is measured.
+const EXPORTS: [&str; 8] = ["collapsed", "prof", "pb.gz", "html", "svg", "speedscope.json", "firefox.json", "tach"];
+/// Most seconds that an export of [`LARGE`] samples should take.
+const EXPORT_BUDGET_S: f64 = 2.0;
+const LARGE: u64 = 5_000_000;
+const SMALL: u64 = 1_000_000;
+
+/// What both programs print.
+#[derive(Clone, Copy, Deserialize)]
+struct Timed {
+    seconds: f64,
+    samples: u64,
+    bytes: u64,
+}
+
+impl Timed {
+    fn rate(self) -> f64 {
+        self.samples as f64 / self.seconds
+    }
+
+    fn bytes_per_sample(self) -> f64 {
+        self.bytes as f64 / self.samples as f64
+    }
+}
+
+/// Both programs, and where they work.
+struct Both {
+    root: PathBuf,
+    dir: tempfile::TempDir,
+    ours: PathBuf,
+}
+
+impl Both {
+    fn set_up() -> Result<Self> {
+        let root = cache::dir()?.join("zoo/sid");
+        if !root.join("usr/bin/python3.15").is_file() {
+            bail!("{}: no python3.15\nhint: cargo xtask zoo", root.display());
+        }
+        let dir = tempfile::Builder::new().prefix("bench").tempdir_in(root.join("tmp")).context("cannot work there")?;
+        let script = command::project_root().join("xtask/bench/tach.py");
+        std::fs::copy(&script, dir.path().join("tach.py"))
+            .with_context(|| format!("cannot copy {}", script.display()))?;
+        Ok(Self { root, dir, ours: build()? })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The best of three runs.
+    fn best(mut run: impl FnMut() -> Result<Timed>) -> Result<Timed> {
+        let runs = [run()?, run()?, run()?];
+        Ok(runs.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("there are three"))
+    }
+
+    /// CPython's. A path is the name of a file in the directory.
+    fn theirs(&self, words: &[&str]) -> Result<Timed> {
+        let inside = Path::new("/").join(self.dir.path().strip_prefix(&self.root).expect("it was made there"));
+        let mut line = Command::new("chroot");
+        line.arg(&self.root).arg("/usr/bin/python3.15").arg(inside.join("tach.py"));
+        line.args(words.iter().map(|&word| match word.ends_with(".tach") {
+            true => inside.join(word),
+            false => PathBuf::from(word),
+        }));
+        let told = command::stdout(&mut line)?;
+        serde_json::from_str(&told).with_context(|| format!("the benchmark says {told:?}"))
+    }
+
+    fn ours(&self, words: &[&str]) -> Result<Timed> {
+        let mut line = Command::new(&self.ours);
+        line.args(words.iter().map(|&word| match word.ends_with(".tach") {
+            true => self.file(word),
+            false => PathBuf::from(word),
+        }));
+        let told = command::stdout(&mut line)?;
+        serde_json::from_str(&told).with_context(|| format!("the benchmark says {told:?}"))
+    }
+}
+
+/// Builds our side. Its executable.
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut line = Command::new(cargo);
+    line.current_dir(command::project_root());
+    line.args(["bench", "--no-run", "--locked", "-p", "tachyon", "--bench", "tach", "--message-format", "json"]);
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+    }
+    let told = command::stdout(line.stderr(Stdio::inherit()))?;
+    let messages = told.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    messages.filter_map(|message| message.executable).next_back().context("cargo names no benchmark")
+}
+
+/// What one export cost.
+struct Export {
+    cpu_s: f64,
+    wall_s: f64,
+    peak_mib: f64,
+    bytes: u64,
+}
+
+fn export(tachyon: &Path, from: &Path, extension: &str) -> Result<Export> {
+    let dir = tempfile::tempdir().context("cannot make a directory")?;
+    let to = dir.path().join(format!("out.{extension}"));
+    let begin = std::time::Instant::now();
+    let child = Command::new(tachyon).arg("export").arg(from).arg("-o").arg(&to).spawn();
+    let child = child.with_context(|| format!("cannot run {}", tachyon.display()))?;
+    let (status, usage) = wait4(i32::try_from(child.id()).expect("pids are positive"))?;
+    if !status.success() {
+        bail!("the export to {extension} failed");
+    }
+    Ok(Export {
+        wall_s: begin.elapsed().as_secs_f64(),
+        cpu_s: (duration(usage.ru_utime) + duration(usage.ru_stime)).as_secs_f64(),
+        peak_mib: usage.ru_maxrss as f64 / 1024.0,
+        bytes: std::fs::metadata(&to)?.len(),
+    })
+}
+
+/// Measures, and writes the section.
+///
+/// # Errors
+/// There is no CPython 3.15, or either side fails. That a figure is over its budget is no error.
+pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
+    let both = Both::set_up()?;
+    let per_kind = if quick { 20_000 } else { SMALL };
+    let mut page = String::new();
+    // `fmt::Write` for `String` does not fail; so everywhere below.
+    let _ = write!(
+        page,
+        "{HEADING}\nThe same {per_kind} samples of 30 frames, zstd level 5, CPU time of one process, best of three; the \
+         same run, at a load of {}. *Repeated*: always the same stack. *Changing*: nearly always another one, of 1,000 \
+         stacks of four threads that differ in their innermost 1 to 12 frames (`xtask/bench/tach.py`).\n\n\
+         | | writer, samples/s | budget | | reader, of its own file | of the other's | file | a sample |\n\
+         |---|---:|---:|---|---:|---:|---:|---:|\n",
+        std::fs::read_to_string("/proc/loadavg").unwrap_or_default().split(' ').next().unwrap_or("?"),
+    );
+    for (kind, budget) in KINDS {
+        eprintln!("TACH, {kind} samples");
+        let count = per_kind.to_string();
+        let wrote = Both::best(|| both.theirs(&["write", kind, &count, "theirs.tach"]))?;
+        let write = || both.ours(&["write", "theirs.tach", "ours.tach", &count]);
+        let we_wrote = Both::best(write)?;
+        let row = |page: &mut String, name: &str, wrote: Timed, budget: &str, own: Timed, other: Timed| {
+            let _ = writeln!(
+                page,
+                "| {name}, {kind} | {:.2} M | {budget} | {:.2} M/s | {:.2} M/s | {} bytes | {:.2} bytes |",
+                wrote.rate() / 1e6,
+                own.rate() / 1e6,
+                other.rate() / 1e6,
+                wrote.bytes,
+                wrote.bytes_per_sample(),
+            );
+        };
+        let read = |file: &'static str| Both::best(|| both.ours(&["read", file]));
+        let verdict = |ok: bool| if ok { "ok" } else { "**over**" };
+        let ok = verdict(we_wrote.rate() >= budget && we_wrote.bytes <= wrote.bytes);
+        let budget = format!("{:.0} M, and no larger file | {ok}", budget / 1e6);
+        row(&mut page, "tachyon-bpf", we_wrote, &budget, read("ours.tach")?, read("theirs.tach")?);
+        let read = |file: &'static str| Both::best(|| both.theirs(&["read", file]));
+        row(&mut page, "CPython 3.15", wrote, "– | ", read("theirs.tach")?, read("ours.tach")?);
+    }
+    // `theirs.tach` is the changing one now.
+    let (large, small) = if quick { (100_000, 20_000) } else { (LARGE, SMALL) };
+    for (count, name) in [(large, "large.tach"), (small, "small.tach")] {
+        both.ours(&["write", "theirs.tach", name, &count.to_string()])?;
+    }
+    let _ = write!(
+        page,
+        "\nCPython's writer is called from Python, a call for each sample; its reader calls a collector that does nothing.\n\n\
+         Export of {large} changing samples ({} bytes), and the memory that {small} of them take:\n\n\
+         | to | CPU | wall | budget | | peak RSS | of {small} | output |\n|---|---:|---:|---:|---|---:|---:|---:|\n",
+        std::fs::metadata(both.file("large.tach"))?.len(),
+    );
+    for extension in EXPORTS {
+        eprintln!("export to {extension}");
+        let of_small = export(tachyon, &both.file("small.tach"), extension)?;
+        let Export { cpu_s, wall_s, peak_mib, bytes } = export(tachyon, &both.file("large.tach"), extension)?;
+        let verdict = if cpu_s <= EXPORT_BUDGET_S { "ok" } else { "**over**" };
+        let _ = writeln!(
+            page,
+            "| .{extension} | {cpu_s:.2} s | {wall_s:.2} s | {EXPORT_BUDGET_S} s | {verdict} | {peak_mib:.0} MiB | {:.0} MiB | {:.1} MB |",
+            of_small.peak_mib,
+            bytes as f64 / 1e6,
+        );
+    }
+    page.push_str(NOTES);
+    Ok(page)
+}
+
+const NOTES: &str = "
+The verdict is on CPU time. Formats that keep every sample are as slow as their text is long, and JSON lines, at 3.8 kB a
+sample, are left out. Firefox's is the only one whose memory grows with the number of samples (`docs/formats/firefox.md`).
+";
+
+/// The page with another section in the place of its own; at its end, where it had none.
+pub(crate) fn replace(page: &str, section: &str) -> String {
+    let Some(start) = page.find(HEADING) else { return format!("{}\n\n{section}", page.trim_end()) };
+    let after = &page[start + HEADING.len()..];
+    let end = after.find("\n## ").map_or(page.len(), |end| start + HEADING.len() + end + 1);
+    let rest = &page[end..];
+    let gap = if rest.is_empty() { "" } else { "\n" };
+    format!("{}{section}{gap}{rest}", &page[..start])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_takes_the_place_of_its_own() {
+        let section = format!("{HEADING}\nnew\n");
+        let page = replace("# P\n\n## A\n\na\n", &section);
+        assert_eq!(page, format!("# P\n\n## A\n\na\n\n{section}"));
+        assert_eq!(replace(&page, &section), page);
+        let between = format!("# P\n\n{HEADING}\nold\n\nolder\n\n## Z\n\nz\n");
+        assert_eq!(replace(&between, &section), format!("# P\n\n{section}\n## Z\n\nz\n"));
+    }
+}
