@@ -29,12 +29,18 @@ fn help_teaches() {
     let output = run(&["--help"]);
     assert!(output.status.success());
     let help = String::from_utf8(output.stdout).unwrap();
-    for word in
-        ["--all-python", "[default: 99]", "sudo tachyon-bpf -p 4242 -d 30s", "--report", "doctor", "Exit status"]
-    {
+    for word in [
+        "--all-python",
+        "[default: 99]",
+        "sudo tachyon-bpf -p 4242 -d 30s",
+        "--split",
+        "--report",
+        "doctor",
+        "Exit status",
+    ] {
         assert!(help.contains(word), "{word} is missing from:\n{help}");
     }
-    for absent in ["--native", "--kernel", "--split"] {
+    for absent in ["--native", "--kernel"] {
         assert!(!help.contains(&format!("{absent} ")), "{absent} is promised in:\n{help}");
     }
     assert!(output.stderr.is_empty());

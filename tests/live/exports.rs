@@ -1,6 +1,7 @@
 //! One live recording in every format: the same samples for every reader. And the recording cut at every byte.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Cursor, Read as _};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::Command;
 use tachyon::cli::recover::{self, RecoverError};
 use tachyon::tach::Reader;
 use tachyon_tests::viewers::{Firefox, go_pprof, perl_pprof, run, tools};
-use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, judge, live};
+use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Target, binary, judge, live};
 
 fn record() -> Recording {
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
@@ -87,7 +88,14 @@ fn every_format_and_every_reader_has_the_same_samples() {
     let (proto, perftools) = (to("a.pb.gz"), to("a.prof"));
     assert_eq!([speedscope(&scope), firefox(&fox), pprof(&proto), gperftools(&perftools)], [total; 4]);
     let again = to("b.tach");
-    judge::agrees(&again, &recording.recorded);
+    let read = Recorded::read(&again);
+    judge::agrees(&again, &read);
+    // Each thread's samples; the order across threads is not kept.
+    let samples = |recorded: &Recorded| {
+        let each = recorded.samples.iter().map(|s| (s.thread_id, s.timestamp_us, s.status, recorded.shown(s.stack)));
+        each.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(samples(&read), samples(&recording.recorded));
 
     // Other people's readers of those.
     let Some(tools) = tools() else { return };
@@ -100,7 +108,7 @@ fn every_format_and_every_reader_has_the_same_samples() {
     assert_eq!(head, format!("Total: {total} samples"));
     assert_eq!(costs.values().map(|(flat, _)| flat).sum::<u64>(), total, "{costs:?}");
     let threads = Firefox::load(&tools, &fox).query(&["thread", "list"]);
-    let distinct: std::collections::BTreeSet<_> = recording.recorded.samples.iter().map(|s| s.thread_id).collect();
+    let distinct: BTreeSet<_> = recording.recorded.samples.iter().map(|s| s.thread_id).collect();
     assert!(threads.contains(&format!("{} threads across 1 process", distinct.len())), "{threads}");
 }
 

@@ -1,4 +1,7 @@
-"""As many forked processes as it is told, each busy in one function; the parent waits."""
+"""As many forked processes as it is told, each busy in one function; the parent waits.
+
+They give way to everybody else: the profiler shall get to its start beside all of them.
+"""
 import os
 import sys
 
@@ -11,6 +14,7 @@ def busy():
 
 
 def child():
+    os.nice(5)
     busy()
     os._exit(0)
 

@@ -298,16 +298,6 @@ impl Running {
         self.profiler.recording(output)
     }
 
-    /// Waits for its end, and gives what it says. For recordings that write no TACH file.
-    ///
-    /// # Panics
-    /// When it cannot be waited for.
-    #[must_use]
-    pub fn wait(self) -> (Profiler, Output) {
-        let output = self.child.wait_with_output().expect("a child can be waited for");
-        (self.profiler, output)
-    }
-
     /// Kills it. The directory of its output lives on in the result.
     ///
     /// # Panics

@@ -35,6 +35,16 @@ pub fn run(command: &mut Command) -> String {
     text
 }
 
+/// The table that both print: flat, its share, the sum of shares, cumulative, its share, name.
+fn costs(rows: &str) -> Costs {
+    let costs = rows.lines().map(|row| {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
+        (words[5..].join(" "), (number(0), number(3)))
+    });
+    costs.collect()
+}
+
 /// What `go tool pprof` says: costs, and its total.
 pub fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
     let text = run(Command::new("go")
@@ -44,12 +54,7 @@ pub fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
         .arg(file)
         .env("PPROF_TMPDIR", file.parent().unwrap()));
     let (head, rows) = text.split_once("cum%\n").unwrap_or_else(|| panic!("{text}"));
-    let costs = rows.lines().map(|row| {
-        let words: Vec<&str> = row.split_whitespace().collect();
-        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
-        (words[5..].join(" "), (number(0), number(3)))
-    });
-    (costs.collect(), head.to_owned())
+    (costs(rows), head.to_owned())
 }
 
 /// What Perl's pprof says.
@@ -60,12 +65,7 @@ pub fn perl_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
         .arg("/usr/bin/python3")
         .arg(file));
     let (head, rows) = text.split_once('\n').unwrap_or_else(|| panic!("{text}"));
-    let costs = rows.lines().map(|row| {
-        let words: Vec<&str> = row.split_whitespace().collect();
-        let number = |place: usize| words[place].parse().unwrap_or_else(|_| panic!("{row}"));
-        (words[5..].join(" "), (number(0), number(3)))
-    });
-    (costs.collect(), head.to_owned())
+    (costs(rows), head.to_owned())
 }
 
 /// A profile in the Firefox profiler, by its own importer as a command line.

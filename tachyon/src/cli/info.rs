@@ -2,9 +2,10 @@
 
 use crate::sinks::metadata::Metadata;
 use crate::sinks::text::{escape_controls, write_json};
-use crate::tach::{Features, ReadError, Reader, RecordCounts, Statistics};
+use crate::tach::{Features, ReadError, Reader, RecordCounts, Sample, Statistics};
 use anyhow::Context;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, Write};
 use std::path::Path;
@@ -29,6 +30,7 @@ struct Info {
     strings: u32,
     frames: u32,
     records: RecordCounts,
+    thread_samples: Vec<ThreadSamples>,
     compression: &'static str,
     sample_bytes: u64,
     stored_bytes: u64,
@@ -37,6 +39,14 @@ struct Info {
     metadata: Option<Metadata>,
     /// Why the samples cannot be read to their end; the counts are of what comes before.
     error: Option<String>,
+}
+
+/// A thread that has samples.
+#[derive(Debug, Serialize)]
+struct ThreadSamples {
+    thread_id: u64,
+    interpreter: u32,
+    samples: u64,
 }
 
 /// Writes what the file at `path` holds. The samples are read to their end, so that what is said is true.
@@ -63,11 +73,12 @@ fn inspect<R: Read + Seek>(path: &Path, reader: &mut Reader<R>) -> (Info, Option
     let header = *reader.header();
     let statistics = reader.statistics().copied();
     let metadata = Metadata::find(reader.tables());
+    let mut threads = Threads::default();
     let (records, sample_bytes, error) = match reader.samples() {
         Ok(mut samples) => {
             let error = loop {
                 match samples.next_sample() {
-                    Ok(Some(_)) => {}
+                    Ok(Some(sample)) => threads.count(&sample),
                     Ok(None) => break None,
                     Err(error) => break Some(error),
                 }
@@ -95,6 +106,7 @@ fn inspect<R: Read + Seek>(path: &Path, reader: &mut Reader<R>) -> (Info, Option
         strings: header.string_count,
         frames: header.frame_count,
         records,
+        thread_samples: threads.list,
         compression: header.compression.name(),
         sample_bytes,
         stored_bytes,
@@ -104,6 +116,24 @@ fn inspect<R: Read + Seek>(path: &Path, reader: &mut Reader<R>) -> (Info, Option
         error: error.as_ref().map(ToString::to_string),
     };
     (info, error)
+}
+
+/// Threads in order of their first samples.
+#[derive(Default)]
+struct Threads {
+    list: Vec<ThreadSamples>,
+    places: HashMap<(u64, u32), usize>,
+}
+
+impl Threads {
+    fn count(&mut self, sample: &Sample<'_>) {
+        let (thread_id, interpreter) = (sample.thread_id, sample.interpreter_id);
+        let place = *self.places.entry((thread_id, interpreter)).or_insert_with(|| {
+            self.list.push(ThreadSamples { thread_id, interpreter, samples: 0 });
+            self.list.len() - 1
+        });
+        self.list[place].samples += 1;
+    }
 }
 
 fn feature_names(features: Features) -> Vec<&'static str> {
@@ -143,9 +173,18 @@ impl Info {
             _ => writeln!(out, ": {} bytes", self.stored_bytes)?,
         }
         match &self.metadata {
-            Some(metadata) => print_metadata(metadata, out),
-            None => Ok(()),
+            Some(metadata) => print_metadata(metadata, &self.thread_samples, out),
+            None => self.print_threads(out),
         }
+    }
+
+    /// All that a file of another program tells of its threads.
+    fn print_threads(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        writeln!(out, "  threads      {}", self.thread_samples.len())?;
+        for ThreadSamples { thread_id, interpreter, samples } in &self.thread_samples {
+            writeln!(out, "    {thread_id}  interpreter {interpreter}, {samples} samples")?;
+        }
+        Ok(())
     }
 
     fn print_recording(&self, out: &mut dyn Write) -> std::io::Result<()> {
@@ -176,7 +215,7 @@ impl Info {
     }
 }
 
-fn print_metadata(metadata: &Metadata, out: &mut dyn Write) -> std::io::Result<()> {
+fn print_metadata(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn Write) -> std::io::Result<()> {
     let report = &metadata.report;
     let lost: u64 = report.loss.values().fold(0, |sum, &count| sum.saturating_add(count));
     write!(out, "  loss         {lost} of {} runs", report.ran)?;
@@ -208,12 +247,14 @@ fn print_metadata(metadata: &Metadata, out: &mut dyn Write) -> std::io::Result<(
         }
     }
     writeln!(out, "  threads      {}", metadata.threads.len())?;
+    let counts: HashMap<_, _> = counts.iter().map(|of| ((of.thread_id, of.interpreter), of.samples)).collect();
     for thread in &metadata.threads {
+        let samples = counts.get(&(thread.thread_id, thread.interpreter)).unwrap_or(&0);
         let pid = metadata.processes.get(thread.process as usize).map_or(0, |process| process.pid);
         let name = escape_controls(&thread.name);
         writeln!(
             out,
-            "    {}  process {pid}, tid {}, interpreter {}  {name}",
+            "    {}  process {pid}, tid {}, interpreter {}, {samples} samples  {name}",
             thread.thread_id, thread.tid, thread.interpreter
         )?;
     }

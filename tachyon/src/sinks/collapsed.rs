@@ -49,10 +49,6 @@ impl<W: Write> Sink for CollapsedSink<W> {
         Ok(())
     }
 
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         // Different frames may look the same here, which knows neither directories nor columns.
         let mut lines: HashMap<String, u64> = HashMap::new();

@@ -1,6 +1,6 @@
 //! A profile to the Firefox profiler's "processed" JSON.
 //!
-//! `fxprof-processed-profile` does the encoding, in memory: unlike the other sinks this one needs about 40 bytes a
+//! `fxprof-processed-profile` does the encoding, in memory: unlike the other sinks this one needs some 80 bytes a
 //! sample. Frames have a category for the kind of their code; when a thread held the GIL is told by markers.
 
 use super::label::{Kind, Label};
@@ -23,33 +23,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct FirefoxSink<W> {
     out: W,
     spool: Spool,
-    threads: usize,
-    first_us: Option<u64>,
 }
 
 impl<W: Write> FirefoxSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, spool: Spool::default(), threads: 0, first_us: None }
+        Self { out, spool: Spool::default() }
     }
 }
 
 impl<W: Write> Sink for FirefoxSink<W> {
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.first_us = Some(self.first_us.map_or(sample.time_us, |first| first.min(sample.time_us)));
-        let stream = sample.thread.0 as usize;
-        self.threads = self.threads.max(stream + 1);
-        self.spool.push(stream, sample)
-    }
-
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
+        self.spool.push_by_thread(sample)
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
-        let mut builder = Builder::new(profile, self.first_us.unwrap_or(0));
-        for index in 0..self.threads {
-            builder.thread(&self.spool, ThreadId(u32::try_from(index).expect("threads are counted in 32 bits")))?;
+        let mut builder = Builder::new(profile, self.spool.span().map_or(0, |(first, _)| first));
+        for thread in self.spool.threads() {
+            builder.thread(&self.spool, thread)?;
         }
         let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
         serde_json::to_writer(&mut out, &builder.out)?;

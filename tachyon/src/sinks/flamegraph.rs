@@ -39,10 +39,6 @@ impl<W: Write> Sink for FlamegraphSink<W> {
         Ok(())
     }
 
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         let mut graph = Graph::new(profile, &self.counts, self.by_thread, report);
         let mut out = io::BufWriter::new(&mut self.out);

@@ -65,10 +65,6 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.push(0, sample)
     }
 
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
         let mut threads: HashMap<ThreadId, String> = HashMap::new();

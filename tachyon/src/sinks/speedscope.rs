@@ -21,34 +21,23 @@ const NO_FRAMES: &str = "<no frames>";
 pub struct SpeedscopeSink<W> {
     out: W,
     spool: Spool,
-    threads: usize,
-    /// Earliest and latest sample.
-    span: Option<(u64, u64)>,
 }
 
 impl<W: Write> SpeedscopeSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, spool: Spool::default(), threads: 0, span: None }
+        Self { out, spool: Spool::default() }
     }
 }
 
 impl<W: Write> Sink for SpeedscopeSink<W> {
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        let (first, last) = self.span.unwrap_or((sample.time_us, sample.time_us));
-        self.span = Some((first.min(sample.time_us), last.max(sample.time_us)));
-        let stream = sample.thread.0 as usize;
-        self.threads = self.threads.max(stream + 1);
-        self.spool.push(stream, sample)
-    }
-
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
+        self.spool.push_by_thread(sample)
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
-        let (first, last) = self.span.unwrap_or_default();
+        let (first, last) = self.spool.span().unwrap_or_default();
         // A file from elsewhere may have no start of its own.
         let start =
             if profile.meta.start_us == 0 || profile.meta.start_us > first { first } else { profile.meta.start_us };
@@ -59,10 +48,9 @@ impl<W: Write> Sink for SpeedscopeSink<W> {
         let mut frames = Frames::write(&mut out, profile, &self.spool)?;
         out.write_all(b"]},\"profiles\":[")?;
         let end = last.saturating_add(profile.meta.interval_us.max(1));
-        for index in 0..self.threads {
-            let id = ThreadId(u32::try_from(index).expect("threads are counted in 32 bits"));
+        for id in self.spool.threads() {
             let span = Span { start, end, interval: profile.meta.interval_us.max(1) };
-            if index > 0 {
+            if id.0 > 0 {
                 out.write_all(b",")?;
             }
             write_thread(&mut out, profile, &self.spool, &mut frames, id, &span)?;

@@ -29,15 +29,37 @@ pub(super) struct Spool {
     streams: Streams,
     /// By stream: the time of its last sample.
     last_us: Vec<u64>,
+    /// Earliest and latest sample.
+    span: Option<(u64, u64)>,
 }
 
 impl Spool {
+    /// Adds a sample to the stream of its thread.
+    ///
+    /// # Errors
+    /// As [`Spool::push`].
+    pub fn push_by_thread(&mut self, sample: &Sample<'_>) -> io::Result<()> {
+        self.push(sample.thread.0 as usize, sample)
+    }
+
+    /// The threads up to the last one that has samples, where streams are threads.
+    pub fn threads(&self) -> impl Iterator<Item = ThreadId> {
+        (0..).map(ThreadId).take(self.last_us.len())
+    }
+
+    /// Times of the earliest and of the latest sample.
+    pub fn span(&self) -> Option<(u64, u64)> {
+        self.span
+    }
+
     /// Adds a sample to a stream.
     ///
     /// # Errors
     /// When the temporary file cannot be made or written.
     pub fn push(&mut self, stream: usize, sample: &Sample<'_>) -> io::Result<()> {
         let stack = self.stacks.intern(sample.frames);
+        let (first, last) = self.span.unwrap_or((sample.time_us, sample.time_us));
+        self.span = Some((first.min(sample.time_us), last.max(sample.time_us)));
         if stream >= self.last_us.len() {
             self.last_us.resize(stream + 1, 0);
         }

@@ -9,6 +9,36 @@ use std::io::{Read, Seek, SeekFrom, Take};
 ///
 /// Reads both layouts, both byte orders and both compressions. The tables are in memory, samples are streamed with
 /// [`Reader::samples`], as often as wanted.
+///
+/// Nothing in a file is believed: what does not hold is a [`ReadError`] of its own, and what comes before it is given.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use std::fs::File;
+/// use std::io::BufReader;
+/// use tachyon::tach::Reader;
+///
+/// // A file that CPython 3.15's own writer made.
+/// let file = File::open("../tests/golden/tach/v03_record_types.tach")?;
+/// let mut reader = Reader::new(BufReader::new(file))?;
+/// assert_eq!(reader.header().python_version[..2], [3, 15]);
+///
+/// let mut leaves = BTreeMap::new();
+/// let mut samples = reader.samples()?;
+/// while let Some(sample) = samples.next_sample()? {
+///     // Innermost first. The reader has checked the index, and those of the names.
+///     if let Some(&leaf) = sample.frames.first() {
+///         *leaves.entry(leaf).or_insert(0) += 1;
+///     }
+/// }
+/// let tables = samples.tables();
+/// for (leaf, count) in leaves {
+///     let frame = tables.frame(leaf).expect("checked");
+///     println!("{count:6} {}", tables.string(frame.function).expect("checked"));
+/// }
+/// assert_eq!(samples.records().samples(), reader.header().sample_count);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Reader<R> {
     source: R,

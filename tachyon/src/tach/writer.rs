@@ -91,9 +91,44 @@ struct Thread {
 ///
 /// Samples are streamed: memory grows with the number of threads, not with the number of samples. The output must be
 /// empty and stand at its start. Until [`Writer::finish`] the header has no counts and no offsets; a file that is cut
-/// before reads as [`super::ReadError::Unfinished`]. See the [module](super) for an example.
+/// before reads as [`super::ReadError::Unfinished`].
 ///
 /// Samples must be in time order for each thread to be useful; the format itself can say that time stepped back.
+///
+/// Names are only needed at the end. An [`Interner`](super::Interner) numbers them as they come:
+///
+/// ```
+/// use std::fs::File;
+/// use std::io::BufWriter;
+/// use tachyon::tach::{Interner, Mode, Options, Sample, Statistics, Writer};
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("app.tach");
+/// let options = Options {
+///     start_time_us: 5_000_000,
+///     sample_interval_us: 10_000,
+///     python_version: [3, 13, 0],
+///     mode: Some(Mode::Cpu),
+///     ..Options::default()
+/// };
+/// let mut writer = Writer::new(BufWriter::new(File::create(&path)?), options)?;
+/// let mut names = Interner::default();
+/// for tick in 0..100 {
+///     let leaf = if tick % 10 == 0 { "parse" } else { "work" };
+///     let frames = [names.frame("app.py", leaf, None, None), names.frame("app.py", "main", None, None)];
+///     let timestamp_us = 5_000_000 + tick * 10_000;
+///     writer.write_sample(&Sample { thread_id: 42, interpreter_id: 0, timestamp_us, status: 3, frames: &frames })?;
+///     if tick % 50 == 49 {
+///         // Once a second or so: what has been taken so far is in the file, should the program be killed.
+///         writer.checkpoint()?;
+///     }
+/// }
+/// let statistics =
+///     Statistics { duration_sec: 1.0, sample_rate: 100.0, error_rate: Some(0.0), missed_samples: None };
+/// let (_file, summary) = writer.finish(names.strings(), names.frames(), Some(&statistics))?;
+/// assert_eq!((summary.samples, summary.threads, summary.frames), (100, 1, 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Writer<W> {
     file: W,
     options: Options,

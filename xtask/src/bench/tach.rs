@@ -105,10 +105,17 @@ fn build() -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Message {
         executable: Option<PathBuf>,
+        target: Option<Target>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
     }
     let told = command::stdout(line.stderr(Stdio::inherit()))?;
     let messages = told.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    messages.filter_map(|message| message.executable).next_back().context("cargo names no benchmark")
+    // The program itself is built too.
+    let mut ours = messages.filter(|message| message.target.as_ref().is_some_and(|target| target.name == "tach"));
+    ours.find_map(|message| message.executable).context("cargo names no benchmark")
 }
 
 /// What one export cost.

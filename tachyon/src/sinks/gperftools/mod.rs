@@ -55,10 +55,6 @@ impl<W: Write> Sink for GperftoolsSink<W> {
         Ok(())
     }
 
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         let code = Code::new(profile, &self.counts, self.by_thread);
         self.symbols.write_all(&elf_file(&code.map)?)?;

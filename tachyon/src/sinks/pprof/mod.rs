@@ -36,10 +36,6 @@ impl<W: Write> Sink for PprofSink<W> {
         Ok(())
     }
 
-    fn tick(&mut self, _profile: &Profile) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         let message = Builder::new(profile, self.by_thread).build(&self.counts, report);
         let mut gzip = flate2::write::GzEncoder::new(&mut self.out, flate2::Compression::default());
