@@ -6,7 +6,8 @@ use std::io::Cursor;
 use std::path::Path;
 
 use tachyon::events::{Event, Events};
-use tachyon::inspect::{examine_file, published_layout};
+use tachyon::inspect::{Evaluator, examine_file, published_layout};
+use tachyon::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
 use tachyon::profile::Profile;
 use tachyon::remote::{parse_maps, parse_stat};
 use tachyon::sinks::text;
@@ -15,6 +16,7 @@ use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
+use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{CodeBuffer, code_identity, thread_facts};
 
 use crate::input::Rng;
@@ -33,7 +35,7 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 10] = [
+pub(crate) const TARGETS: [Target; 11] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
     Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
     Target { name: "line_table", seeds: line_tables, run: locate },
@@ -43,6 +45,7 @@ pub(crate) const TARGETS: [Target; 10] = [
     Target { name: "proc", seeds: proc_files, run: parse_proc },
     Target { name: "events", seeds: records, run: decode_events },
     Target { name: "walk", seeds: Vec::new, run: walk_hostile },
+    Target { name: "mixed", seeds: Vec::new, run: join_stacks },
     Target { name: "live_code", seeds: Vec::new, run: read_hostile_code },
 ];
 
@@ -178,7 +181,47 @@ fn walk_as_published(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
 
 fn examine(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let bytes = rng.mutated(seeds);
+    let _evaluator = Evaluator::of_file(&bytes[..]);
     examine_file(&bytes[..], rng.below(2) == 0).is_ok_and(|found| found.is_some())
+}
+
+/// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
+/// place, and so does every native one unless they were found to contradict each other.
+fn join_stacks(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let kinds = [
+        NativeKind::Evaluator { entering: false },
+        NativeKind::Evaluator { entering: true },
+        NativeKind::Handler,
+        NativeKind::Plumbing,
+        NativeKind::Interpreter,
+        NativeKind::Other,
+    ];
+    let native: Vec<NativeKind> = (0..rng.below(256)).map(|_| *rng.of(&kinds)).collect();
+    let frame = |rng: &mut Rng| {
+        let most = if rng.below(64) == 0 { 1 << 16 } else { 3 };
+        PythonFrame { entry: rng.below(2) == 0, shims: u16::try_from(rng.below(most)).expect("below 2^16") }
+    };
+    let python: Vec<PythonFrame> = (0..rng.below(256)).map(|_| frame(rng)).collect();
+    let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
+    let boundaries = [Boundaries::EveryFrame, Boundaries::EntryFrame, Boundaries::Shim];
+    let native_stack = Native { frames: &native, whole: rng.below(2) == 0 };
+    let stack = Python {
+        frames: &python,
+        root_shims: u16::try_from(rng.below(4)).expect("below 4"),
+        stop: *rng.of(&stops),
+        boundaries: *rng.of(&boundaries),
+    };
+    let mut joined = Vec::new();
+    let quality = join(&native_stack, &stack, true, &mut joined);
+    let of_python: Vec<usize> =
+        joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
+    let of_native: Vec<usize> =
+        joined.iter().filter_map(|frame| if let Joined::Native(at) = frame { Some(*at) } else { None }).collect();
+    assert!(of_python.into_iter().eq(0..python.len()), "Python frames are lost, doubled or out of order");
+    if quality != Quality::Failed {
+        assert!(of_native.into_iter().eq(0..native.len()), "native frames are lost, doubled or out of order");
+    }
+    quality == Quality::Exact
 }
 
 fn proc_files() -> Vec<Vec<u8>> {

@@ -46,7 +46,7 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
             Ok(0)
         }
         Verb::Dump(args) => {
-            dump::run(args.pid, args.json, &mut io::BufWriter::new(io::stdout().lock()))?;
+            dump::run(&args, &mut io::BufWriter::new(io::stdout().lock()))?;
             Ok(0)
         }
         Verb::Man => {

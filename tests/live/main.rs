@@ -11,6 +11,7 @@ mod filters;
 mod gil;
 mod hostile;
 mod identity;
+mod mixed;
 mod namespaces;
 mod oracle;
 mod privileges;

@@ -277,6 +277,14 @@ pub struct DumpArgs {
     #[arg(short, long, value_name = "PID", value_parser = values::pid)]
     pub pid: Pid,
 
+    /// Native frames, too, of threads that sleep: C, C++ and Rust code that Python calls and is called by
+    #[arg(long)]
+    pub native: bool,
+
+    /// Keep the interpreter's own frames between Python frames
+    #[arg(long, requires = "native")]
+    pub interpreter_frames: bool,
+
     /// As JSON (docs/dump.md)
     #[arg(long)]
     pub json: bool,

@@ -1,12 +1,16 @@
 //! `dump`: every thread's stack once, now, for people and as JSON.
 
 use super::access;
+use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
 use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
+use crate::merge::Quality;
+use crate::profile::FrameId;
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::sinks::text;
-use crate::snapshot::{self, PythonStack, Snapshot, ThreadStack};
+use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
+use crate::symbolize::native::NativeName;
 use crate::types::Pid;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -45,6 +49,28 @@ struct Thread {
     steady: Option<bool>,
     stop: Option<&'static str>,
     frames: Vec<Frame>,
+    mixed: Option<Vec<Mixed>>,
+    merge: Option<&'static str>,
+    no_native: Option<String>,
+}
+
+/// A frame of a mixed stack.
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Mixed {
+    Python(Frame),
+    Native(Native),
+}
+
+/// A native frame, or a function that was compiled into one.
+#[derive(Debug, Serialize)]
+struct Native {
+    function: Option<String>,
+    object: String,
+    address: u64,
+    filename: Option<String>,
+    lineno: Option<u32>,
+    inlined: bool,
 }
 
 /// A frame; what is not known is `null`.
@@ -62,13 +88,15 @@ struct Frame {
 ///
 /// # Errors
 /// When there is no such process, it is no CPython that is supported, it may not be read, or `out` fails.
-pub fn run(pid: Pid, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let pid = args.pid;
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
     let interpreter = interpreter(&process)?;
-    let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT)
+    let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames });
+    let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT, native)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
     let dump = Dump::new(&process, &interpreter, &snapshot);
-    if json {
+    if args.json {
         text::write_json(&mut *out, &dump)?;
         writeln!(out)?;
     } else {
@@ -158,6 +186,7 @@ impl Dump {
 impl Thread {
     fn new(thread: &ThreadStack, snapshot: &Snapshot) -> Self {
         let python = thread.python.as_ref();
+        let mixed = thread.mixed.as_ref().and_then(|mixed| mixed.as_ref().ok());
         Self {
             tid: thread.tid,
             ns_tid: thread.ns_tid,
@@ -171,7 +200,10 @@ impl Thread {
             holds_gil: python.and_then(|python| python.holds_gil),
             steady: python.map(|python| python.steady),
             stop: python.map(|python| python.stop.name()),
-            frames: python.map(|python| frames(python, snapshot)).unwrap_or_default(),
+            frames: python.iter().flat_map(|python| &python.frames).map(|&id| Frame::new(id, snapshot)).collect(),
+            mixed: mixed.map(|mixed| mixed_frames(mixed, snapshot)),
+            merge: mixed.map(|mixed| mixed.quality.name()),
+            no_native: thread.mixed.as_ref().and_then(|mixed| mixed.as_ref().err()).map(ToString::to_string),
         }
     }
 
@@ -195,9 +227,15 @@ impl Thread {
         if self.steady == Some(false) {
             writeln!(out, "    <the stack changed while it was read: frames may not belong together>")?;
         }
-        for frame in &self.frames {
-            let line = frame.lineno.map_or_else(String::new, |line| format!(":{line}"));
-            writeln!(out, "    {} ({}{line})", escape(&frame.function), escape(&frame.filename))?;
+        if let Some(reason) = &self.no_native {
+            writeln!(out, "    <no native frames: {reason}>")?;
+        }
+        if let Some(merge) = self.merge.filter(|&merge| merge != Quality::Exact.name()) {
+            writeln!(out, "    <order of native and Python frames: {merge}>")?;
+        }
+        match &self.mixed {
+            Some(mixed) => mixed.iter().try_for_each(|frame| frame.print(out))?,
+            None => self.frames.iter().try_for_each(|frame| frame.print(out))?,
         }
         match self.stop {
             None => writeln!(out, "    <no Python: this thread never entered CPython {}>", dump.python_version),
@@ -208,12 +246,12 @@ impl Thread {
     }
 }
 
-fn frames(python: &PythonStack, snapshot: &Snapshot) -> Vec<Frame> {
-    let strings = &snapshot.profile.strings;
-    let frame = |&id| {
+impl Frame {
+    fn new(id: FrameId, snapshot: &Snapshot) -> Self {
+        let strings = &snapshot.profile.strings;
         let frame = snapshot.profile.frames.get(id);
         let known = |number: i32| u32::try_from(number).ok();
-        Frame {
+        Self {
             function: strings.get(frame.function).to_owned(),
             filename: strings.get(frame.filename).to_owned(),
             lineno: known(frame.lineno),
@@ -221,8 +259,64 @@ fn frames(python: &PythonStack, snapshot: &Snapshot) -> Vec<Frame> {
             column: known(frame.column),
             end_column: known(frame.end_column),
         }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "    {} ({}{})", escape(&self.function), escape(&self.filename), colon(self.lineno))
+    }
+}
+
+impl Mixed {
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let native = match self {
+            Self::Python(frame) => return frame.print(out),
+            Self::Native(native) => native,
+        };
+        let object = match native.object.as_str() {
+            "" => "no file".to_owned(),
+            object => escape(object).into_owned(),
+        };
+        match &native.function {
+            Some(function) => write!(out, "    {} [{object}]", escape(function))?,
+            None => write!(out, "    {:#x} [{object}]", native.address)?,
+        }
+        match &native.filename {
+            Some(file) => writeln!(out, " ({}{})", escape(file), colon(native.lineno)),
+            None => writeln!(out),
+        }
+    }
+}
+
+/// `:12`, or nothing.
+fn colon(line: Option<u32>) -> String {
+    line.map_or_else(String::new, |line| format!(":{line}"))
+}
+
+fn mixed_frames(mixed: &MixedStack, snapshot: &Snapshot) -> Vec<Mixed> {
+    let frames = |frame: &MixedFrame| match frame {
+        MixedFrame::Python(id) => vec![Mixed::Python(Frame::new(*id, snapshot))],
+        MixedFrame::Native(name) => native_frames(name).into_iter().map(Mixed::Native).collect(),
     };
-    python.frames.iter().map(frame).collect()
+    mixed.frames.iter().flat_map(frames).collect()
+}
+
+/// The functions at one address: those compiled into another first.
+fn native_frames(name: &NativeName) -> Vec<Native> {
+    let (object, address) = (&name.object, name.vaddr);
+    let native = |function: Option<&String>, filename: Option<&String>, lineno, inlined| Native {
+        function: function.cloned(),
+        object: object.clone(),
+        address,
+        filename: filename.cloned(),
+        lineno,
+        inlined,
+    };
+    if name.lines.is_empty() {
+        return vec![native(name.function.as_ref(), None, None, false)];
+    }
+    let last = name.lines.len() - 1;
+    let lines = name.lines.iter().enumerate();
+    lines.map(|(at, line)| native(line.function.as_ref(), line.file.as_ref(), line.line, at < last)).collect()
 }
 
 /// The kernel's words (`task_state_array` in fs/proc/array.c), for people.

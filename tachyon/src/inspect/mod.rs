@@ -10,6 +10,7 @@ mod budget;
 mod builtin;
 mod debug_offsets;
 mod entering;
+mod evaluator;
 mod layout;
 mod locate;
 mod objects;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use tachyon_common::layout::{Layout, flags};
 
 pub use self::entering::EnteringError;
+pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
 pub use self::layout::LayoutError;
 pub use self::locate::ElfCache;
 pub use self::objects::{Attributes, ObjectLayout};

@@ -4,6 +4,10 @@
 //! place, so that no sample vanishes and no cut stack passes for a whole one. Which process a record belongs to is
 //! told by the record's instance, never by its pid alone: pids are used again.
 
+mod mixed;
+
+pub use mixed::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, Repair, join};
+
 use crate::events::Frames;
 use crate::profile::{FrameId, Process, ProcessId, Profile, Thread, ThreadId};
 use crate::symbolize::{CodeKey, Symbolizer};

@@ -56,12 +56,20 @@ impl RemoteProcess {
         let mut error = RemoteError::File { path: self.proc_path("map_files"), source: cause };
         let Some(path) = mapping.file_path() else { return Err(error) };
         for root in [self.proc_path("root"), PathBuf::from("/")] {
-            match file_below(&root, path, mapping.inode) {
+            match file_below(&root, path, Some(mapping.inode)) {
                 Ok(file) => return Ok(file),
                 Err(refused) => error = refused,
             }
         }
         Err(error)
+    }
+
+    /// The regular file at a path of the target's own root directory, which no symbolic link leads out of.
+    ///
+    /// # Errors
+    /// When there is none, or it is not a regular file.
+    pub fn file_at(&self, path: &Path) -> Result<MappedFile, RemoteError> {
+        file_below(&self.proc_path("root"), path, None)
     }
 
     /// The process's executable, also when it is deleted or lies in another mount namespace.
@@ -77,8 +85,9 @@ impl RemoteProcess {
     }
 }
 
-/// The file at `path` below `root`, if it has this inode number. No symbolic link leads out of `root`.
-fn file_below(root: &Path, path: &Path, inode: u64) -> Result<MappedFile, RemoteError> {
+/// The file at `path` below `root`, if it has this inode number (when one is given). No symbolic link leads out of
+/// `root`.
+fn file_below(root: &Path, path: &Path, inode: Option<u64>) -> Result<MappedFile, RemoteError> {
     let found_at = root.join(path.strip_prefix("/").unwrap_or(path));
     let error = |errno: nix::errno::Errno| RemoteError::File { path: found_at.clone(), source: errno.into() };
     let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map_err(error)?;
@@ -87,7 +96,7 @@ fn file_below(root: &Path, path: &Path, inode: u64) -> Result<MappedFile, Remote
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let handle = openat2(&root, path, how).map_err(error)?;
     let file = MappedFile::new(handle, found_at.clone())?;
-    if file.identity.inode == inode {
+    if inode.is_none_or(|inode| file.identity.inode == inode) {
         Ok(file)
     } else {
         Err(RemoteError::File { path: found_at, source: io::Error::other("another file lies there now") })

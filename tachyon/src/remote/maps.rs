@@ -55,6 +55,17 @@ impl Mapping {
         }
     }
 
+    /// A short name of what is mapped: the file's without its folders, `[heap]`, …; empty when it has none.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = match &self.path {
+            MappedPath::Anonymous => &[][..],
+            MappedPath::Special(name) => name,
+            MappedPath::File { path, .. } => path.rsplit(|&byte| byte == b'/').next().unwrap_or_default(),
+        };
+        String::from_utf8_lossy(name).into_owned()
+    }
+
     /// Whether the address lies in it.
     #[must_use]
     pub fn contains(&self, addr: u64) -> bool {

@@ -26,7 +26,7 @@ pub use file::{FileIdentity, MappedFile};
 pub use maps::{MappedPath, Mapping, parse_maps};
 pub use namespace::{NamespaceError, own_pid_namespace};
 pub use status::{Stat, parse_stat};
-pub use tasks::Task;
+pub use tasks::{Blocked, Task};
 
 /// Most bytes read of one file of `/proc`: 65,530 mappings (`vm.max_map_count`) of 256 bytes each are below it.
 const MAX_PROC_FILE_BYTES: u64 = 32 << 20;

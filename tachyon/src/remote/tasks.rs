@@ -19,7 +19,27 @@ pub struct Task {
     pub state: char,
 }
 
+/// Where a thread is, as far as it can be told without stopping it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocked {
+    /// It sleeps in the kernel, and will go on in user mode with these registers.
+    At {
+        /// Address of the next instruction.
+        pc: u64,
+        /// Stack pointer.
+        sp: u64,
+    },
+    /// It is on a CPU, or waits for one.
+    Running,
+}
+
 impl RemoteProcess {
+    /// Where one of its threads is (`/proc/PID/task/TID/syscall`); `None` when it has ended or may not be looked at.
+    #[must_use]
+    pub fn blocked(&self, tid: u32) -> Option<Blocked> {
+        parse_syscall(&self.proc_file(&format!("task/{tid}/syscall")).ok()?)
+    }
+
     /// Its threads by tid. One that ends while they are listed is left out.
     ///
     /// # Errors
@@ -49,10 +69,35 @@ impl RemoteProcess {
     }
 }
 
+/// `running`, or the number of the system call (-1 outside of one) and its arguments, then stack pointer and program
+/// counter (`fs/proc/base.c`, `proc_pid_syscall`).
+fn parse_syscall(text: &[u8]) -> Option<Blocked> {
+    let text = std::str::from_utf8(text).ok()?.trim_end();
+    if text == "running" {
+        return Some(Blocked::Running);
+    }
+    let mut words = text.rsplit(' ').map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    let (pc, sp) = (words.next()??, words.next()??);
+    Some(Blocked::At { pc, sp })
+}
+
 #[cfg(test)]
 mod tests {
+    use super::{Blocked, parse_syscall};
     use crate::remote::RemoteProcess;
     use crate::types::Pid;
+
+    #[test]
+    fn places_as_the_kernel_tells_them() {
+        let place = |text: &str| parse_syscall(text.as_bytes());
+        assert_eq!(place("running\n"), Some(Blocked::Running));
+        let at = Some(Blocked::At { pc: 0x30, sp: 0x20 });
+        assert_eq!(place("0 0x0 0x1 0x2 0x3 0x4 0x5 0x20 0x30\n"), at);
+        assert_eq!(place("-1 0x20 0x30\n"), at);
+        for odd in ["", "-1", "0x30", "0 20 30", "0 0x20 0x10000000000000000"] {
+            assert_eq!(place(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn threads_are_listed_with_their_names() {

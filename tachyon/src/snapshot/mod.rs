@@ -6,11 +6,14 @@
 //! not believed further than a bounded cost: lists and chains that lead in circles end, and so does the time.
 
 mod memory;
+mod mixed;
 mod names;
 mod objects;
 mod stack;
 mod threads;
+mod unwind;
 
+pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
 
 use crate::inspect::Interpreter;
@@ -18,6 +21,7 @@ use crate::profile::{FrameId, Profile};
 use crate::remote::{RemoteError, RemoteProcess, Task};
 use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
+use mixed::Mixer;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{RawFrame, status};
@@ -25,6 +29,7 @@ use tachyon_common::layout::Layout;
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use threads::ThreadState;
+use unwind::NativeStack;
 
 /// Seed of the fingerprints: they live as long as the snapshot is made, so no target can aim at them.
 const SEED: u64 = 0;
@@ -62,6 +67,8 @@ pub struct ThreadStack {
     pub main: bool,
     /// What it does in Python; `None` when it never entered it.
     pub python: Option<PythonStack>,
+    /// Python and native frames together, or why there is no such stack; `None` when it was not asked for.
+    pub mixed: Option<Result<MixedStack, NoNative>>,
 }
 
 /// What a thread does in one interpreter.
@@ -101,11 +108,16 @@ impl Deadline {
     }
 }
 
-/// Takes a snapshot of a process whose interpreter is known.
+/// Takes a snapshot of a process whose interpreter is known, with native frames where they are wanted.
 ///
 /// # Errors
 /// When its memory cannot be read at all (see [`RemoteError::is_denied`]) or it is gone.
-pub fn take(process: &RemoteProcess, interpreter: &Interpreter, limit: Duration) -> Result<Snapshot, RemoteError> {
+pub fn take(
+    process: &RemoteProcess,
+    interpreter: &Interpreter,
+    limit: Duration,
+    native: Option<NativeChoice>,
+) -> Result<Snapshot, RemoteError> {
     // A read whose error is kept: the walk knows only that something is unreadable.
     process.read_u64(RemoteAddr(interpreter.runtime))?;
     let entry =
@@ -120,7 +132,9 @@ pub fn take(process: &RemoteProcess, interpreter: &Interpreter, limit: Duration)
     if !tids_told {
         snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
     }
-    let mut stacks = read_stacks(&target, &states, deadline);
+    let maps = if native.is_some() { process.maps()? } else { Vec::new() };
+    let mut mixer = native.map(|choice| Mixer::new(process, &maps, interpreter, &target.layout, choice));
+    let mut stacks = read_stacks(&target, &states, &tasks, mixer.as_mut(), deadline);
     let unread = states.len() - stacks.len();
     if unread > 0 {
         snapshot.problems.push(format!("{unread} thread states were not read: the time was up after {limit:?}"));
@@ -133,7 +147,21 @@ pub fn take(process: &RemoteProcess, interpreter: &Interpreter, limit: Duration)
         stacks.retain(|read| read.state.ns_tid.is_some());
     }
     let names = names_by_interpreter(&target, &stacks, deadline);
-    snapshot.threads = arrange(process, &tasks, &stacks, &names, |read| namer.name(read));
+    snapshot.threads = arrange(process, &tasks, &stacks, &names, |read| {
+        let python = namer.name(read);
+        let mix = |mixer: &mut Mixer<'_>| match &read.native {
+            Ok(native) => mixer.mix(native, Some(&read.stack), &python.frames),
+            Err(reason) => Err(*reason),
+        };
+        let mixed = mixer.as_mut().map(mix);
+        (python, mixed)
+    });
+    if let Some(mixer) = &mut mixer {
+        for thread in snapshot.threads.iter_mut().filter(|thread| thread.mixed.is_none() && !deadline.passed()) {
+            let native = mixer.read(thread.tid, || ()).1;
+            thread.mixed = Some(native.and_then(|native| mixer.mix(&native, None, &[])));
+        }
+    }
     Ok(snapshot)
 }
 
@@ -153,15 +181,29 @@ struct ReadStack {
     state: ThreadState,
     gil: Option<u64>,
     stack: stack::Stack,
+    native: Result<NativeStack, NoNative>,
 }
 
-fn read_stacks(target: &Target<'_>, states: &[ThreadState], deadline: Deadline) -> Vec<ReadStack> {
+fn read_stacks(
+    target: &Target<'_>,
+    states: &[ThreadState],
+    tasks: &[Task],
+    mut mixer: Option<&mut Mixer<'_>>,
+    deadline: Deadline,
+) -> Vec<ReadStack> {
+    let by_ns_tid: HashMap<u32, u32> = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
     let read = |state: &ThreadState| {
-        (!deadline.passed()).then(|| ReadStack {
-            state: *state,
-            gil: threads::gil_of(target.process, target, state.interp),
-            stack: stack::read(target.process, target, state.tstate, deadline),
-        })
+        if deadline.passed() {
+            return None;
+        }
+        let gil = threads::gil_of(target.process, target, state.interp);
+        let python = || stack::read(target.process, target, state.tstate, deadline);
+        let tid = state.ns_tid.and_then(|tid| by_ns_tid.get(&tid).copied());
+        let (stack, native) = match &mut mixer {
+            Some(mixer) => mixer.read(tid, python),
+            None => (python(), Err(NoNative::Unknown)),
+        };
+        Some(ReadStack { state: *state, gil, stack, native })
     };
     states.iter().map_while(read).collect()
 }
@@ -209,7 +251,7 @@ fn arrange(
     tasks: &[Task],
     stacks: &[ReadStack],
     names: &HashMap<u64, HashMap<u64, String>>,
-    mut python: impl FnMut(&ReadStack) -> PythonStack,
+    mut stacks_of: impl FnMut(&ReadStack) -> (PythonStack, Option<Result<MixedStack, NoNative>>),
 ) -> Vec<ThreadStack> {
     let by_ns_tid: HashMap<u32, &Task> = tasks.iter().map(|task| (task.ns_tid, task)).collect();
     let pid = process.pid().0;
@@ -233,7 +275,9 @@ fn arrange(
         let own = names.get(&read.state.interp).and_then(|names| names.get(ident));
         let name = own.or_else(|| names.values().find_map(|names| names.get(ident)));
         let name = name.cloned().unwrap_or_else(|| known.name.clone());
-        threads.push(ThreadStack { thread_id: read.state.thread_id, name, python: Some(python(read)), ..known });
+        let (python, mixed) = stacks_of(read);
+        let thread_id = read.state.thread_id;
+        threads.push(ThreadStack { thread_id, name, python: Some(python), mixed, ..known });
     }
     threads.extend(tasks.iter().filter(|task| !entered.contains(&task.tid)).map(thread));
     threads.sort_by_key(|thread| (!thread.main, thread.tid.is_none(), thread.tid, thread.thread_id));
@@ -293,9 +337,10 @@ mod tests {
     fn read(thread_id: u64, gil: u64, holds: bool, frames: usize) -> ReadStack {
         let stop = if frames == 0 { StopReason::NoFrame } else { StopReason::Complete };
         let facts = ThreadFacts { status: u32::from(holds) * status::HAS_GIL, ..ThreadFacts::default() };
-        let stack = stack::Stack { frames: vec![RawFrame::default(); frames], stop, facts, steady: true };
+        let stack =
+            stack::Stack { frames: vec![RawFrame::default(); frames], stop, root_shims: 0, facts, steady: true };
         let state = ThreadState { tstate: thread_id, interp: gil, thread_id, ns_tid: None };
-        ReadStack { state, gil: Some(gil), stack }
+        ReadStack { state, gil: Some(gil), stack, native: Err(NoNative::Unknown) }
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) struct Stack {
     /// Leaf first.
     pub frames: Vec<RawFrame>,
     pub stop: StopReason,
+    /// Shim frames below the outermost frame.
+    pub root_shims: u16,
     pub facts: ThreadFacts,
     /// Two readings in a row agreed.
     pub steady: bool,
@@ -61,22 +63,33 @@ fn agree(a: &Stack, b: &Stack) -> bool {
         (None, None) => true,
         _ => false,
     };
-    a.stop == b.stop && same_leaf && a.frames.get(1..) == b.frames.get(1..)
+    (a.stop, a.root_shims) == (b.stop, b.root_shims) && same_leaf && a.frames.get(1..) == b.frames.get(1..)
 }
 
 fn once<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) -> Stack {
     let pages = Pages::new(memory);
     let (layout, entry) = (&target.layout, &target.entry);
     let mut frames = Frames::default();
-    let stop = chain(&pages, target, tstate, &mut frames);
-    Stack { frames: frames.0, stop, facts: walk::thread_facts(&pages, layout, entry, tstate), steady: false }
+    let (stop, root_shims) = chain(&pages, target, tstate, &mut frames);
+    Stack {
+        frames: frames.0,
+        stop,
+        root_shims,
+        facts: walk::thread_facts(&pages, layout, entry, tstate),
+        steady: false,
+    }
 }
 
-fn chain<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, frames: &mut Frames) -> StopReason {
+fn chain<M: UserMemory + ?Sized>(
+    memory: &M,
+    target: &Target<'_>,
+    tstate: u64,
+    frames: &mut Frames,
+) -> (StopReason, u16) {
     let layout = &target.layout;
     let frame = match walk::innermost_frame(memory, layout, tstate) {
         Ok(frame) => frame,
-        Err(reason) => return reason,
+        Err(reason) => return (reason, 0),
     };
     let mut chain = FrameWalk { next: frame, ..FrameWalk::default() };
     if Layout::present(layout.tstate_base_frame) {
@@ -98,10 +111,10 @@ fn chain<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64, f
             if settled != reason {
                 frames.0.clear();
             }
-            return settled;
+            return (settled, u16::try_from(chain.shims).unwrap_or(u16::MAX));
         }
     }
-    StopReason::TooDeep
+    (StopReason::TooDeep, 0)
 }
 
 /// Frames in the order they are met.
@@ -128,7 +141,7 @@ mod tests {
 
     fn stack(frames: &[(u64, i32)]) -> Stack {
         let frames = frames.iter().map(|&(code, lasti)| RawFrame { code, lasti, ..RawFrame::default() }).collect();
-        Stack { frames, stop: StopReason::Complete, facts: ThreadFacts::default(), steady: false }
+        Stack { frames, stop: StopReason::Complete, root_shims: 0, facts: ThreadFacts::default(), steady: false }
     }
 
     #[test]

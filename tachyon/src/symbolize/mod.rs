@@ -11,6 +11,7 @@
 mod cache;
 mod code_object;
 pub mod linetable;
+pub mod native;
 mod symbolizer;
 pub mod text;
 

@@ -67,7 +67,7 @@ fn verbs() {
     assert!(matches!(parse(words(&["doctor", "--json"])), Ok(Verb::Doctor(DoctorArgs { json: true }))));
     assert!(matches!(parse(words(&["info", "x.tach"])), Ok(Verb::Info(_))));
     let dump = parse(words(&["dump", "-p", "7", "--json"]));
-    assert!(matches!(dump, Ok(Verb::Dump(DumpArgs { pid: Pid(7), json: true }))));
+    assert!(matches!(dump, Ok(Verb::Dump(DumpArgs { pid: Pid(7), json: true, native: false, .. }))));
     let Ok(Verb::Export(args)) = parse(words(&["export", "x.tach", "-o", "-", "--format", "collapsed"])) else {
         panic!("export");
     };

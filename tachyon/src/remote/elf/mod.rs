@@ -4,15 +4,20 @@
 //! numbers are the file's own and may be hostile: every read is bounded, every loop too, and what makes no sense is an
 //! [`ElfError`]. Only 64-bit little-endian files are of use here.
 
+mod contents;
+mod read;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
 use std::io;
 
 use object::elf;
 use object::endian::LittleEndian as LE;
-use object::pod::{Pod, from_bytes};
+use object::pod::from_bytes;
+
+pub use contents::{Function, FunctionTable};
+pub use read::ReadAt;
+use read::{read_bytes, read_pod, read_table};
 
 /// Most program headers, of which linkers write about a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 512;
@@ -61,45 +66,6 @@ pub enum ElfError {
     },
 }
 
-/// Where an ELF file's bytes come from.
-pub trait ReadAt {
-    /// Fills `into` with the bytes at `offset`, wholly or not at all.
-    ///
-    /// # Errors
-    /// When they cannot be read.
-    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
-
-    /// Length in bytes.
-    ///
-    /// # Errors
-    /// When it cannot be found out.
-    fn len_bytes(&self) -> io::Result<u64>;
-}
-
-impl ReadAt for File {
-    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        // Name the trait: `FileExt` has the same method with its arguments the other way round.
-        std::os::unix::fs::FileExt::read_exact_at(self, into, offset)
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.metadata().map(|metadata| metadata.len())
-    }
-}
-
-impl ReadAt for &[u8] {
-    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let start = usize::try_from(offset).ok();
-        let bytes = start.and_then(|start| self.get(start..start.checked_add(into.len())?));
-        into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.len() as u64)
-    }
-}
-
 /// A `PT_LOAD` program header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
@@ -135,6 +101,8 @@ pub struct Section {
     pub kind: u32,
     /// `sh_link`.
     pub link: u32,
+    /// `sh_flags`.
+    pub flags: u64,
     /// Address, before relocation; 0 when it is not loaded.
     pub vaddr: u64,
     /// Offset in the file.
@@ -160,6 +128,8 @@ pub struct Elf<R> {
     machine: u16,
     fixed_address: bool,
     loads: Vec<Load>,
+    /// Offset and size of each `PT_NOTE`.
+    notes: Vec<(u64, u64)>,
     sections: Vec<Section>,
     dynamic: Option<Dynamic>,
 }
@@ -190,10 +160,13 @@ impl<R: ReadAt> Elf<R> {
         let programs: Vec<elf::ProgramHeader64<LE>> = read_table(&source, header.e_phoff.get(LE), u64::from(count))?;
         let loads = programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_LOAD);
         let loads = loads.map(Load::checked).collect::<Result<Vec<_>, _>>()?;
+        let notes = programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_NOTE);
+        let notes = notes.map(|program| (program.p_offset.get(LE), program.p_filesz.get(LE))).collect();
         let mut elf = Self {
             machine: header.e_machine.get(LE),
             fixed_address: kind == elf::ET_EXEC,
             loads,
+            notes,
             sections: Vec::new(),
             dynamic: None,
             source,
@@ -339,6 +312,7 @@ impl<R: ReadAt> Elf<R> {
                 name: String::from_utf8_lossy(&name[..name.len().min(MAX_NAME)]).into_owned(),
                 kind: section.sh_type.get(LE),
                 link: section.sh_link.get(LE),
+                flags: section.sh_flags.get(LE),
                 vaddr: section.sh_addr.get(LE),
                 offset: section.sh_offset.get(LE),
                 size: section.sh_size.get(LE),
@@ -456,33 +430,5 @@ impl Load {
             return Err(ElfError::Malformed("segment"));
         }
         Ok(load)
-    }
-}
-
-/// Reads one structure.
-fn read_pod<T: Pod + Copy>(source: &impl ReadAt, offset: u64) -> Result<T, ElfError> {
-    read_table(source, offset, 1)?.pop().ok_or(ElfError::Malformed("header"))
-}
-
-/// Reads `count` structures that lie one after the other.
-fn read_table<T: Pod + Copy>(source: &impl ReadAt, offset: u64, count: u64) -> Result<Vec<T>, ElfError> {
-    let size = size_of::<T>() as u64;
-    let bytes = read_bytes(source, offset, count.checked_mul(size).ok_or(ElfError::Malformed("table"))?)?;
-    let structures = bytes.chunks_exact(size_of::<T>()).map(|chunk| from_bytes::<T>(chunk).map(|(value, _)| *value));
-    structures.collect::<Result<_, ()>>().map_err(|()| ElfError::Malformed("table"))
-}
-
-/// Reads a part of the file. Allocates only what the file really has.
-fn read_bytes(source: &impl ReadAt, offset: u64, len: u64) -> Result<Vec<u8>, ElfError> {
-    let error = |source: io::Error| ElfError::Read { offset, len, source };
-    let end = offset.checked_add(len);
-    let size = usize::try_from(len).ok().filter(|_| len <= MAX_SYMTAB);
-    match (end, size) {
-        (Some(end), Some(size)) if end <= source.len_bytes().map_err(error)? => {
-            let mut bytes = vec![0; size];
-            source.read_exact_at(offset, &mut bytes).map_err(error)?;
-            Ok(bytes)
-        }
-        _ => Err(error(io::ErrorKind::UnexpectedEof.into())),
     }
 }

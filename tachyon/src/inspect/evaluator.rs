@@ -1,0 +1,276 @@
+//! Where the bytecode evaluator's machine code is: a set of address ranges, for one function may be compiled to many.
+//!
+//! A native stack is joined with Python's by its evaluator frames, so one range too few makes a wrong stack. With a
+//! symbol table the parts have names: `_PyEval_EvalFrameDefault`, `.cold` and other clones of it, and the
+//! `_TAIL_CALL_*` handlers of tail-calling builds. Without one (Debian's static 3.14 and 3.15: the exported symbol
+//! covers 1 kB, the bytecode loop is a part without a symbol) the parts are found by what only parts of one function
+//! do: they jump into each other's middle, or to a place whose stack frame is there already. Unwind tables
+//! (`.eh_frame`) tell where parts begin and end. A part that is entered through a table of addresses only, and jumps
+//! nowhere, is not found so (a stripped 3.11 of pyenv's has one of 4 bytes, which aborts). That needs x86-64 code to be decoded; on other machines the symbols
+//! must do.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use gimli::{BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, UnwindContext, UnwindSection as _, X86_64};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
+use object::elf;
+
+use crate::remote::elf::{Elf, ElfError, ReadAt};
+
+const NAME: &str = "_PyEval_EvalFrameDefault";
+
+/// Prefix of the handlers of CPython 3.14's tail-calling interpreter (`Python/generated_cases.c.h`).
+const HANDLER: &str = "_TAIL_CALL_";
+
+/// Most bytes of `.eh_frame` and of symbol names: CPython's have 1 MB at most.
+const MAX_TABLE: u64 = 16 << 20;
+
+/// Longest part that is decoded; CPython's evaluators have 34 to 80 kB.
+const MAX_PART: u64 = 1 << 20;
+
+/// Most parts, and most of the largest functions that are asked whether they are one.
+const MAX_PARTS: usize = 32;
+const LARGEST: usize = 8;
+
+/// Where the evaluator's code lies in a file. Addresses are the file's, before relocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evaluator {
+    /// First address of `_PyEval_EvalFrameDefault`.
+    entry: u64,
+    parts: Vec<Range<u64>>,
+    handlers: Vec<Range<u64>>,
+}
+
+/// Why the evaluator was not found.
+#[derive(Debug, thiserror::Error)]
+pub enum EvaluatorError {
+    /// The file cannot be read, or makes no sense.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    /// The file does not name it.
+    #[error("the file has no symbol {NAME}")]
+    NoSymbol,
+}
+
+/// What an address of the file is to the evaluator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvaluatorCode {
+    /// The evaluator: its frame on the native stack is one activation.
+    Evaluator,
+    /// A handler of a tail-calling build: its frame belongs to the evaluator's frame below it.
+    Handler,
+}
+
+impl Evaluator {
+    /// Finds the evaluator of a file.
+    ///
+    /// # Errors
+    /// When the file does not name it or makes no sense.
+    pub fn of_file<R: ReadAt>(source: R) -> Result<Self, EvaluatorError> {
+        let elf = Elf::parse(source)?;
+        let mut found = by_symbols(&elf)?;
+        if found.parts.is_empty() {
+            let exported = elf.dynamic_symbol(NAME)?.filter(|symbol| symbol.vaddr != 0);
+            let exported = exported.ok_or(EvaluatorError::NoSymbol)?;
+            let own = exported.vaddr..exported.vaddr.saturating_add(exported.size.max(1));
+            found.entry = exported.vaddr;
+            found.parts = if elf.machine() == elf::EM_X86_64 { by_jumps(&elf, own) } else { vec![own] };
+        }
+        found.parts = joined(found.parts);
+        found.handlers = joined(found.handlers);
+        Ok(found)
+    }
+
+    /// Its ranges, sorted and apart from each other.
+    #[must_use]
+    pub fn parts(&self) -> &[Range<u64>] {
+        &self.parts
+    }
+
+    /// Ranges of the handlers of a tail-calling build.
+    #[must_use]
+    pub fn handlers(&self) -> &[Range<u64>] {
+        &self.handlers
+    }
+
+    /// What the code at an address of the file is.
+    #[must_use]
+    pub fn code_at(&self, vaddr: u64) -> Option<EvaluatorCode> {
+        let within = |ranges: &[Range<u64>]| {
+            let at = ranges.partition_point(|range| range.end <= vaddr);
+            ranges.get(at).is_some_and(|range| range.contains(&vaddr))
+        };
+        if within(&self.parts) {
+            Some(EvaluatorCode::Evaluator)
+        } else {
+            within(&self.handlers).then_some(EvaluatorCode::Handler)
+        }
+    }
+
+    /// Whether a thread at this address may not have linked its Python frame yet: the first instructions, which save
+    /// registers and set up the frame (at most 0xf0 bytes in the builds seen).
+    #[must_use]
+    pub fn is_prologue(&self, vaddr: u64) -> bool {
+        (self.entry..self.entry.saturating_add(256)).contains(&vaddr)
+    }
+}
+
+/// Parts that `.symtab` names. None when there is no such table.
+fn by_symbols<R: ReadAt>(elf: &Elf<R>) -> Result<Evaluator, ElfError> {
+    let mut found = Evaluator::default();
+    let Some(table) = elf.functions(elf::SHT_SYMTAB, elf.loads())? else { return Ok(found) };
+    let names = elf.section_bytes(&table.names, MAX_TABLE)?;
+    for function in table.functions.iter().filter(|function| function.size > 0) {
+        let name = usize::try_from(function.name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
+        let range = function.vaddr..function.vaddr.saturating_add(function.size);
+        match name.strip_prefix(NAME.as_bytes()).and_then(<[u8]>::first) {
+            Some(0) => {
+                found.entry = function.vaddr;
+                found.parts.push(range);
+            }
+            Some(b'.') => found.parts.push(range),
+            _ if name.starts_with(HANDLER.as_bytes()) => found.handlers.push(range),
+            _ => {}
+        }
+    }
+    if found.entry == 0 {
+        // Clones alone are some other program's.
+        return Ok(Evaluator::default());
+    }
+    Ok(found)
+}
+
+/// A function or a part of one, as unwind tables know it.
+#[derive(Clone, Debug)]
+struct Part {
+    end: u64,
+    /// Its first instruction finds a stack frame in place: it is no function's beginning.
+    continues: bool,
+}
+
+/// Parts that belong to the one at `own`, by how they jump to each other.
+fn by_jumps<R: ReadAt>(elf: &Elf<R>, own: Range<u64>) -> Vec<Range<u64>> {
+    let parts = parts(elf).unwrap_or_default();
+    let part_at = |vaddr: u64| {
+        let (&start, part) = parts.range(..=vaddr).next_back()?;
+        Some((start..part.end, part.continues)).filter(|(range, _)| range.contains(&vaddr))
+    };
+    let mut found = vec![own.clone()];
+    if let Some((range, _)) = part_at(own.start)
+        && range != own
+    {
+        found.push(range);
+    }
+    let mut largest: Vec<Range<u64>> = parts.iter().map(|(&start, part)| start..part.end).collect();
+    largest.sort_by_key(|range| std::cmp::Reverse(range.end - range.start));
+    largest.truncate(LARGEST);
+    let into_middle =
+        |target: u64, of: &[Range<u64>]| of.iter().any(|range| range.start < target && target < range.end);
+    let mut decoded = 0;
+    while decoded < found.len() && found.len() < MAX_PARTS {
+        for target in jumps(elf, &found[decoded]) {
+            if found.iter().any(|range| range.contains(&target)) {
+                continue;
+            }
+            if let Some((range, continues)) = part_at(target)
+                && (target != range.start || continues)
+            {
+                found.push(range);
+            }
+        }
+        decoded += 1;
+        // The loop's own jumps tell when it is entered through a table only.
+        let back = |range: &&Range<u64>| !found.contains(range) && jumps(elf, range).any(|to| into_middle(to, &found));
+        if decoded == found.len()
+            && let Some(range) = largest.iter().find(back)
+        {
+            found.push(range.clone());
+        }
+    }
+    found
+}
+
+/// Targets of the direct jumps (not calls) in a range.
+fn jumps<R: ReadAt>(elf: &Elf<R>, range: &Range<u64>) -> impl Iterator<Item = u64> + use<R> {
+    let len = usize::try_from((range.end - range.start).min(MAX_PART)).unwrap_or(0);
+    let mut bytes = vec![0; len];
+    if elf.read_vaddr(range.start, &mut bytes).is_err() {
+        bytes.clear();
+    }
+    let range = range.clone();
+    let mut targets = Vec::new();
+    let mut decoder = Decoder::with_ip(64, &bytes, range.start, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        let jumps =
+            matches!(instruction.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch);
+        if jumps && instruction.op0_kind() == OpKind::NearBranch64 {
+            let target = instruction.near_branch_target();
+            if !range.contains(&target) {
+                targets.push(target);
+            }
+        }
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    targets.into_iter()
+}
+
+/// All parts of functions that `.eh_frame` describes.
+fn parts<R: ReadAt>(elf: &Elf<R>) -> Option<BTreeMap<u64, Part>> {
+    let section = elf.section(".eh_frame")?;
+    let bytes = elf.section_bytes(section, MAX_TABLE).ok()?;
+    let frames = EhFrame::new(&bytes, LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.vaddr);
+    let mut context = UnwindContext::new();
+    let mut parts = BTreeMap::new();
+    let mut entries = frames.entries(&bases);
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(fde) = entry else { continue };
+        let Ok(fde) = fde.parse(EhFrame::cie_from_offset) else { continue };
+        let (start, end) = (fde.initial_address(), fde.initial_address().saturating_add(fde.len()));
+        let mut rows = fde.rows(&frames, &bases, &mut context).ok()?;
+        // A call leaves the return address and nothing else.
+        let entered = CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 };
+        let continues = rows.next_row().ok().flatten().is_some_and(|row| *row.cfa() != entered);
+        parts.insert(start, Part { end, continues });
+    }
+    Some(parts)
+}
+
+/// Sorts ranges and joins those that touch.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_and_searched() {
+        let parts = joined(vec![10..20, 30..40, 15..25, 40..50]);
+        assert_eq!(parts, [10..25, 30..50]);
+        let evaluator = Evaluator { entry: 30, parts, handlers: joined(vec![65..70, 60..65]) };
+        let code = |vaddr| evaluator.code_at(vaddr);
+        assert_eq!([9, 10, 24, 25, 49, 50].map(|at| code(at).is_some()), [false, true, true, false, true, false]);
+        assert_eq!((code(30), code(60)), (Some(EvaluatorCode::Evaluator), Some(EvaluatorCode::Handler)));
+        assert_eq!([29, 30, 285, 286].map(|at| evaluator.is_prologue(at)), [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_file_without_python_has_none() {
+        let own = std::fs::File::open("/proc/self/exe").expect("this test");
+        assert!(matches!(Evaluator::of_file(own), Err(EvaluatorError::NoSymbol)));
+    }
+}

@@ -1,0 +1,324 @@
+//! Native frames and Python frames to one stack in call order.
+//!
+//! C enters the evaluator, the evaluator runs Python frames, one of them calls C, which may enter the evaluator again.
+//! So each *activation* of the evaluator is one evaluator frame of the native stack and a run of Python frames, and
+//! the two stacks are joined activation by activation. Where one of them does not reach the root, or has more
+//! activations than the other for a known reason, the stack is put together all the same and says so ([`Quality`]);
+//! where the counts contradict each other it is no mixed stack, and says that.
+//!
+//! Pure: knows indices and kinds, no addresses and no names.
+
+use tachyon_common::layout::{Layout, flags};
+use tachyon_common::stop::StopReason;
+
+/// What a native frame is to the join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NativeKind {
+    /// The evaluator: one activation. `entering`: its first instructions, where its Python frame may not be linked yet.
+    Evaluator {
+        /// See above.
+        entering: bool,
+    },
+    /// A handler of a tail-calling build: part of the activation of the evaluator frame below it.
+    Handler,
+    /// Call machinery of the interpreter, or code of its that has no name: says nothing that Python frames do not.
+    Plumbing,
+    /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
+    Interpreter,
+    /// Anything else.
+    Other,
+}
+
+/// Most activations without Python frames in a row that are believed: two are rare already.
+const MAX_EMPTY: u16 = 64;
+
+/// Names of functions that call, start or wrap: with one of these beginnings a function of the interpreter is plumbing.
+const PLUMBING: &[&str] = &[
+    "PyEval_",
+    "PyObject_Call",
+    "PyObject_Vectorcall",
+    "PyRun_",
+    "PyVectorcall_",
+    "Py_BytesMain",
+    "Py_Main",
+    "Py_RunMain",
+    "_PyEval_",
+    "_PyFunction_Vectorcall",
+    "_PyObject_Call",
+    "_PyObject_MakeTpCall",
+    "_PyObject_Vectorcall",
+    "_PyRun_",
+    "_PyVectorcall_",
+    "_start",
+    "builtin_exec",
+    "builtin_eval",
+    "call_function",
+    "cfunction_",
+    "do_call_core",
+    "function_code_fastcall",
+    "gen_iternext",
+    "gen_send",
+    "main",
+    "method_vectorcall",
+    "object_vacall",
+    "pymain_",
+    "pyrun_",
+    "pythread_wrapper",
+    "run_eval_code_obj",
+    "run_mod",
+    "slot_",
+    "thread_run",
+    "type_call",
+    "vectorcall_",
+    "wrap_",
+    "wrapper_call",
+];
+
+impl NativeKind {
+    /// The kind of a frame in the interpreter's file that is no part of the evaluator.
+    #[must_use]
+    pub fn of_interpreter(function: Option<&str>) -> Self {
+        let plumbing = |name: &str| PLUMBING.iter().any(|start| name.starts_with(start));
+        if function.is_none_or(plumbing) { Self::Plumbing } else { Self::Interpreter }
+    }
+}
+
+/// How a Python stack shows where activations begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundaries {
+    /// Each frame has its own (up to 3.10).
+    EveryFrame,
+    /// An activation's outermost frame is marked (3.11: `is_entry`).
+    EntryFrame,
+    /// An activation ends in a shim frame (from 3.12 on).
+    Shim,
+}
+
+impl Boundaries {
+    /// Those of an interpreter.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Self {
+        if layout.has(flags::FRAME_OBJECTS) {
+            Self::EveryFrame
+        } else if Layout::present(layout.frame_is_entry) {
+            Self::EntryFrame
+        } else {
+            Self::Shim
+        }
+    }
+}
+
+/// A native stack.
+#[derive(Clone, Copy, Debug)]
+pub struct Native<'a> {
+    /// Its frames, leaf first.
+    pub frames: &'a [NativeKind],
+    /// It reaches the thread's first function.
+    pub whole: bool,
+}
+
+/// A Python frame: [`tachyon_common::event::RawFrame`] has both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PythonFrame {
+    /// The evaluator was entered anew for it.
+    pub entry: bool,
+    /// Shim frames between it and its callee.
+    pub shims: u16,
+}
+
+/// A Python stack.
+#[derive(Clone, Copy, Debug)]
+pub struct Python<'a> {
+    /// Its frames, leaf first.
+    pub frames: &'a [PythonFrame],
+    /// Shim frames below the outermost one.
+    pub root_shims: u16,
+    /// How it ended.
+    pub stop: StopReason,
+    /// Where its activations begin.
+    pub boundaries: Boundaries,
+}
+
+/// A frame of the joined stack: an index into one of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// A Python frame.
+    Python(usize),
+    /// A native frame.
+    Native(usize),
+}
+
+/// How far a joined stack can be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Quality {
+    /// Both stacks are whole, and have the same activations.
+    Exact,
+    /// They differ in a way that has an explanation.
+    Repaired(Repair),
+    /// They contradict each other: native frames between Python frames are left out.
+    Failed,
+}
+
+/// Why two stacks differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Repair {
+    /// The thread was just entering the evaluator: its innermost activation has no Python frame yet.
+    Entering,
+    /// There is no Python stack for the evaluators in the native one: it could not be read.
+    NoPython,
+    /// The native stack has evaluators that the Python stack has not: another interpreter's or greenlet's, or the
+    /// Python stack was cut. The innermost ones belong together.
+    OuterNative,
+    /// The native stack was cut: nothing native is known about the outer Python frames.
+    OuterPython,
+    /// One of the stacks was cut, but they have the same activations.
+    Cut,
+}
+
+impl Quality {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Repaired(Repair::Entering) => "repaired: entering the evaluator",
+            Self::Repaired(Repair::NoPython) => "repaired: no Python stack",
+            Self::Repaired(Repair::OuterNative) => "repaired: outer evaluators without Python frames",
+            Self::Repaired(Repair::OuterPython) => "repaired: native stack cut",
+            Self::Repaired(Repair::Cut) => "repaired: stack cut",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Joins two stacks of one thread at one moment; `out` gets the frames, leaf first. `keep_interpreter` keeps the
+/// interpreter's own frames, too; the evaluator's stands below the Python frames it runs.
+pub fn join(native: &Native<'_>, python: &Python<'_>, keep_interpreter: bool, out: &mut Vec<Joined>) -> Quality {
+    out.clear();
+    let activations = activations(python);
+    let evaluators = native.frames.iter().filter(|kind| matches!(kind, NativeKind::Evaluator { .. })).count();
+    let (first, quality) = align(native, python, evaluators, activations.len());
+    let mut joining = Joining { native: native.frames, activations: &activations, keep_interpreter, out };
+    match first {
+        Some(first) => joining.interleave(first),
+        None => joining.apart(),
+    }
+    quality
+}
+
+/// A run of Python frames, leaf first: indices. Empty for an activation that has none (yet, or any more).
+type Activation = std::ops::Range<usize>;
+
+/// The activations of a Python stack, leaf first.
+fn activations(python: &Python<'_>) -> Vec<Activation> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    for (index, frame) in python.frames.iter().enumerate() {
+        match python.boundaries {
+            Boundaries::EveryFrame => {
+                found.push(index..index + 1);
+                start = index + 1;
+            }
+            Boundaries::EntryFrame if frame.entry => {
+                found.push(start..index + 1);
+                start = index + 1;
+            }
+            Boundaries::EntryFrame => {}
+            Boundaries::Shim => {
+                for _ in 0..frame.shims.min(MAX_EMPTY) {
+                    found.push(start..index);
+                    start = index;
+                }
+            }
+        }
+    }
+    if python.boundaries == Boundaries::Shim {
+        for _ in 0..python.root_shims.min(MAX_EMPTY) {
+            found.push(start..python.frames.len());
+            start = python.frames.len();
+        }
+    }
+    if start < python.frames.len() {
+        // A stack that was cut, or whose root's entry has no mark: a run as good as any.
+        found.push(start..python.frames.len());
+    }
+    found
+}
+
+/// Which evaluator frame (counted from the leaf) the innermost activation belongs to; `None`: the stacks cannot be
+/// joined.
+fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
+    let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
+    let innermost = native.frames.iter().find(|kind| matches!(kind, NativeKind::Evaluator { .. }));
+    let entering = matches!(innermost, Some(NativeKind::Evaluator { entering: true }));
+    let both_whole = native.whole && python_whole;
+    if activations == 0 && evaluators > 0 {
+        let entering = evaluators == 1 && entering && both_whole;
+        return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
+    }
+    match evaluators.cmp(&activations) {
+        std::cmp::Ordering::Equal if both_whole => (Some(0), Quality::Exact),
+        std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
+        std::cmp::Ordering::Greater if both_whole && entering && evaluators == activations + 1 => {
+            (Some(1), Quality::Repaired(Repair::Entering))
+        }
+        std::cmp::Ordering::Greater => (Some(0), Quality::Repaired(Repair::OuterNative)),
+        std::cmp::Ordering::Less if !native.whole => (Some(0), Quality::Repaired(Repair::OuterPython)),
+        std::cmp::Ordering::Less => (None, Quality::Failed),
+    }
+}
+
+struct Joining<'a> {
+    native: &'a [NativeKind],
+    activations: &'a [Activation],
+    keep_interpreter: bool,
+    out: &'a mut Vec<Joined>,
+}
+
+impl Joining<'_> {
+    /// Joins them, the evaluator frame number `first` (from the leaf) being that of the innermost activation.
+    fn interleave(&mut self, first: usize) {
+        let mut evaluators = 0_usize;
+        let mut left = self.activations.iter();
+        for (index, kind) in self.native.iter().enumerate() {
+            if !matches!(kind, NativeKind::Evaluator { .. }) {
+                self.native_frame(index, *kind, evaluators == 0);
+                continue;
+            }
+            // One that is just being entered runs nothing yet; one without Python frames stands for those not known.
+            let entered = evaluators >= first;
+            let activation = if entered { left.next() } else { None };
+            evaluators += 1;
+            self.out.extend(activation.into_iter().flat_map(Clone::clone).map(Joined::Python));
+            if self.keep_interpreter || (activation.is_none() && (entered || self.activations.is_empty())) {
+                self.out.push(Joined::Native(index));
+            }
+        }
+        self.out.extend(left.flat_map(Clone::clone).map(Joined::Python));
+    }
+
+    /// The innermost evaluator's callees above all Python frames.
+    fn apart(&mut self) {
+        for (index, kind) in self.native.iter().enumerate() {
+            if matches!(kind, NativeKind::Evaluator { .. }) {
+                break;
+            }
+            self.native_frame(index, *kind, true);
+        }
+        self.out.extend(self.activations.iter().flat_map(Clone::clone).map(Joined::Python));
+    }
+
+    fn native_frame(&mut self, index: usize, kind: NativeKind, above_all: bool) {
+        let told = match kind {
+            NativeKind::Other => true,
+            NativeKind::Interpreter => above_all,
+            NativeKind::Plumbing | NativeKind::Handler | NativeKind::Evaluator { .. } => false,
+        };
+        if told || self.keep_interpreter {
+            self.out.push(Joined::Native(index));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

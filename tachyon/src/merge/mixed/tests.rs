@@ -1,0 +1,195 @@
+//! Stacks written as text, leaf first: `E` the evaluator (`e` while it is entered), `h` a handler, `p` plumbing, `i`
+//! the interpreter, `n` other native code; Python frames are `f`, `F` with an entry mark, `S` a shim.
+
+use super::*;
+
+fn kinds(text: &str) -> Vec<NativeKind> {
+    let kind = |letter| match letter {
+        'E' => NativeKind::Evaluator { entering: false },
+        'e' => NativeKind::Evaluator { entering: true },
+        'h' => NativeKind::Handler,
+        'p' => NativeKind::Plumbing,
+        'i' => NativeKind::Interpreter,
+        'n' => NativeKind::Other,
+        other => panic!("no kind {other}"),
+    };
+    text.chars().map(kind).collect()
+}
+
+fn frames(text: &str) -> (Vec<PythonFrame>, u16) {
+    let (mut frames, mut shims) = (Vec::new(), 0);
+    for letter in text.chars() {
+        if letter == 'S' {
+            shims += 1;
+            continue;
+        }
+        frames.push(PythonFrame { entry: letter == 'F', shims });
+        shims = 0;
+    }
+    (frames, shims)
+}
+
+struct Case<'a> {
+    native: &'a str,
+    python: &'a str,
+    boundaries: Boundaries,
+    native_whole: bool,
+    stop: StopReason,
+}
+
+impl Case<'_> {
+    /// The joined stack: native frames by their letters, Python frames by their numbers.
+    fn run(&self, keep: bool) -> (String, Quality) {
+        let (kinds, (frames, root_shims)) = (kinds(self.native), frames(self.python));
+        let mut out = vec![Joined::Native(99)];
+        let native = Native { frames: &kinds, whole: self.native_whole };
+        let python = Python { frames: &frames, root_shims, stop: self.stop, boundaries: self.boundaries };
+        let quality = join(&native, &python, keep, &mut out);
+        let letters: Vec<char> = self.native.chars().collect();
+        let text = out.iter().map(|frame| match frame {
+            Joined::Native(index) => letters[*index],
+            Joined::Python(index) => char::from_digit(u32::try_from(*index).expect("few"), 10).expect("a digit"),
+        });
+        (text.collect(), quality)
+    }
+}
+
+fn whole<'a>(boundaries: Boundaries, native: &'a str, python: &'a str) -> Case<'a> {
+    let stop = if python.is_empty() { StopReason::NoFrame } else { StopReason::Complete };
+    Case { native, python, boundaries, native_whole: true, stop }
+}
+
+#[test]
+fn whole_stacks_are_joined_exactly() {
+    use Boundaries::{EntryFrame, EveryFrame, Shim};
+    for (boundaries, native, python, folded, kept) in [
+        // sorted(key=f): f's activation above the sort, which is the interpreter's own.
+        (EveryFrame, "EpiipEpn", "ff", "01n", "0Epiip1Epn"),
+        (EntryFrame, "EpiipEpn", "fFffF", "01234n", "01Epiip234Epn"),
+        (Shim, "EpiipEpn", "ffSfS", "012n", "01Epiip2Epn"),
+        // qsort through ctypes: the callback's C frames are kept.
+        (Shim, "EpnnnnpEpn", "fSfS", "0nnnn1n", "0Epnnnnp1Epn"),
+        // A callee in C, and one in the interpreter.
+        (Shim, "nnpEp", "fS", "nn0", "nnp0Ep"),
+        (EntryFrame, "ipEp", "F", "i0", "ip0Ep"),
+        // A thread that never entered Python, and one that has left it.
+        (Shim, "nnn", "", "nnn", "nnn"),
+        // Tail-calling builds: the handler has no activation of its own.
+        (Shim, "nhEphE", "fSfS", "n01", "nh0Eph1E"),
+        // Two activations next to each other: the call between was a tail call.
+        (EntryFrame, "EEp", "FF", "01", "0E1Ep"),
+        // The activation in the middle has popped its only frame, and runs a finalizer.
+        (Shim, "EpiEpEn", "fSSfS", "01n", "0EpiEp1En"),
+        // The leaf's has popped its frame.
+        (Shim, "EpEn", "SfS", "0n", "Ep0En"),
+    ] {
+        let case = whole(boundaries, native, python);
+        assert_eq!(case.run(false), (folded.to_owned(), Quality::Exact), "{native} {python}");
+        assert_eq!(case.run(true), (kept.to_owned(), Quality::Exact), "{native} {python}");
+    }
+}
+
+#[test]
+fn what_differs_is_repaired_and_labelled() {
+    use Boundaries::{EntryFrame, Shim};
+    use StopReason::{Complete, EnteringEval, NoFrame, TooDeep};
+    for (native, python, native_whole, stop, folded, repair) in [
+        ("epnEn", "F", true, Complete, "n0n", Repair::Entering),
+        ("en", "", true, NoFrame, "en", Repair::Entering),
+        // Nothing tells which frames the evaluators run: they stand for them.
+        ("EpnEn", "", true, EnteringEval, "EnEn", Repair::NoPython),
+        // A greenlet on another's native stack: the innermost belong together.
+        ("nEpnEn", "fF", true, Complete, "n01nEn", Repair::OuterNative),
+        ("nEpnEpE", "fF", false, Complete, "n01nEE", Repair::OuterNative),
+        ("nEpnE", "fFf", false, TooDeep, "n01n2", Repair::Cut),
+        ("nEpn", "fFfF", false, Complete, "n01n23", Repair::OuterPython),
+        ("nn", "fF", false, Complete, "nn01", Repair::OuterPython),
+        ("nEp", "F", false, Complete, "n0", Repair::Cut),
+    ] {
+        let case = Case { native, python, boundaries: EntryFrame, native_whole, stop };
+        assert_eq!(case.run(false), (folded.to_owned(), Quality::Repaired(repair)), "{native} {python}");
+    }
+    let python = "fSfS";
+    let failed = Case { native: "nEpn", python, boundaries: Shim, native_whole: true, stop: Complete };
+    assert_eq!(failed.run(false), ("n01".to_owned(), Quality::Failed));
+    assert_eq!(failed.run(true), ("n01".to_owned(), Quality::Failed));
+}
+
+/// All texts of these letters up to a length.
+fn texts(letters: &str, longest: usize) -> Vec<String> {
+    let mut all = vec![String::new()];
+    let mut last = all.clone();
+    for _ in 0..longest {
+        last = last.iter().flat_map(|text| letters.chars().map(move |letter| format!("{text}{letter}"))).collect();
+        all.extend(last.iter().cloned());
+    }
+    all
+}
+
+#[test]
+fn no_frame_is_lost_doubled_or_out_of_order() {
+    let natives = texts("Eepin", 4);
+    for boundaries in [Boundaries::EveryFrame, Boundaries::EntryFrame, Boundaries::Shim] {
+        for python in texts("fFS", 4) {
+            let count = python.chars().filter(|&letter| letter != 'S').count();
+            for native in &natives {
+                for (native_whole, stop) in [(true, StopReason::Complete), (false, StopReason::TooDeep)] {
+                    let case = Case { native, python: &python, boundaries, native_whole, stop };
+                    let (folded, _) = case.run(false);
+                    let (kept, quality) = case.run(true);
+                    let only = |text: &str, digits: bool| -> String {
+                        text.chars().filter(|letter| letter.is_ascii_digit() == digits).collect()
+                    };
+                    let wanted: String = (0..count).map(|digit| digit.to_string()).collect();
+                    assert_eq!(only(&folded, true), wanted, "{native} {python} {boundaries:?}");
+                    assert_eq!(only(&kept, true), wanted, "{native} {python} {boundaries:?}");
+                    if quality != Quality::Failed {
+                        assert_eq!(&only(&kept, false), native, "{python} {boundaries:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stack_taken_apart_comes_together_again() {
+    // What truly ran: each activation with Python frames, C functions between them.
+    for truth in texts("ab", 6) {
+        let mut native = String::new();
+        let (mut python, mut wanted) = (String::new(), String::new());
+        let mut number = 0;
+        for letter in truth.chars() {
+            let frames = if letter == 'a' { 1 } else { 2 };
+            let c_frames = if letter == 'a' { "n" } else { "nn" };
+            native.push_str(c_frames);
+            native.push_str("pE");
+            wanted.push_str(c_frames);
+            for _ in 0..frames {
+                python.push('f');
+                wanted.push_str(&number.to_string());
+                number += 1;
+            }
+            python.push('S');
+        }
+        if number > 9 {
+            continue;
+        }
+        let (joined, quality) = whole(Boundaries::Shim, &native, &python).run(false);
+        assert_eq!((joined, quality), (wanted, Quality::Exact), "{truth}");
+    }
+}
+
+#[test]
+fn call_machinery_and_nameless_code_is_plumbing() {
+    let kind = NativeKind::of_interpreter;
+    for name in
+        ["_PyFunction_Vectorcall", "PyObject_CallOneArg", "slot_tp_call", "_PyEval_Vector", "cfunction_vectorcall_O"]
+    {
+        assert_eq!(kind(Some(name)), NativeKind::Plumbing, "{name}");
+    }
+    assert_eq!(kind(None), NativeKind::Plumbing);
+    for name in ["list_sort_impl", "PyDict_SetItem", "gc_collect_main", "_PyObject_GC_New"] {
+        assert_eq!(kind(Some(name)), NativeKind::Interpreter, "{name}");
+    }
+}

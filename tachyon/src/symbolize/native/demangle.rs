@@ -1,0 +1,109 @@
+//! Names as compilers write them to names as programmers do.
+
+use std::fmt::{self, Write};
+
+use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
+
+/// Longest mangled name that is looked at, in bytes; a longer one is shown as it is, cut.
+const MAX_MANGLED: usize = 8 << 10;
+
+/// Longest name that comes out: a short mangled name can stand for gigabytes.
+const MAX_NAME: usize = 4 << 10;
+
+/// How deep names may nest: deeper ones cost stack.
+const MAX_DEPTH: u32 = 128;
+
+/// A function's name for people: Rust without the hash, C++ without parameters and return type, and without what a
+/// compiler appends to the parts and copies it makes of a function.
+#[must_use]
+pub(super) fn demangle(raw: &[u8]) -> String {
+    let raw = &raw[..raw.len().min(MAX_MANGLED)];
+    // The version of a symbol (`read@@GLIBC_2.2.5`) is the linker's business.
+    let unversioned = raw.split(|&byte| byte == b'@').next().filter(|name| !name.is_empty()).unwrap_or(raw);
+    let name = without_clone_suffix(unversioned);
+    let text = String::from_utf8_lossy(name);
+    rust(&text).or_else(|| cpp(name)).unwrap_or_else(|| {
+        let mut plain = Bounded::default();
+        // What does not fit is cut, which is all that can go wrong.
+        let _cut = plain.write_str(&text);
+        plain.0
+    })
+}
+
+fn rust(name: &str) -> Option<String> {
+    let demangled = rustc_demangle::try_demangle(name).ok()?;
+    let mut text = Bounded::default();
+    write!(text, "{demangled:#}").ok()?;
+    Some(text.0)
+}
+
+fn cpp(name: &[u8]) -> Option<String> {
+    if !name.starts_with(b"_Z") {
+        return None;
+    }
+    let parsing = ParseOptions::default().recursion_limit(MAX_DEPTH);
+    let (symbol, _suffix) = BorrowedSymbol::with_tail_and_options(name, &parsing).ok()?;
+    let options = DemangleOptions::new().no_params().no_return_type().recursion_limit(MAX_DEPTH);
+    let mut text = Bounded::default();
+    symbol.structured_demangle(&mut text, &options).ok()?;
+    Some(text.0)
+}
+
+/// Cuts what GCC and LLVM append: `.cold`, `.part.3`, `.constprop.0`, `.isra.0`, `.lto_priv.1`, `.llvm.1234`, …
+fn without_clone_suffix(name: &[u8]) -> &[u8] {
+    const SUFFIXES: [&[u8]; 7] =
+        [b".cold", b".part.", b".constprop.", b".isra.", b".lto_priv.", b".llvm.", b".localalias"];
+    let cut = SUFFIXES.iter().filter_map(|suffix| memchr::memmem::find(name, suffix)).min();
+    // A name is more than a suffix.
+    cut.filter(|&at| at > 0).map_or(name, |at| &name[..at])
+}
+
+/// Text of bounded length.
+#[derive(Default)]
+struct Bounded(String);
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() <= MAX_NAME {
+            self.0.push_str(text);
+            return Ok(());
+        }
+        let mut end = MAX_NAME - self.0.len();
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.0.push_str(&text[..end]);
+        Err(fmt::Error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_as_programmers_write_them() {
+        for (raw, wanted) in [
+            ("PyDict_GetItem", "PyDict_GetItem"),
+            ("_PyEval_EvalFrameDefault.cold", "_PyEval_EvalFrameDefault"),
+            ("unicode_concatenate.part.0.constprop.3", "unicode_concatenate"),
+            (".cold", ".cold"),
+            ("read@@GLIBC_2.2.5", "read"),
+            ("_ZN4core3fmt9Formatter9write_str17h0123456789abcdefE", "core::fmt::Formatter::write_str"),
+            ("_RNvC6_123foo3bar", "123foo::bar"),
+            ("_ZNSt6vectorIiSaIiEE9push_backERKi", "std::vector<int, std::allocator<int> >::push_back"),
+            ("_ZN5arrow7compute4CallERKSs.isra.0", "arrow::compute::Call"),
+            ("_Zjunk", "_Zjunk"),
+        ] {
+            assert_eq!(demangle(raw.as_bytes()), wanted, "{raw}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_grows_is_cut() {
+        let bomb = format!("_ZN1aI{}1bE1cEv", "NS_I".repeat(2000));
+        assert!(demangle(bomb.as_bytes()).len() <= MAX_NAME.max(bomb.len()));
+        assert_eq!(demangle(&vec![b'x'; 1 << 20]).len(), MAX_NAME);
+        assert_eq!(demangle("é".repeat(MAX_NAME).as_bytes()).len(), MAX_NAME);
+    }
+}

@@ -1,0 +1,143 @@
+//! Source lines and inlined functions from DWARF, through `addr2line`.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::sync::Arc;
+
+use addr2line::Context;
+use addr2line::gimli::{Dwarf, EndianArcSlice, LittleEndian, SectionId};
+use object::elf;
+use object::endian::LittleEndian as LE;
+use object::pod::from_bytes;
+
+use super::demangle::demangle;
+use crate::remote::elf::{Elf, ReadAt};
+
+/// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; of larger files the symbol table
+/// must do.
+const MAX_DWARF: u64 = 48 << 20;
+
+/// Zstd keeps 2 to the power of so many bytes at most.
+const MAX_WINDOW_LOG: u32 = 26;
+
+/// Most inlined functions at one address.
+const MAX_INLINES: usize = 64;
+
+type Bytes = EndianArcSlice<LittleEndian>;
+
+/// One function at an address, the innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceFrame {
+    /// Its name; `None` when DWARF does not say.
+    pub function: Option<String>,
+    /// Path of its source file, as it was compiled.
+    pub file: Option<String>,
+    /// Line in that file.
+    pub line: Option<u32>,
+}
+
+/// One file's DWARF.
+pub(super) struct Lines {
+    context: Context<Bytes>,
+    bytes: usize,
+}
+
+impl std::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lines").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Lines {
+    /// Reads a file's DWARF; `None` when it has none, too much, or it makes no sense.
+    pub(super) fn of_file(file: &File) -> Option<Self> {
+        let elf = Elf::parse(file).ok()?;
+        elf.section(".debug_info")?;
+        let mut left = MAX_DWARF;
+        let mut load = |id: SectionId| -> Result<Bytes, TooMuch> {
+            let bytes = if is_used(id) { section(&elf, id.name(), left)? } else { Vec::new() };
+            left -= bytes.len() as u64;
+            Ok(EndianArcSlice::new(bytes.into(), LittleEndian))
+        };
+        let dwarf = Dwarf::load(&mut load).ok()?;
+        let context = Context::from_dwarf(dwarf).ok()?;
+        Some(Self { context, bytes: usize::try_from(MAX_DWARF - left).ok()? })
+    }
+
+    /// The functions at an address, inlined ones first. Empty when DWARF does not know it.
+    pub(super) fn frames(&self, vaddr: u64) -> Vec<SourceFrame> {
+        let mut found = Vec::new();
+        let Ok(mut frames) = self.context.find_frames(vaddr).skip_all_loads() else { return found };
+        while found.len() < MAX_INLINES {
+            let Ok(Some(frame)) = frames.next() else { break };
+            let name = frame.function.as_ref().and_then(|function| {
+                let raw = function.raw_name().ok()?;
+                Some(demangle(raw.as_bytes()))
+            });
+            let location = frame.location.as_ref();
+            found.push(SourceFrame {
+                function: name,
+                file: location.and_then(|location| location.file).map(str::to_owned),
+                line: location.and_then(|location| location.line),
+            });
+        }
+        found
+    }
+
+    /// Bytes it takes, roughly: what is parsed of them grows with use.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Sections that lines and inlined functions need.
+fn is_used(id: SectionId) -> bool {
+    matches!(
+        id,
+        SectionId::DebugAbbrev
+            | SectionId::DebugAddr
+            | SectionId::DebugAranges
+            | SectionId::DebugInfo
+            | SectionId::DebugLine
+            | SectionId::DebugLineStr
+            | SectionId::DebugRanges
+            | SectionId::DebugRngLists
+            | SectionId::DebugStr
+            | SectionId::DebugStrOffsets
+    )
+}
+
+/// A section is larger than what is left, or packed in a way we do not know.
+#[derive(Debug)]
+struct TooMuch;
+
+/// A section's bytes, unpacked. One that is not there is empty.
+fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Vec<u8>, TooMuch> {
+    let Some(section) = elf.section(name) else { return Ok(Vec::new()) };
+    let bytes = elf.section_bytes(section, most).map_err(|_| TooMuch)?;
+    if section.flags & u64::from(elf::SHF_COMPRESSED) == 0 {
+        return Ok(bytes);
+    }
+    let (header, packed) = from_bytes::<elf::CompressionHeader64<LE>>(&bytes).map_err(|()| TooMuch)?;
+    let len = header.ch_size.get(LE);
+    if len > most {
+        return Err(TooMuch);
+    }
+    let mut unpacked = Vec::with_capacity(usize::try_from(len).map_err(|_| TooMuch)?);
+    let read = match header.ch_type.get(LE) {
+        elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).take(len).read_to_end(&mut unpacked),
+        elf::ELFCOMPRESS_ZSTD => {
+            let mut decoder = zstd::Decoder::new(packed).map_err(|_| TooMuch)?;
+            decoder.window_log_max(MAX_WINDOW_LOG).map_err(|_| TooMuch)?;
+            decoder.take(len).read_to_end(&mut unpacked)
+        }
+        _ => return Err(TooMuch),
+    };
+    read.map_err(|_| TooMuch)?;
+    Ok(unpacked)
+}
+
+/// A file's lines, from its debug file when it has one.
+pub(super) fn of_either(debug: Option<&Arc<File>>, file: &Arc<File>) -> Option<Lines> {
+    debug.and_then(|debug| Lines::of_file(debug)).or_else(|| Lines::of_file(file))
+}

@@ -1,0 +1,144 @@
+//! The functions of one symbol table, sorted by address. Names stay in the file until they are asked for: most never
+//! are, and a large library has tens of megabytes of them.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use object::elf;
+
+use crate::remote::elf::{Elf, ElfError, Function, Load, ReadAt};
+
+/// Longest name that is read.
+const MAX_NAME: usize = 8 << 10;
+
+/// Most bytes of names that are read to choose between several names of one address.
+const MAX_COMPARED: u64 = 64 << 20;
+
+/// How far a symbol without a size is believed to reach. Those are entry points written by hand; in a stripped file
+/// nothing tells where one ends and functions without a name begin (musl's `memset` would be most of its system calls).
+const UNSIZED_REACH: u64 = 64;
+
+/// Symbols looked back to find one that reaches over others that begin after it.
+const LOOK_BACK: usize = 8;
+
+/// Where names are.
+#[derive(Debug)]
+enum Names {
+    /// In a file that is held open.
+    File { file: Arc<File>, offset: u64, len: u64 },
+    /// Here: they were unpacked.
+    Memory(Box<[u8]>),
+}
+
+/// A function: 16 bytes, of which a large library has half a million.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    vaddr: u64,
+    size: u32,
+    name: u32,
+}
+
+/// Functions by address.
+#[derive(Debug)]
+pub(super) struct SymbolTable {
+    entries: Box<[Entry]>,
+    names: Names,
+}
+
+/// A function that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its name as the linker knows it.
+    pub(super) name: Vec<u8>,
+    /// Its first address, before relocation.
+    pub(super) vaddr: u64,
+}
+
+impl SymbolTable {
+    /// The table of a file that is held open; `None` when it has none of this kind.
+    pub(super) fn of_file(file: &Arc<File>, kind: u32, loads: &[Load]) -> Result<Option<Self>, ElfError> {
+        let elf = Elf::parse(&**file)?;
+        Self::read(&elf, kind, loads, |names| {
+            Ok(Names::File { file: Arc::clone(file), offset: names.offset, len: names.size })
+        })
+    }
+
+    /// The table of a file in memory.
+    pub(super) fn of_bytes(bytes: &[u8], kind: u32, loads: &[Load]) -> Result<Option<Self>, ElfError> {
+        let elf = Elf::parse(bytes)?;
+        Self::read(&elf, kind, loads, |names| Ok(Names::Memory(elf.section_bytes(names, MAX_COMPARED)?.into())))
+    }
+
+    fn read<R: ReadAt>(
+        elf: &Elf<R>,
+        kind: u32,
+        loads: &[Load],
+        names: impl FnOnce(&crate::remote::elf::Section) -> Result<Names, ElfError>,
+    ) -> Result<Option<Self>, ElfError> {
+        let Some(mut table) = elf.functions(kind, loads)? else { return Ok(None) };
+        // Without their names, names cannot be compared: the file's order decides then.
+        let text = elf.section_bytes(&table.names, MAX_COMPARED).unwrap_or_default();
+        table.functions.sort_by_cached_key(|function| (function.vaddr, rank(function, &text)));
+        table.functions.dedup_by_key(|function| function.vaddr);
+        let entry = |function: &Function| Entry {
+            vaddr: function.vaddr,
+            size: u32::try_from(function.size).unwrap_or(u32::MAX),
+            name: function.name,
+        };
+        let entries = table.functions.iter().map(entry).collect();
+        Ok(Some(Self { entries, names: names(&table.names)? }))
+    }
+
+    /// The function that holds an address.
+    pub(super) fn find(&self, vaddr: u64) -> Option<Found> {
+        let end = self.entries.partition_point(|entry| entry.vaddr <= vaddr);
+        let before = &self.entries[end.saturating_sub(LOOK_BACK)..end];
+        let within = |entry: &&Entry| vaddr - entry.vaddr < u64::from(entry.size);
+        let sized = before.iter().rev().find(within);
+        let unsized_reach = |entry: &&Entry| entry.size == 0 && vaddr - entry.vaddr < UNSIZED_REACH;
+        let entry = sized.or_else(|| before.last().filter(unsized_reach))?;
+        Some(Found { name: self.name(entry.name)?, vaddr: entry.vaddr })
+    }
+
+    fn name(&self, at: u32) -> Option<Vec<u8>> {
+        let mut buffer = [0; MAX_NAME];
+        let bytes = match &self.names {
+            Names::Memory(bytes) => bytes.get(usize::try_from(at).ok()?..)?,
+            Names::File { file, offset, len } => {
+                let room = len.checked_sub(u64::from(at))?.min(MAX_NAME as u64);
+                // Most names are short: the first read does.
+                let mut text = buffer.get_mut(..usize::try_from(room).ok()?.min(128))?;
+                let offset = offset.checked_add(u64::from(at))?;
+                file.read_exact_at(offset, text).ok()?;
+                if !text.contains(&0) {
+                    text = buffer.get_mut(..usize::try_from(room).ok()?)?;
+                    file.read_exact_at(offset, text).ok()?;
+                }
+                text
+            }
+        };
+        let len = bytes.iter().take(MAX_NAME).position(|&byte| byte == 0).unwrap_or(bytes.len().min(MAX_NAME));
+        Some(bytes[..len].to_vec()).filter(|name| !name.is_empty())
+    }
+
+    /// Bytes it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let names = if let Names::Memory(bytes) = &self.names { bytes.len() } else { 0 };
+        std::mem::size_of_val(&*self.entries) + names
+    }
+}
+
+/// What makes one name of an address better than another: smaller is better. A size, then a name that others may use,
+/// then few underscores in front (`read`, not `__libc_read`), then shortness, then the alphabet.
+fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, &'a [u8]) {
+    let name = usize::try_from(function.name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
+    let len = name.iter().take(MAX_NAME).position(|&byte| byte == 0).unwrap_or(0);
+    let name = &name[..len];
+    let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
+    (function.size == 0, !function.exported, underscores, len, name)
+}
+
+/// `SHT_SYMTAB`: all functions.
+pub(super) const ALL: u32 = elf::SHT_SYMTAB;
+/// `SHT_DYNSYM`: those that others may use.
+pub(super) const DYNAMIC: u32 = elf::SHT_DYNSYM;
