@@ -11,6 +11,7 @@ mod gil;
 mod hostile;
 mod identity;
 mod namespaces;
+mod native;
 mod oracle;
 mod privileges;
 mod processes;
