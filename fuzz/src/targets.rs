@@ -9,11 +9,13 @@ use tachyon::events::{Event, Events};
 use tachyon::inspect::{Evaluator, examine_file, published_layout};
 use tachyon::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
 use tachyon::profile::Profile;
-use tachyon::remote::{parse_maps, parse_stat};
+use tachyon::remote::{MappedPath, RemoteProcess, elf::Elf, parse_maps, parse_stat};
 use tachyon::sinks::text;
 use tachyon::symbolize::linetable::{Format, LineTable};
 use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
+use tachyon::types::{Pid, RemoteAddr};
+use tachyon::unwind;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::stop::StopReason;
@@ -35,13 +37,14 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 11] = [
+pub(crate) const TARGETS: [Target; 12] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
     Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
     Target { name: "line_table", seeds: line_tables, run: locate },
     Target { name: "text", seeds: texts, run: decode_text },
     Target { name: "debug_offsets", seeds: || seed_files("bin"), run: walk_as_published },
     Target { name: "elf", seeds: || seed_files("so"), run: examine },
+    Target { name: "eh_frame", seeds: small_elf_files, run: compile_rules },
     Target { name: "proc", seeds: proc_files, run: parse_proc },
     Target { name: "events", seeds: records, run: decode_events },
     Target { name: "walk", seeds: Vec::new, run: walk_hostile },
@@ -384,4 +387,25 @@ fn read_hostile_code(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     }
     symbolizer.finish(&mut profile);
     read
+}
+
+/// The kernel's vdso: a whole ELF file with unwind rules of every common kind, in two pages.
+fn small_elf_files() -> Vec<Vec<u8>> {
+    let own = RemoteProcess::at(Pid(std::process::id()));
+    let maps = own.maps().expect("own mappings can be read");
+    let vdso = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[vdso]".to_vec()));
+    let vdso = vdso.expect("every process has a vdso");
+    let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
+    own.read_memory(RemoteAddr(vdso.start), &mut bytes).expect("it is mapped");
+    vec![bytes]
+}
+
+fn compile_rules(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let bytes = rng.mutated(seeds);
+    let Ok(elf) = Elf::parse(&bytes[..]) else { return false };
+    let Ok(table) = unwind::compile(&elf) else { return false };
+    assert!(table.rows.len() <= 2 * unwind::MAX_ROWS);
+    assert!(table.rows.is_sorted_by_key(|row| row.pc()), "a search needs them sorted");
+    let _rule = table.rule(table.base.wrapping_add(rng.odd() & 0xffff));
+    true
 }

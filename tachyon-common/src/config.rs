@@ -73,6 +73,8 @@ pub mod flags {
     pub const OPCODES: u32 = 1 << 2;
     /// Not all processes are wanted (`--cgroup`, `--comm`, ...): whether one is, user space decides anew at each `exec`.
     pub const FILTERED: u32 = 1 << 3;
+    /// Native stacks are wanted (`--native`).
+    pub const NATIVE: u32 = 1 << 4;
 }
 
 const _: () = assert!(core::mem::size_of::<Config>() == 8 + 28 * 4);

@@ -2,7 +2,8 @@
 //!
 //! Every record starts with a [`RecordHeader`] and is sent at its real length, a multiple of 8 bytes. Host byte
 //! order. One [`SampleRecord`] serves Python, native and kernel frames: it is followed by
-//! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first.
+//! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first. A native
+//! frame is the address to look its name up with: [`crate::unwind::NativeWalk::step`] has the rule.
 //! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136, fits the 32 KiB a per-CPU value may have.
 
 use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
@@ -114,6 +115,8 @@ pub mod status {
     pub const GC: u32 = 1 << 8;
     /// The event interrupted the kernel, not user code.
     pub const IN_KERNEL: u32 = 1 << 9;
+    /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
+    pub const BY_FRAME_POINTER: u32 = 1 << 10;
 }
 
 /// One Python frame of a sample.

@@ -12,4 +12,5 @@ pub mod layout;
 pub mod limits;
 pub mod process;
 pub mod stop;
+pub mod unwind;
 pub mod walk;

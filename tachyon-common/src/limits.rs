@@ -4,11 +4,30 @@
 pub const MAX_PY_FRAMES: usize = 1024;
 
 /// Python frames walked by one BPF program before it tail-calls itself: 1,024 / 104 = 10 calls, which with
-/// 22 calls of 12 native frames stays below the kernel's 33 (`MAX_TAIL_CALL_CNT`).
+/// those of [`NATIVE_FRAMES_PER_STEP`] stay below the kernel's 33 (`MAX_TAIL_CALL_CNT`).
 pub const PY_FRAMES_PER_STEP: usize = 104;
 
 /// Native user frames for which a record has room.
 pub const MAX_NATIVE_FRAMES: usize = 256;
+
+/// Native frames walked by one BPF program before it tail-calls itself: 256 / 16 = 16 calls. With the 10 of the deepest
+/// Python stack that leaves 6 of the 32 for the search of the thread and for names.
+pub const NATIVE_FRAMES_PER_STEP: usize = 16;
+
+/// Rows of the largest unwind table; a file with more has several, each with its own range of addresses.
+pub const MAX_TABLE_ROWS: u32 = (1 << ROW_SEARCH_STEPS) - 1;
+
+/// Halvings that find a row: 2^16 - 1 rows.
+pub const ROW_SEARCH_STEPS: u32 = 16;
+
+/// Ranges of the largest address space.
+pub const MAX_SPACE_RANGES: u32 = (1 << RANGE_SEARCH_STEPS) - 1;
+
+/// Halvings that find a range: 2^12 - 1 ranges. PyTorch with everything has some 700 executable mappings.
+pub const RANGE_SEARCH_STEPS: u32 = 12;
+
+/// Ranges of all processes together: 2^16 * 32 bytes = 2 MiB, 50 processes of 1,300 ranges.
+pub const MAX_RANGES: u32 = 1 << 16;
 
 /// Kernel frames for which a record has room (`PERF_MAX_STACK_DEPTH`).
 pub const MAX_KERNEL_FRAMES: usize = 127;

@@ -37,11 +37,27 @@ pub enum StopReason {
     NoFrame = 12,
     /// An instruction pointer lies outside its code object.
     BadInstruction = 13,
+    /// Native: the code at an address is not known: nothing that is executable was seen there.
+    UnknownCode = 14,
+    /// Native: the stack could not be read.
+    UnreadableStack = 15,
+    /// Native: the file's table has no rule for an address inside of it.
+    NoUnwindRule = 16,
+    /// Native: the file's rule for an address has no compact form.
+    UnsupportedUnwindRule = 17,
+    /// Native: code without a table, and `rbp` does not point into the stack.
+    NoFramePointer = 18,
+    /// Native: a caller's frame would lie below its callee's.
+    StackNotRising = 19,
+    /// Native: the registers in user mode are not known.
+    NoRegisters = 20,
+    /// Native: the process's mappings have not been looked at yet, or no room was left for a file's table.
+    NoUnwindTables = 21,
 }
 
 impl StopReason {
     /// All reasons in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 22] = [
         Self::Complete,
         Self::NoThreadState,
         Self::RuntimeNotInitialized,
@@ -56,12 +72,26 @@ impl StopReason {
         Self::TailCallFailed,
         Self::NoFrame,
         Self::BadInstruction,
+        Self::UnknownCode,
+        Self::UnreadableStack,
+        Self::NoUnwindRule,
+        Self::UnsupportedUnwindRule,
+        Self::NoFramePointer,
+        Self::StackNotRising,
+        Self::NoRegisters,
+        Self::NoUnwindTables,
     ];
 
     /// The reason with this number, or `None` when this version knows no such reason.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Whether only native stacks end for it.
+    #[must_use]
+    pub const fn is_native(self) -> bool {
+        self as u8 >= Self::UnknownCode as u8
     }
 
     /// The reason's name in reports: lower case, words joined by `_`.
@@ -82,6 +112,14 @@ impl StopReason {
             Self::TailCallFailed => "tail_call_failed",
             Self::NoFrame => "no_frame",
             Self::BadInstruction => "bad_instruction",
+            Self::UnknownCode => "unknown_code",
+            Self::UnreadableStack => "unreadable_stack",
+            Self::NoUnwindRule => "no_unwind_rule",
+            Self::UnsupportedUnwindRule => "unsupported_unwind_rule",
+            Self::NoFramePointer => "no_frame_pointer",
+            Self::StackNotRising => "stack_not_rising",
+            Self::NoRegisters => "no_registers",
+            Self::NoUnwindTables => "no_unwind_tables",
         }
     }
 }

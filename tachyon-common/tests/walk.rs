@@ -188,7 +188,7 @@ fn every_reason_is_reached() {
     if cfg!(miri) {
         others.extend([StopReason::ThreadListTooLong, StopReason::TooDeep, StopReason::TailCallFailed]);
     }
-    for reason in StopReason::ALL {
+    for reason in StopReason::ALL.into_iter().filter(|reason| !reason.is_native()) {
         assert_eq!(!others.contains(&reason), reached.contains(&reason), "{reason:?}");
     }
 }

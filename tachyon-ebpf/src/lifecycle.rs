@@ -1,7 +1,9 @@
 //! Fork, exec, exit, and processes met unknown: keeps the process table and tells user space.
 
 use crate::kernel::KernelPtr;
-use crate::maps::{COUNTERS, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, PROCESSES, TOLD, TOLD_SLOTS, config};
+use crate::maps::{
+    COUNTERS, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, PROCESSES, SPACES, TOLD, TOLD_SLOTS, config,
+};
 use crate::thread;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use aya_ebpf::programs::RawTracePointContext;
@@ -28,6 +30,11 @@ fn fresh(ktime_ns: u64, tgid: u32) -> u64 {
 #[inline(always)]
 fn all_python() -> bool {
     config!(flags) & config_flags::ALL_PYTHON != 0
+}
+
+#[inline(always)]
+fn native() -> bool {
+    config!(flags) & config_flags::NATIVE != 0
 }
 
 /// A new process gets a copy of its parent's entry at once: its memory is the same. A vfork child borrows its parent's
@@ -59,6 +66,13 @@ pub fn on_fork(ctx: &RawTracePointContext) {
     copy.flags &= !flags::EXITED;
     if PROCESSES.insert(&child_tgid, &copy, ANY).is_err() {
         return;
+    }
+    // SAFETY: a live map value, copied.
+    if native()
+        && let Some(space) = unsafe { SPACES.get(&parent_tgid).copied() }
+    {
+        // A full table leaves the child's native stacks without tables, which each of its samples says.
+        let _full = SPACES.insert(&child_tgid, &space, ANY);
     }
     if copy.flags & flags::NOT_PYTHON == 0 {
         tell(&ProcessRecord {
@@ -109,6 +123,9 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         None if all_python() && tgid != 0 => ProcessEntry { flags: flags::SELECTED, ..EMPTY },
         None => return,
     };
+    if native() {
+        let _none = SPACES.remove(&tgid);
+    }
     let ktime_ns = now();
     let image = fresh(ktime_ns, tgid);
     let mut entry = EMPTY;
@@ -205,6 +222,9 @@ pub fn on_free(ctx: &RawTracePointContext) {
         return;
     }
     let _gone = PROCESSES.remove(&tgid);
+    if native() {
+        let _none = SPACES.remove(&tgid);
+    }
     if entry.after_exit > 0 {
         tell(&ProcessRecord {
             ktime_ns: now(),

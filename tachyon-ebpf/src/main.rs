@@ -1,6 +1,6 @@
 //! The kernel side: entry points only.
 //!
-//! Four perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
+//! Five perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
 //! table. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
 #![no_std]
 #![no_main]
@@ -11,6 +11,7 @@ mod lifecycle;
 mod maps;
 mod memory;
 mod names;
+mod native;
 mod sample;
 mod thread;
 
@@ -34,10 +35,17 @@ pub fn search_threads(ctx: PerfEventContext) -> u32 {
     0
 }
 
-/// Tail-called to walk frames; goes on to itself, to [`name_codes`], or emits the sample.
+/// Tail-called to walk frames; goes on to itself, to [`walk_native`], to [`name_codes`], or emits the sample.
 #[perf_event]
 pub fn walk_frames(ctx: PerfEventContext) -> u32 {
     sample::walk_frames(&ctx);
+    0
+}
+
+/// Tail-called to walk the native stack, when that is wanted; goes on to itself, to [`name_codes`], or emits the sample.
+#[perf_event]
+pub fn walk_native(ctx: PerfEventContext) -> u32 {
+    sample::walk_native(&ctx);
     0
 }
 

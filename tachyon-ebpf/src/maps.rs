@@ -1,6 +1,7 @@
 //! Every map: key, value, writer, reader, size.
 
 use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE,
     macros::map,
     maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
 };
@@ -10,6 +11,7 @@ use tachyon_common::{
     layout::Layout,
     limits::{MAX_LAYOUTS, MAX_PENDING_CODES, MAX_PROCESSES, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS},
     process::ProcessEntry,
+    unwind::{NativeWalk, Range, Space},
     walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadSearch},
 };
 
@@ -119,6 +121,20 @@ pub static STATE: PerCpuArray<State> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub static CODE: PerCpuArray<CodeScratch> = PerCpuArray::with_max_entries(1, 0);
 
+/// Rows of all unwind tables. Writer: user space, through a mapping of it: writing is no system call, so it holds no
+/// sample back; reader: the timer's program. One entry where native stacks are not wanted.
+#[map]
+pub static ROWS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Ranges of all address spaces. Writer and reader as for `ROWS`.
+#[map]
+pub static RANGES: Array<Range> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// tgid -> where its ranges are. Writers: user space, and the lifecycle hooks, which copy it at `fork` and remove it at
+/// `exec` and at the end; reader: the timer's program.
+#[map]
+pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
+
 /// Program of each stage, for tail calls. Writer: the loader.
 #[map]
 pub static STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
@@ -129,6 +145,9 @@ pub const STAGE_SEARCH: u32 = 0;
 pub const STAGE_WALK: u32 = 1;
 /// Index of [`crate::name_codes`] in `STAGES`.
 pub const STAGE_NAME: u32 = 2;
+
+/// Index of [`crate::walk_native`] in `STAGES`.
+pub const STAGE_NATIVE: u32 = 3;
 
 /// Slots of `TOLD` (a power of two).
 pub const TOLD_SLOTS: u32 = 256;
@@ -201,6 +220,11 @@ pub struct State {
     pub frame_buffer: FrameBuffer,
     pub code_buffer: CodeBuffer,
     pub thread_pointer: u64,
+    pub native: NativeWalk,
+    pub space: Space,
+    /// Where in the sample native addresses go; 0: not known yet.
+    pub native_at: u32,
+    pub _pad: u32,
     pub thread_steps: u32,
     pub tail_calls: u32,
     pub pending_count: u32,

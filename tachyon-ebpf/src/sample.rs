@@ -3,11 +3,12 @@
 use crate::kernel::{KernelPtr, UserRegs};
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, FRAME_SLOTS, LAYOUTS, PROCESSES, SAMPLE, SAMPLES, STAGE_NAME, STAGE_SEARCH, STAGE_WALK, STAGES, STATE,
-    SampleScratch, State, config,
+    COUNTERS, FRAME_SLOTS, LAYOUTS, PROCESSES, SAMPLE, SAMPLES, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK,
+    STAGES, STATE, SampleScratch, State, config,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::names::{self, Named};
+use crate::native;
 use crate::thread;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
@@ -124,6 +125,7 @@ fn begin(
     state.thread_steps = 0;
     state.pending_count = 0;
     state.pending_next = 0;
+    state.native_at = 0;
     state.walk = FrameWalk::default();
     state.thread_pointer = task.read(config!(task_thread_pointer));
     // SAFETY: the helper takes nothing and cannot fail.
@@ -165,7 +167,7 @@ fn begin(
     };
     if state.thread_pointer == 0 {
         // Before the dynamic linker has set one up.
-        return stop(scratch, StopReason::RuntimeNotInitialized);
+        return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
     }
     let token = thread::token(layout, &state.process);
     if let Some(tstate) = thread::remembered(layout, &state.process, tid, state.thread_pointer, token) {
@@ -173,7 +175,7 @@ fn begin(
     }
     match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer) {
         Ok(search) => state.search = search,
-        Err(reason) => return stop(scratch, reason),
+        Err(reason) => return stop(ctx, scratch, reason),
     }
     go_on(ctx, scratch, STAGE_SEARCH);
     lose(scratch.counters, LossCause::Internal);
@@ -204,7 +206,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
             if state.thread_steps < MAX_THREAD_STEPS {
                 go_on(ctx, &mut scratch, STAGE_SEARCH);
             }
-            stop(&mut scratch, StopReason::ThreadListTooLong);
+            stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
         }
         Found::State { tstate, unique } => {
             if unique {
@@ -213,7 +215,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
             }
             enter(ctx, &mut scratch, layout, tstate);
         }
-        Found::Stop(reason) => stop(&mut scratch, reason),
+        Found::Stop(reason) => stop(ctx, &mut scratch, reason),
     }
 }
 
@@ -233,11 +235,11 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
     }
     let ip = record.user_ip;
     if ip >= state.process.entering_start && ip < state.process.entering_end {
-        return stop(scratch, StopReason::EnteringEval);
+        return stop(ctx, scratch, StopReason::EnteringEval);
     }
     match walk::innermost_frame(&CurrentProcess, layout, tstate) {
         Ok(frame) => state.walk.next = frame,
-        Err(reason) => return stop(scratch, reason),
+        Err(reason) => return stop(ctx, scratch, reason),
     }
     state.walk.gc_frame = facts.gc_frame;
     // The numbers of 3.15's opcodes are those that the readers of the format know.
@@ -248,7 +250,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
         state.walk.base_frame = walk::read_u64(&CurrentProcess, tstate, layout.tstate_base_frame).unwrap_or(0);
     }
     go_on(ctx, scratch, STAGE_WALK);
-    stop(scratch, StopReason::TailCallFailed);
+    stop(ctx, scratch, StopReason::TailCallFailed);
 }
 
 /// Puts frames into the sample and remembers which code objects are new.
@@ -333,16 +335,24 @@ pub fn walk_frames(ctx: &PerfEventContext) {
     }
     if ended == 0 {
         go_on(ctx, &mut scratch, STAGE_WALK);
-        return stop(&mut scratch, StopReason::TailCallFailed);
+        return stop(ctx, &mut scratch, StopReason::TailCallFailed);
     }
-    scratch.sample.record.stop = ended as u8;
-    if scratch.state.pending_count > 0 {
-        go_on(ctx, &mut scratch, STAGE_NAME);
-    }
-    emit(&mut scratch);
+    stopped(ctx, &mut scratch, ended as u8);
 }
 
-/// Sends code objects seen for the first time; the fourth stage, only when there are any.
+/// Walks a part of the native stack; the fourth stage, only when native frames are wanted.
+#[inline(always)]
+pub fn walk_native(ctx: &PerfEventContext) {
+    let Some(mut scratch) = Scratch::get() else { return };
+    let ended = native::step(scratch.sample, scratch.state);
+    if ended.is_none() {
+        go_on(ctx, &mut scratch, STAGE_NATIVE);
+    }
+    scratch.sample.record.native_stop = ended.unwrap_or(StopReason::TailCallFailed) as u8;
+    name(ctx, &mut scratch);
+}
+
+/// Sends code objects seen for the first time; the last stage, only when there are any.
 #[inline(always)]
 pub fn name_codes(ctx: &PerfEventContext) {
     let Some(mut scratch) = Scratch::get() else { return };
@@ -380,10 +390,29 @@ pub fn name_codes(ctx: &PerfEventContext) {
     emit(&mut scratch);
 }
 
-/// Ends the walk for a reason and emits what there is.
+/// Ends the walk of Python frames for a reason and goes on to the native stack.
 #[inline(always)]
-fn stop(scratch: &mut Scratch, reason: StopReason) {
-    scratch.sample.record.stop = reason as u8;
+fn stop(ctx: &PerfEventContext, scratch: &mut Scratch, reason: StopReason) {
+    stopped(ctx, scratch, reason as u8);
+}
+
+/// The same, for the number of a reason.
+#[inline(always)]
+fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
+    scratch.sample.record.stop = reason;
+    if config!(flags) & config_flags::NATIVE != 0 {
+        go_on(ctx, scratch, STAGE_NATIVE);
+        scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
+    }
+    name(ctx, scratch);
+}
+
+/// Goes on to new code objects, if there are any, and emits what there is.
+#[inline(always)]
+fn name(ctx: &PerfEventContext, scratch: &mut Scratch) {
+    if scratch.state.pending_count > 0 {
+        go_on(ctx, scratch, STAGE_NAME);
+    }
     emit(scratch);
 }
 
@@ -391,8 +420,9 @@ fn stop(scratch: &mut Scratch, reason: StopReason) {
 #[inline(always)]
 fn emit(scratch: &mut Scratch) {
     let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
-    let bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>();
     let record = &mut scratch.sample.record;
+    let native = masked::<0x1ff>(usize::from(record.native_frames));
+    let bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>() + native * 8;
     record.python_frames = frames as u16;
     record.root_shims = scratch.state.walk.shims as u8;
     record.tail_calls = scratch.state.tail_calls as u16;

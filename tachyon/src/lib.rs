@@ -18,3 +18,4 @@ pub mod snapshot;
 pub mod symbolize;
 pub mod tach;
 pub mod types;
+pub mod unwind;

@@ -34,9 +34,9 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf -p "$target" --duration 3s --frequency 199 -o out.tach --report report.json >record.log 2>&1 &
     profiler=$!
     # The kernel tells of each loaded program through its descriptor, while the recording runs; verified_insns from 5.16 on.
-    # Four stages of sampling and four lifecycle hooks.
+    # Five stages of sampling and four lifecycle hooks.
     tries=0
-    until [ "$(grep -l prog_type "/proc/$profiler/fdinfo/"* 2>/dev/null | wc -l)" -ge 8 ] || [ "$tries" -ge 200 ]; do
+    until [ "$(grep -l prog_type "/proc/$profiler/fdinfo/"* 2>/dev/null | wc -l)" -ge 9 ] || [ "$tries" -ge 200 ]; do
         usleep 100000
         tries=$((tries + 1))
     done

@@ -13,6 +13,7 @@ mod hostile;
 mod identity;
 mod mixed;
 mod namespaces;
+mod native;
 mod oracle;
 mod privileges;
 mod processes;

@@ -17,11 +17,12 @@ pub enum Event<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
+    native: &'a [u8],
 }
 
 impl Frames<'_> {
     /// No frames.
-    pub const NONE: Self = Self { bytes: &[] };
+    pub const NONE: Self = Self { bytes: &[], native: &[] };
 
     /// How many there are.
     #[must_use]
@@ -33,6 +34,11 @@ impl Frames<'_> {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
+    }
+
+    /// Addresses of native frames, leaf first, each one to look its name up with: a caller's lies inside of its call.
+    pub fn native(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.native.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("a chunk has this size")))
     }
 
     /// The frames, leaf first.
@@ -102,8 +108,10 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let record: SampleRecord = read(bytes).ok_or(short(size_of::<SampleRecord>()))?;
             let body = &bytes[size_of::<SampleRecord>()..];
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
-            let frames = body.get(..len).ok_or(short(size_of::<SampleRecord>() + len))?;
-            Ok(Event::Sample(record, Frames { bytes: frames }))
+            let native = usize::from(record.native_frames) * size_of::<u64>();
+            let frames = body.get(..len + native).ok_or(short(size_of::<SampleRecord>() + len + native))?;
+            let (bytes, native) = frames.split_at(len);
+            Ok(Event::Sample(record, Frames { bytes, native }))
         }
         kind::CODE => {
             let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;

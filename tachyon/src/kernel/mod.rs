@@ -5,12 +5,15 @@
 //! profiler dies, however it dies, the kernel detaches all of it.
 
 mod btf;
+mod native;
 mod object;
 mod perf;
 mod pod;
 mod privileges;
+mod shared;
 
 pub use btf::{BtfError, kernel_config};
+pub use native::NativeMaps;
 pub use object::{Kernel, KernelError, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;

@@ -1,6 +1,7 @@
 //! The BPF object: loaded, its maps typed, its programs attached and detached.
 
 use super::btf::{BtfError, kernel_config};
+use super::native::NativeMaps;
 use super::perf::{self, Event};
 use super::pod::{FileKey, Pod};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
@@ -13,16 +14,17 @@ use std::time::Duration;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES};
+use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::LossCause;
+use tachyon_common::unwind::Row;
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
 
 /// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
 const ENTRY: &str = "on_sample";
-const STAGES: [&str; 3] = ["search_threads", "walk_frames", "name_codes"];
+const STAGES: [&str; 4] = ["search_threads", "walk_frames", "name_codes", "walk_native"];
 /// Raw tracepoints and their programs.
 const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_fork", "sched_process_fork"),
@@ -66,6 +68,9 @@ pub enum KernelError {
         /// The kernel's word.
         source: MapError,
     },
+    /// A map could not be mapped into memory.
+    #[error("cannot map the BPF map {0} into memory: {1}")]
+    Share(&'static str, #[source] std::io::Error),
     /// The object lacks something the loader knows of.
     #[error("the BPF object has no {0}: it was not built from the sources of this program")]
     Missing(&'static str),
@@ -83,7 +88,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
+    pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { map, source }
     }
 }
@@ -101,6 +106,8 @@ pub struct Options {
     pub filtered: bool,
     /// The opcode of each frame is wanted.
     pub opcodes: bool,
+    /// Bytes for unwind rows, where native stacks are wanted.
+    pub unwind_memory: Option<u32>,
     /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
     pub ring_bytes: u32,
     /// Inode number of the profiler's pid namespace, unless that is the initial one ([`own_pid_namespace`]).
@@ -142,6 +149,7 @@ pub struct Kernel {
     events_lost: PerCpuArray<MapData, u64>,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
     _stages: ProgramArray<MapData>,
+    native: NativeMaps,
     seed: u64,
     map_bytes: u64,
     sampling: Vec<PerfEventLinkId>,
@@ -170,6 +178,11 @@ impl Kernel {
         if options.opcodes {
             config.flags |= config_flags::OPCODES;
         }
+        if options.unwind_memory.is_some() {
+            config.flags |= config_flags::NATIVE;
+        }
+        let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
+        let rows = (options.unwind_memory.unwrap_or(0) / size_of::<Row>() as u32).max(1);
         let seed = config.seed;
         let config = Pod(config);
         let mut ebpf = EbpfLoader::new()
@@ -178,6 +191,9 @@ impl Kernel {
             .override_global("CONFIG", &config, true)
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
+            .map_max_entries("ROWS", rows)
+            .map_max_entries("RANGES", native(MAX_RANGES))
+            .map_max_entries("SPACES", native(MAX_PROCESSES))
             .load(OBJECT)
             .map_err(|error| KernelError::Load(Box::new(error)))?;
         let map_bytes = ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum();
@@ -200,6 +216,7 @@ impl Kernel {
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             _stages: stages,
+            native: NativeMaps::of(&mut ebpf, rows, native(MAX_RANGES))?,
             seed,
             map_bytes,
             sampling: Vec::new(),
@@ -327,6 +344,11 @@ impl Kernel {
         Ok(number)
     }
 
+    /// The maps of native stacks.
+    pub fn native(&mut self) -> &mut NativeMaps {
+        &mut self.native
+    }
+
     /// Sum of the counters of all CPUs.
     ///
     /// # Errors
@@ -414,7 +436,7 @@ fn random_seed() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, KernelError>
+pub(super) fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, KernelError>
 where
     T: TryFrom<aya::maps::Map, Error = MapError>,
 {
@@ -470,6 +492,7 @@ mod tests {
             gil_only: false,
             filtered: false,
             opcodes: false,
+            unwind_memory: Some(1 << 20),
             ring_bytes: 1 << 20,
             pid_namespace: None,
         };

@@ -19,6 +19,7 @@ pod!(
     tachyon_common::event::Counters,
     tachyon_common::layout::Layout,
     tachyon_common::process::ProcessEntry,
+    tachyon_common::unwind::Space,
     FileKey,
 );
 

@@ -67,6 +67,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         gil_only: plan.gil,
         filtered: !plan.filter.is_empty(),
         opcodes: plan.opcodes,
+        unwind_memory: None,
         ring_bytes: ring_override().unwrap_or_else(|| ring_bytes(plan.rate_hz, cpus)),
         pid_namespace,
     };

@@ -132,6 +132,7 @@ pub struct Elf<R> {
     notes: Vec<(u64, u64)>,
     sections: Vec<Section>,
     dynamic: Option<Dynamic>,
+    eh_frame_hdr: Option<(u64, u64)>,
 }
 
 impl<R: ReadAt> Elf<R> {
@@ -169,6 +170,10 @@ impl<R: ReadAt> Elf<R> {
             notes,
             sections: Vec::new(),
             dynamic: None,
+            eh_frame_hdr: programs
+                .iter()
+                .find(|program| program.p_type.get(LE) == elf::PT_GNU_EH_FRAME)
+                .map(|program| (program.p_vaddr.get(LE), program.p_memsz.get(LE))),
             source,
         };
         if let Some(program) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) {
@@ -195,6 +200,12 @@ impl<R: ReadAt> Elf<R> {
     #[must_use]
     pub fn loads(&self) -> &[Load] {
         &self.loads
+    }
+
+    /// Address and size of `.eh_frame_hdr`, before relocation (`PT_GNU_EH_FRAME`).
+    #[must_use]
+    pub fn eh_frame_hdr(&self) -> Option<(u64, u64)> {
+        self.eh_frame_hdr
     }
 
     /// The first section of this name.

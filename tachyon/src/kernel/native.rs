@@ -1,0 +1,62 @@
+//! The maps of native stacks: unwind rows, ranges of address spaces, and whose they are.
+
+use super::object::{KernelError, take};
+use super::pod::Pod;
+use super::shared::SharedArray;
+use crate::unwind::{TableMemory, UnwindTables};
+use aya::Ebpf;
+use aya::maps::{HashMap, Map, MapData};
+use tachyon_common::unwind::{Range, Row, Space};
+
+/// Maps for native stacks; each has a single entry where those are not wanted.
+pub struct NativeMaps {
+    rows: SharedArray<Row>,
+    ranges: SharedArray<Range>,
+    spaces: HashMap<MapData, u32, Pod<Space>>,
+}
+
+impl NativeMaps {
+    pub(super) fn of(ebpf: &mut Ebpf, rows: u32, ranges: u32) -> Result<Self, KernelError> {
+        Ok(Self {
+            rows: shared(ebpf, "ROWS", rows)?,
+            ranges: shared(ebpf, "RANGES", ranges)?,
+            spaces: take(ebpf, "SPACES")?,
+        })
+    }
+
+    /// Tables that fill the room there is.
+    #[must_use]
+    pub fn tables(&self) -> UnwindTables {
+        UnwindTables::new(self.rows.entries(), self.ranges.entries())
+    }
+
+    /// Says where a process's ranges are. `tgid` is of the profiler's namespace.
+    ///
+    /// # Errors
+    /// When the table is full.
+    pub fn set_space(&mut self, tgid: u32, space: &Space) -> Result<(), KernelError> {
+        self.spaces.insert(tgid, Pod(*space), 0).map_err(KernelError::map("SPACES"))
+    }
+}
+
+impl TableMemory for NativeMaps {
+    fn write_rows(&mut self, first: u32, rows: &[Row]) {
+        let written = self.rows.write(first, rows);
+        debug_assert!(written, "the tables know how large the map is");
+    }
+
+    fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
+        let written = self.ranges.write(first, ranges);
+        debug_assert!(written, "the tables know how large the map is");
+    }
+
+    fn spaces(&self) -> Vec<Space> {
+        self.spaces.iter().filter_map(|entry| entry.ok().map(|(_, space)| space.0)).collect()
+    }
+}
+
+fn shared<T: Copy>(ebpf: &mut Ebpf, name: &'static str, entries: u32) -> Result<SharedArray<T>, KernelError> {
+    let map = ebpf.take_map(name).ok_or(KernelError::Missing(name))?;
+    let Map::Array(data) = map else { return Err(KernelError::Missing(name)) };
+    SharedArray::of(data, entries).map_err(|source| KernelError::Share(name, source))
+}

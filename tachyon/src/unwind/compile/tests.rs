@@ -1,0 +1,226 @@
+use super::*;
+use std::fs::File;
+use tachyon_common::limits::MAX_NATIVE_FRAMES;
+use tachyon_common::stop::StopReason;
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Space, Tables};
+use tachyon_common::walk::{Unreadable, UserMemory, mix};
+
+/// Memory in which every word is another address in a stack above every other: no two rules can agree by accident.
+struct MadeUp;
+
+impl MadeUp {
+    fn word(addr: u64) -> u64 {
+        0x7fff_0000_0000 | (mix(7, addr) & 0xffff_fff8)
+    }
+}
+
+impl UserMemory for MadeUp {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        assert_eq!(into.len(), 8, "a stack is read in words");
+        into.copy_from_slice(&Self::word(addr).to_ne_bytes());
+        Ok(())
+    }
+}
+
+/// One file's table at its own addresses, of which only the interrupted function is known to be code.
+struct OneFunction<'a> {
+    table: &'a Table,
+    around: u64,
+}
+
+impl Tables for OneFunction<'_> {
+    fn range(&self, _: u32) -> Option<Range> {
+        let row = self.table.rows.partition_point(|row| u64::from(row.pc()) + self.table.base <= self.around);
+        // The search has 16 halvings: a part of the table that holds the address.
+        let first = row.saturating_sub(1000);
+        let rows = (self.table.rows.len() - first).min(60_000) as u32;
+        Some(Range { start: self.around, end: self.around + 1, bias: self.table.base, first_row: first as u32, rows })
+    }
+
+    fn row(&self, index: u32) -> Option<Row> {
+        self.table.rows.get(index as usize).copied()
+    }
+}
+
+#[derive(Default)]
+struct Addresses(Vec<u64>);
+
+impl AddressSink for Addresses {
+    fn store(&mut self, index: usize, address: u64) {
+        assert!(index < MAX_NATIVE_FRAMES && index == self.0.len());
+        self.0.push(address);
+    }
+}
+
+const SP: u64 = 0x7ffe_0000_1000;
+const FP: u64 = 0x7ffe_0000_2000;
+
+/// What gimli makes of an expression.
+fn evaluate(section: &EhFrame<Slice<'_>>, at: &UnwindExpression<usize>, ip: u64, cfa: Option<u64>) -> Option<u64> {
+    let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 5 };
+    let mut evaluation = at.get(section).ok()?.evaluation(encoding);
+    if let Some(cfa) = cfa {
+        evaluation.set_initial_value(cfa);
+    }
+    let mut result = evaluation.evaluate().ok()?;
+    loop {
+        result = match result {
+            gimli::EvaluationResult::Complete => {
+                let gimli::Location::Address { address } = evaluation.as_result().last()?.location else { return None };
+                return Some(address);
+            }
+            gimli::EvaluationResult::RequiresRegister { register, .. } => {
+                let value = match register {
+                    X86_64::RSP => SP,
+                    X86_64::RBP => FP,
+                    X86_64::RA => ip,
+                    _ => return None,
+                };
+                evaluation.resume_with_register(gimli::Value::Generic(value)).ok()?
+            }
+            gimli::EvaluationResult::RequiresMemory { address, .. } => {
+                evaluation.resume_with_memory(gimli::Value::Generic(MadeUp::word(address))).ok()?
+            }
+            _ => return None,
+        };
+    }
+}
+
+/// The caller's ip, sp and fp by gimli's own evaluation; `Ok(None)`: the outermost frame, `Err`: registers are needed
+/// that the walk does not have.
+fn oracle(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>, ip: u64) -> Result<Option<[u64; 3]>, ()> {
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register: X86_64::RSP, offset } => SP.wrapping_add_signed(*offset),
+        CfaRule::RegisterAndOffset { register: X86_64::RBP, offset } => FP.wrapping_add_signed(*offset),
+        CfaRule::RegisterAndOffset { .. } => return Err(()),
+        CfaRule::Expression(at) => evaluate(section, at, ip, None).ok_or(())?,
+    };
+    let value = |register, unchanged: Result<u64, ()>| match row.register(register) {
+        RegisterRule::Undefined | RegisterRule::SameValue => unchanged,
+        RegisterRule::Offset(offset) => Ok(MadeUp::word(cfa.wrapping_add_signed(offset))),
+        RegisterRule::Expression(at) => evaluate(section, &at, ip, Some(cfa)).map(MadeUp::word).ok_or(()),
+        _ => Err(()),
+    };
+    if row.register(X86_64::RA) == RegisterRule::Undefined {
+        return Ok(None);
+    }
+    let ra = value(X86_64::RA, Err(()))?;
+    Ok(Some([ra, cfa, value(X86_64::RBP, Ok(FP))?]))
+}
+
+/// Compares every row of every function of a file with gimli's own evaluation; how many were compared, and how many
+/// of them have no compact form.
+fn compare(path: &std::path::Path) -> Option<(usize, usize)> {
+    let bytes = std::fs::read(path).ok()?;
+    let elf = Elf::parse(&bytes[..]).ok()?;
+    let table = compile(&elf).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(table.rows.is_sorted_by_key(|row| row.pc()), "rows are sorted");
+    let section = elf.section(".eh_frame")?;
+    let mut data = vec![0; section.size as usize];
+    elf.read_vaddr(section.vaddr, &mut data).ok()?;
+    let mut eh_frame = EhFrame::new(&data, LittleEndian);
+    eh_frame.set_address_size(8);
+    let bases = BaseAddresses::default().set_eh_frame(section.vaddr);
+    let (mut compared, mut unsupported) = (0, 0);
+    let mut context = UnwindContext::new();
+    let mut entries = eh_frame.entries(&bases);
+    while let Some(entry) = entries.next().expect("a linker wrote it") {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        let fde = partial.parse(EhFrame::cie_from_offset).expect("a linker wrote it");
+        if fde.initial_address() == 0 {
+            continue;
+        }
+        let mut rows = fde.rows(&eh_frame, &bases, &mut context).expect("a compiler wrote them");
+        while let Some(row) = rows.next_row().expect("a compiler wrote them") {
+            if row.start_address() >= row.end_address().min(fde.end_address()) {
+                continue;
+            }
+            for ip in [row.start_address(), row.end_address().min(fde.end_address()) - 1] {
+                compared += 1;
+                let expected = oracle(&eh_frame, row, ip);
+                if table.rule(ip) == Rule::UNSUPPORTED {
+                    unsupported += 1;
+                    continue;
+                }
+                let mut walk = NativeWalk::start(ip, SP, FP);
+                let mut addresses = Addresses::default();
+                let tables = OneFunction { table: &table, around: ip };
+                let space = Space { image: 0, first: 0, count: 1 };
+                let stop = walk.step(&MadeUp, &tables, space, &mut addresses);
+                assert_eq!(addresses.0, [ip]);
+                match expected {
+                    Ok(Some(caller)) => {
+                        assert_eq!([walk.ip, walk.sp, walk.fp], caller, "{}: {ip:#x} {row:?}", path.display());
+                        assert_eq!(stop, Some(StopReason::UnknownCode), "the made-up caller is no code");
+                    }
+                    Ok(None) => assert_eq!(stop, Some(StopReason::Complete)),
+                    Err(()) => panic!("{}: {ip:#x} has a rule that gimli cannot evaluate: {row:?}", path.display()),
+                }
+            }
+        }
+    }
+    Some((compared, unsupported))
+}
+
+/// The files of this very process and the interpreters of the machine.
+fn files() -> Vec<std::path::PathBuf> {
+    let maps = std::fs::read("/proc/self/maps").expect("own mappings");
+    let maps = crate::remote::parse_maps(&maps).expect("the kernel wrote them");
+    let mut files: Vec<_> = maps.iter().filter(|map| map.executable).filter_map(|map| map.file_path()).collect();
+    files.dedup();
+    let mut files: Vec<_> = files.into_iter().map(std::path::Path::to_path_buf).collect();
+    let libraries = ["libcrypto.so.3", "libffi.so.8", "libstdc++.so.6", "libz.so.1"];
+    files.extend(libraries.map(|name| std::path::Path::new("/lib/x86_64-linux-gnu").join(name)));
+    files.extend(["/usr/bin/python3.11", "/usr/bin/python3"].map(Into::into));
+    files.retain(|path| path.exists());
+    files
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn every_rule_of_real_files_is_what_gimli_evaluates() {
+    let mut compared = 0;
+    for path in files() {
+        let Some((rows, unsupported)) = compare(&path) else { continue };
+        println!("{}: {rows} places compared, {unsupported} without a compact rule", path.display());
+        assert!(unsupported * 50 < rows.max(1000), "{}: {unsupported} of {rows}", path.display());
+        compared += rows;
+    }
+    assert!(compared > 10_000, "this test program alone has more");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn a_file_without_section_headers_has_the_same_table() {
+    let path = std::env::current_exe().expect("known");
+    let whole = compile(&Elf::parse(File::open(&path).expect("there")).expect("an ELF file")).expect("has rules");
+    let mut bytes = std::fs::read(&path).expect("there");
+    // `e_shoff`, `e_shnum`, `e_shstrndx`.
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    let stripped = Elf::parse(&bytes[..]).expect("an ELF file");
+    assert!(stripped.section(".eh_frame").is_none());
+    assert_eq!(compile(&stripped).expect("has rules"), whole);
+}
+
+#[test]
+fn rules_that_do_not_fit_are_refused() {
+    assert_eq!(Rule::new(kind::SP, 4, 0), None, "no multiple of a word");
+    assert_eq!(Rule::new(kind::SP, 1 << 20, 0), None, "more than a megabyte");
+    let rule = Rule::new(kind::FP, -8, 1022).expect("fits");
+    assert_eq!((rule.kind(), rule.words(), rule.saved()), (kind::FP, -1, 1022));
+    let rule = Rule::deref(kind::DEREF_FP, -8, 16, saved::AT_FP).expect("fits");
+    assert_eq!((rule.words() >> 7, rule.words() & 127, rule.saved()), (-1, 2, saved::AT_FP));
+    assert_eq!(Rule::deref(kind::DEREF_SP, 0, 1024, 0), None);
+    assert_eq!(Rule::deref(kind::DEREF_SP, 0, -8, 0), None);
+}
+
+#[test]
+fn where_functions_overlap_the_later_start_is_believed() {
+    let rule = |words: i64| Rule::new(kind::SP, words * 8, 0).expect("fits");
+    let piece = |start, end, words| Piece { start, end, rule: rule(words) };
+    let table = rows_of(vec![piece(0x1100, 0x1200, 2), piece(0x1000, 0x1180, 1), piece(0x1300, 0x1310, 3)], 0x1000);
+    let found = [0xfff, 0x1000, 0x10ff, 0x1100, 0x11ff, 0x1200, 0x12ff, 0x130f, 0x1310].map(|at| table.rule(at));
+    let gap = Rule::GAP;
+    assert_eq!(found, [gap, rule(1), rule(1), rule(2), rule(2), gap, gap, rule(3), gap]);
+}

@@ -1,0 +1,168 @@
+use super::*;
+use tachyon_common::stop::StopReason;
+use tachyon_common::unwind::Tables;
+
+/// Tables in plain memory.
+#[derive(Default)]
+struct Memory {
+    rows: Vec<Row>,
+    ranges: Vec<Range>,
+    spaces: Vec<Space>,
+}
+
+fn put<T: Copy>(into: &mut Vec<T>, first: u32, what: &[T], filler: T) {
+    let end = first as usize + what.len();
+    if into.len() < end {
+        into.resize(end, filler);
+    }
+    into[first as usize..end].copy_from_slice(what);
+}
+
+impl TableMemory for Memory {
+    fn write_rows(&mut self, first: u32, rows: &[Row]) {
+        put(&mut self.rows, first, rows, Row(0));
+    }
+
+    fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
+        put(&mut self.ranges, first, ranges, Range::default());
+    }
+
+    fn spaces(&self) -> Vec<Space> {
+        self.spaces.clone()
+    }
+}
+
+impl Tables for Memory {
+    fn range(&self, index: u32) -> Option<Range> {
+        self.ranges.get(index as usize).copied()
+    }
+
+    fn row(&self, index: u32) -> Option<Row> {
+        self.rows.get(index as usize).copied()
+    }
+}
+
+fn own() -> RemoteProcess {
+    RemoteProcess::at(Pid(std::process::id()))
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn every_executable_byte_of_a_process_is_in_one_range() {
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(1 << 22, 1 << 12);
+    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    assert_eq!(space.image, 7);
+    let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
+    assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?}");
+    for mapping in own().maps().expect("own mappings").iter().filter(|mapping| mapping.executable) {
+        let inside = ranges.iter().filter(|range| range.start >= mapping.start && range.end <= mapping.end);
+        let covered: u64 = inside.clone().map(|range| range.end - range.start).sum();
+        assert_eq!(covered, mapping.end - mapping.start, "{mapping:?}");
+        let vdso = mapping.path == MappedPath::Special(b"[vdso]".to_vec());
+        if vdso || mapping.file_path().is_some() {
+            assert!(inside.clone().any(|range| range.rows > 0), "{mapping:?} has a table");
+        }
+        assert!(inside.clone().all(|range| range.rows <= MAX_TABLE_ROWS));
+    }
+    let rows = tables.rows_used();
+    tables.map(&own(), 8, &mut memory).expect("own mappings");
+    assert_eq!(tables.rows_used(), rows, "a second process shares the tables");
+}
+
+/// This very stack, from here to where the thread was started, by the walk over this process's own memory.
+#[test]
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(miri, ignore = "reads registers")]
+fn own_stack_is_walked_to_its_end() {
+    use tachyon_common::unwind::{AddressSink, NativeWalk};
+    #[derive(Default)]
+    struct Addresses(Vec<u64>);
+    impl AddressSink for Addresses {
+        fn store(&mut self, index: usize, address: u64) {
+            assert_eq!(index, self.0.len());
+            self.0.push(address);
+        }
+    }
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(1 << 22, 1 << 12);
+    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    let (ip, sp, fp): (u64, u64, u64);
+    // SAFETY: copies three registers and changes nothing else.
+    unsafe {
+        std::arch::asm!("lea {ip}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp", ip = out(reg) ip, sp = out(reg) sp, fp = out(reg) fp);
+    }
+    let mut walk = NativeWalk::start(ip, sp, fp);
+    let mut addresses = Addresses::default();
+    let stop = (0..20).find_map(|_| walk.step(&own(), &memory, space, &mut addresses));
+    let names = std::backtrace::Backtrace::force_capture().to_string();
+    let frames =
+        names.lines().filter(|line| line.trim_start().split(": ").next().is_some_and(|n| n.parse::<u32>().is_ok()));
+    assert_eq!(stop, Some(StopReason::Complete), "{:x?}\n{names}", addresses.0);
+    assert!(addresses.0.len() > 5 && frames.count() >= 5, "{:x?}\n{names}", addresses.0);
+    assert_eq!(addresses.0[0], ip);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn what_does_not_fit_stops_a_walk_and_is_told() {
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(64, 1 << 12);
+    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
+    assert!(ranges.iter().any(|range| range.rows == 0 && range.first_row == no_table::STOP));
+    assert!(tables.refusals().any(|(_, reason)| reason.starts_with("no room")), "{tables:?}");
+    let mut none = UnwindTables::new(64, 1);
+    assert!(matches!(none.map(&own(), 7, &mut memory), Err(MapError::NoRoom(_))));
+}
+
+#[test]
+fn only_what_no_process_has_is_evicted_the_oldest_first() {
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(30, 10);
+    let table = |base| Table { base, rows: vec![Row(0); 10], unsupported: 0 };
+    let source = |inode| Source::File(FileIdentity { dev: 1, inode, mtime_ns: 0, size: 0 });
+    for inode in 1..=3 {
+        tables.calls += 1;
+        let placed = tables.place(&table(inode), Vec::new(), &HashSet::new(), &mut memory).expect("fits");
+        tables.known.insert(source(inode), Known::Placed(placed));
+    }
+    // The oldest is in use: by a process, then by the one in hand.
+    tables.blocks.push(Block { first: 0, count: 1, sources: HashSet::from([source(1)]), unused: None });
+    assert!(tables.place(&table(4), Vec::new(), &HashSet::from([source(2)]), &mut memory).is_some());
+    let left: Vec<u64> = [1, 2, 3].into_iter().filter(|inode| tables.known.contains_key(&source(*inode))).collect();
+    assert_eq!(left, [1, 2]);
+    let all = HashSet::from([source(2)]);
+    assert!(tables.place(&table(5), Vec::new(), &all, &mut memory).is_none(), "everything is in use");
+}
+
+#[test]
+fn ranges_rest_before_they_are_used_again() {
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(1, 4);
+    let first = tables.ranges.take(4).expect("free");
+    tables.blocks.push(Block { first, count: 4, sources: HashSet::new(), unused: None });
+    memory.spaces.push(Space { image: 1, first, count: 4 });
+    tables.sweep(&memory);
+    assert!(tables.blocks[0].unused.is_none(), "a process has it");
+    memory.spaces.clear();
+    tables.sweep(&memory);
+    assert!(tables.blocks[0].unused.is_some() && tables.ranges.take(1).is_none(), "a walk may still read it");
+    tables.blocks[0].unused = Instant::now().checked_sub(REST);
+    tables.sweep(&memory);
+    assert!(tables.blocks.is_empty());
+    assert_eq!(tables.ranges.take(4), Some(0));
+}
+
+#[test]
+fn room_is_joined_again() {
+    let mut room = Room::new(10);
+    let parts: Vec<u32> = (0..5).map(|_| room.take(2).expect("free")).collect();
+    assert_eq!((parts.as_slice(), room.take(1)), (&[0, 2, 4, 6, 8][..], None));
+    for part in [2, 6, 4] {
+        room.give_back(part, 2);
+    }
+    assert_eq!((room.free.as_slice(), room.used), (&[(2, 6)][..], 4));
+    assert_eq!(room.take(7), None);
+    assert_eq!(room.take(6), Some(2));
+}
