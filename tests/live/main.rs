@@ -2,15 +2,21 @@
 
 mod account;
 mod cli;
+mod collector;
 mod dump;
+mod embedded;
 mod endings;
 mod entering;
 mod faults;
 mod filters;
+mod free_threaded;
 mod gil;
 mod hostile;
 mod identity;
+mod interpreters;
+mod jit;
 mod namespaces;
+mod opcodes;
 mod oracle;
 mod privileges;
 mod processes;
