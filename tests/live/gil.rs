@@ -29,7 +29,9 @@ fn known_share(interpreter: &Interpreter) {
             _ => true,
         });
     }
-    assert!(wrong as f64 <= 0.02 * total as f64, "{wrong} of {total} samples contradict the program");
+    // The edges of the calls are longer in a debug build.
+    let edges = if interpreter.debug { 0.05 } else { 0.02 };
+    assert!(wrong as f64 <= edges * total as f64, "{wrong} of {total} samples contradict the program");
 
     let only = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).arg("--gil").record();
     assert!(only.recorded.samples.iter().all(|sample| sample.status & status::HAS_GIL != 0));

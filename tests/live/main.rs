@@ -2,18 +2,24 @@
 
 mod account;
 mod cli;
+mod collector;
 mod dump;
+mod embedded;
 mod endings;
 mod entering;
 mod exports;
 mod faults;
 mod filters;
+mod free_threaded;
 mod gil;
 mod hostile;
 mod identity;
+mod interpreters;
+mod jit;
 mod mixed;
 mod namespaces;
 mod native;
+mod opcodes;
 mod oracle;
 mod privileges;
 mod processes;

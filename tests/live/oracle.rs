@@ -12,14 +12,16 @@ struct Shares {
     shares: Vec<(&'static str, f64)>,
 }
 
-fn shares(recorded: &Recorded) -> Shares {
+fn shares(recorded: &Recorded, holders: bool) -> Shares {
+    let holds = |sample: &Sample| sample.status & status::HAS_GIL != 0;
+    let samples: Vec<&Sample> = recorded.samples.iter().filter(|sample| !holders || holds(sample)).collect();
     let share = |is: &dyn Fn(&Sample) -> bool| {
-        recorded.samples.iter().filter(|sample| is(sample)).count() as f64 / recorded.samples.len().max(1) as f64
+        samples.iter().filter(|sample| is(sample)).count() as f64 / samples.len().max(1) as f64
     };
     let bit = |bit: u8| share(&|sample| sample.status & bit != 0);
     let function = |name: &str| share(&|sample| recorded.frames_of(sample).any(|frame| frame.function == name));
     Shares {
-        samples: recorded.samples.len(),
+        samples: samples.len(),
         shares: vec![
             ("HAS_GIL", bit(status::HAS_GIL)),
             ("HAS_EXCEPTION", bit(status::HAS_EXCEPTION)),
@@ -31,18 +33,58 @@ fn shares(recorded: &Recorded) -> Shares {
     }
 }
 
+/// Turns of all kinds.
 #[test]
 fn shares_agree() {
+    compare(&["held", "released", "handling"]);
+}
+
+/// Two threads that want the GIL all the time: each has half of it.
+#[test]
+fn bound_to_the_gil() {
+    compare(&["held", "two"]);
+}
+
+#[test]
+fn releasing_the_gil() {
+    compare(&["released", "held"]);
+}
+
+#[test]
+fn handling_exceptions() {
+    compare(&["handling", "held"]);
+}
+
+fn compare(turns: &[&str]) {
     let Some(_live) = live() else { return };
     let interpreter = Interpreter::named("sid_3_15");
     let root = interpreter.root.clone().expect("it lies in a chroot");
-    let target = Target::start(&interpreter, "three_states.py");
+    let target = Target::start_with(&interpreter, "three_states.py", turns);
+    // A thread that waits for a processor counts for them and not for us; and where their sampler waits for the target's
+    // processor, it gets it when the target makes a system call, which C code that computes does not.
+    target.make_urgent();
+    let pinned = Command::new("taskset").args(["-a", "-c", "-p", "0", &target.pid().to_string()]).output();
+    assert!(pinned.expect("taskset can be run").status.success());
+    let other = (std::thread::available_parallelism().map_or(1, std::num::NonZero::get) - 1).to_string();
     let dir = tempfile::Builder::new().prefix("oracle").tempdir_in(root.join("tmp")).expect("the chroot has a /tmp");
     let file = dir.path().join("theirs.tach");
     let inside = std::path::Path::new("/").join(file.strip_prefix(&root).expect("it was made there"));
-    let mut theirs = Command::new("chroot")
+    let mut theirs = Command::new("taskset")
+        .args(["-c", &other, "chroot"])
         .arg(&root)
-        .args(["/usr/bin/python3.15", "-m", "profiling.sampling", "attach", "--mode", "cpu", "-r", "500", "-d", "6"])
+        .args([
+            "/usr/bin/python3.15",
+            "-m",
+            "profiling.sampling",
+            "attach",
+            "-a",
+            "--mode",
+            "cpu",
+            "-r",
+            "500",
+            "-d",
+            "6",
+        ])
         .args(["--binary", "-o"])
         .arg(inside)
         .arg(target.pid().to_string())
@@ -52,7 +94,9 @@ fn shares_agree() {
         .expect("CPython's profiler can be run");
     let recording = Profiler::of(target.pid()).rate(499).milliseconds(6_000).record();
     assert!(theirs.wait().expect("a child can be waited for").success());
-    let (ours, theirs) = (shares(&recording.recorded), shares(&Recorded::read(&file)));
+    // The one that waits wakes up now and then and needs a processor for that: only the holders' shares are known.
+    let two = turns.contains(&"two");
+    let (ours, theirs) = (shares(&recording.recorded, two), shares(&Recorded::read(&file), two));
     assert!(ours.samples > 300 && theirs.samples > 300, "{} and {} samples", ours.samples, theirs.samples);
     for ((name, ours_share), (_, theirs_share)) in ours.shares.iter().zip(&theirs.shares) {
         // 99.9 % of the difference of two shares, by the normal distribution.

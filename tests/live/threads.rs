@@ -49,8 +49,24 @@ fn thread_storm(interpreter: &Interpreter) {
     );
     assert!(threads.len() > 2_000 && seen.len() > 1_500, "{} threads, {} named", threads.len(), seen.len());
     let whole = recorded.samples.iter().filter(|sample| frames_are_whole(recorded, sample)).count();
-    assert!(whole as f64 > 0.6 * recorded.samples.len() as f64, "{whole} whole stacks: {:#?}", recording.report.stops);
+    // Without a GIL a thread has more to make and to clear away: half of its life has no frame.
+    let expected = if interpreter.free_threaded { 0.4 } else { 0.6 };
+    let stops = &recording.report.stops;
+    assert!(whole as f64 > expected * recorded.samples.len() as f64, "{whole} whole stacks: {stops:#?}");
+    let holes = threads.iter().filter(|&&thread| has_hole(recorded, thread)).count();
+    assert!(holes as f64 <= 0.01 * threads.len() as f64, "{holes} threads lose their frames and find them again");
     assert_eq!(recording.stopped("thread_list_too_long"), 0);
+}
+
+/// Whether a thread is without frames between two samples with frames: it may be so only while it starts and ends.
+fn has_hole(recorded: &Recorded, thread: u64) -> bool {
+    let samples = recorded.samples.iter().filter(|sample| sample.thread_id == thread);
+    let mut of_thread: Vec<_> =
+        samples.map(|sample| (sample.timestamp_us, frames_are_whole(recorded, sample))).collect();
+    of_thread.sort_unstable();
+    let with_frames = |(_, whole): &(u64, bool)| *whole;
+    let (first, last) = (of_thread.iter().position(with_frames), of_thread.iter().rposition(with_frames));
+    first.zip(last).is_some_and(|(first, last)| !of_thread[first..=last].iter().all(with_frames))
 }
 
 fn frames_are_whole(recorded: &Recorded, sample: &Sample) -> bool {

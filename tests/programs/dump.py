@@ -3,12 +3,18 @@
 Obeys: `poke ADDRESS VALUE` writes a word into its own memory, for tests of targets
 that lie. Lines that the test looks for end with a comment that names them.
 """
-import ctypes
+import struct
 import sys
 import threading
 import time
 
 import handshake
+
+try:
+    import ctypes
+except ImportError:
+    # A build without libffi, as musl's: then no thread is started behind Python's back.
+    ctypes = None
 
 DEPTH = 30
 
@@ -36,7 +42,9 @@ def spinner():
 def obey():
     for line in sys.stdin:  # waits
         _, address, value = line.split()
-        ctypes.c_uint64.from_address(int(address)).value = int(value)
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(int(address))
+            memory.write(struct.pack("=Q", int(value)))
         print("done", flush=True)
 
 
@@ -46,13 +54,15 @@ threads = {}
 for function, name in ((sleeper, "sleepy \u0142\xf3\u0144"), (blocked, "waiting for a lock"), (spinner, "busy")):
     threads[function.__name__] = thread = threading.Thread(target=deep, args=(DEPTH, function), name=name, daemon=True)
     thread.start()
-libc = ctypes.CDLL(None)
-native = ctypes.c_void_p()
-libc.pthread_create(ctypes.byref(native), None, libc.pause, None)
+if ctypes:
+    libc = ctypes.CDLL(None)
+    native = ctypes.c_void_p()
+    libc.pthread_create(ctypes.byref(native), None, libc.pause, None)
 time.sleep(0.3)
 handshake.ready(
     ident={name: thread.ident for name, thread in threads.items()},
     tids={name: thread.native_id for name, thread in threads.items()},
+    native=bool(ctypes),
     name_object=id(threads["sleeper"]._name),
     free_threaded=not getattr(sys, "_is_gil_enabled", lambda: True)(),
 )

@@ -16,8 +16,11 @@ pub enum Source {
     Built(&'static str),
 }
 
-/// Name (as tests use it), source and version of each; a `t` ends the version of a free-threaded build.
-pub const INTERPRETERS: [(&str, Source, &str); 11] = [
+/// Name (as tests use it), source and version of each; a `t` ends the version of a free-threaded build, a `d` that of a
+/// debug build. The last ones are those that only `cargo xtask zoo --all` sets up, see [`on_each_interpreter`].
+///
+/// [`on_each_interpreter`]: crate::on_each_interpreter
+pub const INTERPRETERS: [(&str, Source, &str); 14] = [
     ("pyenv_3_8", Source::Pyenv, "3.8"),
     ("pyenv_3_9", Source::Pyenv, "3.9"),
     ("pyenv_3_10", Source::Pyenv, "3.10"),
@@ -27,9 +30,15 @@ pub const INTERPRETERS: [(&str, Source, &str); 11] = [
     ("debian_3_11", Source::Debian, "3.11"),
     ("sid_3_14", Source::Sid, "3.14"),
     ("sid_3_15", Source::Sid, "3.15"),
-    ("built_3_14t", Source::Built("python3.14t"), "3.14t"),
+    ("built_3_13t", Source::Built("python3.13t"), "3.13t"),
     ("musl_3_13", Source::Built("python3.13-musl"), "3.13"),
+    ("sid_3_14d", Source::Sid, "3.14d"),
+    ("sid_3_15d", Source::Sid, "3.15d"),
+    ("built_3_14t", Source::Built("python3.14t"), "3.14t"),
 ];
+
+/// How many at the end of the list no test of CI runs.
+const EXTRA: usize = 3;
 
 /// One interpreter of the list.
 #[derive(Clone, Debug)]
@@ -40,6 +49,8 @@ pub struct Interpreter {
     pub minor: u32,
     /// It has no GIL.
     pub free_threaded: bool,
+    /// It was configured `--with-pydebug`: several times slower, also between two instructions of a program.
+    pub debug: bool,
     /// The executable, as seen inside of `root`.
     pub path: PathBuf,
     /// The directory that is its root, when that is not ours.
@@ -77,9 +88,9 @@ impl Interpreter {
         let path =
             path.unwrap_or_else(|| panic!("{name}: interpreter is missing\nhint: {hint}, or `cargo xtask test`"));
         let free_threaded = version.ends_with('t');
-        let minor = version.trim_end_matches('t').rsplit('.').next().and_then(|minor| minor.parse().ok());
+        let minor = version.trim_end_matches(['t', 'd']).rsplit('.').next().and_then(|minor| minor.parse().ok());
         let minor = minor.expect("versions look like 3.11");
-        Self { name, minor, free_threaded, path, root }
+        Self { name, minor, free_threaded, debug: version.ends_with('d'), path, root }
     }
 
     /// Those that run with our own root directory and as the packages of a distribution or of pyenv have them.
@@ -92,10 +103,10 @@ impl Interpreter {
         INTERPRETERS.iter().filter(|(_, source, _)| home(*source)).map(|(name, ..)| Self::named(name)).collect()
     }
 
-    /// How many of the list every machine has: all but those that are built from source packages.
+    /// How many of the list every test run has.
     #[must_use]
     pub fn everywhere() -> usize {
-        INTERPRETERS.iter().filter(|(_, source, _)| !matches!(source, Source::Built(_))).count()
+        INTERPRETERS.len() - EXTRA
     }
 
     /// Whether `cframe` is published before it is filled: then a sample may find the thread entering the evaluator.

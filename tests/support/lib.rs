@@ -24,9 +24,9 @@ pub use target::{Target, program};
 
 /// Makes a test of a function for each interpreter of the fixed list, [`INTERPRETERS`]. The function takes the
 /// interpreter. `with_gil:` leaves the free-threaded ones out; `at_home:` takes the four that run outside of a chroot
-/// and stand for all in what does not depend on the version: the profiler's command line and its account. Those that
-/// `cargo xtask zoo --all` builds are ignored unless asked for (`-- --ignored`): their sources are not to be had
-/// everywhere.
+/// and stand for all in what does not depend on the version: the profiler's command line and its account; `on [...]:` names them. Those that
+/// only `cargo xtask zoo --all` sets up are ignored unless asked for (`-- --ignored`): debug builds, for which CI has
+/// no time, and a build whose source not every mirror has.
 #[macro_export]
 macro_rules! on_each_interpreter {
     (at_home: $($function:ident),+ $(,)?) => {$(
@@ -37,20 +37,26 @@ macro_rules! on_each_interpreter {
     (with_gil: $($function:ident),+ $(,)?) => {$(
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
-                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15);
-            $crate::on_each_interpreter!(@built $function: musl_3_13);
+                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 musl_3_13);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d);
         }
     )+};
     ($($function:ident),+ $(,)?) => {$(
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
-                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15);
-            $crate::on_each_interpreter!(@built $function: built_3_14t musl_3_13);
+                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 built_3_13t musl_3_13);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d built_3_14t);
         }
     )+};
-    (@built $function:ident: $($name:ident)+) => {$(
+    (on [$($name:ident)+] $(extra [$($more:ident)+])?: $function:ident) => {
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: $($name)+);
+            $($crate::on_each_interpreter!(@extra $function: $($more)+);)?
+        }
+    };
+    (@extra $function:ident: $($name:ident)+) => {$(
         #[test]
-        #[ignore = "needs an interpreter built by `cargo xtask zoo --all`"]
+        #[ignore = "needs an interpreter of `cargo xtask zoo --all`"]
         fn $name() {
             let Some(_live) = $crate::live() else { return };
             super::$function(&$crate::Interpreter::named(stringify!($name)));

@@ -53,7 +53,17 @@ impl Target {
     /// As [`Target::start`].
     #[must_use]
     pub fn start_with(interpreter: &Interpreter, name: &str, args: &[&str]) -> Self {
+        Self::start_in(interpreter, name, args, &[])
+    }
+
+    /// The same with variables in its environment.
+    ///
+    /// # Panics
+    /// As [`Target::start`].
+    #[must_use]
+    pub fn start_in(interpreter: &Interpreter, name: &str, args: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = interpreter.command();
+        command.envs(environment.iter().copied());
         let copied = interpreter.root.as_deref().map(copied);
         let script = match (&copied, &interpreter.root) {
             (Some(dir), Some(root)) => {
@@ -63,6 +73,15 @@ impl Target {
         };
         command.arg(script).args(args);
         Self::of(&mut command, interpreter.name, name, copied)
+    }
+
+    /// Runs a program that is no interpreter of the list, and brings Python of its own.
+    ///
+    /// # Panics
+    /// As [`Target::start`].
+    #[must_use]
+    pub fn embedded(command: &mut Command, name: &str) -> Self {
+        Self::of(command, "an embedded interpreter", name, None)
     }
 
     fn of(command: &mut Command, interpreter: &'static str, name: &str, programs: Option<TempDir>) -> Self {
@@ -81,6 +100,17 @@ impl Target {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Lets all its threads run before other programs, which then take no processor from it. Threads that it starts
+    /// later are as urgent.
+    ///
+    /// # Panics
+    /// Without the right to do so.
+    pub fn make_urgent(&self) {
+        // SAFETY: setpriority(2) touches no memory; the group is the child's own (`process_group(0)`).
+        let result = unsafe { libc::setpriority(libc::PRIO_PGRP, self.child.id(), -19) };
+        assert_eq!(result, 0, "the target cannot be made urgent: {}", std::io::Error::last_os_error());
     }
 
     /// The interpreter's name, for messages.

@@ -182,13 +182,28 @@ impl Sources {
         Ok(Self(opened))
     }
 
-    /// Fetches what it can of a package, whose upstream archive is enough.
+    /// Fetches what it can of a package, whose upstream archive is enough: of the newest version that the archive has.
     pub(crate) fn upstream(&self, package: &str) -> Result<PathBuf> {
+        let listed = command::stdout(self.0.command("apt-cache").args(["showsrc", "--only-source", package]))?;
+        let mut versions: Vec<&str> = listed.lines().filter_map(|line| line.strip_prefix("Version: ")).collect();
+        versions.sort_by_key(|version| std::cmp::Reverse(natural(version)));
+        let mut failure = anyhow::anyhow!("the index lists no source of {package}");
+        for version in versions {
+            match self.upstream_of(package, version) {
+                Ok(file) => return Ok(file),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn upstream_of(&self, package: &str, version: &str) -> Result<PathBuf> {
         let Suite { dir, .. } = &self.0;
+        let wanted = format!("{package}={version}");
         // A mirror that has lost one of the package's files has not lost all of them.
         let fetched = command::run_quietly(
-            &format!("fetching the source of {package}"),
-            self.0.command("apt-get").args(["source", "--download-only", package]),
+            &format!("fetching the source of {package} {version}"),
+            self.0.command("apt-get").args(["source", "--download-only", "--only-source", &wanted]),
         );
         let is_upstream = |path: &PathBuf| {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -198,7 +213,7 @@ impl Sources {
         match (found, fetched) {
             (Some(file), _) => Ok(file),
             (None, Err(error)) => Err(error),
-            (None, Ok(())) => anyhow::bail!("apt-get fetched no upstream archive of {package}"),
+            (None, Ok(())) => anyhow::bail!("apt-get fetched no upstream archive of {package} {version}"),
         }
     }
 }

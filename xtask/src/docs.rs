@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::command;
+use crate::{command, zoo};
 
 /// Subcommands of `cargo xtask docs`.
 #[derive(clap::Subcommand)]
@@ -20,13 +20,42 @@ pub(crate) enum DocsCommand {
         /// Take the figures of a run that was made already (`TACHYON_MATRIX=FILE` beside the live tests)
         #[arg(long, value_name = "FILE")]
         figures: Option<PathBuf>,
+        /// Keep the entries that these figures do not renew, where today's layouts were measured
+        #[arg(long, requires = "figures")]
+        keep: bool,
+        /// Also the interpreters of `cargo xtask zoo --all`, those that are set up
+        #[arg(long, conflicts_with = "figures")]
+        all: bool,
     },
-    /// Fail when an entry of the matrix is older than the last change of a layout
+    /// Fail when an entry of the matrix is older than the last change of a layout, or an interpreter of CI has none
     Check,
 }
 
 /// The page.
 const MATRIX: &str = "docs/support-matrix.md";
+
+/// What no figure tells.
+const NOTES: &str = "
+## What these builds are
+
+- `pyenv`: `--enable-shared`. `debian`: static, stripped, not position-independent. `sid`: static, position-independent,
+  in a chroot; its 3.14 and 3.15 have a JIT built in, and with `PYTHON_JIT=1` stacks are right by function
+  (`tests/live/jit.rs`; lines are not judged). A name that ends in `d` is a build with `--with-pydebug`.
+- `built_3_13t`: free-threaded, from Debian's source, `-O1`, with its symbols. `musl`: another C library, the same source.
+- gdb's embedded CPython, a renamed executable and one that was deleted while it runs are in `tests/live/embedded.rs`.
+
+The names without a `d` at the end, and not `built_3_14t`, are what CI must have: one that is missing fails it.
+
+## What was not to be had
+
+- Free-threaded 3.14 and 3.15: the mirrors list the source packages of 3.14 and 3.15 and have none of their files. Their
+  layouts are checked against their headers, and `cargo xtask zoo --all` builds 3.14t where `TACHYON_DEB_SRC` names an
+  archive with the source; then `-- --ignored built_3_14t` runs its tests. Per-thread bytecode (3.14t) is without a
+  live test until then.
+- The tail-calling interpreter needs the source of 3.14 and clang 19: never run.
+- python-build-standalone is in no package registry at hand. What makes its shape, an executable that is static and
+  position-independent and not stripped, is met in `sid` and `built_3_13t`; its own builds were never run.
+";
 
 /// What an entry must not be older than.
 const LAYOUTS: [&str; 4] = [
@@ -53,10 +82,12 @@ struct Figure {
 pub(crate) fn run(docs: DocsCommand) -> Result<()> {
     let root = command::project_root();
     match docs {
-        DocsCommand::Matrix { figures } => {
-            let figures = figures.map_or_else(measure, |path| read(&path))?;
+        DocsCommand::Matrix { figures, keep, all } => {
+            let figures = figures.map_or_else(|| measure(all), |path| read(&path))?;
             let date = command::stdout(Command::new("date").args(["-u", "+%F"]))?;
-            let text = render(&figures, date.trim(), &digest(root)?)?;
+            let digest = digest(root)?;
+            let kept = if keep { entries(root, &digest)? } else { Vec::new() };
+            let text = render(&figures, &kept, date.trim(), &digest)?;
             fs::write(root.join(MATRIX), text).with_context(|| format!("cannot write {MATRIX}"))
         }
         DocsCommand::Check => check(root),
@@ -64,7 +95,7 @@ pub(crate) fn run(docs: DocsCommand) -> Result<()> {
 }
 
 /// Runs the tests of stacks and collects what they note.
-fn measure() -> Result<Vec<Figure>> {
+fn measure(all: bool) -> Result<Vec<Figure>> {
     command::require_root("loading BPF programs in the live tests")?;
     let file = tempfile::NamedTempFile::new().context("cannot make a file for the figures")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -72,6 +103,13 @@ fn measure() -> Result<Vec<Figure>> {
     let mut tests = Command::new(cargo);
     tests.current_dir(command::project_root()).args(["test", "--package", "tachyon-tests", "--test", "live"]);
     tests.args(["stacks::", "--", "--test-threads", "1"]);
+    if all {
+        tests.arg("--include-ignored");
+        for name in zoo::missing_extras()? {
+            eprintln!("without {name}, which is not set up");
+            tests.args(["--skip", &name]);
+        }
+    }
     command::run(tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_MATRIX", file.path()))?;
     read(file.path())
 }
@@ -82,8 +120,15 @@ fn read(path: &Path) -> Result<Vec<Figure>> {
     text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("odd figure {line:?}"))).collect()
 }
 
-/// The page: one line for each interpreter, one column for each test.
-fn render(figures: &[Figure], date: &str, digest: &str) -> Result<String> {
+/// The page's entries that today's layouts were measured for.
+fn entries(root: &Path, digest: &str) -> Result<Vec<String>> {
+    let text = fs::read_to_string(root.join(MATRIX)).with_context(|| format!("cannot read {MATRIX}"))?;
+    let fresh = text.lines().filter(|line| line.starts_with("| ") && line.ends_with(&format!(" {digest} |")));
+    Ok(fresh.map(str::to_owned).collect())
+}
+
+/// The page: one line for each interpreter, one column for each test. Lines that are kept have the same columns.
+fn render(figures: &[Figure], kept: &[String], date: &str, digest: &str) -> Result<String> {
     ensure!(!figures.is_empty(), "the tests noted no figures");
     let mut tests: Vec<&str> = figures.iter().map(|figure| figure.test.as_str()).collect();
     tests.sort_unstable();
@@ -101,8 +146,10 @@ fn render(figures: &[Figure], date: &str, digest: &str) -> Result<String> {
     );
     writeln!(text, "| interpreter | version | {} | date | layouts |", tests.join(" | "))?;
     writeln!(text, "|---|---|{}---|---|", "---|".repeat(tests.len()))?;
-    for ((interpreter, version), figures) in rows {
-        write!(text, "| {interpreter} | {version} |")?;
+    let renewed = |line: &String| rows.keys().any(|(name, _)| line.starts_with(&format!("| {name} |")));
+    let mut lines: Vec<String> = kept.iter().filter(|line| !renewed(line)).cloned().collect();
+    for ((interpreter, version), figures) in &rows {
+        let mut text = format!("| {interpreter} | {version} |");
         for test in &tests {
             match figures.get(test) {
                 Some(figure) if figure.samples > 0 => {
@@ -112,8 +159,12 @@ fn render(figures: &[Figure], date: &str, digest: &str) -> Result<String> {
                 _ => write!(text, " – |")?,
             }
         }
-        writeln!(text, " {date} | {digest} |")?;
+        write!(text, " {date} | {digest} |")?;
+        lines.push(text);
     }
+    lines.sort_unstable();
+    text.extend(lines.iter().map(|line| format!("{line}\n")));
+    text.push_str(NOTES);
     Ok(text)
 }
 
@@ -126,7 +177,7 @@ fn digest(root: &Path) -> Result<String> {
     Ok(format!("{:x}", hash.finalize())[..12].to_owned())
 }
 
-/// Every entry must carry the digest of today's layouts.
+/// Every entry must carry the digest of today's layouts, and every interpreter of CI must have one.
 fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(MATRIX)).with_context(|| format!("cannot read {MATRIX}"))?;
     let digest = digest(root)?;
@@ -139,6 +190,9 @@ fn check(root: &Path) -> Result<()> {
             if names.is_empty() { "it has no entry".to_owned() } else { names.join(", ") }
         );
     }
+    let measured = |name: &String| fresh.iter().any(|line| line.starts_with(&format!("| {name} |")));
+    let missing: Vec<String> = zoo::ci_names().into_iter().filter(|name| !measured(name)).collect();
+    ensure!(missing.is_empty(), "{MATRIX} lacks {}\nhint: cargo xtask docs matrix", missing.join(", "));
     println!("{MATRIX}: {} interpreters, all measured with the layouts of today", fresh.len());
     Ok(())
 }
@@ -161,9 +215,12 @@ mod tests {
             right,
             samples: 1000,
         };
-        let text = render(&[figure("names", 1000), figure("deep_stack", 995)], "2026-11-20", "abc").unwrap();
+        let figures = [figure("names", 1000), figure("deep_stack", 995)];
+        let kept = ["| pyenv_3_9 | kept |".to_owned(), "| sid_3_15 | old |".to_owned()];
+        let text = render(&figures, &kept, "2026-11-20", "abc").unwrap();
         let line = "| sid_3_15 | 3.15.2 | 99.50 % (1000) | 100.00 % (1000) | 2026-11-20 | abc |\n";
-        assert!(text.ends_with(line), "{text}");
-        assert!(render(&[], "", "").is_err());
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("| pyenv_3_9 | kept |\n| sid_3_15 |") && !text.contains("| old |"), "{text}");
+        assert!(render(&[], &[], "", "").is_err());
     }
 }

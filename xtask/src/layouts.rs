@@ -6,6 +6,7 @@
 //! the headers at hand part.
 
 mod diff;
+mod suites;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -41,6 +42,9 @@ pub(crate) struct LayoutsArgs {
     /// Write nothing; fail when the committed table differs from what the headers at hand say.
     #[arg(long)]
     check: bool,
+    /// Write nothing; compare the committed table with the headers of every Debian suite, of pyenv and of the zoo.
+    #[arg(long)]
+    suites: bool,
     /// Report what changed between two versions instead: each a folder of headers or a version of the table.
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     diff: Option<Vec<String>>,
@@ -73,7 +77,11 @@ pub(crate) fn run(args: LayoutsArgs) -> anyhow::Result<()> {
     if let Some([from, to]) = args.diff.as_deref() {
         return diff::run(from, to, &committed);
     }
-    for headers in parse_table(&committed).with_context(|| format!("cannot read {}", table.display()))? {
+    let rows = parse_table(&committed).with_context(|| format!("cannot read {}", table.display()))?;
+    if args.suites {
+        return suites::run(&rows);
+    }
+    for headers in rows {
         known.insert((headers.version_hex, headers.free_threaded), headers);
     }
     let mut include = args.include.clone();

@@ -24,7 +24,7 @@ pub(crate) struct ZooArgs {
     /// Print the list as JSON
     #[arg(long)]
     json: bool,
-    /// Also those that CI has no time for: 3.13t
+    /// Also those that CI has no time or no source for: debug builds, 3.14t
     #[arg(long)]
     all: bool,
 }
@@ -42,8 +42,20 @@ enum Source {
     Built(&'static Build),
 }
 
+impl Source {
+    /// The first part of the names of its interpreters.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Pyenv => "pyenv",
+            Self::Debian => "debian",
+            Self::Sid => "sid",
+            Self::Built(build) => build.kind,
+        }
+    }
+}
+
 /// Every interpreter that CI must have.
-const CI_TIER: [(Source, &str); 9] = [
+const CI_TIER: [(Source, &str); 11] = [
     (Source::Pyenv, "3.8"),
     (Source::Pyenv, "3.9"),
     (Source::Pyenv, "3.10"),
@@ -53,14 +65,13 @@ const CI_TIER: [(Source, &str); 9] = [
     (Source::Debian, "3.11"),
     (Source::Sid, "3.14"),
     (Source::Sid, "3.15"),
+    (Source::Built(&built::FREE_THREADED_3_13), "3.13t"),
+    (Source::Built(&built::MUSL_3_13), "3.13"),
 ];
 
-/// Those that `--all` adds: built from source packages, which a mirror may not have at the moment.
-const ALL_TIER: [(Source, &str); 3] = [
-    (Source::Built(&built::FREE_THREADED_3_14), "3.14t"),
-    (Source::Built(&built::MUSL_3_13), "3.13"),
-    (Source::Built(&built::FREE_THREADED_3_13), "3.13t"),
-];
+/// Those that `--all` adds: debug builds, and what only an archive that keeps old source packages has.
+const ALL_TIER: [(Source, &str); 3] =
+    [(Source::Sid, "3.14d"), (Source::Sid, "3.15d"), (Source::Built(&built::FREE_THREADED_3_14), "3.14t")];
 
 /// The interpreters of a run.
 fn tier(all: bool) -> impl Iterator<Item = (Source, &'static str)> {
@@ -69,6 +80,9 @@ fn tier(all: bool) -> impl Iterator<Item = (Source, &'static str)> {
 
 /// Installed into the chroot; a change of this list completes a chroot that exists.
 const SID_PACKAGES: [&str; 2] = ["python3.14", "python3.15"];
+
+/// What `--all` adds to the chroot: builds with `--with-pydebug`.
+const SID_DEBUG_PACKAGES: [&str; 2] = ["python3.14-dbg", "python3.15-dbg"];
 
 /// One interpreter, as tests get it.
 #[derive(Serialize)]
@@ -105,19 +119,44 @@ pub(crate) fn run(args: ZooArgs) -> Result<()> {
     complain(&missing)
 }
 
-/// Makes the chroot, or completes it, and names what is still missing.
+/// Makes the chroot, or completes it, builds what is built, and names what is still missing.
 ///
 /// # Errors
 /// The chroot cannot be made, or an interpreter of the list is missing.
 pub(crate) fn set_up(all: bool) -> Result<()> {
-    set_up_sid()?;
-    apt::ensure(&[("/usr/bin/python3.11", "python3.11")])?;
-    for (source, _) in tier(all) {
-        if let Source::Built(build) = source {
-            build.set_up(&zoo_dir()?)?;
+    set_up_sid(all)?;
+    // gdb brings a CPython of its own: the one that is embedded.
+    apt::ensure(&[("/usr/bin/python3.11", "python3.11"), ("gdb", "gdb")])?;
+    for (source, version) in tier(all) {
+        if let Source::Built(build) = source
+            && let Err(error) = build.set_up(&zoo_dir()?)
+        {
+            // The others are of use without it; it is missing from the list below.
+            eprintln!("cannot build {version}: {error:#}");
         }
     }
     complain(&interpreters(all)?.1)
+}
+
+/// Those that CI must have, by the names that the tests give them.
+pub(crate) fn ci_names() -> Vec<String> {
+    CI_TIER.into_iter().map(|(source, version)| in_tests(&format!("{}-{version}", source.kind()))).collect()
+}
+
+/// What a test calls the interpreter of this name.
+fn in_tests(name: &str) -> String {
+    name.replace(['-', '.'], "_")
+}
+
+/// Those of `--all` that are not set up, by the names that the tests give them.
+///
+/// # Errors
+/// There is no cache directory.
+pub(crate) fn missing_extras() -> Result<Vec<String>> {
+    let (found, _) = interpreters(true)?;
+    let extras = ALL_TIER.into_iter().map(|(source, version)| format!("{}-{version}", source.kind()));
+    let missing = extras.filter(|name| !found.iter().any(|interpreter| interpreter.name == *name));
+    Ok(missing.map(|name| in_tests(&name)).collect())
 }
 
 fn complain(missing: &[String]) -> Result<()> {
@@ -132,23 +171,25 @@ fn interpreters(all: bool) -> Result<(Vec<Interpreter>, Vec<String>)> {
     let sid = sid_dir()?;
     let pyenv = pyenv_root();
     let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let hint = if all { "cargo xtask zoo --all" } else { "cargo xtask zoo" };
     for (source, version) in tier(all) {
-        let (kind, path, root, hint) = match source {
+        let kind = source.kind();
+        let (path, root, hint) = match source {
             Source::Pyenv => {
                 let path = pyenv.as_deref().and_then(|root| newest(root, version));
-                ("pyenv", path, None, format!("pyenv install {version}"))
+                (path, None, format!("pyenv install {version}"))
             }
             Source::Debian => {
                 let path = PathBuf::from(format!("/usr/bin/python{version}"));
-                ("debian", Some(path), None, format!("apt-get install python{version}"))
+                (Some(path), None, format!("apt-get install python{version}"))
             }
             Source::Sid => {
                 let path = PathBuf::from(format!("/usr/bin/python{version}"));
-                ("sid", Some(path), Some(sid.clone()), "cargo xtask zoo".to_owned())
+                (Some(path), Some(sid.clone()), hint.to_owned())
             }
             Source::Built(build) => {
                 let path = build.executable(&zoo_dir()?, version);
-                (build.kind, Some(path), None, "cargo xtask zoo".to_owned())
+                (Some(path), None, hint.to_owned())
             }
         };
         let name = format!("{kind}-{version}");
@@ -203,7 +244,7 @@ fn zoo_dir() -> Result<PathBuf> {
 }
 
 /// Brings the chroot into being; returns at once when it is whole.
-fn set_up_sid() -> Result<()> {
+fn set_up_sid(all: bool) -> Result<()> {
     let dir = sid_dir()?;
     let _lock = cache::lock(dir.parent().context("the chroot has a parent directory")?)?;
     let stamp = format!("sid {}\n", SID_PACKAGES.join(" "));
@@ -212,12 +253,17 @@ fn set_up_sid() -> Result<()> {
         // A chroot with another stamp is whole, only with other packages; one without any is half made.
         if cache::was_finished(&dir) {
             cache::reopen(&dir)?;
-            install(&dir)?;
+            install(&dir, &SID_PACKAGES)?;
         } else {
             eprintln!("setting up Debian sid in {} (about 300 MB, a minute)", dir.display());
             make_sid(&dir)?;
         }
         cache::finish(&dir, &stamp)?;
+    }
+    let debug = |version: &str| inside(&dir, Path::new(&format!("/usr/bin/python{version}"))).is_file();
+    if all && !(debug("3.14d") && debug("3.15d")) {
+        command::require_root("installing debug builds in the chroot")?;
+        install(&dir, &SID_DEBUG_PACKAGES)?;
     }
     mount_proc(&dir)?;
     judge(&dir)
@@ -237,7 +283,7 @@ fn make_sid(dir: &Path) -> Result<()> {
         &format!("debootstrap sid from {mirror}"),
         Command::new(program).args(["--variant=minbase", "sid"]).arg(&partial).arg(mirror),
     )?;
-    install(&partial)?;
+    install(&partial, &SID_PACKAGES)?;
     unmount_all(&partial)?;
     fs::rename(&partial, dir).with_context(|| format!("cannot rename {}", partial.display()))
 }
@@ -246,7 +292,7 @@ fn unmount_all(dir: &Path) -> Result<()> {
     cache::mounts_below(dir)?.iter().try_for_each(|mount| command::run(Command::new("umount").arg(mount)))
 }
 
-fn install(dir: &Path) -> Result<()> {
+fn install(dir: &Path, packages: &[&str]) -> Result<()> {
     let apt_get = || {
         let mut command = Command::new("chroot");
         command.arg(dir).args(["apt-get", "-o", apt::NO_EXPIRY]).env("DEBIAN_FRONTEND", "noninteractive");
@@ -254,8 +300,8 @@ fn install(dir: &Path) -> Result<()> {
     };
     command::run_quietly("apt-get update in the chroot", apt_get().arg("update"))?;
     command::run_quietly(
-        &format!("apt-get install {} in the chroot", SID_PACKAGES.join(" ")),
-        apt_get().args(["install", "--yes", "--no-install-recommends"]).args(SID_PACKAGES),
+        &format!("apt-get install {} in the chroot", packages.join(" ")),
+        apt_get().args(["install", "--yes", "--no-install-recommends"]).args(packages),
     )?;
     command::run_quietly("apt-get clean in the chroot", apt_get().arg("clean"))
 }
@@ -294,12 +340,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let name = |(source, version)| match source {
-            Source::Pyenv => format!("pyenv-{version}"),
-            Source::Debian => format!("debian-{version}"),
-            Source::Sid => format!("sid-{version}"),
-            Source::Built(build) => format!("{}-{version}", build.kind),
-        };
+        let name = |(source, version): (Source, &str)| format!("{}-{version}", source.kind());
         let mut names: Vec<_> = tier(true).map(name).collect();
         let count = names.len();
         names.sort_unstable();

@@ -29,23 +29,14 @@ pub(crate) struct Build {
     musl: bool,
 }
 
-/// Free-threaded, and built without the optimiser's larger tricks: code that nobody's release has.
-pub(crate) const FREE_THREADED_3_14: Build = Build {
-    kind: "built",
-    dir: "python3.14t",
-    package: "python3.14",
-    suites: &["sid", "forky"],
-    configure: &["--disable-gil", "OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
-    musl: false,
-};
-
-/// The first free-threaded version: no tagged references yet, and no per-thread bytecode.
+/// The first free-threaded version: no tagged references yet, and no per-thread bytecode. Built without the optimiser's
+/// larger tricks: code that nobody's release has, and half the time.
 pub(crate) const FREE_THREADED_3_13: Build = Build {
     kind: "built",
     dir: "python3.13t",
     package: "python3.13",
     suites: &["trixie", "sid"],
-    configure: &["--disable-gil"],
+    configure: &["--disable-gil", "OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
     musl: false,
 };
 
@@ -55,8 +46,18 @@ pub(crate) const MUSL_3_13: Build = Build {
     dir: "python3.13-musl",
     package: "python3.13",
     suites: &["trixie", "sid"],
-    configure: &[],
+    configure: &["OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
     musl: true,
+};
+
+/// Tagged references and per-thread bytecode.
+pub(crate) const FREE_THREADED_3_14: Build = Build {
+    kind: "built",
+    dir: "python3.14t",
+    package: "python3.14",
+    suites: &["sid", "forky"],
+    configure: &["--disable-gil", "OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
+    musl: false,
 };
 
 /// Neither tests nor pip are of use here.
@@ -90,7 +91,13 @@ impl Build {
         cache::remove(&dir)?;
         let work = zoo.join(format!("{}.build", self.dir));
         cache::remove(&work)?;
-        let source = self.fetch(&work)?;
+        let source = match self.fetch(&work) {
+            Ok(source) => source,
+            Err(error) => {
+                cache::remove(&work)?;
+                return Err(error);
+            }
+        };
         eprintln!("building {} in {} (some minutes)", self.dir, work.display());
         self.build(&source, &dir)?;
         cache::remove(&work)?;

@@ -1,0 +1,37 @@
+//! Busy threads that share their functions: each one's stack and line, also where each has a copy of the bytecode.
+
+use std::collections::BTreeMap;
+use tachyon_tests::{Interpreter, Place, Profiler, Target, expect, on_each_interpreter, status};
+
+on_each_interpreter!(on [built_3_13t pyenv_3_13 sid_3_15] extra [built_3_14t]: same_code);
+
+fn same_code(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "same_code.py");
+    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 3_000).record();
+    let recorded = &recording.recorded;
+    expect::check_stacks(recorded, &target.facts, 0.99);
+    let expected = expect::stacks(&target.facts);
+    let threads: BTreeMap<String, usize> =
+        serde_json::from_value(target.facts["threads"].clone()).expect("the program tells its threads");
+    let places: Vec<Place> =
+        serde_json::from_value(target.facts["multiplications"].clone()).expect("the program tells its places");
+    let mut counts = [(0_usize, 0_usize); 4];
+    for sample in &recorded.samples {
+        let Some(&kind) = threads.get(&sample.thread_id.to_string()) else { continue };
+        let (total, hot) = &mut counts[kind];
+        *total += 1;
+        if interpreter.free_threaded {
+            assert_eq!(sample.status & status::HAS_GIL, 0, "there is none");
+        }
+        let of_thread = expected[kind].is(recorded.frames_of(sample), None);
+        let place = recorded.leaf(sample).and_then(|leaf| leaf.place);
+        let of_others = places.iter().enumerate().any(|(other, at)| other != kind && place == Some(*at));
+        assert!(!of_others, "thread {kind} multiplies in another one's line:\n{}", recorded.shown(sample.stack));
+        *hot += usize::from(of_thread && place == Some(places[kind]));
+    }
+    println!("{}: {counts:?} (samples, at the thread's own multiplication)", interpreter.name);
+    for (kind, (total, hot)) in counts.into_iter().enumerate() {
+        assert!(total > 200, "thread {kind} has {total} samples: {:#?}", recording.report);
+        assert!(hot as f64 > 0.8 * total as f64, "thread {kind}: {hot} of {total} at its multiplication");
+    }
+}
