@@ -155,8 +155,8 @@ pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
     // `fmt::Write` for `String` does not fail; so everywhere below.
     let _ = write!(
         page,
-        "{HEADING}\nThe same {per_kind} samples of 30 frames, zstd level 5, CPU time of one process, best of three; the \
-         same run, at a load of {}. *Repeated*: always the same stack. *Changing*: nearly always another one, of 1,000 \
+        "{HEADING}\nThe same {per_kind} samples of 30 frames, zstd level 5, CPU time of one process, best of three; all of \
+         one run, at a load of {}, which need not be the run of the other sections. *Repeated*: always the same stack. *Changing*: nearly always another one, of 1,000 \
          stacks of four threads that differ in their innermost 1 to 12 frames (`xtask/bench/tach.py`).\n\n\
          | | writer, samples/s | budget | | reader, of its own file | of the other's | file | a sample |\n\
          |---|---:|---:|---|---:|---:|---:|---:|\n",
