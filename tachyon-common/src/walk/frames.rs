@@ -41,7 +41,7 @@ pub struct FrameWalk {
     pub stored: u32,
     /// Shim frames passed since the frame stored last.
     pub shims: u32,
-    /// Frame above which the garbage collector runs ([`ThreadFacts::gc_frame`]); 0: none.
+    /// Frame above which the garbage collector runs ([`super::ThreadFacts::gc_frame`]); 0: none.
     pub gc_frame: u64,
     /// [`frame_flags::GC`] once that frame has been met and until the next one is stored, else 0.
     pub gc: u32,
