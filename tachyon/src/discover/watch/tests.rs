@@ -2,10 +2,10 @@
 
 use super::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One mapping, kept.
@@ -27,12 +27,17 @@ struct History {
     mappings: Vec<Seen>,
 }
 
-/// One test at a time: the flood of one would lose what another waits for.
-static TURNS: Mutex<()> = Mutex::new(());
+/// One test at a time, also of those that run as processes of their own (nextest): the flood of one would lose what
+/// another waits for. Given back when the file is closed.
+fn turn() -> File {
+    let file = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).expect("it was built from there");
+    file.lock().expect("the file can be locked");
+    file
+}
 
 /// The watch, or `None` where it is not allowed, which CI may not be.
-fn open() -> Option<(Watch, MutexGuard<'static, ()>)> {
-    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+fn open() -> Option<(Watch, File)> {
+    let turn = turn();
     match Watch::open() {
         Ok(watch) => Some((watch, turn)),
         Err(error) => {
