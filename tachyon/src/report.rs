@@ -65,7 +65,7 @@ pub struct ProcessReport {
     pub not_initialized: u64,
     /// Runs that met it before it was inspected (a part of the `uninspected` loss).
     pub uninspected: u64,
-    /// On-CPU time while it was selected, seconds; `null` when it could not be measured.
+    /// On-CPU time while it was selected and ran CPython, seconds; `null` when it could not be measured.
     pub cpu_s: Option<f64>,
 }
 

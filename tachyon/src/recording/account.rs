@@ -79,11 +79,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
     let reclaimed_gone = registry.reclaimed_gone().min(*gone);
     *gone -= reclaimed_gone;
 
-    let cpu_ns: Vec<u64> = registry.python().filter_map(|(_, info)| info.cpu_ns()).collect();
-    let expected = (!cpu_ns.is_empty()).then(|| {
-        let seconds: f64 = cpu_ns.iter().map(|&ns| ns as f64 / 1e9).sum();
-        (seconds * plan.rate_hz).round() as u64
-    });
+    let expected = registry.python_cpu_ns().map(|ns| (ns as f64 / 1e9 * plan.rate_hz).round() as u64);
     let met = made.stored + loss.values().sum::<u64>();
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if plan.gil { met + counters.filtered } else { met };
