@@ -67,6 +67,15 @@ pub struct ProcessReport {
     pub uninspected: u64,
     /// On-CPU time while it was selected and ran CPython, seconds; `null` when it could not be measured.
     pub cpu_s: Option<f64>,
+    /// Script or module of its command line; empty when it has none.
+    #[serde(default)]
+    pub script: String,
+    /// Id of its container; empty when it is in none that can be seen.
+    #[serde(default)]
+    pub container: String,
+    /// Uid of its Kubernetes pod, likewise.
+    #[serde(default)]
+    pub pod: String,
 }
 
 /// What profiling cost.

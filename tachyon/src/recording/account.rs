@@ -5,6 +5,7 @@ use super::samples::Made;
 use crate::cli::plan::Plan;
 use crate::events::ReaderStats;
 use crate::kernel::{Event, Kernel};
+use crate::profile::script;
 use crate::report::{CostReport, ProcessReport, Report};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -135,6 +136,9 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
                 not_initialized: counts.not_initialized,
                 uninspected: info.map_or(0, |info| info.uninspected),
                 cpu_s: info.and_then(super::registry::ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
+                script: script(&process.cmdline),
+                container: process.container.clone(),
+                pod: process.pod.clone(),
             }
         })
         .collect();
@@ -151,6 +155,9 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
             python_version: info.version().to_owned(),
             uninspected: info.uninspected,
             cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
+            script: script(&info.cmdline),
+            container: info.container.clone(),
+            pod: info.pod.clone(),
             ..ProcessReport::default()
         })
         .collect();

@@ -108,6 +108,8 @@ impl ProcessInfo {
         }
         self.verdict = Verdict::Unknown;
         self.comm = comm;
+        // Rather none than its parent's.
+        self.cmdline = read_cmdline(self.pid);
     }
 
     /// Sets the verdict on the present image.

@@ -105,8 +105,10 @@ fn children_of_python_that_run_something_else_are_forgotten() {
 #[test]
 fn a_process_that_becomes_python_again_stays() {
     let mut registry = Registry::default();
-    registry.insert(1, ProcessInfo::new(NOBODY, 7, python(), 0));
+    let cmdline = vec!["python".to_owned(), "a.py".to_owned()];
+    registry.insert(1, ProcessInfo { cmdline, ..ProcessInfo::new(NOBODY, 7, python(), 0) });
     registry.exec(&exec_of(1, NOBODY, 2), "sh".to_owned(), Some(5));
+    assert!(registry.get(1).is_some_and(|info| info.cmdline.is_empty()), "the old program's command line is over");
     registry.leave(1);
     registry.exec(&exec_of(1, NOBODY, 3), "python".to_owned(), Some(8));
     registry.by_pid(NOBODY).unwrap().decide(python());
