@@ -147,7 +147,9 @@ fn caption(total: u64, report: &Report) -> String {
     if report.duration_s > 0.0 {
         caption.push_str(&format!(" in {:.1} s", report.duration_s));
     }
-    if report.rate_hz > 0.0 {
+    if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
+        caption.push_str(&format!(" at {:.1} Hz on the mean", report.effective_rate_hz));
+    } else if report.rate_hz > 0.0 {
         caption.push_str(&format!(" at {} Hz", report.rate_hz));
     }
     #[expect(clippy::cast_precision_loss, reason = "a share for people")]
