@@ -28,6 +28,9 @@ pub struct Report {
     pub stops: BTreeMap<String, u64>,
     /// Samples per second that were asked for.
     pub rate_hz: f64,
+    /// The mean over the targets' CPU time of what was asked of the kernel; less than `rate_hz` with `--max-cpu` alone.
+    #[serde(default)]
+    pub effective_rate_hz: f64,
     /// The event that made the program run: `cpu-clock` or `cycles`.
     pub event: String,
     /// Length of the recording, seconds.
@@ -48,6 +51,26 @@ pub struct Report {
     pub cost: CostReport,
 }
 
+impl Report {
+    /// Samples per second of CPU time that were asked of the kernel, on the mean. Reports of old files tell one rate.
+    #[must_use]
+    pub fn mean_rate_hz(&self) -> f64 {
+        if self.effective_rate_hz > 0.0 { self.effective_rate_hz } else { self.rate_hz }
+    }
+
+    /// The same as microseconds of CPU time between samples; 0 when no rate is known.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float that is too large becomes the largest number"
+    )]
+    pub fn mean_interval_us(&self) -> u64 {
+        let rate_hz = self.mean_rate_hz();
+        if rate_hz > 0.0 { (1e6 / rate_hz).round() as u64 } else { 0 }
+    }
+}
+
 /// One sampled process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessReport {
@@ -65,8 +88,17 @@ pub struct ProcessReport {
     pub not_initialized: u64,
     /// Runs that met it before it was inspected (a part of the `uninspected` loss).
     pub uninspected: u64,
-    /// On-CPU time while it was selected, seconds; `null` when it could not be measured.
+    /// On-CPU time while it was selected and ran CPython, seconds; `null` when it could not be measured.
     pub cpu_s: Option<f64>,
+    /// Script or module of its command line; empty when it has none.
+    #[serde(default)]
+    pub script: String,
+    /// Id of its container; empty when it is in none that can be seen.
+    #[serde(default)]
+    pub container: String,
+    /// Uid of its Kubernetes pod, likewise.
+    #[serde(default)]
+    pub pod: String,
 }
 
 /// What profiling cost.

@@ -184,7 +184,11 @@ fn by_cgroup_and_container() {
         let file = fs::File::open(&recording.path).expect("the profile is there");
         let reader = tachyon::tach::Reader::new(std::io::BufReader::new(file)).expect("it is whole");
         let metadata = Metadata::find(reader.tables()).expect("it describes itself");
-        assert_eq!((metadata.processes[0].container.as_str(), metadata.processes[0].pod.as_str()), (CONTAINER, POD));
+        let process = &metadata.processes[0];
+        let labels = (process.container.as_str(), process.pod.as_str(), process.script.as_str());
+        assert_eq!(labels, (CONTAINER, POD, "-c"));
+        let told = &recording.report.processes[0];
+        assert_eq!((told.container.as_str(), told.pod.as_str(), told.script.as_str()), labels);
     }
     drop((inside, outside));
     // The group can be removed once its processes have gone from it.

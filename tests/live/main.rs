@@ -16,6 +16,7 @@ mod hostile;
 mod identity;
 mod interpreters;
 mod jit;
+mod limits;
 mod mixed;
 mod namespaces;
 mod native;

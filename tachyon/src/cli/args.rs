@@ -125,6 +125,11 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, conflicts_with = "frequency", help_heading = "How")]
     pub interval: Option<Duration>,
 
+    /// Most the profiler may use, user side and BPF together, in percent of one core, e.g. 1 or 0.5%; where it uses
+    /// more it samples less often, and says so
+    #[arg(long, value_name = "PERCENT", value_parser = values::share, help_heading = "How")]
+    pub max_cpu: Option<f64>,
+
     /// Only samples whose thread holds the GIL
     #[arg(long, help_heading = "How")]
     pub gil: bool,

@@ -165,6 +165,9 @@ impl Import {
         profile.meta.hostname = metadata.host;
         profile.meta.start_unix = metadata.start_unix;
         profile.meta.many_processes = metadata.many_processes;
+        if metadata.report.effective_rate_hz > 0.0 && metadata.report.effective_rate_hz < metadata.report.rate_hz {
+            profile.meta.interval_us = metadata.report.mean_interval_us();
+        }
         for process in metadata.processes {
             let process = profile::Process {
                 pid: process.pid,

@@ -240,9 +240,9 @@ fn print_metadata(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn W
         let command = if process.cmdline.is_empty() { process.comm.clone() } else { process.cmdline.join(" ") };
         let (version, command) = (escape_controls(version), escape_controls(&command));
         writeln!(out, "    {}  CPython {version}{samples}  {command}", process.pid)?;
-        for (what, id) in [("container", &process.container), ("pod", &process.pod)] {
-            if !id.is_empty() {
-                writeln!(out, "      {what} {}", escape_controls(id))?;
+        for (what, text) in [("script", &process.script), ("container", &process.container), ("pod", &process.pod)] {
+            if !text.is_empty() {
+                writeln!(out, "      {what} {}", escape_controls(text))?;
             }
         }
     }

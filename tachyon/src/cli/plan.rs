@@ -48,6 +48,8 @@ pub struct Plan {
     pub interval: Duration,
     /// The same as samples per second.
     pub rate_hz: f64,
+    /// Share of one core that the profiler may use; more, and it samples less often.
+    pub max_cpu: Option<f64>,
     /// The profile.
     pub output: OutputPlan,
     /// The profile is a directory, with a file for each process.
@@ -141,6 +143,7 @@ impl Plan {
             duration: args.duration,
             interval,
             rate_hz,
+            max_cpu: args.max_cpu,
             output,
             split: args.split.is_some(),
             report,

@@ -17,4 +17,4 @@ pub use native::NativeMaps;
 pub use object::{Kernel, KernelError, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
-pub use privileges::drop_privileges;
+pub use privileges::{drop_privileges, drop_privileges_but_sampling};

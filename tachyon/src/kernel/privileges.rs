@@ -28,8 +28,27 @@ const KEPT: [Capability; 9] = [
 /// # Errors
 /// When the kernel refuses (a seccomp filter can).
 pub fn drop_privileges() -> Result<(), CapsError> {
+    keep(&[])
+}
+
+/// As [`drop_privileges`], for a thread that attaches the sampling event anew: it keeps `CAP_PERFMON`, and where
+/// `perf_event_paranoid` is above 2, as Debian has it, `CAP_SYS_ADMIN`, which its kernel wants in the place of that.
+///
+/// # Errors
+/// When the kernel refuses (a seccomp filter can).
+pub fn drop_privileges_but_sampling() -> Result<(), CapsError> {
+    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+    if paranoid.trim().parse().is_ok_and(|level: i32| level > 2) {
+        keep(&[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN])
+    } else {
+        keep(&[Capability::CAP_PERFMON])
+    }
+}
+
+fn keep(also: &[Capability]) -> Result<(), CapsError> {
     let permitted = caps::read(None, CapSet::Permitted)?;
-    let kept: CapsHashSet = permitted.into_iter().filter(|capability| KEPT.contains(capability)).collect();
+    let wanted = |capability: &Capability| KEPT.contains(capability) || also.contains(capability);
+    let kept: CapsHashSet = permitted.into_iter().filter(wanted).collect();
     let effective = caps::read(None, CapSet::Effective)?;
     caps::set(None, CapSet::Inheritable, &CapsHashSet::default())?;
     caps::set(None, CapSet::Effective, &effective.intersection(&kept).copied().collect())?;
@@ -39,6 +58,18 @@ pub fn drop_privileges() -> Result<(), CapsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_attaches_anew_keeps_its_right() {
+        let before = caps::read(None, CapSet::Permitted).expect("readable");
+        let after = std::thread::spawn(|| {
+            drop_privileges_but_sampling().expect("dropping is always allowed");
+            caps::read(None, CapSet::Permitted).expect("readable")
+        });
+        let after = after.join().expect("the thread ends well");
+        assert_eq!(after.contains(&Capability::CAP_PERFMON), before.contains(&Capability::CAP_PERFMON));
+        assert!(!after.contains(&Capability::CAP_NET_ADMIN), "{after:?}");
+    }
 
     #[test]
     fn a_thread_drops_for_itself() {

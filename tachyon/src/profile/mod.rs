@@ -5,9 +5,11 @@
 //! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
 mod frames;
+mod script;
 mod strings;
 
 pub use frames::{Frame, FrameId, FrameTable};
+pub use script::script;
 pub use strings::{StrId, StringTable};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
@@ -36,6 +38,15 @@ pub struct Process {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
+}
+
+impl Process {
+    /// Labels that say what it is and where it runs, by name; those that are empty are not listed.
+    pub fn labels(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let labels =
+            [("script", script(&self.cmdline)), ("container", self.container.clone()), ("pod", self.pod.clone())];
+        labels.into_iter().filter(|(_, text)| !text.is_empty())
+    }
 }
 
 /// One thread of one interpreter of one process.

@@ -2,9 +2,11 @@
 
 use super::registry::Registry;
 use super::samples::Made;
+use super::throttle::Rates;
 use crate::cli::plan::Plan;
 use crate::events::ReaderStats;
 use crate::kernel::{Event, Kernel};
+use crate::profile::script;
 use crate::report::{CostReport, ProcessReport, Report};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -30,6 +32,17 @@ impl Stats {
         Self { held }
     }
 
+    /// Whether the kernel tells what BPF programs cost.
+    pub fn are_on(&self) -> bool {
+        self.held.is_ok()
+    }
+
+    /// CPU time of this process, and of the BPF programs where the kernel tells it, up to now.
+    pub fn used(&self, kernel: &Kernel) -> Duration {
+        let bpf_ns = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok()).map_or(0, |stats| stats.run_ns);
+        Duration::from_nanos(bpf_ns + super::registry::cpu_time_ns(std::process::id()).unwrap_or(0))
+    }
+
     /// What it measured, and this process's own cost.
     pub fn finish(&self, kernel: &Kernel, ring_bytes: u32) -> CostReport {
         let measured = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok());
@@ -51,6 +64,7 @@ impl Stats {
 /// What the account is made of.
 pub(super) struct Facts<'a> {
     pub plan: &'a Plan,
+    pub rates: &'a Rates,
     pub event: Event,
     pub duration: Duration,
     pub counters: &'a Counters,
@@ -79,11 +93,8 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
     let reclaimed_gone = registry.reclaimed_gone().min(*gone);
     *gone -= reclaimed_gone;
 
-    let cpu_ns: Vec<u64> = registry.python().filter_map(|(_, info)| info.cpu_ns()).collect();
-    let expected = (!cpu_ns.is_empty()).then(|| {
-        let seconds: f64 = cpu_ns.iter().map(|&ns| ns as f64 / 1e9).sum();
-        (seconds * plan.rate_hz).round() as u64
-    });
+    let cpu_ns = registry.python_cpu_ns();
+    let expected = cpu_ns.map(|ns| facts.rates.expected(ns).round() as u64);
     let met = made.stored + loss.values().sum::<u64>();
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if plan.gil { met + counters.filtered } else { met };
@@ -99,6 +110,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         not_fired: expected.map(|expected| expected.saturating_sub(met)),
         stops: stops(made),
         rate_hz: plan.rate_hz,
+        effective_rate_hz: facts.rates.effective_hz(cpu_ns.unwrap_or(0)),
         event: facts.event.name().to_owned(),
         duration_s: facts.duration.as_secs_f64(),
         longest_reader_stall_s: facts.reader.longest_stall.as_secs_f64(),
@@ -139,6 +151,9 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
                 not_initialized: counts.not_initialized,
                 uninspected: info.map_or(0, |info| info.uninspected),
                 cpu_s: info.and_then(super::registry::ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
+                script: script(&process.cmdline),
+                container: process.container.clone(),
+                pod: process.pod.clone(),
             }
         })
         .collect();
@@ -155,6 +170,9 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
             python_version: info.version().to_owned(),
             uninspected: info.uninspected,
             cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
+            script: script(&info.cmdline),
+            container: info.container.clone(),
+            pod: info.pod.clone(),
             ..ProcessReport::default()
         })
         .collect();

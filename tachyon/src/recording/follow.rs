@@ -3,24 +3,23 @@
 //! A thread of its own, because a process that lives 50 ms must be inspected within a few: it sleeps until the
 //! kernel side's lifecycle ring or the mapping events wake it.
 
+mod thread;
+
+pub(super) use thread::Follow;
+
 use super::registry::{ProcessInfo, Registry, Verdict, cpu_time_ns};
+use super::samples::SETTLED;
 use crate::cli::preflight::target_hint;
 use crate::discover::Filter;
-use crate::discover::watch::{Drained, Watch, WatchEvent};
-use crate::events::{Event, Events};
+use crate::discover::watch::WatchEvent;
 use crate::inspect::{self, ElfCache, Interpreter};
-use crate::kernel::{FileKey, Kernel, KernelError, drop_privileges};
+use crate::kernel::{FileKey, Kernel, KernelError};
 use crate::merge::comm_text;
 use crate::remote::{RemoteError, RemoteProcess};
-use crate::types::Pid;
-use aya::maps::{MapData, RingBuf};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use crate::types::{KtimeNs, Pid};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tachyon_common::event::{ProcessRecord, kind};
 use tachyon_common::process::{ProcessEntry, flags};
@@ -106,7 +105,7 @@ impl Follower {
             Err(error) => (other(), Verdict::Other, Err(error.into())),
         };
         let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
-        if lock(&self.kernel).add_process(pid, &entry)? {
+        if lock(&self.kernel).add_process(pid, &entry)? && known != Verdict::Other {
             lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_start_ns));
         }
         interpreter
@@ -191,6 +190,11 @@ impl Follower {
     /// the same one.
     fn look(&mut self, pid: u32, last_try: bool) {
         let Some(before) = lock(&self.kernel).process(pid) else { return };
+        // Of one that has exited, undecided, the exit record tells the rest.
+        if before.flags & (flags::PYTHON | flags::EXITED) == flags::EXITED {
+            self.undecided.remove(&pid);
+            return;
+        }
         if before.flags & (flags::PYTHON | flags::SELECTED) != flags::SELECTED {
             self.undecided.remove(&pid);
             // An executable served in the kernel at its exec still has to be known here.
@@ -293,6 +297,7 @@ impl Follower {
     fn decide(&mut self, pid: u32, entry: &ProcessEntry, verdict: Verdict) {
         let mut registry = lock(&self.registry);
         match registry.by_pid(pid) {
+            _ if verdict == Verdict::Other => registry.leave(entry.instance),
             Some(info) => {
                 info.image = entry.image;
                 info.decide(verdict);
@@ -334,17 +339,10 @@ impl Follower {
 
     /// The image that ended keeps its verdict; the process starts anew.
     fn on_exec(&mut self, record: &ProcessRecord) {
-        let mut registry = lock(&self.registry);
-        let was_python = registry.get(record.instance).is_some_and(|info| matches!(info.verdict, Verdict::Python(..)));
-        registry.add_uninspected(record.instance, record.uninspected, was_python);
-        if registry.get(record.instance).is_none() {
-            let info = ProcessInfo::new(record.tgid, record.image, Verdict::Unknown, 0);
-            registry.insert(record.instance, info);
-        }
-        if let Some(info) = registry.by_pid(record.tgid) {
-            info.verdict = Verdict::Unknown;
-            info.comm = comm_text(&record.comm);
-        }
+        // The new program has used no more since than time has passed.
+        let since_ns = KtimeNs::now().0.saturating_sub(record.ktime_ns);
+        let cpu_ns = cpu_time_ns(record.tgid).map(|now| now.saturating_sub(since_ns));
+        lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
         self.undecided.insert(record.tgid, Instant::now());
     }
 
@@ -352,15 +350,21 @@ impl Follower {
         match event {
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.look(pid.0, false),
             // A library loaded late may be CPython itself (an embedding program).
-            WatchEvent::Mapped { pid, path, .. } if self.all_python && is_library(path) => {
-                let other = lock(&self.registry).by_pid(pid.0).is_some_and(|info| info.verdict == Verdict::Other);
-                if other {
-                    self.look_again(pid.0);
-                }
+            WatchEvent::Mapped { pid, path, .. } if self.all_python && is_library(path) && self.is_other(pid.0) => {
+                self.look_again(pid.0);
             }
             WatchEvent::Lost { .. } => self.look_at_undecided(),
             _ => {}
         }
+    }
+
+    /// Whether a process was taken for something else than CPython. The kernel's table knows; the registry has such a
+    /// process only if it was CPython once.
+    fn is_other(&self, pid: u32) -> bool {
+        const DECIDED: u32 = flags::SELECTED | flags::NOT_PYTHON;
+        let other = lock(&self.registry).by_pid(pid).is_none_or(|info| info.verdict == Verdict::Other);
+        let among = |entry: ProcessEntry| entry.flags & (DECIDED | flags::PYTHON | flags::EXITED) == DECIDED;
+        other && lock(&self.kernel).process(pid).is_some_and(among)
     }
 
     fn look_at_undecided(&mut self) {
@@ -379,6 +383,9 @@ impl Follower {
         let Ok(entry) = self.entry_of(&interpreter) else { return };
         let Some(now) = lock(&self.kernel).process(pid) else { return };
         self.decide(pid, &now, Verdict::Python(interpreter.layout.version_hex, interpreter.version_text()));
+        if let Some(info) = lock(&self.registry).by_pid(pid) {
+            info.cpu_starts_now();
+        }
         let flags = (now.flags & !flags::NOT_PYTHON) | entry.flags;
         let entry = ProcessEntry { image: now.image, instance: now.instance, leader: now.leader, flags, ..entry };
         let result = lock(&self.kernel).set_process(pid, &entry);
@@ -412,6 +419,7 @@ impl Follower {
             self.look(pid, true);
             self.undecided.remove(&pid);
         }
+        lock(&self.registry).forget_left(SETTLED);
     }
 }
 
@@ -432,82 +440,4 @@ fn refusal(verdict: &inspect::Verdict) -> anyhow::Error {
 
 fn is_library(path: &OsStr) -> bool {
     path.as_encoded_bytes().windows(3).any(|part| part == b".so")
-}
-
-/// The following thread.
-pub(super) struct Follow {
-    stop: Arc<EventFd>,
-    thread: JoinHandle<()>,
-}
-
-const EVENTS: u64 = 0;
-const WATCH: u64 = 1;
-const STOP: u64 = 2;
-
-impl Follow {
-    /// Starts following. `watch` is for recordings that new processes may join: it is told of every program start on the
-    /// host. Without it, a target that execs is looked at again and again until it is known.
-    ///
-    /// # Errors
-    /// When the thread or its descriptors cannot be made.
-    pub fn start(
-        mut follower: Follower,
-        mut events: RingBuf<MapData>,
-        mut watch: Option<Watch>,
-    ) -> std::io::Result<Self> {
-        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(events.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, EVENTS))?;
-        if let Some(watch) = &watch {
-            epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WATCH))?;
-        }
-        epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
-        let thread = std::thread::Builder::new().name("tachyon-follow".to_owned()).spawn(move || {
-            // Where the kernel refuses, the main thread says so.
-            let _refused = drop_privileges();
-            loop {
-                let quick = watch.is_none() && !follower.undecided.is_empty();
-                let timeout =
-                    EpollTimeout::try_from(if quick { QUICK_TURN } else { TURN }).unwrap_or(EpollTimeout::NONE);
-                let mut ready = [EpollEvent::empty(); 3];
-                let count = epoll.wait(&mut ready, timeout).unwrap_or(0);
-                // Process events first: a mapping means something only of a process that is known.
-                drain(&mut follower, &mut events);
-                while let Some(watch) = &mut watch
-                    && watch.drain(&mut |event| follower.on_watch(&event)) == Drained::More
-                {
-                    drain(&mut follower, &mut events);
-                }
-                if quick {
-                    follower.look_at_undecided();
-                }
-                follower.turn();
-                if ready.iter().take(count).any(|event| event.data() == STOP) {
-                    drain(&mut follower, &mut events);
-                    follower.settle();
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    /// Deals with what has been told so far, and ends.
-    pub fn stop(self) {
-        // An event descriptor's write fails only when its count would overflow.
-        let _full = self.stop.write(1);
-        if self.thread.join().is_err() {
-            eprintln!("tachyon-bpf: the thread that follows processes ended early: later processes are missing");
-        }
-    }
-}
-
-fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>) {
-    while let Some(item) = events.next() {
-        for event in Events::new(&item) {
-            if let Ok(Event::Process(record)) = event {
-                follower.on_process(&record);
-            }
-        }
-    }
 }

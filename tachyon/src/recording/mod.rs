@@ -12,6 +12,7 @@ mod output;
 mod registry;
 mod samples;
 mod targets;
+mod throttle;
 mod waiting;
 
 use crate::cli::command::{CommandStatus, PreparedCommand};
@@ -33,6 +34,7 @@ use samples::{Live, Maker};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use throttle::Limiter;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use targets::running_interpreters;
@@ -72,7 +74,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         pid_namespace,
     };
     let mut kernel = Kernel::load(&options)?;
-    let stats = account::Stats::start();
+    let stats = Arc::new(account::Stats::start());
     let samples = kernel.take_samples()?;
     let events = kernel.take_events()?;
     let seed = kernel.seed();
@@ -108,6 +110,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     lock(&registry).sampling_starts();
     let event = lock(&kernel).attach_sampling(plan.interval)?;
+    let limiter = Limiter::start(&plan, &stats, &kernel, &registry)?;
     if let Some(command) = &mut command {
         command.start()?;
     }
@@ -115,8 +118,9 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         lock(&registry).notes.insert(format!("cannot drop what is not needed any more: {error}"));
     }
 
-    let status = wait(&plan, started, command.as_mut(), &registry, &live, &kernel)?;
+    let status = wait(&plan, started, command.as_mut(), &registry, &live, &kernel, &limiter)?;
 
+    let rates = limiter.stop();
     lock(&kernel).detach_sampling()?;
     lock(&registry).sampling_ended();
     let duration = started.elapsed();
@@ -133,6 +137,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         targets::complete(&mut made, &registry);
         account::report(&account::Facts {
             plan: &plan,
+            rates: &rates,
             event,
             duration,
             counters: &counters,
@@ -142,6 +147,10 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
             cost: stats.finish(&lock(&kernel), options.ring_bytes),
         })
     };
+    if report.effective_rate_hz < report.rate_hz {
+        // Formats that tell times count samples: they stand for the mean interval.
+        made.profile.meta.interval_us = report.mean_interval_us();
+    }
     let finished = made.sink.finish(&made.profile, &report);
     if let Some(error) = made.first_error.take().or(finished.err()) {
         let kept: Vec<_> = output.keep().iter().map(|path| path.display().to_string()).collect();
@@ -229,6 +238,7 @@ fn wait(
     registry: &Mutex<Registry>,
     live: &Live,
     kernel: &Mutex<Kernel>,
+    limiter: &Limiter,
 ) -> anyhow::Result<Option<CommandStatus>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let progress = Progress::new(plan.progress, plan.colours, plan.duration);
@@ -258,6 +268,9 @@ fn wait(
                     }
                     _ = child.recv() => {}
                     _ = turn.tick() => {
+                        if let Some(told) = limiter.told() {
+                            progress.print(&format!("tachyon-bpf: {told}"));
+                        }
                         let counters = lock(kernel).counters()?;
                         let registry = lock(registry);
                         progress.show(&Snapshot {

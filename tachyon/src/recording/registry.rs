@@ -1,12 +1,13 @@
 //! What is known of every process of a recording, for those who name, account and report.
 //!
 //! Shared by the thread that follows processes (writer) and the one that makes samples (reader). Keyed by the
-//! kernel side's *instance*, never by pid alone: a pid is used again.
+//! kernel side's *instance*, never by pid alone: a pid is used again. What turns out not to be CPython leaves it at
+//! once, for the kernel side does not tell of its end; an always-on recording would collect every program of the host.
 
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tachyon_common::event::ProcessRecord;
 use tachyon_common::layout::Layout;
@@ -34,8 +35,10 @@ pub(super) struct ProcessInfo {
     /// Container and pod, empty when there are none.
     pub container: String,
     pub pod: String,
-    /// CPU time it had when it was selected, nanoseconds.
+    /// CPU time it had when it was selected, or when its present program began, nanoseconds.
     cpu_start_ns: u64,
+    /// CPU time of its earlier programs that were CPython.
+    cpu_before_ns: u64,
     /// CPU time at its exit, as the kernel side told it.
     cpu_end_ns: Option<u64>,
     /// Runs that met it before it was inspected, over all its images that were CPython or are undecided.
@@ -43,6 +46,8 @@ pub(super) struct ProcessInfo {
     pub alive: bool,
     /// Whether any of its images was CPython.
     pub ever_python: bool,
+    /// Whether the profile has samples of it: it refers to what is known here, at the end.
+    pub sampled: bool,
 }
 
 impl ProcessInfo {
@@ -58,9 +63,11 @@ impl ProcessInfo {
             comm: read_comm(pid),
             cmdline: read_cmdline(pid),
             cpu_start_ns,
+            cpu_before_ns: 0,
             cpu_end_ns: None,
             uninspected: 0,
             alive: true,
+            sampled: false,
         }
     }
 
@@ -72,10 +79,37 @@ impl ProcessInfo {
         }
     }
 
-    /// CPU time of all its threads while it was selected, nanoseconds; `None` when it could not be measured.
+    /// CPU time of all its threads while it was selected and ran CPython, nanoseconds; `None` when it could not be
+    /// measured.
     pub fn cpu_ns(&self) -> Option<u64> {
+        if !self.is_python() {
+            return Some(self.cpu_before_ns);
+        }
         let now = || if self.alive { cpu_time_ns(self.pid) } else { None };
-        self.cpu_end_ns.or_else(now).map(|end| end.saturating_sub(self.cpu_start_ns))
+        self.cpu_end_ns.or_else(now).map(|end| self.cpu_before_ns + end.saturating_sub(self.cpu_start_ns))
+    }
+
+    fn is_python(&self) -> bool {
+        matches!(self.verdict, Verdict::Python(..))
+    }
+
+    /// What it has used so far is not what its samples will stand for.
+    pub fn cpu_starts_now(&mut self) {
+        self.cpu_start_ns = cpu_time_ns(self.pid).unwrap_or(self.cpu_start_ns);
+    }
+
+    /// A new program begins, at this CPU time.
+    fn exec(&mut self, comm: String, cpu_ns: Option<u64>) {
+        if let Some(cpu_ns) = cpu_ns {
+            if self.is_python() {
+                self.cpu_before_ns += cpu_ns.saturating_sub(self.cpu_start_ns);
+            }
+            self.cpu_start_ns = cpu_ns;
+        }
+        self.verdict = Verdict::Unknown;
+        self.comm = comm;
+        // Rather none than its parent's.
+        self.cmdline = read_cmdline(self.pid);
     }
 
     /// Sets the verdict on the present image.
@@ -151,13 +185,17 @@ pub(super) struct Registry {
     pub dead_images: Vec<(u64, Instant)>,
     /// Images whose code objects make no sense: their layout is not what it was taken for.
     pub nonsense: Vec<u64>,
+    /// Processes that were CPython and have become something else, each with the time.
+    left: VecDeque<(u64, Instant)>,
+    /// CPU time, as CPython, of those of them that are forgotten.
+    forgotten_cpu_ns: u64,
 }
 
 impl Registry {
     /// Sampling starts now: what processes used before is not what samples stand for.
     pub fn sampling_starts(&mut self) {
         for info in self.by_instance.values_mut().filter(|info| info.alive) {
-            info.cpu_start_ns = cpu_time_ns(info.pid).unwrap_or(info.cpu_start_ns);
+            info.cpu_starts_now();
         }
     }
 
@@ -175,6 +213,13 @@ impl Registry {
 
     pub fn get(&self, instance: u64) -> Option<&ProcessInfo> {
         self.by_instance.get(&instance)
+    }
+
+    /// The profile has a first sample of a process. Returns what is known of it.
+    pub fn sampled(&mut self, instance: u64) -> Option<&ProcessInfo> {
+        let info = self.by_instance.get_mut(&instance)?;
+        info.sampled = true;
+        Some(info)
     }
 
     /// The process that has this pid now.
@@ -196,7 +241,7 @@ impl Registry {
 
     /// Selected processes that run CPython now.
     pub fn live_python(&self) -> u64 {
-        let live = self.by_instance.values().filter(|info| info.alive && matches!(info.verdict, Verdict::Python(..)));
+        let live = self.by_instance.values().filter(|info| info.alive && info.is_python());
         live.count() as u64
     }
 
@@ -232,12 +277,47 @@ impl Registry {
     /// A process whose new program is not asked for. What it was before stays known if it was CPython.
     pub fn turn_away(&mut self, instance: u64, uninspected: u64) {
         self.filtered += uninspected;
+        self.leave(instance);
+    }
+
+    /// A process turned out to run something that is not CPython. The kernel side tells no end of such a one, so it
+    /// leaves now, and comes again with its next `exec`. One that was CPython may still have samples on their way.
+    pub fn leave(&mut self, instance: u64) {
         let Some(info) = self.by_instance.get_mut(&instance) else { return };
-        info.verdict = Verdict::Other;
-        if !info.ever_python {
-            self.current.remove(&info.pid);
-            self.by_instance.remove(&instance);
+        info.decide(Verdict::Other);
+        if info.ever_python {
+            self.left.push_back((instance, Instant::now()));
+        } else {
+            self.remove(instance);
         }
+    }
+
+    fn remove(&mut self, instance: u64) {
+        let Some(info) = self.by_instance.remove(&instance) else { return };
+        if self.current.get(&info.pid) == Some(&instance) {
+            self.current.remove(&info.pid);
+        }
+    }
+
+    /// Forgets those that were CPython and have been something else for so long that none of their records can still
+    /// be on its way: children that were forked to run another program, most of them never sampled.
+    pub fn forget_left(&mut self, age: Duration) {
+        while self.left.front().is_some_and(|(_, since)| since.elapsed() >= age) {
+            let Some((instance, _)) = self.left.pop_front() else { return };
+            let Some(info) = self.by_instance.get(&instance) else { continue };
+            // It runs CPython again, or may do so: when that ends it gets another entry here.
+            let over = info.verdict == Verdict::Other || !info.alive && !info.is_python();
+            if over && !info.sampled {
+                self.forgotten_cpu_ns += info.cpu_before_ns;
+                self.remove(instance);
+            }
+        }
+    }
+
+    /// CPU time of all processes as CPython while they were selected; `None` when none could be measured.
+    pub fn python_cpu_ns(&self) -> Option<u64> {
+        let known: Vec<u64> = self.python().filter_map(|(_, info)| info.cpu_ns()).collect();
+        (!known.is_empty() || self.forgotten_cpu_ns > 0).then(|| self.forgotten_cpu_ns + known.iter().sum::<u64>())
     }
 
     /// Runs that were counted as "process gone" and belong to `not_python`.
@@ -245,7 +325,7 @@ impl Registry {
         self.not_python_gone
     }
 
-    /// Nothing can run as this process any more. One that never was CPython has left the registry at its exit.
+    /// Nothing can run as this process any more. One that never was CPython has left the registry at its exit, or before.
     pub fn free(&mut self, record: &ProcessRecord) {
         if !self.by_instance.contains_key(&record.instance) {
             self.not_python_gone += record.uninspected;
@@ -275,11 +355,26 @@ impl Registry {
             comm,
             cmdline,
             cpu_start_ns: 0,
+            cpu_before_ns: 0,
             cpu_end_ns: None,
             uninspected: 0,
             alive: true,
+            sampled: false,
         };
         self.insert(record.instance, info);
+    }
+
+    /// A new program begins: runs that met the old one uninspected get its verdict. `cpu_ns` is the process's CPU time
+    /// at this moment, when it could be measured.
+    pub fn exec(&mut self, record: &ProcessRecord, comm: String, cpu_ns: Option<u64>) {
+        let was_python = self.get(record.instance).is_some_and(ProcessInfo::is_python);
+        self.add_uninspected(record.instance, record.uninspected, was_python);
+        if self.get(record.instance).is_none() {
+            self.insert(record.instance, ProcessInfo::new(record.tgid, record.image, Verdict::Unknown, 0));
+        }
+        if let Some(info) = self.by_instance.get_mut(&record.instance) {
+            info.exec(comm, cpu_ns);
+        }
     }
 
     /// A process ended. One that never was CPython leaves no trace.
@@ -294,13 +389,17 @@ impl Registry {
         };
         info.alive = false;
         info.cpu_end_ns.get_or_insert(record.cpu_ns);
-        let python = matches!(info.verdict, Verdict::Python(..));
-        let info_was_python = info.ever_python;
+        let (python, was_python) = (info.is_python(), info.ever_python);
         self.add_uninspected(record.instance, record.uninspected, python);
-        if !info_was_python {
+        if !was_python {
             self.by_instance.remove(&record.instance);
-        } else if self.pids_of_image(record.image).is_empty() {
+            return;
+        }
+        if self.pids_of_image(record.image).is_empty() {
             self.dead_images.push((record.image, Instant::now()));
+        }
+        if !python {
+            self.left.push_back((record.instance, Instant::now()));
         }
     }
 
@@ -322,39 +421,4 @@ impl Registry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn exit_of(instance: u64, tgid: u32, uninspected: u64) -> ProcessRecord {
-        ProcessRecord { instance, tgid, uninspected, cpu_ns: 9, ..ProcessRecord::default() }
-    }
-
-    #[test]
-    fn uninspected_runs_follow_the_verdict() {
-        let mut registry = Registry::default();
-        registry.fork(&ProcessRecord { instance: 1, tgid: 10, ..ProcessRecord::default() }, "sh".to_owned());
-        registry.fork(&ProcessRecord { instance: 2, tgid: 11, ..ProcessRecord::default() }, "python".to_owned());
-        registry.by_pid(11).unwrap().decide(Verdict::Python(0x030c_01f0, "3.12.1".to_owned()));
-        registry.exit(&exit_of(1, 10, 5));
-        registry.exit(&exit_of(2, 11, 7));
-        assert_eq!(registry.reclaimed(), 5);
-        assert_eq!(registry.get(2).map(|info| info.uninspected), Some(7));
-        assert!(registry.get(1).is_none(), "what never was CPython leaves no trace");
-        assert!(!registry.any_alive());
-    }
-
-    #[test]
-    fn a_reused_pid_is_another_process() {
-        let mut registry = Registry::default();
-        registry.fork(&ProcessRecord { instance: 1, tgid: 10, ..ProcessRecord::default() }, String::new());
-        registry.by_pid(10).unwrap().decide(Verdict::Python(0, String::new()));
-        registry.fork(&ProcessRecord { instance: 2, tgid: 10, ..ProcessRecord::default() }, String::new());
-        registry.exit(&exit_of(1, 10, 0));
-        assert!(registry.by_pid(10).is_some(), "the later process keeps the pid");
-    }
-
-    #[test]
-    fn own_cpu_time_is_measured() {
-        assert!(cpu_time_ns(std::process::id()).is_some_and(|ns| ns > 0));
-    }
-}
+mod tests;

@@ -27,7 +27,7 @@ use tachyon_common::walk;
 const TICK: Duration = Duration::from_secs(1);
 
 /// An image is forgotten this long after its last process: its last records have been read by then.
-const SETTLED: Duration = Duration::from_secs(5);
+pub(super) const SETTLED: Duration = Duration::from_secs(5);
 
 /// Numbers that the progress line shows while the thread runs.
 #[derive(Debug, Default)]
@@ -277,8 +277,8 @@ fn whole_stack(stop: u8) -> bool {
 
 /// What is known of the process of a record.
 fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
-    let registry = lock(registry);
-    match registry.get(record.instance) {
+    let mut registry = lock(registry);
+    match registry.sampled(record.instance) {
         Some(info) => Process {
             pid: info.pid,
             comm: info.comm.clone(),

@@ -5,7 +5,7 @@
 
 use super::label::{Kind, Label};
 use super::stacks::gil_held;
-use super::{Sink, process_frame_name};
+use super::{Sink, process_title};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
 use crate::sinks::spool::Spool;
@@ -90,7 +90,7 @@ impl<'a> Builder<'a> {
         let process = match self.processes.get(&thread.process) {
             Some(&handle) => handle,
             None => {
-                let handle = self.out.add_process(&process_frame_name(process), process.pid, start);
+                let handle = self.out.add_process(&process_title(process), process.pid, start);
                 self.processes.insert(thread.process, handle);
                 handle
             }
@@ -247,7 +247,8 @@ mod tests {
         let mut profile = Profile::default();
         profile.meta.start_us = 1000;
         profile.meta.interval_us = 10;
-        profile.processes.push(Process { pid: 5, comm: "app".into(), ..Process::default() });
+        let cmdline = vec!["python3".into(), "-mapp".into()];
+        profile.processes.push(Process { pid: 5, comm: "app".into(), cmdline, ..Process::default() });
         profile.threads.push(Thread { tid: 5, ns_tid: 5, name: "main".into(), ..Thread::default() });
         let (a, b) = (profile.special_frame("a"), profile.special_frame("libz.so!b"));
         let mut sink = FirefoxSink::new(Vec::new());
@@ -258,7 +259,7 @@ mod tests {
         let file: Value = serde_json::from_slice(&sink.out).unwrap();
         let thread = &file["threads"][0];
         // The encoder gives main threads their process's name.
-        assert_eq!((&thread["name"], &thread["isMainThread"]), (&json!("app (5)"), &json!(true)));
+        assert_eq!((&thread["name"], &thread["isMainThread"]), (&json!("app (5) -m app"), &json!(true)));
         assert_eq!(thread["samples"]["weight"], json!([1, 1, 1, 1]));
         assert_eq!(thread["samples"]["stack"], json!([1, 0, null, 1]));
         assert_eq!(thread["markers"]["length"], 2);

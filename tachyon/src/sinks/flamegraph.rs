@@ -5,7 +5,7 @@
 use super::label::{Kind, Label, roots};
 use super::stacks::Counts;
 use super::text::escape;
-use super::{Sink, process_frame_name};
+use super::{Sink, process_title};
 use crate::profile::{Profile, Sample, ThreadId};
 use crate::report::Report;
 use foldhash::fast::RandomState;
@@ -134,7 +134,7 @@ const EMPTY: &str = "<?xml version=\"1.0\" standalone=\"no\"?>\n<svg version=\"1
 
 fn title(profile: &Profile) -> String {
     match &profile.processes[..] {
-        [process] if process.pid != 0 => shown(&process_frame_name(process)),
+        [process] if process.pid != 0 => shown(&process_title(process)),
         [_] | [] => "Flame graph".to_owned(),
         processes => format!("{} processes", processes.len()),
     }
@@ -147,7 +147,9 @@ fn caption(total: u64, report: &Report) -> String {
     if report.duration_s > 0.0 {
         caption.push_str(&format!(" in {:.1} s", report.duration_s));
     }
-    if report.rate_hz > 0.0 {
+    if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
+        caption.push_str(&format!(" at {:.1} Hz on the mean", report.effective_rate_hz));
+    } else if report.rate_hz > 0.0 {
         caption.push_str(&format!(" at {} Hz", report.rate_hz));
     }
     #[expect(clippy::cast_precision_loss, reason = "a share for people")]

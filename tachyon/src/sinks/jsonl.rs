@@ -9,7 +9,7 @@ use super::{Sink, file_thread_id};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use tachyon_common::event::status;
 
@@ -41,6 +41,8 @@ impl<W: Write> JsonlSink<W> {
 struct Who<'a> {
     pid: u32,
     comm: &'a str,
+    #[serde(flatten)]
+    labels: BTreeMap<&'static str, String>,
     tid: u32,
     thread_id: u64,
     thread: &'a str,
@@ -107,6 +109,7 @@ fn who(profile: &Profile, id: ThreadId) -> String {
     let text = json(&Who {
         pid: process.pid,
         comm: &process.comm,
+        labels: process.labels().collect(),
         tid: thread.tid,
         thread_id: file_thread_id(profile, id),
         thread: &thread.name,
@@ -148,7 +151,9 @@ mod tests {
     #[test]
     fn one_object_a_sample() {
         let mut profile = Profile::default();
-        profile.processes.push(Process { pid: 9, comm: "a\"}".into(), ..Process::default() });
+        let cmdline = vec!["python".into(), "a\"}.py".into()];
+        let (container, pod) = ("c1".into(), "p1".into());
+        profile.processes.push(Process { pid: 9, comm: "a\"}".into(), cmdline, container, pod, ..Process::default() });
         let thread = Thread { tid: 6, ns_tid: 5, interpreter: 2, name: "w\n".into(), ..Thread::default() };
         profile.threads.push(thread);
         let (file, function) = (profile.strings.intern("/x.py"), profile.strings.intern("f<é>"));
@@ -160,7 +165,7 @@ mod tests {
             sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 12, status, frames }).unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
-        let who = r#""time_us":12,"pid":9,"comm":"a\"}","tid":6,"thread_id":5,"thread":"w\n","interpreter":2"#;
+        let who = r#""time_us":12,"pid":9,"comm":"a\"}","container":"c1","pod":"p1","script":"a\"}.py","tid":6,"thread_id":5,"thread":"w\n","interpreter":2"#;
         let native = r#"{"function":"deflate","file":"libz.so.1","line":null,"end_line":null,"column":null,"end_column":null,"kind":"native"}"#;
         let python =
             r#"{"function":"f<é>","file":"/x.py","line":3,"end_line":3,"column":4,"end_column":null,"kind":"python"}"#;

@@ -5,7 +5,7 @@
 //! `docs/formats/tach.md`.
 
 use super::file_thread_id;
-use crate::profile::{Process, Profile, ThreadId};
+use crate::profile::{Process, Profile, ThreadId, script};
 use crate::report::Report;
 use crate::tach::Tables;
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,8 @@ pub struct ProcessMetadata {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
+    /// Script or module of its command line ([`crate::profile::script`]); empty when it has none.
+    pub script: String,
 }
 
 /// One thread of one interpreter.
@@ -82,6 +84,7 @@ impl From<&Process> for ProcessMetadata {
             python_version: process.python_version.clone(),
             container: process.container.clone(),
             pod: process.pod.clone(),
+            script: script(&process.cmdline),
         }
     }
 }

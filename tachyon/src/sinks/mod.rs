@@ -26,7 +26,7 @@ pub use collapsed::CollapsedSink;
 pub use format::{Format, UnknownFormat};
 pub use tach::TachSink;
 
-use crate::profile::{Process, Profile, Sample, ThreadId};
+use crate::profile::{Process, Profile, Sample, ThreadId, script};
 use crate::report::Report;
 
 /// Takes samples in time order per thread and makes one file of them.
@@ -65,6 +65,14 @@ pub fn file_thread_id(profile: &Profile, id: ThreadId) -> u64 {
     let thread = profile.thread(id);
     // 0 is no thread's id: a profile that was read from a file may have ids that are not Linux's.
     if profile.meta.many_processes || thread.ns_tid == 0 { thread.unique_tid } else { u64::from(thread.ns_tid) }
+}
+
+/// Name of a process for people: with the script or module it runs, if it has one.
+#[must_use]
+pub fn process_title(process: &Process) -> String {
+    let script = script(&process.cmdline);
+    let name = process_frame_name(process);
+    if script.is_empty() { name } else { format!("{name} {script}") }
 }
 
 /// Name of the outermost frame that tells a process in a profile of many.

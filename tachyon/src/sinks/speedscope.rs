@@ -7,7 +7,7 @@
 use super::label::{Label, thread_name};
 use super::spool::Spool;
 use super::stacks::StackId;
-use super::{Sink, process_frame_name};
+use super::{Sink, process_title};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
 use std::collections::HashMap;
@@ -62,7 +62,7 @@ impl<W: Write> Sink for SpeedscopeSink<W> {
 
 fn title(profile: &Profile) -> String {
     match &profile.processes[..] {
-        [process] if process.pid != 0 => process_frame_name(process),
+        [process] if process.pid != 0 => process_title(process),
         processes => format!("{} processes", processes.len()),
     }
 }
@@ -155,7 +155,7 @@ fn write_thread(
 ) -> io::Result<()> {
     let mut name = thread_name(profile, id);
     if profile.meta.many_processes {
-        name = format!("{}: {name}", process_frame_name(profile.process_of(id)));
+        name = format!("{}: {name}", process_title(profile.process_of(id)));
     }
     out.write_all(b"{\"type\":\"sampled\",\"name\":")?;
     json(out, &name)?;
@@ -234,7 +234,8 @@ mod tests {
         let mut profile = Profile::default();
         profile.meta.start_us = 1000;
         profile.meta.interval_us = 10;
-        profile.processes.push(Process { pid: 9, comm: "app".into(), ..Process::default() });
+        let cmdline = vec!["python3".into(), "app.py".into()];
+        profile.processes.push(Process { pid: 9, comm: "app".into(), cmdline, ..Process::default() });
         for tid in [5, 6] {
             profile.threads.push(Thread { ns_tid: tid, ..Thread::default() });
         }
@@ -247,7 +248,7 @@ mod tests {
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();
-        assert_eq!(file["name"], "app (9)");
+        assert_eq!(file["name"], "app (9) app.py");
         assert_eq!(file["shared"]["frames"], json!([{"name": "<no frames>"}, {"name": "b"}, {"name": "a"}]));
         let one = &file["profiles"][0];
         assert_eq!((&one["endValue"], &one["name"]), (&json!(110), &json!("thread 5")));

@@ -169,7 +169,7 @@ fn version(text: &str) -> Option<(u8, u8, u8)> {
 fn of_process(report: &Report, index: usize, stored: u64, gil_only: bool) -> Report {
     let process = report.processes.get(index).cloned();
     let expected =
-        process.as_ref().and_then(|process| process.cpu_s).map(|cpu_s| (cpu_s * report.rate_hz).round() as u64);
+        process.as_ref().and_then(|process| process.cpu_s).map(|cpu_s| (cpu_s * report.mean_rate_hz()).round() as u64);
     Report {
         stored,
         filtered: report.filtered + report.stored.saturating_sub(stored),

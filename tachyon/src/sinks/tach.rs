@@ -249,7 +249,7 @@ impl<W: Write + Seek> TachSink<W> {
         let lost: u64 = report.loss.values().sum();
         let statistics = Statistics {
             duration_sec: report.duration_s,
-            sample_rate: report.rate_hz,
+            sample_rate: report.mean_rate_hz(),
             error_rate: self.lost_percent.or_else(|| percent(lost, self.stored + lost)),
             missed_samples: report.not_fired.zip(report.expected).and_then(|(missed, all)| percent(missed, all)),
         };

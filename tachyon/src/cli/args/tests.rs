@@ -114,6 +114,10 @@ fn values_out_of_range_name_the_mend() {
             "invalid value '99999999999' for '--frequency <HZ>': must be 1 to 10000 Hz: above, sampling would take more than a tenth of the program's time",
         ),
         (
+            &["--max-cpu", "0", "-p", "1"],
+            "invalid value '0' for '--max-cpu <PERCENT>': must be a number of percent of one core, 0.01 to 10000, such as 1 or 0.5%",
+        ),
+        (
             &["-i", "10us", "-p", "1"],
             "invalid value '10us' for '--interval <TIME>': must be 100us to 1s: below, sampling would take more than a tenth of the program's time",
         ),

@@ -62,3 +62,11 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
         Ok(interval)
     }
 }
+
+/// A share of one core from a percentage.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    match text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>() {
+        Ok(percent) if (0.01..=10_000.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err("must be a number of percent of one core, 0.01 to 10000, such as 1 or 0.5%".to_owned()),
+    }
+}

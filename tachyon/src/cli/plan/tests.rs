@@ -49,6 +49,14 @@ fn defaults() {
 }
 
 #[test]
+fn limits_are_shares_of_a_core() {
+    for (text, share) in [("1", 0.01), ("0.5%", 0.005), ("150 %", 1.5)] {
+        assert_eq!(plan(&["--all-python", "--max-cpu", text]).max_cpu, Some(share), "{text}");
+    }
+    assert_eq!(plan(&["--all-python"]).max_cpu, None);
+}
+
+#[test]
 fn interval_is_frequency_the_other_way_round() {
     let plan = plan(&["--all-python", "-i", "4ms"]);
     assert_eq!((plan.rate_hz, plan.interval), (250.0, Duration::from_millis(4)));

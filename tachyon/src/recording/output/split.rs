@@ -139,7 +139,8 @@ mod tests {
             idle: 60,
             filtered: 10,
             loss: [("ring_full".to_owned(), 30)].into(),
-            rate_hz: 100.0,
+            rate_hz: 200.0,
+            effective_rate_hz: 100.0,
             processes: counts.map(process).to_vec(),
             ..Report::default()
         };

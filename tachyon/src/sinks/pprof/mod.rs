@@ -204,10 +204,11 @@ impl<'a> Builder<'a> {
         {
             labels.push(proto::Label { key: self.string(key), str: 0, num });
         }
-        for (key, text) in [("comm", &process.comm), ("thread", &thread.name)] {
+        let names = [("comm", process.comm.clone()), ("thread", thread.name.clone())];
+        for (key, text) in names.into_iter().chain(process.labels()) {
             // An empty text is a label with the number 0.
             if !text.is_empty() {
-                labels.push(proto::Label { key: self.string(key), str: self.string(text), num: 0 });
+                labels.push(proto::Label { key: self.string(key), str: self.string(&text), num: 0 });
             }
         }
         labels
@@ -247,7 +248,9 @@ mod tests {
         let mut profile = Profile::default();
         profile.meta.interval_us = 10_000;
         profile.meta.start_unix = 2.5;
-        profile.processes.push(Process { pid: 9, comm: "app".into(), ..Process::default() });
+        let cmdline = vec!["python3".into(), "-m".into(), "app".into()];
+        let (container, pod) = ("c1".into(), "p1".into());
+        profile.processes.push(Process { pid: 9, comm: "app".into(), cmdline, container, pod, ..Process::default() });
         profile.threads.push(Thread { ns_tid: 5, interpreter: 2, name: "w".into(), ..Thread::default() });
         let (file, function) = (profile.strings.intern("/x.py"), profile.strings.intern("f"));
         let mut frame =
@@ -294,10 +297,13 @@ mod tests {
                 ("interpreter", "", 2),
                 ("comm", "app", 0),
                 ("thread", "w", 0),
+                ("script", "-m app", 0),
+                ("container", "c1", 0),
+                ("pod", "p1", 0),
                 ("gil", "held", 0)
             ]
         );
-        assert_eq!(message.sample[2].label.len(), 5);
+        assert_eq!(message.sample[2].label.len(), 8);
         assert_eq!((message.time_nanos, message.period), (2_500_000_000, 10_000_000));
         assert_eq!(text(message.period_type.unwrap().r#type), "cpu");
     }

@@ -1,0 +1,281 @@
+//! `--max-cpu`: compares what the profiler uses with what it may use, and samples less often where it is too much.
+//!
+//! Also keeps account of how often was sampled when: what to expect is the sum over the times of one rate each.
+
+use super::account::Stats;
+use super::follow::lock;
+use super::registry::Registry;
+use crate::cli::plan::Plan;
+use crate::kernel::{Kernel, KernelError, drop_privileges_but_sampling};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the profiler's use is compared.
+const SECOND: Duration = Duration::from_secs(1);
+/// The rarest samples: as `--interval`.
+const SLOWEST: Duration = Duration::from_secs(1);
+/// Lowered by this much more than the excess asks for, so that one step is mostly enough.
+const MARGIN: f64 = 1.1;
+/// Most that one step lowers: what a second tells may not last.
+const LARGEST_STEP: f64 = 4.0;
+
+/// Decides on the interval from what was used.
+#[derive(Debug)]
+pub(super) struct Throttle {
+    /// Share of one core.
+    limit: f64,
+    interval: Duration,
+    /// Time since the start, and what was used by then.
+    last: Option<(Duration, Duration)>,
+    /// Share used in the second before, if it was too much.
+    over: Option<f64>,
+}
+
+impl Throttle {
+    /// Starts with `interval` between samples.
+    pub fn new(limit: f64, interval: Duration) -> Self {
+        Self { limit, interval, last: None, over: None }
+    }
+
+    /// Takes what was used until now. Returns a new interval where two seconds in a row were over the limit: a single
+    /// one may have been spent on the start of a hundred processes.
+    pub fn turn(&mut self, elapsed: Duration, used: Duration) -> Option<Duration> {
+        let Some((before, used_before)) = self.last else {
+            self.last = Some((elapsed, used));
+            return None;
+        };
+        let span = elapsed.saturating_sub(before);
+        if span < SECOND {
+            return None;
+        }
+        self.last = Some((elapsed, used));
+        let share = used.saturating_sub(used_before).as_secs_f64() / span.as_secs_f64();
+        if share <= self.limit {
+            self.over = None;
+            return None;
+        }
+        let first = self.over.replace(share)?;
+        self.over = None;
+        let factor = (first.min(share) / self.limit * MARGIN).min(LARGEST_STEP);
+        let interval = self.interval.mul_f64(factor).min(SLOWEST);
+        (interval > self.interval).then(|| {
+            self.interval = interval;
+            interval
+        })
+    }
+}
+
+/// Which rate was asked of the kernel for how much of the targets' CPU time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rates {
+    rate_hz: f64,
+    /// CPU time of the targets up to the last change.
+    cpu_ns: u64,
+    /// Samples to expect of it.
+    expected: f64,
+}
+
+impl Rates {
+    /// Starts with a rate.
+    pub fn new(rate_hz: f64) -> Self {
+        Self { rate_hz, cpu_ns: 0, expected: 0.0 }
+    }
+
+    /// The rate changes, when the targets have used so much altogether.
+    pub fn change(&mut self, cpu_ns: u64, rate_hz: f64) {
+        self.expected = self.expected(cpu_ns);
+        // A process that has just ended may be missing until its end is told: that is no time to count twice.
+        self.cpu_ns = self.cpu_ns.max(cpu_ns);
+        self.rate_hz = rate_hz;
+    }
+
+    /// Samples to expect of so much CPU time.
+    pub fn expected(&self, cpu_ns: u64) -> f64 {
+        self.expected + cpu_ns.saturating_sub(self.cpu_ns) as f64 / 1e9 * self.rate_hz
+    }
+
+    /// The mean rate of so much CPU time.
+    pub fn effective_hz(&self, cpu_ns: u64) -> f64 {
+        if self.cpu_ns == 0 || cpu_ns == 0 { self.rate_hz } else { self.expected(cpu_ns) / (cpu_ns as f64 / 1e9) }
+    }
+}
+
+/// Keeps a recording within its limit: a thread of its own where there is one, for it keeps the right to attach the
+/// event anew, which the others drop.
+pub(super) struct Limiter {
+    rates: Rates,
+    running: Option<Running>,
+}
+
+struct Running {
+    /// The thread ends when this is dropped.
+    stop: mpsc::Sender<()>,
+    /// What is to be told while it runs.
+    told: mpsc::Receiver<String>,
+    thread: JoinHandle<Rates>,
+}
+
+impl Limiter {
+    /// Starts when sampling starts. `max_cpu` is a share of one core; `None`: no limit, and no thread.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(
+        plan: &Plan,
+        stats: &Arc<Stats>,
+        kernel: &Arc<Mutex<Kernel>>,
+        registry: &Arc<Mutex<Registry>>,
+    ) -> std::io::Result<Self> {
+        let rates = Rates::new(plan.rate_hz);
+        let Some(limit) = plan.max_cpu else { return Ok(Self { rates, running: None }) };
+        let (stop, stopped) = mpsc::channel();
+        let (sender, told) = mpsc::channel();
+        let worker = Worker {
+            throttle: Throttle::new(limit, plan.interval),
+            rates,
+            stats: Arc::clone(stats),
+            kernel: Arc::clone(kernel),
+            registry: Arc::clone(registry),
+            told: sender,
+        };
+        let thread = std::thread::Builder::new().name("tachyon-limit".to_owned()).spawn(move || {
+            // Where the kernel refuses, the main thread says so.
+            let _refused = drop_privileges_but_sampling();
+            worker.run(&stopped)
+        })?;
+        Ok(Self { rates, running: Some(Running { stop, told, thread }) })
+    }
+
+    /// What is to be told now.
+    pub fn told(&self) -> Option<String> {
+        self.running.as_ref()?.told.try_recv().ok()
+    }
+
+    /// Ends it: from now on the event stays as it is. Returns how often was sampled.
+    pub fn stop(self) -> Rates {
+        let Some(Running { stop, thread, told }) = self.running else { return self.rates };
+        drop((stop, told));
+        // Its panic is on standard error; the rate asked for is the best that is known then.
+        thread.join().unwrap_or(self.rates)
+    }
+}
+
+/// The thread's own.
+struct Worker {
+    throttle: Throttle,
+    rates: Rates,
+    stats: Arc<Stats>,
+    kernel: Arc<Mutex<Kernel>>,
+    registry: Arc<Mutex<Registry>>,
+    told: mpsc::Sender<String>,
+}
+
+impl Worker {
+    fn run(mut self, stopped: &mpsc::Receiver<()>) -> Rates {
+        let start = Instant::now();
+        let mut lowered = false;
+        if !self.stats.are_on() {
+            let note =
+                "--max-cpu compares the profiler's own process alone: what BPF costs takes CAP_SYS_ADMIN to know";
+            lock(&self.registry).notes.insert(note.to_owned());
+        }
+        while stopped.recv_timeout(SECOND) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let before = self.throttle.interval;
+            let used = self.stats.used(&lock(&self.kernel));
+            let Some(interval) = self.throttle.turn(start.elapsed(), used) else { continue };
+            if let Err(error) = self.reattach(interval, before) {
+                let note = format!("the sampling rate cannot be lowered any more: {error}");
+                lock(&self.registry).notes.insert(note.clone());
+                // The recording may just be ending.
+                let _over = self.told.send(note);
+                return self.rates;
+            }
+            let rate_hz = 1.0 / interval.as_secs_f64();
+            self.rates.change(lock(&self.registry).python_cpu_ns().unwrap_or(0), rate_hz);
+            if !std::mem::replace(&mut lowered, true) {
+                // As it was given: with two decimals at most.
+                let percent = (self.throttle.limit * 10_000.0).round() / 100.0;
+                let _over = self.told.send(format!(
+                    "the profiler used more than {percent} % of a core (--max-cpu): sampling at {rate_hz:.1} Hz, and less if need be"
+                ));
+            }
+        }
+        if lowered {
+            let note =
+                format!("the sampling rate was lowered to {:.1} Hz to keep within --max-cpu", self.rates.rate_hz);
+            lock(&self.registry).notes.insert(note);
+        }
+        self.rates
+    }
+
+    /// Attaches the event with another interval. Where that fails it is as it was, if the kernel lets it.
+    fn reattach(&self, interval: Duration, before: Duration) -> Result<(), KernelError> {
+        let mut kernel = lock(&self.kernel);
+        kernel.detach_sampling()?;
+        if let Err(error) = kernel.attach_sampling(interval) {
+            kernel.detach_sampling()?;
+            kernel.attach_sampling(before)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn two_seconds_over_the_limit_lower_the_rate() {
+        let mut throttle = Throttle::new(0.01, ms(10));
+        // (time, used, new interval in ms)
+        for (line, (elapsed, used, expected)) in [
+            (0, 500, None),
+            // Too early to tell.
+            (900, 600, None),
+            // 100 ms in a second are ten times too much, but only once.
+            (1000, 600, None),
+            (2000, 605, None),
+            (3000, 655, None),
+            // 50 and 20 ms: by the lesser, twice and the margin.
+            (4000, 675, Some(22)),
+            // What came before the change does not count twice.
+            (5000, 700, None),
+            (6000, 710, None),
+            (7000, 2000, None),
+            // The most one step does.
+            (8000, 3000, Some(88)),
+            (9000, 4000, None),
+            (10_000, 5000, Some(352)),
+            (11_000, 6000, None),
+            // No rarer than once a second.
+            (12_000, 7000, Some(1000)),
+            (13_000, 8000, None),
+            (14_000, 9000, None),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let interval = throttle.turn(ms(elapsed), ms(used));
+            assert_eq!(interval.map(|interval| interval.as_millis()), expected, "line {line}");
+        }
+    }
+
+    #[test]
+    fn expected_is_the_sum_over_rates() {
+        let second = 1_000_000_000;
+        let mut rates = Rates::new(100.0);
+        assert_eq!((rates.expected(3 * second), rates.effective_hz(3 * second)), (300.0, 100.0));
+        rates.change(2 * second, 50.0);
+        // A process that ended and is not told of yet.
+        rates.change(second, 25.0);
+        assert_eq!(rates.expected(2 * second), 200.0);
+        assert_eq!((rates.expected(6 * second), rates.effective_hz(6 * second)), (300.0, 50.0));
+        assert_eq!(Rates::new(99.0).effective_hz(0), 99.0);
+    }
+}
