@@ -93,9 +93,12 @@ pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize
     seen
 }
 
-/// Whether every sample of a process has all its names, but for those that were taken while a call was being made.
+/// Whether every whole stack of a process has all its names. (A stack that was cut says so, and counts as none; of which
+/// process it is the report does not say.)
 #[must_use]
 pub fn all_named(report: &Report, process: &ProcessReport) -> bool {
-    let entering = report.stops.get("entering_eval").copied().unwrap_or(0);
-    process.named + entering >= process.samples
+    let whole = ["complete", "no_frame", "no_thread_state"];
+    let cut: u64 =
+        report.stops.iter().filter(|(name, _)| !whole.contains(&name.as_str())).map(|(_, count)| count).sum();
+    process.named + cut >= process.samples
 }
