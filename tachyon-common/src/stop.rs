@@ -88,6 +88,12 @@ impl StopReason {
         Self::ALL.get(usize::from(number)).copied()
     }
 
+    /// Whether the walk of the Python frames saw all there were, none included.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        matches!(self, Self::Complete | Self::NoFrame | Self::NoThreadState)
+    }
+
     /// Whether only native stacks end for it.
     #[must_use]
     pub const fn is_native(self) -> bool {

@@ -232,7 +232,8 @@ impl NativeWalk {
         let mut steps = 0;
         while steps < NATIVE_FRAMES_PER_STEP {
             steps += 1;
-            // The state goes through memory at each turn, see `FrameWalk::step`.
+            // The state goes through memory at each turn: kept in registers, it would make every path of one turn a
+            // state of its own for the verifier in the next.
             let this = core::hint::black_box(&mut *self);
             if this.stored as usize >= MAX_NATIVE_FRAMES {
                 return Some(StopReason::TooDeep);

@@ -21,6 +21,7 @@ struct Held {
 
 fn main() -> Result<()> {
     // `cargo bench` adds `--bench`.
+    // cargo bench passes it to every benchmark, also to those without a harness.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["write", from, to, count] => write(from.as_ref(), to.as_ref(), count.parse()?),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use tachyon::report::{ProcessReport, Report};
+use tachyon_common::stop::StopReason;
 
 /// A function that is or may be the innermost one.
 #[derive(Debug, Deserialize)]
@@ -93,12 +94,15 @@ pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize
     seen
 }
 
-/// Whether every whole stack of a process has all its names. (A stack that was cut says so, and counts as none; of which
-/// process it is the report does not say.)
+/// Whether every whole stack of a process has all its names; `cut` of its stacks were not whole, and said so.
 #[must_use]
-pub fn all_named(report: &Report, process: &ProcessReport) -> bool {
-    let whole = ["complete", "no_frame", "no_thread_state"];
-    let cut: u64 =
-        report.stops.iter().filter(|(name, _)| !whole.contains(&name.as_str())).map(|(_, count)| count).sum();
+pub const fn all_named(process: &ProcessReport, cut: u64) -> bool {
     process.named + cut >= process.samples
+}
+
+/// How many stacks of a recording were cut.
+#[must_use]
+pub fn cut(report: &Report) -> u64 {
+    let whole = |name: &str| StopReason::ALL.iter().any(|reason| reason.is_whole() && reason.name() == name);
+    report.stops.iter().filter(|(name, _)| !whole(name)).map(|(_, count)| count).sum()
 }

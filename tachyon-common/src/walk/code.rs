@@ -18,8 +18,8 @@ pub const fn mix(hash: u64, word: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeIdentity {
     /// Hash of the three addresses below, `firstlineno`, the code size, the line table's length and first bytes, and of
-    /// `co_version` (3.12+) or both strings' texts: a code object made like one that was freed
-    /// before it may lie where that one lay with all of its strings (seen once in 3,000 template code objects).
+    /// `co_version` (3.12+) or both strings' texts: a code object made like one that was freed before it may lie where
+    /// that one lay, with all of its strings (one of 6,000 template code objects on 3.8 and on 3.10).
     pub fingerprint: u64,
     /// `ob_type`.
     pub ob_type: u64,

@@ -5,7 +5,7 @@ use super::code::code_identity;
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
-use crate::limits::{MAX_PY_FRAMES, PY_FRAMES_PER_STEP};
+use crate::limits::MAX_PY_FRAMES;
 use crate::stop::StopReason;
 
 /// Address of the innermost frame of a thread; 0 when it runs none.
@@ -50,22 +50,6 @@ pub struct FrameWalk {
 }
 
 impl FrameWalk {
-    /// Walks up to [`PY_FRAMES_PER_STEP`] frames. `None`: call again.
-    #[allow(clippy::too_many_arguments, reason = "as of `frame`")]
-    pub fn step<M: UserMemory + ?Sized, S: FrameSink>(
-        &mut self,
-        memory: &M,
-        layout: &Layout,
-        code_type: u64,
-        seed: u64,
-        frame_buffer: &mut FrameBuffer,
-        code_buffer: &mut CodeBuffer,
-        sink: &mut S,
-    ) -> Option<StopReason> {
-        let one = |_| self.frame(memory, layout, code_type, seed, frame_buffer, code_buffer, sink);
-        (0..PY_FRAMES_PER_STEP).find_map(one)
-    }
-
     /// Looks at the next frame and goes on to its caller. `None`: there is more.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "a BPF program has its scratch space in maps, not in one structure")]

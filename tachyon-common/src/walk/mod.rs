@@ -2,8 +2,9 @@
 //!
 //! One piece of code for three places: the BPF program (over `bpf_probe_read_user`), tests (over recorded memory)
 //! and user space (over `process_vm_readv`). It trusts nothing that it reads: every loop is bounded, every buffer
-//! access is masked or checked, and every early end has a [`crate::stop::StopReason`]. Loops stop after a fixed number of steps
-//! and can be continued, because a BPF program must end and may only tail-call on.
+//! access is masked or checked, and every early end has a
+//! [`crate::stop::StopReason`]. Loops stop after a fixed number of steps and can be continued, because a BPF program must
+//! end and may only tail-call on.
 
 mod buffer;
 mod code;

@@ -389,8 +389,8 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     let mut walk = FrameWalk { next: frame, base_frame, ..FrameWalk::default() };
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot: a chain of nothing else ends with the tail calls.
-    for _ in 0..MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1 {
-        let stop = walk.step(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
+    for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {
+        let stop = walk.frame(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
         if let Some(stop) = stop {
             if settle(layout, stop, sink.0.first(), sink.0.last()) != stop {
                 return ended(StopReason::EnteringEval, Sink::default(), tstate);

@@ -21,8 +21,11 @@ pub struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// No frames.
-    pub const NONE: Self = Self { bytes: &[], native: &[] };
+    /// The same sample without its Python frames.
+    #[must_use]
+    pub const fn without_python(self) -> Self {
+        Self { bytes: &[], ..self }
+    }
 
     /// How many there are.
     #[must_use]

@@ -5,6 +5,7 @@
 //! profiler dies, however it dies, the kernel detaches all of it.
 
 mod btf;
+mod error;
 mod native;
 mod object;
 mod perf;
@@ -13,8 +14,9 @@ mod privileges;
 mod shared;
 
 pub use btf::{BtfError, kernel_config};
+pub use error::KernelError;
 pub use native::NativeMaps;
-pub use object::{Kernel, KernelError, Options, RunStats, ring_bytes};
+pub use object::{Kernel, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling};

@@ -1,6 +1,7 @@
 //! The maps of native stacks: unwind rows, ranges of address spaces, and whose they are.
 
-use super::object::{KernelError, take};
+use super::error::KernelError;
+use super::object::take;
 use super::pod::Pod;
 use super::shared::SharedArray;
 use crate::unwind::{TableMemory, UnwindTables};

@@ -1,14 +1,15 @@
 //! The BPF object: loaded, its maps typed, its programs attached and detached.
 
-use super::btf::{BtfError, kernel_config};
+use super::btf::kernel_config;
+use super::error::{KernelError, program_error};
 use super::native::NativeMaps;
 use super::perf::{self, Event};
 use super::pod::{FileKey, Pod};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
 use aya::programs::perf_event::PerfEventLinkId;
 use aya::programs::raw_trace_point::RawTracePointLinkId;
-use aya::programs::{PerfEvent, ProgramError, RawTracePoint};
-use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya::programs::{PerfEvent, RawTracePoint};
+use aya::{Ebpf, EbpfLoader};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 use tachyon_common::config::flags as config_flags;
@@ -32,66 +33,6 @@ const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_exit", "sched_process_exit"),
     ("on_free", "sched_process_free"),
 ];
-
-/// Why the kernel side could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelError {
-    /// The kernel's structures are not known.
-    #[error(transparent)]
-    Btf(#[from] BtfError),
-    /// The object was refused.
-    #[error("cannot load the BPF object: {0}\nhint: `tachyon-bpf doctor` tells what is missing")]
-    Load(#[source] Box<EbpfError>),
-    /// A program was refused.
-    #[error("cannot load the BPF program {program}: {reason}\nhint: `tachyon-bpf doctor` tells what is missing")]
-    Program {
-        /// Its name.
-        program: &'static str,
-        /// The kernel's word.
-        reason: String,
-    },
-    /// An event could not be opened.
-    #[error(
-        "cannot attach {what}: {source}\nhint: needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less"
-    )]
-    Attach {
-        /// The event.
-        what: String,
-        /// The kernel's word.
-        source: ProgramError,
-    },
-    /// A map could not be used.
-    #[error("cannot use the BPF map {map}: {source}")]
-    Map {
-        /// Its name.
-        map: &'static str,
-        /// The kernel's word.
-        source: MapError,
-    },
-    /// A map could not be mapped into memory.
-    #[error("cannot map the BPF map {0} into memory: {1}")]
-    Share(&'static str, #[source] std::io::Error),
-    /// The object lacks something the loader knows of.
-    #[error("the BPF object has no {0}: it was not built from the sources of this program")]
-    Missing(&'static str),
-    /// The list of CPUs could not be read.
-    #[error("cannot read {path}: {source}")]
-    Cpus {
-        /// The file.
-        path: String,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// More interpreter builds than the table holds.
-    #[error("more than {MAX_LAYOUTS} different interpreter builds on one host")]
-    TooManyLayouts,
-}
-
-impl KernelError {
-    pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
-        move |source| Self::Map { map, source }
-    }
-}
 
 /// Choices fixed at load.
 #[derive(Clone, Copy, Debug)]
@@ -443,23 +384,6 @@ where
     let map = ebpf.take_map(name).ok_or(KernelError::Missing(name))?;
     T::try_from(map).map_err(KernelError::map(name))
 }
-
-fn program_error(program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
-    move |error| KernelError::Program { program, reason: refusal(&error) }
-}
-
-/// Why the kernel refused a program, in one line. Of the verifier's log, which may have megabytes, the last words: they say
-/// what was wrong.
-fn refusal(error: &ProgramError) -> String {
-    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
-    let log = verifier_log.to_string();
-    let mut lines = log.lines().rev();
-    let last = lines.find(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)));
-    last.map_or_else(|| io_error.to_string(), |last| format!("{io_error}: {last}"))
-}
-
-/// How the lines begin that the verifier puts behind its reason (`print_verification_stats`, kernel/bpf/verifier.c).
-const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
 
 fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut PerfEvent, KernelError> {
     let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;

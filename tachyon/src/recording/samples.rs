@@ -155,18 +155,19 @@ impl Maker {
     }
 
     /// The record as it is to be believed: without its frames where they were being linked.
-    fn settle<'a>(&mut self, record: &SampleRecord, frames: Frames<'a>) -> (SampleRecord, Frames<'a>) {
+    fn settle<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> (SampleRecord, Frames<'a>) {
         let (mut leaf_first, mut record) = (frames.iter(), *record);
         let leaf = leaf_first.next();
         let root = leaf_first.next_back().or(leaf);
-        let known = lock(&self.registry).layout(record.layout).copied();
-        let (Some(layout), Some(stop)) = (known, StopReason::from_number(record.stop)) else { return (record, frames) };
-        let settled = walk::settle(&layout, stop, leaf.as_ref(), root.as_ref());
+        let registry = lock(&self.registry);
+        let known = registry.layout(record.layout).zip(StopReason::from_number(record.stop));
+        let Some((layout, stop)) = known else { return (record, frames) };
+        let settled = walk::settle(layout, stop, leaf.as_ref(), root.as_ref());
         if settled == stop {
             return (record, frames);
         }
         record.stop = settled as u8;
-        (record, Frames::NONE)
+        (record, frames.without_python())
     }
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
@@ -200,7 +201,8 @@ impl Maker {
         let process = &mut made.processes[owner.process.0 as usize];
         process.samples += 1;
         process.not_initialized += u64::from(record.stop == StopReason::RuntimeNotInitialized as u8);
-        if !whole_stack(record.stop) {
+        // Only these count as named when their frames are.
+        if !StopReason::from_number(record.stop).is_some_and(StopReason::is_whole) {
             return;
         }
         let frames: Vec<FrameId> = stack.iter().copied().filter(|&frame| !self.symbolizer.is_named(frame)).collect();
@@ -267,12 +269,6 @@ impl Maker {
             let _gone = self.symbolizer.read_missing(&mut self.made.profile, missing.key, &layout, self.seed, process);
         }
     }
-}
-
-/// Whether a stack that ended for this reason counts as named when its frames are: it is whole, or there is none.
-fn whole_stack(stop: u8) -> bool {
-    use StopReason::{Complete, NoFrame, NoThreadState};
-    matches!(StopReason::from_number(stop), Some(Complete | NoFrame | NoThreadState))
 }
 
 /// What is known of the process of a record.

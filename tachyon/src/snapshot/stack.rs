@@ -15,9 +15,9 @@ use tachyon_common::walk::{self, CodeBuffer, FrameBuffer, FrameSink, FrameWalk, 
 /// Readings of one stack. A thread that makes a million calls a second agrees after a few.
 const MAX_READINGS: usize = 32;
 
-/// Steps of one walk: a stack of 1,024 frames needs 10; the rest is for shim frames, of which a hostile chain can have
-/// a cycle that never stores a frame.
-const MAX_STEPS: usize = 64;
+/// Frames looked at in one walk: 1,024 that count, the rest for shim frames, of which a hostile chain can have a cycle that
+/// never stores a frame.
+const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
 
 /// A thread's stack.
 #[derive(Clone, Debug)]
@@ -96,8 +96,8 @@ fn chain<M: UserMemory + ?Sized>(
         chain.base_frame = walk::read_u64(memory, tstate, layout.tstate_base_frame).unwrap_or(0);
     }
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
-    for _ in 0..MAX_STEPS {
-        let stopped = chain.step(
+    for _ in 0..MAX_LOOKS {
+        let stopped = chain.frame(
             memory,
             layout,
             target.entry.code_type,
