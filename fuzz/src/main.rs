@@ -6,6 +6,7 @@
 
 mod gauge;
 mod input;
+mod native;
 mod recover;
 mod targets;
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Cursor;
 
 use tachyon::cli::recover;
-use tachyon::profile::{Frame, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::profile::{Frame, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{Sink, TachSink};
@@ -49,7 +49,13 @@ fn recording(options: TachOptions, many_processes: bool) -> [Vec<u8>; 2] {
         };
         let frames = [frame("leaf", number.cast_signed() / 5), frame("f", 2), frame("main", 1)];
         let frames = &frames[usize::from(number % 7 == 0)..];
-        let sample = Sample { thread: ThreadId(number / 20), time_us: u64::from(number) * 9_999, status: 3, frames };
+        let sample = Sample {
+            thread: ThreadId(number / 20),
+            time_us: u64::from(number) * 9_999,
+            status: 3,
+            frames,
+            merge: Merge::None,
+        };
         sink.sample(&profile, &sample).expect("it can be written");
         if number % 15 == 0 {
             sink.tick(&profile).expect("it can be written");

@@ -7,21 +7,18 @@ use std::path::Path;
 
 use tachyon::events::{Event, Events};
 use tachyon::inspect::{Evaluator, examine_file, published_layout};
-use tachyon::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
 use tachyon::profile::Profile;
-use tachyon::remote::{MappedPath, RemoteProcess, elf::Elf, parse_maps, parse_stat};
+use tachyon::remote::{parse_maps, parse_stat};
 use tachyon::sinks::text;
 use tachyon::symbolize::linetable::{Format, LineTable};
 use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
-use tachyon::types::{Pid, RemoteAddr};
-use tachyon::unwind;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
-use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{CodeBuffer, code_identity, thread_facts};
 
 use crate::input::Rng;
+use crate::native;
 use crate::recover;
 
 #[path = "../../tachyon-common/tests/image/mod.rs"]
@@ -37,22 +34,23 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 13] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
     Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
     Target { name: "line_table", seeds: line_tables, run: locate },
     Target { name: "text", seeds: texts, run: decode_text },
     Target { name: "debug_offsets", seeds: || seed_files("bin"), run: walk_as_published },
     Target { name: "elf", seeds: || seed_files("so"), run: examine },
-    Target { name: "eh_frame", seeds: small_elf_files, run: compile_rules },
+    Target { name: "eh_frame", seeds: native::elf_files, run: native::compile_rules },
+    Target { name: "native_walk", seeds: native::tables, run: native::walk_hostile },
     Target { name: "proc", seeds: proc_files, run: parse_proc },
     Target { name: "events", seeds: records, run: decode_events },
     Target { name: "walk", seeds: Vec::new, run: walk_hostile },
-    Target { name: "mixed", seeds: Vec::new, run: join_stacks },
+    Target { name: "mixed", seeds: native::stacks, run: native::join_stacks },
     Target { name: "live_code", seeds: Vec::new, run: read_hostile_code },
 ];
 
-fn here() -> &'static Path {
+pub(crate) fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -65,7 +63,7 @@ fn files(folder: &Path, extension: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| std::fs::read(path).expect("a file of the project is readable")).collect()
 }
 
-fn seed_files(extension: &str) -> Vec<Vec<u8>> {
+pub(crate) fn seed_files(extension: &str) -> Vec<Vec<u8>> {
     files(&here().join("seeds"), extension)
 }
 
@@ -110,11 +108,28 @@ fn read_tach(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
                 let tables = samples_tables(&sample);
                 assert!(tables, "a reader gives checked indices");
             }
-            Ok(None) => return true,
+            Ok(None) => {
+                let count = samples.records().samples();
+                copy_tach(reader, count);
+                return true;
+            }
             Err(_) => return false,
         }
     }
     true
+}
+
+/// What can be read to its end can be copied, and the copy be read.
+fn copy_tach(reader: tach::Reader<Cursor<Vec<u8>>>, count: u64) {
+    if !reader.can_be_copied() {
+        return;
+    }
+    let (copy, summary) = reader.copy_to(Cursor::new(Vec::new())).expect("all of it was read before");
+    assert_eq!(summary.samples, count);
+    let mut copy = tach::Reader::new(copy).expect("it was written");
+    let mut samples = copy.samples().expect("it was written");
+    while samples.next_sample().expect("the samples are the same").is_some() {}
+    assert_eq!(samples.records().samples(), count);
 }
 
 fn samples_tables(sample: &tach::Sample<'_>) -> bool {
@@ -186,45 +201,6 @@ fn examine(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let bytes = rng.mutated(seeds);
     let _evaluator = Evaluator::of_file(&bytes[..]);
     examine_file(&bytes[..], rng.below(2) == 0).is_ok_and(|found| found.is_some())
-}
-
-/// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
-/// place, and so does every native one unless they were found to contradict each other.
-fn join_stacks(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let kinds = [
-        NativeKind::Evaluator { entering: false },
-        NativeKind::Evaluator { entering: true },
-        NativeKind::Handler,
-        NativeKind::Plumbing,
-        NativeKind::Interpreter,
-        NativeKind::Other,
-    ];
-    let native: Vec<NativeKind> = (0..rng.below(256)).map(|_| *rng.of(&kinds)).collect();
-    let frame = |rng: &mut Rng| {
-        let most = if rng.below(64) == 0 { 1 << 16 } else { 3 };
-        PythonFrame { entry: rng.below(2) == 0, shims: u16::try_from(rng.below(most)).expect("below 2^16") }
-    };
-    let python: Vec<PythonFrame> = (0..rng.below(256)).map(|_| frame(rng)).collect();
-    let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
-    let boundaries = [Boundaries::EveryFrame, Boundaries::EntryFrame, Boundaries::Shim];
-    let native_stack = Native { frames: &native, whole: rng.below(2) == 0 };
-    let stack = Python {
-        frames: &python,
-        root_shims: u16::try_from(rng.below(4)).expect("below 4"),
-        stop: *rng.of(&stops),
-        boundaries: *rng.of(&boundaries),
-    };
-    let mut joined = Vec::new();
-    let quality = join(&native_stack, &stack, true, &mut joined);
-    let of_python: Vec<usize> =
-        joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
-    let of_native: Vec<usize> =
-        joined.iter().filter_map(|frame| if let Joined::Native(at) = frame { Some(*at) } else { None }).collect();
-    assert!(of_python.into_iter().eq(0..python.len()), "Python frames are lost, doubled or out of order");
-    if quality != Quality::Failed {
-        assert!(of_native.into_iter().eq(0..native.len()), "native frames are lost, doubled or out of order");
-    }
-    quality == Quality::Exact
 }
 
 fn proc_files() -> Vec<Vec<u8>> {
@@ -387,25 +363,4 @@ fn read_hostile_code(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     }
     symbolizer.finish(&mut profile);
     read
-}
-
-/// The kernel's vdso: a whole ELF file with unwind rules of every common kind, in two pages.
-fn small_elf_files() -> Vec<Vec<u8>> {
-    let own = RemoteProcess::at(Pid(std::process::id()));
-    let maps = own.maps().expect("own mappings can be read");
-    let vdso = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[vdso]".to_vec()));
-    let vdso = vdso.expect("every process has a vdso");
-    let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
-    own.read_memory(RemoteAddr(vdso.start), &mut bytes).expect("it is mapped");
-    vec![bytes]
-}
-
-fn compile_rules(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(elf) = Elf::parse(&bytes[..]) else { return false };
-    let Ok(table) = unwind::compile(&elf) else { return false };
-    assert!(table.rows.len() <= 2 * unwind::MAX_ROWS);
-    assert!(table.rows.is_sorted_by_key(|row| row.pc()), "a search needs them sorted");
-    let _rule = table.rule(table.base.wrapping_add(rng.odd() & 0xffff));
-    true
 }

@@ -7,6 +7,8 @@
 pub struct Config {
     /// Mixed into every fingerprint, so that no target can aim for a collision.
     pub seed: u64,
+    /// The bits that an address of user code may have: on arm64 a return address may be signed in those above.
+    pub code_mask: u64,
     /// Bits of [`flags`].
     pub flags: u32,
     /// `task_struct.thread` + `thread_struct.fsbase` (x86-64) or `thread.uw.tp_value` (arm64).
@@ -61,6 +63,10 @@ pub struct Config {
     pub wake_bytes: u32,
     /// Inode number of the profiler's pid namespace; 0: the initial one, which numbers every process.
     pub own_pid_ns: u32,
+    /// The processor, one of [`machine`]: the object is the same for all.
+    pub machine: u32,
+    /// How far a thread's pointer may lie above its `thread_id`, in bytes ([`crate::walk::ThreadPointer`]).
+    pub thread_pointer_reach: u32,
 }
 
 /// Bits of [`Config::flags`].
@@ -75,6 +81,16 @@ pub mod flags {
     pub const FILTERED: u32 = 1 << 3;
     /// Native stacks are wanted (`--native`).
     pub const NATIVE: u32 = 1 << 4;
+    /// Kernel stacks are wanted (`--kernel`).
+    pub const KERNEL: u32 = 1 << 5;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 8 + 28 * 4);
+/// Processors: values of [`Config::machine`].
+pub mod machine {
+    /// x86-64.
+    pub const X86_64: u32 = 0;
+    /// arm64.
+    pub const ARM64: u32 = 1;
+}
+
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 30 * 4);

@@ -117,6 +117,9 @@ pub mod status {
     pub const IN_KERNEL: u32 = 1 << 9;
     /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
     pub const BY_FRAME_POINTER: u32 = 1 << 10;
+    /// The thread was entering the evaluator, and the Python frames are those of its callers, which the native stack
+    /// led to.
+    pub const CALLERS: u32 = 1 << 11;
 }
 
 /// One Python frame of a sample.

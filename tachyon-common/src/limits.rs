@@ -35,8 +35,12 @@ pub const MAX_KERNEL_FRAMES: usize = 127;
 /// Thread states looked at by one BPF program while it searches a thread list.
 pub const THREADS_PER_STEP: usize = 64;
 
-/// Most tail calls one sample may spend on searching the thread list: 20 * 64 = 1,280 thread states.
+/// Most tail calls one sample may spend on searching the thread list: 20 * 64 = 1,280 thread states. The next sample of
+/// the thread goes on from there.
 pub const MAX_THREAD_STEPS: u32 = 20;
+
+/// Slots for searches that were broken off (a power of two): 2^11 * 96 bytes = 192 KiB.
+pub const SEARCH_SLOTS: u32 = 2_048;
 
 /// Most tail calls of one sample altogether (the kernel's limit is 33).
 pub const MAX_TAIL_CALLS: u32 = 32;
@@ -83,3 +87,6 @@ pub const SENT_SLOTS: u32 = 65_536;
 
 /// Slots of one bucket of that table.
 pub const SENT_WAYS: u32 = 4;
+
+/// Rows of unwind tables in one map: 512 KiB, a power of two.
+pub const ROWS_PER_CHUNK: u32 = 65_536;

@@ -27,16 +27,18 @@ pub struct ProcessEntry {
     pub uninspected: u64,
     /// Program runs that met this process after its exit hook.
     pub after_exit: u64,
-    /// What to add to a thread's `thread_id` to get its thread pointer: 0 on x86-64, the libc's constant on arm64.
-    pub thread_pointer_bias: i64,
     /// Index into the `LAYOUTS` map.
     pub layout: u32,
     /// Bits of [`flags`].
     pub flags: u32,
     /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
     pub thread_starts: u32,
-    /// Explicit padding.
-    pub _pad: u32,
+    /// Where the evaluator keeps its `cframe`, from its stack pointer on, in bytes (3.11, 3.12); 0: not known.
+    pub cframe_offset: u32,
+    /// First address of the evaluator's code, as far as it is in one piece; only with [`ProcessEntry::cframe_offset`].
+    pub evaluator_start: u64,
+    /// First address past it.
+    pub evaluator_end: u64,
 }
 
 /// Bits of [`ProcessEntry::flags`].
@@ -53,4 +55,4 @@ pub mod flags {
     pub const EXITED: u32 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 104);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 112);

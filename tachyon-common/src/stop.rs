@@ -15,7 +15,8 @@ pub enum StopReason {
     /// thread pointer.
     RuntimeNotInitialized = 2,
     /// The thread was just entering the evaluator, where `cframe` is published before it is filled (3.11 and 3.12): the
-    /// sample is kept without frames. In `dump` also: a frame was just being pushed and not linked yet.
+    /// sample is kept, with its callers' frames where the native stack leads to them, else without frames. Also: a frame
+    /// was just being pushed and not linked yet.
     EnteringEval = 3,
     /// Several thread states fit and none is the better one.
     AmbiguousThread = 4,

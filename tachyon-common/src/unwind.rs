@@ -1,10 +1,17 @@
-//! Native stacks: compact unwind rows, and one step of an x86-64 stack over the same memory trait as the Python walk.
+//! Native stacks: compact unwind rows, and one step of a stack over the same memory trait as the Python walk.
 //!
 //! User space compiles `.eh_frame` into sorted [`Row`]s, 8 bytes each; the kernel side searches them and steps. A row says
-//! only what a stack needs: where the caller's frame starts (the CFA), where `rbp` was saved, and that the return address
-//! lies below the CFA. What it cannot say is [`Rule::UNSUPPORTED`], and ends the walk with a reason: a stack is whole or
-//! labelled, never guessed. A rule is 32 bits of the architecture's own; search, ranges and reasons serve any.
+//! only what a stack needs: where the caller's frame starts (the CFA), where the frame pointer and the return address were
+//! saved. What it cannot say is [`Rule::UNSUPPORTED`], and ends the walk with a reason: a stack is whole or labelled, never
+//! guessed. A rule is 32 bits of the processor's own, here x86-64's and in [`arm64`] the other's; search, ranges and
+//! reasons serve both.
 
+pub mod arm64;
+mod x86_64;
+
+pub use x86_64::saved;
+
+use crate::config::machine;
 use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS, ROW_SEARCH_STEPS};
 use crate::stop::StopReason;
 use crate::walk::{UserMemory, read_u64};
@@ -12,7 +19,8 @@ use crate::walk::{UserMemory, read_u64};
 /// How to find the caller's registers at an instruction.
 ///
 /// Bits 0–3 are the kind, bits 4–13 say where `rbp` was saved, bits 14–31 are the offset, signed. Offsets count words
-/// of 8 bytes, which is how compilers move the stack.
+/// of 8 bytes, which is how compilers move the stack. Of [`kind::REGISTER`] bits 14–17 are the register, and the offset
+/// has the 14 bits above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Rule(pub u32);
@@ -37,16 +45,10 @@ pub mod kind {
     pub const END: u32 = 7;
     /// No function is known here.
     pub const GAP: u32 = 8;
-}
-
-/// Where `rbp` was saved: bits 4–13 of a [`Rule`]. Other values are words below the CFA.
-pub mod saved {
-    /// Nowhere: it still holds the caller's value.
-    pub const UNCHANGED: u32 = 0;
-    /// Where `rbp` points to (functions that align their stack).
-    pub const AT_FP: u32 = 1023;
-    /// Furthest place below the CFA, in words.
-    pub const MAX: u32 = 1022;
+    /// CFA = another register + offset. Such a register is known only of the instruction that was interrupted.
+    pub const REGISTER: u32 = 9;
+    /// No rules are known of code that is taken to keep frame pointers (of arm64's vdso, all but the signal trampoline).
+    pub const CHAIN: u32 = 10;
 }
 
 impl Rule {
@@ -58,47 +60,14 @@ impl Rule {
     pub const END: Self = Self(kind::END);
     /// A signal handler's return.
     pub const SIGNAL: Self = Self(kind::SIGNAL);
-
-    /// A rule of `kind` with an offset in bytes; `None` when it does not fit.
-    #[must_use]
-    pub fn new(kind: u32, offset: i64, saved: u32) -> Option<Self> {
-        let words = offset / 8;
-        let fits = offset % 8 == 0 && (-(1 << 17)..1 << 17).contains(&words) && saved <= saved::AT_FP;
-        fits.then(|| Self(kind | (saved << 4) | ((words as i32).cast_unsigned() << 14)))
-    }
-
-    /// A rule that reads the CFA from memory: `inner` and `outer` in bytes; `None` when they do not fit.
-    #[must_use]
-    pub fn deref(kind: u32, inner: i64, outer: i64, saved: u32) -> Option<Self> {
-        let (words, plus) = (inner / 8, outer / 8);
-        let fits =
-            inner % 8 == 0 && outer % 8 == 0 && (-(1 << 10)..1 << 10).contains(&words) && (0..128).contains(&plus);
-        if !fits {
-            return None;
-        }
-        // 11 bits signed, then 7 bits unsigned.
-        Self::new(kind, ((words << 7) | plus) * 8, saved)
-    }
+    /// Frame pointers are followed, of arm64 alone: on x86-64 every piece of code has rules or is in a file that has none.
+    pub const CHAIN: Self = Self(kind::CHAIN);
 
     /// One of [`kind`].
     #[inline(always)]
     #[must_use]
     pub const fn kind(self) -> u32 {
         self.0 & 15
-    }
-
-    /// One of [`saved`], or words below the CFA.
-    #[inline(always)]
-    #[must_use]
-    pub const fn saved(self) -> u32 {
-        (self.0 >> 4) & 1023
-    }
-
-    /// The offset in words.
-    #[inline(always)]
-    #[must_use]
-    pub const fn words(self) -> i64 {
-        (self.0.cast_signed() >> 14) as i64
     }
 }
 
@@ -170,14 +139,43 @@ pub struct Space {
 pub trait Tables {
     /// The range with this index.
     fn range(&self, index: u32) -> Option<Range>;
-    /// The row with this index.
-    fn row(&self, index: u32) -> Option<Row>;
+    /// Where the range with this index starts.
+    #[inline(always)]
+    fn range_start(&self, index: u32) -> Option<u64> {
+        self.range(index).map(|range| range.start)
+    }
+    /// Where rows lie. Those of one range lie together, so that this is looked up once for them all.
+    type Chunk: Copy;
+    /// Where the row with this index lies.
+    fn chunk(&self, index: u32) -> Option<Self::Chunk>;
+    /// The row with this index, which lies there.
+    fn row(&self, chunk: Self::Chunk, index: u32) -> Option<Row>;
+    /// The processor that the rules are for, one of [`machine`]: by default the one that this was compiled for.
+    #[inline(always)]
+    fn machine(&self) -> u32 {
+        if cfg!(target_arch = "aarch64") { machine::ARM64 } else { machine::X86_64 }
+    }
+    /// The bits that a return address has beside its signature (pointer authentication of arm64, where addresses of user
+    /// space have 48 bits or fewer).
+    #[inline(always)]
+    fn code_mask(&self) -> u64 {
+        if self.machine() == machine::ARM64 { (1 << 48) - 1 } else { u64::MAX }
+    }
+    /// The same word. Where the compiler must not see what is computed from it, lest it make branches of masks, this is
+    /// more than nothing.
+    #[inline(always)]
+    fn hide(&self, word: u64) -> u64 {
+        word
+    }
 }
 
 /// Takes the addresses of a walk, leaf first.
 pub trait AddressSink {
     /// Stores the address at `index`, which is below [`MAX_NATIVE_FRAMES`].
     fn store(&mut self, index: usize, address: u64);
+    /// Is told of the stack pointer at an address, too.
+    #[inline(always)]
+    fn arrived(&mut self, _address: u64, _sp: u64) {}
 }
 
 /// Where the walk of a native stack stands.
@@ -188,24 +186,28 @@ pub struct NativeWalk {
     pub ip: u64,
     /// Stack pointer.
     pub sp: u64,
-    /// `rbp`.
+    /// `rbp`, `x29`.
     pub fp: u64,
+    /// `x30` of the interrupted instruction: where a function of arm64 returns to that has not saved it. It has no meaning
+    /// for callers.
+    pub link: u64,
     /// Range found last: most callers lie in the same file.
     range: Range,
     /// Row found last.
     row: u64,
-    /// First candidate of a search.
-    low: u32,
-    /// First one past the candidates.
-    high: u32,
     /// Addresses stored so far.
     pub stored: u32,
     /// 1 when `ip` is where the thread was interrupted, 0 when it is a return address.
     exact: u32,
     /// Steps that trusted a frame pointer because no table covers the code.
     pub by_frame_pointer: u32,
-    /// Explicit padding.
+    /// 1 when `leaf` was filled in.
+    pub leaf_known: u32,
+    /// 1 when `sp` is no more than a lower bound: a frame pointer of arm64 does not tell where a caller's frame starts.
+    sp_lost: u32,
     _pad: u32,
+    /// Registers of the interrupted instruction, as DWARF numbers them: hand-written loops keep their frame in any.
+    pub leaf: [u64; 16],
 }
 
 impl NativeWalk {
@@ -214,7 +216,21 @@ impl NativeWalk {
     #[must_use]
     pub const fn start(ip: u64, sp: u64, fp: u64) -> Self {
         const NONE: Range = Range { start: 0, end: 0, bias: 0, first_row: 0, rows: 0 };
-        Self { ip, sp, fp, range: NONE, row: 0, low: 0, high: 0, stored: 0, exact: 1, by_frame_pointer: 0, _pad: 0 }
+        Self {
+            ip,
+            sp,
+            fp,
+            link: 0,
+            range: NONE,
+            row: 0,
+            stored: 0,
+            exact: 1,
+            by_frame_pointer: 0,
+            leaf_known: 0,
+            sp_lost: 0,
+            _pad: 0,
+            leaf: [0; 16],
+        }
     }
 
     /// Walks up to [`NATIVE_FRAMES_PER_STEP`] frames. `None`: call again.
@@ -229,8 +245,20 @@ impl NativeWalk {
         space: Space,
         sink: &mut S,
     ) -> Option<StopReason> {
+        self.frames::<NATIVE_FRAMES_PER_STEP, M, T, S>(memory, tables, space, sink)
+    }
+
+    /// Walks up to `MOST` frames, likewise.
+    #[inline(always)]
+    pub fn frames<const MOST: usize, M: UserMemory + ?Sized, T: Tables, S: AddressSink>(
+        &mut self,
+        memory: &M,
+        tables: &T,
+        space: Space,
+        sink: &mut S,
+    ) -> Option<StopReason> {
         let mut steps = 0;
-        while steps < NATIVE_FRAMES_PER_STEP {
+        while steps < MOST {
             steps += 1;
             // The state goes through memory at each turn: kept in registers, it would make every path of one turn a
             // state of its own for the verifier in the next.
@@ -239,12 +267,15 @@ impl NativeWalk {
                 return Some(StopReason::TooDeep);
             }
             let at = this.ip.wrapping_sub(u64::from(1 - (this.exact & 1)));
-            let known = (at >= this.range.start && at < this.range.end) || this.find_range(tables, space, at);
+            // One comparison, which holds of no address while there is no range.
+            let inside = at.wrapping_sub(this.range.start) < this.range.end.wrapping_sub(this.range.start);
+            let known = inside || this.find_range(tables, space.first, space.count, at) != 0;
             // What is no code at all was no return address. Where the thread was interrupted is true in any case.
             if !known && this.stored > 0 {
                 return Some(StopReason::UnknownCode);
             }
             sink.store(this.stored as usize, at);
+            sink.arrived(at, this.sp);
             let this = core::hint::black_box(&mut *this);
             this.stored += 1;
             if !known {
@@ -254,12 +285,17 @@ impl NativeWalk {
                 if this.range.first_row == no_table::STOP {
                     return Some(StopReason::NoUnwindTables);
                 }
-                this.by_frame_pointer += 1;
-                this.follow_frame_pointer(memory)
+                this.follow_frame_pointer(memory, tables)
             } else {
-                this.find_row(tables, at);
+                let _zero = this.find_row(tables, at);
                 let this = core::hint::black_box(&mut *this);
-                this.apply(memory, Rule(this.row as u32))
+                let rule = Rule(this.row as u32);
+                // A constant for the verifier, which looks at one of the two only.
+                if tables.machine() == machine::ARM64 {
+                    this.apply_arm64(memory, tables, arm64::Rule(rule))
+                } else {
+                    this.apply(memory, rule)
+                }
             };
             if let Err(reason) = result {
                 return Some(reason);
@@ -268,114 +304,84 @@ impl NativeWalk {
         None
     }
 
-    /// Finds the range that holds an address.
-    #[inline(always)]
-    fn find_range<T: Tables>(&mut self, tables: &T, space: Space, at: u64) -> bool {
-        self.low = space.first;
-        self.high = space.first.wrapping_add(space.count);
+    /// Finds the range that holds an address: the last one that starts at or below it, if that reaches so far. Gives 1, or 0
+    /// when there is none.
+    ///
+    /// Both searches are functions of their own, and choose with masks and not with branches: the verifier has one state
+    /// behind each halving, and one behind the call. (A processor guesses such a branch wrong every second time, too.)
+    #[inline(never)]
+    fn find_range<T: Tables>(&mut self, tables: &T, first: u32, count: u32, at: u64) -> u64 {
+        let (first, count) = (u64::from(first), u64::from(count));
+        let (mut below, mut bit) = (0, 1_u64 << RANGE_SEARCH_STEPS);
         self.range = Range::default();
-        let mut steps = 0;
-        while steps < RANGE_SEARCH_STEPS {
-            steps += 1;
-            let this = core::hint::black_box(&mut *self);
-            if this.low >= this.high {
-                break;
-            }
-            let middle = this.low + (this.high - this.low) / 2;
-            let Some(range) = tables.range(middle) else { return false };
-            if at < range.start {
-                this.high = middle;
-            } else if at >= range.end {
-                this.low = middle + 1;
-            } else {
-                this.range = range;
-                return true;
-            }
+        while bit > 1 {
+            bit >>= 1;
+            let next = below + bit;
+            // What is read in its place, where a halving would lead beyond the last candidate, counts for nothing.
+            let there = not_above(tables, next, count);
+            let Some(start) = tables.range_start((first + ((next - 1) & there)) as u32) else { return 0 };
+            // Halved, because a mask is made of a sign; starts are even.
+            below += bit & there & not_above(tables, start >> 1, at >> 1);
         }
-        false
+        if below == 0 {
+            return 0;
+        }
+        let Some(range) = tables.range((first + below - 1) as u32) else { return 0 };
+        if at >= range.end {
+            return 0;
+        }
+        self.range = range;
+        1
     }
 
     /// Finds the row that holds at an address of the present range.
-    #[inline(always)]
-    fn find_row<T: Tables>(&mut self, tables: &T, at: u64) {
+    #[inline(never)]
+    fn find_row<T: Tables>(&mut self, tables: &T, at: u64) -> u64 {
         let pc = at.wrapping_sub(self.range.bias);
-        self.low = self.range.first_row;
-        self.high = self.range.first_row.wrapping_add(self.range.rows);
+        let (first, count) = (u64::from(self.range.first_row), u64::from(self.range.rows));
         self.row = u64::from(Rule::GAP.0);
         // A row's address has 32 bits: what lies beyond is in no table.
         if pc > u64::from(u32::MAX) {
-            return;
+            return 0;
         }
-        let wanted = (pc << 32) | 0xffff_ffff;
-        let mut steps = 0;
-        while steps < ROW_SEARCH_STEPS {
-            steps += 1;
-            let this = core::hint::black_box(&mut *self);
-            if this.low >= this.high {
-                break;
-            }
-            let middle = this.low + (this.high - this.low) / 2;
-            let Some(row) = tables.row(middle) else { return };
-            if row.0 <= wanted {
-                this.row = row.0;
-                this.low = middle + 1;
-            } else {
-                this.high = middle;
-            }
+        let Some(chunk) = tables.chunk(self.range.first_row) else { return 0 };
+        let (mut below, mut bit) = (0, 1_u64 << ROW_SEARCH_STEPS);
+        while bit > 1 {
+            bit >>= 1;
+            let next = below + bit;
+            let there = not_above(tables, next, count);
+            let Some(row) = tables.row(chunk, (first + ((next - 1) & there)) as u32) else { return 0 };
+            below += bit & there & not_above(tables, u64::from(row.pc()), pc);
         }
+        if below > 0
+            && let Some(row) = tables.row(chunk, (first + below - 1) as u32)
+        {
+            self.row = row.0;
+        }
+        0
     }
 
-    /// Steps to the caller by a rule. `Err` is the end of the walk.
+    /// Why a walk ends at a rule of a kind that leads to no caller.
     #[inline(always)]
-    fn apply<M: UserMemory + ?Sized>(&mut self, memory: &M, rule: Rule) -> Result<(), StopReason> {
-        let unreadable = |_| StopReason::UnreadableStack;
-        let words = rule.words();
-        let bytes = (words * 8).cast_unsigned();
-        let kind = rule.kind();
-        let cfa = if kind == kind::SP {
-            self.sp.wrapping_add(bytes)
-        } else if kind == kind::FP {
-            self.fp.wrapping_add(bytes)
-        } else if kind == kind::DEREF_SP || kind == kind::DEREF_FP {
-            let base = if kind == kind::DEREF_SP { self.sp } else { self.fp };
-            let inner = ((words >> 7) * 8).cast_unsigned();
-            read_u64(memory, base.wrapping_add(inner), 0)
-                .map_err(unreadable)?
-                .wrapping_add(((words & 127) * 8).cast_unsigned())
-        } else if kind == kind::PLT {
-            let slot = self.ip & 15;
-            self.sp.wrapping_add(if slot >= bytes / 8 { 16 } else { 8 })
-        } else if kind == kind::SIGNAL {
-            // `struct ucontext` of x86-64 at `rsp`: `uc_mcontext` 40, in it rbp 80, rsp 120, rip 128.
-            let fp = read_u64(memory, self.sp, 120).map_err(unreadable)?;
-            let sp = read_u64(memory, self.sp, 160).map_err(unreadable)?;
-            self.ip = read_u64(memory, self.sp, 168).map_err(unreadable)?;
-            (self.fp, self.sp, self.exact) = (fp, sp, 1);
-            return Ok(());
-        } else if kind == kind::END {
-            return Err(StopReason::Complete);
+    const fn end(&self, kind: u32) -> StopReason {
+        // Start-up code of some libcs has no rules; the ABI has it clear the frame pointer.
+        if kind == kind::END || (kind == kind::GAP && self.fp == 0) {
+            StopReason::Complete
         } else if kind == kind::GAP {
-            // Start-up code of some libcs has no rules; the ABI has it clear `rbp`.
-            return Err(if self.fp == 0 { StopReason::Complete } else { StopReason::NoUnwindRule });
+            StopReason::NoUnwindRule
         } else {
-            return Err(StopReason::UnsupportedUnwindRule);
-        };
-        // A caller's frame lies above: whatever the memory holds, the walk ends.
-        if cfa <= self.sp {
-            return Err(StopReason::StackNotRising);
+            StopReason::UnsupportedUnwindRule
         }
-        let saved = rule.saved();
-        if saved != saved::UNCHANGED {
-            let place = if saved == saved::AT_FP { self.fp } else { cfa.wrapping_sub(u64::from(saved) * 8) };
-            self.fp = read_u64(memory, place, 0).map_err(unreadable)?;
-        }
-        let ip = read_u64(memory, cfa.wrapping_sub(8), 0).map_err(unreadable)?;
-        self.arrive(ip, cfa)
     }
 
-    /// Steps to the caller by `rbp`: it must point into the stack above, as code that keeps frame pointers has it.
+    /// Steps to the caller by the frame pointer: it must point into the stack above, as code that keeps them has it.
     #[inline(always)]
-    fn follow_frame_pointer<M: UserMemory + ?Sized>(&mut self, memory: &M) -> Result<(), StopReason> {
+    fn follow_frame_pointer<M: UserMemory + ?Sized, T: Tables>(
+        &mut self,
+        memory: &M,
+        tables: &T,
+    ) -> Result<(), StopReason> {
+        self.by_frame_pointer += 1;
         if self.fp == 0 {
             return Err(StopReason::Complete);
         }
@@ -385,9 +391,10 @@ impl NativeWalk {
         let unreadable = |_| StopReason::UnreadableStack;
         let fp = read_u64(memory, self.fp, 0).map_err(unreadable)?;
         let ip = read_u64(memory, self.fp, 8).map_err(unreadable)?;
-        let cfa = self.fp.wrapping_add(16);
+        let above = self.fp.wrapping_add(16);
         self.fp = fp;
-        self.arrive(ip, cfa)
+        self.sp_lost = u32::from(tables.machine() == machine::ARM64);
+        self.arrive(ip & tables.code_mask(), above)
     }
 
     #[inline(always)]
@@ -399,6 +406,14 @@ impl NativeWalk {
         (self.ip, self.sp, self.exact) = (ip, sp, 0);
         Ok(())
     }
+}
+
+/// All bits when `value` is not above `limit`, else none; both below 2^63.
+#[inline(always)]
+fn not_above<T: Tables>(tables: &T, value: u64, limit: u64) -> u64 {
+    // The difference is negative when it is above: its shifted sign is inverted.
+    let sign = tables.hide(limit.wrapping_sub(value)).cast_signed() >> 63;
+    !tables.hide(sign.cast_unsigned())
 }
 
 const _: () = assert!(core::mem::size_of::<Row>() == 8);

@@ -1,44 +1,11 @@
 //! The native walk over made-up stacks and tables: every kind of rule, every reason to stop, the bounds.
 
-use std::collections::BTreeMap;
-use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
+mod stack;
+
+use stack::Machine;
+use tachyon_common::limits::MAX_NATIVE_FRAMES;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, Tables, kind, no_table, saved};
-use tachyon_common::walk::{Unreadable, UserMemory};
-
-#[derive(Default)]
-struct Machine {
-    words: BTreeMap<u64, u64>,
-    ranges: Vec<Range>,
-    rows: Vec<Row>,
-    addresses: Vec<u64>,
-}
-
-impl UserMemory for Machine {
-    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        into.copy_from_slice(&self.words.get(&addr).ok_or(Unreadable)?.to_ne_bytes());
-        Ok(())
-    }
-}
-
-impl Tables for Machine {
-    fn range(&self, index: u32) -> Option<Range> {
-        self.ranges.get(index as usize).copied()
-    }
-
-    fn row(&self, index: u32) -> Option<Row> {
-        self.rows.get(index as usize).copied()
-    }
-}
-
-struct Addresses(Vec<u64>);
-
-impl AddressSink for Addresses {
-    fn store(&mut self, index: usize, address: u64) {
-        assert!(index < MAX_NATIVE_FRAMES && index == self.0.len());
-        self.0.push(address);
-    }
-}
+use tachyon_common::unwind::{NativeWalk, Range, Rule, kind, no_table, saved};
 
 const CODE: u64 = 0x7f00_0000_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
@@ -46,15 +13,7 @@ const STACK: u64 = 0x7ffc_0000_0000;
 impl Machine {
     /// Code whose rules hold for 16 bytes each, in order.
     fn with(rules: &[Rule]) -> Self {
-        let rows: Vec<Row> = (0..).zip(rules).map(|(at, rule)| Row::new(at * 16, *rule)).collect();
-        let range = Range {
-            start: CODE,
-            end: CODE + rows.len() as u64 * 16,
-            bias: CODE,
-            first_row: 0,
-            rows: rows.len() as u32,
-        };
-        Self { rows, ranges: vec![range], ..Self::default() }
+        Self::with_code(CODE, rules)
     }
 
     /// The return address into the code of a rule.
@@ -62,14 +21,8 @@ impl Machine {
         CODE + rule * 16 + 8
     }
 
-    fn walk_from(&mut self, ip: u64, fp: u64) -> (StopReason, NativeWalk) {
-        let mut walk = NativeWalk::start(ip, STACK, fp);
-        let mut addresses = Addresses(Vec::new());
-        let space = Space { image: 1, first: 0, count: self.ranges.len() as u32 };
-        let most = MAX_NATIVE_FRAMES / NATIVE_FRAMES_PER_STEP + 1;
-        let stop = (0..most).find_map(|_| walk.step(self, self, space, &mut addresses));
-        self.addresses = addresses.0;
-        (stop.expect("a walk ends within its steps"), walk)
+    fn walk_from(&self, ip: u64, fp: u64) -> (StopReason, NativeWalk, Vec<u64>) {
+        self.finish(NativeWalk::start(ip, STACK, fp))
     }
 }
 
@@ -105,9 +58,9 @@ fn each_kind_of_rule_finds_its_caller() {
     for (rule, fp, words, caller_fp) in table {
         let mut machine = Machine::with(&[*rule, end]);
         machine.words = words.iter().map(|(at, value)| (STACK + at, *value)).collect();
-        let (stop, walk) = machine.walk_from(CODE + 3, *fp);
+        let (stop, walk, addresses) = machine.walk_from(CODE + 3, *fp);
         assert_eq!((stop, walk.fp), (StopReason::Complete, *caller_fp), "{rule:x?}");
-        assert_eq!(machine.addresses, [CODE + 3, caller - 1], "a caller's address lies inside of its call");
+        assert_eq!(addresses, [CODE + 3, caller - 1], "a caller's address lies inside of its call");
     }
 }
 
@@ -132,9 +85,9 @@ fn a_signal_handler_returns_to_the_very_instruction() {
         (STACK + 168, CODE + 16),
         (below, Machine::place(2)),
     ]);
-    let (stop, walk) = machine.walk_from(CODE, 0);
+    let (stop, walk, addresses) = machine.walk_from(CODE, 0);
     assert_eq!((stop, walk.fp), (StopReason::Complete, 5), "a handler may run on a stack of its own");
-    assert_eq!(machine.addresses, [CODE, CODE + 16, Machine::place(2) - 1]);
+    assert_eq!(addresses, [CODE, CODE + 16, Machine::place(2) - 1]);
 }
 
 #[test]
@@ -146,8 +99,8 @@ fn every_native_reason_is_reached() {
         let file = Range { start: CODE - 64, end: CODE - 32, first_row: no_table::STOP, ..Range::default() };
         let jit = Range { start: CODE - 32, end: CODE, first_row: no_table::FRAME_POINTERS, ..Range::default() };
         machine.ranges.splice(0..0, [file, jit]);
-        let (stop, walk) = machine.walk_from(ip, fp);
-        assert_eq!((stop, machine.addresses.len()), (expected, frames), "{rules:x?} {words:x?}");
+        let (stop, walk, addresses) = machine.walk_from(ip, fp);
+        assert_eq!((stop, addresses.len()), (expected, frames), "{rules:x?} {words:x?}");
         reached.push(stop);
         walk.by_frame_pointer
     };
@@ -175,6 +128,35 @@ fn every_native_reason_is_reached() {
 }
 
 #[test]
+fn each_read_that_fails_ends_the_walk_where_it_is() {
+    let deref = Rule::deref(kind::DEREF_FP, -8, 0, saved::AT_FP).expect("fits");
+    let mut machine = Machine::with(&[Rule::SIGNAL, Rule::new(kind::SP, 24, 2).expect("fits"), deref, Rule::END]);
+    let fp = STACK + 0x300;
+    machine.words.extend([
+        (STACK + 120, 5),
+        (STACK + 160, STACK + 0x200),
+        (STACK + 168, CODE + 16),
+        (STACK + 0x208, fp),
+        (STACK + 0x210, Machine::place(2)),
+        (fp - 8, STACK + 0x400),
+        (fp, 7),
+        (STACK + 0x3f8, Machine::place(3)),
+    ]);
+    let (stop, _, whole) = machine.walk_from(CODE, 0);
+    assert_eq!(stop, StopReason::Complete);
+    let reads = machine.reads.get();
+    assert_eq!((whole.len(), reads), (4, 8));
+    for failing in 0..reads {
+        machine.reads.set(0);
+        machine.failing = Some(failing);
+        let (stop, _, addresses) = machine.walk_from(CODE, 0);
+        assert_eq!(stop, StopReason::UnreadableStack, "read {failing}");
+        let found = [1, 1, 1, 2, 2, 3, 3, 3][failing];
+        assert_eq!(addresses, whole[..found], "read {failing}: what was found before is as it was");
+    }
+}
+
+#[test]
 fn the_deepest_stack_is_whole_and_one_more_frame_is_told() {
     for (depth, expected) in [(MAX_NATIVE_FRAMES, StopReason::Complete), (MAX_NATIVE_FRAMES + 1, StopReason::TooDeep)] {
         let mut machine = Machine::with(&[sp(16), Rule::END]);
@@ -182,7 +164,7 @@ fn the_deepest_stack_is_whole_and_one_more_frame_is_told() {
             let rule = u64::from(frame == depth as u64 - 1);
             machine.words.insert(STACK + frame * 16 - 8, Machine::place(rule));
         }
-        let (stop, walk) = machine.walk_from(CODE, 1);
+        let (stop, walk, _) = machine.walk_from(CODE, 1);
         assert_eq!((stop, walk.stored as usize), (expected, MAX_NATIVE_FRAMES));
     }
 }

@@ -65,7 +65,8 @@ pub fn on_fork(ctx: &RawTracePointContext) {
     copy.after_exit = 0;
     copy.flags &= !flags::EXITED;
     if PROCESSES.insert(&child_tgid, &copy, ANY).is_err() {
-        return;
+        // The table is full: without an entry the child's samples count as those of a process that nobody wants.
+        return lose();
     }
     // SAFETY: a live map value, copied.
     if native()
@@ -139,9 +140,8 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         // The new program may be wanted where the old one was not: until that is decided its runs are counted apart.
         entry.flags |= flags::SELECTED;
     }
-    let result = PROCESSES.insert(&tgid, &entry, ANY);
-    if result.is_err() {
-        return;
+    if PROCESSES.insert(&tgid, &entry, ANY).is_err() {
+        return lose();
     }
     tell(&ProcessRecord {
         ktime_ns,
@@ -261,9 +261,15 @@ pub fn tell_unknown(tgid: u32) {
 
 #[inline(always)]
 fn tell(record: &ProcessRecord) {
-    if !output(record)
-        && let Some(lost) = EVENTS_LOST.get_ptr_mut(0)
-    {
+    if !output(record) {
+        lose();
+    }
+}
+
+/// Counts a process start or end that went by.
+#[inline(always)]
+fn lose() {
+    if let Some(lost) = EVENTS_LOST.get_ptr_mut(0) {
         // SAFETY: this CPU's value of the raw tracepoints; user space takes any loss as "scan again".
         unsafe { *lost += 1 };
     }
@@ -298,9 +304,10 @@ const EMPTY: ProcessEntry = ProcessEntry {
     entering_end: 0,
     uninspected: 0,
     after_exit: 0,
-    thread_pointer_bias: 0,
     layout: 0,
     flags: 0,
     thread_starts: 0,
-    _pad: 0,
+    cframe_offset: 0,
+    evaluator_start: 0,
+    evaluator_end: 0,
 };

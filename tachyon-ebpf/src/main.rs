@@ -6,6 +6,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod emit;
 mod kernel;
 mod lifecycle;
 mod maps;

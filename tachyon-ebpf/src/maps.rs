@@ -9,16 +9,17 @@ use tachyon_common::{
     config::Config,
     event::{Counters, RawFrame, SampleRecord},
     layout::Layout,
-    limits::{MAX_LAYOUTS, MAX_PENDING_CODES, MAX_PROCESSES, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS},
+    limits::{MAX_LAYOUTS, MAX_PENDING_CODES, MAX_PROCESSES, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS},
     process::ProcessEntry,
     unwind::{NativeWalk, Range, Space},
-    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadSearch},
+    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadPointer, ThreadSearch},
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
 #[unsafe(no_mangle)]
 pub static CONFIG: Config = Config {
     seed: 0,
+    code_mask: 0,
     flags: 0,
     task_thread_pointer: 0,
     task_tgid: 0,
@@ -46,6 +47,8 @@ pub static CONFIG: Config = Config {
     pt_regs_size: 0,
     wake_bytes: 0,
     own_pid_ns: 0,
+    machine: 0,
+    thread_pointer_reach: 0,
 };
 
 /// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.
@@ -91,6 +94,11 @@ pub static EXECUTABLES: HashMap<FileKey, ProcessEntry> = HashMap::with_max_entri
 #[map]
 pub static THREADS: Array<CachedThread> = Array::with_max_entries(THREAD_CACHE_SLOTS, 0);
 
+/// Slot -> search for a thread's state that was broken off: the thread's next sample goes on with it. Direct-mapped, as
+/// `THREADS` is. Writer and reader: the timer's program.
+#[map]
+pub static SEARCHES: Array<BrokenSearch> = Array::with_max_entries(SEARCH_SLOTS, 0);
+
 /// Bucket -> code objects already sent. Lock-free as `THREADS` is; an entry that is overwritten costs sending a code
 /// object again. Writer and reader: the timer's program.
 #[map]
@@ -121,10 +129,11 @@ pub static STATE: PerCpuArray<State> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub static CODE: PerCpuArray<CodeScratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// Rows of all unwind tables. Writer: user space, through a mapping of it: writing is no system call, so it holds no
-/// sample back; reader: the timer's program. One entry where native stacks are not wanted.
+/// Rows of all unwind tables, in chunks: the loader puts an array of array maps in the place of this one (the library has
+/// no way to declare one), and each of those is made when it is first written. Writer: user space, through mappings of
+/// the chunks: writing is no system call, so it holds no sample back; reader: the timer's program.
 #[map]
-pub static ROWS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+pub static ROWS: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Ranges of all address spaces. Writer and reader as for `ROWS`.
 #[map]
@@ -174,6 +183,16 @@ pub struct CachedThread {
     pub _pad: u32,
 }
 
+/// Value of `SEARCHES`.
+#[repr(C)]
+pub struct BrokenSearch {
+    pub instance: u64,
+    pub token: u64,
+    pub search: ThreadSearch,
+    pub tid: u32,
+    pub _pad: u32,
+}
+
 /// One code object of `SENT`.
 #[repr(C)]
 pub struct SentSlot {
@@ -211,6 +230,19 @@ pub struct SampleScratch {
 /// Slots for Python frames (a power of two, so that a masked index is in bounds).
 pub const FRAME_SLOTS: usize = tachyon_common::limits::MAX_PY_FRAMES;
 
+/// Values of [`State::repair`].
+pub mod repair {
+    /// Nothing to repair, or nothing to be done.
+    pub const NONE: u32 = 0;
+    /// The native stack is walked to find the caller's evaluator.
+    pub const WANTED: u32 = 1;
+    /// The callers' frames are walked.
+    pub const WALKING: u32 = 2;
+}
+
+/// [`State::ended`] while the walk goes on: no reason has this number.
+pub const GOES_ON: u32 = 256;
+
 /// Value of `STATE`.
 #[repr(C)]
 pub struct State {
@@ -219,12 +251,20 @@ pub struct State {
     pub walk: FrameWalk,
     pub frame_buffer: FrameBuffer,
     pub code_buffer: CodeBuffer,
-    pub thread_pointer: u64,
+    pub thread_pointer: ThreadPointer,
     pub native: NativeWalk,
     pub space: Space,
     /// Where in the sample native addresses go; 0: not known yet.
     pub native_at: u32,
-    pub _pad: u32,
+    /// Evaluators met on the native stack, as far as they matter: 2 at most.
+    pub evaluators: u32,
+    /// The stack pointer in the second of them.
+    pub caller_sp: u64,
+    /// How far the repair has got of a sample that was taken while the evaluator was entered: one of [`repair`].
+    pub repair: u32,
+    /// The number of the reason why the walk has ended, or [`GOES_ON`]. Written behind a call and read from here, it is
+    /// one state for the verifier; a result of its own for each reason would be many.
+    pub ended: u32,
     pub thread_steps: u32,
     pub tail_calls: u32,
     pub pending_count: u32,

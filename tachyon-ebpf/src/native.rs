@@ -1,8 +1,15 @@
 //! The native stack of a sample: tables behind the common walk, and where its addresses go.
 
-use crate::maps::{RANGES, ROWS, SCRATCH_BYTES, SPACES, SampleScratch, State};
+use crate::kernel::UserRegs;
+use crate::maps::{GOES_ON, RANGES, ROWS, SCRATCH_BYTES, SPACES, SampleScratch, State, config, repair};
 use crate::memory::{CurrentProcess, masked};
+use aya_ebpf::cty::c_void;
+use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
+use aya_ebpf::programs::PerfEventContext;
+use core::ptr::NonNull;
+use tachyon_common::config::machine;
 use tachyon_common::event::{RawFrame, SampleRecord, status};
+use tachyon_common::limits::{NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK};
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Tables};
 
@@ -16,49 +23,123 @@ impl Tables for MapTables {
     }
 
     #[inline(always)]
-    fn row(&self, index: u32) -> Option<Row> {
-        ROWS.get(index).map(|row| Row(*row))
+    fn range_start(&self, index: u32) -> Option<u64> {
+        RANGES.get(index).map(|range| range.start)
+    }
+
+    type Chunk = NonNull<c_void>;
+
+    #[inline(always)]
+    fn chunk(&self, index: u32) -> Option<NonNull<c_void>> {
+        let chunk = index / ROWS_PER_CHUNK;
+        // SAFETY: what the loader puts in the place of `ROWS` is an array of maps with keys like this one.
+        NonNull::new(unsafe { bpf_map_lookup_elem((&raw const ROWS).cast_mut().cast(), (&raw const chunk).cast()) })
+    }
+
+    #[inline(always)]
+    fn row(&self, chunk: NonNull<c_void>, index: u32) -> Option<Row> {
+        let within = index % ROWS_PER_CHUNK;
+        // SAFETY: each of those is an array map with keys like this one.
+        let row = NonNull::new(unsafe { bpf_map_lookup_elem(chunk.as_ptr(), (&raw const within).cast()) })?;
+        // SAFETY: a value of those maps is one word.
+        Some(Row(unsafe { row.cast::<u64>().read() }))
+    }
+
+    #[inline(always)]
+    fn machine(&self) -> u32 {
+        config!(machine)
+    }
+
+    #[inline(always)]
+    fn code_mask(&self) -> u64 {
+        config!(code_mask)
+    }
+
+    #[inline(always)]
+    fn hide(&self, mut word: u64) -> u64 {
+        // SAFETY: no instruction at all.
+        unsafe {
+            core::arch::asm!("/* {0} */", inout(reg) word, options(pure, nomem, nostack));
+        }
+        word
     }
 }
 
 /// Puts addresses behind the Python frames of a sample.
-struct SampleAddresses {
+struct SampleAddresses<'a> {
     sample: *mut u8,
     at: u32,
+    evaluator: (u64, u64),
+    evaluators: &'a mut u32,
+    caller_sp: &'a mut u64,
 }
 
-impl AddressSink for SampleAddresses {
+impl AddressSink for SampleAddresses<'_> {
     #[inline(always)]
     fn store(&mut self, index: usize, address: u64) {
         let at = masked::<{ SCRATCH_BYTES as u32 - 8 }>(self.at as usize + index * 8);
         // SAFETY: masked to a word of the scratch value, which is `SCRATCH_BYTES` long.
         unsafe { self.sample.add(at).cast::<u64>().write(address) };
     }
+
+    #[inline(always)]
+    fn arrived(&mut self, address: u64, sp: u64) {
+        if address >= self.evaluator.0 && address < self.evaluator.1 && *self.evaluators < 2 {
+            *self.evaluators += 1;
+            *self.caller_sp = sp;
+        }
+    }
 }
 
-/// Walks a part of the native stack. `None`: call again.
+/// Walks a part of the native stack. Gives the number of the [`StopReason`], or [`GOES_ON`]: call again.
 #[inline(always)]
-pub fn step(sample: &mut SampleScratch, state: &mut State) -> Option<StopReason> {
+pub fn step(ctx: &PerfEventContext, sample: &mut SampleScratch, state: &mut State) -> u32 {
     let record = &mut sample.record;
     if state.native_at == 0 {
         let frames = masked::<0x7ff>(state.walk.stored as usize);
         state.native_at = (size_of::<SampleRecord>() + frames * size_of::<RawFrame>()) as u32;
         if record.user_sp == 0 {
-            return Some(StopReason::NoRegisters);
+            return StopReason::NoRegisters as u32;
         }
         // SAFETY: a live map value, copied; one that is replaced meanwhile belongs to another image.
         match unsafe { SPACES.get(&record.tgid) } {
             Some(space) if space.image == record.image => state.space = *space,
-            _ => return Some(StopReason::NoUnwindTables),
+            _ => return StopReason::NoUnwindTables as u32,
         }
         state.native = NativeWalk::start(record.user_ip, record.user_sp, record.user_fp);
+        if config!(machine) == machine::ARM64 {
+            state.native.link = UserRegs::link(ctx);
+        } else {
+            state.native.leaf_known = u32::from(UserRegs::others(ctx, &mut state.native.leaf));
+        }
     }
-    let mut addresses = SampleAddresses { sample: (&raw mut *sample).cast(), at: state.native_at };
-    let ended = state.native.step(&CurrentProcess, &MapTables, state.space, &mut addresses);
+    let mut steps = 0;
+    state.ended = GOES_ON;
+    while steps < NATIVE_FRAMES_PER_STEP && state.ended == GOES_ON {
+        steps += 1;
+        let _zero = walk_frame(sample, state);
+    }
     let record = &mut sample.record;
     record.native_frames = state.native.stored as u16;
     if state.native.by_frame_pointer > 0 {
         record.status |= status::BY_FRAME_POINTER;
     }
-    ended
+    state.ended
+}
+
+/// Walks one frame; [`State::ended`] says whether there is more. A function of its own for the verifier, as
+/// `sample::walk_frame` is.
+#[inline(never)]
+fn walk_frame(sample: &mut SampleScratch, state: &mut State) -> u64 {
+    let end = if state.repair == repair::WANTED { state.process.evaluator_end } else { 0 };
+    let mut addresses = SampleAddresses {
+        sample: (&raw mut *sample).cast(),
+        at: state.native_at,
+        evaluator: (state.process.evaluator_start, end),
+        evaluators: &mut state.evaluators,
+        caller_sp: &mut state.caller_sp,
+    };
+    let ended = state.native.frames::<1, _, _, _>(&CurrentProcess, &MapTables, state.space, &mut addresses);
+    state.ended = ended.map_or(GOES_ON, |reason| reason as u32);
+    0
 }

@@ -1,16 +1,17 @@
 //! One perf event -> one record.
 
+use crate::emit::emit;
 use crate::kernel::{KernelPtr, UserRegs};
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, FRAME_SLOTS, LAYOUTS, PROCESSES, SAMPLE, SAMPLES, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK,
-    STAGES, STATE, SampleScratch, State, config,
+    COUNTERS, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK,
+    STAGES, STATE, SampleScratch, State, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::names::{self, Named};
 use crate::native;
 use crate::thread;
-use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query};
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
@@ -19,13 +20,13 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::{CODES_PER_STEP, MAX_PENDING_CODES, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP};
 use tachyon_common::process::{ProcessEntry, flags as process_flags};
 use tachyon_common::stop::{LossCause, StopReason};
-use tachyon_common::walk::{self, Found, FrameSink, FrameWalk, ThreadSearch};
+use tachyon_common::walk::{self, Found, FrameSink, FrameWalk, ThreadPointer, ThreadSearch};
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
-struct Scratch {
-    counters: &'static mut Counters,
-    sample: &'static mut SampleScratch,
-    state: &'static mut State,
+pub struct Scratch {
+    pub counters: &'static mut Counters,
+    pub sample: &'static mut SampleScratch,
+    pub state: &'static mut State,
 }
 
 impl Scratch {
@@ -45,8 +46,9 @@ impl Scratch {
     }
 }
 
+/// Counts a run that left no sample.
 #[inline(always)]
-fn lose(counters: &mut Counters, cause: LossCause) {
+pub fn lose(counters: &mut Counters, cause: LossCause) {
     counters.loss[cause as usize] += 1;
 }
 
@@ -57,12 +59,13 @@ pub fn on_sample(ctx: &PerfEventContext) {
     // SAFETY: this CPU's value, see `Scratch::get`.
     let counters = unsafe { &mut *counters };
     counters.ran += 1;
-    if bpf_get_current_pid_tgid() == 0 {
+    let pid_tgid = bpf_get_current_pid_tgid();
+    if pid_tgid == 0 {
         counters.idle += 1;
         return;
     }
     let task = KernelPtr::current_task();
-    let tgid = thread::tgid(task);
+    let tgid = thread::own_tgid(task, pid_tgid);
     let Some(process) = PROCESSES.get_ptr_mut(&tgid) else {
         if tgid == 0 || config!(flags) & config_flags::ALL_PYTHON == 0 {
             counters.filtered += 1;
@@ -94,7 +97,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
         process.uninspected += 1;
         return;
     }
-    let tid = thread::tid(task);
+    let tid = thread::own_tid(task, pid_tgid);
     if tid == 0 {
         // A thread in its last moments, when its id has been taken from it.
         lose(counters, LossCause::ProcessGone);
@@ -126,8 +129,13 @@ fn begin(
     state.pending_count = 0;
     state.pending_next = 0;
     state.native_at = 0;
+    state.evaluators = 0;
+    state.repair = repair::NONE;
     state.walk = FrameWalk::default();
-    state.thread_pointer = task.read(config!(task_thread_pointer));
+    state.thread_pointer = ThreadPointer {
+        address: task.read(config!(task_thread_pointer)),
+        reach: u64::from(config!(thread_pointer_reach)),
+    };
     // SAFETY: the helper takes nothing and cannot fail.
     let ktime_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: as above.
@@ -165,7 +173,7 @@ fn begin(
         lose(scratch.counters, LossCause::Internal);
         return;
     };
-    if state.thread_pointer == 0 {
+    if state.thread_pointer.address == 0 {
         // Before the dynamic linker has set one up.
         return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
     }
@@ -174,7 +182,10 @@ fn begin(
         return enter(ctx, scratch, layout, tstate);
     }
     match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer) {
-        Ok(search) => state.search = search,
+        Ok(search) => {
+            state.search = search;
+            thread::resume(&mut state.search, layout, &state.process, tid, token);
+        }
         Err(reason) => return stop(ctx, scratch, reason),
     }
     go_on(ctx, scratch, STAGE_SEARCH);
@@ -206,6 +217,9 @@ pub fn search_threads(ctx: &PerfEventContext) {
             if state.thread_steps < MAX_THREAD_STEPS {
                 go_on(ctx, &mut scratch, STAGE_SEARCH);
             }
+            let state = &mut *scratch.state;
+            let token = thread::token(layout, &state.process);
+            thread::break_off(&state.search, &state.process, scratch.sample.record.tid, token);
             stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
         }
         Found::State { tstate, unique } => {
@@ -215,7 +229,10 @@ pub fn search_threads(ctx: &PerfEventContext) {
             }
             enter(ctx, &mut scratch, layout, tstate);
         }
-        Found::Stop(reason) => stop(ctx, &mut scratch, reason),
+        Found::Stop(reason) => {
+            thread::start_over(&state.process, scratch.sample.record.tid);
+            stop(ctx, &mut scratch, reason);
+        }
     }
 }
 
@@ -235,6 +252,9 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
     }
     let ip = record.user_ip;
     if ip >= state.process.entering_start && ip < state.process.entering_end {
+        if state.process.cframe_offset != 0 {
+            state.repair = repair::WANTED;
+        }
         return stop(ctx, scratch, StopReason::EnteringEval);
     }
     match walk::innermost_frame(&CurrentProcess, layout, tstate) {
@@ -292,7 +312,7 @@ impl FrameSink for SampleFrames<'_> {
     }
 }
 
-/// Looks at one frame. 0: there is more, else the [`StopReason`] and 256.
+/// Looks at one frame; [`State::ended`] says whether there is more.
 ///
 /// A function of its own: behind a call the verifier keeps nothing but the result, and so the paths through one frame
 /// (some hundred) are not multiplied with those through the next.
@@ -313,11 +333,9 @@ fn walk_frame(state: &mut State, sample: &mut SampleScratch, layout: &Layout) ->
         &mut state.code_buffer,
         &mut frames,
     );
-    ended.map_or(0, |reason| ENDED | reason as u64)
+    state.ended = ended.map_or(GOES_ON, |reason| reason as u32);
+    0
 }
-
-/// Bit of [`walk_frame`]'s answer: the walk has ended.
-const ENDED: u64 = 256;
 
 /// Walks a part of the frame chain; the third stage.
 #[inline(always)]
@@ -328,12 +346,13 @@ pub fn walk_frames(ctx: &PerfEventContext) {
         return;
     };
     let mut steps = 0;
-    let mut ended = 0;
-    while steps < PY_FRAMES_PER_STEP && ended == 0 {
+    scratch.state.ended = GOES_ON;
+    while steps < PY_FRAMES_PER_STEP && scratch.state.ended == GOES_ON {
         steps += 1;
-        ended = walk_frame(scratch.state, scratch.sample, layout);
+        let _zero = walk_frame(scratch.state, scratch.sample, layout);
     }
-    if ended == 0 {
+    let ended = scratch.state.ended;
+    if ended == GOES_ON {
         go_on(ctx, &mut scratch, STAGE_WALK);
         return stop(ctx, &mut scratch, StopReason::TailCallFailed);
     }
@@ -344,12 +363,42 @@ pub fn walk_frames(ctx: &PerfEventContext) {
 #[inline(always)]
 pub fn walk_native(ctx: &PerfEventContext) {
     let Some(mut scratch) = Scratch::get() else { return };
-    let ended = native::step(scratch.sample, scratch.state);
-    if ended.is_none() {
+    let mut ended = native::step(ctx, scratch.sample, scratch.state);
+    if ended == GOES_ON {
         go_on(ctx, &mut scratch, STAGE_NATIVE);
+        ended = StopReason::TailCallFailed as u32;
     }
-    scratch.sample.record.native_stop = ended.unwrap_or(StopReason::TailCallFailed) as u8;
+    scratch.sample.record.native_stop = ended as u8;
+    walk_callers(ctx, &mut scratch);
     name(ctx, &mut scratch);
+}
+
+/// Most tail calls that a sample may have taken before it is repaired: up to 10 more for Python's frames, and the native
+/// stack is walked once more.
+const MOST_BEFORE_REPAIR: u32 = 8;
+
+/// Goes back to the Python frames when the thread was entering the evaluator and the native stack has led to the
+/// evaluator that it was called from: that one's `cframe` is filled. Comes back when there is nothing to go back for.
+#[inline(always)]
+fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
+    let state = &mut *scratch.state;
+    let found = state.repair == repair::WANTED && state.evaluators == 2;
+    if !found || state.tail_calls > MOST_BEFORE_REPAIR {
+        return;
+    }
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return };
+    let cframe = state.caller_sp.wrapping_add(u64::from(state.process.cframe_offset));
+    let Ok(frame) = walk::read_u64(&CurrentProcess, cframe, layout.cframe_current_frame) else { return };
+    if frame == 0 {
+        return;
+    }
+    state.walk = FrameWalk { next: frame, ..FrameWalk::default() };
+    state.repair = repair::WALKING;
+    // The addresses lie where the frames go: they are walked again behind those.
+    state.native_at = 0;
+    scratch.sample.record.native_frames = 0;
+    go_on(ctx, scratch, STAGE_WALK);
+    scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
 }
 
 /// Sends code objects seen for the first time; the last stage, only when there are any.
@@ -367,7 +416,7 @@ pub fn name_codes(ctx: &PerfEventContext) {
         steps += 1;
         let next = state.pending_next as usize;
         if next >= MAX_PENDING_CODES || next >= state.pending_count as usize {
-            return emit(&mut scratch);
+            return emit(ctx, &mut scratch);
         }
         // SAFETY: masked to an element of the array.
         let index = unsafe { state.pending.as_ptr().add(masked::<{ MAX_PENDING_CODES as u32 - 1 }>(next)).read() };
@@ -381,13 +430,13 @@ pub fn name_codes(ctx: &PerfEventContext) {
             Named::Partly => {}
             Named::RingFull => {
                 scratch.counters.code_ring_full += 1;
-                return emit(&mut scratch);
+                return emit(ctx, &mut scratch);
             }
         }
         scratch.counters.codes_sent += 1;
     }
     go_on(ctx, &mut scratch, STAGE_NAME);
-    emit(&mut scratch);
+    emit(ctx, &mut scratch);
 }
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.
@@ -400,6 +449,16 @@ fn stop(ctx: &PerfEventContext, scratch: &mut Scratch, reason: StopReason) {
 #[inline(always)]
 fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
     scratch.sample.record.stop = reason;
+    if scratch.state.repair == repair::WALKING {
+        scratch.sample.record.stop = StopReason::EnteringEval as u8;
+        if reason == StopReason::Complete as u8 {
+            scratch.sample.record.status |= status::CALLERS;
+        } else {
+            // Whatever lay there was no `cframe`.
+            scratch.state.walk.stored = 0;
+            scratch.state.pending_count = 0;
+        }
+    }
     if config!(flags) & config_flags::NATIVE != 0 {
         go_on(ctx, scratch, STAGE_NATIVE);
         scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
@@ -413,38 +472,5 @@ fn name(ctx: &PerfEventContext, scratch: &mut Scratch) {
     if scratch.state.pending_count > 0 {
         go_on(ctx, scratch, STAGE_NAME);
     }
-    emit(scratch);
+    emit(ctx, scratch);
 }
-
-/// Hands the record to the ring buffer.
-#[inline(always)]
-fn emit(scratch: &mut Scratch) {
-    let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
-    let record = &mut scratch.sample.record;
-    let native = masked::<0x1ff>(usize::from(record.native_frames));
-    let bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>() + native * 8;
-    record.python_frames = frames as u16;
-    record.root_shims = scratch.state.walk.shims as u8;
-    record.tail_calls = scratch.state.tail_calls as u16;
-    record.header.len = bytes as u32;
-    let ring = (&raw const SAMPLES).cast_mut().cast();
-    // The reader polls; it is woken only when the ring fills faster than it polls.
-    // SAFETY: a map of the right type.
-    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
-    let wake = if waiting >= u64::from(config!(wake_bytes)) { FORCE_WAKEUP } else { NO_WAKEUP };
-    let from = (&raw mut *scratch.sample).cast();
-    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
-    let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
-    if sent == 0 {
-        scratch.counters.sent += 1;
-    } else {
-        lose(scratch.counters, LossCause::RingFull);
-    }
-}
-
-/// `BPF_RB_AVAIL_DATA`.
-const AVAIL_DATA: u64 = 0;
-/// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
-/// `BPF_RB_FORCE_WAKEUP`.
-const FORCE_WAKEUP: u64 = 2;

@@ -1,12 +1,12 @@
 //! Current task -> thread ids and the cache of thread states.
 
 use crate::kernel::KernelPtr;
-use crate::maps::{CachedThread, LEADERS, THREADS, config};
+use crate::maps::{BrokenSearch, CachedThread, LEADERS, SEARCHES, THREADS, config};
 use crate::memory::CurrentProcess;
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::THREAD_CACHE_SLOTS;
+use tachyon_common::limits::{SEARCH_SLOTS, THREAD_CACHE_SLOTS};
 use tachyon_common::process::ProcessEntry;
-use tachyon_common::walk;
+use tachyon_common::walk::{self, ThreadPointer, ThreadSearch};
 
 /// The id of a task's process as the profiler's pid namespace numbers it; 0: not visible from there.
 #[inline(always)]
@@ -22,10 +22,16 @@ pub fn tgid(task: KernelPtr) -> u32 {
     }
 }
 
-/// The id of a thread as the profiler's pid namespace numbers it; 0: not visible from there, or not any more.
+/// The id of the running process, of which the kernel has told its own numbers: the other thing that [`tgid`] reads.
 #[inline(always)]
-pub fn tid(task: KernelPtr) -> u32 {
-    if config!(own_pid_ns) == 0 { task.read(config!(task_pid)) } else { visible_number(task) }
+pub fn own_tgid(task: KernelPtr, pid_tgid: u64) -> u32 {
+    if config!(own_pid_ns) == 0 { (pid_tgid >> 32) as u32 } else { tgid(task) }
+}
+
+/// The id of the running thread as the profiler's pid namespace numbers it; 0: not visible from there, or not any more.
+#[inline(always)]
+pub fn own_tid(task: KernelPtr, pid_tgid: u64) -> u32 {
+    if config!(own_pid_ns) == 0 { pid_tgid as u32 } else { visible_number(task) }
 }
 
 /// The number that the profiler's namespace gives the pid of a task (`pid_nr_ns()`). Its own level is not known, so
@@ -83,7 +89,7 @@ fn slot(process: &ProcessEntry, tid: u32) -> Option<*mut CachedThread> {
 
 /// The remembered thread state of a thread, if it still holds.
 #[inline(always)]
-pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, thread_pointer: u64, token: u64) -> Option<u64> {
+pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, wanted: ThreadPointer, token: u64) -> Option<u64> {
     let slot = slot(process, tid)?;
     // SAFETY: a pointer into a map value, checked by the lookup; racing writers can only tear it, which the checks
     // below find.
@@ -91,7 +97,7 @@ pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, thread_poin
     if cached.instance != process.instance || cached.tid != tid || cached.token != token || cached.tstate == 0 {
         return None;
     }
-    walk::verify_thread(&CurrentProcess, layout, process, thread_pointer, cached.tstate).then_some(cached.tstate)
+    walk::verify_thread(&CurrentProcess, layout, wanted, cached.tstate).then_some(cached.tstate)
 }
 
 /// Remembers the only thread state of a thread.
@@ -101,5 +107,44 @@ pub fn remember(process: &ProcessEntry, tid: u32, token: u64, tstate: u64) {
         let cached = CachedThread { instance: process.instance, tstate, token, tid, _pad: 0 };
         // SAFETY: as in `remembered`.
         unsafe { core::ptr::write_volatile(slot, cached) };
+    }
+}
+
+#[inline(always)]
+fn search_slot(process: &ProcessEntry, tid: u32) -> Option<*mut BrokenSearch> {
+    let hash = walk::mix(process.instance, u64::from(tid));
+    SEARCHES.get_ptr_mut((hash as u32) & (SEARCH_SLOTS - 1))
+}
+
+/// Puts a new search where this thread's last one was broken off, if it was. The place is kept: what is found may be
+/// certain at this moment only (the holder of the GIL, up to 3.11), and is found there again at once.
+#[inline(always)]
+pub fn resume(search: &mut ThreadSearch, layout: &Layout, process: &ProcessEntry, tid: u32, token: u64) {
+    let Some(slot) = search_slot(process, tid) else { return };
+    // SAFETY: a pointer into a map value, checked by the lookup; what racing writers tear is put right by the checks of
+    // `go_on_from`, or searched in vain.
+    let broken = unsafe { core::ptr::read_volatile(slot) };
+    if broken.instance != process.instance || broken.tid != tid || broken.token != token {
+        return;
+    }
+    search.go_on_from(&CurrentProcess, layout, &broken.search);
+}
+
+/// Forgets where a search was broken off: going on came to nothing, and the next one starts over.
+#[inline(always)]
+pub fn start_over(process: &ProcessEntry, tid: u32) {
+    if let Some(slot) = search_slot(process, tid) {
+        // SAFETY: as in `resume`.
+        unsafe { core::ptr::write_volatile(&raw mut (*slot).tid, 0) };
+    }
+}
+
+/// Remembers where a search was broken off.
+#[inline(always)]
+pub fn break_off(search: &ThreadSearch, process: &ProcessEntry, tid: u32, token: u64) {
+    if let Some(slot) = search_slot(process, tid) {
+        let broken = BrokenSearch { instance: process.instance, token, search: *search, tid, _pad: 0 };
+        // SAFETY: as in `resume`.
+        unsafe { core::ptr::write_volatile(slot, broken) };
     }
 }

@@ -76,14 +76,18 @@ fn write(from: &Path, to: &Path, count: usize) -> Result<()> {
     };
     let end_us = held.iter().map(|sample| sample.timestamp_us).max().context("no samples")?;
     let round_us = end_us - header.start_time_us;
-    let rounds = (0..).flat_map(|round| held.iter().map(move |sample| (round * round_us, sample)));
     let begin = cpu_seconds();
     let file = BufWriter::with_capacity(256 * 1024, File::create(to)?);
     let mut writer = Writer::new(file, options)?;
-    for (later_us, held) in rounds.take(count) {
-        let &Held { thread_id, interpreter_id, timestamp_us, status, stack } = held;
-        let (timestamp_us, frames) = (timestamp_us + later_us, &stacks[stack]);
-        writer.write_sample(&Sample { thread_id, interpreter_id, timestamp_us, status, frames })?;
+    let (mut left, mut later_us) = (count, 0);
+    while left > 0 {
+        for held in held.iter().take(left) {
+            let &Held { thread_id, interpreter_id, timestamp_us, status, stack } = held;
+            let (timestamp_us, frames) = (timestamp_us + later_us, &stacks[stack]);
+            writer.write_sample(&Sample { thread_id, interpreter_id, timestamp_us, status, frames })?;
+        }
+        left = left.saturating_sub(held.len());
+        later_us += round_us;
     }
     let (file, summary) = writer.finish(&strings, frames, None)?;
     drop(file);

@@ -26,6 +26,9 @@ pub struct Report {
     pub not_fired: Option<u64>,
     /// Samples by the reason why their Python stack ended.
     pub stops: BTreeMap<String, u64>,
+    /// Native stacks; `null` when they were not recorded.
+    #[serde(default)]
+    pub native: Option<NativeReport>,
     /// Samples per second that were asked for.
     pub rate_hz: f64,
     /// The mean over the targets' CPU time of what was asked of the kernel; less than `rate_hz` with `--max-cpu` alone.
@@ -71,6 +74,27 @@ impl Report {
     }
 }
 
+/// What became of native stacks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NativeReport {
+    /// Samples whose native and Python stacks were both whole, and fit: `exact + repaired + failed + missing = stored`.
+    pub exact: u64,
+    /// Samples whose stacks were put together although they differed, for a known reason.
+    pub repaired: u64,
+    /// Samples whose stacks contradicted each other: native frames between Python frames are left out.
+    pub failed: u64,
+    /// Samples without native frames.
+    pub missing: u64,
+    /// `repaired` and `failed` by reason.
+    pub repairs: BTreeMap<String, u64>,
+    /// Samples by the reason why their native stack ended.
+    pub stops: BTreeMap<String, u64>,
+    /// Unwind tables in use at the end, bytes.
+    pub table_bytes: u64,
+    /// Files that cannot be unwound, by path, each with its reason.
+    pub refused: BTreeMap<String, String>,
+}
+
 /// One sampled process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessReport {
@@ -86,6 +110,15 @@ pub struct ProcessReport {
     pub named: u64,
     /// Samples taken before `_PyRuntime` was initialised (or after it was finalised).
     pub not_initialized: u64,
+    /// Samples whose native and Python stacks were put together exactly.
+    #[serde(default)]
+    pub merge_exact: u64,
+    /// The same of those that differed for a known reason.
+    #[serde(default)]
+    pub merge_repaired: u64,
+    /// The same of those that contradicted each other.
+    #[serde(default)]
+    pub merge_failed: u64,
     /// Runs that met it before it was inspected (a part of the `uninspected` loss).
     pub uninspected: u64,
     /// On-CPU time while it was selected and ran CPython, seconds; `null` when it could not be measured.
@@ -118,4 +151,26 @@ pub struct CostReport {
     pub map_bytes: u64,
     /// Size of the sample ring, a part of `map_bytes`; `docs/report.md` has its arithmetic.
     pub ring_bytes: u64,
+    /// Where the start's time went.
+    #[serde(default)]
+    pub start: StartReport,
+}
+
+/// The parts of the start, one after the other, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StartReport {
+    /// Asking the machine whether it can profile.
+    pub machine_s: f64,
+    /// Reading the kernel's types.
+    pub types_s: f64,
+    /// Taking the BPF object apart and making its maps.
+    pub maps_s: f64,
+    /// The verifier, of all programs.
+    pub programs_s: f64,
+    /// Finding and inspecting the processes that there are, as far as it was not done beside the verifier.
+    pub processes_s: f64,
+    /// Output, threads and the event.
+    pub attach_s: f64,
+    /// All of it, until the event is attached.
+    pub total_s: f64,
 }

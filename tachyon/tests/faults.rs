@@ -1,12 +1,15 @@
 //! Faults, through the same code as everything else: writes that are short, interrupted or refused at any byte, reads
 //! likewise, and processes that vanish while they are looked at.
 
+use std::cell::Cell;
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
-use tachyon::inspect::{ElfCache, inspect};
+use tachyon::inspect::{ElfCache, Evaluator, examine_file, inspect};
 use tachyon::remote::RemoteProcess;
+use tachyon::remote::elf::{Elf, ReadAt};
 use tachyon::tach::{Compression, Interner, Options, Reader, Sample, WriteError, Writer};
 use tachyon::types::Pid;
+use tachyon::unwind::{Table, compile};
 
 /// An output that takes a few bytes at a time, is interrupted at every third call, and is full at some point.
 struct Faulty {
@@ -138,6 +141,64 @@ fn a_read_that_fails_at_every_byte_is_an_error() {
             assert!(right, "a read at {fails_at} of {} failed, and {count:?} samples came", whole.len());
         }
     }
+}
+
+/// A file that is cut short, or cannot be read any more, from some read on.
+struct Vanishing {
+    bytes: &'static [u8],
+    fails_at: usize,
+    reads: Cell<usize>,
+    error: Option<i32>,
+}
+
+impl ReadAt for Vanishing {
+    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if self.reads.replace(self.reads.get() + 1) < self.fails_at {
+            return self.bytes.read_exact_at(offset, into);
+        }
+        Err(self.error.map_or_else(|| io::ErrorKind::UnexpectedEof.into(), io::Error::from_raw_os_error))
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.bytes.len_bytes()
+    }
+}
+
+/// Everything that reads a target's file, with each of its reads failing in turn: a named error, or what the file says.
+#[test]
+fn files_that_vanish_while_they_are_read() {
+    const LIBRARY: &[u8] = include_bytes!("../../fuzz/seeds/extension-x86_64.so");
+    const PYTHON: &[u8] = include_bytes!("../../fuzz/seeds/libpython-3.13.so");
+    let file = |bytes, fails_at, error| Vanishing { bytes, fails_at, reads: Cell::new(0), error };
+    let table = |file: &Vanishing| -> Result<Table, String> {
+        let elf = Elf::parse(file).map_err(|error| error.to_string())?;
+        compile(&elf).map_err(|error| error.to_string())
+    };
+    let never = file(LIBRARY, usize::MAX, None);
+    let whole = table(&never).expect("a good file");
+    let reads = never.reads.get();
+    assert!(reads > 4, "{reads}");
+    let never = file(PYTHON, usize::MAX, None);
+    // It has too little of CPython to be profiled, and no failing read makes it more.
+    assert!(matches!(examine_file(&never, false), Ok(Some(Err(_)))));
+    let python_reads = never.reads.get();
+    for error in [None, Some(libc::EIO), Some(libc::ESTALE)] {
+        for fails_at in 0..reads {
+            match table(&file(LIBRARY, fails_at, error)) {
+                // Section headers are not needed.
+                Ok(found) => assert_eq!(found, whole, "read {fails_at}"),
+                Err(said) => assert!(!said.is_empty()),
+            }
+        }
+        for fails_at in 0..python_reads {
+            let found = examine_file(file(PYTHON, fails_at, error), false);
+            assert!(!matches!(found, Ok(Some(Ok(_)))), "read {fails_at}: {found:?}");
+            if let Ok(found) = Evaluator::of_file(file(PYTHON, fails_at, error)) {
+                assert!(!found.parts().is_empty(), "read {fails_at}");
+            }
+        }
+    }
+    assert!(table(&file(LIBRARY, 0, None)).is_err());
 }
 
 /// Processes that exec and end while they are inspected: each is something, nothing, or gone.

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Cursor;
 use std::path::Path;
 use tachyon::cli::recover::{self, RecoverError};
-use tachyon::profile::{Frame, FrameId, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{Sink, TachSink};
@@ -53,7 +53,7 @@ fn record(compression: Compression, layout: Layout, many_processes: bool) -> Rec
         }
         frames.extend(late.filter(|_| number >= 50));
         let thread = ThreadId(u32::try_from(profile.threads.len() - 1).unwrap());
-        let sample = Sample { thread, time_us: 1000 + number * 10_000, status: 3, frames: &frames };
+        let sample = Sample { thread, time_us: 1000 + number * 10_000, status: 3, frames: &frames, merge: Merge::None };
         sink.sample(&profile, &sample).unwrap();
         let mut names: Vec<String> = frames.iter().map(|&frame| name(&profile, frame)).collect();
         if many_processes {

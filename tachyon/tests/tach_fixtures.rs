@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::Cursor;
 use std::path::PathBuf;
-use tachyon::tach::{Compression, Frame, Layout, Mode, Options, ReadError, Reader, Sample, Tables, Writer};
+use tachyon::tach::{Compression, CopyError, Frame, Layout, Mode, Options, ReadError, Reader, Sample, Tables, Writer};
 
 const VALID: [&str; 10] = [
     "v01_empty",
@@ -186,6 +186,64 @@ fn writes_cpythons_bytes() {
         } else {
             assert!(original == written, "{name}: bytes differ");
         }
+    }
+}
+
+/// A copy of what CPython wrote is what CPython wrote, and so is a copy of it in the early layout, but for the statistics.
+#[test]
+fn a_copy_is_the_same_file() {
+    for name in VALID {
+        let original = bytes(name);
+        let (copy, summary) = open(&original).unwrap().copy_to(Cursor::new(Vec::new())).unwrap();
+        assert!(copy.into_inner() == original, "{name}: bytes differ");
+        assert_eq!(summary.file_size, original.len() as u64, "{name}");
+        let (early, _) = rewrite(&original, Layout::Early);
+        let (released, _) = open(&early).unwrap().copy_to(Cursor::new(Vec::new())).unwrap();
+        let (lines, error) = dump(released.get_ref());
+        assert!(error.is_none(), "{name}: {error:?}");
+        assert_eq!(lines[1..], expected(name)[1..], "{name}");
+        assert_eq!(open(released.get_ref()).unwrap().header().layout, Layout::Released, "{name}");
+    }
+    assert!(!open(&bytes("x01_big_endian")).unwrap().can_be_copied());
+}
+
+/// Takes so many bytes.
+struct Room(Cursor<Vec<u8>>, u64);
+
+impl std::io::Write for Room {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.position() + bytes.len() as u64 > self.1 {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl std::io::Seek for Room {
+    fn seek(&mut self, to: std::io::SeekFrom) -> std::io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+/// A file that cannot be read and one that cannot be written are told apart.
+#[test]
+fn a_copy_that_fails_says_where() {
+    for name in ["v03_record_types", "v04_record_types_zstd"] {
+        let original = bytes(name);
+        for room in 0..original.len() as u64 {
+            let copied = open(&original).unwrap().copy_to(Room(Cursor::new(Vec::new()), room));
+            let error = copied.err().unwrap_or_else(|| panic!("{name}: {room} bytes were enough"));
+            assert!(matches!(error, CopyError::Write(_)), "{name}, {room} bytes: {error}");
+        }
+        // The first record's encoding, or the first byte of the compressed samples.
+        let mut damaged = original;
+        damaged[if name.ends_with("zstd") { 64 } else { 76 }] ^= 0x77;
+        let error = open(&damaged).unwrap().copy_to(Cursor::new(Vec::new())).unwrap_err();
+        assert!(matches!(error, CopyError::Read(_)), "{name}: {error}");
     }
 }
 

@@ -7,7 +7,9 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
 mount -t tracefs tracefs /sys/kernel/tracing
-exec </dev/ttyS0 >/dev/ttyS0 2>&1
+exec </dev/console >/dev/console 2>&1
+# The line for the results differs between machines: it is an argument of the kernel.
+results=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^results=//p')
 export PATH=/bin:/usr/bin HOME=/tmp
 mkdir -p /tmp/out
 cd /tmp/out || exit
@@ -29,33 +31,49 @@ target=$!
 wait_for ready target
 echo "guest: python has pid $target, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
-if [ -x /usr/bin/tachyon-bpf ]; then
-    tachyon-bpf doctor >doctor 2>&1
-    tachyon-bpf -p "$target" --duration 3s --frequency 199 -o out.tach --report report.json >record.log 2>&1 &
+# record NAME ARGUMENTS...: a recording, its export and what the kernel tells of its programs, in a directory of that name.
+record() {
+    name=$1
+    shift
+    mkdir -p "$name"
+    tachyon-bpf -p "$target" --frequency 199 -o "$name/out.tach" --report "$name/report.json" "$@" >"$name/record.log" 2>&1 &
     profiler=$!
     # The kernel tells of each loaded program through its descriptor, while the recording runs; verified_insns from 5.16 on.
-    # Five stages of sampling and four lifecycle hooks.
+    # The output is opened when all are loaded, and those are gone that only tried out what the kernel can.
     tries=0
-    until [ "$(grep -l prog_type "/proc/$profiler/fdinfo/"* 2>/dev/null | wc -l)" -ge 9 ] || [ "$tries" -ge 200 ]; do
+    until [ -e "$name/out.tach" ] || [ "$tries" -ge 200 ] || ! kill -0 "$profiler" 2>/dev/null; do
         usleep 100000
         tries=$((tries + 1))
     done
     for info in "/proc/$profiler/fdinfo/"*; do
         grep -q prog_type "$info" && grep -E 'prog_type|prog_id|verified_insns' "$info" | tr '\n' ' ' && echo
-    done >programs 2>/dev/null
+    done >"$name/programs" 2>/dev/null
     wait "$profiler"
-    echo $? >record.status
-    tachyon-bpf export out.tach -o out.collapsed --format collapsed >export.log 2>&1
-    echo $? >export.status
+    echo $? >"$name/record.status"
+    tachyon-bpf export "$name/out.tach" -o "$name/out.collapsed" --format collapsed >"$name/export.log" 2>&1
+    echo $? >"$name/export.status"
+}
+
+if [ -x /usr/bin/tachyon-bpf ]; then
+    tachyon-bpf doctor >doctor 2>&1
+    record python --no-native --duration 3s
+    # With what is the default on this machine: native frames where they can be had.
+    record default --duration 2s
+    # Events on many CPUs and nothing to sample.
+    if [ "$(nproc)" -gt 2 ]; then
+        kill -STOP "$target"
+        record idle --no-native --duration 2s
+        kill -CONT "$target"
+    fi
 fi
 kill "$target"
 echo "guest: sending results, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 dmesg >dmesg
 touch complete
 
-stty -F /dev/ttyS1 raw -echo
-tar -c -f - . | gzip -c | base64 >/dev/ttyS1
+stty -F "/dev/$results" raw -echo
+tar -c -f - . | gzip -c | base64 >"/dev/$results"
 # The serial driver still holds the last bytes when the write returns.
-stty -F /dev/ttyS1 -echo
+stty -F "/dev/$results" -echo
 sleep 1
 poweroff -f

@@ -1,8 +1,10 @@
 //! The account where things go wrong. That it adds up is checked of every recording there is.
 
+use std::time::Duration;
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
 
 on_each_interpreter!(at_home: tiny_ring, unreadable_page);
+on_each_interpreter!(on [pyenv_3_12]: profiler_stopped);
 
 /// A ring of one page at the highest rate, with stacks of 1,000 frames: one record is bigger than the ring.
 fn tiny_ring(interpreter: &Interpreter) {
@@ -37,4 +39,22 @@ fn unreadable_page(interpreter: &Interpreter) {
         matches!(names[..], ["hash_long", "<stack cut: unreadable_code>"])
     });
     assert!(shown.count() as f64 > 0.9 * cut as f64, "{:#?}", recording.report.stops);
+}
+
+/// The profiler stands still for five seconds under load: the ring is full, and every run is in the file or in a named
+/// count of losses. That it adds up to the unit is checked of every recording.
+fn profiler_stopped(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "deep_stack.py");
+    let running = Profiler::of(target.pid()).rate(999).env("TACHYON_RING_BYTES", 1 << 18).start();
+    std::thread::sleep(Duration::from_millis(500));
+    running.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(5));
+    running.signal(libc::SIGCONT);
+    std::thread::sleep(Duration::from_millis(500));
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let report = &recording.report;
+    println!("stored {}, lost {:?}, stall {} s", report.stored, report.loss, report.longest_reader_stall_s);
+    assert!(recording.lost("ring_full") > 100 && report.stored > 100, "{report:#?}");
+    assert!(report.longest_reader_stall_s > 4.0, "it tells that it stood still: {report:#?}");
 }

@@ -65,7 +65,9 @@ fn files_and_exports(interpreter: &Interpreter) {
     let report: Value = serde_json::from_slice(&report).expect("the report is JSON");
     let collapsed = std::fs::read_to_string(profiler.output()).expect("the file is there");
     assert_eq!(Some(samples_in(&collapsed)), report["stored"].as_u64());
-    assert!(collapsed.lines().all(|line| line.contains("shares.py:<module>:")), "{collapsed}");
+    // On 3.11 and 3.12 a thread is met now and then while it enters the evaluator.
+    let known = |line: &str| line.contains("shares.py:<module>:") || line.contains(";<entering evaluator> ");
+    assert!(collapsed.lines().all(known), "{collapsed}");
 }
 
 /// `-p` on a master whose children do the work says so.

@@ -1,7 +1,8 @@
 //! CPython where its name does not lead: inside another program, under another name, with its file gone.
 
+use std::path::Path;
 use std::process::Command;
-use tachyon_tests::{Interpreter, Profiler, Target, expect, live, program};
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, expect, live, program};
 
 /// Records `generators.py`, all of whose stacks are known.
 fn check(target: &Target) {
@@ -38,3 +39,42 @@ fn renamed_and_deleted() {
     std::fs::remove_file(&copy).expect("it can be removed");
     check(&target);
 }
+
+/// A program that loads libpython when it has been taken for something else for long: noticed all the same, met by
+/// chance or started by us.
+fn loaded_late(interpreter: &Interpreter) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let late = folder.path().join("late");
+    let built = Command::new("cc").arg("-o").arg(&late).arg(program("late_python.c")).arg("-ldl").status();
+    assert!(built.is_ok_and(|status| status.success()), "a C compiler is needed, as for building the profiler");
+    let home = interpreter.path.parent().and_then(Path::parent).expect("bin lies in the installation");
+    let library = home.join("lib").join(format!("libpython3.{}.so.1.0", interpreter.minor));
+    let library = library.to_str().expect("ASCII");
+    let script = "import time\ndef late():\n    end = time.thread_time() + 1.0\n    while time.thread_time() < end: pass\nlate()\n";
+    let late = late.to_str().expect("ASCII");
+    let check = |recording: &Recording, pid: Option<u32>| {
+        assert_eq!(recording.status, 0, "{}", recording.stderr);
+        let found = recording.report.processes.iter().find(|process| pid.is_none_or(|pid| pid == process.pid));
+        let found = found.unwrap_or_else(|| panic!("not noticed: {:#?}", recording.report));
+        let in_late = recording.recorded.samples.iter().filter(|sample| {
+            u64::from(found.pid) == sample.thread_id
+                && recording.recorded.frames_of(sample).any(|frame| frame.function == "late")
+        });
+        let in_late = in_late.count() as u64;
+        println!("{}: {in_late} samples in `late` of {found:?}", interpreter.name);
+        assert!(in_late > 300 && found.named >= in_late, "{found:?}");
+        assert!(recording.report.not_python > 300, "before it was none: {:#?}", recording.report);
+    };
+    let home = home.to_str().expect("ASCII");
+    // `UNDECIDED` in `recording/follow.rs` is two seconds.
+    let running = Profiler::new().arg("--all-python").rate(499).start();
+    let child = Command::new(late).args(["3500", library, script]).env("PYTHONHOME", home).spawn();
+    let mut child = child.expect("it was built");
+    assert!(child.wait().expect("it can be waited for").success());
+    running.signal(libc::SIGINT);
+    check(&running.finish(), Some(child.id()));
+    let profiler = Profiler::new().rate(499).env("PYTHONHOME", home).command(&[late, "3500", library, script]);
+    check(&profiler.record(), None);
+}
+
+tachyon_tests::on_each_interpreter!(on [pyenv_3_9 pyenv_3_12]: loaded_late);

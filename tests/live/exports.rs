@@ -26,24 +26,24 @@ fn number(text: &Value) -> u64 {
 }
 
 /// Counts at the ends of lines.
-fn collapsed(text: &str) -> u64 {
+pub(super) fn collapsed(text: &str) -> u64 {
     text.lines().map(|line| line.rsplit_once(' ').expect("a count").1.parse::<u64>().expect("a number")).sum()
 }
 
-fn speedscope(file: &Path) -> u64 {
+pub(super) fn speedscope(file: &Path) -> u64 {
     let file: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     let profiles = file["profiles"].as_array().unwrap().iter();
     let samples = profiles.flat_map(|profile| profile["samples"].as_array().unwrap());
     samples.filter(|stack| !stack.as_array().unwrap().is_empty()).count() as u64
 }
 
-fn firefox(file: &Path) -> u64 {
+pub(super) fn firefox(file: &Path) -> u64 {
     let file: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     let threads = file["threads"].as_array().unwrap().iter();
     threads.flat_map(|thread| thread["samples"]["weight"].as_array().unwrap()).map(number).sum()
 }
 
-fn pprof(file: &Path) -> u64 {
+pub(super) fn pprof(file: &Path) -> u64 {
     use prost::Message as _;
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_end(&mut bytes).unwrap();
@@ -51,7 +51,7 @@ fn pprof(file: &Path) -> u64 {
     message.sample.iter().map(|sample| sample.value[0].unsigned_abs()).sum()
 }
 
-fn gperftools(file: &Path) -> u64 {
+pub(super) fn gperftools(file: &Path) -> u64 {
     let bytes = fs::read(file).unwrap();
     let words: Vec<u64> = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
     let (mut rest, mut counted) = (&words[5..], 0);
@@ -72,10 +72,8 @@ fn every_format_and_every_reader_has_the_same_samples() {
     assert!(total > 100, "{total}");
 
     // CPython's own formats, by its own reader.
-    let (told, _) = judge::python(&recording.path, Some("replay_totals.py"), &["FILE"]);
-    let theirs: Value = serde_json::from_str(&told).expect("the script prints JSON");
-    for form in ["collapsed", "flamegraph", "gecko", "pstats"] {
-        assert_eq!(number(&theirs[form]), total, "replay --{form}: {theirs}");
+    for (form, count) in &judge::totals(&[&recording.path])[0] {
+        assert_eq!(*count, total, "replay --{form}");
     }
     // Ours.
     let text = |name: &str| fs::read_to_string(to(name)).unwrap();

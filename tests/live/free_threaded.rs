@@ -3,10 +3,25 @@
 use std::collections::BTreeMap;
 use tachyon_tests::{Interpreter, Place, Profiler, Target, expect, on_each_interpreter, status};
 
-on_each_interpreter!(on [built_3_13t pyenv_3_13 sid_3_15] extra [built_3_14t]: same_code);
+on_each_interpreter!(on [built_3_13t pyenv_3_13 sid_3_15 built_3_14t wheel_3_15t] and [wheel_3_14t]: same_code);
+on_each_interpreter!(on [built_3_14t wheel_3_15t] and [wheel_3_14t]: without_copies);
 
 fn same_code(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "same_code.py");
+    if interpreter.free_threaded && interpreter.minor >= 14 {
+        assert_eq!(target.facts["copies"], 4, "each thread runs a copy of the bytecode");
+    }
+    check(interpreter, &target);
+}
+
+/// Copies of the bytecode can be switched off: then all threads run the code object's own.
+fn without_copies(interpreter: &Interpreter) {
+    let target = Target::start_in(interpreter, "same_code.py", &[], &[("PYTHON_TLBC", "0")]);
+    assert_eq!(target.facts["copies"], 1);
+    check(interpreter, &target);
+}
+
+fn check(interpreter: &Interpreter, target: &Target) {
     let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 3_000).record();
     let recorded = &recording.recorded;
     expect::check_stacks(recorded, &target.facts, 0.99);

@@ -1,12 +1,41 @@
 //! Who holds the GIL.
 
-use tachyon_tests::{Interpreter, Place, Profiler, Sample, Target, on_each_interpreter, statistics, status};
+use std::process::Command;
+use tachyon_tests::{Interpreter, Place, Profiler, Sample, Target, binary, on_each_interpreter, statistics, status};
 
 on_each_interpreter!(with_gil: known_share, never_two_holders);
+on_each_interpreter!(on [built_3_13t built_3_14t wheel_3_15t]: switched_on);
 
 /// 60 % of the CPU time with the GIL, 40 % in C code without it, which shows its Python stack all the same.
 fn known_share(interpreter: &Interpreter) {
+    check_share(interpreter, &Target::start(interpreter, "gil_share.py"));
+}
+
+/// A free-threaded build has a GIL where it was told so: then the marks mean what they mean elsewhere. Without one no
+/// sample claims to hold it, and `--gil` keeps none.
+fn switched_on(interpreter: &Interpreter) {
+    let target = Target::start_in(interpreter, "gil_share.py", &[], &[("PYTHON_GIL", "1")]);
+    check_share(interpreter, &target);
+    let pid = target.pid().to_string();
+    // It holds the GIL for most of the time.
+    let held = (0..50).any(|_| {
+        let output = Command::new(binary()).args(["dump", "-p", &pid, "--json"]).output().expect("it runs");
+        let dump: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        dump["threads"][0]["holds_gil"] == true
+    });
+    assert!(held, "`dump` tells the holder");
+    drop(target);
     let target = Target::start(interpreter, "gil_share.py");
+    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).record();
+    assert!(recording.recorded.samples.len() > 300, "{:#?}", recording.report);
+    assert!(recording.recorded.samples.iter().all(|sample| sample.status & status::HAS_GIL == 0));
+    let only = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).arg("--gil").record();
+    assert_eq!(only.report.stored, 0);
+    assert!(only.report.filtered > 300, "{:#?}", only.report);
+    assert!(only.stderr.contains("a free-threaded CPython has none"), "{}", only.stderr);
+}
+
+fn check_share(interpreter: &Interpreter, target: &Target) {
     let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 2_500).record();
     let recorded = &recording.recorded;
     let total = recorded.samples.len();

@@ -33,3 +33,45 @@ fn a_limit_with_room_changes_nothing() {
     assert_eq!((report.rate_hz, report.effective_rate_hz), (19.0, 19.0));
     assert!(report.notes.iter().all(|note| !note.contains("--max-cpu")), "{:?}", report.notes);
 }
+
+/// A program that makes functions without end would take memory without end: names are given up in time, then the
+/// recording. What it has is written, and memory never was above the limit.
+#[test]
+fn memory_stays_within_max_memory() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "many_functions.py");
+    let least = Profiler::of(target.pid()).milliseconds(300).rate(19).record();
+    let base = least.report.cost.peak_rss_bytes + least.report.cost.map_bytes;
+    // Room for some thousand functions.
+    let limit = (base / 2 * 3).next_multiple_of(1 << 20);
+    let profiler = Profiler::of(target.pid()).rate(999).arg("--max-memory").arg((limit >> 20).to_string() + "M");
+    let recording = profiler.cpu_milliseconds(target.pid(), 10_000).record();
+    let report = &recording.report;
+    let used = report.cost.peak_rss_bytes + report.cost.map_bytes;
+    println!("{used} bytes of {limit}, {base} at the start; notes {:?}", report.notes);
+    assert!(used <= limit, "{report:#?}");
+    for word in ["caches are dropped", "get no names"] {
+        assert!(recording.stderr.contains(word), "{}", recording.stderr);
+        assert!(report.notes.iter().any(|note| note.contains(word)), "{:?}", report.notes);
+    }
+    // Samples go on: at 999 Hz each function is met about twice.
+    let unknown = recording
+        .recorded
+        .samples
+        .iter()
+        .filter(|sample| recording.recorded.frames_of(sample).any(|frame| frame.function == "<unknown function>"));
+    assert!(unknown.count() > 100, "{report:#?}");
+    assert_eq!(report.loss.values().sum::<u64>(), 0, "{report:#?}");
+}
+
+/// Too little is refused before anything is recorded, with what would be enough.
+#[test]
+fn too_little_memory_is_refused() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
+    // The ring of ten thousand samples a second is cut to fit; what the program itself needs cannot be.
+    let output = Profiler::of(target.pid()).rate(9_999).milliseconds(100).arg("--max-memory").arg("32MiB").run();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("--max-memory 32 MiB is too little") && told.contains("hint: give it "), "{told}");
+}

@@ -1,6 +1,7 @@
 //! Whole-program tests: the committed BPF object, the real profiler, live interpreters.
 
 mod account;
+mod children;
 mod cli;
 mod collector;
 mod dump;
@@ -16,15 +17,28 @@ mod hostile;
 mod identity;
 mod interpreters;
 mod jit;
+mod kernel_frames;
+mod layouts;
 mod limits;
 mod mixed;
+mod mixed_truth;
 mod namespaces;
 mod native;
 mod opcodes;
 mod oracle;
 mod privileges;
 mod processes;
+mod recorded;
+mod refused;
+mod replayed;
+mod reuse;
 mod shares;
+mod spinning;
 mod split;
 mod stacks;
+mod storm;
+mod sync;
+mod tables;
 mod threads;
+mod unwinders;
+mod wheels;

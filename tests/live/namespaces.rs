@@ -107,3 +107,41 @@ fn only_child(pid: u32) -> u32 {
     let children = std::fs::read_to_string(path).expect("it runs");
     children.trim().parse().unwrap_or_else(|_| panic!("{pid} has the children {children:?}"))
 }
+
+/// A process in a user namespace of its own is profiled from outside, and has the user that the profiler sees.
+#[test]
+fn user_namespace_from_outside() {
+    let Some(_live) = live() else { return };
+    let python = Interpreter::named("debian_3_11");
+    let python = python.command().get_program().to_owned();
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    // Inside it is root.
+    command.args(["unshare", "--user", "--map-root-user"]).arg(python).args(["-S", "-c", "while True: pass"]);
+    let mut child = command.stdin(std::process::Stdio::null()).spawn().expect("setpriv can be run");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let record = |user: &str| Profiler::new().arg("--all-python").arg("--uid").arg(user).rate(499).milliseconds(1_000);
+    let (theirs, roots) = (record("65534").record(), record("0").record());
+    let by_pid = Profiler::of(child.id()).rate(499).milliseconds(500).record();
+    child.kill().expect("it runs");
+    child.wait().expect("it can be waited for");
+    let pids = samples_by_pid(&theirs);
+    assert!(pids.get(&child.id()).is_some_and(|samples| *samples > 20), "{pids:?}");
+    assert!(!samples_by_pid(&roots).contains_key(&child.id()), "{:#?}", roots.report);
+    assert!(samples_by_pid(&by_pid)[&child.id()] > 10, "{:#?}", by_pid.report);
+}
+
+/// Inside of one nobody may load BPF programs, whatever capabilities there are: it is said so.
+#[test]
+fn user_namespace_inside() {
+    let Some(_live) = live() else { return };
+    let profiler = Profiler::new().arg("--all-python").milliseconds(100);
+    let output = profiler.within(&["unshare", "--user", "--map-root-user"]).run();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("hint: ") && told.contains("user namespace"), "{told}");
+    let mut doctor = std::process::Command::new("unshare");
+    doctor.args(["--user", "--map-root-user"]).arg(tachyon_tests::binary()).arg("doctor");
+    let told = String::from_utf8_lossy(&doctor.output().expect("unshare can be run").stdout).into_owned();
+    assert!(told.contains("user namespace"), "{told}");
+}

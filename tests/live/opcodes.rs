@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, Target, judge, on_each_interpreter};
 
-on_each_interpreter!(on [sid_3_15]: opcodes_are_named_right);
-on_each_interpreter!(on [pyenv_3_11 pyenv_3_13 sid_3_14]: other_numbers_are_not_recorded);
+on_each_interpreter!(on [sid_3_15 wheel_3_15t]: opcodes_are_named_right);
+on_each_interpreter!(on [pyenv_3_11 pyenv_3_13 sid_3_14 built_3_14t]: other_numbers_are_not_recorded);
 
 /// A function, its opcode, that one's name and the general form's.
 type Named = (String, u8, String, String);

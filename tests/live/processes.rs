@@ -84,22 +84,7 @@ fn short_lived() {
     let Some(_live) = live() else { return };
     let interpreters = Interpreter::at_home();
     let running = Profiler::new().arg("--all-python").rate(999).start();
-    let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut children: Vec<Child> = Vec::new();
-    for number in 0..PROCESSES {
-        let which = number % interpreters.len();
-        let mut command = interpreters[which].command();
-        command.args(["-c", SHORT]).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().expect("the interpreter can be run");
-        pids.insert(child.id(), which);
-        children.push(child);
-        if children.len() == 2 {
-            assert!(children.remove(0).wait().expect("a child can be waited for").success());
-        }
-    }
-    for mut child in children {
-        assert!(child.wait().expect("a child can be waited for").success());
-    }
+    let pids = run_by_twos(&interpreters, SHORT, PROCESSES);
     running.signal(libc::SIGINT);
     let recording = running.finish();
     let recorded = &recording.recorded;
@@ -147,4 +132,25 @@ fn short_lived() {
         let after = named + unnamed + uninspected;
         assert!(*named as f64 >= 0.9 * after as f64, "{name}: {named} of {after}");
     }
+}
+
+/// Runs a program so many times, two at a time, by the interpreters in turn. Gives the index of each process's.
+pub fn run_by_twos(interpreters: &[Interpreter], program: &str, count: usize) -> BTreeMap<u32, usize> {
+    let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut children: Vec<Child> = Vec::new();
+    for number in 0..count {
+        let which = number % interpreters.len();
+        let mut command = interpreters[which].command();
+        command.args(["-c", program]).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn().expect("the interpreter can be run");
+        pids.insert(child.id(), which);
+        children.push(child);
+        if children.len() == 2 {
+            assert!(children.remove(0).wait().expect("a child can be waited for").success());
+        }
+    }
+    for mut child in children {
+        assert!(child.wait().expect("a child can be waited for").success());
+    }
+    pids
 }

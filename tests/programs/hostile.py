@@ -260,5 +260,60 @@ def crafted_files():
     spin()
 
 
+def section(image, name):
+    """Where the header of a section of an ELF image is, and the section's offset and size."""
+    start, = struct.unpack_from("<Q", image, 0x28)
+    size, count, names = struct.unpack_from("<HHH", image, 0x3A)
+    names_at, = struct.unpack_from("<Q", image, start + names * size + 0x18)
+    for header in range(start, start + count * size, size):
+        at = names_at + struct.unpack_from("<I", image, header)[0]
+        if image[at:image.index(b"\0", at)] == name:
+            return (header,) + struct.unpack_from("<QQ", image, header + 0x18)
+    raise LookupError(name)
+
+
+def absurd_eh_frame():
+    """Libraries whose `.eh_frame` is nonsense of many kinds, mapped as code; the first is rewritten all the time."""
+    folder = tempfile.mkdtemp(prefix="hostile")
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        libraries = {line.split()[5] for line in maps if "r-x" in line and ".so" in line}
+    with open(min(libraries, key=os.path.getsize), "rb") as file:
+        good = file.read()
+    header, at, size = section(good, b".eh_frame")
+    kept = []
+
+    def made(patches, length=len(good)):
+        path = os.path.join(folder, "lib%d.so" % len(kept))
+        with open(path, "wb") as out:
+            out.write(good)
+            out.truncate(length)
+            for place, patch in patches:
+                out.seek(place)
+                out.write(patch)
+        # The whole file, as code may be anywhere in it.
+        kept.append(map_code(path, len(good)))
+        return path
+
+    dice = random.Random(2)
+    changing = made([])
+    made([(at, b"\xff" * size)])
+    made([(at, b"\x00" * size)])
+    # A record of 2^63 bytes; one that is its own CIE; sizes of the section that no file has.
+    made([(at, struct.pack("<IQ", 0xFFFF_FFFF, 1 << 63))])
+    made([(at + 4, struct.pack("<I", 4))])
+    made([(header + 0x20, struct.pack("<Q", (1 << 40) - at))], 1 << 40)
+    made([(header + 0x20, struct.pack("<Q", (1 << 64) - 1))])
+    made([(header + 0x18, struct.pack("<QQ", (1 << 64) - 8, 16))])
+    # Long expressions (DW_CFA_def_cfa_expression), records that overlap.
+    made([(place, b"\x0f\xff\xff\x03") for place in range(at + 24, at + size - 8, 16)])
+    for _ in range(20):
+        made([(at + dice.randrange(size), dice.randbytes(dice.choice([1, 2, 4, 8]))) for _ in range(200)])
+    file = os.open(changing, os.O_WRONLY)
+    handshake.ready(folder=folder)
+    while True:
+        os.pwrite(file, dice.randbytes(size), at)
+        os.pwrite(file, good[at:at + size], at)
+
+
 gc.disable()
 globals()[sys.argv[1]]()

@@ -1,5 +1,6 @@
-"""Spends its time below a C function: `qsort` with a callback, `zlib`, the clock, or a system call."""
+"""Spends its time below a C function: `qsort` with a callback, `zlib`, the clock, a system call, or hand-written SHA-1."""
 import ctypes
+import hashlib
 import os
 import sys
 import time
@@ -35,5 +36,11 @@ def syscall():
         getppid()
 
 
+def sha1():
+    data = bytes(1 << 20)
+    while True:
+        hashlib.sha1(data)
+
+
 handshake.ready()
-{"qsort": qsort, "deflate": deflate, "clock": clock, "syscall": syscall}[sys.argv[1]]()
+{"qsort": qsort, "deflate": deflate, "clock": clock, "syscall": syscall, "sha1": sha1}[sys.argv[1]]()

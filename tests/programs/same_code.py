@@ -8,15 +8,23 @@ import threading
 
 import handshake
 
+try:
+    from _testinternalcapi import get_tlbc_id
+except ImportError:
+    get_tlbc_id = None
+
 COUNT = 4
 A = 3 ** 900
 B = 7 ** 700
 stacks = {}
+copies = set()
 all_there = threading.Barrier(COUNT + 1)
 
 
 def busy(kind):
     stacks[kind] = (threading.get_native_id(), handshake.stack_of(sys._getframe()))
+    if get_tlbc_id is not None:
+        copies.add(get_tlbc_id(busy))
     all_there.wait()
     while True:
         if kind == 0:
@@ -56,5 +64,6 @@ handshake.ready(
     stacks=[stacks[kind][1] for kind in range(COUNT)],
     threads={str(stacks[kind][0]): kind for kind in range(COUNT)},
     multiplications=multiplications(),
+    copies=len(copies),
 )
 handshake.until_closed()

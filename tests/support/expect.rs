@@ -66,23 +66,27 @@ pub fn stacks(facts: &Value) -> Vec<Stack> {
 }
 
 /// Checks that at least `share` of the samples are one of the program's stacks, and that each of those was seen. Gives
-/// the samples that agree with each.
+/// the samples that agree with each; last those with a stack of `between`, which need not be met.
 ///
 /// # Panics
 /// When they are not, with the stacks that should not be there.
 pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize> {
     let expected = stacks(facts);
     let below: Option<Leaf> = serde_json::from_value(facts["below"].clone()).expect("`below` is a leaf or nothing");
+    let between: Option<Vec<Stack>> =
+        serde_json::from_value(facts["between"].clone()).expect("`between` are stacks, or it is not there");
     let mut seen = vec![0; expected.len()];
+    let mut seen_between = 0;
     let mut others = Vec::new();
     for (stack, count) in recorded.counts().into_iter().enumerate() {
         let frames = || recorded.stacks[stack].iter().map(|&frame| &recorded.frames[frame]);
         match expected.iter().position(|expected| expected.is(frames(), below.as_ref())) {
             Some(index) => seen[index] += count,
+            None if between.iter().flatten().any(|stack| stack.is(frames(), None)) => seen_between += count,
             None => others.push((count, stack)),
         }
     }
-    let (total, agreeing) = (recorded.samples.len(), seen.iter().sum::<usize>());
+    let (total, agreeing) = (recorded.samples.len(), seen.iter().sum::<usize>() + seen_between);
     others.sort_unstable();
     let shown: String =
         others.iter().rev().take(3).map(|(count, stack)| format!("{count} x\n{}", recorded.shown(*stack))).collect();
@@ -91,6 +95,7 @@ pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize
         "{agreeing} of {total} samples are right; others:\n{shown}"
     );
     assert!(seen.iter().all(|&count| count > 0), "not every stack was seen: {seen:?}; others:\n{shown}");
+    seen.extend(between.is_some().then_some(seen_between));
     seen
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{Recorded, ShownFrame, profile::Sample, program};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -41,27 +42,62 @@ pub fn chroot() -> PathBuf {
 /// When it fails.
 #[must_use]
 pub fn python(file: &Path, script: Option<&str>, args: &[&str]) -> (String, String) {
+    judged(&[file], script, args).unwrap_or_else(|errors| panic!("CPython 3.15 refuses {}: {errors}", file.display()))
+}
+
+/// As [`python`], of several files, whose paths take the place of `FILES`. An error is what it says when it fails.
+fn judged(files: &[&Path], script: Option<&str>, args: &[&str]) -> Result<(String, String), String> {
     let root = chroot();
     let dir = tempfile::Builder::new().prefix("judge").tempdir_in(root.join("tmp")).expect("the chroot has a /tmp");
     let inside = Path::new("/").join(dir.path().strip_prefix(&root).expect("it was made there"));
-    std::fs::copy(file, dir.path().join("file.tach"))
-        .unwrap_or_else(|error| panic!("cannot copy {}: {error}", file.display()));
+    let mut copies = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        let copy = format!("{number:03}.tach");
+        std::fs::copy(file, dir.path().join(&copy))
+            .unwrap_or_else(|error| panic!("cannot copy {}: {error}", file.display()));
+        copies.push(inside.join(copy));
+    }
     let mut command = Command::new("chroot");
     command.arg(&root).args(["/usr/bin/python3.15", "-X", "utf8"]);
     if let Some(script) = script {
         std::fs::copy(program(script), dir.path().join(script)).expect("the script can be copied");
         command.arg(inside.join(script));
     }
-    command.args(args.iter().map(|&word| match word {
-        "FILE" => inside.join("file.tach"),
-        "OUT" => inside.join("out"),
-        word => PathBuf::from(word),
+    command.args(args.iter().flat_map(|&word| match word {
+        "FILE" | "FILES" => copies.clone(),
+        "OUT" => vec![inside.join("out")],
+        word => vec![PathBuf::from(word)],
     }));
     let output = command.output().expect("chroot can be run");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "CPython 3.15 refuses {}: {errors}", file.display());
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
     let written = std::fs::read_to_string(dir.path().join("out")).unwrap_or_default();
-    (String::from_utf8_lossy(&output.stdout).into_owned(), written)
+    Ok((String::from_utf8_lossy(&output.stdout).into_owned(), written))
+}
+
+/// What CPython 3.15 says of a file that it must refuse.
+///
+/// # Panics
+/// When it does not.
+#[must_use]
+pub fn refusal(file: &Path) -> String {
+    let replayed = judged(&[file], None, &["-m", "profiling.sampling", "replay", "--collapsed", "-o", "OUT", "FILE"]);
+    replayed.expect_err("CPython 3.15 reads it")
+}
+
+/// How many samples `replay --collapsed`, `--flamegraph`, `--gecko` and `--pstats` show, by file and by these words.
+///
+/// # Panics
+/// When one fails.
+#[must_use]
+pub fn totals(files: &[&Path]) -> Vec<BTreeMap<String, u64>> {
+    let told = judged(files, Some("replay_totals.py"), &["FILES"]);
+    let (told, _) = told.unwrap_or_else(|errors| panic!("CPython 3.15 refuses one of {files:?}: {errors}"));
+    let totals: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_str(&told).expect("the script prints JSON");
+    assert_eq!(totals.len(), files.len(), "{told}");
+    // By name, which is by number.
+    totals.into_values().collect()
 }
 
 /// Checks that CPython 3.15's reader makes of the file what ours made: samples, stacks, status.

@@ -6,6 +6,7 @@
 //! up to the unit, the kernel counted as many runs, and CPython 3.15's own reader sees the same samples.
 
 pub mod expect;
+mod extension;
 mod gate;
 mod interpreters;
 pub mod judge;
@@ -14,44 +15,53 @@ mod profile;
 mod profiler;
 pub mod statistics;
 mod target;
+pub mod unwind;
 pub mod viewers;
+mod wheels;
 
+pub use extension::SharedLibrary;
 pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
 pub use profiler::{Profiler, Recording, Running, binary};
 pub use target::{Target, program};
+pub use wheels::with_wheels;
 
 /// Makes a test of a function for each interpreter of the fixed list, [`INTERPRETERS`]. The function takes the
-/// interpreter. `with_gil:` leaves the free-threaded ones out; `at_home:` takes the four that run outside of a chroot
-/// and stand for all in what does not depend on the version: the profiler's command line and its account; `on [...]:` names them. Those that
-/// only `cargo xtask zoo --all` sets up are ignored unless asked for (`-- --ignored`): debug builds, for which CI has
-/// no time, and a build whose source not every mirror has.
+/// interpreter. `with_gil:` leaves the free-threaded ones out; `at_home:` takes two that run outside of a chroot, a shared and
+/// a static one, which stand for all in what does not depend on the version: the profiler's command line and its account;
+/// `on [...]:` names them, and `and [...]` some of those that only `cargo xtask zoo --all` sets up. The latter are ignored
+/// unless asked for (`-- --ignored`): CI has no time for debug builds and for long builds.
 #[macro_export]
 macro_rules! on_each_interpreter {
     (at_home: $($function:ident),+ $(,)?) => {$(
         mod $function {
-            $crate::on_each_interpreter!(@one $function: pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11);
+            $crate::on_each_interpreter!(@one $function: pyenv_3_12 debian_3_11);
         }
     )+};
     (with_gil: $($function:ident),+ $(,)?) => {$(
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
                 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 musl_3_13);
-            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d tail_3_14 standalone_3_14);
         }
     )+};
     ($($function:ident),+ $(,)?) => {$(
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
-                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 built_3_13t musl_3_13);
-            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d built_3_14t);
+                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 built_3_13t musl_3_13 built_3_14t wheel_3_15t);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d wheel_3_14t tail_3_14 standalone_3_14);
         }
     )+};
-    (on [$($name:ident)+] $(extra [$($more:ident)+])?: $function:ident) => {
+    (on [$($name:ident)+] and [$($extra:ident)+]: $function:ident) => {
         mod $function {
             $crate::on_each_interpreter!(@one $function: $($name)+);
-            $($crate::on_each_interpreter!(@extra $function: $($more)+);)?
+            $crate::on_each_interpreter!(@extra $function: $($extra)+);
+        }
+    };
+    (on [$($name:ident)+]: $function:ident) => {
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: $($name)+);
         }
     };
     (@extra $function:ident: $($name:ident)+) => {$(

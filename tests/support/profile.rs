@@ -36,6 +36,14 @@ pub struct ShownFrame {
     pub opcode: Option<u8>,
 }
 
+impl ShownFrame {
+    /// Whether it is code that is no Python: `object!function`.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        self.filename == "~" && self.place.is_none() && self.function.contains('!')
+    }
+}
+
 /// A sample of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
@@ -115,6 +123,14 @@ impl Recorded {
             });
         }
         recorded
+    }
+
+    /// The same with Python frames and markers only.
+    #[must_use]
+    pub fn without_native(&self) -> Self {
+        let python = |stack: &Vec<usize>| stack.iter().copied().filter(|&at| !self.frames[at].is_native()).collect();
+        let stacks = self.stacks.iter().map(python).collect();
+        Self { header: self.header, frames: self.frames.clone(), stacks, samples: self.samples.clone() }
     }
 
     /// A sample's frames, leaf first.

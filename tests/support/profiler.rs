@@ -73,7 +73,7 @@ pub struct Recording {
 }
 
 impl Profiler {
-    /// Of nothing yet.
+    /// Of nothing yet; Python frames only.
     ///
     /// # Panics
     /// When no temporary directory can be made.
@@ -82,7 +82,7 @@ impl Profiler {
         let dir = tempfile::Builder::new().prefix("tachyon-live").tempdir().expect("a temporary directory can be made");
         let output = dir.path().join("live.tach");
         Self {
-            args: Vec::new(),
+            args: vec!["--no-native".into()],
             environment: Vec::new(),
             dir,
             output,
@@ -96,6 +96,12 @@ impl Profiler {
     #[must_use]
     pub fn of(pid: u32) -> Self {
         Self::new().arg("-p").arg(pid.to_string())
+    }
+
+    /// Native frames too.
+    #[must_use]
+    pub fn native(self) -> Self {
+        self.arg("--native")
     }
 
     /// Samples per second.
@@ -325,6 +331,11 @@ impl Recording {
         let samples: u64 = report.processes.iter().map(|process| process.samples).sum();
         assert_eq!(samples, report.stored, "each sample has one process: {report:#?}");
         assert!(report.processes.iter().all(|process| process.named <= process.samples), "{report:#?}");
+        if let Some(native) = &report.native {
+            let of = native.exact + native.repaired + native.failed + native.missing;
+            assert_eq!(of, report.stored, "each sample was merged somehow: {report:#?}");
+            assert_eq!(native.stops.values().sum::<u64>(), report.stored, "each native stack has one end: {report:#?}");
+        }
         judge::agrees(&self.path, recorded);
     }
 

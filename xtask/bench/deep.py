@@ -1,24 +1,24 @@
 """The benchmark's target: DEPTH frames deep, the innermost one working and counting for ever.
 
-usage: deep.py DEPTH SWEEP_MIB COUNTER
+usage: deep.py DEPTH SWEEP_MIB COUNTER THROUGH_C
 
 Every frame runs a code object of its own. With a SWEEP_MIB the innermost frame also reads through that much memory
 in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 bytes in which the iterations done so
-far stand, little endian. Ends when its parent does.
+far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
 """
 
 import mmap
 import os
 import sys
 
-depth, sweep_mib, counter_path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+depth, sweep_mib, counter_path, through_c = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 memory = bytes(sweep_mib << 20)
 parent = os.getppid()
 with open(counter_path, "r+b") as file:
     counter = mmap.mmap(file.fileno(), 8)
 
 
-def leaf():
+def leaf(_=0):
     done = 0
     while done & 0xFFFF or os.getppid() == parent:
         total = 0
@@ -34,6 +34,7 @@ def leaf():
 call = leaf
 for number in range(depth - 2):
     scope = {"callee": call}
-    exec(f"def level_{number}():\n    return callee()\n", scope)
+    how = "max((0,), key=callee)" if number < through_c else "callee()"
+    exec(f"def level_{number}(_=0):\n    return {how}\n", scope)
     call = scope[f"level_{number}"]
 call()

@@ -90,6 +90,11 @@ pub(crate) struct Suite {
 impl Suite {
     /// Reads the index of `suite` (and its security suite) into `dir`, unless it is there already.
     pub(crate) fn open(dir: &Path, suite: &str, mirrors: &Mirrors) -> Result<Self> {
+        Self::open_for(dir, suite, mirrors, "")
+    }
+
+    /// The same for packages of another architecture than this machine's, as Debian names it.
+    pub(crate) fn open_for(dir: &Path, suite: &str, mirrors: &Mirrors, architecture: &str) -> Result<Self> {
         let opened = Self { config: dir.join("apt.conf"), dir: dir.to_owned() };
         let mut sources = format!("deb {} {suite} main\n", mirrors.debian);
         // sid has no security suite; before bullseye it was named otherwise.
@@ -97,7 +102,7 @@ impl Suite {
             sources.push_str(&format!("deb {security} {suite}-security main\n"));
         }
         if !cache::is_finished(dir, &sources) {
-            opened.write(&sources)?;
+            opened.write(&sources, architecture)?;
             opened.update(suite)?;
             cache::finish(dir, &sources)?;
         }
@@ -110,15 +115,19 @@ impl Suite {
         command::run_quietly(&what, self.command("apt-get").args(["-o", NO_EXPIRY, "update"]))
     }
 
-    fn write(&self, sources: &str) -> Result<()> {
+    fn write(&self, sources: &str, architecture: &str) -> Result<()> {
         cache::remove(&self.dir)?;
         for sub in ["lists/partial", "archives/partial", "parts"] {
             let path = self.dir.join(sub);
             fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         let dir = self.dir.display();
+        let architecture = match architecture {
+            "" => String::new(),
+            other => format!("APT::Architecture \"{other}\";\nAPT::Architectures {{ \"{other}\"; }};\n"),
+        };
         let config = format!(
-            "Dir::Etc::SourceList \"{dir}/sources.list\";\nDir::Etc::SourceParts \"{dir}/parts\";\n\
+            "{architecture}Dir::Etc::SourceList \"{dir}/sources.list\";\nDir::Etc::SourceParts \"{dir}/parts\";\n\
              Dir::State \"{dir}\";\nDir::State::Lists \"{dir}/lists\";\nDir::State::Status \"{dir}/status\";\n\
              Dir::Cache \"{dir}\";\nDir::Cache::Archives \"{dir}/archives\";\n\
              APT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n"
@@ -177,7 +186,7 @@ impl Sources {
     /// Reads the index of the suite that `line` names into `dir`.
     pub(crate) fn open(dir: &Path, line: &str) -> Result<Self> {
         let opened = Suite { config: dir.join("apt.conf"), dir: dir.to_owned() };
-        opened.write(line)?;
+        opened.write(line, "")?;
         opened.update(line.trim())?;
         Ok(Self(opened))
     }
@@ -216,6 +225,16 @@ impl Sources {
             (None, Ok(())) => anyhow::bail!("apt-get fetched no upstream archive of {package} {version}"),
         }
     }
+}
+
+/// Fetches one file of an archive with apt's own client, which compares its SHA-256.
+///
+/// # Errors
+/// The archive does not have it, or has another one.
+pub(crate) fn download(url: &str, sha256: &str, file: &Path) -> Result<()> {
+    let mut helper = Command::new("/usr/lib/apt/apt-helper");
+    helper.args(["-o", "APT::Sandbox::User=root", "download-file", url]).arg(file).arg(format!("SHA256:{sha256}"));
+    command::run_quietly(&format!("fetching {url}"), &mut helper)
 }
 
 /// A version split into its numbers, which orders the kernels of one suite.

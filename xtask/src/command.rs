@@ -42,6 +42,18 @@ pub(crate) fn run_quietly(what: &str, command: &mut Command) -> Result<()> {
     output.map(drop)
 }
 
+/// The same for several commands at a time: says so when it is done.
+///
+/// # Errors
+/// As [`run_quietly`].
+pub(crate) fn run_beside(what: &str, command: &mut Command) -> Result<()> {
+    let start = Instant::now();
+    let output = finished(command);
+    let how = if output.is_ok() { "done" } else { "failed" };
+    eprintln!("{what}: {how} ({:.1} s)", start.elapsed().as_secs_f64());
+    output.map(drop)
+}
+
 /// What a command prints to its standard output.
 ///
 /// # Errors

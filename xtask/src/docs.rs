@@ -41,20 +41,28 @@ const NOTES: &str = "
 - `pyenv`: `--enable-shared`. `debian`: static, stripped, not position-independent. `sid`: static, position-independent,
   in a chroot; its 3.14 and 3.15 have a JIT built in, and with `PYTHON_JIT=1` stacks are right by function
   (`tests/live/jit.rs`; lines are not judged). A name that ends in `d` is a build with `--with-pydebug`.
-- `built_3_13t`: free-threaded, from Debian's source, `-O1`, with its symbols. `musl`: another C library, the same source.
+- `built_3_13t`, `built_3_14t`: free-threaded, from Debian's source, `-O1`, with its symbols. `musl`: another C library, the
+  same source.
+- `wheel_3_14t`, `wheel_3_15t`: free-threaded releases with per-thread bytecode, static, stripped, not position-independent,
+  optimised with GCC 10: the executables that cx_Freeze's wheels bring for frozen programs, made in the images that most
+  wheels are built in. `xtask/src/zoo/wheel.rs` says what was changed (a jump over `main`); their library in Python is
+  that of Debian's nearest patch release. No headers of these two patch releases were seen: they are also what the
+  self-test on a live runtime is for. `tests/live/free_threaded.rs` has four busy threads on two CPUs in the same
+  functions, each at lines of its own.
+- `tail_3_14`: the tail-calling interpreter, clang 19. `standalone_3_14`: built nearly with python-build-standalone's settings
+  (clang 19, tail calls, `--enable-optimizations --with-lto=thin`); without BOLT, whose version 19 crashes on it, and the run
+  that gives the profile is a shorter one. Its Python stacks are right; joined with native frames they are labelled `failed`,
+  and `mixed::` and `mixed_truth::` fail on it: known and not mended.
 - gdb's embedded CPython, a renamed executable and one that was deleted while it runs are in `tests/live/embedded.rs`.
 
-The names without a `d` at the end, and not `built_3_14t`, are what CI must have: one that is missing fails it.
+Those that end in `d`, `wheel_3_14t`, `tail_3_14` and `standalone_3_14` are made by `cargo xtask zoo --all`. All others
+are what CI must have: one that is missing fails it.
 
 ## What was not to be had
 
-- Free-threaded 3.14 and 3.15: the mirrors list the source packages of 3.14 and 3.15 and have none of their files. Their
-  layouts are checked against their headers, and `cargo xtask zoo --all` builds 3.14t where `TACHYON_DEB_SRC` names an
-  archive with the source; then `-- --ignored built_3_14t` runs its tests. Per-thread bytecode (3.14t) is without a
-  live test until then.
-- The tail-calling interpreter needs the source of 3.14 and clang 19: never run.
-- python-build-standalone is in no package registry at hand. What makes its shape, an executable that is static and
-  position-independent and not stripped, is met in `sid` and `built_3_13t`; its own builds were never run.
+- python-build-standalone's own binaries are in no package registry at hand. `standalone_3_14` comes nearest.
+- Debian's archive lists sources of 3.14 and 3.15 that it does not have any more. It still has older ones of 3.14, which
+  `xtask/src/zoo/built.rs` names with their digests; a release of 3.15 is not among what it has.
 ";
 
 /// What an entry must not be older than.

@@ -12,6 +12,7 @@ mod dependencies;
 mod digest;
 mod docs;
 mod layouts;
+mod package;
 mod test;
 mod tools;
 mod vm;
@@ -45,7 +46,11 @@ enum Task {
     VmTest(vm::VmTestArgs),
     /// Measure what profiling costs, beside py-spy, and compare it with the budget
     Bench(bench::BenchArgs),
-    /// Set up the programs that judge exports: pprof, a browser, the viewers' importers
+    /// Profile a busy host for ten minutes: memory stays flat, the account adds up
+    Soak(bench::soak::SoakArgs),
+    /// Make release archives for x86-64 and arm64, and look into them
+    Package(package::PackageArgs),
+    /// Set up the programs that judge exports: pprof, a browser, the viewers' importers; and a server to profile
     Tools,
     /// Compare licences, versions and sources of all dependencies with deny.toml
     Dependencies,
@@ -61,6 +66,8 @@ fn main() -> ExitCode {
         Task::Zoo(args) => zoo::run(args),
         Task::VmTest(args) => vm::run(args),
         Task::Bench(args) => bench::run(args),
+        Task::Soak(args) => bench::soak::run(args),
+        Task::Package(args) => package::run(args),
         Task::Tools => tools::set_up(),
         Task::Dependencies => dependencies::run(),
         Task::Test(args) => test::run(args),

@@ -1,7 +1,8 @@
-//! The programs that judge exports: both `pprof`s, a browser, and the viewers' own importers.
+//! The programs that judge exports: both `pprof`s, a browser, and the viewers' own importers. And a server to profile.
 
-use crate::{apt, cache, command};
-use anyhow::Result;
+use crate::{apt, cache, command, zoo};
+use anyhow::{Context as _, Result};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs and their Debian packages.
@@ -12,12 +13,17 @@ const PROGRAMS: [(&str, &str); 4] =
 const NPM_PACKAGES: [&str; 3] =
     ["speedscope@1.25.0", "@firefox-devtools/profiler-cli@0.10.0", "playwright-core@1.65.1"];
 
+/// The server whose workers are profiled.
+const SERVER: &str = "gunicorn==23.0.0";
+
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
 /// A package cannot be had.
 pub(crate) fn set_up() -> Result<()> {
     apt::ensure(&PROGRAMS)?;
+    let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
+    in_venv(&python, &cache::dir()?.join("gunicorn"), SERVER)?;
     let dir = cache::dir()?.join("tools");
     let _lock = cache::lock(&dir)?;
     let stamp = NPM_PACKAGES.join("\n");
@@ -32,4 +38,22 @@ pub(crate) fn set_up() -> Result<()> {
             .args(NPM_PACKAGES),
     )?;
     cache::finish(&dir, &stamp)
+}
+
+/// Installs a package from PyPI into a virtual environment of its own, unless it is there. Where its programs are.
+///
+/// # Errors
+/// It cannot be installed.
+pub(crate) fn in_venv(python: &Path, venv: &Path, package: &str) -> Result<PathBuf> {
+    // Not in the directory itself, which may be removed.
+    let _lock = cache::lock(venv.parent().unwrap_or(venv))?;
+    if !cache::is_finished(venv, package) {
+        cache::remove(venv)?;
+        command::run_quietly("making a virtual environment", Command::new(python).args(["-m", "venv"]).arg(venv))?;
+        let what = format!("installing {package} into {}", venv.display());
+        let mut line = Command::new(venv.join("bin/python"));
+        command::run_quietly(&what, line.args(["-m", "pip", "install", "--disable-pip-version-check", package]))?;
+        cache::finish(venv, package)?;
+    }
+    Ok(venv.join("bin"))
 }

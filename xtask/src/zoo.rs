@@ -11,9 +11,11 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 mod built;
+mod wheel;
 
 use crate::{apt, cache, command};
 use built::Build;
+use wheel::Wheel;
 
 /// Arguments of `cargo xtask zoo`.
 #[derive(clap::Args)]
@@ -24,7 +26,7 @@ pub(crate) struct ZooArgs {
     /// Print the list as JSON
     #[arg(long)]
     json: bool,
-    /// Also those that CI has no time or no source for: debug builds, 3.14t
+    /// Also those that CI has no time for: debug builds, tail calls, the shape of python-build-standalone
     #[arg(long)]
     all: bool,
 }
@@ -40,6 +42,8 @@ enum Source {
     Sid,
     /// Built from a distribution's source package.
     Built(&'static Build),
+    /// Taken out of a package of frozen programs.
+    Wheel(&'static Wheel),
 }
 
 impl Source {
@@ -50,12 +54,13 @@ impl Source {
             Self::Debian => "debian",
             Self::Sid => "sid",
             Self::Built(build) => build.kind,
+            Self::Wheel(_) => "wheel",
         }
     }
 }
 
 /// Every interpreter that CI must have.
-const CI_TIER: [(Source, &str); 11] = [
+const CI_TIER: [(Source, &str); 13] = [
     (Source::Pyenv, "3.8"),
     (Source::Pyenv, "3.9"),
     (Source::Pyenv, "3.10"),
@@ -67,11 +72,18 @@ const CI_TIER: [(Source, &str); 11] = [
     (Source::Sid, "3.15"),
     (Source::Built(&built::FREE_THREADED_3_13), "3.13t"),
     (Source::Built(&built::MUSL_3_13), "3.13"),
+    (Source::Built(&built::FREE_THREADED_3_14), "3.14t"),
+    (Source::Wheel(&wheel::FREE_THREADED_3_15), wheel::FREE_THREADED_3_15.version),
 ];
 
-/// Those that `--all` adds: debug builds, and what only an archive that keeps old source packages has.
-const ALL_TIER: [(Source, &str); 3] =
-    [(Source::Sid, "3.14d"), (Source::Sid, "3.15d"), (Source::Built(&built::FREE_THREADED_3_14), "3.14t")];
+/// Those that `--all` adds: debug builds, and those that take long to build.
+const ALL_TIER: [(Source, &str); 5] = [
+    (Source::Sid, "3.14d"),
+    (Source::Sid, "3.15d"),
+    (Source::Wheel(&wheel::FREE_THREADED_3_14), wheel::FREE_THREADED_3_14.version),
+    (Source::Built(&built::TAIL_CALLS_3_14), "3.14"),
+    (Source::Built(&built::STANDALONE_3_14), "3.14"),
+];
 
 /// The interpreters of a run.
 fn tier(all: bool) -> impl Iterator<Item = (Source, &'static str)> {
@@ -91,7 +103,7 @@ pub(crate) struct Interpreter {
     name: String,
     /// Minor version, for instance `3.12`.
     version: &'static str,
-    /// `pyenv`, `debian`, `sid`, `built` or `musl`.
+    /// `pyenv`, `debian`, `sid`, `built`, `musl`, `wheel`, `tail` or `standalone`.
     kind: &'static str,
     /// The executable; below `root` when there is one.
     path: PathBuf,
@@ -125,17 +137,31 @@ pub(crate) fn run(args: ZooArgs) -> Result<()> {
 /// The chroot cannot be made, or an interpreter of the list is missing.
 pub(crate) fn set_up(all: bool) -> Result<()> {
     set_up_sid(all)?;
-    // gdb brings a CPython of its own: the one that is embedded.
-    apt::ensure(&[("/usr/bin/python3.11", "python3.11"), ("gdb", "gdb")])?;
+    // gdb brings a CPython of its own: the one that is embedded. PyPy is there to be refused.
+    apt::ensure(&[("/usr/bin/python3.11", "python3.11"), ("gdb", "gdb"), ("pypy3", "pypy3")])?;
+    // The others are of use without one that fails; it is missing from the list below.
     for (source, version) in tier(all) {
-        if let Source::Built(build) = source
-            && let Err(error) = build.set_up(&zoo_dir()?)
+        if let Source::Wheel(wheel) = source
+            && let Err(error) = set_up_wheel(wheel)
         {
-            // The others are of use without it; it is missing from the list below.
-            eprintln!("cannot build {version}: {error:#}");
+            eprintln!("cannot make {version}: {error:#}");
         }
     }
+    let builds: Vec<_> = tier(all)
+        .filter_map(|(source, _)| match source {
+            Source::Built(build) => Some(build),
+            _ => None,
+        })
+        .collect();
+    for (dir, error) in built::set_up(&zoo_dir()?, &builds) {
+        eprintln!("cannot make {dir}: {error:#}");
+    }
     complain(&interpreters(all)?.1)
+}
+
+fn set_up_wheel(wheel: &Wheel) -> Result<()> {
+    let pip = newest_supported().context("no Python with pip: pyenv has none")?;
+    wheel.set_up(&zoo_dir()?, &pip, &sid_dir()?)
 }
 
 /// Those that CI must have, by the names that the tests give them.
@@ -191,6 +217,7 @@ fn interpreters(all: bool) -> Result<(Vec<Interpreter>, Vec<String>)> {
                 let path = build.executable(&zoo_dir()?, version);
                 (Some(path), None, hint.to_owned())
             }
+            Source::Wheel(wheel) => (Some(wheel.executable(&zoo_dir()?)), None, hint.to_owned()),
         };
         let name = format!("{kind}-{version}");
         let there = |path: &PathBuf| root.as_deref().map_or(path.clone(), |root| inside(root, path)).is_file();
@@ -214,7 +241,7 @@ fn pyenv_root() -> Option<PathBuf> {
         .or_else(|| std::env::home_dir().map(|home| home.join(".pyenv")))
 }
 
-/// pyenv's newest interpreter that the profiler supports, for the benchmark's target.
+/// pyenv's newest interpreter: the benchmark's target, and the one whose pip fetches what is not Debian's.
 pub(crate) fn newest_supported() -> Option<PathBuf> {
     let root = pyenv_root()?;
     ["3.13", "3.12", "3.11"].into_iter().find_map(|minor| newest(&root, minor))

@@ -3,7 +3,7 @@
 use super::frames::innermost_frame;
 use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use crate::event::status;
-use crate::layout::{Layout, flags};
+use crate::layout::Layout;
 use crate::process::ProcessEntry;
 
 /// State of a thread at the moment of the sample, beside its frames.
@@ -23,7 +23,9 @@ pub struct ThreadFacts {
 ///
 /// `HAS_GIL` is exact: besides `locked` and `last_holder`, which a releasing and a taking thread change one after
 /// the other, it asks for the thread's own mark, which is set and cleared while the GIL is held: `_status.holds_gil`
-/// (3.13+), `_status.active` (3.12), `gilstate.tstate_current` (before).
+/// (3.13+), `_status.active` (3.12), `gilstate.tstate_current` (before). A free-threaded build has the same mark, and sets
+/// it where its GIL was switched on, by `PYTHON_GIL=1` or by an extension that asks for it (`take_gil` in
+/// `Python/ceval_gil.c`).
 #[inline(always)]
 pub fn thread_facts<M: UserMemory + ?Sized>(
     memory: &M,
@@ -39,12 +41,10 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     if let Ok(id) = read_u64(memory, interp, layout.interp_id) {
         facts.interp_id = id.cast_signed();
     }
-    if !layout.has(flags::FREE_THREADED) {
-        match holds_gil(memory, layout, process, tstate, interp) {
-            Ok(true) => facts.status |= status::HAS_GIL,
-            Ok(false) => {}
-            Err(Unreadable) => facts.status |= status::UNKNOWN,
-        }
+    match holds_gil(memory, layout, process, tstate, interp) {
+        Ok(true) => facts.status |= status::HAS_GIL,
+        Ok(false) => {}
+        Err(Unreadable) => facts.status |= status::UNKNOWN,
     }
     let main = if Layout::present(layout.interp_threads_main) {
         read_u64(memory, interp, layout.interp_threads_main) == Ok(tstate)
@@ -63,7 +63,6 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     }
     if facts.status & status::HAS_GIL == 0
         && Layout::present(layout.tstate_gil_requested)
-        && !layout.has(flags::FREE_THREADED)
         && read_u32(memory, tstate, layout.tstate_gil_requested).unwrap_or(0) != 0
     {
         facts.status |= status::GIL_REQUESTED;

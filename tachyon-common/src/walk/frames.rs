@@ -1,7 +1,7 @@
 //! The frame chain, leaf first.
 
 use super::buffer::{CodeBuffer, FrameBuffer};
-use super::code::code_identity;
+use super::code::{CodeIdentity, code_identity};
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
@@ -47,6 +47,8 @@ pub struct FrameWalk {
     pub gc: u32,
     /// Whether each frame's opcode is read: 0 or 1.
     pub opcodes: u32,
+    /// What the frame looked at last runs.
+    pub identity: CodeIdentity,
 }
 
 impl FrameWalk {
@@ -88,10 +90,10 @@ impl FrameWalk {
             return Some(StopReason::TooDeep);
         }
         let code = frame_buffer.u64(layout.frame_code) & !u64::from(layout.stackref_tag_mask);
-        let identity = match code_identity(memory, layout, seed, code, code_buffer) {
-            Ok(identity) => identity,
-            Err(reason) => return Some(reason),
-        };
+        if !self.identify(memory, layout, seed, code, code_buffer) {
+            return Some(StopReason::UnreadableCode);
+        }
+        let identity = &self.identity;
         if code_type != 0 && identity.ob_type != code_type {
             return Some(StopReason::NotACodeObject);
         }
@@ -130,25 +132,59 @@ impl FrameWalk {
         self.next = previous;
         None
     }
+
+    /// Reads what tells a code object from others; false when it cannot be read.
+    ///
+    /// A function of its own for the verifier: behind a call it keeps nothing but the result, so the paths through here are
+    /// not multiplied with those that follow. Its result lies in memory and not on a stack, because no such function may
+    /// return with a pointer to one in a register.
+    #[inline(never)]
+    fn identify<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        seed: u64,
+        code: u64,
+        buffer: &mut CodeBuffer,
+    ) -> bool {
+        match code_identity(memory, layout, seed, code, buffer) {
+            Ok(identity) => {
+                self.identity = identity;
+                true
+            }
+            Err(_) => false,
+        }
+    }
 }
 
-/// What a walk's end means, by the innermost and the outermost frame it met: [`StopReason::EnteringEval`], and no frames,
-/// where the innermost one was being linked.
+/// What a walk's end means, by the innermost and the outermost of the frames it stored: [`StopReason::EnteringEval`], and
+/// no frames, where the innermost one was being linked.
 ///
 /// An inlined call publishes its frame before `previous` is written (3.11.7's `CALL_PY_EXACT_ARGS` as compiled: 9
 /// instructions). A leaf that has run nothing may be such a frame, and nothing tells a stale `previous` (3.11, 3.12);
 /// and C entered the evaluator for the outermost frame of every whole stack, so a chain that ends elsewhere was read
-/// while its leaf was being linked. User space asks, of each chain.
+/// while its leaf was being linked.
+///
+/// From 3.12 on the evaluator links the frame that C calls to an entry frame on its own C stack, and compilers are free to
+/// set that one's `owner` last: until then it does not look like a shim, and it has no code object (3.14.9t and 3.15.1t
+/// as GCC 10 compiles them: 1 instruction). User space asks, of each chain.
 #[inline(always)]
 #[must_use]
-pub fn settle(layout: &Layout, stop: StopReason, leaf: Option<&RawFrame>, root: Option<&RawFrame>) -> StopReason {
+pub fn settle(
+    layout: &Layout,
+    stop: StopReason,
+    stored: usize,
+    leaf: Option<&RawFrame>,
+    root: Option<&RawFrame>,
+) -> StopReason {
     let (Some(leaf), Some(root)) = (leaf, root) else { return stop };
     if layout.has(flags::FRAME_OBJECTS) {
         return stop;
     }
     let entered = !matches!(stop, StopReason::Complete) || root.flags & frame_flags::ENTRY != 0;
     let started = !layout.has(flags::PREV_INSTR) || leaf.lasti >= 0;
-    if entered && started { stop } else { StopReason::EnteringEval }
+    let linked = stop != StopReason::NotACodeObject || stored > 1 || !Layout::present(layout.frame_owner);
+    if entered && started && linked { stop } else { StopReason::EnteringEval }
 }
 
 /// Where the instructions start that the frame runs: in its code object, or in its thread's own copy of them

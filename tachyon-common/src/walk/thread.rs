@@ -6,12 +6,41 @@ use crate::limits::THREADS_PER_STEP;
 use crate::process::ProcessEntry;
 use crate::stop::StopReason;
 
+/// A thread's pointer (`fsbase`, `tpidr_el0`), by which its state is known.
+///
+/// `PyThreadState.thread_id` is `pthread_self()`, the address of the thread's descriptor. On x86-64 the thread pointer is
+/// that address. On arm64 it is the descriptor's end (`TLS_DTV_AT_TP`: glibc 2.36 `sysdeps/aarch64/nptl/tls.h`, musl 1.2
+/// `arch/aarch64/pthread_arch.h`), so they differ by its size: 1,856 bytes in glibc 2.36, some 200 in musl. No two
+/// descriptors overlap and each lies in a mapping or on a stack of its own, so the one that ends at the pointer is the one
+/// that begins less than a page before it. Nothing needs to be learnt, and nothing learnt can be wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ThreadPointer {
+    /// The register.
+    pub address: u64,
+    /// Most bytes that it may lie above the `thread_id`: 0 on x86-64, [`THREAD_POINTER_REACH`] on arm64.
+    pub reach: u64,
+}
+
+impl ThreadPointer {
+    /// Whether this is the pointer of the thread with that `thread_id`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_of(self, thread_id: u64) -> bool {
+        self.address.wrapping_sub(thread_id) <= self.reach
+    }
+}
+
+/// [`ThreadPointer::reach`] of arm64: more than any libc's descriptor has (`struct pthread`), less than the smallest
+/// distance of two (a page).
+pub const THREAD_POINTER_REACH: u32 = 4095;
+
 /// Where the search for a thread's state stands.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct ThreadSearch {
-    /// `thread_id` looked for.
-    pub wanted: u64,
+    /// The thread looked for.
+    pub wanted: ThreadPointer,
     /// Interpreter whose list is being walked.
     pub interp: u64,
     /// Thread state to look at next; 0: the list is done.
@@ -45,7 +74,7 @@ pub enum Found {
 }
 
 impl ThreadSearch {
-    /// Starts a search for the thread whose thread pointer is `thread_pointer`.
+    /// Starts a search for a thread.
     ///
     /// # Errors
     /// [`StopReason::RuntimeNotInitialized`] or [`StopReason::UnreadableThread`].
@@ -54,7 +83,7 @@ impl ThreadSearch {
         memory: &M,
         layout: &Layout,
         process: &ProcessEntry,
-        thread_pointer: u64,
+        wanted: ThreadPointer,
     ) -> Result<Self, StopReason> {
         let unreadable = |_| StopReason::UnreadableThread;
         // A page of `_PyRuntime` that cannot be read has not been touched yet, as a rule.
@@ -63,7 +92,7 @@ impl ThreadSearch {
             return Err(StopReason::RuntimeNotInitialized);
         }
         let mut search = Self {
-            wanted: thread_pointer.wrapping_sub(process.thread_pointer_bias.cast_unsigned()),
+            wanted,
             interp,
             tstate: read_u64(memory, interp, layout.interp_threads_head).map_err(unreadable)?,
             ..Self::default()
@@ -72,6 +101,31 @@ impl ThreadSearch {
             search.current = read_u64(memory, process.runtime, layout.runtime_tstate_current).map_err(unreadable)?;
         }
         Ok(search)
+    }
+
+    /// Goes on with a search that an earlier sample of the same thread had to break off: this one is new, and is put where
+    /// `earlier` stopped if that still makes sense. A thread state that was freed since then shows in the interpreter it
+    /// names; a match must still be one, and several would have to be weighed anew, so then it starts over.
+    #[inline(always)]
+    pub fn go_on_from<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, earlier: &Self) {
+        let is_state = earlier.tstate == 0
+            || read_u64(memory, earlier.tstate, layout.tstate_interp).is_ok_and(|interp| interp == earlier.interp);
+        if !is_state || earlier.matches > 1 || earlier.wanted != self.wanted {
+            return;
+        }
+        if earlier.matches == 1 {
+            let still = read_u64(memory, earlier.best, layout.tstate_thread_id).is_ok_and(|id| self.wanted.is_of(id));
+            let Ok(rank) = read_u64(memory, earlier.best, layout.tstate_frame) else { return };
+            if !still {
+                return;
+            }
+            self.best = earlier.best;
+            self.best_rank = rank;
+            self.matches = 1;
+            self.framed = earlier.framed;
+        }
+        self.interp = earlier.interp;
+        self.tstate = earlier.tstate;
     }
 
     /// Looks at up to [`THREADS_PER_STEP`] thread states.
@@ -95,7 +149,7 @@ impl ThreadSearch {
             let Ok(thread_id) = read_u64(memory, self.tstate, layout.tstate_thread_id) else {
                 return Found::Stop(StopReason::UnreadableThread);
             };
-            if thread_id == self.wanted
+            if self.wanted.is_of(thread_id)
                 && let Some(found) = self.weigh(memory, layout)
             {
                 return found;
@@ -165,19 +219,12 @@ fn is_bound<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tstate: u64) ->
     Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_bound_gilstate != 0)
 }
 
-/// Whether a remembered thread state is (still) the one of the thread with this thread pointer.
+/// Whether a remembered thread state is (still) the one of a thread.
 ///
 /// For versions without `bound_gilstate` the caller must also know that no thread and no interpreter has started
 /// since the state was found to be unique.
 #[inline(always)]
-pub fn verify_thread<M: UserMemory + ?Sized>(
-    memory: &M,
-    layout: &Layout,
-    process: &ProcessEntry,
-    thread_pointer: u64,
-    tstate: u64,
-) -> bool {
-    let wanted = thread_pointer.wrapping_sub(process.thread_pointer_bias.cast_unsigned());
-    read_u64(memory, tstate, layout.tstate_thread_id) == Ok(wanted)
+pub fn verify_thread<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, wanted: ThreadPointer, tstate: u64) -> bool {
+    read_u64(memory, tstate, layout.tstate_thread_id).is_ok_and(|thread_id| wanted.is_of(thread_id))
         && (layout.status_bound_gilstate == 0 || is_bound(memory, layout, tstate) == Ok(true))
 }

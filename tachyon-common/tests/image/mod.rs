@@ -11,7 +11,8 @@ use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, FrameBuffer, FrameSink, FrameWalk, ThreadSearch, Unreadable, UserMemory, innermost_frame, settle,
+    CodeBuffer, Found, FrameBuffer, FrameSink, FrameWalk, ThreadPointer, ThreadSearch, Unreadable, UserMemory,
+    innermost_frame, settle,
 };
 
 /// Pieces of memory by their address. A read must lie within one piece.
@@ -367,7 +368,7 @@ impl FrameSink for Sink {
 pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) -> Outcome {
     let mut sink = Sink::default();
     let ended = |stop, sink: Sink, tstate| Outcome { stop, frames: sink.0, tstate };
-    let mut search = match ThreadSearch::start(memory, layout, entry, THREAD) {
+    let mut search = match ThreadSearch::start(memory, layout, entry, ThreadPointer { address: THREAD, reach: 0 }) {
         Ok(search) => search,
         Err(stop) => return ended(stop, sink, 0),
     };
@@ -392,7 +393,7 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {
         let stop = walk.frame(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
         if let Some(stop) = stop {
-            if settle(layout, stop, sink.0.first(), sink.0.last()) != stop {
+            if settle(layout, stop, sink.0.len(), sink.0.first(), sink.0.last()) != stop {
                 return ended(StopReason::EnteringEval, Sink::default(), tstate);
             }
             return ended(stop, sink, tstate);

@@ -22,6 +22,8 @@ pub struct Extras<'a> {
     pub waiting: Option<String>,
     /// Selected processes whose children were busy and not selected.
     pub busy_children: Vec<BusyChildren>,
+    /// Only samples that hold the GIL were wanted.
+    pub gil: bool,
     /// Whether colours are wanted.
     pub colours: bool,
 }
@@ -73,6 +75,9 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
             Some(place) => writeln!(out, "; waiting in {}", escape(place))?,
             None => writeln!(out)?,
         }
+    }
+    if extras.gil && report.stored == 0 && share.is_some_and(|share| share >= BLOCKED_SHARE) {
+        writeln!(out, "no sample held the GIL: a free-threaded CPython has none unless it is switched on")?;
     }
     for TopFunction { function, filename, lineno, samples } in extras.top.iter().take(TOP_SHOWN) {
         let share = ratio(*samples, report.stored);
@@ -180,7 +185,15 @@ mod tests {
     }
 
     fn extras(output: &OutputPlan) -> Extras<'_> {
-        Extras { output, split: false, top: Vec::new(), waiting: None, busy_children: Vec::new(), colours: false }
+        Extras {
+            output,
+            split: false,
+            top: Vec::new(),
+            waiting: None,
+            busy_children: Vec::new(),
+            gil: false,
+            colours: false,
+        }
     }
 
     fn report(stored: u64, cpu_s: Option<f64>) -> Report {
@@ -217,6 +230,18 @@ mod tests {
              written: out.tach\n\
              next: tachyon-bpf export out.tach -o out.collapsed\n"
         );
+    }
+
+    #[test]
+    fn nobody_holds_the_gil() {
+        let output = output("out.tach", Format::Tach);
+        let mut extras = extras(&output);
+        let line = "\nno sample held the GIL: a free-threaded CPython has none unless it is switched on\n";
+        assert!(!account(&report(0, Some(12.5)), &extras).contains(line));
+        extras.gil = true;
+        assert!(account(&report(0, Some(12.5)), &extras).contains(line));
+        assert!(!account(&report(1, Some(12.5)), &extras).contains(line));
+        assert!(!account(&report(0, Some(0.0)), &extras).contains(line), "it did not run");
     }
 
     #[test]

@@ -130,6 +130,11 @@ pub struct RecordArgs {
     #[arg(long, value_name = "PERCENT", value_parser = values::share, help_heading = "How")]
     pub max_cpu: Option<f64>,
 
+    /// Most memory, the profiler's own and its BPF maps together, e.g. 128MiB or 1GiB, 32MB at least; where it needs more
+    /// it drops caches, then names, then ends, and says so
+    #[arg(long, value_name = "SIZE", value_parser = values::memory, help_heading = "How")]
+    pub max_memory: Option<u64>,
+
     /// Only samples whose thread holds the GIL
     #[arg(long, help_heading = "How")]
     pub gil: bool,
@@ -138,16 +143,32 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "How")]
     pub opcodes: bool,
 
-    /// Python frames only: the default, and all that this version records
-    #[arg(long, help_heading = "How")]
+    /// Native frames too, C, C++ and Rust code that Python calls and is called by: the default
+    #[arg(long, overrides_with = "no_native", help_heading = "How")]
+    pub native: bool,
+
+    /// Python frames only
+    #[arg(long, overrides_with = "native", help_heading = "How")]
     pub no_native: bool,
+
+    /// Kernel frames too, of threads that were met in the kernel; names take CAP_SYSLOG
+    #[arg(long, help_heading = "How")]
+    pub kernel: bool,
+
+    /// Keep the interpreter's own frames between Python frames, which say nothing that those do not
+    #[arg(long, conflicts_with = "no_native", help_heading = "How")]
+    pub interpreter_frames: bool,
+
+    /// Memory for unwind tables of native code, e.g. 32MiB; the tables of files used longest ago go when it is full
+    #[arg(long, value_name = "SIZE", value_parser = values::unwind_memory, default_value = "64MiB", conflicts_with = "no_native", help_heading = "How")]
+    pub unwind_memory: u32,
 
     /// File to write, `-` for standard output; by default `tachyon-<UTC date-time>.tach`
     #[arg(short, long, value_name = "PATH", help_heading = "Output")]
     pub output: Option<PathBuf>,
 
     /// Format: tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox or jsonl [default: by the extension of PATH, else tach]
-    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name, help_heading = "Output")]
+    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name, long_help = format::long_help("PATH, else tach"), help_heading = "Output")]
     pub format: Option<Format>,
 
     /// Replace existing files
@@ -226,7 +247,7 @@ pub struct ExportArgs {
     pub output: PathBuf,
 
     /// Format: tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox or jsonl [default: by the extension of OUT]
-    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name)]
+    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name, long_help = format::long_help("OUT"))]
     pub format: Option<Format>,
 
     /// Keep threads apart in formats that join them (gperftools, pprof, flamegraph); the others always do
@@ -368,12 +389,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, NoVerb> 
 }
 
 /// Of the documented command line, what this version cannot do yet.
-const NOT_YET: [(&str, &str); 4] = [
-    ("--native", "record native frames"),
-    ("--kernel", "record kernel frames"),
-    ("top", "show a live view"),
-    ("help", "explain single words: --help does"),
-];
+const NOT_YET: [(&str, &str); 2] = [("top", "show a live view"), ("help", "explain single words: --help does")];
 
 /// clap's several lines as one, with the mend.
 fn usage(error: &clap::Error) -> Failure {

@@ -113,7 +113,11 @@ pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
         capabilities(),
         ptrace_scope(),
         paranoid(preflight::paranoid(), preflight::has(Capability::CAP_SYS_ADMIN)),
-        kptr_restrict(),
+        kptr_restrict(
+            fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap_or_default().trim(),
+            preflight::paranoid(),
+            preflight::has(Capability::CAP_SYSLOG),
+        ),
         memlock(),
         pmu(),
     ];
@@ -169,6 +173,10 @@ fn lockdown() -> Check {
 
 /// Capabilities by name, with what each is for. Whether BPF and perf work was tried already: here nothing fails.
 fn capabilities() -> Check {
+    if preflight::in_user_namespace() {
+        return Check::new("capabilities", Status::Warn, "those of a user namespace, which count for nothing here")
+            .with_hint("run it outside of the user namespace (of a rootless container?)");
+    }
     const WANTED: [(Capability, &str, bool); 6] = [
         (Capability::CAP_BPF, "loading", true),
         (Capability::CAP_PERFMON, "sampling", true),
@@ -222,13 +230,13 @@ fn paranoid(level: Option<i32>, admin: bool) -> Check {
     }
 }
 
-fn kptr_restrict() -> Check {
-    let level = fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap_or_default().trim().to_owned();
-    let check = |status| Check::new("kptr_restrict", status, level.clone());
-    match level.as_str() {
-        "1" if !preflight::has(Capability::CAP_SYSLOG) => {
-            check(Status::Note).with_hint("kernel names need CAP_SYSLOG; Python names do not")
-        }
+/// Who is shown the addresses of kernel functions (`kallsyms_show_value`, kernel/ksyms_common.c): with 0 everybody whom
+/// `perf_event_paranoid` lets profile the kernel.
+fn kptr_restrict(level: &str, paranoid: Option<i32>, syslog: bool) -> Check {
+    let check = |status| Check::new("kptr_restrict", status, level);
+    match level {
+        "0" if paranoid.is_some_and(|paranoid| paranoid <= 1) => check(Status::Ok),
+        "0" | "1" if !syslog => check(Status::Note).with_hint("kernel names need CAP_SYSLOG; Python names do not"),
         "2" => check(Status::Note)
             .with_hint("no kernel names; `sysctl kernel.kptr_restrict=1` for them; Python names need nothing"),
         _ => check(Status::Ok),
@@ -301,6 +309,21 @@ mod tests {
         let check = paranoid(Some(3), false);
         assert_eq!(check.status, Status::Warn);
         assert!(check.hint.unwrap().contains("CAP_SYS_ADMIN"));
+    }
+
+    #[test]
+    fn kernel_names_are_shown_to_some() {
+        let named = |check: Check| check.hint.is_some_and(|hint| hint.contains("CAP_SYSLOG"));
+        for (level, paranoid, syslog, lacks) in [
+            ("0", Some(1), false, false),
+            ("0", Some(2), false, true),
+            ("1", Some(1), false, true),
+            ("1", Some(4), true, false),
+            ("0", Some(4), true, false),
+        ] {
+            assert_eq!(named(kptr_restrict(level, paranoid, syslog)), lacks, "{level} {paranoid:?} {syslog}");
+        }
+        assert_eq!(kptr_restrict("2", Some(0), true).status, Status::Note);
     }
 
     #[test]

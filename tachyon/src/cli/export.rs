@@ -3,14 +3,15 @@
 //! The file is read back into the [`Profile`] that a recording would have had, and its samples are fed to the sink
 //! that a recording would have used, so that both give the same output.
 
-use crate::profile::{self, FrameId, Profile, ThreadId};
+use crate::profile::{self, FrameId, Merge, Profile, ThreadId};
 use crate::report::Report;
 use crate::sinks::export::{self as sinks, ExportOptions};
 use crate::sinks::metadata::Metadata;
 use crate::sinks::tach::{Origin, TachOptions};
 use crate::sinks::{Format, Sink, TachSink, process_frame_name};
-use crate::tach::{ReadError, Reader, Samples, Tables};
+use crate::tach::{CopyError, Frame, ReadAhead, ReadError, Reader, Summary, Tables};
 use anyhow::Context;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -53,15 +54,16 @@ pub fn run(input: &Path, output: Output<'_>, format: Format, options: ExportOpti
     export(reader, output, format, options).with_context(reading)
 }
 
-fn export<R: Read + Seek>(
+fn export<R: Read + Seek + Send>(
     reader: Reader<R>,
     output: Output<'_>,
     format: Format,
     options: ExportOptions,
 ) -> anyhow::Result<ExportSummary> {
-    let source = Import::new(&reader);
-    match (format, output) {
+    let (mut sink, source) = match (format, output) {
+        (Format::Tach, Output::File(out)) if reader.can_be_copied() => return copy(reader, out),
         (Format::Tach, Output::File(out)) => {
+            let source = Import::new(&reader);
             let header = reader.header();
             let origin = Origin {
                 mode: header.mode,
@@ -72,10 +74,21 @@ fn export<R: Read + Seek>(
             let options =
                 TachOptions { compression: header.compression, origin: Some(origin), ..TachOptions::default() };
             let mut sink = TachSink::new(out, &source.profile.meta, options)?;
-            source.feed(reader, &mut sink, format, false)
+            return source.feed(reader, &mut sink, format, false);
         }
-        (format, Output::Stream(out)) => source.feed(reader, &mut *sinks::open(format, out, options)?, format, false),
-        (format, Output::File(out)) => source.feed(reader, &mut *sinks::open(format, out, options)?, format, false),
+        (format, Output::Stream(out)) => (sinks::open(format, out, options)?, Import::new(&reader)),
+        (format, Output::File(out)) => (sinks::open(format, out, options)?, Import::new(&reader)),
+    };
+    source.feed(reader, &mut *sink, format, false)
+}
+
+/// From TACH to TACH the samples stay as they are, byte for byte.
+fn copy<R: Read + Seek>(reader: Reader<R>, out: &mut dyn WriteSeek) -> anyhow::Result<ExportSummary> {
+    let format = Format::Tach;
+    match reader.copy_to(out) {
+        Ok((_, Summary { samples, threads, .. })) => Ok(ExportSummary { format, samples, threads: threads.into() }),
+        Err(CopyError::Read(error)) => Err(error.into()),
+        Err(CopyError::Write(error)) => Err(error).with_context(|| writing(format)),
     }
 }
 
@@ -83,7 +96,10 @@ fn export<R: Read + Seek>(
 ///
 /// # Errors
 /// When the input cannot be read at all, or the output cannot be written.
-pub(super) fn rescue<R: Read + Seek>(reader: Reader<R>, out: &mut dyn WriteSeek) -> anyhow::Result<ExportSummary> {
+pub(super) fn rescue<R: Read + Seek + Send>(
+    reader: Reader<R>,
+    out: &mut dyn WriteSeek,
+) -> anyhow::Result<ExportSummary> {
     let source = Import::new(&reader);
     let header = reader.header();
     // What a file of ours says of its recording comes from the profile again; another program's is kept.
@@ -99,18 +115,25 @@ pub(super) fn rescue<R: Read + Seek>(reader: Reader<R>, out: &mut dyn WriteSeek)
     source.feed(reader, &mut sink, Format::Tach, true)
 }
 
+fn writing(format: Format) -> String {
+    format!("cannot write the {format} output")
+}
+
+/// No frame's handle: there are never so many.
+const NO_FRAME: FrameId = FrameId(u32::MAX);
+
 /// A TACH file's tables as a profile's.
 struct Import {
     profile: Profile,
-    /// By index in the file; `None`: its names do not exist, no sample can use it.
-    frames: Vec<Option<FrameId>>,
+    /// By index in the file; [`NO_FRAME`]: its names do not exist, no sample can use it.
+    frames: Vec<FrameId>,
     report: Report,
     /// Process of each (thread id, interpreter) of a file with our metadata, with what else is known of the thread.
     known: HashMap<(u64, u32), profile::Thread>,
     /// By process: the frame that names it, which the sink will put there again.
     roots: Vec<Option<FrameId>>,
     /// Threads met so far.
-    threads: HashMap<(u64, u32), ThreadId>,
+    threads: HashMap<(u64, u32), ThreadId, RandomState>,
     /// The process of threads that no metadata tells.
     unknown_process: Option<u32>,
     /// The file has our metadata.
@@ -150,7 +173,7 @@ impl Import {
             report,
             known: HashMap::new(),
             roots: Vec::new(),
-            threads: HashMap::new(),
+            threads: HashMap::default(),
             unknown_process: None,
             has_metadata: metadata.is_some(),
         };
@@ -200,24 +223,33 @@ impl Import {
 
     /// Gives all samples to the sink and ends its file. With `cut`, samples that cannot be read are the end; the report
     /// then counts those that could.
-    fn feed<R: Read + Seek>(
-        mut self,
+    fn feed<R: Read + Seek + Send>(
+        self,
         mut reader: Reader<R>,
         sink: &mut dyn Sink,
         format: Format,
         cut: bool,
     ) -> anyhow::Result<ExportSummary> {
-        let writing = || format!("cannot write the {format} output");
-        let mut samples = match reader.samples() {
-            // Cut before the first sample.
-            Err(ReadError::EmptyZstd) if cut => None,
-            samples => Some(samples?),
-        };
+        std::thread::scope(|scope| {
+            let samples = ReadAhead::start(scope, &mut reader).context("cannot start a thread")?;
+            self.take(samples, sink, format, cut)
+        })
+    }
+
+    fn take(
+        mut self,
+        mut samples: ReadAhead,
+        sink: &mut dyn Sink,
+        format: Format,
+        cut: bool,
+    ) -> anyhow::Result<ExportSummary> {
+        let writing = || writing(format);
         let mut stack = Vec::new();
         let mut count = 0;
         let mut last_us = 0;
         loop {
-            let sample = match samples.as_mut().map_or(Ok(None), Samples::next_sample) {
+            // Cut before the first sample it has none.
+            let sample = match samples.next_sample() {
                 Ok(Some(sample)) => sample,
                 Ok(None) => break,
                 Err(error) if cut && !matches!(error, ReadError::Io(_)) => break,
@@ -225,18 +257,19 @@ impl Import {
             };
             let thread = self.thread(sample.thread_id, sample.interpreter_id);
             stack.clear();
-            for &index in sample.frames {
-                let frame = self.frames.get(index as usize).copied().flatten();
-                // The reader has checked both.
-                let table_len = self.frames.len();
-                stack.push(frame.ok_or(ReadError::InvalidFrameIndex { index, count: table_len })?);
+            let frames = &self.frames;
+            stack.extend(sample.frames.iter().map(|&index| frames.get(index as usize).copied().unwrap_or(NO_FRAME)));
+            // The reader has checked them all.
+            if let Some(place) = stack.iter().position(|&frame| frame == NO_FRAME) {
+                let (index, count) = (sample.frames[place], frames.len());
+                return Err(ReadError::InvalidFrameIndex { index, count }.into());
             }
             let root = self.roots.get(self.profile.thread(thread).process as usize).copied().flatten();
             if root.is_some() && stack.last() == root.as_ref() {
                 stack.pop();
             }
             let time_us = sample.timestamp_us;
-            let sample = profile::Sample { thread, time_us, status: sample.status, frames: &stack };
+            let sample = profile::Sample { thread, time_us, status: sample.status, frames: &stack, merge: Merge::None };
             sink.sample(&self.profile, &sample).with_context(writing)?;
             count += 1;
             last_us = time_us.max(last_us);
@@ -248,11 +281,7 @@ impl Import {
             self.report.rate_hz = 1e6 / self.profile.meta.interval_us.max(1) as f64;
         }
         sink.finish(&self.profile, &self.report).with_context(writing)?;
-        Ok(ExportSummary {
-            format,
-            samples: count,
-            threads: samples.map_or(0, |samples| samples.thread_count()) as u64,
-        })
+        Ok(ExportSummary { format, samples: count, threads: self.threads.len() as u64 })
     }
 
     fn thread(&mut self, id: u64, interpreter: u32) -> ThreadId {
@@ -280,8 +309,8 @@ impl Import {
     }
 }
 
-fn import_frames(profile: &mut Profile, tables: &Tables) -> Vec<Option<FrameId>> {
-    let frames = tables.frames().iter().map(|frame| {
+fn import_frames(profile: &mut Profile, tables: &Tables) -> Vec<FrameId> {
+    let mut import = |frame: &Frame| {
         let filename = profile.strings.intern(tables.string(frame.filename)?);
         let function = profile.strings.intern(tables.string(frame.function)?);
         let mut imported = profile::Frame::without_location(filename, function);
@@ -293,6 +322,6 @@ fn import_frames(profile: &mut Profile, tables: &Tables) -> Vec<Option<FrameId>>
         }
         imported.opcode = frame.opcode;
         Some(profile.frames.intern(imported))
-    });
-    frames.collect()
+    };
+    tables.frames().iter().map(|frame| import(frame).unwrap_or(NO_FRAME)).collect()
 }

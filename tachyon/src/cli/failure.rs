@@ -4,6 +4,10 @@ use super::command::CommandError;
 use super::escape::escape;
 use super::output::OutputError;
 use super::preflight::PreflightError;
+use super::recover::RecoverError;
+use crate::kernel::KernelError;
+use crate::remote::NamespaceError;
+use crate::sinks::export::ExportError;
 use std::io::{self, Write};
 
 /// Exit status when no profile could be made.
@@ -78,7 +82,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// Writes `tachyon-bpf: …` and, where the error knows its mend, `hint: …`; returns the exit status.
 ///
-/// Works for every error; hints and exit statuses come from [`Failure`] and the error types of this room. When `out`
+/// Works for every error; hints and exit statuses come from [`Failure`] and the error types that have them. When `out`
 /// is closed only the status tells.
 pub fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
     let (hint, status) = error.chain().find_map(told).unwrap_or((None, STATUS_FAILED));
@@ -112,8 +116,19 @@ fn told(cause: &(dyn std::error::Error + 'static)) -> Option<(Option<String>, u8
         Some((error.hint(), STATUS_FAILED))
     } else if let Some(error) = cause.downcast_ref::<PreflightError>() {
         Some((Some(error.hint()), STATUS_FAILED))
+    } else if let Some(error) = cause.downcast_ref::<CommandError>() {
+        Some((error.hint(), error.exit_status()))
     } else {
-        cause.downcast_ref::<CommandError>().map(|error| (error.hint(), error.exit_status()))
+        let hint = if let Some(error) = cause.downcast_ref::<KernelError>() {
+            error.hint()
+        } else if let Some(error) = cause.downcast_ref::<NamespaceError>() {
+            error.hint()
+        } else if let Some(error) = cause.downcast_ref::<RecoverError>() {
+            error.hint()
+        } else {
+            cause.is::<ExportError>().then_some(ExportError::HINT)
+        };
+        hint.map(|hint| (Some(hint.to_owned()), STATUS_FAILED))
     }
 }
 
@@ -141,6 +156,18 @@ mod tests {
         let error = Err::<(), _>(error).context("cannot start").unwrap_err();
         let expected = "tachyon-bpf: cannot start: cannot read: permission denied\nhint: be root\n";
         assert_eq!(shown(&error), (expected.to_owned(), STATUS_FAILED));
+    }
+
+    #[test]
+    fn hints_of_other_rooms_have_their_own_line() {
+        let error = KernelError::Program { program: "walk_frames", reason: "permission denied".to_owned() };
+        let expected = "tachyon-bpf: cannot load the BPF program walk_frames: permission denied\n\
+                        hint: `tachyon-bpf doctor` tells what is missing\n";
+        assert_eq!(shown(&error.into()).0, expected);
+        for error in [NamespaceError::OtherProc.into(), anyhow::Error::from(ExportError::Tach)] {
+            let (told, _) = shown(&error);
+            assert!(told.contains("\nhint: ") && !told.contains("\\n"), "{told}");
+        }
     }
 
     #[test]

@@ -20,6 +20,16 @@ pub fn of_path(path: &Path) -> Result<Format, String> {
     Format::from_extension(path).ok_or_else(|| extension.to_string_lossy().into_owned())
 }
 
+/// The help of `--format`: each format with the ends of names that tell it. `of` says whose.
+#[must_use]
+pub fn long_help(of: &str) -> String {
+    let told = Format::ALL.map(|format| {
+        let endings = Format::ENDINGS.iter().filter(|&&(_, told)| told == format).map(|&(ending, _)| ending);
+        format!("{format} ({})", endings.collect::<Vec<_>>().join(" "))
+    });
+    format!("Format: {} [default: by the extension of {of}]", told.join(", "))
+}
+
 /// All formats' extensions for a message.
 #[must_use]
 pub fn extensions() -> String {
@@ -48,5 +58,8 @@ mod tests {
             assert_eq!(of_path(Path::new(path)), format, "{path}");
         }
         assert!(extensions().starts_with(".tach .collapsed .prof .pb.gz "));
+        let help = long_help("OUT");
+        assert!(help.starts_with("Format: tach (.tach), collapsed (.collapsed .folded .txt), gperftools (.prof), "));
+        assert!(help.ends_with("jsonl (.jsonl) [default: by the extension of OUT]"), "{help}");
     }
 }

@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::format;
 use super::output::{self, Destination, OutputDirectory, OutputError, OutputPlan};
 use crate::discover::Filter;
+use crate::recording::NativePlan;
 use crate::sinks::Format;
 use crate::tach::Layout;
 use crate::types::Pid;
@@ -50,6 +51,8 @@ pub struct Plan {
     pub rate_hz: f64,
     /// Share of one core that the profiler may use; more, and it samples less often.
     pub max_cpu: Option<f64>,
+    /// Bytes of memory that the profiler and its maps may use together; more, and it gives things up.
+    pub max_memory: Option<u64>,
     /// The profile.
     pub output: OutputPlan,
     /// The profile is a directory, with a file for each process.
@@ -62,6 +65,10 @@ pub struct Plan {
     pub gil: bool,
     /// The opcode of each frame too.
     pub opcodes: bool,
+    /// Native frames, if they are wanted.
+    pub native: Option<NativePlan>,
+    /// Kernel frames too.
+    pub kernel: bool,
     /// How a TACH file is compressed.
     pub compression: Compression,
     /// Which layout a TACH file gets.
@@ -144,12 +151,18 @@ impl Plan {
             interval,
             rate_hz,
             max_cpu: args.max_cpu,
+            max_memory: args.max_memory,
             output,
             split: args.split.is_some(),
             report,
             threads: args.threads,
             gil: args.gil,
             opcodes: args.opcodes,
+            kernel: args.kernel,
+            native: (!args.no_native).then_some(NativePlan {
+                interpreter_frames: args.interpreter_frames,
+                ..NativePlan::new(args.unwind_memory)
+            }),
             compression: args.compression,
             filter: Filter { cgroups: args.cgroups, containers: args.containers, comms: args.comms, uids: args.uids },
             tach_layout: args.tach_layout.into(),

@@ -27,6 +27,12 @@ pub enum PreflightError {
         /// `uname -r`.
         release: String,
     },
+    /// The kernel's JIT compiler cannot do both at once.
+    #[error("kernel {release} of arm64 has no BPF tail calls in programs with functions (needs 6.0)")]
+    NoTailCalls {
+        /// `uname -r`.
+        release: String,
+    },
     /// The kernel does not tell its types.
     #[error("cannot read the kernel's BTF at {BTF_PATH}")]
     Btf(#[source] io::Error),
@@ -68,6 +74,7 @@ impl PreflightError {
         match self {
             Self::Architecture(_) => "profile on one of them".to_owned(),
             Self::NoRingBuffer { .. } => "boot Linux 5.8 or newer; 5.10 and later are tested".to_owned(),
+            Self::NoTailCalls { .. } => "boot Linux 6.0 or newer; on x86-64 5.10 is enough".to_owned(),
             Self::Btf(source) if source.kind() == io::ErrorKind::PermissionDenied => {
                 "be root, or let this user read the file".to_owned()
             }
@@ -75,6 +82,11 @@ impl PreflightError {
                 "boot a kernel with CONFIG_DEBUG_INFO_BTF=y; in a container mount the host's /sys".to_owned()
             }
             Self::Lockdown => "boot with lockdown=integrity or without lockdown".to_owned(),
+            Self::Bpf { .. } | Self::PerfEvent { .. } if in_user_namespace() => {
+                "this is a user namespace (a rootless container?), whose capabilities count for nothing here: run it \
+                 outside of it"
+                    .to_owned()
+            }
             Self::Bpf { missing, .. } if missing.is_empty() => {
                 "the capabilities are there: a seccomp filter, a security module or, before Linux 5.11, \
                  RLIMIT_MEMLOCK forbids it"
@@ -130,10 +142,17 @@ pub(super) fn architecture() -> Result<(), PreflightError> {
     }
 }
 
-/// Kernel 5.8 or newer, as far as its release can be read.
+/// A kernel that is new enough, as far as its release can be read.
 pub(super) fn kernel_version() -> Result<(), PreflightError> {
-    match parse_release(&release()) {
-        Some(version) if version < (5, 8) => Err(PreflightError::NoRingBuffer { release: release() }),
+    new_enough(release(), cfg!(target_arch = "aarch64"))
+}
+
+/// 5.8; on arm64 6.0, whose JIT compiler is the first to keep count of tail calls across BPF functions
+/// (`bpf_jit_supports_subprog_tailcalls`, arch/arm64/net/bpf_jit_comp.c).
+fn new_enough(release: String, arm64: bool) -> Result<(), PreflightError> {
+    match parse_release(&release) {
+        Some(version) if version < (5, 8) => Err(PreflightError::NoRingBuffer { release }),
+        Some(version) if arm64 && version < (6, 0) => Err(PreflightError::NoTailCalls { release }),
         _ => Ok(()),
     }
 }
@@ -255,6 +274,13 @@ pub(super) fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
+/// Whether this process is in another user namespace than the initial one, which maps every id to itself
+/// (user_namespaces(7)). BPF and perf ask for capabilities of the initial one.
+pub(super) fn in_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
+}
+
 /// The capability whose lack may be why something of another process could not be read, as a hint.
 #[must_use]
 pub fn target_hint(error: &anyhow::Error) -> Option<String> {
@@ -298,6 +324,15 @@ mod tests {
         ] {
             assert_eq!(parse_release(release), version, "{release}");
         }
+    }
+
+    #[test]
+    fn arm64_needs_a_newer_kernel() {
+        let release = || "5.10.0-32-cloud-arm64".to_owned();
+        assert!(new_enough(release(), false).is_ok());
+        let refused = new_enough(release(), true).unwrap_err();
+        assert!(refused.to_string().contains("(needs 6.0)") && refused.hint().contains("6.0"), "{refused}");
+        assert!(new_enough("6.1.0-51-cloud-arm64".to_owned(), true).is_ok());
     }
 
     #[test]

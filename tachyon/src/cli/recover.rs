@@ -27,7 +27,7 @@ pub struct Recovered {
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// Neither tables nor journal.
-    #[error("it was cut before its names were written, and there is no journal at {}\nhint: give its journal with --journal", journal.display())]
+    #[error("it was cut before its names were written, and there is no journal at {}", journal.display())]
     NoJournal {
         /// Where it would be.
         journal: PathBuf,
@@ -40,6 +40,17 @@ pub enum RecoverError {
     /// The journal is of a later version.
     #[error("the journal has schema {0}, only 1 is known")]
     Schema(u32),
+}
+
+impl RecoverError {
+    /// What to do next.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoJournal { .. } => Some("give its journal with --journal"),
+            Self::EmptyJournal(_) | Self::Schema(_) => None,
+        }
+    }
 }
 
 /// Writes what can be read of `broken` to `good`, an empty file.

@@ -18,6 +18,7 @@ pub enum Event<'a> {
 pub struct Frames<'a> {
     bytes: &'a [u8],
     native: &'a [u8],
+    kernel: &'a [u8],
 }
 
 impl Frames<'_> {
@@ -41,13 +42,22 @@ impl Frames<'_> {
 
     /// Addresses of native frames, leaf first, each one to look its name up with: a caller's lies inside of its call.
     pub fn native(&self) -> impl ExactSizeIterator<Item = u64> {
-        self.native.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("a chunk has this size")))
+        addresses(self.native)
+    }
+
+    /// Addresses in the kernel, leaf first: where it was interrupted, then return addresses.
+    pub fn kernel(&self) -> impl ExactSizeIterator<Item = u64> {
+        addresses(self.kernel)
     }
 
     /// The frames, leaf first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = RawFrame> + DoubleEndedIterator {
         self.bytes.chunks_exact(size_of::<RawFrame>()).map(|bytes| read(bytes).expect("a chunk has this size"))
     }
+}
+
+fn addresses(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> {
+    bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("a chunk has this size")))
 }
 
 /// A record that is none.
@@ -112,9 +122,12 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let body = &bytes[size_of::<SampleRecord>()..];
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
             let native = usize::from(record.native_frames) * size_of::<u64>();
-            let frames = body.get(..len + native).ok_or(short(size_of::<SampleRecord>() + len + native))?;
-            let (bytes, native) = frames.split_at(len);
-            Ok(Event::Sample(record, Frames { bytes, native }))
+            let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
+            let all = len + native + kernel;
+            let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
+            let (bytes, rest) = frames.split_at(len);
+            let (native, kernel) = rest.split_at(native);
+            Ok(Event::Sample(record, Frames { bytes, native, kernel }))
         }
         kind::CODE => {
             let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;

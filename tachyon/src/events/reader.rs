@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(200);
 /// Batches are cut here, so that the next stage can begin.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Bytes that may wait for the next stage. Beyond that the reader leaves records in the ring, where the kernel counts
+/// Most bytes that may wait for the next stage. Beyond that the reader leaves records in the ring, where the kernel counts
 /// what no longer fits: memory stays bounded and nothing is lost uncounted.
 const QUEUE_BYTES: usize = 64 * 1024 * 1024;
 
@@ -49,20 +49,27 @@ pub struct Reader {
 
 impl Reader {
     /// Starts reading `ring`; batches go to `batches`, whose receiver subtracts their size from `queued` when it has
-    /// dealt with them.
+    /// dealt with them. About `most_queued` bytes may wait there, and 64 MiB at most.
     ///
     /// # Errors
     /// When the thread or its stop signal cannot be made.
-    pub fn start(ring: RingBuf<MapData>, batches: Sender<Batch>, queued: Arc<AtomicUsize>) -> std::io::Result<Self> {
+    pub fn start(
+        ring: RingBuf<MapData>,
+        batches: Sender<Batch>,
+        queued: Arc<AtomicUsize>,
+        most_queued: usize,
+    ) -> std::io::Result<Self> {
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         // Edge-triggered: the ring holds something nearly always, and only the kernel's forced wake-up shall wake us.
         epoll.add(ring.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, RING))?;
         epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         let thread = std::thread::Builder::new().name("tachyon-reader".to_owned()).spawn(move || {
+            crate::kernel::make_urgent();
             // It reads a mapped ring, which needs nothing; where the kernel refuses, the main thread says so.
             let _refused = crate::kernel::drop_privileges();
-            read_all(ring, &epoll, &batches, &queued)
+            let queue = Queue { batches, queued, most: most_queued.min(QUEUE_BYTES) };
+            read_all(ring, &epoll, &queue)
         })?;
         Ok(Self { stop, thread })
     }
@@ -75,7 +82,15 @@ impl Reader {
     }
 }
 
-fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, batches: &Sender<Batch>, queued: &AtomicUsize) -> ReaderStats {
+/// What the next stage takes from.
+struct Queue {
+    batches: Sender<Batch>,
+    /// Bytes in it.
+    queued: Arc<AtomicUsize>,
+    most: usize,
+}
+
+fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue) -> ReaderStats {
     let mut stats = ReaderStats::default();
     let mut last_look = Instant::now();
     let timeout = EpollTimeout::try_from(POLL).unwrap_or(EpollTimeout::NONE);
@@ -86,36 +101,32 @@ fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, batches: &Sender<Batch>, 
         let stopping = ready.iter().take(count).any(|event| event.data() == STOP);
         stats.longest_stall = stats.longest_stall.max(last_look.elapsed().saturating_sub(POLL));
         last_look = Instant::now();
-        if !drain(&mut ring, batches, queued, &mut stats, stopping) || stopping {
+        if !drain(&mut ring, queue, &mut stats, stopping) || stopping {
             return stats;
         }
     }
 }
 
 /// Sends everything in the ring on; false when nobody listens any more.
-fn drain(
-    ring: &mut RingBuf<MapData>,
-    batches: &Sender<Batch>,
-    queued: &AtomicUsize,
-    stats: &mut ReaderStats,
-    last: bool,
-) -> bool {
+fn drain(ring: &mut RingBuf<MapData>, queue: &Queue, stats: &mut ReaderStats, last: bool) -> bool {
     let mut batch = BytesMut::new();
-    while last || queued.load(Ordering::Relaxed) < QUEUE_BYTES {
+    while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
         stats.records += 1;
         stats.bytes += item.len() as u64;
         batch.extend_from_slice(&item);
         drop(item);
-        if batch.len() >= BATCH_BYTES && !send(batches, queued, &mut batch) {
+        if batch.len() >= BATCH_BYTES && !queue.send(&mut batch) {
             return false;
         }
     }
-    batch.is_empty() || send(batches, queued, &mut batch)
+    batch.is_empty() || queue.send(&mut batch)
 }
 
-fn send(batches: &Sender<Batch>, queued: &AtomicUsize, batch: &mut BytesMut) -> bool {
-    let batch = batch.split().freeze();
-    queued.fetch_add(batch.len(), Ordering::Relaxed);
-    batches.send(batch).is_ok()
+impl Queue {
+    fn send(&self, batch: &mut BytesMut) -> bool {
+        let batch = batch.split().freeze();
+        self.queued.fetch_add(batch.len(), Ordering::Relaxed);
+        self.batches.send(batch).is_ok()
+    }
 }

@@ -7,6 +7,8 @@
 //! `tstate` and stack addresses, the store of a stack address into `tstate->cframe`, and the first store over that
 //! slot's `current_frame`. Code that does not read so simply is an [`EnteringError`], never a guess.
 
+pub(super) mod arm64;
+
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -30,8 +32,8 @@ pub enum EnteringError {
     /// The file does not name the evaluator.
     #[error("the file has no symbol _PyEval_EvalFrameDefault")]
     NoSymbol,
-    /// Only x86-64 code is decoded so far.
-    #[error("its machine code is not x86-64")]
+    /// Only code of x86-64 and of arm64 is decoded.
+    #[error("its machine code is of neither x86-64 nor arm64")]
     Machine,
     /// No store of a stack address into `tstate->cframe` was found.
     #[error("no store into tstate->cframe was found at the start of _PyEval_EvalFrameDefault")]
@@ -75,6 +77,28 @@ struct Path {
     stored: Vec<(Value, u64)>,
     /// End of the publishing store, and the slot's `current_frame`.
     published: Option<(u64, Value)>,
+    /// Where that `cframe` lies, from the stack pointer on.
+    cframe_offset: Option<u32>,
+}
+
+/// Where `cframe` is published and not filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnteringWindow {
+    /// From the end of the publishing store to the end of the filling store.
+    pub addresses: Range<u64>,
+    /// Where the evaluator keeps its `cframe`: from its stack pointer on, in bytes.
+    pub cframe_offset: Option<u32>,
+    /// Addresses of the evaluator's code, as far as its symbol tells.
+    pub evaluator: Range<u64>,
+}
+
+impl EnteringWindow {
+    /// The same at the addresses of a process.
+    #[must_use]
+    pub(super) fn moved(&self, at: impl Fn(u64) -> u64) -> Self {
+        let moved = |range: &Range<u64>| at(range.start)..at(range.end);
+        Self { addresses: moved(&self.addresses), evaluator: moved(&self.evaluator), ..*self }
+    }
 }
 
 /// Finds the window: instruction addresses from the end of the publishing store to the end of the filling store. A
@@ -85,13 +109,20 @@ struct Path {
 /// # Errors
 /// When the code does not read as expected.
 pub(super) fn entering_window(
-    entry: u64,
+    evaluator: Range<u64>,
     offsets: CframeOffsets,
     mut fetch: impl FnMut(u64) -> Option<[u8; MAX_INSTRUCTION_BYTES]>,
-) -> Result<Range<u64>, EnteringError> {
+) -> Result<EnteringWindow, EnteringError> {
     let registers =
         HashMap::from([(Register::RSP, Value::Stack { place: 0, offset: 0 }), (Register::RDI, Value::Tstate(0))]);
-    let start = Path { ip: entry, registers, slots: HashMap::new(), stored: Vec::new(), published: None };
+    let start = Path {
+        ip: evaluator.start,
+        registers,
+        slots: HashMap::new(),
+        stored: Vec::new(),
+        published: None,
+        cframe_offset: None,
+    };
     let mut open = vec![start];
     let mut budget = MAX_INSTRUCTIONS;
     let mut info = InstructionInfoFactory::new();
@@ -110,7 +141,9 @@ pub(super) fn entering_window(
             }
             if let Some(outcome) = path.step(&instruction, offsets, &mut info) {
                 match outcome {
-                    Ok(window) => return Ok(window),
+                    Ok(addresses) => {
+                        return Ok(EnteringWindow { addresses, cframe_offset: path.cframe_offset, evaluator });
+                    }
                     Err(found) => break found,
                 }
             }
@@ -160,6 +193,12 @@ impl Path {
                     if self.stored.iter().any(|&(at, size)| covers(at, size, slot)) {
                         return Some(Err(EnteringError::FilledBefore));
                     }
+                    self.cframe_offset = match self.registers.get(&Register::RSP) {
+                        Some(&Value::Stack { place: sp_place, offset: sp }) if sp_place == place => {
+                            offset.checked_sub(sp).and_then(|offset| u32::try_from(offset).ok())
+                        }
+                        _ => None,
+                    };
                     self.published = Some((end, slot));
                 }
             }
@@ -299,7 +338,11 @@ mod tests {
     const OFFSETS: CframeOffsets = CframeOffsets { tstate_cframe: 0x38, current_frame: 8 };
 
     fn find(code: &[u8]) -> Result<Range<u64>, EnteringError> {
-        entering_window(0x1000, OFFSETS, |vaddr| {
+        window(code).map(|window| window.addresses)
+    }
+
+    fn window(code: &[u8]) -> Result<EnteringWindow, EnteringError> {
+        entering_window(0x1000..0x2000, OFFSETS, |vaddr| {
             let start = usize::try_from(vaddr.checked_sub(0x1000)?).ok()?;
             let mut bytes = [0xcc; MAX_INSTRUCTION_BYTES];
             let there = code.get(start..).filter(|there| !there.is_empty())?;
@@ -322,6 +365,16 @@ mod tests {
         let other = [0x48, 0x89, 0x74, 0x24, 0x10];
         assert_eq!(find(&[PUBLISH, &other, FILL].concat()), Ok(0x1010..0x101a));
         assert_eq!(find(&[PUBLISH, &[0x0f, 0x11, 0x44, 0x24, 0x10]].concat()), Ok(0x1010..0x1015));
+    }
+
+    #[test]
+    fn where_the_evaluator_keeps_its_cframe_is_told() {
+        // At rbp - 0x30, the stack pointer being at rbp - 0x40.
+        let found = window(&[PUBLISH, FILL].concat()).expect("found");
+        assert_eq!((found.cframe_offset, found.evaluator), (Some(0x10), 0x1000..0x2000));
+        // After `and rsp, -32` the distance from what was computed before is not known: lea first, then the alignment.
+        let aligned = [&PUBLISH[..12], &[0x48, 0x83, 0xe4, 0xe0], &PUBLISH[12..], &[0x48, 0x89, 0x75, 0xd8]].concat();
+        assert_eq!(window(&aligned).expect("found").cframe_offset, None);
     }
 
     #[test]

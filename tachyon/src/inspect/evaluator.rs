@@ -6,16 +6,19 @@
 //! covers 1 kB, the bytecode loop is a part without a symbol) the parts are found by what only parts of one function
 //! do: they jump into each other's middle, or to a place whose stack frame is there already. Unwind tables
 //! (`.eh_frame`) tell where parts begin and end. A part that is entered through a table of addresses only, and jumps
-//! nowhere, is not found so (a stripped 3.11 of pyenv's has one of 4 bytes, which aborts). That needs x86-64 code to be decoded; on other machines the symbols
-//! must do.
+//! nowhere, is not found so (a stripped 3.11 of pyenv's has one of 4 bytes, which aborts). Decoded is the code of x86-64 and
+//! of arm64.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gimli::{BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, UnwindContext, UnwindSection as _, X86_64};
+use gimli::{
+    AArch64, BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, UnwindContext, UnwindSection as _, Vendor, X86_64,
+};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
 use object::elf;
 
+use super::entering::arm64;
 use crate::remote::elf::{Elf, ElfError, ReadAt};
 
 const NAME: &str = "_PyEval_EvalFrameDefault";
@@ -75,7 +78,7 @@ impl Evaluator {
             let exported = exported.ok_or(EvaluatorError::NoSymbol)?;
             let own = exported.vaddr..exported.vaddr.saturating_add(exported.size.max(1));
             found.entry = exported.vaddr;
-            found.parts = if elf.machine() == elf::EM_X86_64 { by_jumps(&elf, own) } else { vec![own] };
+            found.parts = by_jumps(&elf, own);
         }
         found.parts = joined(found.parts);
         found.handlers = joined(found.handlers);
@@ -198,31 +201,54 @@ fn jumps<R: ReadAt>(elf: &Elf<R>, range: &Range<u64>) -> impl Iterator<Item = u6
     if elf.read_vaddr(range.start, &mut bytes).is_err() {
         bytes.clear();
     }
-    let range = range.clone();
+    let mut targets = match elf.machine() {
+        elf::EM_X86_64 => jumps_of_x86_64(&bytes, range.start),
+        elf::EM_AARCH64 => jumps_of_arm64(&bytes, range.start),
+        _ => Vec::new(),
+    };
+    targets.retain(|target| !range.contains(target));
+    targets.sort_unstable();
+    targets.dedup();
+    targets.into_iter()
+}
+
+fn jumps_of_x86_64(bytes: &[u8], start: u64) -> Vec<u64> {
     let mut targets = Vec::new();
-    let mut decoder = Decoder::with_ip(64, &bytes, range.start, DecoderOptions::NONE);
+    let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);
         let jumps =
             matches!(instruction.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch);
         if jumps && instruction.op0_kind() == OpKind::NearBranch64 {
-            let target = instruction.near_branch_target();
-            if !range.contains(&target) {
-                targets.push(target);
-            }
+            targets.push(instruction.near_branch_target());
         }
     }
-    targets.sort_unstable();
-    targets.dedup();
-    targets.into_iter()
+    targets
+}
+
+fn jumps_of_arm64(bytes: &[u8], start: u64) -> Vec<u64> {
+    let target = |(at, bytes): (u64, &[u8; 4])| {
+        let (offset, _) = arm64::branch(u32::from_le_bytes(*bytes))?;
+        Some(start.wrapping_add(at * 4).wrapping_add_signed(offset))
+    };
+    (0..).zip(bytes.as_chunks().0).filter_map(target).collect()
 }
 
 /// All parts of functions that `.eh_frame` describes.
 fn parts<R: ReadAt>(elf: &Elf<R>) -> Option<BTreeMap<u64, Part>> {
     let section = elf.section(".eh_frame")?;
     let bytes = elf.section_bytes(section, MAX_TABLE).ok()?;
-    let frames = EhFrame::new(&bytes, LittleEndian);
+    let mut frames = EhFrame::new(&bytes, LittleEndian);
+    // A call leaves the return address on the stack and nothing else; on arm64 nothing at all.
+    let (register, offset) = match elf.machine() {
+        elf::EM_AARCH64 => (AArch64::SP, 0),
+        _ => (X86_64::RSP, 8),
+    };
+    let entered = CfaRule::RegisterAndOffset { register, offset };
+    if register == AArch64::SP {
+        frames.set_vendor(Vendor::AArch64);
+    }
     let bases = BaseAddresses::default().set_eh_frame(section.vaddr);
     let mut context = UnwindContext::new();
     let mut parts = BTreeMap::new();
@@ -232,8 +258,6 @@ fn parts<R: ReadAt>(elf: &Elf<R>) -> Option<BTreeMap<u64, Part>> {
         let Ok(fde) = fde.parse(EhFrame::cie_from_offset) else { continue };
         let (start, end) = (fde.initial_address(), fde.initial_address().saturating_add(fde.len()));
         let mut rows = fde.rows(&frames, &bases, &mut context).ok()?;
-        // A call leaves the return address and nothing else.
-        let entered = CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 };
         let continues = rows.next_row().ok().flatten().is_some_and(|row| *row.cfa() != entered);
         parts.insert(start, Part { end, continues });
     }
@@ -256,6 +280,7 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::entering::CframeOffsets;
 
     #[test]
     fn ranges_are_joined_and_searched() {
@@ -266,6 +291,62 @@ mod tests {
         assert_eq!([9, 10, 24, 25, 49, 50].map(|at| code(at).is_some()), [false, true, true, false, true, false]);
         assert_eq!((code(30), code(60)), (Some(EvaluatorCode::Evaluator), Some(EvaluatorCode::Handler)));
         assert_eq!([29, 30, 285, 286].map(|at| evaluator.is_prologue(at)), [false, true, true, false]);
+    }
+
+    #[test]
+    fn jumps_of_arm64_are_decoded() {
+        // b .+8; b .-4; b.eq .+16; bc.ne .-16; cbz w0, .+4; cbnz x3, .-8; tbz w1, #3, .+12; tbnz x2, #40, .-12; then bl .+8,
+        // br x16, ret, adr x0, . and a nop, which are no jumps to a place they name.
+        let words: [u32; 13] = [
+            0x1400_0002,
+            0x17ff_ffff,
+            0x5400_0080,
+            0x54ff_ff91,
+            0x3400_0020,
+            0xb5ff_ffc3,
+            0x3618_0061,
+            0xb747_ffa2,
+            0x9400_0002,
+            0xd61f_0200,
+            0xd65f_03c0,
+            0x1000_0000,
+            0xd503_201f,
+        ];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let expected = [0x1008, 0x1000, 0x1018, 0xffc, 0x1014, 0x100c, 0x1024, 0x1010];
+        assert_eq!(jumps_of_arm64(&bytes, 0x1000), expected);
+    }
+
+    /// Debian's static 3.11 for arm64, where `cargo xtask vm-test` has unpacked it: stripped, its evaluator in one part.
+    #[test]
+    fn the_evaluator_of_a_stripped_arm64_python_is_found() {
+        let cache = std::env::var_os("TACHYON_CACHE").or_else(|| {
+            let home = std::path::PathBuf::from(std::env::var_os("HOME")?);
+            Some(home.join(".cache/tachyon-bpf").into())
+        });
+        let python = cache.map(|cache| std::path::Path::new(&cache).join("vm/userland-arm64/usr/bin/python3.11"));
+        let Some(file) = python.and_then(|path| std::fs::File::open(path).ok()) else {
+            println!("not judged: `cargo xtask vm-test --kernel arm64` fetches it");
+            return;
+        };
+        let found = Evaluator::of_file(&file).expect("it is CPython");
+        let elf = Elf::parse(&file).expect("an ELF file");
+        let parts = parts(&elf).expect("it has rules");
+        let offsets = CframeOffsets { tstate_cframe: 56, current_frame: 8 };
+        let window = arm64::entering_window(found.parts()[0].clone(), offsets, |vaddr| {
+            let mut bytes = [0; 4];
+            elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
+        });
+        let window = window.expect("3.11 publishes its `cframe` before it fills it");
+        assert!(window.addresses.start > found.entry && window.addresses.end < found.entry + 256, "{window:x?}");
+        assert_eq!(window.cframe_offset, Some(256));
+        let (&start, largest) = parts.iter().max_by_key(|(start, part)| part.end - *start).expect("some");
+        assert_eq!((found.entry, found.parts().len(), &found.parts()[0]), (start, 1, &(start..largest.end)));
+        // As in builds whose symbol covers the function's beginning alone, or a part that only jumps into it.
+        let beginning = by_jumps(&elf, start..start + 844);
+        assert!(beginning.contains(&(start..largest.end)), "{beginning:x?}");
+        let inside = found.parts()[0].start + 2048..largest.end;
+        assert!(jumps(&elf, &inside).any(|target| (start..start + 2048).contains(&target)), "jumps are decoded");
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! by file identity in an [`ElfCache`], also that a file is *not* CPython: 200 workers cost one parse.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use object::elf;
@@ -12,7 +11,7 @@ use tachyon_common::layout::{Layout, flags};
 
 use super::budget::{Metered, ReadBudget};
 use super::debug_offsets::{self, DebugOffsets};
-use super::entering::{CframeOffsets, EnteringError, MAX_INSTRUCTION_BYTES, entering_window};
+use super::entering::{CframeOffsets, EnteringError, EnteringWindow, MAX_INSTRUCTION_BYTES, arm64, entering_window};
 use super::layout::{self, LayoutError, ObjectSizes};
 use super::{Refusal, SUPPORTED, version};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
@@ -58,7 +57,7 @@ pub(super) struct PythonFile {
     /// The sizes of its structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
     /// The window of instructions with an unfilled `cframe`; `None` for versions without a `cframe`.
-    pub(super) entering: Option<Result<Range<u64>, EnteringError>>,
+    pub(super) entering: Option<Result<EnteringWindow, EnteringError>>,
 }
 
 /// Remembers what files hold. One for a whole recording.
@@ -233,14 +232,23 @@ fn other_python<R: ReadAt>(elf: &Elf<R>) -> Result<Facts, ElfError> {
 }
 
 /// Finds the window in which `cframe` is unfilled.
-fn entering<R: ReadAt>(elf: &Elf<R>, evaluator: Option<Symbol>, layout: &Layout) -> Result<Range<u64>, EnteringError> {
-    if elf.machine() != elf::EM_X86_64 {
-        return Err(EnteringError::Machine);
-    }
+fn entering<R: ReadAt>(
+    elf: &Elf<R>,
+    evaluator: Option<Symbol>,
+    layout: &Layout,
+) -> Result<EnteringWindow, EnteringError> {
     let evaluator = evaluator.ok_or(EnteringError::NoSymbol)?;
+    let evaluator = evaluator.vaddr..evaluator.vaddr.saturating_add(evaluator.size);
     let offsets = CframeOffsets { tstate_cframe: layout.tstate_frame, current_frame: layout.cframe_current_frame };
-    entering_window(evaluator.vaddr, offsets, |vaddr| {
-        let mut bytes = [0; MAX_INSTRUCTION_BYTES];
-        elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
-    })
+    match elf.machine() {
+        elf::EM_X86_64 => entering_window(evaluator, offsets, |vaddr| {
+            let mut bytes = [0; MAX_INSTRUCTION_BYTES];
+            elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
+        }),
+        elf::EM_AARCH64 => arm64::entering_window(evaluator, offsets, |vaddr| {
+            let mut bytes = [0; 4];
+            elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
+        }),
+        _ => Err(EnteringError::Machine),
+    }
 }

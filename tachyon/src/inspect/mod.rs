@@ -20,12 +20,11 @@ mod tests;
 mod validate;
 mod version;
 
-use std::ops::Range;
 use std::path::PathBuf;
 
 use tachyon_common::layout::{Layout, flags};
 
-pub use self::entering::EnteringError;
+pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
 pub use self::layout::LayoutError;
 pub use self::locate::ElfCache;
@@ -117,7 +116,7 @@ pub struct Interpreter {
     /// Where fields are; validated.
     pub layout: Layout,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
-    pub entering: Option<Range<u64>>,
+    pub entering: Option<EnteringWindow>,
     /// Why there is no such range where one is needed.
     pub entering_error: Option<EnteringError>,
     /// The file that holds it.
@@ -327,7 +326,7 @@ fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping)
         MappedPath::Anonymous | MappedPath::Special(_) => PathBuf::new(),
     };
     let (entering, entering_error) = match &python.entering {
-        Some(Ok(window)) => (Some(at(window.start)..at(window.end)), None),
+        Some(Ok(window)) => (Some(window.moved(at)), None),
         Some(Err(error)) => (None, Some(error.clone())),
         None => (None, None),
     };

@@ -32,7 +32,7 @@ fn zoo() -> PathBuf {
     cache.unwrap_or_default().join("zoo")
 }
 
-/// The interpreters at hand: pyenv's, Debian's own, and those built from source.
+/// The interpreters at hand: pyenv's, Debian's own, and the free-threaded ones of `cargo xtask zoo`.
 fn interpreters() -> Vec<PathBuf> {
     let home = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv")));
@@ -45,11 +45,20 @@ fn interpreters() -> Vec<PathBuf> {
         })
         .collect();
     found.push("/usr/bin/python3.11".into());
-    found.extend(["python3.13t", "python3.14t"].map(|name| zoo().join(name).join("bin").join(name)));
+    found.extend(["3.13t", "3.14t", "3.15t"].map(|version| {
+        let name = format!("python{version}");
+        let dir = if version == "3.13t" { name.clone() } else { format!("{name}-wheel") };
+        zoo().join(dir).join("bin").join(name)
+    }));
     found.retain(|path| path.exists());
     found.sort();
     assert!(!found.is_empty(), "no Python at hand");
     found
+}
+
+/// Whether it comes out of a wheel: static, and of a patch release whose headers no package has.
+fn of_a_wheel(exe: &Path) -> bool {
+    exe.starts_with(zoo()) && exe.components().any(|part| part.as_os_str().to_string_lossy().ends_with("-wheel"))
 }
 
 /// The file of the interpreter that holds `_PyRuntime`.
@@ -160,7 +169,7 @@ fn check(target: &Target, cache: &mut ElfCache) -> Option<Interpreter> {
     let layout = &interpreter.layout;
     assert_eq!(u64::from(interpreter.version_hex()), *hex);
     assert_eq!(interpreter.code_type, *code_type);
-    assert!(interpreter.known_build);
+    assert_eq!(interpreter.known_build, !of_a_wheel(&interpreter.path), "{}", interpreter.path.display());
     assert_eq!(interpreter.entering.is_some(), matches!(minor, 11 | 12), "{:?}", interpreter.entering_error);
     self_test(&target.process, &interpreter).expect("a live runtime looks as it should");
     let (stack, tstate) = target.stack(&interpreter);
@@ -200,7 +209,7 @@ fn every_interpreter_at_hand_is_told_right() {
                 interpreter.runtime,
                 interpreter.entering
             );
-            assert_eq!(interpreter.static_address, exe.starts_with("/usr/bin"));
+            assert_eq!(interpreter.static_address, exe.starts_with("/usr/bin") || of_a_wheel(&exe));
             supported += 1;
             // A second process of the same file costs no parse.
             let parsed = cache.files_parsed();
@@ -319,7 +328,7 @@ fn published_and_built_in_layouts_agree() {
         if let Facts::Python(python) = facts {
             // A JIT that is built in (Debian's 3.15) makes the structures longer than the headers say: `_Py_TIER2` is
             // a flag of the compiler's, not of `pyconfig.h`.
-            let known = python.known_build || python.layout.minor_version() >= (3, 15);
+            let known = python.known_build || python.layout.minor_version() >= (3, 15) || of_a_wheel(&path);
             assert!(known, "{}: renew the table with its headers", path.display());
         }
     }
@@ -333,6 +342,13 @@ fn the_entering_window_is_where_the_stores_are() {
         let Facts::Python(python) = facts else { continue };
         let Some(window) = &python.entering else { continue };
         let window = window.clone().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (cframe, evaluator) = (window.cframe_offset.expect("on its stack"), window.evaluator);
+        assert!(
+            cframe < 4096 && evaluator.end - evaluator.start > 30_000,
+            "{}: {cframe} {evaluator:x?}",
+            path.display()
+        );
+        let window = window.addresses;
         let bytes = std::fs::read(&path).expect("readable");
         let elf = crate::remote::elf::Elf::parse(&bytes[..]).expect("a good file");
         let entry = elf.dynamic_symbol("_PyEval_EvalFrameDefault").expect("a good table").expect("exported").vaddr;

@@ -1,7 +1,11 @@
 //! Offsets of kernel structures, from the running kernel's own BTF.
 
 use btf_rs::{Btf, BtfType, Type};
-use tachyon_common::config::Config;
+use tachyon_common::config::{Config, machine};
+use tachyon_common::walk::THREAD_POINTER_REACH;
+
+/// The other machine is x86-64.
+const ARM64: bool = cfg!(target_arch = "aarch64");
 
 /// Where the kernel publishes its types.
 pub const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -10,12 +14,10 @@ pub const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
     /// The kernel publishes no BTF, or it cannot be read.
-    #[error(
-        "cannot read the kernel's type information from {VMLINUX_BTF}: {0}\nhint: needs a kernel built with CONFIG_DEBUG_INFO_BTF (every current distribution kernel is)"
-    )]
+    #[error("cannot read the kernel's type information from {VMLINUX_BTF}")]
     Unreadable(#[source] std::io::Error),
     /// What the kernel publishes cannot be decoded.
-    #[error("cannot decode the kernel's type information in {VMLINUX_BTF}: {0}")]
+    #[error("cannot decode the kernel's type information in {VMLINUX_BTF}")]
     Malformed(#[source] btf_rs::Error),
     /// A field that the profiler needs is not in this kernel.
     #[error("this kernel's {structure} has no field {field}: its layout is not one this version knows")]
@@ -25,6 +27,19 @@ pub enum BtfError {
         /// The field looked for.
         field: &'static str,
     },
+}
+
+impl BtfError {
+    /// What to do next.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Unreadable(_) => {
+                Some("needs a kernel built with CONFIG_DEBUG_INFO_BTF (every current distribution kernel is)")
+            }
+            Self::Malformed(_) | Self::MissingField { .. } => None,
+        }
+    }
 }
 
 /// A [`Config`] with every kernel offset filled in; sampling choices are left at zero.
@@ -61,11 +76,34 @@ pub fn kernel_config() -> Result<Config, BtfError> {
         inode_ino: offset("inode", &["i_ino"])?,
         inode_sb: offset("inode", &["i_sb"])?,
         super_block_dev: offset("super_block", &["s_dev"])?,
-        // `THREAD_SIZE` is a macro and in no BTF: 16 KiB on x86-64 (without KASAN) and on arm64 with 4 KiB pages.
-        thread_size: 16 * 1024,
+        // `THREAD_SIZE` is a macro and in no BTF: 16 KiB on x86-64 and on arm64 (without KASAN), but at least a page.
+        thread_size: page_size().max(16 * 1024),
         pt_regs_size: kernel.size("pt_regs")?,
+        machine: if ARM64 { machine::ARM64 } else { machine::X86_64 },
+        thread_pointer_reach: if ARM64 { THREAD_POINTER_REACH } else { 0 },
+        code_mask: if ARM64 { code_mask(first_stack()) } else { u64::MAX },
         ..Config::default()
     })
+}
+
+/// An address in this process's first stack, which the kernel puts at the end of user space, below at most 2^30 bytes of
+/// chance (`arch/arm64/include/asm/elf.h`).
+fn first_stack() -> u64 {
+    // SAFETY: reads the vector that the kernel has left; the pointer found there is not followed.
+    unsafe { libc::getauxval(libc::AT_RANDOM) }
+}
+
+/// The bits that addresses have where `stack` is near the end of user space: 48 in Debian's kernels, 39 to 52 in others.
+/// What is above them in a return address is its signature.
+fn code_mask(stack: u64) -> u64 {
+    let bits = 64 - stack.leading_zeros();
+    (1 << bits.clamp(39, 52)) - 1
+}
+
+/// Bytes of a page; 0 when the system does not tell.
+fn page_size() -> u32 {
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
+    size.ok().flatten().and_then(|size| u32::try_from(size).ok()).unwrap_or(0)
 }
 
 /// Mapped, only the types asked for are decoded: milliseconds instead of a hundred. Not every kernel lets the file be
@@ -158,6 +196,12 @@ mod tests {
         assert_eq!(config.task_tgid, config.task_pid + 4, "pid and tgid lie side by side in every kernel");
         assert_eq!(config.pt_regs_size % 8, 0);
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
+        assert_eq!(config.code_mask & first_stack(), first_stack());
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
+    }
+    #[test]
+    fn a_signature_lies_above_the_addresses() {
+        let masks = [0xffff_f7a3_1230, 0x7f_f123_4560, 0xf_ffff_ffff_0000, 0].map(code_mask);
+        assert_eq!(masks, [(1 << 48) - 1, (1 << 39) - 1, (1 << 52) - 1, (1 << 39) - 1]);
     }
 }

@@ -13,10 +13,10 @@ pub enum KernelError {
     #[error(transparent)]
     Btf(#[from] BtfError),
     /// The object was refused.
-    #[error("cannot load the BPF object: {0}\nhint: `tachyon-bpf doctor` tells what is missing")]
+    #[error("cannot load the BPF object")]
     Load(#[source] Box<EbpfError>),
     /// A program was refused.
-    #[error("cannot load the BPF program {program}: {reason}\nhint: `tachyon-bpf doctor` tells what is missing")]
+    #[error("cannot load the BPF program {program}: {reason}")]
     Program {
         /// Its name.
         program: &'static str,
@@ -24,9 +24,7 @@ pub enum KernelError {
         reason: String,
     },
     /// An event could not be opened.
-    #[error(
-        "cannot attach {what}: {source}\nhint: needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less"
-    )]
+    #[error("cannot attach {what}")]
     Attach {
         /// The event.
         what: String,
@@ -34,21 +32,21 @@ pub enum KernelError {
         source: ProgramError,
     },
     /// A map could not be used.
-    #[error("cannot use the BPF map {map}: {source}")]
+    #[error("cannot use the BPF map {map}: {reason}")]
     Map {
         /// Its name.
         map: &'static str,
-        /// The kernel's word.
-        source: MapError,
+        /// The kernel's word, which is part of the message: some are noted without their sources.
+        reason: MapError,
     },
     /// A map could not be mapped into memory.
     #[error("cannot map the BPF map {0} into memory: {1}")]
-    Share(&'static str, #[source] std::io::Error),
+    Share(&'static str, std::io::Error),
     /// The object lacks something the loader knows of.
     #[error("the BPF object has no {0}: it was not built from the sources of this program")]
     Missing(&'static str),
     /// The list of CPUs could not be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Cpus {
         /// The file.
         path: String,
@@ -61,8 +59,21 @@ pub enum KernelError {
 }
 
 impl KernelError {
+    /// What to do next.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Btf(error) => error.hint(),
+            Self::Load(_) | Self::Program { .. } => Some("`tachyon-bpf doctor` tells what is missing"),
+            Self::Attach { .. } => {
+                Some("needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less")
+            }
+            Self::Map { .. } | Self::Share(..) | Self::Missing(_) | Self::Cpus { .. } | Self::TooManyLayouts => None,
+        }
+    }
+
     pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
-        move |source| Self::Map { map, source }
+        move |reason| Self::Map { map, reason }
     }
 }
 
@@ -82,3 +93,23 @@ fn refusal(error: &ProgramError) -> String {
 
 /// How the lines begin that the verifier puts behind its reason (`print_verification_stats`, kernel/bpf/verifier.c).
 const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages are shown escaped, so a hint inside of one would be shown with a literal line break.
+    #[test]
+    fn hints_are_no_part_of_messages() {
+        let refused = std::io::Error::from_raw_os_error(libc::EPERM);
+        let errors = [
+            KernelError::Btf(BtfError::Unreadable(refused)),
+            KernelError::Load(Box::new(EbpfError::NoBTF)),
+            KernelError::Program { program: "on_sample", reason: "invalid argument".to_owned() },
+            KernelError::Attach { what: "cpu-clock on CPU 0".to_owned(), source: ProgramError::NotLoaded },
+        ];
+        for error in errors {
+            assert!(!error.to_string().contains('\n') && error.hint().is_some(), "{error}");
+        }
+    }
+}

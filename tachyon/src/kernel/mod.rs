@@ -11,12 +11,14 @@ mod object;
 mod perf;
 mod pod;
 mod privileges;
+mod programs;
+mod rows;
 mod shared;
 
 pub use btf::{BtfError, kernel_config};
 pub use error::KernelError;
 pub use native::NativeMaps;
-pub use object::{Kernel, Options, RunStats, ring_bytes};
+pub use object::{Kernel, LoadTimes, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
-pub use privileges::{drop_privileges, drop_privileges_but_sampling};
+pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_urgent};

@@ -3,26 +3,23 @@
 use super::error::KernelError;
 use super::object::take;
 use super::pod::Pod;
+use super::rows::RowChunks;
 use super::shared::SharedArray;
 use crate::unwind::{TableMemory, UnwindTables};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData};
 use tachyon_common::unwind::{Range, Row, Space};
 
-/// Maps for native stacks; each has a single entry where those are not wanted.
+/// Maps for native stacks.
 pub struct NativeMaps {
-    rows: SharedArray<Row>,
+    rows: RowChunks,
     ranges: SharedArray<Range>,
     spaces: HashMap<MapData, u32, Pod<Space>>,
 }
 
 impl NativeMaps {
-    pub(super) fn of(ebpf: &mut Ebpf, rows: u32, ranges: u32) -> Result<Self, KernelError> {
-        Ok(Self {
-            rows: shared(ebpf, "ROWS", rows)?,
-            ranges: shared(ebpf, "RANGES", ranges)?,
-            spaces: take(ebpf, "SPACES")?,
-        })
+    pub(super) fn of(ebpf: &mut Ebpf, rows: RowChunks, ranges: u32) -> Result<Self, KernelError> {
+        Ok(Self { rows, ranges: shared(ebpf, "RANGES", ranges)?, spaces: take(ebpf, "SPACES")? })
     }
 
     /// Tables that fill the room there is.
@@ -38,12 +35,17 @@ impl NativeMaps {
     pub fn set_space(&mut self, tgid: u32, space: &Space) -> Result<(), KernelError> {
         self.spaces.insert(tgid, Pod(*space), 0).map_err(KernelError::map("SPACES"))
     }
+
+    /// Forgets a process's ranges. The kernel side does so when a process ends, but may have been too early.
+    pub fn remove_space(&mut self, tgid: u32) {
+        // It is as well if there are none.
+        let _none = self.spaces.remove(&tgid);
+    }
 }
 
 impl TableMemory for NativeMaps {
-    fn write_rows(&mut self, first: u32, rows: &[Row]) {
-        let written = self.rows.write(first, rows);
-        debug_assert!(written, "the tables know how large the map is");
+    fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool {
+        self.rows.write(first, rows)
     }
 
     fn write_ranges(&mut self, first: u32, ranges: &[Range]) {

@@ -5,34 +5,25 @@ use super::error::{KernelError, program_error};
 use super::native::NativeMaps;
 use super::perf::{self, Event};
 use super::pod::{FileKey, Pod};
+use super::programs::{ENTRY, NATIVE_STAGE, STAGES, TRACEPOINTS, load_programs, perf_program, tracepoint};
+use super::rows::RowChunks;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
 use aya::programs::perf_event::PerfEventLinkId;
 use aya::programs::raw_trace_point::RawTracePointLinkId;
-use aya::programs::{PerfEvent, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::LossCause;
-use tachyon_common::unwind::Row;
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
-
-/// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
-const ENTRY: &str = "on_sample";
-const STAGES: [&str; 4] = ["search_threads", "walk_frames", "name_codes", "walk_native"];
-/// Raw tracepoints and their programs.
-const TRACEPOINTS: [(&str, &str); 4] = [
-    ("on_fork", "sched_process_fork"),
-    ("on_exec", "sched_process_exec"),
-    ("on_exit", "sched_process_exit"),
-    ("on_free", "sched_process_free"),
-];
 
 /// Choices fixed at load.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +38,8 @@ pub struct Options {
     pub filtered: bool,
     /// The opcode of each frame is wanted.
     pub opcodes: bool,
+    /// Kernel stacks are wanted.
+    pub kernel_stacks: bool,
     /// Bytes for unwind rows, where native stacks are wanted.
     pub unwind_memory: Option<u32>,
     /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
@@ -66,6 +59,17 @@ pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
     // The cast saturates, which is what is wanted of an absurd rate.
     let wanted = (rate_hz * cpus as f64 * 2.0 * 2048.0) as u32;
     wanted.clamp(MIN, MAX).next_power_of_two()
+}
+
+/// How long the parts of [`Kernel::load`] took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadTimes {
+    /// The kernel's types were read.
+    pub types: Duration,
+    /// The object was taken apart and its maps made.
+    pub maps: Duration,
+    /// The verifier looked at the programs.
+    pub programs: Duration,
 }
 
 /// What the kernel says of the programs' cost.
@@ -90,9 +94,10 @@ pub struct Kernel {
     events_lost: PerCpuArray<MapData, u64>,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
     _stages: ProgramArray<MapData>,
-    native: NativeMaps,
+    native: Option<NativeMaps>,
     seed: u64,
-    map_bytes: u64,
+    map_bytes: Arc<AtomicU64>,
+    load_times: LoadTimes,
     sampling: Vec<PerfEventLinkId>,
     lifecycle: Vec<(&'static str, RawTracePointLinkId)>,
 }
@@ -103,7 +108,14 @@ impl Kernel {
     /// # Errors
     /// When the kernel lacks something or refuses.
     pub fn load(options: &Options) -> Result<Self, KernelError> {
-        let mut config = kernel_config()?;
+        let start = Instant::now();
+        // The library tries out what this kernel can, which is mostly waiting: time to read its types.
+        let config = std::thread::scope(|scope| {
+            scope.spawn(aya::features);
+            kernel_config()
+        });
+        let mut config = config?;
+        let types = start.elapsed();
         config.seed = random_seed();
         config.wake_bytes = options.ring_bytes / 4;
         config.own_pid_ns = options.pid_namespace.unwrap_or(0);
@@ -119,11 +131,13 @@ impl Kernel {
         if options.opcodes {
             config.flags |= config_flags::OPCODES;
         }
+        if options.kernel_stacks {
+            config.flags |= config_flags::KERNEL;
+        }
         if options.unwind_memory.is_some() {
             config.flags |= config_flags::NATIVE;
         }
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
-        let rows = (options.unwind_memory.unwrap_or(0) / size_of::<Row>() as u32).max(1);
         let seed = config.seed;
         let config = Pod(config);
         let mut ebpf = EbpfLoader::new()
@@ -132,22 +146,20 @@ impl Kernel {
             .override_global("CONFIG", &config, true)
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
-            .map_max_entries("ROWS", rows)
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))
             .load(OBJECT)
             .map_err(|error| KernelError::Load(Box::new(error)))?;
-        let map_bytes = ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum();
+        let map_bytes = Arc::default();
+        let rows = options.unwind_memory.map(|bytes| RowChunks::put_in_place(&ebpf, bytes, &map_bytes)).transpose()?;
+        map_bytes.store(ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum(), Ordering::Relaxed);
+        let maps = start.elapsed() - types;
+        let unused = if options.unwind_memory.is_none() { &[NATIVE_STAGE][..] } else { &[] };
+        load_programs(&mut ebpf, unused)?;
         let mut stages: ProgramArray<MapData> = take(&mut ebpf, "STAGES")?;
-        perf_program(&mut ebpf, ENTRY)?.load().map_err(program_error(ENTRY))?;
-        for (index, name) in (0_u32..).zip(STAGES) {
-            let program = perf_program(&mut ebpf, name)?;
-            program.load().map_err(program_error(name))?;
-            let fd = program.fd().map_err(program_error(name))?;
+        for (index, name) in (0_u32..).zip(STAGES).filter(|(_, name)| !unused.contains(name)) {
+            let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
             stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
-        }
-        for (name, _) in TRACEPOINTS {
-            tracepoint(&mut ebpf, name)?.load().map_err(program_error(name))?;
         }
         Ok(Self {
             processes: take(&mut ebpf, "PROCESSES")?,
@@ -157,9 +169,10 @@ impl Kernel {
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             _stages: stages,
-            native: NativeMaps::of(&mut ebpf, rows, native(MAX_RANGES))?,
+            native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
             seed,
             map_bytes,
+            load_times: LoadTimes { types, maps, programs: start.elapsed() - types - maps },
             sampling: Vec::new(),
             lifecycle: Vec::new(),
             ebpf,
@@ -256,7 +269,7 @@ impl Kernel {
         match self.processes.insert(tgid, Pod(*entry), BPF_NOEXIST) {
             Ok(()) => Ok(true),
             Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            Err(error) => Err(KernelError::Map { map: "PROCESSES", source: error }),
+            Err(reason) => Err(KernelError::Map { map: "PROCESSES", reason }),
         }
     }
 
@@ -285,9 +298,12 @@ impl Kernel {
         Ok(number)
     }
 
-    /// The maps of native stacks.
-    pub fn native(&mut self) -> &mut NativeMaps {
-        &mut self.native
+    /// Takes the maps of native stacks; once.
+    ///
+    /// # Errors
+    /// When they were taken before, or native stacks are not wanted.
+    pub fn take_native(&mut self) -> Result<NativeMaps, KernelError> {
+        self.native.take().ok_or(KernelError::Missing("ROWS"))
     }
 
     /// Sum of the counters of all CPUs.
@@ -333,10 +349,22 @@ impl Kernel {
         Ok(stats)
     }
 
+    /// How long loading took.
+    #[must_use]
+    pub const fn load_times(&self) -> LoadTimes {
+        self.load_times
+    }
+
     /// Memory of all maps as the kernel tells it (`memlock` of each descriptor's `fdinfo`), bytes.
     #[must_use]
     pub fn map_bytes(&self) -> u64 {
-        self.map_bytes
+        self.map_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The same as it is at any time: maps of unwind rows come as they are needed.
+    #[must_use]
+    pub fn live_map_bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.map_bytes)
     }
 
     /// Instructions that the verifier looked at, for each program, where the kernel tells (5.16+).
@@ -364,7 +392,8 @@ fn map_fd(map: &Map) -> Option<i32> {
     }
 }
 
-fn memlock(fd: i32) -> Option<u64> {
+/// Memory of a map, as the kernel tells it.
+pub(super) fn memlock(fd: i32) -> Option<u64> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
     info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
 }
@@ -383,16 +412,6 @@ where
 {
     let map = ebpf.take_map(name).ok_or(KernelError::Missing(name))?;
     T::try_from(map).map_err(KernelError::map(name))
-}
-
-fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut PerfEvent, KernelError> {
-    let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
-    program.try_into().map_err(program_error(name))
-}
-
-fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut RawTracePoint, KernelError> {
-    let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
-    program.try_into().map_err(program_error(name))
 }
 
 #[cfg(test)]
@@ -416,6 +435,7 @@ mod tests {
             gil_only: false,
             filtered: false,
             opcodes: false,
+            kernel_stacks: false,
             unwind_memory: Some(1 << 20),
             ring_bytes: 1 << 20,
             pid_namespace: None,

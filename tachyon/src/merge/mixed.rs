@@ -115,6 +115,8 @@ pub struct Native<'a> {
     pub frames: &'a [NativeKind],
     /// It reaches the thread's first function.
     pub whole: bool,
+    /// Its outer part may be another interpreter's or greenlet's, whose Python frames are not this thread state's.
+    pub foreign: bool,
 }
 
 /// A Python frame: [`tachyon_common::event::RawFrame`] has both.
@@ -162,7 +164,8 @@ pub enum Quality {
 /// Why two stacks differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// The thread was just entering the evaluator: its innermost activation has no Python frame yet.
+    /// The thread was just entering or leaving the evaluator: its innermost activation has no Python frame yet, or any
+    /// more.
     Entering,
     /// There is no Python stack for the evaluators in the native one: it could not be read.
     NoPython,
@@ -173,19 +176,22 @@ pub enum Repair {
     OuterPython,
     /// One of the stacks was cut, but they have the same activations.
     Cut,
+    /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
+    FramePointers,
 }
 
 impl Quality {
     /// Its name in reports.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
-            Self::Repaired(Repair::Entering) => "repaired: entering the evaluator",
+            Self::Repaired(Repair::Entering) => "repaired: entering or leaving the evaluator",
             Self::Repaired(Repair::NoPython) => "repaired: no Python stack",
             Self::Repaired(Repair::OuterNative) => "repaired: outer evaluators without Python frames",
             Self::Repaired(Repair::OuterPython) => "repaired: native stack cut",
             Self::Repaired(Repair::Cut) => "repaired: stack cut",
+            Self::Repaired(Repair::FramePointers) => "repaired: walked by frame pointers",
             Self::Failed => "failed",
         }
     }
@@ -259,7 +265,8 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if both_whole => (Some(0), Quality::Exact),
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
-        std::cmp::Ordering::Greater if both_whole && entering && evaluators == activations + 1 => {
+        // In the evaluator's first and last instructions its Python frame is not linked.
+        std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
             (Some(1), Quality::Repaired(Repair::Entering))
         }
         std::cmp::Ordering::Greater => (Some(0), Quality::Repaired(Repair::OuterNative)),

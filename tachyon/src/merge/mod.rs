@@ -1,8 +1,9 @@
 //! One record -> one sample of the profile: whose it is, and its whole stack.
 //!
-//! Today a stack is its Python frames; where the walk could not give the whole stack, a marker frame says so in its
-//! place, so that no sample vanishes and no cut stack passes for a whole one. Which process a record belongs to is
-//! told by the record's instance, never by its pid alone: pids are used again.
+//! A stack is its Python frames, with native ones between them where those were recorded; where the walk could not give
+//! all Python frames, a marker frame says so in their place, so that no sample vanishes and no cut stack passes for a
+//! whole one. Which process a record belongs to is told by the record's instance, never by its pid alone: pids are used
+//! again.
 
 mod mixed;
 
@@ -12,7 +13,7 @@ use crate::events::Frames;
 use crate::profile::{FrameId, Process, ProcessId, Profile, Thread, ThreadId};
 use crate::symbolize::{CodeKey, Symbolizer};
 use std::collections::HashMap;
-use tachyon_common::event::{SampleRecord, frame};
+use tachyon_common::event::{RawFrame, SampleRecord, frame, status};
 use tachyon_common::stop::StopReason;
 
 /// Name of the frame that stands for code outside Python, as CPython's own profiler writes it.
@@ -34,6 +35,8 @@ pub struct Merger {
     /// Who has a tid, and for the how-manieth time it was given out.
     tids: HashMap<u32, (Instance, u64)>,
     stack: Vec<FrameId>,
+    python: Vec<PythonFrame>,
+    joined: Vec<Joined>,
     markers: HashMap<StopReason, FrameId>,
     gc: Option<FrameId>,
 }
@@ -82,29 +85,136 @@ impl Merger {
         Owner { process, thread, first: known.is_none() }
     }
 
-    /// The whole stack of a record, leaf first. Valid until the next call.
+    /// Makes the whole stack of a record: [`Merger::last`].
     pub fn stack(
         &mut self,
         profile: &mut Profile,
         symbolizer: &mut Symbolizer,
         record: &SampleRecord,
         frames: Frames<'_>,
-    ) -> &[FrameId] {
+    ) {
         self.stack.clear();
         for raw in frames.iter() {
-            if raw.flags & frame::GC != 0 {
-                self.stack.push(*self.gc.get_or_insert_with(|| profile.special_frame(GC)));
-            }
-            let key = CodeKey { image: record.image, code: raw.code, fingerprint: raw.fingerprint };
-            self.stack.push(symbolizer.frame(profile, key, raw.lasti, raw.opcode));
+            self.push_python(profile, symbolizer, record, &raw);
         }
-        let reason = StopReason::from_number(record.stop);
-        if reason != Some(StopReason::Complete) {
-            let reason = reason.unwrap_or(StopReason::UnreadableFrame);
-            let marker = *self.markers.entry(reason).or_insert_with(|| profile.special_frame(&marker(reason)));
+        if record.stop != StopReason::Complete as u8 {
+            let marker = self.marker(profile, record);
+            // Of a thread that was entering the evaluator, what follows are its callers' frames.
+            let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
+            self.stack.insert(at, marker);
+        }
+    }
+
+    /// The same with native frames in their places: `native` are the record's, each with what it is and its frames of
+    /// the profile (more than one where functions were inlined). Without any this is [`Merger::stack`]. The stack is
+    /// [`Merger::last`].
+    pub fn mixed(
+        &mut self,
+        profile: &mut Profile,
+        symbolizer: &mut Symbolizer,
+        (record, frames): (&SampleRecord, Frames<'_>),
+        native: &MixedWith<'_>,
+    ) -> Quality {
+        let whole = record.native_stop == StopReason::Complete as u8;
+        self.python.clear();
+        let python = |raw: RawFrame| PythonFrame { entry: raw.flags & frame::ENTRY != 0, shims: raw.shims };
+        self.python.extend(frames.iter().map(python));
+        let stop = StopReason::from_number(record.stop).unwrap_or(StopReason::UnreadableFrame);
+        let callers = stop == StopReason::EnteringEval && !frames.is_empty();
+        // All callers of the activation that is being entered.
+        let stop = if callers { StopReason::Complete } else { stop };
+        let (root_shims, boundaries) = (u16::from(record.root_shims), native.boundaries);
+        let python = Python { frames: &self.python, root_shims, stop, boundaries };
+        let mut joined = std::mem::take(&mut self.joined);
+        let with = Native { frames: native.kinds, whole, foreign: native.foreign || record.interp_id > 0 };
+        let mut quality = join(&with, &python, native.keep_interpreter, &mut joined);
+        if record.status & status::BY_FRAME_POINTER != 0 && quality == Quality::Exact {
+            quality = Quality::Repaired(Repair::FramePointers);
+        }
+        let raw: Vec<RawFrame> = frames.iter().collect();
+        // Where Python's part of the stack was cut, the mark of it stands below its outermost frame.
+        let cut = !matches!(
+            stop,
+            StopReason::Complete | StopReason::NoFrame | StopReason::NoThreadState | StopReason::RuntimeNotInitialized
+        );
+        let last = joined.iter().rposition(|frame| matches!(frame, Joined::Python(_)));
+        let marked = cut.then(|| last.map_or(joined.len(), |last| last + 1));
+        self.stack.clear();
+        for (at, frame) in joined.iter().enumerate() {
+            if marked == Some(at) {
+                let marker = self.marker(profile, record);
+                self.stack.push(marker);
+            }
+            match *frame {
+                Joined::Python(index) => self.push_python(profile, symbolizer, record, &raw[index]),
+                Joined::Native(index) => self.stack.extend_from_slice(native.frames(index)),
+            }
+        }
+        if marked == Some(joined.len()) || joined.is_empty() {
+            let marker = self.marker(profile, record);
             self.stack.push(marker);
         }
+        if callers {
+            let marker = self.marker(profile, record);
+            self.stack.insert(0, marker);
+        }
+        self.joined = joined;
+        quality
+    }
+
+    /// The stack that was made last, leaf first.
+    #[must_use]
+    pub fn last(&self) -> &[FrameId] {
         &self.stack
+    }
+
+    /// Puts frames above the stack that was made last.
+    pub fn put_above(&mut self, frames: &[FrameId]) {
+        self.stack.splice(..0, frames.iter().copied());
+    }
+
+    fn push_python(
+        &mut self,
+        profile: &mut Profile,
+        symbolizer: &mut Symbolizer,
+        record: &SampleRecord,
+        raw: &RawFrame,
+    ) {
+        if raw.flags & frame::GC != 0 {
+            self.stack.push(*self.gc.get_or_insert_with(|| profile.special_frame(GC)));
+        }
+        let key = CodeKey { image: record.image, code: raw.code, fingerprint: raw.fingerprint };
+        self.stack.push(symbolizer.frame(profile, key, raw.lasti, raw.opcode));
+    }
+
+    fn marker(&mut self, profile: &mut Profile, record: &SampleRecord) -> FrameId {
+        let reason = StopReason::from_number(record.stop).unwrap_or(StopReason::UnreadableFrame);
+        *self.markers.entry(reason).or_insert_with(|| profile.special_frame(&marker(reason)))
+    }
+}
+
+/// What a record's Python frames are joined with.
+#[derive(Clone, Copy, Debug)]
+pub struct MixedWith<'a> {
+    /// What each native frame is, leaf first.
+    pub kinds: &'a [NativeKind],
+    /// Where each one's frames of the profile end in `ids`.
+    pub ends: &'a [u32],
+    /// Frames of the profile, leaf first.
+    pub ids: &'a [FrameId],
+    /// Where activations begin in this interpreter's Python stacks.
+    pub boundaries: Boundaries,
+    /// Whether greenlets are among them, whose outer frames are not this thread state's.
+    pub foreign: bool,
+    /// Whether the interpreter's own frames are wanted, too.
+    pub keep_interpreter: bool,
+}
+
+impl MixedWith<'_> {
+    /// Frames of the profile that a native frame stands for, leaf first.
+    fn frames(&self, index: usize) -> &[FrameId] {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
+        &self.ids[start..self.ends[index] as usize]
     }
 }
 

@@ -5,10 +5,12 @@
 //! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
 mod frames;
+mod native;
 mod script;
 mod strings;
 
 pub use frames::{Frame, FrameId, FrameTable};
+pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::script;
 pub use strings::{StrId, StringTable};
 
@@ -77,6 +79,52 @@ pub struct Sample<'a> {
     pub status: u8,
     /// Whole stack, leaf first.
     pub frames: &'a [FrameId],
+    /// How its native and Python frames were put together.
+    pub merge: Merge,
+}
+
+/// How far the order of native and Python frames in a stack can be believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Merge {
+    /// There was nothing to put together: native frames were not recorded, or not known.
+    #[default]
+    None,
+    /// Both stacks were whole, and fit.
+    Exact,
+    /// They differed for a known reason.
+    Repaired,
+    /// They contradicted each other: native frames between Python frames are left out.
+    Failed,
+}
+
+impl Merge {
+    /// Its number, below 4: beside a status byte, which has six bits, it needs no byte of its own.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The one with this number; the last two bits count.
+    #[must_use]
+    pub const fn from_number(number: u8) -> Self {
+        match number & 3 {
+            0 => Self::None,
+            1 => Self::Exact,
+            2 => Self::Repaired,
+            _ => Self::Failed,
+        }
+    }
+
+    /// Its name in files; `None` where there is nothing to tell.
+    #[must_use]
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Exact => Some("exact"),
+            Self::Repaired => Some("repaired"),
+            Self::Failed => Some("failed"),
+        }
+    }
 }
 
 /// Everything that samples refer to.
@@ -86,6 +134,8 @@ pub struct Profile {
     pub strings: StringTable,
     /// Interned frames.
     pub frames: FrameTable,
+    /// Where native frames' code is.
+    pub native: NativePlaces,
     /// Processes in order of first sample.
     pub processes: Vec<Process>,
     /// Threads in order of first sample.
@@ -134,6 +184,17 @@ impl Profile {
     #[must_use]
     pub fn process_of(&self, id: ThreadId) -> &Process {
         &self.processes[self.thread(id).process as usize]
+    }
+
+    /// Frames to count by where addresses do not matter ([`Profile::shown`]); `buffer` takes them where they differ.
+    #[must_use]
+    pub fn shown_stack<'a>(&self, frames: &'a [FrameId], buffer: &'a mut Vec<FrameId>) -> &'a [FrameId] {
+        if self.native.is_empty() {
+            return frames;
+        }
+        buffer.clear();
+        buffer.extend(frames.iter().map(|&frame| self.shown(frame)));
+        buffer
     }
 
     /// Interns a frame that is no source line: `name` under the file name `~`, no location.

@@ -1,14 +1,15 @@
 //! The account of a recording, put together from what each room counted.
 
+use super::native::Mapped;
 use super::registry::Registry;
-use super::samples::Made;
+use super::samples::{Made, Merges};
 use super::throttle::Rates;
 use crate::cli::plan::Plan;
 use crate::events::ReaderStats;
 use crate::kernel::{Event, Kernel};
 use crate::profile::script;
-use crate::report::{CostReport, ProcessReport, Report};
-use std::collections::BTreeMap;
+use crate::report::{CostReport, NativeReport, ProcessReport, Report, StartReport};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use tachyon_common::event::Counters;
@@ -44,7 +45,7 @@ impl Stats {
     }
 
     /// What it measured, and this process's own cost.
-    pub fn finish(&self, kernel: &Kernel, ring_bytes: u32) -> CostReport {
+    pub fn finish(&self, kernel: &Kernel, ring_bytes: u32, start: StartReport) -> CostReport {
         let measured = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok());
         let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).ok();
         let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
@@ -57,6 +58,7 @@ impl Stats {
             peak_rss_bytes: usage.map_or(0, |usage| usage.max_rss().unsigned_abs() * 1024),
             map_bytes: kernel.map_bytes(),
             ring_bytes: u64::from(ring_bytes),
+            start,
         }
     }
 }
@@ -71,6 +73,7 @@ pub(super) struct Facts<'a> {
     pub reader: &'a ReaderStats,
     pub made: &'a Made,
     pub registry: &'a Registry,
+    pub mapped: Option<&'a Mapped>,
     pub cost: CostReport,
 }
 
@@ -108,7 +111,8 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         loss,
         expected,
         not_fired: expected.map(|expected| expected.saturating_sub(met)),
-        stops: stops(made),
+        stops: stops(&made.stops),
+        native: native(made, facts.mapped),
         rate_hz: plan.rate_hz,
         effective_rate_hz: facts.rates.effective_hz(cpu_ns.unwrap_or(0)),
         event: facts.event.name().to_owned(),
@@ -117,20 +121,49 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         codes_not_sent: counters.code_ring_full,
         process_events_lost: counters.events_lost,
         refused: registry.refused.clone(),
-        notes: registry.notes.iter().cloned().collect(),
+        notes: notes(registry),
         processes: processes(made, registry),
         cost: facts.cost.clone(),
     }
 }
 
-fn stops(made: &Made) -> BTreeMap<String, u64> {
+/// What was noted, and what is too much to be listed.
+fn notes(registry: &Registry) -> Vec<String> {
+    let mut notes: Vec<String> = registry.notes.iter().cloned().collect();
+    if registry.refused_more > 0 {
+        notes.push(format!("{} processes more could not be profiled than are listed", registry.refused_more));
+    }
+    if registry.forgotten > 0 {
+        let forgotten = registry.forgotten;
+        notes.push(format!("{forgotten} short-lived CPython processes without a sample are not listed one by one"));
+    }
+    notes
+}
+
+fn stops(by_number: &HashMap<u8, u64>) -> BTreeMap<String, u64> {
     let mut stops = BTreeMap::new();
-    for (&number, &count) in &made.stops {
+    for (&number, &count) in by_number {
         let name = StopReason::from_number(number)
             .map_or_else(|| format!("reason_{number}"), |reason| reason.name().to_owned());
         *stops.entry(name).or_default() += count;
     }
     stops
+}
+
+fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
+    let (native, mapped) = made.native.as_ref().zip(mapped)?;
+    let sum = |of: fn(&Merges) -> u64| made.processes.iter().map(|process| of(&process.merges)).sum::<u64>();
+    let [exact, repaired, failed] = [sum(|it| it.exact), sum(|it| it.repaired), sum(|it| it.failed)];
+    Some(NativeReport {
+        exact,
+        repaired,
+        failed,
+        missing: made.stored.saturating_sub(exact + repaired + failed),
+        repairs: native.repairs.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect(),
+        stops: stops(&native.stops),
+        table_bytes: mapped.table_bytes,
+        refused: mapped.refused.clone(),
+    })
 }
 
 /// Sampled processes in order of first sample, then those that were CPython and met only before they were inspected,
@@ -149,6 +182,9 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
                 samples: counts.samples,
                 named: counts.named,
                 not_initialized: counts.not_initialized,
+                merge_exact: counts.merges.exact,
+                merge_repaired: counts.merges.repaired,
+                merge_failed: counts.merges.failed,
                 uninspected: info.map_or(0, |info| info.uninspected),
                 cpu_s: info.and_then(super::registry::ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
                 script: script(&process.cmdline),
@@ -157,13 +193,11 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
             }
         })
         .collect();
+    let sampled: HashSet<u64> = made.processes.iter().map(|counts| counts.instance).collect();
     let mut others: Vec<_> = registry
         .python()
-        .filter(|(instance, info)| {
-            // A child of a Python process that ran something else is none, whatever its first moments were.
-            let sampled = made.processes.iter().any(|counts| counts.instance == *instance);
-            !sampled && !info.version().is_empty()
-        })
+        // A child of a Python process that ran something else is none, whatever its first moments were.
+        .filter(|(instance, info)| !sampled.contains(instance) && !info.version().is_empty())
         .map(|(_, info)| ProcessReport {
             pid: info.pid,
             comm: info.comm.clone(),

@@ -7,6 +7,7 @@ mod thread;
 
 pub(super) use thread::Follow;
 
+use super::native::News;
 use super::registry::{ProcessInfo, Registry, Verdict, cpu_time_ns};
 use super::samples::SETTLED;
 use crate::cli::preflight::target_hint;
@@ -15,10 +16,11 @@ use crate::discover::watch::WatchEvent;
 use crate::inspect::{self, ElfCache, Interpreter};
 use crate::kernel::{FileKey, Kernel, KernelError};
 use crate::merge::comm_text;
-use crate::remote::{RemoteError, RemoteProcess};
+use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{ProcessRecord, kind};
@@ -59,15 +61,33 @@ pub(super) struct Follower {
     /// Selected processes without a verdict: when their image was new.
     undecided: HashMap<u32, Instant>,
     fresh: u64,
+    /// Who looks at mappings, where native stacks are wanted.
+    mapper: Option<Sender<News>>,
 }
 
 impl Follower {
-    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
+    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted, cache: ElfCache) -> Self {
         let Wanted { all_python, follow_children, filter } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
-        let (cache, undecided) = (ElfCache::default(), HashMap::new());
-        Self { kernel, registry, cache, flags, all_python, filter, undecided, fresh }
+        let undecided = HashMap::new();
+        Self { kernel, registry, cache, flags, all_python, filter, undecided, fresh, mapper: None }
+    }
+
+    /// From now on tells of processes and their mappings.
+    pub fn tell(&mut self, mapper: Sender<News>) {
+        self.mapper = Some(mapper);
+    }
+
+    fn news(&self, news: impl FnOnce() -> News) {
+        if let Some(mapper) = &self.mapper {
+            // One that has panicked is told of at the end.
+            let _ended = mapper.send(news());
+        }
+    }
+
+    fn is_python(&self, pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity>) {
+        self.news(|| News::Python { pid, image, instance, interpreter });
     }
 
     /// Whether a process is one of those asked for.
@@ -105,8 +125,12 @@ impl Follower {
             Err(error) => (other(), Verdict::Other, Err(error.into())),
         };
         let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
-        if lock(&self.kernel).add_process(pid, &entry)? && known != Verdict::Other {
+        let added = lock(&self.kernel).add_process(pid, &entry)?;
+        if added && known != Verdict::Other {
             lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_start_ns));
+        }
+        if added && let Ok(Some(interpreter)) = &interpreter {
+            self.is_python(pid, fresh, fresh, Some(interpreter.file));
         }
         interpreter
     }
@@ -151,7 +175,7 @@ impl Follower {
                 "{}: {error}: samples taken while the evaluator is entered may be wrong",
                 interpreter.path.display()
             );
-            lock(&self.registry).notes.insert(note);
+            lock(&self.registry).note(note);
         }
         if interpreter.known_build {
             return Ok(());
@@ -167,13 +191,19 @@ impl Follower {
         let layout = interpreter.layout.complete();
         let number = kernel.layout_number(&layout)?;
         lock(&self.registry).set_layout(number, &layout);
-        let window = interpreter.entering.clone().unwrap_or(0..0);
+        let (window, cframe_offset, evaluator) = match &interpreter.entering {
+            Some(window) => (window.addresses.clone(), window.cframe_offset, window.evaluator.clone()),
+            None => (0..0, None, 0..0),
+        };
         let entry = ProcessEntry {
             runtime: interpreter.runtime,
             code_type: interpreter.code_type,
             none: interpreter.none,
             entering_start: window.start,
             entering_end: window.end,
+            cframe_offset: cframe_offset.unwrap_or(0),
+            evaluator_start: evaluator.start,
+            evaluator_end: evaluator.end,
             layout: number,
             flags: flags::PYTHON,
             ..ProcessEntry::default()
@@ -210,6 +240,7 @@ impl Follower {
             Err(_) => return,
         }
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
+        let mut file = None;
         let entry = match inspect::inspect(&process, &mut self.cache) {
             Ok(inspect::Verdict::Python(interpreter)) => match self.entry_of(&interpreter) {
                 Ok(_) if self.is_sane(&process, &interpreter).is_err() => {
@@ -224,10 +255,14 @@ impl Follower {
                 Ok(entry) => {
                     let verdict = Verdict::Python(interpreter.layout.version_hex, interpreter.version_text());
                     self.decide(pid, &before, verdict);
+                    file = Some(interpreter.file);
                     entry
                 }
                 Err(error) => return self.refuse(pid, &error.to_string()),
             },
+            // The dynamic linker maps a library in parts, each over a part of the first: read between two of them, the mappings
+            // do not show where it was loaded. They will when the next library is mapped.
+            Ok(inspect::Verdict::Unsupported { reason: inspect::Refusal::NoLoadBias, .. }) if !last_try => return,
             Ok(refused @ inspect::Verdict::Unsupported { .. }) => {
                 self.refuse(pid, &refusal(&refused).to_string());
                 self.decide(pid, &before, Verdict::Other);
@@ -266,6 +301,9 @@ impl Follower {
         if let Err(error) = kernel.set_process(pid, &entry) {
             lock(&self.registry).refuse(format!("pid {pid}: {error}"));
         }
+        if file.is_some() {
+            self.is_python(pid, now.image, now.instance, file);
+        }
     }
 
     /// A program that is not asked for: from now on it is met and left alone.
@@ -290,6 +328,7 @@ impl Follower {
         if known {
             return;
         }
+        self.is_python(pid, entry.image, entry.instance, None);
         let hex = lock(&self.registry).layout(entry.layout).map_or(0, |layout| layout.version_hex);
         self.decide(pid, entry, Verdict::Python(hex, inspect::version_text(hex)));
     }
@@ -316,16 +355,21 @@ impl Follower {
         match record.header.kind {
             kind::FORK => {
                 lock(&self.registry).fork(record, comm_text(&record.comm));
+                if record.flags & flags::PYTHON != 0 {
+                    self.news(|| News::Forked { pid, image: record.image, instance: record.instance });
+                }
                 if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
                     self.undecided.insert(pid, Instant::now());
                 }
             }
             kind::EXEC => {
+                self.news(|| News::Gone { pid });
                 self.on_exec(record);
                 self.look(pid, false);
             }
             kind::EXIT => {
                 self.undecided.remove(&pid);
+                self.news(|| News::Gone { pid });
                 lock(&self.registry).exit(record);
             }
             kind::FREE => lock(&self.registry).free(record),
@@ -348,9 +392,14 @@ impl Follower {
 
     fn on_watch(&mut self, event: &WatchEvent<'_>) {
         match event {
+            WatchEvent::Mapped { pid, .. } => self.news(|| News::Mapped { pid: pid.0 }),
+            WatchEvent::Lost { .. } => self.news(|| News::Lost),
+            _ => {}
+        }
+        match event {
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.look(pid.0, false),
             // A library loaded late may be CPython itself (an embedding program).
-            WatchEvent::Mapped { pid, path, .. } if self.all_python && is_library(path) && self.is_other(pid.0) => {
+            WatchEvent::Mapped { pid, path, .. } if is_library(path) && self.is_other(pid.0) => {
                 self.look_again(pid.0);
             }
             WatchEvent::Lost { .. } => self.look_at_undecided(),
@@ -389,8 +438,9 @@ impl Follower {
         let flags = (now.flags & !flags::NOT_PYTHON) | entry.flags;
         let entry = ProcessEntry { image: now.image, instance: now.instance, leader: now.leader, flags, ..entry };
         let result = lock(&self.kernel).set_process(pid, &entry);
-        if let Err(error) = result {
-            self.refuse(pid, &error.to_string());
+        match result {
+            Ok(()) => self.is_python(pid, now.image, now.instance, Some(interpreter.file)),
+            Err(error) => self.refuse(pid, &error.to_string()),
         }
     }
 
@@ -419,7 +469,11 @@ impl Follower {
             self.look(pid, true);
             self.undecided.remove(&pid);
         }
-        lock(&self.registry).forget_left(SETTLED);
+        let mut registry = lock(&self.registry);
+        registry.forget_left(SETTLED);
+        if std::mem::take(&mut registry.shrink) {
+            self.cache = ElfCache::default();
+        }
     }
 }
 

@@ -7,10 +7,13 @@
 
 mod account;
 mod follow;
+mod memory;
 mod names;
+mod native;
 mod output;
 mod registry;
 mod samples;
+mod start;
 mod targets;
 mod throttle;
 mod waiting;
@@ -26,17 +29,22 @@ use crate::events::Reader;
 use crate::kernel::{Kernel, Options, drop_privileges, ring_bytes};
 use crate::profile::{Meta, Profile};
 use crate::remote::own_pid_namespace;
+use crate::symbolize::KernelSymbols;
+use crate::symbolize::native::NativeSymbols;
 use crate::types::KtimeNs;
+use anyhow::Context as _;
 use follow::{Follow, Follower, Wanted, lock};
+use native::{KernelFrames, Mapper, Mixer, Spaces};
 use output::Outputs;
 use registry::Registry;
-use samples::{Live, Maker};
+use samples::{Live, Maker, NativeSide};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use throttle::Limiter;
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use native::NativePlan;
 pub use targets::running_interpreters;
 
 /// How a recording ended.
@@ -59,21 +67,29 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         Targets::Command { argv, as_root } => Some(PreparedCommand::prepare(argv, *as_root)?),
         Targets::Pids(_) | Targets::AllPython => None,
     };
+    let mut clock = start::Clock::start();
     cli::preflight::preflight()?;
+    let machine_s = clock.lap();
     let pid_namespace = own_pid_namespace()?;
 
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let wanted_native = plan.native.map(|native| native.within(plan.max_memory.map(|limit| memory::share(limit).0)));
+    let (most_ring, most_queued) = plan.max_memory.map_or((u32::MAX, usize::MAX), memory::share);
     let options = Options {
         interval: plan.interval,
         all_python: plan.targets == Targets::AllPython,
         gil_only: plan.gil,
         filtered: !plan.filter.is_empty(),
         opcodes: plan.opcodes,
-        unwind_memory: None,
-        ring_bytes: ring_override().unwrap_or_else(|| ring_bytes(plan.rate_hz, cpus)),
+        kernel_stacks: plan.kernel,
+        unwind_memory: wanted_native.map(|native| native.unwind_memory),
+        ring_bytes: ring_override().unwrap_or_else(|| ring_bytes(plan.rate_hz, cpus).min(most_ring)),
         pid_namespace,
     };
+    let foresight = start::Foresight::begin(&plan.targets, &plan.filter);
     let mut kernel = Kernel::load(&options)?;
+    let load_times = kernel.load_times();
+    clock.lap();
     let stats = Arc::new(account::Stats::start());
     let samples = kernel.take_samples()?;
     let events = kernel.take_events()?;
@@ -82,11 +98,20 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     let registry = Arc::new(Mutex::new(Registry::default()));
     let wanted =
         Wanted { all_python: options.all_python, follow_children: plan.follow_children, filter: plan.filter.clone() };
-    let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted);
+    let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted, foresight.end());
     // Mappings and process events first, processes that exist after: one that starts between is seen twice, not never.
-    let watch = plan.follow_children.then(Watch::open).transpose()?;
+    let watch = (plan.follow_children || plan.native.is_some()).then(Watch::open).transpose()?;
     lock(&kernel).attach_lifecycle()?;
+    let (mapper, mixer) = match wanted_native {
+        Some(wanted) => {
+            let (mapper, mixer) = native(wanted, &kernel)?;
+            follower.tell(mapper.news());
+            (Some(mapper), Some(mixer))
+        }
+        None => (None, None),
+    };
     targets::select(&plan.targets, command.as_ref(), &mut follower, &registry)?;
+    let processes_s = clock.lap();
     let children = targets::Children::of(&plan);
     let python_version = lock(&registry).python().next().map(|(_, info)| info.verdict.clone());
     let mut profile = Profile { meta: meta(&plan), ..Profile::default() };
@@ -96,7 +121,14 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     let (sender, batches) = mpsc::channel();
     let queued = Arc::new(AtomicUsize::new(0));
     let live = Arc::new(Live::default());
-    let maker = Maker::new(profile, sink, Arc::clone(&registry), seed, Arc::clone(&live));
+    let native = mapper.as_ref().zip(mixer).map(|(mapper, mixer)| NativeSide::new(mixer, mapper.news()));
+    let mut maker = Maker::new(profile, sink, Arc::clone(&registry), seed, Arc::clone(&live), native);
+    if plan.kernel {
+        // Now, because reading them takes CAP_SYSLOG.
+        maker.kernel = Some(kernel_frames(&registry)?);
+    }
+    let map_bytes = lock(&kernel).live_map_bytes();
+    maker.memory = plan.max_memory.map(|limit| memory::Memory::start(limit, map_bytes)).transpose()?;
     let maker = {
         let queued = Arc::clone(&queued);
         std::thread::Builder::new().name("tachyon-samples".to_owned()).spawn(move || {
@@ -105,17 +137,22 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
             maker.run(&batches, &queued)
         })?
     };
-    let reader = Reader::start(samples, sender, queued)?;
+    let reader = Reader::start(samples, sender, queued, most_queued)?;
     let follow = Follow::start(follower, events, watch)?;
+    if let (Some(mapper), Targets::Pids(_)) = (&mapper, &plan.targets) {
+        // Of a whole host's processes the tables come while samples do; of the few asked for, before.
+        mapper.wait();
+    }
     let started = Instant::now();
     lock(&registry).sampling_starts();
     let event = lock(&kernel).attach_sampling(plan.interval)?;
+    let start = clock.finish(machine_s, load_times, processes_s);
     let limiter = Limiter::start(&plan, &stats, &kernel, &registry)?;
     if let Some(command) = &mut command {
         command.start()?;
     }
     if let Err(error) = drop_privileges() {
-        lock(&registry).notes.insert(format!("cannot drop what is not needed any more: {error}"));
+        lock(&registry).note(format!("cannot drop what is not needed any more: {error}"));
     }
 
     let status = wait(&plan, started, command.as_mut(), &registry, &live, &kernel, &limiter)?;
@@ -132,6 +169,12 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     follow.stop();
     lock(&kernel).detach_lifecycle()?;
     let mut made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+    // The last of those who tell it things are gone by now.
+    made.native.iter_mut().for_each(NativeSide::hang_up);
+    let mapped = mapper.map(Mapper::stop);
+    if let Some(mapped) = &mapped {
+        lock(&registry).notes.extend(mapped.notes.iter().cloned());
+    }
     let report = {
         let registry = lock(&registry);
         targets::complete(&mut made, &registry);
@@ -144,7 +187,8 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
             reader: &reader_stats,
             made: &made,
             registry: &registry,
-            cost: stats.finish(&lock(&kernel), options.ring_bytes),
+            mapped: mapped.as_ref(),
+            cost: stats.finish(&lock(&kernel), options.ring_bytes, start),
         })
     };
     if report.effective_rate_hz < report.rate_hz {
@@ -174,6 +218,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         top: samples::top_functions(&made.profile, &made.leaves),
         waiting,
         busy_children,
+        gil: plan.gil,
         colours: plan.colours,
     };
     show_refused(&lock(&registry), &plan);
@@ -185,6 +230,24 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         (status, _) => status,
     };
     Ok(Outcome { command: status })
+}
+
+/// What names the kernel's frames.
+fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
+    let symbols = KernelSymbols::read().context("cannot read /proc/kallsyms")?;
+    if symbols.is_empty() {
+        let note = "kernel frames have no names: give CAP_SYSLOG (`tachyon-bpf doctor` has kptr_restrict)";
+        lock(registry).notes.insert(note.to_owned());
+    }
+    Ok(KernelFrames::new(symbols))
+}
+
+/// What keeps the tables of native stacks, and what names their addresses.
+fn native(wanted: NativePlan, kernel: &Arc<Mutex<Kernel>>) -> anyhow::Result<(Mapper, Mixer)> {
+    let (spaces, symbols) = (Arc::new(Spaces::default()), Arc::new(NativeSymbols::with_budget(wanted.symbol_memory)));
+    let maps = lock(kernel).take_native()?;
+    let mapper = Mapper::start(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols))?;
+    Ok((mapper, Mixer::new(spaces, symbols, wanted.interpreter_frames)))
 }
 
 /// A disk that is full from the start says so as one that fills up later does.
@@ -204,7 +267,7 @@ fn show_refused(registry: &Registry, plan: &Plan) {
     for line in registry.refused.iter().take(most).chain(&registry.notes) {
         let _closed = writeln!(out, "tachyon-bpf: {}", cli::escape::escape(line));
     }
-    if let Some(more @ 1..) = registry.refused.len().checked_sub(most) {
+    if let Some(more @ 1..) = (registry.refused.len() as u64 + registry.refused_more).checked_sub(most as u64) {
         let _closed =
             writeln!(out, "tachyon-bpf: and {more} processes more that could not be profiled: --report lists them");
     }
@@ -224,7 +287,7 @@ fn meta(plan: &Plan) -> Meta {
         many_processes: plan.many_processes(),
         gil_only: plan.gil,
         opcodes: plan.opcodes,
-        native: false,
+        native: plan.native.is_some(),
         hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
         python_version: (0, 0, 0),
     }
@@ -272,7 +335,10 @@ fn wait(
                             progress.print(&format!("tachyon-bpf: {told}"));
                         }
                         let counters = lock(kernel).counters()?;
-                        let registry = lock(registry);
+                        let mut registry = lock(registry);
+                        for told in registry.told.drain(..) {
+                            progress.print(&format!("tachyon-bpf: {told}"));
+                        }
                         progress.show(&Snapshot {
                             elapsed: started.elapsed(),
                             samples: live.stored.load(Ordering::Relaxed),
@@ -280,7 +346,8 @@ fn wait(
                             lost: counters.loss.iter().sum::<u64>().saturating_sub(registry.not_lost()),
                         });
                         let all_gone = matches!(plan.targets, Targets::Pids(_)) && !registry.any_alive();
-                        if all_gone || live.failed.load(Ordering::Relaxed) {
+                        let over = live.failed.load(Ordering::Relaxed) || live.no_memory.load(Ordering::Relaxed);
+                        if all_gone || over {
                             break;
                         }
                     }

@@ -177,19 +177,36 @@ pub(super) struct Registry {
     not_python_gone: u64,
     /// Runs counted as "not inspected" that met a process that is not asked for.
     filtered: u64,
-    /// What was met and refused, by reason, with the pids.
+    /// What was met and refused, by reason, with the pids; the first [`MAX_REFUSED`].
     pub refused: Vec<String>,
+    /// How many more there were.
+    pub refused_more: u64,
     /// What is weaker than it should be, each once.
     pub notes: BTreeSet<String>,
+    /// What is to be told on the terminal while the recording runs.
+    pub told: Vec<String>,
+    /// Memory is short: who keeps what can be made again drops it.
+    pub shrink: bool,
     /// Images whose last process has ended, each with the time.
     pub dead_images: Vec<(u64, Instant)>,
     /// Images whose code objects make no sense: their layout is not what it was taken for.
     pub nonsense: Vec<u64>,
-    /// Processes that were CPython and have become something else, each with the time.
+    /// Processes that were CPython and have become something else or ended, each with the time.
     left: VecDeque<(u64, Instant)>,
     /// CPU time, as CPython, of those of them that are forgotten.
     forgotten_cpu_ns: u64,
+    /// How many of these had run CPython to their end.
+    pub forgotten: u64,
+    /// Ended processes that are known only because runs met them before they were inspected.
+    uninspected_only: usize,
 }
+
+/// Processes that could not be profiled and are listed one by one.
+const MAX_REFUSED: usize = 1000;
+/// Notes are about interpreters, of which a host may see a new one each minute.
+const MAX_NOTES: usize = 256;
+/// Ended processes that were met, but never sampled, and are listed one by one.
+const MAX_UNINSPECTED_ONLY: usize = 1000;
 
 impl Registry {
     /// Sampling starts now: what processes used before is not what samples stand for.
@@ -207,7 +224,12 @@ impl Registry {
     }
 
     pub fn insert(&mut self, instance: u64, info: ProcessInfo) {
-        self.current.insert(info.pid, instance);
+        let before = self.current.insert(info.pid, instance).filter(|&before| before != instance);
+        // Its end was told to nobody (a full ring): it has ended all the same, for its pid is used again.
+        if let Some((before, ended)) = before.and_then(|before| Some((before, self.by_instance.get_mut(&before)?))) {
+            ended.alive = false;
+            self.left.push_back((before, Instant::now()));
+        }
         self.by_instance.insert(instance, info);
     }
 
@@ -241,13 +263,17 @@ impl Registry {
 
     /// Selected processes that run CPython now.
     pub fn live_python(&self) -> u64 {
-        let live = self.by_instance.values().filter(|info| info.alive && info.is_python());
-        live.count() as u64
+        self.live().filter(|info| info.is_python()).count() as u64
+    }
+
+    /// Processes that have not ended, however many there were.
+    fn live(&self) -> impl Iterator<Item = &ProcessInfo> {
+        self.current.values().filter_map(|instance| self.by_instance.get(instance)).filter(|info| info.alive)
     }
 
     /// Whether any process is still alive that is or may become CPython.
     pub fn any_alive(&self) -> bool {
-        self.by_instance.values().any(|info| info.alive && info.verdict != Verdict::Other)
+        self.live().any(|info| info.verdict != Verdict::Other)
     }
 
     /// Adds runs that met a process before it was inspected: lost if it is CPython, else none of ours.
@@ -299,18 +325,26 @@ impl Registry {
         }
     }
 
-    /// Forgets those that were CPython and have been something else for so long that none of their records can still
-    /// be on its way: children that were forked to run another program, most of them never sampled.
+    /// Forgets those that were CPython and have ended or been something else for so long that none of their records can
+    /// still be on its way, unless the profile has samples of them: children that were forked to run another program,
+    /// programs that hardly ran. Of those that were met too early only so many are listed one by one.
     pub fn forget_left(&mut self, age: Duration) {
         while self.left.front().is_some_and(|(_, since)| since.elapsed() >= age) {
             let Some((instance, _)) = self.left.pop_front() else { return };
             let Some(info) = self.by_instance.get(&instance) else { continue };
-            // It runs CPython again, or may do so: when that ends it gets another entry here.
-            let over = info.verdict == Verdict::Other || !info.alive && !info.is_python();
-            if over && !info.sampled {
-                self.forgotten_cpu_ns += info.cpu_before_ns;
-                self.remove(instance);
+            // Else it runs CPython again, or may do so: when that ends it gets another entry here.
+            let over = info.verdict == Verdict::Other || !info.alive;
+            if !over || info.sampled {
+                continue;
             }
+            let to_its_end = !info.alive && info.is_python();
+            if to_its_end && info.uninspected > 0 && self.uninspected_only < MAX_UNINSPECTED_ONLY {
+                self.uninspected_only += 1;
+                continue;
+            }
+            self.forgotten_cpu_ns += info.cpu_ns().unwrap_or(0);
+            self.forgotten += u64::from(to_its_end);
+            self.remove(instance);
         }
     }
 
@@ -334,8 +368,20 @@ impl Registry {
 
     /// Notes a process that cannot be profiled.
     pub fn refuse(&mut self, line: String) {
-        if !self.refused.contains(&line) {
+        if self.refused.contains(&line) {
+            return;
+        }
+        if self.refused.len() < MAX_REFUSED {
             self.refused.push(line);
+        } else {
+            self.refused_more += 1;
+        }
+    }
+
+    /// Notes what is weaker than it should be.
+    pub fn note(&mut self, note: String) {
+        if self.notes.len() < MAX_NOTES {
+            self.notes.insert(note);
         }
     }
 
@@ -398,9 +444,7 @@ impl Registry {
         if self.pids_of_image(record.image).is_empty() {
             self.dead_images.push((record.image, Instant::now()));
         }
-        if !python {
-            self.left.push_back((record.instance, Instant::now()));
-        }
+        self.left.push_back((record.instance, Instant::now()));
     }
 
     /// Takes the images that have been dead so long that none of their records can still be on its way.
@@ -411,7 +455,7 @@ impl Registry {
 
     /// Pids whose present image is this one.
     pub fn pids_of_image(&self, image: u64) -> Vec<u32> {
-        self.by_instance.values().filter(|info| info.alive && info.image == image).map(|info| info.pid).collect()
+        self.live().filter(|info| info.image == image).map(|info| info.pid).collect()
     }
 
     /// All processes that are or were CPython.

@@ -4,22 +4,24 @@
 //! memory, and that is bounded (see `events::Reader`).
 
 use super::follow::lock;
+use super::memory::Memory;
 use super::names::Names;
+use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
 use crate::cli::account::TopFunction;
 use crate::events::{Batch, Event, Events, Frames};
-use crate::merge::{Merger, comm_text};
-use crate::profile::{FrameId, Process, Profile, SPECIAL_FILENAME, Sample};
+use crate::merge::{Boundaries, Merger, MixedWith, Quality, comm_text};
+use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, SPECIAL_FILENAME, Sample};
 use crate::remote::RemoteProcess;
 use crate::sinks::Sink;
 use crate::symbolize::Symbolizer;
 use crate::types::Pid;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tachyon_common::event::SampleRecord;
+use tachyon_common::event::{SampleRecord, frame, status};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
@@ -35,6 +37,8 @@ pub(super) struct Live {
     pub stored: AtomicU64,
     /// The sink failed: there is no point in going on.
     pub failed: AtomicBool,
+    /// `--max-memory` is reached.
+    pub no_memory: AtomicBool,
 }
 
 /// Counts of one process, in the order of [`Profile::processes`].
@@ -44,6 +48,37 @@ pub(super) struct PerProcess {
     pub samples: u64,
     pub named: u64,
     pub not_initialized: u64,
+    /// Samples by how their native and Python frames were put together.
+    pub merges: Merges,
+}
+
+/// Samples by how their native and Python frames were put together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Merges {
+    pub exact: u64,
+    pub repaired: u64,
+    pub failed: u64,
+}
+
+impl Merges {
+    fn count(&mut self, merge: Merge) {
+        match merge {
+            Merge::None => {}
+            Merge::Exact => self.exact += 1,
+            Merge::Repaired => self.repaired += 1,
+            Merge::Failed => self.failed += 1,
+        }
+    }
+}
+
+/// What native stacks need, and what became of them.
+pub(super) struct NativeSide {
+    mixer: Mixer,
+    mapper: Option<Sender<News>>,
+    /// Samples whose stacks were not plainly exact, by reason.
+    pub repairs: HashMap<&'static str, u64>,
+    /// Samples by the reason why their native stack ended.
+    pub stops: HashMap<u8, u64>,
 }
 
 /// What is left when all records are dealt with.
@@ -57,9 +92,30 @@ pub(super) struct Made {
     pub processes: Vec<PerProcess>,
     pub stops: HashMap<u8, u64>,
     pub leaves: HashMap<FrameId, u64>,
+    pub native: Option<NativeSide>,
 }
 
-/// A whole stack with frames that have no names yet.
+/// A record as it is to be believed.
+struct Settled<'a> {
+    /// With the reason why its Python stack ended.
+    record: SampleRecord,
+    /// Without Python frames where they were being linked.
+    frames: Frames<'a>,
+    /// Where activations begin in its interpreter's stacks.
+    boundaries: Boundaries,
+    /// Those Python frames, where they may be right all the same.
+    doubted: Option<Frames<'a>>,
+}
+
+impl Settled<'_> {
+    fn forget_python(&mut self) {
+        self.frames = self.frames.without_python();
+        self.record.root_shims = 0;
+    }
+}
+
+/// Whole stacks with frames that have no names yet.
+#[derive(PartialEq, Eq, Hash)]
 struct Unnamed {
     /// Index of its process.
     process: u32,
@@ -71,14 +127,19 @@ struct Unnamed {
 pub(super) struct Maker {
     pub made: Made,
     merger: Merger,
-    symbolizer: Symbolizer,
+    pub symbolizer: Symbolizer,
     names: Names,
-    registry: Arc<Mutex<Registry>>,
+    pub registry: Arc<Mutex<Registry>>,
     seed: u64,
-    live: Arc<Live>,
-    unnamed: Vec<Unnamed>,
+    pub live: Arc<Live>,
+    /// The limit of `--max-memory`.
+    pub memory: Option<Memory>,
+    /// How often each was met: one frame that never gets its name would else take memory with every sample.
+    unnamed: HashMap<Unnamed, u64>,
     /// Images that sent code objects since they were judged last.
     images: HashSet<u64>,
+    /// Names the kernel's frames, where those are wanted.
+    pub kernel: Option<KernelFrames>,
 }
 
 impl Maker {
@@ -88,6 +149,7 @@ impl Maker {
         registry: Arc<Mutex<Registry>>,
         seed: u64,
         live: Arc<Live>,
+        native: Option<NativeSide>,
     ) -> Self {
         let made = Made {
             profile,
@@ -99,10 +161,12 @@ impl Maker {
             processes: Vec::new(),
             stops: HashMap::new(),
             leaves: HashMap::new(),
+            native,
         };
         let (merger, symbolizer) = (Merger::default(), Symbolizer::default());
         let (names, images) = (Names::new(), HashSet::new());
-        Self { made, merger, symbolizer, names, registry, seed, live, unnamed: Vec::new(), images }
+        let unnamed = HashMap::new();
+        Self { made, merger, symbolizer, names, registry, seed, live, memory: None, unnamed, images, kernel: None }
     }
 
     /// Deals with batches until the reader has gone.
@@ -118,6 +182,7 @@ impl Maker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.keep_within_memory();
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
                 self.read_missing();
@@ -154,25 +219,38 @@ impl Maker {
         }
     }
 
-    /// The record as it is to be believed: without its frames where they were being linked.
-    fn settle<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> (SampleRecord, Frames<'a>) {
-        let (mut leaf_first, mut record) = (frames.iter(), *record);
+    /// The record as it is to be believed.
+    fn settle<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> Settled<'a> {
+        let (mut leaf_first, record) = (frames.iter(), *record);
         let leaf = leaf_first.next();
         let root = leaf_first.next_back().or(leaf);
         let registry = lock(&self.registry);
         let known = registry.layout(record.layout).zip(StopReason::from_number(record.stop));
-        let Some((layout, stop)) = known else { return (record, frames) };
-        let settled = walk::settle(layout, stop, leaf.as_ref(), root.as_ref());
-        if settled == stop {
-            return (record, frames);
+        let mut settled = Settled { record, frames, boundaries: Boundaries::Shim, doubted: None };
+        let Some((layout, stop)) = known else { return settled };
+        settled.boundaries = Boundaries::of(layout);
+        if record.status & status::CALLERS != 0 {
+            // C entered the evaluator for the outermost of all frames; else what was read was no `cframe`.
+            let entered = root.is_some_and(|root| root.flags & frame::ENTRY != 0);
+            if !entered {
+                settled.forget_python();
+            }
+            return settled;
         }
-        record.stop = settled as u8;
-        (record, frames.without_python())
+        let reason = walk::settle(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
+        if reason != stop {
+            // C entered the evaluator for the leaf alone: the native stack can tell whether that is so.
+            if stop == StopReason::Complete && leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0) {
+                settled.doubted = Some(frames);
+            }
+            settled.record.stop = reason as u8;
+            settled.forget_python();
+        }
+        settled
     }
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
-        let (record, frames) = self.settle(record, frames);
-        let record = &record;
+        let mut settled = self.settle(record, frames);
         let registry = &self.registry;
         let made = &mut self.made;
         let known_threads = made.profile.threads.len();
@@ -183,9 +261,20 @@ impl Maker {
         if owner.first {
             made.processes.push(PerProcess { instance: record.instance, ..PerProcess::default() });
         }
-        let stack = self.merger.stack(&mut made.profile, &mut self.symbolizer, record, frames);
+        let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
+        let merge = match &mut made.native {
+            Some(native) => native.stack(&mut made.profile, merger, symbolizer, owner.process, &mut settled),
+            None => {
+                merger.stack(&mut made.profile, symbolizer, &settled.record, settled.frames);
+                Merge::None
+            }
+        };
+        if let Some(kernel) = &mut self.kernel {
+            merger.put_above(kernel.of(&mut made.profile, frames));
+        }
+        let (record, stack) = (&settled.record, merger.last());
         let status = (record.status & 0x3f) as u8;
-        let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack };
+        let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge };
         let result = made.sink.sample(&made.profile, &sample);
         if result.is_err() {
             made.write_errors += 1;
@@ -200,16 +289,19 @@ impl Maker {
         }
         let process = &mut made.processes[owner.process.0 as usize];
         process.samples += 1;
+        process.merges.count(merge);
         process.not_initialized += u64::from(record.stop == StopReason::RuntimeNotInitialized as u8);
         // Only these count as named when their frames are.
         if !StopReason::from_number(record.stop).is_some_and(StopReason::is_whole) {
             return;
         }
-        let frames: Vec<FrameId> = stack.iter().copied().filter(|&frame| !self.symbolizer.is_named(frame)).collect();
+        let mut frames: Vec<_> = stack.iter().copied().filter(|&frame| !self.symbolizer.is_named(frame)).collect();
+        frames.sort_unstable();
+        frames.dedup();
         if frames.is_empty() {
             process.named += 1;
         } else {
-            self.unnamed.push(Unnamed { process: owner.process.0, image: record.image, frames });
+            *self.unnamed.entry(Unnamed { process: owner.process.0, image: record.image, frames }).or_default() += 1;
         }
     }
 
@@ -227,6 +319,9 @@ impl Maker {
         for &image in &dead {
             self.symbolizer.forget(&mut self.made.profile, image);
             self.names.forget(image);
+            if let Some(native) = &self.made.native {
+                native.mixer.forget(image);
+            }
         }
         if !dead.is_empty() {
             self.judge_unnamed(&dead);
@@ -236,9 +331,9 @@ impl Maker {
     /// Decides on samples that waited for names: those of images in `ended` will get no more.
     fn judge_unnamed(&mut self, ended: &[u64]) {
         let (symbolizer, processes) = (&self.symbolizer, &mut self.made.processes);
-        self.unnamed.retain(|Unnamed { process, image, frames }| {
+        self.unnamed.retain(|Unnamed { process, image, frames }, count| {
             if frames.iter().all(|&frame| symbolizer.is_named(frame)) {
-                processes[*process as usize].named += 1;
+                processes[*process as usize].named += *count;
                 return false;
             }
             !ended.contains(image)
@@ -268,6 +363,70 @@ impl Maker {
             // A code object that is gone stays without a name; the report counts it.
             let _gone = self.symbolizer.read_missing(&mut self.made.profile, missing.key, &layout, self.seed, process);
         }
+    }
+}
+
+impl NativeSide {
+    /// Nothing yet.
+    pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
+        Self { mixer, mapper: Some(mapper), repairs: HashMap::new(), stops: HashMap::new() }
+    }
+
+    /// Nothing is to be told to the mapper any more: it ends when nobody can.
+    pub fn hang_up(&mut self) {
+        self.mapper = None;
+    }
+
+    /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
+    /// bears it out.
+    fn stack(
+        &mut self,
+        profile: &mut Profile,
+        merger: &mut Merger,
+        symbolizer: &mut Symbolizer,
+        process: ProcessId,
+        settled: &mut Settled<'_>,
+    ) -> Merge {
+        let (record, frames) = (&settled.record, settled.frames);
+        const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
+        *self.stops.entry(record.native_stop).or_default() += 1;
+        if let Some(mapper) = &self.mapper
+            && STALE.contains(&record.native_stop)
+        {
+            // One that has panicked is told of at the end.
+            let _ended = mapper.send(News::Unknown { pid: record.tgid });
+        }
+        let mixer = &mut self.mixer;
+        mixer.take(profile, process, record, frames);
+        if mixer.kinds.is_empty() {
+            merger.stack(profile, symbolizer, record, frames);
+            return Merge::None;
+        }
+        let with = MixedWith {
+            kinds: &mixer.kinds,
+            ends: &mixer.ends,
+            ids: &mixer.ids,
+            boundaries: settled.boundaries,
+            foreign: mixer.foreign,
+            keep_interpreter: mixer.keep_interpreter,
+        };
+        if let Some(doubted) = settled.doubted {
+            let complete = SampleRecord { stop: StopReason::Complete as u8, ..*record };
+            if merger.mixed(profile, symbolizer, (&complete, doubted), &with) == Quality::Exact {
+                (settled.record, settled.frames) = (complete, doubted);
+                return Merge::Exact;
+            }
+        }
+        let quality = merger.mixed(profile, symbolizer, (record, frames), &with);
+        let merge = match quality {
+            Quality::Exact => Merge::Exact,
+            Quality::Repaired(_) => Merge::Repaired,
+            Quality::Failed => Merge::Failed,
+        };
+        if merge != Merge::Exact {
+            *self.repairs.entry(quality.name()).or_default() += 1;
+        }
+        merge
     }
 }
 

@@ -1,4 +1,5 @@
-//! `--max-cpu`: compares what the profiler uses with what it may use, and samples less often where it is too much.
+//! `--max-cpu`: compares what the profiler uses with what it may use, and samples less often where it is too much; when
+//! the load has gone for a while, as often again as there is room for.
 //!
 //! Also keeps account of how often was sampled when: what to expect is the sum over the times of one rate each.
 
@@ -17,8 +18,17 @@ const SECOND: Duration = Duration::from_secs(1);
 const SLOWEST: Duration = Duration::from_secs(1);
 /// Lowered by this much more than the excess asks for, so that one step is mostly enough.
 const MARGIN: f64 = 1.1;
-/// Most that one step lowers: what a second tells may not last.
+/// Most that one step lowers or raises: what a second tells may not last.
 const LARGEST_STEP: f64 = 4.0;
+/// Raised only so far that this share of the limit would have sufficed in each of the seconds before. What is used beside
+/// sampling does not grow with the rate, so this errs to the side of caution.
+const RAISE_TO: f64 = 0.7;
+/// So many seconds in a row must have had room, the first time; twice as many after each time that the rate had to be
+/// lowered again, up to [`PATIENCE_MOST`]: load that comes and goes must not make the rate come and go with it.
+const PATIENCE: u32 = 10;
+const PATIENCE_MOST: u32 = 640;
+/// Less than this is not worth attaching the event anew, which may cost a sample.
+const WORTH: f64 = 1.25;
 
 /// Decides on the interval from what was used.
 #[derive(Debug)]
@@ -26,20 +36,36 @@ pub(super) struct Throttle {
     /// Share of one core.
     limit: f64,
     interval: Duration,
+    /// What was asked for: never less.
+    shortest: Duration,
     /// Time since the start, and what was used by then.
     last: Option<(Duration, Duration)>,
     /// Share used in the second before, if it was too much.
     over: Option<f64>,
+    /// Seconds in a row that had room, and the largest share used in one of them.
+    calm: (u32, f64),
+    /// How many of them it takes.
+    patience: u32,
+    raised: bool,
 }
 
 impl Throttle {
     /// Starts with `interval` between samples.
     pub fn new(limit: f64, interval: Duration) -> Self {
-        Self { limit, interval, last: None, over: None }
+        Self {
+            limit,
+            interval,
+            shortest: interval,
+            last: None,
+            over: None,
+            calm: (0, 0.0),
+            patience: PATIENCE,
+            raised: false,
+        }
     }
 
-    /// Takes what was used until now. Returns a new interval where two seconds in a row were over the limit: a single
-    /// one may have been spent on the start of a hundred processes.
+    /// Takes what was used until now. Returns a longer interval where two seconds in a row were over the limit: a single
+    /// one may have been spent on the start of a hundred processes. A shorter one where there has been room for long.
     pub fn turn(&mut self, elapsed: Duration, used: Duration) -> Option<Duration> {
         let Some((before, used_before)) = self.last else {
             self.last = Some((elapsed, used));
@@ -53,16 +79,37 @@ impl Throttle {
         let share = used.saturating_sub(used_before).as_secs_f64() / span.as_secs_f64();
         if share <= self.limit {
             self.over = None;
-            return None;
+            return self.raise(share);
         }
+        self.calm = (0, 0.0);
         let first = self.over.replace(share)?;
         self.over = None;
+        if std::mem::take(&mut self.raised) {
+            self.patience = (self.patience * 2).min(PATIENCE_MOST);
+        }
         let factor = (first.min(share) / self.limit * MARGIN).min(LARGEST_STEP);
         let interval = self.interval.mul_f64(factor).min(SLOWEST);
         (interval > self.interval).then(|| {
             self.interval = interval;
             interval
         })
+    }
+
+    /// A second with room, of which this share of a core was used.
+    fn raise(&mut self, share: f64) -> Option<Duration> {
+        let (seconds, most) = (self.calm.0 + 1, self.calm.1.max(share));
+        self.calm = (seconds, most);
+        if seconds < self.patience || self.interval == self.shortest {
+            return None;
+        }
+        self.calm = (0, 0.0);
+        let factor = (self.limit * RAISE_TO / most).min(LARGEST_STEP);
+        if factor < WORTH {
+            return None;
+        }
+        self.raised = true;
+        self.interval = self.interval.div_f64(factor).max(self.shortest);
+        Some(self.interval)
     }
 }
 
@@ -174,7 +221,7 @@ struct Worker {
 impl Worker {
     fn run(mut self, stopped: &mpsc::Receiver<()>) -> Rates {
         let start = Instant::now();
-        let mut lowered = false;
+        let (mut lowest_hz, mut told) = (f64::INFINITY, false);
         if !self.stats.are_on() {
             let note =
                 "--max-cpu compares the profiler's own process alone: what BPF costs takes CAP_SYS_ADMIN to know";
@@ -185,7 +232,7 @@ impl Worker {
             let used = self.stats.used(&lock(&self.kernel));
             let Some(interval) = self.throttle.turn(start.elapsed(), used) else { continue };
             if let Err(error) = self.reattach(interval, before) {
-                let note = format!("the sampling rate cannot be lowered any more: {error}");
+                let note = format!("the sampling rate cannot be changed any more: {error}");
                 lock(&self.registry).notes.insert(note.clone());
                 // The recording may just be ending.
                 let _over = self.told.send(note);
@@ -193,17 +240,20 @@ impl Worker {
             }
             let rate_hz = 1.0 / interval.as_secs_f64();
             self.rates.change(lock(&self.registry).python_cpu_ns().unwrap_or(0), rate_hz);
-            if !std::mem::replace(&mut lowered, true) {
+            lowest_hz = lowest_hz.min(rate_hz);
+            if !std::mem::replace(&mut told, true) {
                 // As it was given: with two decimals at most.
                 let percent = (self.throttle.limit * 10_000.0).round() / 100.0;
                 let _over = self.told.send(format!(
-                    "the profiler used more than {percent} % of a core (--max-cpu): sampling at {rate_hz:.1} Hz, and less if need be"
+                    "the profiler used more than {percent} % of a core (--max-cpu): sampling at {rate_hz:.1} Hz, less if need be, and more when there is room again"
                 ));
             }
         }
-        if lowered {
-            let note =
-                format!("the sampling rate was lowered to {:.1} Hz to keep within --max-cpu", self.rates.rate_hz);
+        if told {
+            let last_hz = self.rates.rate_hz;
+            let raised =
+                if last_hz > lowest_hz { format!(", and was {last_hz:.1} Hz at the end") } else { String::new() };
+            let note = format!("the sampling rate was lowered to {lowest_hz:.1} Hz to keep within --max-cpu{raised}");
             lock(&self.registry).notes.insert(note);
         }
         self.rates
@@ -264,6 +314,35 @@ mod tests {
             let interval = throttle.turn(ms(elapsed), ms(used));
             assert_eq!(interval.map(|interval| interval.as_millis()), expected, "line {line}");
         }
+    }
+
+    #[test]
+    fn seconds_with_room_raise_the_rate_again() {
+        let mut throttle = Throttle::new(0.01, ms(10));
+        let (mut second, mut used) = (0, 0);
+        let mut spend = |throttle: &mut Throttle, seconds: u64, millis: u64| {
+            let mut changes = Vec::new();
+            for _ in 0..seconds {
+                (second, used) = (second + 1, used + millis * 10);
+                let interval = throttle.turn(ms(second * 1000), Duration::from_micros(used * 100));
+                changes.extend(interval.map(|interval| interval.as_millis()));
+            }
+            changes
+        };
+        // As asked for: there is nothing to raise.
+        assert!(spend(&mut throttle, 30, 1).is_empty());
+        // 40 ms are four times too much.
+        assert_eq!(spend(&mut throttle, 2, 40), [40]);
+        // 6 ms leave no room that is worth it.
+        assert!(spend(&mut throttle, 60, 6).is_empty());
+        // 2 ms leave room for 3.5 times as much; the longer interval is never shorter than what was asked for.
+        assert_eq!(spend(&mut throttle, 20, 2), [11, 10]);
+        // The load comes back: twice as long without it now.
+        assert_eq!(spend(&mut throttle, 2, 40), [40]);
+        assert!(spend(&mut throttle, 19, 1).is_empty());
+        assert_eq!(spend(&mut throttle, 1, 1), [10]);
+        assert_eq!(spend(&mut throttle, 2, 40), [40]);
+        assert_eq!(spend(&mut throttle, 40, 1), [10]);
     }
 
     #[test]

@@ -10,13 +10,24 @@ const INITIAL: u64 = 0xefff_fffc;
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// `/proc` is mounted for another pid namespace than the profiler's.
-    #[error(
-        "cannot tell processes apart: /proc numbers them as another pid namespace does\nhint: mount the namespace's own first: unshare --mount-proc, or `mount -t proc proc /proc`"
-    )]
+    #[error("cannot tell processes apart: /proc numbers them as another pid namespace does")]
     OtherProc,
     /// `/proc` cannot be read.
-    #[error("cannot read the pid namespace in /proc/self/ns/pid: {0}")]
+    #[error("cannot read the pid namespace in /proc/self/ns/pid")]
     Unreadable(#[source] io::Error),
+}
+
+impl NamespaceError {
+    /// What to do next.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::OtherProc => {
+                Some("mount the namespace's own first: unshare --mount-proc, or `mount -t proc proc /proc`")
+            }
+            Self::Unreadable(_) => None,
+        }
+    }
 }
 
 /// Inode number of the profiler's pid namespace; `None` for the initial one, and where there are none.

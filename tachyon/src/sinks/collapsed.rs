@@ -4,6 +4,7 @@
 //! stack_collector.py`): root first, files without their directories, frames that are no source lines by name alone,
 //! the most frequent stacks first. `docs/formats/collapsed.md` tells the differences.
 
+use super::stacks::Counts;
 use super::{Sink, file_thread_id, process_frame_name, text};
 use crate::profile::{Frame, FrameId, Profile, SPECIAL_FILENAME, Sample, ThreadId};
 use crate::report::Report;
@@ -14,15 +15,14 @@ use std::io::{self, Write};
 /// Counts equal stacks and writes them at the end. Memory grows with the number of distinct stacks.
 pub struct CollapsedSink<W> {
     out: W,
-    /// By [`ThreadId`].
-    counts: Vec<HashMap<Box<[FrameId]>, u64>>,
+    counts: Counts,
     stored: u64,
 }
 
 impl<W: Write> CollapsedSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, counts: Vec::new(), stored: 0 }
+        Self { out, counts: Counts::default(), stored: 0 }
     }
 
     /// How many samples were taken; their number is the sum of the counts in the file.
@@ -33,18 +33,8 @@ impl<W: Write> CollapsedSink<W> {
 }
 
 impl<W: Write> Sink for CollapsedSink<W> {
-    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        let thread = sample.thread.0 as usize;
-        if thread >= self.counts.len() {
-            self.counts.resize_with(thread + 1, HashMap::new);
-        }
-        let counts = &mut self.counts[thread];
-        match counts.get_mut(sample.frames) {
-            Some(count) => *count += 1,
-            None => {
-                counts.insert(sample.frames.into(), 1);
-            }
-        }
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.counts.add_shown(profile, sample);
         self.stored += 1;
         Ok(())
     }
@@ -53,15 +43,13 @@ impl<W: Write> Sink for CollapsedSink<W> {
         // Different frames may look the same here, which knows neither directories nor columns.
         let mut lines: HashMap<String, u64> = HashMap::new();
         let mut line = String::new();
-        for (thread, counts) in (0..).map(ThreadId).zip(&self.counts) {
-            for (frames, count) in counts {
-                line.clear();
-                put_stack(&mut line, profile, thread, frames);
-                match lines.get_mut(&line) {
-                    Some(sum) => *sum += count,
-                    None => {
-                        lines.insert(line.clone(), *count);
-                    }
+        for (key, count) in self.counts.sorted() {
+            line.clear();
+            put_stack(&mut line, profile, ThreadId(key.thread), self.counts.stacks.get(key.stack));
+            match lines.get_mut(&line) {
+                Some(sum) => *sum += count,
+                None => {
+                    lines.insert(line.clone(), count);
                 }
             }
         }
@@ -108,7 +96,7 @@ fn name(text: &str) -> std::borrow::Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Process, Thread};
+    use crate::profile::{Merge, Process, Thread};
 
     #[test]
     fn frames_and_order() {
@@ -130,7 +118,11 @@ mod tests {
         let text = |profile: &Profile| {
             let mut sink = CollapsedSink::new(Vec::new());
             for frames in stacks {
-                sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames }).unwrap();
+                sink.sample(
+                    profile,
+                    &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None },
+                )
+                .unwrap();
             }
             sink.finish(profile, &Report::default()).unwrap();
             assert_eq!(sink.stored(), 7);

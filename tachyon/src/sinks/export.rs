@@ -33,11 +33,16 @@ pub struct Companion {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// A TACH file is no export: [`super::TachSink`] writes it.
-    #[error("tach files cannot go to a pipe: their header is written last\nhint: give a file with -o")]
+    #[error("tach files cannot go to a pipe: their header is written last")]
     Tach,
     /// A gperftools profile is two files.
-    #[error("gperftools profiles cannot go to a pipe: a second file names their addresses\nhint: give a file with -o")]
+    #[error("gperftools profiles cannot go to a pipe: a second file names their addresses")]
     NoCompanion,
+}
+
+impl ExportError {
+    /// What to do next.
+    pub const HINT: &str = "give a file with -o";
 }
 
 impl ExportOptions {

@@ -1,20 +1,25 @@
 //! A profile to the Firefox profiler's "processed" JSON.
 //!
-//! `fxprof-processed-profile` does the encoding, in memory: unlike the other sinks this one needs some 80 bytes a
-//! sample. Frames have a category for the kind of their code; when a thread held the GIL is told by markers.
+//! `fxprof-processed-profile` does the encoding of all but two tables. It keeps samples and markers in memory, some 80
+//! bytes for each sample, and cannot write them piece by piece; so it gets each distinct stack of a thread once, and each
+//! kind of marker, and what it makes of them says how the two tables look, which are then written column by column
+//! (`firefox/columns.rs`). Frames have a category for the kind of their code; when a thread held the GIL is told by
+//! markers.
+
+mod columns;
 
 use super::label::{Kind, Label};
-use super::stacks::gil_held;
 use super::{Sink, process_title};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
 use crate::sinks::spool::Spool;
-use crate::sinks::stacks::StackId;
+use columns::{Clock, Columns, Told};
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, MarkerFieldFlags, MarkerFieldFormat,
     MarkerTiming, ProcessHandle, ReferenceTimestamp, SamplingInterval, StackHandle, StaticSchemaMarker,
     StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
 };
+use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,8 +38,8 @@ impl<W: Write> FirefoxSink<W> {
 }
 
 impl<W: Write> Sink for FirefoxSink<W> {
-    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.spool.push_by_thread(sample)
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.spool.push_by_thread(profile, sample)
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
@@ -42,18 +47,49 @@ impl<W: Write> Sink for FirefoxSink<W> {
         for thread in self.spool.threads() {
             builder.thread(&self.spool, thread)?;
         }
+        let mut file = serde_json::to_value(&builder.out)?;
+        let threads = file.as_object_mut().and_then(|file| file.remove("threads"));
+        let Some(Value::Array(threads)) = threads else { return Err(changed()) };
         let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
-        serde_json::to_writer(&mut out, &builder.out)?;
-        out.write_all(b"\n")?;
+        write_file(&mut out, &file, threads, &self.spool, &builder.told)?;
         out.flush()
     }
+}
+
+fn write_file(out: &mut impl Write, file: &Value, threads: Vec<Value>, spool: &Spool, told: &Told) -> io::Result<()> {
+    begin_object(out, file)?;
+    out.write_all(b"\"threads\":[")?;
+    for (place, mut encoded) in threads.into_iter().enumerate() {
+        if place > 0 {
+            out.write_all(b",")?;
+        }
+        let thread = encoded.as_object_mut().ok_or_else(changed)?;
+        let (samples, markers) = (thread.remove("samples"), thread.remove("markers"));
+        let columns = Columns::new(spool, told, &samples, &markers).ok_or_else(changed)?;
+        begin_object(out, &encoded)?;
+        columns.write(out)?;
+        out.write_all(b"}")?;
+    }
+    out.write_all(b"]}\n")
+}
+
+/// The encoder's output is not as this version of it writes it.
+fn changed() -> io::Error {
+    io::Error::other("the encoder of Firefox profiles has changed")
+}
+
+/// Writes an object up to where its last member goes.
+fn begin_object(out: &mut impl Write, object: &Value) -> io::Result<()> {
+    let text = serde_json::to_string(object)?;
+    let members = text.strip_suffix('}').ok_or_else(changed)?;
+    out.write_all(members.as_bytes())?;
+    if members == "{" { Ok(()) } else { out.write_all(b",") }
 }
 
 struct Builder<'a> {
     profile: &'a Profile,
     out: fxprof_processed_profile::Profile,
-    /// Where the time line starts.
-    start_us: u64,
+    told: Told,
     processes: HashMap<u32, ProcessHandle>,
     python: CategoryHandle,
     native: CategoryHandle,
@@ -77,11 +113,8 @@ impl<'a> Builder<'a> {
         let python = out.add_category("Python", CategoryColor::Yellow);
         let native = out.add_category("Native", CategoryColor::Blue);
         let kernel = out.add_category("Kernel", CategoryColor::Orange);
-        Self { profile, out, start_us, processes: HashMap::new(), python, native, kernel }
-    }
-
-    fn timestamp(&self, time_us: u64) -> Timestamp {
-        Timestamp::from_nanos_since_reference(time_us.saturating_sub(self.start_us).saturating_mul(1000))
+        let clock = Clock { start_us, interval_us: meta.interval_us.max(1) };
+        Self { profile, out, told: Told::new(clock), processes: HashMap::new(), python, native, kernel }
     }
 
     fn thread(&mut self, spool: &Spool, id: ThreadId) -> io::Result<()> {
@@ -106,29 +139,18 @@ impl<'a> Builder<'a> {
         self.samples(spool, id, handle)
     }
 
+    /// Each stack and each kind of marker of the thread, once; [`Columns`] has what comes of it. All weights are the
+    /// thread's number: the encoder sorts threads.
     fn samples(&mut self, spool: &Spool, id: ThreadId, thread: ThreadHandle) -> io::Result<()> {
-        let interval_us = self.profile.meta.interval_us.max(1);
-        let cpu = CpuDelta::from_nanos(interval_us.saturating_mul(1000));
-        let mut stacks: HashMap<StackId, Option<StackHandle>> = HashMap::new();
-        let mut gil = GilRuns::default();
-        spool.read(id.0 as usize, |sample| {
-            let stack = match stacks.get(&sample.stack) {
-                Some(&stack) => stack,
-                None => {
-                    let stack = self.stack(thread, spool.stacks.get(sample.stack));
-                    stacks.insert(sample.stack, stack);
-                    stack
-                }
-            };
-            let time = self.timestamp(sample.time_us);
-            self.out.add_sample(thread, time, stack, cpu, 1);
-            if let Some(run) = gil.sample(gil_held(sample.status), sample.time_us, interval_us) {
-                self.marker(thread, &run);
-            }
-            Ok(())
-        })?;
-        if let Some(run) = gil.end() {
-            self.marker(thread, &run);
+        let start = Timestamp::from_nanos_since_reference(0);
+        let number = i32::try_from(id.0).map_err(io::Error::other)?;
+        let held = self.told.read(spool, id)?;
+        for place in 0..self.told.stacks(id).len() {
+            let stack = self.stack(thread, spool.stacks.get(self.told.stacks(id)[place]));
+            self.out.add_sample(thread, start, stack, CpuDelta::ZERO, number);
+        }
+        for held in held {
+            self.marker(thread, held);
         }
         Ok(())
     }
@@ -155,48 +177,11 @@ impl<'a> Builder<'a> {
         self.out.intern_stack_frames(thread, frames.into_iter())
     }
 
-    fn marker(&mut self, thread: ThreadHandle, run: &Run) {
-        let name = self.out.intern_string(if run.held { "GIL held" } else { "GIL not held" });
-        let timing = MarkerTiming::Interval(self.timestamp(run.start_us), self.timestamp(run.end_us));
-        self.out.add_marker(thread, timing, GilMarker { name, category: self.python, samples: run.samples });
-    }
-}
-
-/// Consecutive samples of a thread in one state.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Run {
-    held: bool,
-    start_us: u64,
-    end_us: u64,
-    samples: u32,
-}
-
-/// Joins samples to runs.
-#[derive(Debug, Default)]
-struct GilRuns {
-    run: Option<Run>,
-}
-
-impl GilRuns {
-    /// Takes a sample; gives the run that it ended. A thread that was not sampled for two intervals did not run.
-    fn sample(&mut self, held: Option<bool>, time_us: u64, interval_us: u64) -> Option<Run> {
-        let end_us = time_us.saturating_add(interval_us);
-        if let (Some(run), Some(held)) = (&mut self.run, held)
-            && run.held == held
-            && time_us <= run.end_us.saturating_add(interval_us)
-        {
-            run.end_us = run.end_us.max(end_us);
-            run.samples = run.samples.saturating_add(1);
-            return None;
-        }
-        let new = held.map(|held| Run { held, start_us: time_us, end_us, samples: 1 });
-        // It lasts no longer than to the next one's start.
-        std::mem::replace(&mut self.run, new)
-            .map(|run| Run { end_us: run.end_us.min(time_us.max(run.start_us)), ..run })
-    }
-
-    fn end(self) -> Option<Run> {
-        self.run
+    fn marker(&mut self, thread: ThreadHandle, held: bool) {
+        let start = Timestamp::from_nanos_since_reference(0);
+        let name = self.out.intern_string(if held { "GIL held" } else { "GIL not held" });
+        let marker = GilMarker { name, category: self.python, held };
+        self.out.add_marker(thread, MarkerTiming::Interval(start, start), marker);
     }
 }
 
@@ -204,7 +189,8 @@ impl GilRuns {
 struct GilMarker {
     name: StringHandle,
     category: CategoryHandle,
-    samples: u32,
+    /// Takes the place of the number of samples, until that is known.
+    held: bool,
 }
 
 impl StaticSchemaMarker for GilMarker {
@@ -232,14 +218,14 @@ impl StaticSchemaMarker for GilMarker {
     }
 
     fn number_field_value(&self, _field_index: u32) -> f64 {
-        f64::from(self.samples)
+        f64::from(u8::from(self.held))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Process, Thread};
+    use crate::profile::{Merge, Process, Thread};
     use serde_json::{Value, json};
 
     #[test]
@@ -253,17 +239,31 @@ mod tests {
         let (a, b) = (profile.special_frame("a"), profile.special_frame("libz.so!b"));
         let mut sink = FirefoxSink::new(Vec::new());
         for (time_us, status, frames) in [(1010, 1, &[b, a][..]), (1020, 1, &[a]), (1033, 0, &[]), (1100, 4, &[b, a])] {
-            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us, status, frames }).unwrap();
+            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us, status, frames, merge: Merge::None })
+                .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();
         let thread = &file["threads"][0];
         // The encoder gives main threads their process's name.
         assert_eq!((&thread["name"], &thread["isMainThread"]), (&json!("app (5) -m app"), &json!(true)));
-        assert_eq!(thread["samples"]["weight"], json!([1, 1, 1, 1]));
-        assert_eq!(thread["samples"]["stack"], json!([1, 0, null, 1]));
-        assert_eq!(thread["markers"]["length"], 2);
-        assert_eq!(thread["markers"]["startTime"], json!([0.01, 0.033]));
-        assert_eq!(thread["markers"]["endTime"], json!([0.03, 0.043]));
+        let cpu = json!([10, 10, 10, 10]);
+        assert_eq!(
+            thread["samples"],
+            json!({
+                "length": 4, "weightType": "samples", "weight": [1, 1, 1, 1], "stack": [1, 0, null, 1],
+                "timeDeltas": [0.01, 0.01, 0.013, 0.067], "threadCPUDelta": cpu
+            })
+        );
+        let gil = |samples: f64| json!({"type": "GIL", "samples": samples});
+        let markers = &thread["markers"];
+        assert_eq!((&markers["length"], &markers["data"]), (&json!(2), &json!([gil(2.0), gil(1.0)])));
+        assert_eq!((&markers["startTime"], &markers["endTime"]), (&json!([0.01, 0.033]), &json!([0.03, 0.043])));
+        assert_eq!(markers["phase"], json!([1, 1]));
+        let names = markers["name"].as_array().unwrap().iter();
+        let names: Vec<_> = names.map(|index| &thread["stringArray"][index.as_u64().unwrap() as usize]).collect();
+        assert_eq!(names, ["GIL held", "GIL not held"]);
+        let category = &file["meta"]["categories"][markers["category"][1].as_u64().unwrap() as usize];
+        assert_eq!(category["name"], "Python");
     }
 }

@@ -34,8 +34,8 @@ impl<W: Write> FlamegraphSink<W> {
 }
 
 impl<W: Write> Sink for FlamegraphSink<W> {
-    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.counts.add(sample, false);
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.counts.add_shown(profile, sample);
         Ok(())
     }
 
@@ -217,7 +217,7 @@ fn script_text(svg: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Process, Thread};
+    use crate::profile::{Merge, Process, Thread};
 
     fn written(html: bool, names: &[&[&str]]) -> String {
         let mut profile = Profile::default();
@@ -226,7 +226,11 @@ mod tests {
         let mut sink = FlamegraphSink::new(Vec::new(), false, html);
         for stack in names {
             let frames: Vec<_> = stack.iter().map(|name| profile.special_frame(name)).collect();
-            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames: &frames }).unwrap();
+            sink.sample(
+                &profile,
+                &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames: &frames, merge: Merge::None },
+            )
+            .unwrap();
         }
         let report = Report { loss: [("ring_full".to_owned(), 2)].into(), duration_s: 1.0, ..Report::default() };
         sink.finish(&profile, &report).unwrap();

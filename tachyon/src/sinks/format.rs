@@ -44,6 +44,24 @@ impl Format {
         Self::Jsonl,
     ];
 
+    /// What the ends of files' names tell.
+    pub const ENDINGS: [(&'static str, Self); 14] = [
+        (".tach", Self::Tach),
+        (".collapsed", Self::Collapsed),
+        (".folded", Self::Collapsed),
+        (".txt", Self::Collapsed),
+        (".prof", Self::Gperftools),
+        (".pprof", Self::Pprof),
+        (".pb.gz", Self::Pprof),
+        (".pb", Self::Pprof),
+        (".speedscope.json", Self::Speedscope),
+        (".speedscope", Self::Speedscope),
+        (".svg", Self::Flamegraph),
+        (".html", Self::Flamegraph),
+        (".firefox.json", Self::Firefox),
+        (".jsonl", Self::Jsonl),
+    ];
+
     /// The name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -63,23 +81,7 @@ impl Format {
     #[must_use]
     pub fn from_extension(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
-        let endings = [
-            (".tach", Self::Tach),
-            (".collapsed", Self::Collapsed),
-            (".folded", Self::Collapsed),
-            (".txt", Self::Collapsed),
-            (".prof", Self::Gperftools),
-            (".pprof", Self::Pprof),
-            (".pb.gz", Self::Pprof),
-            (".pb", Self::Pprof),
-            (".speedscope.json", Self::Speedscope),
-            (".speedscope", Self::Speedscope),
-            (".svg", Self::Flamegraph),
-            (".html", Self::Flamegraph),
-            (".firefox.json", Self::Firefox),
-            (".jsonl", Self::Jsonl),
-        ];
-        endings.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, format)| format)
+        Self::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, format)| format)
     }
 
     /// The ending that a file in this format gets by default, without the dot.

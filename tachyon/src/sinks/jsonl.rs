@@ -60,6 +60,17 @@ struct Place<'a> {
     kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     opcode: Option<u8>,
+    #[serde(flatten)]
+    native: Option<Native<'a>>,
+}
+
+/// What is known of a native frame whose address was recorded.
+#[derive(Serialize)]
+struct Native<'a> {
+    address: String,
+    object: Option<&'a str>,
+    source: Option<&'a str>,
+    inlined: bool,
 }
 
 impl<W: Write> Sink for JsonlSink<W> {
@@ -89,7 +100,11 @@ impl<W: Write> Sink for JsonlSink<W> {
                     comma = ",";
                 }
             }
-            out.write_all(b"],\"frames\":[")?;
+            out.write_all(b"],")?;
+            if let Some(merge) = sample.merge.name() {
+                write!(out, "\"merge\":\"{merge}\",")?;
+            }
+            out.write_all(b"\"frames\":[")?;
             for (place, &frame) in stacks.get(sample.stack).iter().enumerate() {
                 if place > 0 {
                     out.write_all(b",")?;
@@ -122,10 +137,18 @@ fn describe(profile: &Profile, id: FrameId) -> String {
     let frame = profile.frames.get(id);
     let label = Label::of(profile, frame);
     let known = |number: i32| (number != -1).then_some(number);
+    let source = profile.native_source(id);
+    let native = profile.native_place(id).map(|place| Native {
+        address: format!("{:#x}", place.address),
+        object: place.mapping.map(|mapping| profile.native.mapping(mapping).path.as_str()),
+        source: source.map(|(file, _)| file),
+        inlined: place.inlined,
+    });
+    let source_line = source.and_then(|(_, line)| i32::try_from(line?).ok());
     json(&Place {
         function: label.function,
         file: (!label.filename.is_empty()).then_some(label.filename),
-        line: known(frame.lineno),
+        line: known(frame.lineno).or(source_line),
         end_line: known(frame.end_lineno),
         column: known(frame.column),
         end_column: known(frame.end_column),
@@ -136,6 +159,7 @@ fn describe(profile: &Profile, id: FrameId) -> String {
             Kind::Special => "special",
         },
         opcode: (frame.opcode != crate::profile::Frame::NO_OPCODE).then_some(frame.opcode),
+        native,
     })
 }
 
@@ -146,7 +170,7 @@ fn json(value: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Frame, Process, Thread};
+    use crate::profile::{Frame, Merge, NativeMapping, NativePlace, Process, Thread};
 
     #[test]
     fn one_object_a_sample() {
@@ -162,7 +186,8 @@ mod tests {
         let frames = [leaf, profile.frames.intern(located)];
         let mut sink = JsonlSink::new(Vec::new());
         for (status, frames) in [(35, &frames[..]), (0, &[]), (4, &[])] {
-            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 12, status, frames }).unwrap();
+            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 12, status, frames, merge: Merge::None })
+                .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let who = r#""time_us":12,"pid":9,"comm":"a\"}","container":"c1","pod":"p1","script":"a\"}.py","tid":6,"thread_id":5,"thread":"w\n","interpreter":2"#;
@@ -175,5 +200,29 @@ mod tests {
              {{{who},\"gil\":null,\"status\":[\"unknown\"],\"frames\":[]}}\n"
         );
         assert_eq!(String::from_utf8(sink.out).unwrap(), expected);
+    }
+
+    #[test]
+    fn native_places() {
+        let mut profile = Profile::default();
+        let (path, build_id) = ("/lib/libz.so.1".to_owned(), String::new());
+        let mapping = NativeMapping { process: 0, start: 0x1000, end: 0x9000, offset: 0, path, build_id };
+        let mapping = Some(profile.native_mapping(mapping));
+        let place = |address, inlined| NativePlace { mapping, address, vaddr: address, inlined };
+        let inner = profile.native_frame("libz.so.1!inner", Some("/z.c"), Some(7), place(0x2010, true));
+        let outer = profile.native_frame("libz.so.1!outer", None, None, place(0x2010, false));
+        let object = r#""kind":"native","address":"0x2010","object":"/lib/libz.so.1""#;
+        let empty = r#""end_line":null,"column":null,"end_column":null"#;
+        assert_eq!(
+            [describe(&profile, inner), describe(&profile, outer)],
+            [
+                format!(
+                    r#"{{"function":"inner","file":"libz.so.1","line":7,{empty},{object},"source":"/z.c","inlined":true}}"#
+                ),
+                format!(
+                    r#"{{"function":"outer","file":"libz.so.1","line":null,{empty},{object},"source":null,"inlined":false}}"#
+                ),
+            ]
+        );
     }
 }

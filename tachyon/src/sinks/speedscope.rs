@@ -31,33 +31,36 @@ impl<W: Write> SpeedscopeSink<W> {
 }
 
 impl<W: Write> Sink for SpeedscopeSink<W> {
-    fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.spool.push_by_thread(sample)
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.spool.push_by_thread(profile, sample)
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
-        let (first, last) = self.spool.span().unwrap_or_default();
-        // A file from elsewhere may have no start of its own.
-        let start =
-            if profile.meta.start_us == 0 || profile.meta.start_us > first { first } else { profile.meta.start_us };
-        let exporter = concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION"));
-        write!(out, "{{\"$schema\":\"{SCHEMA}\",\"exporter\":\"{exporter}\",\"name\":")?;
-        json(&mut out, &title(profile))?;
-        out.write_all(b",\"activeProfileIndex\":0,\"shared\":{\"frames\":[")?;
-        let mut frames = Frames::write(&mut out, profile, &self.spool)?;
-        out.write_all(b"]},\"profiles\":[")?;
-        let end = last.saturating_add(profile.meta.interval_us.max(1));
-        for id in self.spool.threads() {
-            let span = Span { start, end, interval: profile.meta.interval_us.max(1) };
-            if id.0 > 0 {
-                out.write_all(b",")?;
-            }
-            write_thread(&mut out, profile, &self.spool, &mut frames, id, &span)?;
-        }
-        out.write_all(b"]}\n")?;
+        write_file(&mut out, profile, &self.spool)?;
         out.flush()
     }
+}
+
+fn write_file(out: &mut impl Write, profile: &Profile, spool: &Spool) -> io::Result<()> {
+    let (first, last) = spool.span().unwrap_or_default();
+    // A file from elsewhere may have no start of its own.
+    let start = if profile.meta.start_us == 0 || profile.meta.start_us > first { first } else { profile.meta.start_us };
+    let exporter = concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION"));
+    write!(out, "{{\"$schema\":\"{SCHEMA}\",\"exporter\":\"{exporter}\",\"name\":")?;
+    json(out, &title(profile))?;
+    out.write_all(b",\"activeProfileIndex\":0,\"shared\":{\"frames\":[")?;
+    let mut frames = Frames::write(out, profile, spool)?;
+    out.write_all(b"]},\"profiles\":[")?;
+    let end = last.saturating_add(profile.meta.interval_us.max(1));
+    for id in spool.threads() {
+        let span = Span { start, end, interval: profile.meta.interval_us.max(1) };
+        if id.0 > 0 {
+            out.write_all(b",")?;
+        }
+        write_thread(out, profile, spool, &mut frames, id, &span)?;
+    }
+    out.write_all(b"]}\n")
 }
 
 fn title(profile: &Profile) -> String {
@@ -174,7 +177,7 @@ fn write_thread(
     walk(spool, id, span, |part| {
         list.comma(out)?;
         let (Part::Idle(weight) | Part::Sample(_, weight)) = part;
-        write!(out, "{weight}")
+        out.write_all(itoa::Buffer::new().format(weight).as_bytes())
     })?;
     out.write_all(b"]}")
 }
@@ -226,7 +229,7 @@ fn json(out: &mut impl Write, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Process, Thread};
+    use crate::profile::{Merge, Process, Thread};
     use serde_json::{Value, json};
 
     #[test]
@@ -244,7 +247,8 @@ mod tests {
         let samples: [(u32, u64, &[FrameId]); 6] =
             [(0, 1005, &[b, a]), (0, 1015, &[a]), (1, 1018, &[b]), (0, 1033, &[]), (0, 1100, &[a]), (0, 1100, &[b])];
         for (thread, time_us, frames) in samples {
-            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status: 0, frames }).unwrap();
+            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status: 0, frames, merge: Merge::None })
+                .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();

@@ -5,9 +5,10 @@
 //! to one TACH file with its journal, from which a recording that is cut can be recovered.
 
 use super::Sink;
+use super::spool::{packed, unpacked};
 use super::streams::{Streams, array, damaged, get, get_u32, put};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
-use crate::report::Report;
+use crate::report::{ProcessReport, Report};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -53,7 +54,8 @@ impl<F: ProcessFiles> SplitSink<F> {
         self.streams.read(process, |bytes| {
             let thread = ThreadId(get_u32(bytes)?);
             time_us = time_us.wrapping_add(get(bytes)?);
-            let [status] = array(bytes)?;
+            let [byte] = array(bytes)?;
+            let (status, merge) = unpacked(byte);
             let (shared, new) = (get_u32(bytes)? as usize, get_u32(bytes)?);
             if shared > stack.len() {
                 return Err(damaged());
@@ -64,7 +66,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             }
             frames.clear();
             frames.extend(stack.iter().rev());
-            take(&Sample { thread, time_us, status, frames: &frames })
+            take(&Sample { thread, time_us, status, frames: &frames, merge })
         })
     }
 }
@@ -82,7 +84,7 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
         self.streams.push(process, |out| {
             put(out, u64::from(sample.thread.0));
             put(out, sample.time_us.wrapping_sub(*last_us));
-            out.push(sample.status);
+            out.push(packed(sample));
             put(out, shared as u64);
             let pushed = sample.frames.len() - shared;
             put(out, pushed as u64);
@@ -105,9 +107,20 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
         self.whole.tick(profile)?;
         let lost: u64 = report.loss.values().sum();
         let lost_percent = super::tach::percent(lost, report.stored + lost);
-        let mut view =
-            Profile { strings: profile.strings.clone(), frames: profile.frames.clone(), ..Profile::default() };
+        let mut view = Profile {
+            strings: profile.strings.clone(),
+            frames: profile.frames.clone(),
+            native: profile.native.clone(),
+            ..Profile::default()
+        };
         let mut threads = Threads::new(profile);
+        // Of thousands of processes each gets a copy, without what is told of the others.
+        let common = Report {
+            stops: std::collections::BTreeMap::new(),
+            refused: Vec::new(),
+            processes: Vec::new(),
+            ..report.clone()
+        };
         for process in 0..profile.processes.len() {
             threads.show(profile, process, &mut view);
             let mut sink = self.files.open(&view, lost_percent)?;
@@ -117,7 +130,8 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
                 stored += 1;
                 sink.sample(&view, &Sample { thread, ..*sample })
             })?;
-            sink.finish(&view, &of_process(report, process, stored, profile.meta.gil_only))?;
+            let own = report.processes.get(process);
+            sink.finish(&view, &of_process(&common, own, stored, profile.meta.gil_only))?;
             drop(sink);
             self.files.close()?;
         }
@@ -166,19 +180,16 @@ fn version(text: &str) -> Option<(u8, u8, u8)> {
 
 /// The account as a recording of this process alone would have had it: what met the others is filtered. Lost samples
 /// stay the whole recording's, and why stacks ended is not known by process.
-fn of_process(report: &Report, index: usize, stored: u64, gil_only: bool) -> Report {
-    let process = report.processes.get(index).cloned();
+fn of_process(report: &Report, process: Option<&ProcessReport>, stored: u64, gil_only: bool) -> Report {
     let expected =
-        process.as_ref().and_then(|process| process.cpu_s).map(|cpu_s| (cpu_s * report.mean_rate_hz()).round() as u64);
+        process.and_then(|process| process.cpu_s).map(|cpu_s| (cpu_s * report.mean_rate_hz()).round() as u64);
     Report {
         stored,
         filtered: report.filtered + report.stored.saturating_sub(stored),
         expected,
         // Firings that did not find the GIL held cannot be told from those that never were.
         not_fired: expected.filter(|_| !gil_only).map(|expected| expected.saturating_sub(stored)),
-        stops: std::collections::BTreeMap::new(),
-        refused: Vec::new(),
-        processes: process.into_iter().collect(),
+        processes: process.cloned().into_iter().collect(),
         ..report.clone()
     }
 }

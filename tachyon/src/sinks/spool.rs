@@ -6,7 +6,7 @@
 
 use super::stacks::{StackId, Stacks};
 use super::streams::{Streams, get, get_u32, put};
-use crate::profile::{Sample, ThreadId};
+use crate::profile::{FrameId, Merge, Profile, Sample, ThreadId};
 use std::io;
 
 /// A sample as it comes back.
@@ -20,6 +20,8 @@ pub(super) struct Spooled {
     pub status: u8,
     /// The stack.
     pub stack: StackId,
+    /// How it was put together.
+    pub merge: Merge,
 }
 
 /// Samples in order of arrival, by stream.
@@ -31,15 +33,21 @@ pub(super) struct Spool {
     last_us: Vec<u64>,
     /// Earliest and latest sample.
     span: Option<(u64, u64)>,
+    /// The stack at hand.
+    shown: Vec<FrameId>,
 }
 
 impl Spool {
-    /// Adds a sample to the stream of its thread.
+    /// Adds a sample to the stream of its thread, with what is shown of its frames: native addresses do not matter.
     ///
     /// # Errors
     /// As [`Spool::push`].
-    pub fn push_by_thread(&mut self, sample: &Sample<'_>) -> io::Result<()> {
-        self.push(sample.thread.0 as usize, sample)
+    pub fn push_by_thread(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        let mut buffer = std::mem::take(&mut self.shown);
+        let frames = profile.shown_stack(sample.frames, &mut buffer);
+        let result = self.push(sample.thread.0 as usize, &Sample { frames, ..*sample });
+        self.shown = buffer;
+        result
     }
 
     /// The threads up to the last one that has samples, where streams are threads.
@@ -68,7 +76,7 @@ impl Spool {
         self.streams.push(stream, |out| {
             put(out, u64::from(sample.thread.0));
             put(out, delta);
-            out.push(sample.status);
+            out.push(packed(sample));
             put(out, u64::from(stack.0));
         })
     }
@@ -82,17 +90,30 @@ impl Spool {
         self.streams.read(stream, |bytes| {
             let thread = ThreadId(get_u32(bytes)?);
             last_us = last_us.wrapping_add(get(bytes)?);
-            let [status] = super::streams::array(bytes)?;
+            let [byte] = super::streams::array(bytes)?;
+            let (status, merge) = unpacked(byte);
             let stack = StackId(get_u32(bytes)?);
-            take(Spooled { thread, time_us: last_us, status, stack })
+            take(Spooled { thread, time_us: last_us, status, stack, merge })
         })
     }
 }
 
+/// Status and merge in one byte.
+pub(super) fn packed(sample: &Sample<'_>) -> u8 {
+    sample.status & STATUS_BITS | sample.merge.number() << 6
+}
+
+/// The other way round.
+pub(super) fn unpacked(byte: u8) -> (u8, Merge) {
+    (byte & STATUS_BITS, Merge::from_number(byte >> 6))
+}
+
+/// TACH's status has six bits.
+const STATUS_BITS: u8 = 0x3f;
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::FrameId;
 
     #[test]
     fn samples_come_back_by_stream() {
@@ -102,8 +123,13 @@ mod tests {
             let stream = usize::from(number % 3 == 0);
             let time_us = if number == 7000 { 3 } else { u64::from(number) * 1_000_003 };
             let frames = [FrameId(number % 5)];
-            let sample =
-                Sample { thread: ThreadId(number % 300), time_us, status: (number % 64) as u8, frames: &frames };
+            let sample = Sample {
+                thread: ThreadId(number % 300),
+                time_us,
+                status: (number % 64) as u8,
+                frames: &frames,
+                merge: Merge::None,
+            };
             spool.push(stream, &sample).unwrap();
             pushed[stream].push((sample.thread, time_us, sample.status, frames));
         }

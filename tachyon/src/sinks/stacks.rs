@@ -1,6 +1,6 @@
 //! Distinct stacks, and how often each thread showed them: the state of sinks that sum up.
 
-use crate::profile::{FrameId, Sample};
+use crate::profile::{FrameId, Profile, Sample};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,9 +57,19 @@ pub(super) struct Key {
 pub(super) struct Counts {
     pub stacks: Stacks,
     counts: HashMap<Key, u64, RandomState>,
+    /// The stack at hand.
+    shown: Vec<FrameId>,
 }
 
 impl Counts {
+    /// Counts one sample by what is shown of its frames: native addresses do not matter.
+    pub fn add_shown(&mut self, profile: &Profile, sample: &Sample<'_>) {
+        let mut buffer = std::mem::take(&mut self.shown);
+        let frames = profile.shown_stack(sample.frames, &mut buffer);
+        self.add(&Sample { frames, ..*sample }, false);
+        self.shown = buffer;
+    }
+
     /// Counts one sample.
     pub fn add(&mut self, sample: &Sample<'_>, by_gil: bool) {
         let stack = self.stacks.intern(sample.frames);
@@ -90,14 +100,14 @@ pub(super) fn gil_held(status: u8) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::ThreadId;
+    use crate::profile::{Merge, ThreadId};
 
     #[test]
     fn equal_stacks_are_counted_together() {
         let mut counts = Counts::default();
         let (a, b) = ([FrameId(1), FrameId(0)], [FrameId(0)]);
         for (thread, status, frames) in [(0, 1, &a[..]), (0, 1, &a), (0, 0, &a), (1, 4, &b), (0, 1, &[])] {
-            let sample = Sample { thread: ThreadId(thread), time_us: 0, status, frames };
+            let sample = Sample { thread: ThreadId(thread), time_us: 0, status, frames, merge: Merge::None };
             counts.add(&sample, true);
         }
         let key = |thread, stack, gil| Key { thread, stack: StackId(stack), gil };

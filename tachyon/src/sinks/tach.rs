@@ -63,7 +63,7 @@ type Sync = Box<dyn FnMut() -> io::Result<()> + Send>;
 ///
 /// ```
 /// use std::io::Cursor;
-/// use tachyon::profile::{Process, Profile, Sample, Thread, ThreadId};
+/// use tachyon::profile::{Merge, Process, Profile, Sample, Thread, ThreadId};
 /// use tachyon::report::Report;
 /// use tachyon::sinks::tach::TachOptions;
 /// use tachyon::sinks::{Sink, TachSink};
@@ -73,7 +73,7 @@ type Sync = Box<dyn FnMut() -> io::Result<()> + Send>;
 /// profile.threads.push(Thread { ns_tid: 7, ..Thread::default() });
 /// let frames = [profile.special_frame("libz.so.1!deflate")];
 /// let mut sink = TachSink::new(Cursor::new(Vec::new()), &profile.meta, TachOptions::default())?;
-/// sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 5, status: 2, frames: &frames })?;
+/// sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 5, status: 2, frames: &frames, merge: Merge::None })?;
 /// sink.finish(&profile, &Report::default())?;
 /// assert_eq!(sink.stored(), 1);
 /// # Ok::<(), std::io::Error>(())
@@ -262,7 +262,7 @@ impl<W: Write + Seek> Sink for TachSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         let mut stack = std::mem::take(&mut self.stack);
         stack.clear();
-        stack.extend(sample.frames.iter().map(|&frame| self.table.of_frame(frame)));
+        stack.extend(sample.frames.iter().map(|&frame| self.table.of_frame(profile, frame)));
         if profile.meta.many_processes {
             stack.push(self.table.of(Entry::Process(profile.thread(sample.thread).process)));
         }
@@ -372,13 +372,16 @@ struct FrameIndices {
 impl FrameIndices {
     const NONE: u32 = u32::MAX;
 
-    fn of_frame(&mut self, id: FrameId) -> u32 {
+    /// Of a native place it is that of the frame that is shown.
+    fn of_frame(&mut self, profile: &Profile, id: FrameId) -> u32 {
         let place = id.0 as usize;
         if place >= self.of_frames.len() {
             self.of_frames.resize(place + 1, Self::NONE);
         }
         if self.of_frames[place] == Self::NONE {
-            self.of_frames[place] = self.push(Entry::Frame(id));
+            let shown = profile.shown(id);
+            self.of_frames[place] =
+                if shown == id { self.push(Entry::Frame(id)) } else { self.of_frame(profile, shown) };
         }
         self.of_frames[place]
     }

@@ -150,7 +150,8 @@ impl<'a> Mixer<'a> {
             boundaries: self.boundaries,
         };
         let mut joined = Vec::new();
-        let native_frames = Native { frames: &kinds, whole: native.whole };
+        // A thread that sleeps is not in the evaluator's first or last instructions.
+        let native_frames = Native { frames: &kinds, whole: native.whole, foreign: true };
         let quality = join(&native_frames, &python, self.choice.interpreter_frames, &mut joined);
         let frame = |frame: Joined| match frame {
             Joined::Python(index) => named.get(index).copied().map(MixedFrame::Python),
@@ -190,7 +191,7 @@ impl<'a> Mixer<'a> {
     }
 
     fn pin(&mut self, mapping: &Mapping) -> Option<Pinned> {
-        let (symbols, process) = (&mut self.symbols, self.process);
+        let (symbols, process) = (&self.symbols, self.process);
         self.pinned.entry(mapping.start).or_insert_with(|| symbols.pin(process, mapping)).clone()
     }
 }

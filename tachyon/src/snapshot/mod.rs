@@ -25,7 +25,7 @@ use mixed::Mixer;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{RawFrame, status};
-use tachyon_common::layout::Layout;
+use tachyon_common::layout::{Layout, flags};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use threads::ThreadState;
@@ -306,10 +306,13 @@ impl Namer<'_> {
             })
             .collect();
         let facts = &stack.facts;
-        let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some();
+        let holds = facts.status & status::HAS_GIL != 0;
+        // Without a GIL that is switched on nobody fails to hold it.
+        let without = self.target.layout.has(flags::FREE_THREADED) && !holds;
+        let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some() && !without;
         PythonStack {
             interpreter: u64::try_from(facts.interp_id).ok(),
-            holds_gil: known.then_some(facts.status & status::HAS_GIL != 0),
+            holds_gil: known.then_some(holds),
             frames,
             stop: stack.stop,
             steady,

@@ -107,7 +107,7 @@ fn chain<M: UserMemory + ?Sized>(
             frames,
         );
         if let Some(reason) = stopped {
-            let settled = walk::settle(layout, reason, frames.0.first(), frames.0.last());
+            let settled = walk::settle(layout, reason, frames.0.len(), frames.0.first(), frames.0.last());
             if settled != reason {
                 frames.0.clear();
             }

@@ -3,7 +3,7 @@
 use super::{Deadline, Target};
 use crate::remote::Task;
 use std::collections::{HashMap, HashSet};
-use tachyon_common::layout::{Layout, flags};
+use tachyon_common::layout::Layout;
 use tachyon_common::walk::{Unreadable, UserMemory, read_u64};
 
 /// Most thread states looked at: what a target says beyond them is not believed.
@@ -138,12 +138,9 @@ fn control_block<M: UserMemory + ?Sized>(memory: &M, address: u64) -> Vec<u32> {
     Vec::new()
 }
 
-/// Address of the GIL that an interpreter's threads take; `None` where there is none.
+/// Address of the GIL that an interpreter's threads take; a free-threaded build has one too, mostly switched off.
 pub(super) fn gil_of<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, interp: u64) -> Option<u64> {
     let layout = &target.layout;
-    if layout.has(flags::FREE_THREADED) {
-        return None;
-    }
     if Layout::present(layout.interp_ceval_gil) {
         return read_u64(memory, interp, layout.interp_ceval_gil).ok();
     }

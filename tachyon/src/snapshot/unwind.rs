@@ -33,13 +33,18 @@ mod registers {
     pub(super) const RETURN: u16 = 16;
     pub(super) const KEPT: &[u16] = &[3, 6, 12, 13, 14, 15];
     pub(super) const COUNT: usize = 17;
+    pub(super) const VENDOR: gimli::Vendor = gimli::Vendor::Default;
+    pub(super) const CODE_MASK: u64 = u64::MAX;
 }
 #[cfg(not(target_arch = "x86_64"))]
 mod registers {
     pub(super) const STACK: u16 = 31;
     pub(super) const RETURN: u16 = 30;
     pub(super) const KEPT: &[u16] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29];
-    pub(super) const COUNT: usize = 32;
+    pub(super) const COUNT: usize = 35;
+    pub(super) const VENDOR: gimli::Vendor = gimli::Vendor::AArch64;
+    /// Above the addresses of user space a return address may be signed.
+    pub(super) const CODE_MASK: u64 = (1 << 48) - 1;
 }
 
 type Slice<'a> = gimli::EndianSlice<'a, LittleEndian>;
@@ -197,13 +202,14 @@ impl Tables {
         registers: &mut Registers,
         context: &mut UnwindContext<usize>,
     ) -> Option<Step> {
-        let frames = EhFrame::new(&self.frames, LittleEndian);
+        let mut frames = EhFrame::new(&self.frames, LittleEndian);
+        frames.set_vendor(registers::VENDOR);
         let bases = BaseAddresses::default().set_eh_frame(self.frames_vaddr).set_eh_frame_hdr(self.header_vaddr);
         let header = EhFrameHdr::new(&self.header, LittleEndian).parse(&bases, 8).ok()?;
         let entry = header.table()?.fde_for_address(&frames, &bases, vaddr, EhFrame::cie_from_offset);
         let entry = entry.ok().filter(|entry| entry.contains(vaddr))?;
         let row = entry.unwind_info_for_address(&frames, &bases, context, vaddr).ok()?;
-        let frame = Frame { memory, frames: &frames, entry: &entry };
+        let frame = Frame { memory, frames: &frames, bases: &bases, entry: &entry };
         frame.caller(row, registers)
     }
 }
@@ -212,6 +218,7 @@ impl Tables {
 struct Frame<'f, 'd, M: ?Sized> {
     memory: &'f M,
     frames: &'f EhFrame<Slice<'d>>,
+    bases: &'f BaseAddresses,
     entry: &'f FrameDescriptionEntry<Slice<'d>>,
 }
 
@@ -240,9 +247,7 @@ impl<M: UserMemory + ?Sized> Frame<'_, '_, M> {
         let column = self.entry.cie().return_address_register();
         let returns = match row.register(column) {
             // The first function of a thread says so.
-            RegisterRule::Undefined if column.0 == registers::RETURN && cfg!(target_arch = "x86_64") => {
-                return Some(Step::Root);
-            }
+            RegisterRule::Undefined if self.is_outermost(column) => return Some(Step::Root),
             RegisterRule::Undefined => registers.get(column),
             rule => value(&rule, registers.get(column)),
         };
@@ -254,13 +259,20 @@ impl<M: UserMemory + ?Sized> Frame<'_, '_, M> {
         for (register, rule) in row.registers() {
             caller.set(register.0, value(rule, registers.get(*register)));
         }
-        let returns = returns?;
+        let returns = returns? & registers::CODE_MASK;
         if returns == 0 {
             return Some(Step::Root);
         }
         *registers = caller;
         // The kernel calls a signal handler between any two instructions.
         Some(Step::Caller { address: returns, after_call: !signal })
+    }
+
+    /// Whether a return address that no rule tells of means that there is none. On arm64 it may be in its register still.
+    fn is_outermost(&self, column: Register) -> bool {
+        let no_other_place = cfg!(target_arch = "x86_64");
+        column.0 == registers::RETURN
+            && (no_other_place || crate::unwind::is_outermost(self.entry, self.frames, self.bases))
     }
 
     fn evaluate(&self, expression: &UnwindExpression<usize>, cfa: Option<u64>, registers: &Registers) -> Option<u64> {

@@ -29,12 +29,18 @@ impl LineTables {
             return Arc::clone(shared);
         }
         if self.tables.len() >= self.sweep_at {
-            self.tables.retain(|table| Arc::strong_count(table) > 1);
-            self.sweep_at = (self.tables.len() * 2).max(SWEEP_MIN);
+            self.sweep();
         }
         let table = Arc::new(table);
         self.tables.insert(Arc::clone(&table));
         table
+    }
+
+    /// Drops the tables that nobody has.
+    pub(super) fn sweep(&mut self) {
+        self.tables.retain(|table| Arc::strong_count(table) > 1);
+        self.tables.shrink_to_fit();
+        self.sweep_at = (self.tables.len() * 2).max(SWEEP_MIN);
     }
 
     #[cfg(test)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk::{CodeBuffer, CodeIdentity, Unreadable, UserMemory, code_identity};
+use tachyon_common::walk::{self, CodeBuffer, CodeIdentity, Unreadable, UserMemory, code_identity};
 
 /// Bytes kept of one line table: over a million instructions. What a longer one says of later ones is not known.
 pub const MAX_LINETABLE_BYTES: usize = 4 << 20;
@@ -72,6 +72,9 @@ pub enum BadCodeRecord {
         /// Bytes an image may use.
         limit: usize,
     },
+    /// Nothing more is to be remembered of any process.
+    #[error("no memory is left for further code objects")]
+    Full,
 }
 
 /// Why a code object could not be read from a live process.
@@ -309,11 +312,12 @@ impl LiveCode {
     ) -> Result<Self, ReadCodeError> {
         let unreadable = |Unreadable| ReadCodeError::Unreadable(key.code);
         let identity = check(memory, layout, seed, key)?;
+        let linetable_len = walk::linetable_len(memory, layout, identity.linetable);
         let mut live = Self {
             qualname: String::new(),
             filename: String::new(),
             linetable: Box::default(),
-            whole: identity.linetable_len <= MAX_LINETABLE_BYTES as u64,
+            whole: linetable_len <= MAX_LINETABLE_BYTES as u64,
             firstlineno: identity.firstlineno,
         };
         let read_text = |address| {
@@ -324,7 +328,7 @@ impl LiveCode {
         };
         live.qualname = read_text(identity.qualname)?;
         live.filename = read_text(identity.filename)?;
-        let len = usize::try_from(identity.linetable_len).map_or(MAX_LINETABLE_BYTES, |n| n.min(MAX_LINETABLE_BYTES));
+        let len = usize::try_from(linetable_len).map_or(MAX_LINETABLE_BYTES, |n| n.min(MAX_LINETABLE_BYTES));
         live.linetable = vec![0; len].into();
         let start = identity.linetable.wrapping_add(u64::from(layout.bytes_sval));
         memory.read(start, &mut live.linetable).map_err(unreadable)?;

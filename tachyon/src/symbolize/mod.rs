@@ -10,10 +10,12 @@
 
 mod cache;
 mod code_object;
+mod kernel;
 pub mod linetable;
 pub mod native;
 mod symbolizer;
 pub mod text;
 
 pub use code_object::{BadCodeRecord, CodeKey, MAX_LINETABLE_BYTES, ReadCodeError};
+pub use kernel::KernelSymbols;
 pub use symbolizer::{ImageHealth, MAX_IMAGE_BYTES, Missing, Symbolizer};

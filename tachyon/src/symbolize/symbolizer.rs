@@ -36,6 +36,8 @@ pub struct Symbolizer {
     unnamed: HashSet<FrameId>,
     /// Codes that lack something and have not been given up.
     incomplete: BTreeSet<CodeKey>,
+    /// Nothing more may be learnt: memory is short.
+    full: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,6 +111,9 @@ impl Symbolizer {
     ) -> Result<(), BadCodeRecord> {
         let part = Part::split(record, payload)?;
         let key = CodeKey::from(record);
+        if self.full && !self.codes.contains_key(&key) {
+            return Err(BadCodeRecord::Full);
+        }
         let image = self.images.entry(key.image).or_default();
         if image.bytes > MAX_IMAGE_BYTES {
             return Err(BadCodeRecord::Budget { image: key.image, limit: MAX_IMAGE_BYTES });
@@ -161,14 +166,20 @@ impl Symbolizer {
 
     fn new_frame(&mut self, profile: &mut Profile, frame_key: FrameKey) -> FrameId {
         let FrameKey { key, lasti, opcode } = frame_key;
-        let image = self.images.entry(key.image).or_default();
-        if image.bytes > MAX_IMAGE_BYTES {
+        let spent = |image: &Image| image.bytes > MAX_IMAGE_BYTES;
+        if self.full || self.images.get(&key.image).is_some_and(spent) {
+            let known = self.codes.get(&key).and_then(|code| code.filename.zip(code.qualname));
+            if let Some((filename, function)) = known {
+                // One frame for each code object that was met: which of its lines it is would be many.
+                return profile.frames.intern(Frame::without_location(filename.id, function.id));
+            }
             let filename = profile.strings.intern(UNKNOWN_FILE);
             let function = profile.strings.intern(UNKNOWN_FUNCTION);
             let frame = profile.frames.intern(Frame::without_location(filename, function));
             self.unnamed.insert(frame);
             return frame;
         }
+        let image = self.images.entry(key.image).or_default();
         image.bytes += FRAME_BYTES;
         let code = self.codes.entry(key).or_insert_with(|| unseen(image, &mut self.incomplete, key));
         let value = code.frame(lasti, opcode, &mut profile.strings);
@@ -272,6 +283,22 @@ impl Symbolizer {
                 self.frames.remove(&FrameKey { key, lasti, opcode });
             }
         }
+    }
+
+    /// Learns nothing more from now on, so that neither the symbolizer nor the profile's tables of strings and frames
+    /// grow: lines that were not met before have their function's name alone, functions that were not met before are
+    /// `<unknown function>`. `false` takes that back.
+    pub fn set_full(&mut self, full: bool) {
+        self.full = full;
+    }
+
+    /// Frees what can be done without: line tables that no code object has any more, and room in tables that shrank.
+    pub fn shrink(&mut self) {
+        self.tables.sweep();
+        self.codes.shrink_to_fit();
+        self.frames.shrink_to_fit();
+        self.images.shrink_to_fit();
+        self.unnamed.shrink_to_fit();
     }
 
     /// How believable the code objects of `image` were so far.

@@ -74,6 +74,17 @@ impl<R: Read> Bytes<R> {
 
     /// A LEB128 number of at most ten bytes. As in CPython, bits of the tenth that a `u64` has no room for are dropped.
     pub(super) fn varint_u64(&mut self) -> Result<u64, ReadError> {
+        // Nearly all are short and in the buffer.
+        if let [first, second, ..] = self.buffer[self.start..self.end] {
+            if first & 0x80 == 0 {
+                self.start += 1;
+                return Ok(u64::from(first));
+            }
+            if second & 0x80 == 0 {
+                self.start += 2;
+                return Ok(u64::from(first & 0x7f) | u64::from(second) << 7);
+            }
+        }
         // More is asked for only when it is needed: in a file that was cut there may be no more to be had.
         let buffered = self.buffer[self.start..self.end].iter().take(super::varint::MAX_LEN);
         if buffered.into_iter().all(|byte| byte & 0x80 != 0) {
@@ -96,6 +107,40 @@ impl<R: Read> Bytes<R> {
     /// A LEB128 number that fits 32 bits.
     pub(super) fn varint_u32(&mut self) -> Result<u32, ReadError> {
         u32::try_from(self.varint_u64()?).map_err(|_| ReadError::MalformedVarint(self.section))
+    }
+
+    /// Gives `take` the next `count` LEB128 numbers that fit 32 bits.
+    pub(super) fn varints_u32(
+        &mut self,
+        count: u32,
+        mut take: impl FnMut(u32) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let mut left = count;
+        while left > 0 {
+            // Nearly all are short and in the buffer.
+            let bytes = &self.buffer[self.start..self.end];
+            let mut at = 0;
+            while left > 0
+                && let Some(&[first, second]) = bytes.get(at..at + 2)
+            {
+                let (value, len) = if first & 0x80 == 0 {
+                    (u32::from(first), 1)
+                } else if second & 0x80 == 0 {
+                    (u32::from(first & 0x7f) | u32::from(second) << 7, 2)
+                } else {
+                    break;
+                };
+                take(value)?;
+                at += len;
+                left -= 1;
+            }
+            self.start += at;
+            if left > 0 {
+                take(self.varint_u32()?)?;
+                left -= 1;
+            }
+        }
+        Ok(())
     }
 
     /// A zigzag number.
@@ -135,6 +180,31 @@ mod tests {
         assert_eq!(bytes(&excess).varint_u64().unwrap(), u64::MAX);
         assert!(matches!(bytes(&[0xff, 0xff, 0xff, 0xff, 0x1f]).varint_u32(), Err(ReadError::MalformedVarint(_))));
         assert_eq!(bytes(&[0xff, 0xff, 0xff, 0xff, 0x0f]).varint_i32().unwrap(), i32::MIN);
+    }
+
+    #[test]
+    fn many_numbers() {
+        let numbers: Vec<u32> =
+            (0..50_000).map(|number: u32| number.wrapping_mul(2_654_435_761) >> (number % 32)).collect();
+        let mut data = Vec::new();
+        numbers.iter().for_each(|&number| crate::tach::varint::put_u32(&mut data, number));
+        let mut reader = bytes(&data);
+        let mut read = Vec::new();
+        let mut take = |value| {
+            read.push(value);
+            Ok(())
+        };
+        reader.varints_u32(1, &mut take).unwrap();
+        reader.varints_u32(0, &mut take).unwrap();
+        reader.varints_u32(49_999, &mut take).unwrap();
+        assert!(matches!(reader.varints_u32(1, &mut take), Err(ReadError::Cut(_))));
+        assert_eq!(read, numbers);
+        let refuse = |value| if value == 3 { Err(ReadError::EmptyZstd) } else { Ok(()) };
+        assert!(matches!(bytes(&[1, 2, 3, 4]).varints_u32(4, refuse), Err(ReadError::EmptyZstd)));
+        assert!(matches!(
+            bytes(&[1, 0xff, 0xff, 0xff, 0xff, 0x1f]).varints_u32(2, refuse),
+            Err(ReadError::MalformedVarint(_))
+        ));
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl SampleOutput {
     }
 
     /// Bytes taken so far.
+    #[inline]
     pub(super) fn taken(&self) -> u64 {
         self.taken + self.buffer.len() as u64
     }

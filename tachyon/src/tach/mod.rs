@@ -32,9 +32,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 mod bytes;
 mod compress;
+mod copy;
 mod error;
+mod finish;
 mod header;
 mod intern;
 mod reader;
@@ -44,6 +47,8 @@ mod tables;
 mod varint;
 mod writer;
 
+pub(crate) use ahead::ReadAhead;
+pub use copy::CopyError;
 pub use error::{OffsetFault, ReadError, Section, WriteError};
 pub use header::{ByteOrder, Compression, Features, Header, Layout, Mode};
 pub use intern::{Interner, omitted, omitted_name, trim_stack};

@@ -41,10 +41,10 @@ use std::io::{Read, Seek, SeekFrom, Take};
 /// ```
 #[derive(Debug)]
 pub struct Reader<R> {
-    source: R,
-    header: Header,
-    statistics: Option<Statistics>,
-    tables: Tables,
+    pub(super) source: R,
+    pub(super) header: Header,
+    pub(super) statistics: Option<Statistics>,
+    pub(super) tables: Tables,
 }
 
 impl<R: Read + Seek> Reader<R> {

@@ -6,6 +6,7 @@ use super::{
     Compression, Header, MAX_DEPTH, MAX_SAMPLE_BYTES, RECORD_HEAD_LEN, ReadError, RecordCounts, Sample, Section,
     Tables, encoding,
 };
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::io::{self, Read, Take};
 use zstd::stream::read::Decoder;
@@ -41,10 +42,39 @@ struct Thread {
     id: u64,
     interpreter: u32,
     timestamp_us: u64,
-    /// Outermost first, unlike everywhere else: frames come and go at the end.
-    stack: Vec<u32>,
-    /// [`Self::stack`], innermost first.
-    frames: Vec<u32>,
+    stack: Stack,
+}
+
+/// A stack, innermost first, at the end of its memory: frames come and go at its start, and none moves.
+#[derive(Default)]
+struct Stack {
+    memory: Vec<u32>,
+    start: usize,
+}
+
+impl Stack {
+    fn frames(&self) -> &[u32] {
+        &self.memory[self.start..]
+    }
+
+    fn depth(&self) -> usize {
+        self.memory.len() - self.start
+    }
+
+    /// Keeps the outermost `kept` frames and puts room for `new` ones before them, which the caller fills.
+    fn change(&mut self, kept: usize, new: usize) -> &mut [u32] {
+        let depth = kept + new;
+        if depth > self.memory.len() {
+            // Grows with what the file has shown, and not beyond what it may: `depth` was checked.
+            let mut memory = vec![0; depth.next_power_of_two()];
+            let from = self.memory.len() - kept;
+            let to = memory.len() - kept;
+            memory[to..].copy_from_slice(&self.memory[from..]);
+            self.memory = memory;
+        }
+        self.start = self.memory.len() - depth;
+        &mut self.memory[self.start..][..new]
+    }
 }
 
 /// The samples of a file, in the order of its records: time order for each thread, not across threads.
@@ -54,12 +84,16 @@ struct Thread {
 pub struct Samples<'a, R: Read> {
     bytes: Bytes<Source<'a, R>>,
     tables: &'a Tables,
+    /// By frame: it and its names exist.
+    usable: Vec<bool>,
     byte_order: ByteOrder,
     declared_samples: u64,
     declared_threads: u32,
     start_time_us: u64,
     threads: Vec<Thread>,
-    indices: HashMap<(u64, u32), usize>,
+    indices: HashMap<(u64, u32), usize, RandomState>,
+    /// The thread of the last record.
+    last: usize,
     records: RecordCounts,
     /// The thread of a REPEAT record that is under way, and how many samples it still has.
     repeat: Option<(usize, u32)>,
@@ -83,12 +117,14 @@ impl<'a, R: Read> Samples<'a, R> {
         Ok(Self {
             bytes,
             tables,
+            usable: tables.usable(),
             byte_order: header.byte_order,
             declared_samples: header.sample_count,
             declared_threads: header.thread_count,
             start_time_us: header.start_time_us,
             threads: Vec::new(),
-            indices: HashMap::new(),
+            indices: HashMap::default(),
+            last: 0,
             records: RecordCounts::default(),
             repeat: None,
             done: false,
@@ -137,7 +173,7 @@ impl<'a, R: Read> Samples<'a, R> {
             interpreter_id: thread.interpreter,
             timestamp_us: thread.timestamp_us,
             status,
-            frames: &thread.frames,
+            frames: thread.stack.frames(),
         }))
     }
 
@@ -164,9 +200,9 @@ impl<'a, R: Read> Samples<'a, R> {
             if available < RECORD_HEAD_LEN {
                 return Err(ReadError::TrailingBytes(available));
             }
-            let id = self.byte_order.u64(self.bytes.array()?);
-            let interpreter = self.byte_order.u32(self.bytes.array()?);
-            let encoding = self.bytes.u8()?;
+            let head: [u8; RECORD_HEAD_LEN] = self.bytes.array()?;
+            let [id @ .., a, b, c, d, encoding] = head;
+            let (id, interpreter) = (self.byte_order.u64(id), self.byte_order.u32([a, b, c, d]));
             let index = self.thread(id, interpreter)?;
             if encoding == encoding::REPEAT {
                 self.repeat = Some((index, self.bytes.varint_u32()?));
@@ -190,7 +226,7 @@ impl<'a, R: Read> Samples<'a, R> {
     }
 
     fn change_stack(&mut self, index: usize, encoding: u8) -> Result<(), ReadError> {
-        let depth = self.threads[index].stack.len();
+        let depth = self.threads[index].stack.depth();
         let (kept, new) = match encoding {
             encoding::FULL => {
                 self.records.full += 1;
@@ -215,22 +251,24 @@ impl<'a, R: Read> Samples<'a, R> {
         if total > MAX_DEPTH as u64 {
             return Err(ReadError::TooDeep(total));
         }
-        let thread = &mut self.threads[index];
-        thread.stack.truncate(kept);
-        for _ in 0..new {
-            let frame = self.bytes.varint_u32()?;
-            self.tables.check(frame)?;
-            thread.stack.push(frame);
-        }
-        // The file has the new frames innermost first.
-        thread.stack[kept..].reverse();
-        thread.frames.clear();
-        thread.frames.extend(thread.stack.iter().rev());
-        Ok(())
+        // The file has the new frames innermost first, too.
+        let mut places = self.threads[index].stack.change(kept, new as usize).iter_mut();
+        let (tables, usable) = (self.tables, &self.usable);
+        self.bytes.varints_u32(new, |frame| {
+            if usable.get(frame as usize) != Some(&true) {
+                tables.check(frame)?;
+            }
+            *places.next().expect("there is room for as many as are read") = frame;
+            Ok(())
+        })
     }
 
     fn thread(&mut self, id: u64, interpreter: u32) -> Result<usize, ReadError> {
+        if self.threads.get(self.last).is_some_and(|thread| (thread.id, thread.interpreter) == (id, interpreter)) {
+            return Ok(self.last);
+        }
         if let Some(&index) = self.indices.get(&(id, interpreter)) {
+            self.last = index;
             return Ok(index);
         }
         let index = self.threads.len();
@@ -238,7 +276,7 @@ impl<'a, R: Read> Samples<'a, R> {
             return Err(ReadError::TooManyThreads(self.declared_threads));
         }
         let timestamp_us = self.start_time_us;
-        self.threads.push(Thread { id, interpreter, timestamp_us, stack: Vec::new(), frames: Vec::new() });
+        self.threads.push(Thread { id, interpreter, timestamp_us, stack: Stack::default() });
         self.indices.insert((id, interpreter), index);
         Ok(index)
     }

@@ -167,6 +167,12 @@ impl Tables {
         &self.frames
     }
 
+    /// By frame: whether [`Tables::check`] lets a sample use it.
+    pub(super) fn usable(&self) -> Vec<bool> {
+        let there = |string: u32| (string as usize) < self.ends.len();
+        self.frames.iter().map(|frame| there(frame.filename) && there(frame.function)).collect()
+    }
+
     /// Checks that a sample may use a frame.
     pub(super) fn check(&self, index: u32) -> Result<(), ReadError> {
         let count = self.frames.len();

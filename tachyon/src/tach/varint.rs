@@ -12,6 +12,19 @@ pub(super) fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     out.push(low_bits(value));
 }
 
+/// [`put_u64`] and a byte, which stand together in every sample: short numbers in one step.
+#[inline]
+pub(super) fn put_u64_and_byte(out: &mut Vec<u8>, value: u64, byte: u8) {
+    match value {
+        0..0x80 => out.extend_from_slice(&[low_bits(value), byte]),
+        0x80..0x4000 => out.extend_from_slice(&[low_bits(value) | 0x80, low_bits(value >> 7), byte]),
+        _ => {
+            put_u64(out, value);
+            out.push(byte);
+        }
+    }
+}
+
 /// Appends `value` in the shortest form.
 pub(super) fn put_u32(out: &mut Vec<u8>, value: u32) {
     put_u64(out, u64::from(value));
@@ -25,12 +38,6 @@ pub(super) fn put_i32(out: &mut Vec<u8>, value: i32) {
 /// Undoes zigzag.
 pub(super) fn unzigzag(value: u32) -> i32 {
     (value >> 1).cast_signed() ^ -((value & 1).cast_signed())
-}
-
-/// How many bytes [`put_u64`] takes.
-pub(super) fn len_u64(value: u64) -> usize {
-    let bits = 64 - (value | 1).leading_zeros() as usize;
-    bits.div_ceil(7)
 }
 
 fn low_bits(value: u64) -> u8 {
@@ -47,13 +54,16 @@ mod tests {
             (0, vec![0]),
             (127, vec![0x7f]),
             (128, vec![0x80, 1]),
+            (0x3fff, vec![0xff, 0x7f]),
+            (0x4000, vec![0x80, 0x80, 1]),
             (300, vec![0xac, 2]),
             (u64::MAX, [vec![0xff; 9], vec![1]].concat()),
         ] {
             let mut out = Vec::new();
             put_u64(&mut out, value);
             assert_eq!(out, bytes, "{value}");
-            assert_eq!(len_u64(value), bytes.len(), "{value}");
+            put_u64_and_byte(&mut out, value, 9);
+            assert_eq!(out, [&bytes[..], &bytes, &[9]].concat(), "{value}");
         }
     }
 

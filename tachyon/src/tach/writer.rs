@@ -1,13 +1,14 @@
 //! Samples to a file, byte for byte as CPython 3.15.2's `BinaryWriter` does it.
 
 use super::compress::SampleOutput;
-use super::varint::{MAX_LEN, len_u64, put_u32, put_u64};
+use super::finish::{Body, finish_file};
+use super::varint::{MAX_LEN, put_u32, put_u64_and_byte};
 use super::{
-    Compression, FOOTER_LEN, Features, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Mode,
-    RECORD_HEAD_LEN, RecordCounts, Sample, Statistics, WriteError, encoding, tables,
+    Compression, Features, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Mode, RECORD_HEAD_LEN,
+    RecordCounts, Sample, Statistics, WriteError, encoding,
 };
 use std::collections::HashMap;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Seek, Write};
 
 /// Bytes of repeated samples that are kept back for each thread (`MAX_RLE_BUF_SIZE`).
 const MAX_PENDING: usize = 16 * 1024;
@@ -17,8 +18,8 @@ const MAX_PENDING_ENTRY: usize = MAX_LEN + 1;
 const MAX_REPEAT_HEAD: u64 = RECORD_HEAD_LEN as u64 + 5;
 /// Longest record that is no REPEAT: head, delta, status, two counts, 256 frames of five bytes.
 const MAX_RECORD: u64 = RECORD_HEAD_LEN as u64 + MAX_LEN as u64 + 1 + 2 * 5 + MAX_DEPTH as u64 * 5;
-/// Table bytes that are gathered before they are written.
-const TABLE_BUFFER: usize = 64 * 1024;
+/// One more repeated sample takes no more than that.
+const _: () = assert!(MAX_REPEAT_HEAD + MAX_PENDING_ENTRY as u64 <= MAX_RECORD);
 
 /// What a file is told at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +142,10 @@ pub struct Writer<W> {
     pending_bytes: u64,
     records: RecordCounts,
     samples: u64,
+    /// What the header can count.
+    most_samples: u64,
+    /// What readers take.
+    most_bytes: u64,
     /// Where the string table starts, once the samples are complete.
     samples_end: Option<u64>,
     broken: bool,
@@ -164,6 +169,14 @@ impl<W: Write + Seek> Writer<W> {
             pending_bytes: 0,
             records: RecordCounts::default(),
             samples: 0,
+            most_samples: match options.layout {
+                Layout::Released => u64::MAX,
+                Layout::Early => u64::from(u32::MAX),
+            },
+            most_bytes: match options.compression {
+                Compression::None => u64::MAX,
+                Compression::Zstd => options.max_sample_bytes.min(MAX_SAMPLE_BYTES),
+            },
             samples_end: None,
             broken: false,
         })
@@ -178,14 +191,9 @@ impl<W: Write + Seek> Writer<W> {
     /// Whether one more sample could make the file larger than [`Options::max_sample_bytes`]: CPython's reader takes
     /// 2^30 bytes of samples, when they are compressed. Then it is time to finish this file and to go on in another one.
     #[must_use]
+    #[inline]
     pub fn would_overflow(&self) -> bool {
-        match self.options.compression {
-            Compression::None => false,
-            Compression::Zstd => {
-                let next = MAX_RECORD.max(MAX_REPEAT_HEAD + MAX_PENDING_ENTRY as u64);
-                self.output.taken() + self.pending_bytes + next > self.options.max_sample_bytes.min(MAX_SAMPLE_BYTES)
-            }
-        }
+        self.output.taken() + self.pending_bytes + MAX_RECORD > self.most_bytes
     }
 
     /// What the file was told at its start.
@@ -210,7 +218,37 @@ impl<W: Write + Seek> Writer<W> {
     /// # Errors
     /// When the sample does not fit the format, which leaves the file as it was; or when the output fails, which
     /// breaks it.
+    #[inline]
     pub fn write_sample(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
+        if self.repeats(sample) { Ok(()) } else { self.write_any(sample) }
+    }
+
+    /// Takes a sample that only repeats the last one's thread and stack once more: most samples of most programs. Says
+    /// whether it did.
+    #[inline]
+    fn repeats(&mut self, sample: &Sample<'_>) -> bool {
+        if self.broken || self.samples >= self.most_samples || self.would_overflow() {
+            return false;
+        }
+        // At the end no thread has pending samples, nor a stack.
+        let Some(thread) = self.threads.get_mut(self.last) else { return false };
+        let len = thread.pending.len();
+        if (thread.id, thread.interpreter) != (sample.thread_id, sample.interpreter_id)
+            || len == 0
+            || len + MAX_PENDING_ENTRY > MAX_PENDING
+            || thread.stack != sample.frames
+        {
+            return false;
+        }
+        put_u64_and_byte(&mut thread.pending, sample.timestamp_us.wrapping_sub(thread.timestamp_us), sample.status);
+        thread.pending_count += 1;
+        thread.timestamp_us = sample.timestamp_us;
+        self.pending_bytes += (thread.pending.len() - len) as u64;
+        self.samples += 1;
+        true
+    }
+
+    fn write_any(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
         if self.broken || self.samples_end.is_some() {
             return Err(WriteError::Broken);
         }
@@ -220,7 +258,7 @@ impl<W: Write + Seek> Writer<W> {
         if self.would_overflow() {
             return Err(WriteError::Full);
         }
-        if self.options.layout == Layout::Early && self.samples >= u64::from(u32::MAX) {
+        if self.samples >= self.most_samples {
             return Err(WriteError::TooMany("samples"));
         }
         let index = self.thread(sample.thread_id, sample.interpreter_id)?;
@@ -234,10 +272,10 @@ impl<W: Write + Seek> Writer<W> {
             if thread.pending.is_empty() {
                 self.pending_bytes += MAX_REPEAT_HEAD;
             }
-            put_u64(&mut thread.pending, delta);
-            thread.pending.push(sample.status);
+            let len = thread.pending.len();
+            put_u64_and_byte(&mut thread.pending, delta, sample.status);
             thread.pending_count += 1;
-            self.pending_bytes += len_u64(delta) as u64 + 1;
+            self.pending_bytes += (thread.pending.len() - len) as u64;
         } else {
             self.write_pending(index)?;
             let thread = &mut self.threads[index];
@@ -305,56 +343,14 @@ impl<W: Write + Seek> Writer<W> {
         statistics: Option<&Statistics>,
     ) -> Result<(W, Summary), WriteError> {
         self.end_samples()?;
-        let string_table_offset = self.samples_end.ok_or(WriteError::Broken)?;
-
-        let mut table = Table { file: &mut self.file, buffer: Vec::with_capacity(TABLE_BUFFER), written: 0 };
-        let mut string_count = 0_u32;
-        for text in strings {
-            tables::encode_string(text.as_ref(), &mut table.buffer)?;
-            string_count = string_count.checked_add(1).ok_or(WriteError::TooMany("strings"))?;
-            table.drain(TABLE_BUFFER)?;
-        }
-        table.drain(0)?;
-        let frame_table_offset = string_table_offset + table.written;
-        let mut frame_count = 0_u32;
-        for frame in frames {
-            frame.encode(&mut table.buffer);
-            frame_count = frame_count.checked_add(1).ok_or(WriteError::TooMany("frames"))?;
-            table.drain(TABLE_BUFFER)?;
-        }
-        if let Some(statistics) = statistics {
-            table.buffer.extend(statistics.encode()?);
-        }
-        table.drain(0)?;
-        let file_size = string_table_offset + table.written + FOOTER_LEN;
-
-        let header = Header {
-            sample_count: self.samples,
-            thread_count: u32::try_from(self.threads.len()).map_err(|_| WriteError::TooMany("threads"))?,
-            string_table_offset,
-            frame_table_offset,
-            string_count,
-            frame_count,
-            declared_size: file_size,
-            file_size,
-            ..self.options.header()
-        };
-        self.file.write_all(&header.encode_footer())?;
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(&header.encode())?;
-        self.file.seek(SeekFrom::End(0))?;
-        self.file.flush()?;
-        let summary = Summary {
+        let body = Body {
             samples: self.samples,
-            threads: header.thread_count,
-            strings: string_count,
-            frames: frame_count,
+            threads: u32::try_from(self.threads.len()).map_err(|_| WriteError::TooMany("threads"))?,
             records: self.records,
             sample_bytes: self.output.taken(),
             stored_bytes: self.output.written(),
-            file_size,
         };
-        Ok((self.file, summary))
+        finish_file(self.file, &self.options, &body, strings, frames, statistics)
     }
 
     fn thread(&mut self, id: u64, interpreter: u32) -> Result<usize, WriteError> {
@@ -436,25 +432,6 @@ impl Options {
     }
 }
 
-/// The tables on their way to the file.
-struct Table<'a, W> {
-    file: &'a mut W,
-    buffer: Vec<u8>,
-    written: u64,
-}
-
-impl<W: Write> Table<'_, W> {
-    /// Writes the buffer when it holds `threshold` bytes or more.
-    fn drain(&mut self, threshold: usize) -> Result<(), WriteError> {
-        if self.buffer.len() >= threshold {
-            self.file.write_all(&self.buffer)?;
-            self.written += self.buffer.len() as u64;
-            self.buffer.clear();
-        }
-        Ok(())
-    }
-}
-
 fn put_head(out: &mut Vec<u8>, thread: &Thread, encoding: u8) {
     out.extend(thread.id.to_le_bytes());
     out.extend(thread.interpreter.to_le_bytes());
@@ -478,8 +455,7 @@ fn encode_change(out: &mut Vec<u8>, records: &mut RecordCounts, thread: &Thread,
     };
     *count += 1;
     put_head(out, thread, encoding);
-    put_u64(out, delta);
-    out.push(sample.status);
+    put_u64_and_byte(out, delta, sample.status);
     let pushed = match first {
         None => new.len(),
         Some(first) => {

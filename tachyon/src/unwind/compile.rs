@@ -1,15 +1,21 @@
 //! The rules of one file's `.eh_frame`, compiled into rows.
 //!
-//! Only what an x86-64 stack needs is kept: the CFA, `rbp`, and that the return address lies below the CFA. Everything in
-//! the file may be hostile: what is read is bounded, and one function whose rules make no sense costs that function.
+//! Only what a stack needs is kept: the CFA, and where the frame pointer and the return address were saved; which rules have
+//! a compact form is the processor's own ([`x86_64`], [`arm64`]). Everything in the file may be hostile: what is read is
+//! bounded, and one function whose rules make no sense costs that function.
+
+mod arm64;
+mod x86_64;
+
+pub use arm64::is_outermost;
 
 use crate::remote::elf::{Elf, ElfError, ReadAt};
 use gimli::{
-    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian, Pointer,
-    Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
+    BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian, Pointer,
+    UnwindContext, UnwindExpression, UnwindSection, Vendor,
 };
 use std::collections::HashMap;
-use tachyon_common::unwind::{Row, Rule, kind, saved};
+use tachyon_common::unwind::{Row, Rule};
 
 /// Most bytes of `.eh_frame` that are read; PyTorch's largest library has 40 MiB.
 const MAX_EH_FRAME: u64 = 128 << 20;
@@ -17,10 +23,33 @@ const MAX_EH_FRAME: u64 = 128 << 20;
 /// Most rows of one file: 4 million, 32 MiB.
 pub const MAX_ROWS: usize = 1 << 22;
 
-/// `EM_X86_64`.
-const MACHINE: u16 = object::elf::EM_X86_64;
+/// The processor that a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Machine {
+    X86_64,
+    Arm64,
+}
 
-type Slice<'a> = EndianSlice<'a, LittleEndian>;
+impl Machine {
+    fn of<R: ReadAt>(elf: &Elf<R>) -> Result<Self, Refusal> {
+        match elf.machine() {
+            object::elf::EM_X86_64 => Ok(Self::X86_64),
+            object::elf::EM_AARCH64 => Ok(Self::Arm64),
+            other => Err(Refusal::Machine(other)),
+        }
+    }
+
+    /// Whose instructions `.eh_frame` may have beside everybody's: arm64 tells where return addresses are signed.
+    fn vendor(self) -> Vendor {
+        match self {
+            Self::X86_64 => Vendor::Default,
+            Self::Arm64 => Vendor::AArch64,
+        }
+    }
+}
+
+/// Bytes of a section.
+pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Why a file's stacks cannot be unwound.
 #[derive(Debug, thiserror::Error)]
@@ -75,14 +104,12 @@ struct Piece {
     rule: Rule,
 }
 
-/// Compiles the rules of a file.
+/// Compiles the rules of a file of any processor that is known.
 ///
 /// # Errors
 /// When it has none, or they cannot be read.
 pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
-    if elf.machine() != MACHINE {
-        return Err(Refusal::Machine(elf.machine()));
-    }
+    let machine = Machine::of(elf)?;
     let (address, size) = locate(elf)?;
     if size > MAX_EH_FRAME {
         return Err(Refusal::TooLarge(size));
@@ -91,10 +118,15 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     elf.read_vaddr(address, &mut bytes)?;
     let mut section = EhFrame::new(&bytes, LittleEndian);
     section.set_address_size(8);
+    section.set_vendor(machine.vendor());
     let code: Vec<_> = elf.loads().iter().filter(|load| load.executable).collect();
     let base = code.iter().map(|load| load.vaddr).min().ok_or(Refusal::NoTable)?;
     let bases = BaseAddresses::default().set_eh_frame(address).set_text(base);
-    let mut pieces = Pieces { section: &section, bases: &bases, context: UnwindContext::new(), pieces: Vec::new() };
+    let (context, pieces) = (UnwindContext::new(), Vec::new());
+    let mut pieces = Pieces { section: &section, bases: &bases, machine, context, pieces };
+    if machine == Machine::Arm64 {
+        pieces.pieces.extend(arm64::linkage_table(elf));
+    }
     let mut cies = HashMap::new();
     let mut entries = section.entries(&bases);
     while let Some(entry) = entries.next()? {
@@ -120,6 +152,17 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
         }
     }
     Ok(rows_of(pieces.pieces, base))
+}
+
+/// Compiles the rules of the kernel's vdso, which on arm64 has none.
+///
+/// # Errors
+/// As [`compile()`], where what the code does cannot be told either.
+pub fn compile_vdso<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
+    match compile(elf) {
+        Err(Refusal::NoTable) if elf.machine() == object::elf::EM_AARCH64 => arm64::vdso(elf).ok_or(Refusal::NoTable),
+        compiled => compiled,
+    }
 }
 
 /// Address and size of `.eh_frame`: by its section, else by what the program header for it points to.
@@ -150,6 +193,7 @@ fn locate<R: ReadAt>(elf: &Elf<R>) -> Result<(u64, u64), Refusal> {
 struct Pieces<'a> {
     section: &'a EhFrame<Slice<'a>>,
     bases: &'a BaseAddresses,
+    machine: Machine,
     context: UnwindContext<usize>,
     pieces: Vec<Piece>,
 }
@@ -167,13 +211,17 @@ impl<'a> Pieces<'a> {
     fn add_rows(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) -> gimli::Result<()> {
         let limit = fde.end_address();
         let signal = fde.is_signal_trampoline();
+        let outermost = self.machine == Machine::Arm64 && arm64::is_outermost(fde, self.section, self.bases);
         let mut rows = fde.rows(self.section, self.bases, &mut self.context)?;
         while let Some(row) = rows.next_row()? {
             let (start, end) = (row.start_address(), row.end_address().min(limit));
             if start >= end {
                 continue;
             }
-            let rule = compact(self.section, row, signal);
+            let rule = match self.machine {
+                Machine::X86_64 => x86_64::compact(self.section, row, signal),
+                Machine::Arm64 => arm64::compact(row, signal, outermost),
+            };
             match self.pieces.last_mut() {
                 Some(last) if last.end == start && last.rule == rule => last.end = end,
                 _ => self.pieces.push(Piece { start, end, rule }),
@@ -189,93 +237,6 @@ impl<'a> Pieces<'a> {
 /// The bytes of an expression.
 fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindExpression<usize>) -> Option<&'a [u8]> {
     expression.get(section).ok().map(|found| found.0.slice())
-}
-
-/// The compact form of one row.
-fn compact(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>, signal: bool) -> Rule {
-    if signal {
-        return signal_return(section, row);
-    }
-    match row.register(X86_64::RA) {
-        RegisterRule::Undefined => return Rule::END,
-        RegisterRule::Offset(-8) => {}
-        _ => return Rule::UNSUPPORTED,
-    }
-    let saved = match row.register(X86_64::RBP) {
-        RegisterRule::Undefined | RegisterRule::SameValue => Some(saved::UNCHANGED),
-        RegisterRule::Offset(offset) if offset < 0 && offset % 8 == 0 => {
-            u32::try_from(offset / -8).ok().filter(|words| *words <= saved::MAX)
-        }
-        // `DW_OP_breg6 0`.
-        RegisterRule::Expression(at) if expression(section, &at) == Some(&[0x76, 0]) => Some(saved::AT_FP),
-        _ => None,
-    };
-    let Some(saved) = saved else { return Rule::UNSUPPORTED };
-    let rule = match row.cfa() {
-        CfaRule::RegisterAndOffset { register, offset } => {
-            base_kind(*register, kind::SP, kind::FP).and_then(|kind| Rule::new(kind, *offset, saved))
-        }
-        CfaRule::Expression(cfa) => expression(section, cfa).and_then(|bytes| cfa_expression(bytes, saved)),
-    };
-    rule.unwrap_or(Rule::UNSUPPORTED)
-}
-
-fn base_kind(register: Register, sp: u32, fp: u32) -> Option<u32> {
-    match register {
-        X86_64::RSP => Some(sp),
-        X86_64::RBP => Some(fp),
-        _ => None,
-    }
-}
-
-/// The two kinds of expression that compilers, assemblers and linkers write for a CFA.
-fn cfa_expression(bytes: &[u8], saved: u32) -> Option<Rule> {
-    // binutils, `bfd/elfxx-x86.c`: rsp + 8 + ((rip & 15) >= n) << 3.
-    if let [0x77, 8, 0x80, 0, 0x3f, 0x1a, threshold @ 0x30..=0x3f, 0x2a, 0x33, 0x24, 0x22] = bytes {
-        return Rule::new(kind::PLT, i64::from(threshold - 0x30) * 8, saved);
-    }
-    // `DW_OP_breg7` or `DW_OP_breg6`, an offset, `DW_OP_deref`, perhaps `DW_OP_plus_uconst`.
-    let (&register, rest) = bytes.split_first()?;
-    let kind = match register {
-        0x77 => kind::DEREF_SP,
-        0x76 => kind::DEREF_FP,
-        _ => return None,
-    };
-    let mut rest = EndianSlice::new(rest, LittleEndian);
-    let inner = gimli::Reader::read_sleb128(&mut rest).ok()?;
-    let (&deref, rest) = rest.slice().split_first()?;
-    if deref != 0x06 {
-        return None;
-    }
-    let outer = match rest.split_first() {
-        None => 0,
-        Some((0x23, rest)) => {
-            let mut rest = EndianSlice::new(rest, LittleEndian);
-            let outer = gimli::Reader::read_uleb128(&mut rest).ok()?;
-            if !rest.is_empty() {
-                return None;
-            }
-            i64::try_from(outer).ok()?
-        }
-        Some(_) => return None,
-    };
-    Rule::deref(kind, inner, outer, saved)
-}
-
-/// A signal trampoline whose registers are where Linux puts them (`struct ucontext` at `rsp`).
-fn signal_return(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>) -> Rule {
-    // `DW_OP_breg7` and an offset as LEB128: 160, 168 and 120 in two bytes each.
-    let at = |rule: RegisterRule<usize>, place: &[u8]| match rule {
-        RegisterRule::Expression(found) => expression(section, &found) == Some(place),
-        _ => false,
-    };
-    let cfa = match row.cfa() {
-        CfaRule::Expression(cfa) => expression(section, cfa) == Some(&[0x77, 0xa0, 1, 0x06]),
-        CfaRule::RegisterAndOffset { .. } => false,
-    };
-    let rip = at(row.register(X86_64::RA), &[0x77, 0xa8, 1]);
-    let rbp = at(row.register(X86_64::RBP), &[0x77, 0xf8, 0]);
-    if cfa && rip && rbp { Rule::SIGNAL } else { Rule::UNSUPPORTED }
 }
 
 /// Sorts pieces and makes them rows. Where two overlap, the one that starts later is believed.

@@ -7,5 +7,5 @@
 mod compile;
 mod store;
 
-pub use compile::{MAX_ROWS, Refusal, Table, compile};
-pub use store::{MapError, TableMemory, UnwindTables};
+pub use compile::{MAX_ROWS, Refusal, Slice, Table, compile, compile_vdso, is_outermost};
+pub use store::{NoRoom, TableMemory, UnwindTables};

@@ -5,13 +5,13 @@
 //! but read from the memory itself ([`TableMemory::spaces`]): what no process has any more is given away after a while,
 //! the file used longest ago first.
 
-use super::compile::{Table, compile};
-use crate::remote::elf::Elf;
-use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteError, RemoteProcess};
+use super::compile::{Refusal, Table, compile, compile_vdso};
+use crate::remote::elf::{Elf, ReadAt};
+use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
-use tachyon_common::limits::{MAX_SPACE_RANGES, MAX_TABLE_ROWS};
+use tachyon_common::limits::{MAX_SPACE_RANGES, MAX_TABLE_ROWS, ROWS_PER_CHUNK};
 use tachyon_common::unwind::{Range, Row, Space, no_table};
 
 /// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
@@ -20,38 +20,43 @@ const REST: Duration = Duration::from_secs(1);
 /// Most files remembered, those without a table included.
 const MAX_FILES: usize = 16_384;
 
+/// This machine's processor.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { object::elf::EM_AARCH64 } else { object::elf::EM_X86_64 };
+
 /// Largest vdso; real ones have 8 KiB.
 const MAX_VDSO: u64 = 64 << 10;
 
 /// Where tables are kept for the kernel side.
 pub trait TableMemory {
-    /// Writes rows from index `first` on.
-    fn write_rows(&mut self, first: u32, rows: &[Row]);
+    /// Writes rows from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there is no memory
+    /// for them.
+    fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
     /// Writes ranges from index `first` on.
     fn write_ranges(&mut self, first: u32, ranges: &[Range]);
     /// The spaces of all processes.
     fn spaces(&self) -> Vec<Space>;
 }
 
-/// Why a process has no ranges.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// Its mappings cannot be read.
-    #[error(transparent)]
-    Remote(#[from] RemoteError),
-    /// The ranges of all processes are more than there is room for.
-    #[error("no room for the {0} ranges of its address space")]
-    NoRoom(usize),
+/// Why a process has no ranges: those of all processes are more than there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room for the {0} ranges of its address space")]
+pub struct NoRoom(pub usize);
+
+/// A part of a table: at most [`MAX_TABLE_ROWS`] rows, all in one chunk.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Address of the first row, relative to the table's base.
+    pc: u32,
+    /// Its index.
+    first: u32,
+    count: u32,
 }
 
 /// One file's table, and where its rows are.
 #[derive(Debug)]
 struct Placed {
     base: u64,
-    first: u32,
-    count: u32,
-    /// Address of each part's first row, relative to the base. A part has at most [`MAX_TABLE_ROWS`] rows.
-    parts: Vec<u32>,
+    parts: Vec<Part>,
     /// Segments that are mapped executable.
     code: Vec<Code>,
     /// When it was last asked for, in calls of [`UnwindTables::map`].
@@ -111,8 +116,8 @@ impl UnwindTables {
         Self {
             known: HashMap::new(),
             blocks: Vec::new(),
-            rows: Room::new(rows),
-            ranges: Room::new(ranges),
+            rows: Room::new(rows, ROWS_PER_CHUNK),
+            ranges: Room::new(ranges, ranges),
             calls: 0,
             refusals: BTreeMap::new(),
         }
@@ -129,19 +134,25 @@ impl UnwindTables {
         self.rows.used
     }
 
-    /// Writes what is needed to unwind a process's stacks as it is mapped now.
+    /// Bytes of rows in use.
+    #[must_use]
+    pub fn bytes_used(&self) -> u64 {
+        u64::from(self.rows.used) * size_of::<Row>() as u64
+    }
+
+    /// Writes what is needed to unwind a process's stacks with these mappings, which are all of its own.
     ///
     /// # Errors
-    /// When its mappings cannot be read or there is no room for them.
+    /// When there is no room for them.
     pub fn map(
         &mut self,
         process: &RemoteProcess,
+        maps: &[Mapping],
         image: u64,
         memory: &mut impl TableMemory,
-    ) -> Result<Space, MapError> {
+    ) -> Result<Space, NoRoom> {
         self.calls += 1;
         self.sweep(memory);
-        let maps = process.maps()?;
         let (mut ranges, mut sources) = (Vec::new(), HashSet::new());
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
             match self.source(process, mapping, &sources, memory) {
@@ -157,8 +168,8 @@ impl UnwindTables {
             }
         }
         ranges.truncate(MAX_SPACE_RANGES as usize);
-        let count = u32::try_from(ranges.len()).map_err(|_| MapError::NoRoom(ranges.len()))?;
-        let first = self.ranges.take(count).ok_or(MapError::NoRoom(ranges.len()))?;
+        let count = u32::try_from(ranges.len()).map_err(|_| NoRoom(ranges.len()))?;
+        let first = self.ranges.take(count).ok_or(NoRoom(ranges.len()))?;
         memory.write_ranges(first, &ranges);
         self.blocks.push(Block { first, count, sources, unused: None });
         Ok(Space { image, first, count })
@@ -203,11 +214,11 @@ impl UnwindTables {
         let compiled = match &file {
             Some(file) => file.open().map_err(|error| error.to_string()).and_then(|file| {
                 let elf = Elf::parse(file).map_err(|error| error.to_string())?;
-                Ok((code_of(&elf), compile(&elf)))
+                Ok((code_of(&elf), compile_own(&elf)))
             }),
             None => own_vdso().and_then(|bytes| {
                 let elf = Elf::parse(&bytes[..]).map_err(|error| error.to_string())?;
-                Ok((code_of(&elf), compile(&elf)))
+                Ok((code_of(&elf), compile_vdso(&elf)))
             }),
         };
         let path = || mapping.file_path().map_or_else(|| "[vdso]".to_owned(), |path| path.display().to_string());
@@ -221,7 +232,7 @@ impl UnwindTables {
             },
             Ok((_, Err(refusal))) => {
                 self.refusals.insert(path(), refusal.to_string());
-                if matches!(refusal, super::Refusal::NoTable) { Known::Bare } else { Known::Refused }
+                if matches!(refusal, Refusal::NoTable) { Known::Bare } else { Known::Refused }
             }
             Err(reason) => {
                 self.refusals.insert(path(), reason);
@@ -245,16 +256,35 @@ impl UnwindTables {
         in_use: &HashSet<Source>,
         memory: &mut impl TableMemory,
     ) -> Option<Placed> {
-        let count = u32::try_from(table.rows.len()).ok()?;
+        let mut parts = Vec::new();
+        for rows in table.rows.chunks(MAX_TABLE_ROWS as usize) {
+            let Some(part) = self.place_part(rows, in_use, memory) else {
+                self.give_back(&parts);
+                return None;
+            };
+            parts.push(part);
+        }
+        Some(Placed { base: table.base, parts, code, used: self.calls })
+    }
+
+    fn place_part(&mut self, rows: &[Row], in_use: &HashSet<Source>, memory: &mut impl TableMemory) -> Option<Part> {
+        let count = u32::try_from(rows.len()).ok()?;
         let first = loop {
             match self.rows.take(count) {
                 Some(first) => break first,
                 None => self.evict(in_use)?,
             }
         };
-        memory.write_rows(first, &table.rows);
-        let parts = table.rows.chunks(MAX_TABLE_ROWS as usize).map(|part| part[0].pc()).collect();
-        Some(Placed { base: table.base, first, count, parts, code, used: self.calls })
+        let part = Part { pc: rows.first()?.pc(), first, count };
+        if !memory.write_rows(first, rows) {
+            self.give_back(&[part]);
+            return None;
+        }
+        Some(part)
+    }
+
+    fn give_back(&mut self, parts: &[Part]) {
+        parts.iter().for_each(|part| self.rows.give_back(part.first, part.count));
     }
 
     /// Gives away the table that was used longest ago of those that no process has.
@@ -268,7 +298,7 @@ impl UnwindTables {
         });
         let (_, oldest) = placed.min()?;
         if let Some(Known::Placed(placed)) = self.known.remove(&oldest) {
-            self.rows.give_back(placed.first, placed.count);
+            self.give_back(&placed.parts);
         }
         Some(())
     }
@@ -286,12 +316,12 @@ impl UnwindTables {
         let vaddr = mapping.offset.wrapping_add(code.to_vaddr);
         let bias = mapping.start.wrapping_sub(vaddr).wrapping_add(placed.base);
         let mut start = mapping.start;
-        for (at, part) in (0_u32..).zip(&placed.parts) {
-            let next = placed.parts.get(at as usize + 1).map(|&next| bias.wrapping_add(u64::from(next)));
+        let at = |part: &Part| bias.wrapping_add(u64::from(part.pc));
+        for (place, part) in placed.parts.iter().enumerate() {
+            let next = placed.parts.get(place + 1).map(at);
             let end = next.unwrap_or(mapping.end).min(mapping.end);
-            let (first_row, rows) = (at * MAX_TABLE_ROWS, placed.count.min((at + 1) * MAX_TABLE_ROWS));
-            if end > start && bias.wrapping_add(u64::from(*part)) < mapping.end {
-                ranges.push(Range { start, end, bias, first_row: placed.first + first_row, rows: rows - first_row });
+            if end > start && at(part) < mapping.end {
+                ranges.push(Range { start, end, bias, first_row: part.first, rows: part.count });
                 start = end;
             }
         }
@@ -305,7 +335,12 @@ fn without_table(mapping: &Mapping, what: u32) -> Range {
     Range { start: mapping.start, end: mapping.end, bias: 0, first_row: what, rows: 0 }
 }
 
-fn code_of<R: crate::remote::elf::ReadAt>(elf: &Elf<R>) -> Vec<Code> {
+/// The table of a file for this machine's own processor: rules of another would be followed as if they were its own.
+fn compile_own<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
+    if elf.machine() == MACHINE { compile(elf) } else { Err(Refusal::Machine(elf.machine())) }
+}
+
+fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
     let code = elf.loads().iter().filter(|load| load.executable);
     code.map(|load| Code {
         start: load.offset,
@@ -332,24 +367,31 @@ struct Room {
     /// First index and length of each free part, sorted, with something used between any two.
     free: Vec<(u32, u32)>,
     used: u32,
+    /// What is taken lies within one of the chunks of this length.
+    chunk: u32,
 }
 
 impl Room {
-    fn new(size: u32) -> Self {
-        Self { free: vec![(0, size)], used: 0 }
+    fn new(size: u32, chunk: u32) -> Self {
+        Self { free: vec![(0, size)], used: 0, chunk: chunk.max(1) }
     }
 
-    /// Takes the first part that is long enough.
+    /// Takes from the first free part where so many lie in one chunk.
     fn take(&mut self, count: u32) -> Option<u32> {
-        let at = self.free.iter().position(|(_, len)| *len >= count)?;
-        let (first, len) = &mut self.free[at];
-        let taken = *first;
-        (*first, *len) = (*first + count, *len - count);
-        if *len == 0 {
-            self.free.remove(at);
-        }
+        let (at, taken) = self.free.iter().enumerate().find_map(|(at, part)| Some((at, self.within(*part, count)?)))?;
+        let (first, len) = self.free[at];
+        let before = (first, taken - first);
+        let behind = (taken + count, first + len - taken - count);
+        self.free.splice(at..=at, [before, behind].into_iter().filter(|(_, len)| *len > 0));
         self.used += count;
         Some(taken)
+    }
+
+    /// The first index in a free part from which so many lie in one chunk.
+    fn within(&self, (first, len): (u32, u32), count: u32) -> Option<u32> {
+        let left = self.chunk - first % self.chunk;
+        let skipped = if count <= left { 0 } else { left };
+        (count <= self.chunk && u64::from(skipped) + u64::from(count) <= u64::from(len)).then(|| first + skipped)
     }
 
     /// Gives a part back, and joins it with its neighbours.

@@ -3,6 +3,7 @@
 //! `cargo xtask tools` installs them. Where they are missing the tests say so and pass, except with
 //! `TACHYON_LIVE_TESTS=required` (`cargo xtask test` sets it).
 
+mod native;
 mod profile;
 
 use profile::{INTERVAL_US, ONE_STACK, Stacks, USUAL, costs, export, parts, write};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tachyon::cli::export::{self, Output};
 use tachyon::cli::output::{Destination, OutputFile, OutputPlan};
-use tachyon::profile::{Frame, FrameId, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::export::ExportOptions;
 use tachyon::sinks::tach::TachOptions;
@@ -73,7 +73,7 @@ pub fn write(stacks: Stacks<'_>, path: &Path) {
         let frames: Vec<FrameId> = names.iter().rev().map(|name| frame(&mut profile, name)).collect();
         for number in 0..count {
             let status = if number % 3 == 0 { 2 } else { 3 };
-            let sample = Sample { thread: ThreadId(thread), time_us, status, frames: &frames };
+            let sample = Sample { thread: ThreadId(thread), time_us, status, frames: &frames, merge: Merge::None };
             sink.sample(&profile, &sample).unwrap();
             time_us += INTERVAL_US;
             stored += 1;

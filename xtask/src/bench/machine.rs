@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::probe;
 use crate::command;
@@ -22,11 +22,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks around.
+    /// Looks around. The first of the profilers is ours.
     ///
     /// # Errors
-    /// One of the versions cannot be told.
-    pub(crate) fn look(python: &Path, tachyon: &Path, py_spy: &Path) -> Result<Self> {
+    /// One of the versions cannot be told, or there is no profiler.
+    pub(crate) fn look(python: &Path, profilers: &[&Path]) -> Result<Self> {
         let told = |program: &Path, args: &[&str]| -> Result<String> {
             Ok(command::stdout(Command::new(program).args(args))?.trim().to_owned())
         };
@@ -44,21 +44,19 @@ impl Machine {
         let hypervisor = probe::field("/proc/cpuinfo", "flags").filter(|flags| flags.contains(" hypervisor"));
         let guest = if hypervisor.is_some() { ", virtual machine" } else { "" };
         let pmu = Path::new("/sys/bus/event_source/devices/cpu").exists();
+        let [tachyon, others @ ..] = profilers else { bail!("no profiler to be named") };
+        let mut versions =
+            format!("{} ({}{dirty})", told(tachyon, &["--version"])?, git(&["rev-parse", "--short=12", "HEAD"]));
+        for other in others {
+            versions += &format!(", {}", told(other, &["--version"])?);
+        }
         let rows = vec![
             ("date", told(Path::new("date"), &["-u", "+%Y-%m-%d %H:%M UTC"])?),
             ("kernel", format!("{} {}", told(Path::new("uname"), &["-sr"])?, told(Path::new("uname"), &["-m"])?)),
             ("CPU", format!("{model}, {cpus} CPUs{}{guest}", memory.unwrap_or_default())),
             ("performance counters", if pmu { "yes" } else { "none" }.to_owned()),
             ("target", told(python, &["--version"])?),
-            (
-                "profilers",
-                format!(
-                    "{} ({}{dirty}), {}",
-                    told(tachyon, &["--version"])?,
-                    git(&["rev-parse", "--short=12", "HEAD"]),
-                    told(py_spy, &["--version"])?
-                ),
-            ),
+            ("profilers", versions),
             ("load when it began", load()),
         ];
         // The mean of the last minute: a build of ours that has just ended is in it, too.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::probe::{self, BpfObjects};
-use super::stats::{Interval, median};
+use super::stats::Interval;
 use super::target::{Idle, Mark, Target};
 use super::tools::{Aim, Run, Tool, Tools, Usage};
 
@@ -43,17 +43,16 @@ pub(crate) const WARM_HZ: u32 = 5000;
 pub(crate) const DEPTH: usize = 30;
 /// Depths that tell the cost of a frame from the cost of a sample.
 pub(crate) const DEPTHS: [usize; 3] = [2, DEPTH, 200];
+/// Frames that C calls where native frames are measured: with those that start the program, native stacks of pyenv's
+/// 3.13 then have 20 frames.
+const THROUGH_C: usize = 1;
 /// Memory the target reads through between samples, so that they find cold caches: more than a core's own.
 pub(crate) const SWEEP_MIB: usize = 8;
-/// Python processes while memory and start are measured.
-pub(crate) const PYTHONS: usize = 50;
-/// Processes of the whole machine then.
-pub(crate) const PROCESSES: usize = 200;
 
 /// Nothing needs longer to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between the first sample and the measurement: names of what runs all the time are known by then.
-const SETTLE: Duration = Duration::from_millis(300);
+pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 /// py-spy does not show when it has begun.
 const PY_SPY_START: Duration = Duration::from_secs(1);
 
@@ -83,7 +82,7 @@ pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
     let target = bench.target(DEPTH, 0)?;
     let mut costs = Vec::new();
     for rate_hz in RATES_HZ {
-        for tool in [Tool::Tachyon, Tool::PySpy] {
+        for tool in [Tool::Tachyon, Tool::Native, Tool::PySpy] {
             eprintln!("{} at {rate_hz} Hz", tool.name());
             let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
             let watched = bench.watch(&run, &target, bench.effort.cost)?;
@@ -103,23 +102,23 @@ pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
 }
 
 /// What happened in a window of a run.
-struct Watched {
-    wall: Duration,
-    tool_cpu: Duration,
-    target_cpu: Duration,
-    bpf: BpfObjects,
+pub(crate) struct Watched {
+    pub(crate) wall: Duration,
+    pub(crate) tool_cpu: Duration,
+    pub(crate) target_cpu: Duration,
+    pub(crate) bpf: BpfObjects,
 }
 
 impl Bench {
-    fn target(&self, depth: usize, sweep_mib: usize) -> Result<Target> {
-        Target::start(&self.python, self.cpu, depth, sweep_mib)
+    pub(crate) fn target(&self, depth: usize, sweep_mib: usize) -> Result<Target> {
+        Target::start(&self.python, self.cpu, depth, sweep_mib, 0)
     }
 
     /// Starts a tool and returns when it samples.
-    fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
+    pub(crate) fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let mut run = self.tools.start(tool, aim, rate_hz)?;
         match tool {
-            Tool::Tachyon => drop(start_phases(&mut run, Duration::from_millis(5))?),
+            Tool::Tachyon | Tool::Native => drop(start_phases(&mut run, Duration::from_millis(5))?),
             Tool::PySpy => sleep(PY_SPY_START),
         }
         sleep(SETTLE);
@@ -127,7 +126,7 @@ impl Bench {
         Ok(run)
     }
 
-    fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
+    pub(crate) fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
         let before = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
         sleep(length);
         let (mark, cpu, bpf) = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
@@ -188,20 +187,37 @@ pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     let mut costs = Vec::new();
     for (rate_hz, sweep_mib) in conditions {
         let mut points = Vec::new();
-        let other_ns = if rate_hz == RATES_HZ[0] { nothing.cold_ns } else { nothing.warm_ns };
         for depth in DEPTHS {
             eprintln!("{depth} frames at {rate_hz} Hz, {sweep_mib} MiB swept");
             let target = bench.target(depth, sweep_mib)?;
-            let run = bench.begin(Tool::Tachyon, Aim::Pid(target.pid()), rate_hz)?;
-            let mean = per_run(&bench.watch(&run, &target, bench.effort.kernel)?.bpf)?;
-            let report = run.finish()?.report.context("the profiler writes a report")?;
-            // The other runs met other CPUs: idle, or busy with what is not selected.
-            let share = report.stored as f64 / report.ran as f64;
-            points.push((depth, (mean - (1.0 - share) * other_ns) / share));
+            points.push((depth, sample_cost(bench, &target, Tool::Tachyon, rate_hz, nothing)?));
         }
         costs.push(SampleCost { rate_hz, sweep_mib, points });
     }
     Ok(costs)
+}
+
+/// Samples of the ordinary depth with native frames: cold at the lower rate, and warm.
+pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Vec<SampleCost>> {
+    let mut costs = Vec::new();
+    for (rate_hz, sweep_mib) in [(RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
+        eprintln!("{DEPTH} frames and native ones at {rate_hz} Hz, {sweep_mib} MiB swept");
+        let target = Target::start(&bench.python, bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
+        let points = vec![(DEPTH, sample_cost(bench, &target, Tool::Native, rate_hz, nothing)?)];
+        costs.push(SampleCost { rate_hz, sweep_mib, points });
+    }
+    Ok(costs)
+}
+
+/// Nanoseconds of a sample of a target.
+fn sample_cost(bench: &Bench, target: &Target, tool: Tool, rate_hz: u32, nothing: NothingSelected) -> Result<f64> {
+    let other_ns = if rate_hz == RATES_HZ[0] { nothing.cold_ns } else { nothing.warm_ns };
+    let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+    let mean = per_run(&bench.watch(&run, target, bench.effort.kernel)?.bpf)?;
+    let report = run.finish()?.report.context("the profiler writes a report")?;
+    // The other runs met other CPUs: idle, or busy with what is not selected.
+    let share = report.stored as f64 / report.ran as f64;
+    Ok((mean - (1.0 - share) * other_ns) / share)
 }
 
 /// The speed a target loses by one tool at one rate, in percent of its speed without.
@@ -261,7 +277,7 @@ pub(crate) struct StartPhases {
 const TRACEPOINTS: usize = 4;
 
 /// Watches a start from outside until the timer's program runs.
-fn start_phases(run: &mut Run, poll: Duration) -> Result<StartPhases> {
+pub(crate) fn start_phases(run: &mut Run, poll: Duration) -> Result<StartPhases> {
     let (mut phases, start) = (StartPhases::default(), run.started());
     let reach = |phase: &mut f64, reached: bool| {
         if reached && *phase == 0.0 {
@@ -282,41 +298,4 @@ fn start_phases(run: &mut Run, poll: Duration) -> Result<StartPhases> {
         sleep(poll);
     }
     bail!("the profiler did not sample within {} s", PATIENCE.as_secs())
-}
-
-/// Start and memory with many processes.
-pub(crate) struct Crowd {
-    /// The middle one of several starts, phase by phase.
-    pub(crate) start: StartPhases,
-    pub(crate) starts: usize,
-    /// The last run, which went on for as long as a cost measurement.
-    pub(crate) whole: Usage,
-}
-
-/// `--all-python` with 50 Python processes, one of them busy, on a machine with 200 processes.
-pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
-    eprintln!("{PYTHONS} Python processes, {PROCESSES} processes");
-    let target = bench.target(DEPTH, 0)?;
-    let _pythons = Idle::pythons(&bench.python, PYTHONS - 1)?;
-    let _others = Idle::fill_up_to(PROCESSES)?;
-    sleep(Duration::from_secs(2));
-    let (mut starts, mut whole) = (Vec::new(), None);
-    for start in 1..=bench.effort.starts {
-        let mut run = bench.tools.start(Tool::Tachyon, Aim::AllPython, RATES_HZ[0])?;
-        starts.push(start_phases(&mut run, Duration::from_millis(1))?);
-        if start == bench.effort.starts {
-            bench.watch(&run, &target, bench.effort.cost)?;
-        } else {
-            sleep(SETTLE);
-        }
-        whole = Some(run.finish()?);
-    }
-    let middle = |phase: fn(&StartPhases) -> f64| median(&starts.iter().map(phase).collect::<Vec<_>>()).unwrap_or(0.0);
-    let start = StartPhases {
-        types_ms: middle(|phases| phases.types_ms),
-        loaded_ms: middle(|phases| phases.loaded_ms),
-        attached_ms: middle(|phases| phases.attached_ms),
-        first_run_ms: middle(|phases| phases.first_run_ms),
-    };
-    Ok(Crowd { start, starts: starts.len(), whole: whole.context("at least one start")? })
 }

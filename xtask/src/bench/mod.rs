@@ -3,10 +3,12 @@
 //! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes
 //! the page, but for the section on files, which is [`tach`]'s. It asserts nothing: times differ from machine to machine, and only those of one run compare.
 
+mod crowd;
 mod machine;
 mod measure;
 mod probe;
 mod results;
+pub(crate) mod soak;
 mod stats;
 mod tach;
 mod target;
@@ -89,15 +91,16 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         cpus: others.join(","),
         work: tempfile::tempdir().context("cannot create a directory for profiles")?,
     };
-    let mut machine = Machine::look(&python, &tools.tachyon, &tools.py_spy)?;
+    let mut machine = Machine::look(&python, &[&tools.tachyon, &tools.py_spy])?;
     let bench = Bench { tools, python, cpu: *cpu, effort };
     let nothing = measure::nothing_selected(&bench)?;
     let samples = measure::sample_costs(&bench, nothing)?;
+    let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
-    let crowd = measure::crowd(&bench)?;
+    let crowd = crowd::crowd(&bench)?;
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
-    let results = Results { machine, nothing, samples, tools, crowd, slowdowns };
+    let results = Results { machine, nothing, samples, native, tools, crowd, slowdowns };
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = tach::replace(&results.page(&bench), &section);
     print!("{page}");

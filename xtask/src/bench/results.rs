@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::crowd::{Crowd, PROCESSES, PYTHONS};
 use super::machine::Machine;
 use super::measure::{
-    Bench, Crowd, DEPTH, DEPTHS, NothingSelected, PROCESSES, PYTHONS, RATES_HZ, SWEEP_MIB, SampleCost, Slowdown,
-    ToolCost, WARM_HZ,
+    Bench, DEPTH, DEPTHS, NothingSelected, RATES_HZ, SWEEP_MIB, SampleCost, Slowdown, ToolCost, WARM_HZ,
 };
 use super::stats::line;
 use super::tools::Tool;
@@ -15,6 +15,7 @@ pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) nothing: NothingSelected,
     pub(crate) samples: Vec<SampleCost>,
+    pub(crate) native: Vec<SampleCost>,
     pub(crate) tools: Vec<ToolCost>,
     pub(crate) crowd: Crowd,
     pub(crate) slowdowns: Vec<Slowdown>,
@@ -68,6 +69,11 @@ impl Results {
             "µs",
             1,
         );
+        for (cost, budget) in self.native.iter().zip([20.0, 10.0]) {
+            let what = if cost.sweep_mib > 0 { ", caches swept" } else { "" };
+            let what = format!("sample of {DEPTH} Python and 20 native frames, {} Hz{what}", cost.rate_hz);
+            add(what, cost.at(DEPTH).map(|ns| ns / 1e3), budget, "µs", 1);
+        }
         let share = |tool, rate| self.tool(tool, rate).map(ToolCost::share);
         let percent = |share: Option<f64>| share.map(|share| share * 100.0);
         let ours = share(Tool::Tachyon, low);
@@ -82,9 +88,17 @@ impl Results {
             let of_target = self.tool(Tool::Tachyon, rate).map(|cost| cost.bpf_of_target);
             add(format!("BPF time as a share of the target's CPU time, {rate} Hz"), percent(of_target), budget, "%", 3);
         }
-        add(format!("memory with the maps, {PYTHONS} Python processes"), Some(self.memory_mib()), 100.0, "MiB", 1);
+        add(
+            format!("memory with the maps, {PYTHONS} Python processes, native frames too"),
+            Some(self.memory_mib()),
+            100.0,
+            "MiB",
+            1,
+        );
         let first = self.crowd.start.first_run_ms;
         add(format!("start to first firing, {PROCESSES} processes on the host"), Some(first), 300.0, "ms", 0);
+        let share = self.crowd.filtered * 100.0;
+        add("a run with 1 of 100 busy processes selected, of one with all".to_owned(), Some(share), 5.0, "%", 2);
         all
     }
 
@@ -108,7 +122,7 @@ impl Results {
         self.beside(&mut page, bench);
         self.in_kernel(&mut page);
         self.slower(&mut page, bench);
-        self.crowded(&mut page);
+        self.crowd.describe(&mut page);
         page.push_str(METHOD);
         page
     }
@@ -124,7 +138,7 @@ impl Results {
         );
         for cost in &self.tools {
             let bpf = match cost.tool {
-                Tool::Tachyon => format!("{:.3} %", cost.bpf_share * 100.0),
+                Tool::Tachyon | Tool::Native => format!("{:.3} %", cost.bpf_share * 100.0),
                 Tool::PySpy => "–".to_owned(),
             };
             let _ = writeln!(
@@ -205,31 +219,6 @@ impl Results {
             );
         }
     }
-
-    fn crowded(&self, page: &mut String) {
-        let (start, whole) = (&self.crowd.start, &self.crowd.whole);
-        let _ = write!(
-            page,
-            "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
-             machine with {PROCESSES} processes; median of {} starts, watched from outside each millisecond.\n\n\
-             | from the start until | ms |\n|---|---:|\n\
-             | the first map exists (program start, kernel types) | {:.0} |\n\
-             | the programs are loaded | {:.0} |\n\
-             | processes are found and inspected, the timer is attached | {:.0} |\n\
-             | the timer's program ran | {:.0} |\n",
-            RATES_HZ[0], self.crowd.starts, start.types_ms, start.loaded_ms, start.attached_ms, start.first_run_ms,
-        );
-        if let Some(report) = &whole.report {
-            let _ = write!(
-                page,
-                "\nPeak RSS {:.1} MiB, maps {:.1} MiB, of which the sample ring {:.1} MiB. BPF statistics: {}.\n",
-                whole.peak_rss_bytes as f64 / MIB,
-                report.cost.map_bytes as f64 / MIB,
-                report.cost.ring_bytes as f64 / MIB,
-                report.cost.bpf_stats,
-            );
-        }
-    }
 }
 
 fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {
@@ -245,8 +234,8 @@ same run compare. Nothing here is a promise, and no test asserts on it.
 ";
 
 const NOT_MEASURED: &str = "
-Budgeted and not measured by this command: native frames (this version records none), and short-lived processes, of
-which the live tests print the shares. Writer and exports have a section of their own.
+Budgeted and not measured by this command: short-lived processes, of which the live tests print the shares. Figures
+are without native frames (`--no-native`) where nothing else is said. Writer and exports have a section of their own.
 ";
 
 const METHOD: &str = "

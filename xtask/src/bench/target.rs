@@ -32,13 +32,13 @@ impl Target {
     ///
     /// # Errors
     /// It does not start, or does nothing.
-    pub(crate) fn start(python: &Path, cpu: usize, depth: usize, sweep_mib: usize) -> Result<Self> {
+    pub(crate) fn start(python: &Path, cpu: usize, depth: usize, sweep_mib: usize, through_c: usize) -> Result<Self> {
         let counter = NamedTempFile::new().context("cannot create the target's counter")?;
         counter.as_file().set_len(8).context("cannot size the target's counter")?;
         let program = command::project_root().join("xtask/bench/deep.py");
         let mut line = Command::new("taskset");
         line.args(["-c", &cpu.to_string()]).arg(python).arg(program);
-        line.args([depth.to_string(), sweep_mib.to_string()]).arg(counter.path());
+        line.args([depth.to_string(), sweep_mib.to_string()]).arg(counter.path()).arg(through_c.to_string());
         let child = line.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {}", python.display()))?;
         let mut target = Self { child, counter };
         let patience = Instant::now() + Duration::from_secs(20);
@@ -132,7 +132,7 @@ impl Idle {
         Self::start(wanted.saturating_sub(count), || Command::new("cat"))
     }
 
-    fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
+    pub(crate) fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
         let mut idle = Self(Vec::new());
         for _ in 0..count {
             // The pipe's other end is ours: they read its end when we are gone.

@@ -42,18 +42,8 @@ pub(crate) fn build() -> Result<PathBuf> {
 /// # Errors
 /// It cannot be installed.
 pub(crate) fn py_spy(python: &Path) -> Result<PathBuf> {
-    let dir = cache::dir()?.join("bench");
-    let _lock = cache::lock(&dir)?;
-    let venv = dir.join("py-spy");
-    if !cache::is_finished(&venv, PY_SPY) {
-        cache::remove(&venv)?;
-        command::run_quietly("making a virtual environment", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
-        let what = format!("installing {PY_SPY} into {}", venv.display());
-        let mut line = Command::new(venv.join("bin/python"));
-        command::run_quietly(&what, line.args(["-m", "pip", "install", "--disable-pip-version-check", PY_SPY]))?;
-        cache::finish(&venv, PY_SPY)?;
-    }
-    Ok(venv.join("bin/py-spy"))
+    let programs = crate::tools::in_venv(python, &cache::dir()?.join("bench/py-spy"), PY_SPY)?;
+    Ok(programs.join("py-spy"))
 }
 
 /// Both executables, and the CPUs they may use.
@@ -68,7 +58,10 @@ pub(crate) struct Tools {
 /// Which profiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
+    /// Python frames only.
     Tachyon,
+    /// Native frames too.
+    Native,
     PySpy,
 }
 
@@ -76,6 +69,7 @@ impl Tool {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tachyon => "tachyon-bpf",
+            Self::Native => "tachyon-bpf, native frames too",
             Self::PySpy => "py-spy",
         }
     }
@@ -86,6 +80,8 @@ impl Tool {
 pub(crate) enum Aim {
     Pid(u32),
     AllPython,
+    /// All Python processes of these names.
+    Named(&'static str),
 }
 
 impl Tools {
@@ -95,7 +91,7 @@ impl Tools {
     /// It cannot be started.
     pub(crate) fn start(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let program = match tool {
-            Tool::Tachyon => &self.tachyon,
+            Tool::Tachyon | Tool::Native => &self.tachyon,
             Tool::PySpy => &self.py_spy,
         };
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
@@ -105,10 +101,12 @@ impl Tools {
         match aim {
             Aim::Pid(pid) => line.args(["--pid", &pid.to_string()]),
             Aim::AllPython => line.arg("--all-python"),
+            Aim::Named(pattern) => line.args(["--all-python", "--comm", pattern]),
         };
         let rate = rate_hz.to_string();
         match tool {
-            Tool::Tachyon => {
+            Tool::Tachyon | Tool::Native => {
+                line.arg(if tool == Tool::Native { "--native" } else { "--no-native" });
                 line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
             }
             // Longer than any measurement: without a duration it asks for one on the terminal's behalf.
@@ -163,6 +161,19 @@ pub(crate) struct Cost {
     pub(crate) bpf_stats: String,
     pub(crate) map_bytes: u64,
     pub(crate) ring_bytes: u64,
+    pub(crate) start: Start,
+}
+
+/// `cost.start` of the report, in seconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) machine_s: f64,
+    pub(crate) types_s: f64,
+    pub(crate) maps_s: f64,
+    pub(crate) programs_s: f64,
+    pub(crate) processes_s: f64,
+    pub(crate) attach_s: f64,
+    pub(crate) total_s: f64,
 }
 
 impl Run {
@@ -213,7 +224,7 @@ impl Run {
             return Err(self.failed(status));
         }
         match self.tool {
-            Tool::Tachyon => {
+            Tool::Tachyon | Tool::Native => {
                 let path = &self.report;
                 let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
                 let report: Report =

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use super::kernels::Kernel;
 use crate::command;
 
-/// Emulated, a whole check takes 17 to 33 s on an idle machine.
-const TIMEOUT: Duration = Duration::from_secs(150);
+/// Emulated, a whole check takes half a minute on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Lines of the console shown when a guest fails.
 const TAIL_LINES: usize = 40;
@@ -20,29 +20,30 @@ const TAIL_LINES: usize = 40;
 ///
 /// # Errors
 /// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
-pub(crate) fn run(kernel: Kernel, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
-    let dir = work.join(kernel.name());
+pub(crate) fn run(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
+    let dir = directory(work, kernel);
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let (console, results) = (dir.join("console"), dir.join("results.base64"));
-    eprint!("booting kernel {} on cpu {} ... ", kernel.name(), kernel.cpu());
+    eprint!("booting kernel {} on {cpus} cpus {} ... ", kernel.name(), kernel.cpu());
     let start = Instant::now();
     let mut qemu = Guest(
-        Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg,thread=multi", "-m", "1024", "-smp", "2", "-cpu", kernel.cpu()])
+        Command::new(kernel.machine.qemu())
+            .args(["-accel", "tcg,thread=multi", "-m", "1024", "-cpu", kernel.cpu(), "-smp", &cpus.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-serial")
             .arg(format!("file:{}", console.display()))
-            .arg("-serial")
-            .arg(format!("file:{}", results.display()))
+            .arg("-chardev")
+            .arg(format!("file,id=results,path={}", results.display()))
+            .args(kernel.machine.devices())
             .arg("-kernel")
             .arg(image)
             .arg("-initrd")
             .arg(initramfs)
-            // With panic=-1 a panic ends QEMU at once, through -no-reboot.
-            .args(["-append", "console=ttyS0 quiet panic=-1"])
+            .arg("-append")
+            .arg(kernel.machine.command_line())
             .stdin(Stdio::null())
             .spawn()
-            .context("cannot start qemu-system-x86_64")?,
+            .with_context(|| format!("cannot start {}", kernel.machine.qemu()))?,
     );
     let ended = loop {
         if let Some(status) = qemu.0.try_wait().context("cannot wait for QEMU")? {
@@ -63,6 +64,11 @@ pub(crate) fn run(kernel: Kernel, image: &Path, initramfs: &Path, work: &Path) -
             bail!("no results: {why}: {error:#}\nlast lines of the console:\n{}", tail(&console));
         }
     }
+}
+
+/// Where a guest's serial lines go, and what it sent.
+pub(crate) fn directory(work: &Path, kernel: Kernel) -> PathBuf {
+    work.join("guests").join(kernel.name())
 }
 
 /// A QEMU that does not outlive its test.

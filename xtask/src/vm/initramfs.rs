@@ -5,120 +5,141 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use object::Endianness;
-use object::elf::{FileHeader64, PT_INTERP};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::elf::{DT_NEEDED, FileHeader64};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
+use super::machine::Machine;
 use crate::command::{self, project_root};
 
 const PYTHON: &str = "/usr/bin/python3.11";
 
-/// Builds the archive in `work`; it holds the profiler if `with_profiler` says so.
+/// Builds the archive in `work`; it holds the profiler if `with_profiler` says so. `dir` is the cache.
 ///
 /// # Errors
 /// A file is missing, or the profiler does not build.
-pub(crate) fn build(work: &Path, with_profiler: bool) -> Result<PathBuf> {
-    let root = Root(work.join("root"));
+pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bool) -> Result<PathBuf> {
+    let root = Root { inside: work.join("root"), from: machine.programs_root(dir)?, machine };
     for dir in ["bin", "dev", "proc", "sys", "tmp", "usr/bin"] {
-        fs::create_dir_all(root.0.join(dir)).with_context(|| format!("cannot create the guest's {dir}"))?;
+        fs::create_dir_all(root.inside.join(dir)).with_context(|| format!("cannot create the guest's {dir}"))?;
     }
-    let busybox = command::find("busybox").context("busybox is not found")?;
-    root.add_program(&busybox, "bin/busybox")?;
-    symlink("busybox", root.0.join("bin/sh")).context("cannot link the guest's sh")?;
+    root.add_program(&root.busybox()?, "bin/busybox")?;
+    symlink("busybox", root.inside.join("bin/sh")).context("cannot link the guest's sh")?;
     let scripts = project_root().join("tests/kernel");
     root.add(&scripts.join("init.sh"), "init")?;
-    fs::set_permissions(root.0.join("init"), fs::Permissions::from_mode(0o755))
+    fs::set_permissions(root.inside.join("init"), fs::Permissions::from_mode(0o755))
         .context("cannot make init executable")?;
     let program = scripts.join("known_stack.py");
     root.add(&program, "known_stack.py")?;
     root.add_python(&program)?;
+    root.add_program(&extension(work, machine)?, "extension.so")?;
     if with_profiler {
-        root.add_program(&profiler(work)?, "usr/bin/tachyon-bpf")?;
+        root.add_program(&profiler(work, machine)?, "usr/bin/tachyon-bpf")?;
     }
-    pack(&root.0, &work.join("initramfs.cpio"))
+    pack(&root.inside, &work.join("initramfs.cpio"))
+}
+
+/// The C code that the guest's program calls, and that calls it.
+fn extension(work: &Path, machine: Machine) -> Result<PathBuf> {
+    let library = work.join("extension.so");
+    let mut compiler = Command::new(machine.cc());
+    compiler.args(["-O2", "-fPIC", "-shared", "-fno-optimize-sibling-calls"]).args(machine.c_flags()).arg("-o");
+    let source = project_root().join("tests/programs/extension.c");
+    command::run_quietly("compiling extension.c", compiler.arg(&library).arg(source))?;
+    Ok(library)
 }
 
 /// The profiler as the tests build it, without its debug information.
-fn profiler(work: &Path) -> Result<PathBuf> {
-    let cargo = || {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(project_root()).args(["build", "--package", "tachyon", "--bin", "tachyon-bpf"]);
-        cargo
-    };
-    // The second time there is nothing to build or to complain of, only the path to learn.
-    command::run(&mut cargo())?;
-    let lines = command::stdout(cargo().args(["--message-format", "json"]))?;
-    let built = lines
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .find_map(|message| message.get("executable")?.as_str().map(PathBuf::from))
-        .context("cargo named no executable of tachyon-bpf")?;
+fn profiler(work: &Path, machine: Machine) -> Result<PathBuf> {
+    let built = machine.profiler(false)?;
     let stripped = work.join("tachyon-bpf");
-    command::run_quietly("stripping tachyon-bpf", Command::new("strip").arg("-o").arg(&stripped).arg(built))?;
+    let mut strip = Command::new(machine.strip());
+    command::run_quietly("stripping tachyon-bpf", strip.arg("-o").arg(&stripped).arg(built))?;
     Ok(stripped)
 }
 
 /// The directory that becomes the guest's `/`.
-struct Root(PathBuf);
+struct Root {
+    inside: PathBuf,
+    /// The root directory that programs and libraries are taken from.
+    from: PathBuf,
+    machine: Machine,
+}
 
 impl Root {
     fn add(&self, file: &Path, inside: &str) -> Result<()> {
-        let target = self.0.join(inside);
+        let target = self.inside.join(inside);
         let parent = target.parent().context("a file in the guest's root has a parent")?;
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         fs::copy(file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
         Ok(())
     }
 
-    /// A program, and if it is dynamic its libraries and its loader at the paths where it looks for them.
+    /// A program or library, and all libraries that it names and its loader at the paths where they are looked for.
     fn add_program(&self, program: &Path, inside: &str) -> Result<()> {
-        self.add(program, inside)?;
-        if !is_dynamic(program)? {
+        if self.inside.join(inside).exists() {
             return Ok(());
         }
-        let libraries = command::stdout(Command::new("ldd").arg(program))?;
-        for path in library_paths(&libraries)? {
-            self.add(Path::new(path), path.trim_start_matches('/'))?;
+        self.add(program, inside)?;
+        for wanted in wanted_by(program)? {
+            // The loader has a path, a library a name.
+            let wanted = wanted.trim_start_matches('/');
+            let multiarch = format!("{}-linux-gnu", self.machine.rust());
+            let places = [String::new(), format!("lib/{multiarch}/"), format!("usr/lib/{multiarch}/")];
+            let place =
+                places.iter().map(|place| format!("{place}{wanted}")).find(|path| self.from.join(path).is_file());
+            let place = place.with_context(|| format!("{} wants {wanted}, which is not found", program.display()))?;
+            self.add_program(&self.from.join(&place), &place)?;
         }
         Ok(())
     }
 
+    fn busybox(&self) -> Result<PathBuf> {
+        let found = ["bin/busybox", "usr/bin/busybox"].map(|path| self.from.join(path));
+        found.into_iter().find(|path| path.is_file()).context("busybox is not found")
+    }
+
     fn add_python(&self, program: &Path) -> Result<()> {
-        self.add_program(Path::new(PYTHON), PYTHON.trim_start_matches('/'))?;
+        let inside = PYTHON.trim_start_matches('/');
+        self.add_program(&self.from.join(inside), inside)?;
+        // Another machine's Python is asked through this one's: Debian's packages of one version have the same modules.
         let flags = ["-I", "-S", "-X", "utf8"];
         let modules = command::stdout(Command::new(PYTHON).args(flags).arg(program).arg("--modules"))?;
         // os.py is the landmark by which CPython finds its library (Modules/getpath.py).
         let landmark = format!("/usr/lib/{}/os.py", PYTHON.trim_start_matches("/usr/bin/"));
         for module in modules.lines().chain([landmark.as_str()]) {
             ensure!(Path::new(module).is_absolute(), "python loads a module from {module}");
-            self.add(Path::new(module), module.trim_start_matches('/'))?;
+            let module = module.trim_start_matches('/');
+            self.add(&self.from.join(module), module)?;
         }
         Ok(())
     }
 }
 
-/// Whether the program asks for a loader; `ldd` fails for one that does not.
-fn is_dynamic(program: &Path) -> Result<bool> {
+/// The loader's path, if there is one, and the names of the libraries that a file names itself. (`ldd` would run it, which
+/// another machine's file cannot.)
+fn wanted_by(program: &Path) -> Result<Vec<String>> {
     let cannot = || format!("cannot parse {}", program.display());
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    let file = FileHeader64::<Endianness>::parse(&*bytes).with_context(cannot)?;
+    let data = bytes.as_slice();
+    let file = FileHeader64::<Endianness>::parse(data).with_context(cannot)?;
     let endian = file.endian().with_context(cannot)?;
-    let segments = file.program_headers(endian, &*bytes).with_context(cannot)?;
-    Ok(segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP))
-}
-
-/// The absolute paths in what `ldd` prints: `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the loader.
-fn library_paths(ldd: &str) -> Result<Vec<&str>> {
-    let mut paths = Vec::new();
-    for line in ldd.lines() {
-        if line.contains("not found") {
-            bail!("a library is missing: {}", line.trim());
+    let mut wanted = Vec::new();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    for segment in file.program_headers(endian, data).with_context(cannot)? {
+        if let Some(loader) = segment.interpreter(endian, data).with_context(cannot)? {
+            wanted.push(text(loader));
         }
-        let target = line.rsplit("=> ").next().unwrap_or(line).trim();
-        paths.extend(target.split(' ').next().filter(|path| path.starts_with('/')));
     }
-    Ok(paths)
+    let sections = file.sections(endian, data).with_context(cannot)?;
+    if let Some((entries, names)) = sections.dynamic(endian, data).with_context(cannot)? {
+        let names = sections.strings(endian, data, names).with_context(cannot)?;
+        for entry in entries.iter().filter(|entry| entry.tag32(endian) == Some(DT_NEEDED)) {
+            wanted.push(text(entry.string(endian, names).with_context(cannot)?));
+        }
+    }
+    Ok(wanted)
 }
 
 /// Not compressed: unpacking takes an emulated CPU longer than reading.
@@ -160,16 +181,9 @@ mod tests {
 
     #[test]
     fn libraries_and_loader_are_found() {
-        let text =
-            "\tlinux-vdso.so.1 (0x7f)\n\tlibm.so.6 => /lib/x/libm.so.6 (0x7f)\n\t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
-        assert_eq!(library_paths(text).unwrap(), ["/lib/x/libm.so.6", "/lib64/ld-linux-x86-64.so.2"]);
-        assert_eq!(library_paths("\tstatically linked\n").unwrap(), Vec::<&str>::new());
-        assert!(library_paths("\tlibq.so => not found\n").is_err());
-    }
-
-    #[test]
-    fn a_program_that_asks_for_a_loader_is_dynamic() {
-        assert!(is_dynamic(Path::new("/proc/self/exe")).unwrap());
-        assert!(is_dynamic(&project_root().join("Cargo.toml")).is_err());
+        let wanted = wanted_by(Path::new("/proc/self/exe")).unwrap();
+        assert!(wanted.iter().any(|name| name.starts_with("libc.")), "{wanted:?}");
+        assert!(wanted[0].starts_with('/') && wanted[0].contains("ld-"), "{wanted:?}");
+        assert!(wanted_by(&project_root().join("Cargo.toml")).is_err());
     }
 }

@@ -1,25 +1,32 @@
 //! Boots other kernels in QEMU and profiles a live interpreter on each: the verifier of every kernel is different.
 //!
-//! A kernel comes from a Debian suite ([`kernels`]), the guest's files from this machine ([`initramfs`]), the guest's
-//! part is `tests/kernel/init.sh`; [`guest`] boots it and brings its files back, [`verdict`] judges them.
+//! A kernel comes from a Debian suite ([`kernels`]), the guest's files from this machine or, for another processor, from
+//! Debian's packages ([`machine`], [`initramfs`]); the guest's part is `tests/kernel/init.sh`; [`guest`] boots it and brings
+//! its files back, [`verdict`] judges them, by the same rules on every machine.
 
 mod guest;
 mod initramfs;
 mod kernels;
+pub(crate) mod machine;
 mod verdict;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
-use crate::{apt, cache};
+use crate::{apt, cache, command};
 
 /// Arguments of `cargo xtask vm-test`.
 #[derive(clap::Args)]
 pub(crate) struct VmTestArgs {
-    /// Kernels to boot, of 5.10, 6.1, 6.12 and 7.2
+    /// Kernels to boot, of 5.10, 6.1, 6.12 and 7.2, on arm64 with `arm64-` before the version; `arm64` alone is one of them
     #[arg(long, value_delimiter = ',', default_value = "5.10,7.2")]
     kernel: Vec<kernels::Kernel>,
+    /// Emulated processors of each guest
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
     /// Only boot, start Python and bring files back: a test of the harness itself
     #[arg(long)]
     without_profiler: bool,
@@ -32,33 +39,55 @@ pub(crate) struct VmTestArgs {
 pub(crate) fn run(args: VmTestArgs) -> Result<()> {
     let start = Instant::now();
     apt::ensure(&[
-        ("qemu-system-x86_64", "qemu-system-x86"),
         ("busybox", "busybox-static"),
         ("cpio", "cpio"),
         ("dpkg-deb", "dpkg"),
-        ("strip", "binutils"),
         ("/usr/bin/python3.11", "python3.11"),
     ])?;
     let dir = cache::dir()?.join("vm");
     let _lock = cache::lock(&dir)?;
     let work = tempfile::tempdir()?;
-    let initramfs = initramfs::build(work.path(), !args.without_profiler)?;
-    let mut failed = Vec::new();
+    // One for each machine, made when its first kernel is met.
+    let mut archives = Vec::new();
+    let (mut failed, mut times) = (Vec::new(), Vec::new());
     for kernel in args.kernel {
+        let machine = kernel.machine;
+        let archive = match archives.iter().find(|(known, _)| *known == machine) {
+            Some((_, archive)) => PathBuf::clone(archive),
+            None => {
+                apt::ensure(machine.programs())?;
+                let archive =
+                    initramfs::build(&dir, &work.path().join(machine.debian()), machine, !args.without_profiler)?;
+                archives.push((machine, archive.clone()));
+                archive
+            }
+        };
+        let begun = Instant::now();
         let judged = kernels::fetch(&dir, kernel)
-            .and_then(|image| guest::run(kernel, &image, &initramfs, work.path()))
-            .and_then(|results| verdict::judge(&results, !args.without_profiler));
+            .and_then(|image| guest::run(kernel, args.cpus, &image, &archive, work.path()))
+            .and_then(|results| verdict::judge(&results, !args.without_profiler, &kernel.promise(args.cpus)));
+        times.push(format!("{} {:.0} s", kernel.name(), begun.elapsed().as_secs_f64()));
         match judged {
             Ok(summary) => eprintln!("kernel {}: passed: {summary}", kernel.name()),
             Err(error) => {
                 eprintln!("kernel {}: FAILED: {error:#}", kernel.name());
+                keep(&guest::directory(work.path(), kernel), &dir.join("failed").join(kernel.name()))?;
                 failed.push(kernel.name());
             }
         }
     }
-    eprintln!("vm-test took {:.0} s", start.elapsed().as_secs_f64());
+    eprintln!("vm-test took {:.0} s: {}; the rest to build", start.elapsed().as_secs_f64(), times.join(", "));
     if !failed.is_empty() {
         bail!("failed on kernel {}", failed.join(", "));
     }
+    Ok(())
+}
+
+/// Keeps what a guest sent for whoever wants to know why it failed.
+fn keep(guest: &Path, kept: &Path) -> Result<()> {
+    cache::remove(kept)?;
+    std::fs::create_dir_all(kept).with_context(|| format!("cannot create {}", kept.display()))?;
+    command::stdout(Command::new("cp").arg("-r").arg(guest.join(".")).arg(kept))?;
+    eprintln!("what it sent, and its console: {}", kept.display());
     Ok(())
 }

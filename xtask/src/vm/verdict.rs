@@ -1,5 +1,6 @@
 //! What a guest sent, held against what it must be: the known stack, the account, a quiet kernel log.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -10,13 +11,21 @@ use serde::Deserialize;
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
 
-/// 3 s at 199 Hz are 597 samples. A loaded machine takes time from the emulated processors, whose timers then fire late
-/// (405 were seen): stacks are judged here, counts on the host.
-const FEWEST_SAMPLES: u64 = 150;
+/// 2 s at 199 Hz are 398 samples. A loaded machine takes time from the emulated processors, whose timers then fire late
+/// (55 were seen where 18 programs wanted two processors): stacks are judged here, counts on the host.
+const FEWEST_SAMPLES: u64 = 40;
 
-/// A program of more than 1,000,000 verified instructions is refused (`BPF_COMPLEXITY_LIMIT_INSNS`), and kernels count
-/// differently.
-const MOST_VERIFIED: u32 = 750_000;
+/// The recordings that a guest makes of the running target. The first has Python frames alone, the second is what the
+/// profiler does by default: native frames as well.
+const RECORDINGS: [&str; 2] = ["python", "default"];
+
+/// Programs of a recording without native frames: four stages of sampling and four lifecycle hooks.
+const PROGRAMS: usize = 8;
+
+/// A program of more verified instructions is refused (`BPF_COMPLEXITY_LIMIT_INSNS`), and kernels count differently: ours
+/// keep a quarter of it free.
+const LIMIT_VERIFIED: u32 = 1_000_000;
+const MOST_VERIFIED: u32 = LIMIT_VERIFIED / 4 * 3;
 
 /// The part of the report that is judged here: `ran = stored + idle + filtered + not_python + Σ loss`.
 #[derive(Deserialize)]
@@ -27,9 +36,38 @@ struct Account {
     filtered: u64,
     not_python: u64,
     loss: std::collections::BTreeMap<String, u64>,
+    #[serde(default)]
+    native: Option<Native>,
+    cost: Cost,
 }
 
-/// A frame that must be there: a function, and the lines it may be on.
+/// What became of native stacks.
+#[derive(Deserialize)]
+struct Native {
+    exact: u64,
+    repaired: u64,
+    failed: u64,
+}
+
+/// What is told, not judged: emulated, times are not this machine's.
+#[derive(Deserialize)]
+struct Cost {
+    bpf_run_count: Option<u64>,
+    bpf_run_ns: Option<u64>,
+    user_cpu_s: f64,
+    ring_bytes: u64,
+    map_bytes: u64,
+    start: Start,
+}
+
+/// Parts of the start.
+#[derive(Deserialize)]
+struct Start {
+    total_s: f64,
+    attach_s: f64,
+}
+
+/// A frame of Python that must be there: a function, and the lines it may be on.
 #[derive(Debug, PartialEq)]
 struct Expected<'a> {
     function: &'a str,
@@ -37,35 +75,92 @@ struct Expected<'a> {
     last_line: u32,
 }
 
-/// Judges a guest's files and sums them up in a line.
+/// The object whose native frames the target tells of; what libc and the interpreter do between them is their own.
+const OBJECT: &str = "extension.so!";
+
+/// What the target tells of its stack, root first.
+#[derive(Debug, PartialEq)]
+struct Truth<'a> {
+    stack: Vec<Entry<'a>>,
+    /// The native functions that may be above it.
+    above: Vec<Vec<&'a str>>,
+}
+
+/// A frame of Python, or a native function of [`OBJECT`].
+#[derive(Debug, PartialEq)]
+enum Entry<'a> {
+    Python(Expected<'a>),
+    Native(&'a str),
+}
+
+/// Judges a guest's files and sums them up in a line. `refusal` is what the profiler must say where it cannot work.
 ///
 /// # Errors
 /// One of the promises is broken; the message says which, and ends with what the profiler printed.
-pub(crate) fn judge(results: &Path, with_profiler: bool) -> Result<String> {
+pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> Result<String> {
     let read = |name: &str| {
         let bytes = fs::read(results.join(name)).with_context(|| format!("the guest sent no {name}"))?;
         Ok::<_, anyhow::Error>(String::from_utf8_lossy(&bytes).into_owned())
     };
-    let kernel = read("kernel")?;
+    let release = read("kernel")?;
     let dmesg = read("dmesg")?;
     if let Some(line) = complaint(&dmesg) {
         anyhow::bail!("the kernel complained: {line}");
     }
     let target = read("target")?;
-    let expected = expected(&target)?;
+    let truth = truth(&target)?;
     ensure!(target.ends_with("ready\n"), "python did not get ready: {}", read("target.log").unwrap_or_default());
-    let mut summary = format!("{}, python ready with {} frames", kernel.trim(), expected.len());
+    let mut summary = format!("{}, python ready with {} frames", release.trim(), truth.stack.len());
     if !with_profiler {
         return Ok(summary);
     }
-    let said = ["doctor", "record.log", "export.log"].map(|name| read(name).unwrap_or_default()).join("");
-    judge_recording(&read, &expected, &mut summary).with_context(|| format!("the profiler said:\n{said}"))?;
+    if let Some(refusal) = promise.refusal {
+        let (status, said) = (read("python/record.status")?, read("python/record.log")?);
+        ensure!(status.trim() == "1" && said.contains(refusal), "status {}, not refused: {said}", status.trim());
+        return Ok(format!("{summary}; refused as it must be: {}", said.lines().next().unwrap_or_default()));
+    }
+    for recording in RECORDINGS {
+        let read = |name: &str| read(&format!("{recording}/{name}"));
+        let said = ["record.log", "export.log"].map(|name| read(name).unwrap_or_default()).join("");
+        judge_recording(&read, &truth, recording == "default", &mut summary)
+            .with_context(|| format!("recording `{recording}`: the profiler said:\n{said}"))?;
+    }
+    if promise.many_cpus {
+        let idle: Account =
+            serde_json::from_str(&read("idle/report.json")?).context("the idle report is no account")?;
+        ensure!(idle.stored == 0 && idle.idle > 0, "idle: {} samples, {} idle runs", idle.stored, idle.idle);
+        tell_cost(&idle, &mut summary).context("cannot sum up")?;
+    }
     Ok(summary)
+}
+
+/// What is to be seen on a kernel.
+pub(crate) struct Promise {
+    /// Whether there are so many processors that what they cost while they are idle is told.
+    pub(crate) many_cpus: bool,
+    /// What the profiler must say where it cannot work.
+    pub(crate) refusal: Option<&'static str>,
+}
+
+/// What events on all CPUs cost while nothing that is wanted runs.
+fn tell_cost(idle: &Account, summary: &mut String) -> std::fmt::Result {
+    let Cost { start: Start { total_s, attach_s }, user_cpu_s, ring_bytes, map_bytes, .. } = idle.cost;
+    let (attach_ms, ring_kib, maps_kib) = (attach_s * 1e3, ring_bytes >> 10, map_bytes >> 10);
+    write!(
+        summary,
+        "; started in {total_s:.2} s, events of all CPUs attached in {attach_ms:.1} ms, ring {ring_kib} KiB, maps {maps_kib} KiB; \
+         2 s idle: {user_cpu_s:.2} s CPU from start to end"
+    )?;
+    match (idle.cost.bpf_run_ns, idle.cost.bpf_run_count) {
+        (Some(ns), Some(count @ 1..)) => write!(summary, ", {} ns for each of {count} firings", ns / count),
+        _ => Ok(()),
+    }
 }
 
 fn judge_recording(
     read: &impl Fn(&str) -> Result<String>,
-    expected: &[Expected<'_>],
+    truth: &Truth<'_>,
+    native: bool,
     summary: &mut String,
 ) -> Result<()> {
     for step in ["record", "export"] {
@@ -85,15 +180,34 @@ fn judge_recording(
         account.not_python,
     );
     let collapsed = read("out.collapsed")?;
-    let (exact, total) = count(&collapsed, expected)?;
+    let Counted { python: exact, mixed, above, total } = count(&collapsed, truth)?;
     ensure!(total == account.stored, "{total} samples exported, {} stored", account.stored);
     ensure!(total >= FEWEST_SAMPLES, "{total} samples, at least {FEWEST_SAMPLES} wanted");
     #[expect(clippy::cast_precision_loss, reason = "a few hundred samples")]
     let share = exact as f64 / total as f64;
     ensure!(share >= EXACT_SHARE, "{exact} of {total} stacks exact; exported:\n{}", first_lines(&collapsed));
     write!(summary, "; {exact} of {total} stacks exact, {loss} lost").context("cannot sum up")?;
+    ensure!(account.native.is_some() == native, "native frames: {}, wanted: {native}", account.native.is_some());
+    if let Some(Native { exact, repaired, failed }) = account.native {
+        let roots = collapsed.lines().filter(|line| line.split(';').nth(1).is_some_and(is_native)).count();
+        ensure!(roots > 0, "native code started the program; exported:\n{}", first_lines(&collapsed));
+        #[expect(clippy::cast_precision_loss, reason = "a few hundred samples")]
+        let share = exact as f64 / total as f64;
+        ensure!(share >= EXACT_SHARE, "native: {exact} of {total} exact, {repaired} repaired, {failed} failed");
+        #[expect(clippy::cast_precision_loss, reason = "a few hundred samples")]
+        let share = mixed as f64 / total as f64;
+        ensure!(share >= EXACT_SHARE, "{mixed} of {total} mixed stacks exact; exported:\n{}", first_lines(&collapsed));
+        // Among them functions that have saved nothing, and a signal handler.
+        let never = truth.above.iter().zip(&above).find(|(names, seen)| names.last() == Some(&"turn") && **seen == 0);
+        ensure!(never.is_none(), "never seen: {never:?}; exported:\n{}", first_lines(&collapsed));
+        write!(summary, ", {mixed} mixed stacks of Python and C exact").context("cannot sum up")?;
+    }
     // One line for each descriptor of a program; kernels before 5.16 do not tell the number.
     let programs = read("programs")?;
+    let ids = programs.lines().filter_map(|program| program.split_once("prog_id:")?.1.split_whitespace().next());
+    let loaded = ids.collect::<BTreeSet<_>>().len();
+    let wanted = PROGRAMS + usize::from(native);
+    ensure!(loaded == wanted, "the kernel told of {loaded} programs, not of {wanted}:\n{programs}");
     let verified: Vec<&str> = programs
         .lines()
         .filter_map(|program| program.split_once("verified_insns:")?.1.split_whitespace().next())
@@ -103,7 +217,9 @@ fn judge_recording(
         ensure!(count < MOST_VERIFIED, "{count} instructions of a program were verified: no room for other kernels");
     }
     if !verified.is_empty() {
-        write!(summary, "; instructions verified: {}", verified.join(", ")).context("cannot sum up")?;
+        let of = verified.iter().filter_map(|count| count.parse::<u32>().ok()).max().unwrap_or(0);
+        write!(summary, "; at most {of} of {LIMIT_VERIFIED} instructions of a program verified")
+            .context("cannot sum up")?;
     }
     Ok(())
 }
@@ -115,31 +231,74 @@ fn complaint(dmesg: &str) -> Option<&str> {
         .find(|line| ["WARNING:", "BUG:", "Oops", "Call Trace:", "rcu: INFO"].iter().any(|bad| line.contains(bad)))
 }
 
-/// The target's lines `frame NAME FIRST LAST`, root first.
-fn expected(target: &str) -> Result<Vec<Expected<'_>>> {
-    let frames = target.lines().filter_map(|line| line.strip_prefix("frame "));
-    frames
-        .map(|frame| match frame.split(' ').collect::<Vec<_>>()[..] {
-            [function, first, last] => Ok(Expected { function, first_line: first.parse()?, last_line: last.parse()? }),
-            _ => anyhow::bail!("the target printed `frame {frame}`"),
-        })
-        .collect()
+/// The target's lines `frame NAME FIRST LAST`, `native NAME` and `above NAME ...`, root first.
+fn truth(target: &str) -> Result<Truth<'_>> {
+    let mut truth = Truth { stack: Vec::new(), above: Vec::new() };
+    for line in target.lines() {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["frame", function, first, last] => truth.stack.push(Entry::Python(Expected {
+                function,
+                first_line: first.parse()?,
+                last_line: last.parse()?,
+            })),
+            ["native", function] => truth.stack.push(Entry::Native(function)),
+            ["above", ref functions @ ..] => truth.above.push(functions.to_vec()),
+            ["ready"] => {}
+            _ => anyhow::bail!("the target printed `{line}`"),
+        }
+    }
+    Ok(truth)
 }
 
-/// Samples with exactly the expected stack, and all samples: lines `tid:N;file:function:line;... COUNT`.
-fn count(collapsed: &str, expected: &[Expected<'_>]) -> Result<(u64, u64)> {
-    let (mut exact, mut total) = (0, 0);
+/// Samples, and those whose stack is what the target tells of it.
+#[derive(Debug, Default, PartialEq)]
+struct Counted {
+    total: u64,
+    /// Frames of Python alone.
+    python: u64,
+    /// Those and native ones, in their order.
+    mixed: u64,
+    /// Of the latter, how many have each of [`Truth::above`].
+    above: Vec<u64>,
+}
+
+/// Counts lines `tid:N;file:function:line;... COUNT`.
+fn count(collapsed: &str, truth: &Truth<'_>) -> Result<Counted> {
+    let mut counted = Counted { above: vec![0; truth.above.len()], ..Counted::default() };
+    let expected = truth.stack.iter().filter_map(|entry| match entry {
+        Entry::Python(expected) => Some(expected),
+        Entry::Native(_) => None,
+    });
+    let expected: Vec<_> = expected.collect();
     for line in collapsed.lines() {
         let (stack, samples) = line.rsplit_once(' ').with_context(|| format!("no count in the line {line}"))?;
         let samples: u64 = samples.parse().with_context(|| format!("no count in the line {line}"))?;
-        total += samples;
-        let frames = stack.split(';').skip_while(|frame| frame.starts_with("tid:")).collect::<Vec<_>>();
-        if frames.len() == expected.len() && frames.iter().zip(expected).all(|(frame, expected)| fits(frame, expected))
+        counted.total += samples;
+        let frames = stack.split(';').filter(|frame| !frame.starts_with("tid:")).collect::<Vec<_>>();
+        let python = frames.iter().filter(|frame| !is_native(frame)).collect::<Vec<_>>();
+        if python.len() == expected.len() && python.iter().zip(&expected).all(|(frame, expected)| fits(frame, expected))
         {
-            exact += samples;
+            counted.python += samples;
+        }
+        let told = |frame: &&&str| !is_native(frame) || frame.starts_with(OBJECT);
+        let mixed = frames.iter().filter(told).collect::<Vec<_>>();
+        let Some((below, above)) = mixed.split_at_checked(truth.stack.len()) else { continue };
+        let right = below.iter().zip(&truth.stack).all(|(frame, entry)| match entry {
+            Entry::Python(expected) => fits(frame, expected),
+            Entry::Native(function) => frame.strip_prefix(OBJECT) == Some(function),
+        });
+        let above: Vec<_> = above.iter().map(|frame| frame.strip_prefix(OBJECT).unwrap_or_default()).collect();
+        if right && let Some(at) = truth.above.iter().position(|known| *known == above) {
+            counted.mixed += samples;
+            counted.above[at] += samples;
         }
     }
-    Ok((exact, total))
+    Ok(counted)
+}
+
+/// Whether a frame is native code: `object!function`, without a place.
+fn is_native(frame: &str) -> bool {
+    frame.contains('!') && !frame.contains(':')
 }
 
 fn fits(frame: &str, expected: &Expected<'_>) -> bool {
@@ -159,17 +318,26 @@ fn first_lines(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const TARGET: &str = "frame <module> 9 9\nframe leaf 3 5\nready\n";
+    const TARGET: &str = "frame <module> 9 9\nnative enter\nframe leaf 3 5\nabove\nabove turn\nready\n";
 
     #[test]
     fn only_the_very_stack_counts_as_exact() {
-        let expected = expected(TARGET).unwrap();
+        let truth = truth(TARGET).unwrap();
         let collapsed = "tid:7;/known_stack.py:<module>:9;/known_stack.py:leaf:4 90\n\
              tid:7;known_stack.py:<module>:9;known_stack.py:leaf:5 6\n\
              tid:7;/known_stack.py:<module>:9 1\ntid:7;/known_stack.py:<module>:9;/known_stack.py:leaf:6 1\n\
              tid:7;/other.py:<module>:9;/known_stack.py:leaf:4 1\n\
              tid:7;~:comm:0;/known_stack.py:<module>:9;/known_stack.py:leaf:4 1\n";
-        assert_eq!(count(collapsed, &expected).unwrap(), (96, 100));
+        let python = count(collapsed, &truth).unwrap();
+        assert_eq!(python, Counted { total: 100, python: 96, mixed: 0, above: vec![0, 0] });
+        let (root, leaf) = ("libc.so.6!main;/known_stack.py:<module>:9", "/known_stack.py:leaf:4");
+        let collapsed = format!(
+            "tid:7;{root};extension.so!enter;{leaf} 7\ntid:7;{root};extension.so!enter;{leaf};libc.so.6!raise;extension.so!turn 5\n\
+             tid:7;{root};{leaf} 1\ntid:7;extension.so!enter;{root};{leaf} 1\ntid:7;{root};extension.so!other;{leaf} 1\n\
+             tid:7;{root};extension.so!enter;{leaf};extension.so!enter 1\n"
+        );
+        let mixed = count(&collapsed, &truth).unwrap();
+        assert_eq!(mixed, Counted { total: 16, python: 16, mixed: 12, above: vec![7, 5] });
     }
 
     #[test]
@@ -178,27 +346,80 @@ mod tests {
         assert_eq!(complaint("[ 1.0] Spectre V2 mitigation: ok\n"), None);
     }
 
+    const COST: &str = r#""cost": {"bpf_run_count": 300, "bpf_run_ns": 60000, "user_cpu_s": 0.25, "ring_bytes": 1048576,
+        "map_bytes": 4194304, "start": {"total_s": 1.5, "attach_s": 0.0042}}}"#;
+
+    /// A guest's files, with native frames by default.
+    fn sent(dir: &Path, ran: u64) {
+        let write = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let stack = "/known_stack.py:<module>:9;extension.so!enter;/known_stack.py:leaf:4;extension.so!turn";
+        let account = |ran: u64, stored: u64, native: &str| {
+            format!(
+                r#"{{"ran": {ran}, "stored": {stored}, "idle": 1, "filtered": 0, "not_python": 0, "loss": {{"ring_full": 1}},{native} {COST}"#
+            )
+        };
+        let native = r#""native": {"exact": 396, "repaired": 1, "failed": 0},"#;
+        for (name, text) in [("kernel", "5.10\n"), ("dmesg", ""), ("target", TARGET)] {
+            write(name, text);
+        }
+        for (recording, report, leading) in [
+            ("python", account(ran, 397, ""), ""),
+            ("default", account(399, 397, native), "libc.so.6!main;"),
+            ("idle", account(399, 0, ""), ""),
+        ] {
+            let at = |name: &str| format!("{recording}/{name}");
+            write(&at("record.status"), "0\n");
+            write(&at("export.status"), "0\n");
+            write(&at("report.json"), &report);
+            let programs = (1..=if recording == "default" { 9 } else { 8 })
+                .map(|id| format!("prog_type: 7 prog_id: {id} verified_insns: 5780\n"));
+            write(&at("programs"), &programs.collect::<String>());
+            write(&at("out.collapsed"), &format!("tid:7;{leading}{stack} 397\n"));
+        }
+    }
+
     #[test]
     fn an_account_that_does_not_add_up_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let report =
-            r#"{"ran": 400, "stored": 397, "idle": 0, "filtered": 1, "not_python": 0, "loss": {"ring_full": 1}}"#;
-        let files = [
-            ("kernel", "5.10\n"),
-            ("dmesg", ""),
-            ("target", TARGET),
-            ("record.status", "0\n"),
-            ("export.status", "0\n"),
-            ("report.json", report),
-            ("programs", "prog_type: 7 prog_id: 3 verified_insns: 5780\n"),
-            ("out.collapsed", "tid:7;/known_stack.py:<module>:9;/known_stack.py:leaf:4 397\n"),
-        ];
-        for (name, text) in files {
-            fs::write(dir.path().join(name), text).unwrap();
-        }
-        assert!(format!("{:#}", judge(dir.path(), true).unwrap_err()).contains("make 399"));
-        fs::write(dir.path().join("report.json"), report.replace("400", "399")).unwrap();
-        let summary = judge(dir.path(), true).unwrap();
-        assert!(summary.contains("397 of 397 stacks exact, 1 lost; instructions verified: 5780"), "{summary}");
+        let promise = Promise { many_cpus: true, refusal: None };
+        sent(dir.path(), 400);
+        assert!(format!("{:#}", judge(dir.path(), true, &promise).unwrap_err()).contains("make 399"));
+        sent(dir.path(), 399);
+        let summary = judge(dir.path(), true, &promise).unwrap();
+        assert!(
+            summary.contains(
+                "397 of 397 stacks exact, 1 lost; at most 5780 of 1000000 instructions of a program verified"
+            ),
+            "{summary}"
+        );
+        assert!(summary.contains("397 mixed stacks of Python and C exact"), "{summary}");
+        assert!(
+            summary.contains("attached in 4.2 ms, ring 1024 KiB") && summary.contains("200 ns for each"),
+            "{summary}"
+        );
+    }
+
+    #[test]
+    fn what_was_promised_must_be_there() {
+        let dir = tempfile::tempdir().unwrap();
+        sent(dir.path(), 399);
+        let promise = Promise { many_cpus: false, refusal: None };
+        judge(dir.path(), true, &promise).unwrap();
+        fs::copy(dir.path().join("python/report.json"), dir.path().join("default/report.json")).unwrap();
+        let without = judge(dir.path(), true, &promise).unwrap_err();
+        assert!(format!("{without:#}").contains("native frames: false, wanted: true"), "{without:#}");
+        sent(dir.path(), 399);
+        fs::write(dir.path().join("default/programs"), "prog_type: 7 prog_id: 3 verified_insns: 5780\n").unwrap();
+        let few = judge(dir.path(), true, &promise).unwrap_err();
+        assert!(format!("{few:#}").contains("the kernel told of 1 programs, not of 9"), "{few:#}");
+        let promise = Promise { many_cpus: false, refusal: Some("(needs 6.0)") };
+        assert!(judge(dir.path(), true, &promise).is_err(), "it was not refused");
+        fs::write(dir.path().join("python/record.status"), "1\n").unwrap();
+        fs::write(dir.path().join("python/record.log"), "tachyon-bpf: kernel 5.10 (needs 6.0)\n").unwrap();
+        judge(dir.path(), true, &promise).unwrap();
     }
 }

@@ -63,6 +63,30 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Bytes for unwind tables, whole pages of them.
+pub(super) fn unwind_memory(text: &str) -> Result<u32, String> {
+    const MIN: u64 = 1 << 20;
+    const MAX: u64 = 1 << 30;
+    match text.parse::<bytesize::ByteSize>() {
+        Ok(size) if (MIN..=MAX).contains(&size.as_u64()) => {
+            u32::try_from(size.as_u64() & !0xfff).map_err(|error| error.to_string())
+        }
+        _ => Err("must be 1MiB to 1GiB, e.g. 64MiB".to_owned()),
+    }
+}
+
+/// Least `--max-memory`: below, the program and its maps alone would be too much.
+const MIN_MEMORY: u64 = 32_000_000;
+
+/// Bytes from a number with a unit.
+pub(super) fn memory(text: &str) -> Result<u64, String> {
+    match text.parse::<bytesize::ByteSize>() {
+        Ok(size) if size.as_u64() >= MIN_MEMORY => Ok(size.as_u64()),
+        Ok(_) => Err("must be 32MB at least: the program and its maps need nearly as much".to_owned()),
+        Err(_) => Err("must be a number of bytes with a unit, such as 128MiB or 1GiB".to_owned()),
+    }
+}
+
 /// A share of one core from a percentage.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>() {

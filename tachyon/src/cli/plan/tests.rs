@@ -57,6 +57,17 @@ fn limits_are_shares_of_a_core() {
 }
 
 #[test]
+fn memory_has_a_unit() {
+    for (text, bytes) in [("32MiB", 32 << 20), ("1GiB", 1 << 30), ("128 mb", 128_000_000), ("134217728", 128 << 20)] {
+        assert_eq!(plan(&["--all-python", "--max-memory", text]).max_memory, Some(bytes), "{text}");
+    }
+    assert_eq!(plan(&["--all-python"]).max_memory, None);
+    for odd in ["31M", "M", "", "1 furlong", "-1"] {
+        assert!(args::parse(["tachyon-bpf", "--all-python", "--max-memory", odd].map(Into::into)).is_err(), "{odd}");
+    }
+}
+
+#[test]
 fn interval_is_frequency_the_other_way_round() {
     let plan = plan(&["--all-python", "-i", "4ms"]);
     assert_eq!((plan.rate_hz, plan.interval), (250.0, Duration::from_millis(4)));

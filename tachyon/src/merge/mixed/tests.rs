@@ -34,6 +34,7 @@ struct Case<'a> {
     python: &'a str,
     boundaries: Boundaries,
     native_whole: bool,
+    foreign: bool,
     stop: StopReason,
 }
 
@@ -42,7 +43,7 @@ impl Case<'_> {
     fn run(&self, keep: bool) -> (String, Quality) {
         let (kinds, (frames, root_shims)) = (kinds(self.native), frames(self.python));
         let mut out = vec![Joined::Native(99)];
-        let native = Native { frames: &kinds, whole: self.native_whole };
+        let native = Native { frames: &kinds, whole: self.native_whole, foreign: self.foreign };
         let python = Python { frames: &frames, root_shims, stop: self.stop, boundaries: self.boundaries };
         let quality = join(&native, &python, keep, &mut out);
         let letters: Vec<char> = self.native.chars().collect();
@@ -56,7 +57,7 @@ impl Case<'_> {
 
 fn whole<'a>(boundaries: Boundaries, native: &'a str, python: &'a str) -> Case<'a> {
     let stop = if python.is_empty() { StopReason::NoFrame } else { StopReason::Complete };
-    Case { native, python, boundaries, native_whole: true, stop }
+    Case { native, python, boundaries, native_whole: true, foreign: false, stop }
 }
 
 #[test]
@@ -100,17 +101,20 @@ fn what_differs_is_repaired_and_labelled() {
         ("EpnEn", "", true, EnteringEval, "EnEn", Repair::NoPython),
         // A greenlet on another's native stack: the innermost belong together.
         ("nEpnEn", "fF", true, Complete, "n01nEn", Repair::OuterNative),
+        ("nEpnEpE", "fF", true, Complete, "n01nEE", Repair::OuterNative),
         ("nEpnEpE", "fF", false, Complete, "n01nEE", Repair::OuterNative),
         ("nEpnE", "fFf", false, TooDeep, "n01n2", Repair::Cut),
         ("nEpn", "fFfF", false, Complete, "n01n23", Repair::OuterPython),
         ("nn", "fF", false, Complete, "nn01", Repair::OuterPython),
         ("nEp", "F", false, Complete, "n0", Repair::Cut),
     ] {
-        let case = Case { native, python, boundaries: EntryFrame, native_whole, stop };
+        let case = Case { native, python, boundaries: EntryFrame, native_whole, foreign: true, stop };
         assert_eq!(case.run(false), (folded.to_owned(), Quality::Repaired(repair)), "{native} {python}");
     }
-    let python = "fSfS";
-    let failed = Case { native: "nEpn", python, boundaries: Shim, native_whole: true, stop: Complete };
+    // Without a greenlet or another interpreter, the one too many is the innermost: it is leaving the evaluator.
+    let leaving = whole(EntryFrame, "nEpnEn", "fF");
+    assert_eq!(leaving.run(false), ("nn01n".to_owned(), Quality::Repaired(Repair::Entering)));
+    let failed = whole(Shim, "nEpn", "fSfS");
     assert_eq!(failed.run(false), ("n01".to_owned(), Quality::Failed));
     assert_eq!(failed.run(true), ("n01".to_owned(), Quality::Failed));
 }
@@ -133,8 +137,11 @@ fn no_frame_is_lost_doubled_or_out_of_order() {
         for python in texts("fFS", 4) {
             let count = python.chars().filter(|&letter| letter != 'S').count();
             for native in &natives {
-                for (native_whole, stop) in [(true, StopReason::Complete), (false, StopReason::TooDeep)] {
-                    let case = Case { native, python: &python, boundaries, native_whole, stop };
+                let [complete, cut] = [StopReason::Complete, StopReason::TooDeep];
+                for (native_whole, foreign, stop) in
+                    [(true, true, complete), (true, false, complete), (false, true, cut)]
+                {
+                    let case = Case { native, python: &python, boundaries, native_whole, foreign, stop };
                     let (folded, _) = case.run(false);
                     let (kept, quality) = case.run(true);
                     let only = |text: &str, digits: bool| -> String {

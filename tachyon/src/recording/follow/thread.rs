@@ -3,7 +3,7 @@
 use super::{Follower, QUICK_TURN, TURN};
 use crate::discover::watch::{Drained, Watch};
 use crate::events::{Event, Events};
-use crate::kernel::drop_privileges;
+use crate::kernel::{drop_privileges, make_urgent};
 use aya::maps::{MapData, RingBuf};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -40,6 +40,7 @@ impl Follow {
         }
         epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         let thread = std::thread::Builder::new().name("tachyon-follow".to_owned()).spawn(move || {
+            make_urgent();
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges();
             loop {

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::cli::args::{self, Verb};
     use crate::cli::plan::Surroundings;
-    use crate::profile::{FrameId, Sample, Thread, ThreadId};
+    use crate::profile::{FrameId, Merge, Sample, Thread, ThreadId};
     use crate::report::{ProcessReport, Report};
     use crate::sinks::metadata::Metadata;
     use crate::tach::Reader;
@@ -126,7 +126,8 @@ mod tests {
             // Deeper than a TACH file's stacks now and then.
             let frames = &frames[(number as usize * 13) % 250..][..if number % 50 == 0 { 150 } else { 3 }];
             let (time_us, status) = (1000 + u64::from(number), (number % 64) as u8);
-            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status, frames }).unwrap();
+            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status, frames, merge: Merge::None })
+                .unwrap();
             counts[thread as usize] += 1;
             if number % 100 == 0 {
                 sink.tick(&profile).unwrap();

@@ -96,7 +96,11 @@ fn children_of_python_that_run_something_else_are_forgotten() {
     registry.forget_left(Duration::ZERO);
     let mut rest: Vec<_> = registry.by_instance.keys().copied().collect();
     rest.sort_unstable();
-    assert_eq!(rest, [1, 2], "the parent, and the child that has samples");
+    assert_eq!(
+        (rest.as_slice(), registry.forgotten),
+        (&[2][..], 1),
+        "the child that has samples; the parent ran CPython"
+    );
     assert!(registry.current.is_empty() && registry.left.is_empty());
     assert_eq!(registry.python_cpu_ns(), Some(9 + 99 * 4), "what they used as CPython stays in the account");
     assert_eq!(registry.reclaimed(), 50);
@@ -123,4 +127,37 @@ fn a_process_that_becomes_python_again_stays() {
 #[test]
 fn own_cpu_time_is_measured() {
     assert!(cpu_time_ns(std::process::id()).is_some_and(|ns| ns > 0));
+}
+
+#[test]
+fn what_grows_on_a_busy_host_is_bounded() {
+    let mut registry = Registry::default();
+    for number in 0..3_000_u32 {
+        let (instance, pid) = (u64::from(number) + 1, NOBODY + number % 5);
+        registry.exec(&exec_of(instance, pid, 0), "python".to_owned(), Some(0));
+        registry.by_pid(pid).expect("it runs").decide(python());
+        // Every other one is met before it is inspected.
+        registry.exit(&exit_of(instance, pid, u64::from(number % 2)));
+        registry.refuse(format!("pid {number}: it runs something odd"));
+        registry.note(format!("/tmp/{number}: odd"));
+    }
+    registry.refuse("pid 7: it runs something odd".to_owned());
+    registry.forget_left(Duration::ZERO);
+    assert_eq!(registry.by_instance.len(), MAX_UNINSPECTED_ONLY);
+    assert_eq!(registry.forgotten, 3_000 - MAX_UNINSPECTED_ONLY as u64);
+    assert_eq!(registry.python_cpu_ns(), Some(3_000 * 9), "what they used stays in the account");
+    assert_eq!((registry.refused.len(), registry.refused_more), (MAX_REFUSED, 3_000 - MAX_REFUSED as u64));
+    assert_eq!(registry.notes.len(), MAX_NOTES);
+}
+
+#[test]
+fn a_pid_that_is_used_again_ends_its_holder() {
+    let mut registry = Registry::default();
+    registry.insert(1, ProcessInfo::new(NOBODY, 7, python(), 0));
+    // Its end was not told.
+    registry.insert(2, ProcessInfo::new(NOBODY, 8, python(), 0));
+    assert_eq!(registry.pids_of_image(7), Vec::<u32>::new());
+    assert_eq!(registry.pids_of_image(8), [NOBODY]);
+    registry.forget_left(Duration::ZERO);
+    assert!(registry.get(1).is_none() && registry.get(2).is_some());
 }

@@ -1,10 +1,12 @@
 //! Larger parts of an ELF file, for those that name addresses: all functions of a symbol table, whole sections, the
 //! build id, the name of the file with its debug information.
 
+use std::sync::Arc;
+
 use object::elf;
 use object::endian::LittleEndian as LE;
 
-use super::read::{read_bounded, read_table_bounded};
+use super::read::{read_bounded, read_shared, read_table_bounded};
 use super::{Elf, ElfError, Load, ReadAt, Section};
 
 /// Most bytes of a symbol table: 2.7 million symbols. libtorch's has 0.5 million.
@@ -84,6 +86,17 @@ impl<R: ReadAt> Elf<R> {
             return Ok(Vec::new());
         }
         read_bounded(&self.source, section.offset, section.size, most)
+    }
+
+    /// The same as bytes that can be shared.
+    ///
+    /// # Errors
+    /// When it is larger, or cannot be read.
+    pub fn shared_section_bytes(&self, section: &Section, most: u64) -> Result<Arc<[u8]>, ElfError> {
+        if section.kind == elf::SHT_NOBITS {
+            return Ok(Arc::default());
+        }
+        read_shared(&self.source, section.offset, section.size, most)
     }
 
     /// What the linker wrote to tell this build from all others (`NT_GNU_BUILD_ID`).

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use object::pod::{Pod, from_bytes};
 
@@ -86,15 +87,27 @@ pub(super) fn read_bytes(source: &impl ReadAt, offset: u64, len: u64) -> Result<
 
 /// Reads a part of the file of at most `most` bytes. Allocates only what the file really has.
 pub(super) fn read_bounded(source: &impl ReadAt, offset: u64, len: u64, most: u64) -> Result<Vec<u8>, ElfError> {
+    let mut bytes = vec![0; bounded(source, offset, len, most)?];
+    source.read_exact_at(offset, &mut bytes).map_err(|source| ElfError::Read { offset, len, source })?;
+    Ok(bytes)
+}
+
+/// The same into shared bytes, without a copy: of ten megabytes it would be a second ten.
+pub(super) fn read_shared(source: &impl ReadAt, offset: u64, len: u64, most: u64) -> Result<Arc<[u8]>, ElfError> {
+    let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, bounded(source, offset, len, most)?).collect();
+    if let Some(bytes) = Arc::get_mut(&mut bytes) {
+        source.read_exact_at(offset, bytes).map_err(|source| ElfError::Read { offset, len, source })?;
+    }
+    Ok(bytes)
+}
+
+/// The length of a part that the file really has, and that is not longer than `most` bytes.
+fn bounded(source: &impl ReadAt, offset: u64, len: u64, most: u64) -> Result<usize, ElfError> {
     let error = |source: io::Error| ElfError::Read { offset, len, source };
     let end = offset.checked_add(len);
     let size = usize::try_from(len).ok().filter(|_| len <= most);
     match (end, size) {
-        (Some(end), Some(size)) if end <= source.len_bytes().map_err(error)? => {
-            let mut bytes = vec![0; size];
-            source.read_exact_at(offset, &mut bytes).map_err(error)?;
-            Ok(bytes)
-        }
+        (Some(end), Some(size)) if end <= source.len_bytes().map_err(error)? => Ok(size),
         _ => Err(error(io::ErrorKind::UnexpectedEof.into())),
     }
 }

@@ -4,19 +4,22 @@
 //! each distinct stack, a trailer, then the mapped objects as text. `docs/formats/gperftools.md` tells what readers do
 //! with it and what we do about that.
 
+mod space;
 mod symbols;
 
 use super::Sink;
 use super::label::{Kind, Label, base_name, roots};
 use super::stacks::Counts;
 use super::text::escape_controls;
-use crate::profile::{Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
 use foldhash::fast::RandomState;
+use space::{Space, native_place};
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use symbols::{BASE, CodeMap, FILE_OFFSET, Place, SLOT, elf_file};
+use symbols::{CodeMap, PAGE, Place, SLOT, elf_file};
 
 /// What stands for a stack without frames: a record has a leaf.
 const NO_FRAMES: &str = "[no frames]";
@@ -67,10 +70,23 @@ impl<W: Write> Sink for GperftoolsSink<W> {
             write_words(&mut out, &addresses)?;
         }
         write_words(&mut out, &[0, 1, 0])?;
-        let end = BASE + code.map.len().next_multiple_of(FILE_OFFSET);
-        write!(out, "{BASE:012x}-{end:012x} r-xp {FILE_OFFSET:08x} 00:00 0                          ")?;
-        out.write_all(std::os::unix::ffi::OsStrExt::as_bytes(self.symbols_path.as_os_str()))?;
-        out.write_all(b"\n")?;
+        let companion = self.symbols_path.as_os_str().as_bytes();
+        // Go's pprof takes the first mapping that holds an address, and knows one place of a file only: so the first
+        // one is the companion from the first address to the last.
+        if let Some(program) = code.map.native.objects.iter().find(|object| is_program(&object.path)) {
+            // The first object that is no library it moves to the front, so there is one that holds nothing.
+            write_mapping(&mut out, (0, PAGE, 0), escape_controls(&program.path).as_bytes())?;
+        }
+        let (start, end) = code.map.span();
+        write_mapping(&mut out, (start, end, start), companion)?;
+        for object in &code.map.native.objects {
+            // Perl's takes the one with the highest start, the first of those: so the companion again, and before the
+            // object. It names all that is sampled, here and elsewhere, whether or not the object has names and
+            // lies where the path says.
+            write_mapping(&mut out, (object.start, object.end, object.start), companion)?;
+            let path = escape_controls(&object.path);
+            write_mapping(&mut out, (object.start, object.end, object.offset), path.as_bytes())?;
+        }
         out.flush()
     }
 }
@@ -79,14 +95,40 @@ fn write_words(out: &mut impl Write, words: &[u64]) -> io::Result<()> {
     words.iter().try_for_each(|word| out.write_all(&word.to_le_bytes()))
 }
 
+/// What Go's pprof takes for the main program (`libRx` in its `legacy_profile.go`).
+fn is_program(path: &str) -> bool {
+    let numbered = |path: &str| path.starts_with(['.', '_']) && path[1..].starts_with(|c: char| c.is_ascii_digit());
+    !path.is_empty() && !path.starts_with('[') && !path.ends_with(".so") && !path.split(".so").skip(1).any(numbered)
+}
+
+/// A line as in `/proc/PID/maps`.
+fn write_mapping(out: &mut impl Write, (start, end, offset): (u64, u64, u64), path: &[u8]) -> io::Result<()> {
+    write!(out, "{start:012x}-{end:012x} r-xp {offset:08x} 00:00 0                          ")?;
+    out.write_all(path)?;
+    out.write_all(b"\n")
+}
+
+/// The addresses of something: as a leaf, and two that are as good as each other as a caller.
+#[derive(Clone, Copy, Debug)]
+struct Addresses {
+    leaf: u64,
+    callers: [u64; 2],
+}
+
+impl Addresses {
+    fn synthetic(leaf: u64) -> Self {
+        Self { leaf, callers: CALLER.map(|into| leaf + into) }
+    }
+}
+
 /// The addresses of everything in the profile.
 struct Code {
     map: CodeMap,
     /// By frame.
-    frames: Vec<u64>,
+    frames: Vec<Option<Addresses>>,
     /// By thread: outermost frames, innermost of them first.
-    roots: HashMap<u32, Vec<u64>>,
-    no_frames: u64,
+    roots: HashMap<u32, Vec<Addresses>>,
+    no_frames: Addresses,
 }
 
 impl Code {
@@ -95,12 +137,12 @@ impl Code {
         for frame in counts.stacks.iter().flatten() {
             used[frame.0 as usize] = true;
         }
-        let frames: Vec<Option<Place>> = profile
-            .frames
-            .iter()
-            .zip(used)
-            .map(|(frame, used)| used.then(|| place(&Label::of(profile, frame))))
-            .collect();
+        let used: Vec<FrameId> = (0..).map(FrameId).zip(used).filter_map(|(id, used)| used.then_some(id)).collect();
+        let native = Space::new(profile, used.iter().copied(), |id| native_place(profile, id));
+        let mut frames: Vec<Option<Place>> = vec![None; profile.frames.len()];
+        for &id in used.iter().filter(|&&id| native.address(id).is_none()) {
+            frames[id.0 as usize] = Some(native_place(profile, id));
+        }
         let named = |name: &str| place(&Label { kind: Kind::Special, function: name, filename: "", line: None });
         let threads = counts.sorted().into_iter().map(|(key, _)| key.thread);
         let roots: HashMap<u32, Vec<Place>> = threads
@@ -111,10 +153,18 @@ impl Code {
             .collect();
         let no_frames = named(NO_FRAMES);
         let places = frames.iter().flatten().chain(roots.values().flatten()).chain([&no_frames]).cloned();
-        let map = CodeMap::new(places.collect());
-        let address = |place: &Place| map.address(place).expect("every place is in the map");
+        let map = CodeMap::new(places.collect(), native);
+        let address = |place: &Place| Addresses::synthetic(map.address(place).expect("every place is in the map"));
+        let real = |id| {
+            let leaf = map.native.address(id)?;
+            Some(Addresses { leaf, callers: map.native.callers(leaf) })
+        };
         Self {
-            frames: frames.iter().map(|place| place.as_ref().map_or(0, address)).collect(),
+            frames: frames
+                .iter()
+                .zip(0..)
+                .map(|(at, id)| at.as_ref().map(address).or_else(|| real(FrameId(id))))
+                .collect(),
             roots: roots.iter().map(|(&thread, places)| (thread, places.iter().map(address).collect())).collect(),
             no_frames: address(&no_frames),
             map,
@@ -166,15 +216,18 @@ fn without_brackets(name: &str) -> String {
 fn records(code: &Code, counts: &Counts) -> Vec<(Vec<u64>, u64)> {
     let mut places: HashMap<Vec<u64>, usize, RandomState> = HashMap::default();
     let mut records: Vec<(Vec<u64>, u64)> = Vec::new();
+    // Of second addresses: the one that is as good.
+    let mut others: HashMap<u64, u64, RandomState> = HashMap::default();
     for (key, count) in counts.sorted() {
-        let mut addresses: Vec<u64> =
-            counts.stacks.get(key.stack).iter().map(|frame| code.frames[frame.0 as usize]).collect();
-        if addresses.is_empty() {
-            addresses.push(code.no_frames);
-        }
-        addresses.extend(code.roots.get(&key.thread).into_iter().flatten());
-        for address in addresses.iter_mut().skip(1) {
-            *address += CALLER[0];
+        let frames = counts.stacks.get(key.stack).iter().filter_map(|frame| code.frames[frame.0 as usize]);
+        let none = counts.stacks.get(key.stack).is_empty().then_some(code.no_frames);
+        let roots = code.roots.get(&key.thread).into_iter().flatten().copied();
+        let mut addresses = Vec::new();
+        for (place, Addresses { leaf, callers: [one, other] }) in frames.chain(none).chain(roots).enumerate() {
+            addresses.push(if place == 0 { leaf } else { one });
+            if place == 1 {
+                others.insert(one, other);
+            }
         }
         match places.get(&addresses) {
             Some(&place) => records[place].1 += count,
@@ -195,9 +248,12 @@ fn records(code: &Code, counts: &Counts) -> Vec<(Vec<u64>, u64)> {
     }
     let mut turns: HashMap<u64, usize, RandomState> = HashMap::default();
     for (addresses, _) in &mut records {
-        if let Some(caller) = addresses.get_mut(1) {
-            let turn = turns.entry(*caller).or_default();
-            *caller += CALLER[*turn % CALLER.len()] - CALLER[0];
+        if let [leaf, caller, ..] = &mut addresses[..] {
+            let [one, other] = [*caller, others[caller]];
+            let turn = turns.entry(one).or_default();
+            let [this, that] = if turn.is_multiple_of(2) { [one, other] } else { [other, one] };
+            // The leaf's own address would be taken for the leaf again: a function that has just returned to itself.
+            *caller = if this == *leaf { that } else { this };
             *turn += 1;
         }
     }

@@ -1,9 +1,11 @@
 //! The companion ELF file: what makes ordinary `pprof` show Python functions, files and lines.
 //!
 //! Python code has no addresses of its own, so each (function, line) gets a synthetic one; this file maps them back,
-//! by a symbol for each function and a DWARF line table. It is never loaded: it only looks like a library that was
-//! mapped at [`BASE`].
+//! by a symbol for each function and a DWARF line table. It does the same for the native addresses of the profile, whose
+//! objects readers may not find, or not read: most have no DWARF, without which Go's `pprof` knows no names. The file
+//! is never loaded: it only looks like a library that is mapped over all these addresses, each at its own.
 
+use super::space::{Object, Space};
 use gimli::write::{Address, AttributeValue, Dwarf, EndianVec, LineProgram, LineString, Sections, Unit, UnitEntryId};
 use gimli::{Encoding, LineEncoding, LittleEndian, constants};
 use object::elf;
@@ -12,8 +14,8 @@ use std::io;
 
 /// Where the synthetic code lies: where neither x86-64 nor arm64 Linux puts programs, libraries or stacks.
 pub(super) const BASE: u64 = 0x2000_0000_0000;
-/// The code's place in the file: readers compute addresses from the two.
-pub(super) const FILE_OFFSET: u64 = 0x1000;
+/// The mapping begins and ends at a multiple of this.
+pub(super) const PAGE: u64 = 0x1000;
 /// Bytes of a location. More than one, because readers subtract 1 from callers' addresses and take the result's line.
 pub(super) const SLOT: u64 = 8;
 
@@ -22,6 +24,8 @@ pub(super) const SLOT: u64 = 8;
 pub(super) struct CodeMap {
     /// In order of file, function, line; their place gives the address.
     places: Vec<Place>,
+    /// Code with addresses of its own.
+    pub native: Space,
 }
 
 /// One line of one function.
@@ -38,10 +42,10 @@ pub(super) struct Place {
 
 impl CodeMap {
     /// Gives addresses to places.
-    pub fn new(mut places: Vec<Place>) -> Self {
+    pub fn new(mut places: Vec<Place>, native: Space) -> Self {
         places.sort_unstable();
         places.dedup();
-        Self { places }
+        Self { places, native }
     }
 
     /// Address of the place as a leaf: the first byte of its slot.
@@ -50,9 +54,21 @@ impl CodeMap {
         Some(BASE + index as u64 * SLOT)
     }
 
-    /// Length of the code; never 0.
-    pub fn len(&self) -> u64 {
-        (self.places.len().max(1)) as u64 * SLOT
+    /// The first address of all code, and the one past the end.
+    pub fn span(&self) -> (u64, u64) {
+        let end = BASE + (self.places.len().max(1) as u64 * SLOT);
+        let objects = &self.native.objects;
+        let start = objects.first().map_or(BASE, |object| object.start.min(BASE));
+        let end = objects.last().map_or(end, |object| object.end.max(end));
+        (start - start % PAGE, end.next_multiple_of(PAGE))
+    }
+
+    /// Functions as the symbol table has them: name, address, length.
+    fn symbols(&self) -> Vec<(&str, u64, u64)> {
+        let synthetic = self.by_file().flat_map(|(address, places)| by_function(address, places));
+        let synthetic = synthetic.map(|(address, places)| (&*places[0].symbol, address, places.len() as u64 * SLOT));
+        let native = self.native.objects.iter().flat_map(functions);
+        synthetic.chain(native.map(|(place, start, end)| (&*place.symbol, start, end - start))).collect()
     }
 
     /// Runs of places of one file; those of one function of one file are `by_function` of such a run.
@@ -60,6 +76,31 @@ impl CodeMap {
         runs(BASE, &self.places, |place| &place.file)
     }
 }
+
+/// The code of an object from a sampled address to the next: readers ask for addresses a little after those of callers.
+fn steps(object: &Object) -> impl Iterator<Item = (&Place, u64, u64)> {
+    let mut next = object.code.keys().skip(1);
+    object.code.iter().map(move |(&address, place)| {
+        let end = address + NEAR;
+        (place, address, next.next().map_or(end, |&next| end.min(next)))
+    })
+}
+
+/// The functions of an object, as far as they were sampled: the first address of each, and the one past the end.
+fn functions(object: &Object) -> impl Iterator<Item = (&Place, u64, u64)> {
+    let mut steps = steps(object).peekable();
+    std::iter::from_fn(move || {
+        let (first, start, mut end) = steps.next()?;
+        let same = |place: &Place| (&place.function, &place.symbol) == (&first.function, &first.symbol);
+        while let Some((_, _, last)) = steps.next_if(|(place, ..)| same(place)) {
+            end = last;
+        }
+        Some((first, start, end))
+    })
+}
+
+/// A caller's address may be given as one that is so much past it.
+const NEAR: u64 = 2;
 
 /// Cuts into runs of equal keys, with the address of each.
 fn runs<'a, K: PartialEq + 'a>(
@@ -104,6 +145,9 @@ fn dwarf(map: &CodeMap) -> gimli::write::Result<DebugSections> {
         let file = places.first().map_or("", |place| &place.file);
         dwarf.units.add(unit(encoding, file, address, places));
     }
+    for object in &map.native.objects {
+        dwarf.units.add(native_unit(encoding, object));
+    }
     let mut sections = Sections::new(EndianVec::new(LittleEndian));
     dwarf.write(&mut sections)?;
     let mut found = Vec::new();
@@ -118,11 +162,9 @@ fn dwarf(map: &CodeMap) -> gimli::write::Result<DebugSections> {
 
 /// The compilation unit of one source file.
 fn unit(encoding: Encoding, file: &str, address: u64, places: &[Place]) -> Unit {
-    let string = |text: &str| LineString::String(text.as_bytes().to_vec());
-    // Names are joined to the directory where they are relative: "." leaves them as they are.
-    let mut program = LineProgram::new(encoding, LineEncoding::default(), string("."), None, string(file), None);
+    let mut program = line_program(encoding, file);
     let directory = program.default_directory();
-    let file_id = program.add_file(string(file), directory, None);
+    let file_id = program.add_file(line_string(file), directory, None);
     program.begin_sequence(Some(Address::Constant(address)));
     for (index, place) in places.iter().enumerate() {
         let row = program.row();
@@ -146,6 +188,42 @@ fn unit(encoding: Encoding, file: &str, address: u64, places: &[Place]) -> Unit 
     unit
 }
 
+/// The compilation unit of one object: its source files, or itself, where these are not known.
+fn native_unit(encoding: Encoding, object: &Object) -> Unit {
+    let start = object.code.keys().next().copied().unwrap_or(object.start);
+    let mut program = line_program(encoding, &object.path);
+    let directory = program.default_directory();
+    program.begin_sequence(Some(Address::Constant(start)));
+    let mut len = 0;
+    for (place, address, end) in steps(object) {
+        let file = program.add_file(line_string(&place.file), directory, None);
+        let row = program.row();
+        row.address_offset = address - start;
+        row.file = file;
+        row.line = u64::from(place.line);
+        program.generate_row();
+        len = end - start;
+    }
+    program.end_sequence(len);
+    let mut unit = Unit::new(encoding, program);
+    let root = unit.root();
+    set_range(&mut unit, root, &object.path, start, len);
+    for (place, start, end) in functions(object) {
+        let entry = unit.add(root, constants::DW_TAG_subprogram);
+        set_range(&mut unit, entry, &place.function, start, end - start);
+    }
+    unit
+}
+
+fn line_program(encoding: Encoding, name: &str) -> LineProgram {
+    // Names are joined to the directory where they are relative: "." leaves them as they are.
+    LineProgram::new(encoding, LineEncoding::default(), line_string("."), None, line_string(name), None)
+}
+
+fn line_string(text: &str) -> LineString {
+    LineString::String(text.as_bytes().to_vec())
+}
+
 fn set_range(unit: &mut Unit, entry: UnitEntryId, name: &str, address: u64, len: u64) {
     let entry = unit.get_mut(entry);
     entry.set(constants::DW_AT_name, AttributeValue::String(name.as_bytes().to_vec()));
@@ -154,7 +232,7 @@ fn set_range(unit: &mut Unit, entry: UnitEntryId, name: &str, address: u64, len:
 }
 
 fn write_elf(map: &CodeMap, debug: &DebugSections) -> object::write::Result<Vec<u8>> {
-    let code_len = map.len();
+    let (start, end) = map.span();
     let mut bytes = Vec::new();
     let mut writer = Writer::new(object::Endianness::Little, true, &mut bytes);
     // First everything is given its place…
@@ -175,17 +253,11 @@ fn write_elf(map: &CodeMap, debug: &DebugSections) -> object::write::Result<Vec<
     writer.reserve_shstrtab_section_index();
     writer.reserve_null_symbol_index();
     let mut symbols = Vec::new();
-    for (address, places) in map.by_file() {
-        for (address, places) in by_function(address, places) {
-            let name = places.first().map_or("", |place| &place.symbol);
-            symbols.push((writer.add_string(name.as_bytes()), address, places.len() as u64 * SLOT));
-            writer.reserve_symbol_index(Some(text_index));
-        }
+    let functions = map.symbols();
+    for &(name, address, len) in &functions {
+        symbols.push((writer.add_string(name.as_bytes()), address, len));
+        writer.reserve_symbol_index(Some(text_index));
     }
-    let file_offset = usize::try_from(FILE_OFFSET).expect("a page fits");
-    let code_bytes = usize::try_from(code_len).expect("every location is in memory already");
-    writer.reserve_until(file_offset);
-    writer.reserve(code_bytes, 1);
     let debug_offsets: Vec<_> = debug.iter().map(|(_, data)| writer.reserve(data.len(), 1)).collect();
     writer.reserve_symtab();
     writer.reserve_strtab();
@@ -205,15 +277,13 @@ fn write_elf(map: &CodeMap, debug: &DebugSections) -> object::write::Result<Vec<
     writer.write_program_header(&ProgramHeader {
         p_type: elf::PT_LOAD,
         p_flags: elf::PF_R | elf::PF_X,
-        p_offset: FILE_OFFSET,
-        p_vaddr: BASE,
-        p_paddr: BASE,
-        p_filesz: code_len,
-        p_memsz: code_len,
-        p_align: FILE_OFFSET,
+        p_offset: start,
+        p_vaddr: start,
+        p_paddr: start,
+        p_filesz: 0,
+        p_memsz: end - start,
+        p_align: PAGE,
     });
-    writer.pad_until(file_offset);
-    writer.write(&vec![0; code_bytes]);
     for (_, data) in debug {
         writer.write(data);
     }
@@ -245,7 +315,9 @@ fn write_elf(map: &CodeMap, debug: &DebugSections) -> object::write::Result<Vec<
         sh_entsize: 0,
     };
     let flags = u64::from(elf::SHF_ALLOC | elf::SHF_EXECINSTR);
-    writer.write_section_header(&section(text_name, elf::SHT_PROGBITS, flags, BASE, FILE_OFFSET, code_len));
+    // There is no code in the file. As it would have any address at that offset, the same subtraction is right for every
+    // mapping: Perl's pprof takes one for all, from this section.
+    writer.write_section_header(&section(text_name, elf::SHT_NOBITS, flags, start, start, end - start));
     for ((&name, &offset), (_, data)) in debug_names.iter().zip(&debug_offsets).zip(debug) {
         writer.write_section_header(&section(name, elf::SHT_PROGBITS, 0, 0, offset as u64, data.len() as u64));
     }
@@ -279,8 +351,8 @@ mod tests {
             place("~", "[native]", 0),
             place("/b.py", "f", 3),
         ];
-        let map = CodeMap::new(places.clone());
-        assert_eq!(map.len(), 5 * SLOT);
+        let map = CodeMap::new(places.clone(), Space::default());
+        assert_eq!(map.span(), (BASE, BASE + PAGE));
         assert_eq!(map.address(&places[2]), Some(BASE));
         assert_eq!(map.address(&places[1]), Some(BASE + SLOT));
         assert_eq!(map.address(&place("/c.py", "f", 3)), None);
@@ -288,7 +360,7 @@ mod tests {
         let bytes = elf_file(&map).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
         let segment = file.segments().next().unwrap();
-        assert_eq!((segment.address(), segment.file_range()), (BASE, (FILE_OFFSET, map.len())));
+        assert_eq!((segment.address(), segment.size(), segment.file_range()), (BASE, PAGE, (BASE, 0)));
         let mut symbols: Vec<_> =
             file.symbols().map(|symbol| (symbol.name().unwrap(), symbol.address(), symbol.size())).collect();
         symbols.sort_by_key(|&(_, address, _)| address);
@@ -330,7 +402,7 @@ mod tests {
 
     #[test]
     fn no_code() {
-        let bytes = elf_file(&CodeMap::new(Vec::new())).unwrap();
+        let bytes = elf_file(&CodeMap::new(Vec::new(), Space::default())).unwrap();
         assert_eq!(object::File::parse(&*bytes).unwrap().symbols().count(), 0);
     }
 }

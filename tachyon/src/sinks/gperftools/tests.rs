@@ -1,6 +1,8 @@
 use super::*;
-use crate::profile::{Frame, FrameId, Process, Thread};
+use crate::profile::{Frame, FrameId, Merge, NativeMapping, NativePlace, Process, Thread};
+use object::{Object, ObjectSymbol};
 use std::sync::{Arc, Mutex};
+use symbols::BASE;
 
 /// A file that the test keeps.
 #[derive(Clone, Default)]
@@ -34,11 +36,13 @@ fn write(profile: &Profile, by_thread: bool, samples: &[&[FrameId]]) -> (Vec<u64
     let elf = Shared::default();
     let mut sink = GperftoolsSink::new(Vec::new(), Box::new(elf.clone()), "/tmp/a b.prof.so".into(), by_thread);
     for frames in samples {
-        sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames }).unwrap();
+        sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None })
+            .unwrap();
     }
     sink.finish(profile, &Report::default()).unwrap();
     let elf = elf.0.lock().unwrap().clone();
-    let text_start = sink.out.windows(3).position(|window| window == b"200").unwrap();
+    let trailer: Vec<u8> = [0_u64, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let text_start = 24 + sink.out.windows(24).rposition(|window| window == trailer).unwrap();
     let words = sink.out[..text_start].chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
     (words, String::from_utf8(sink.out[text_start..].to_vec()).unwrap(), elf)
 }
@@ -61,7 +65,7 @@ fn to_the_letter() {
         ]
         .concat()
     );
-    assert_eq!(text, "200000000000-200000001000 r-xp 00001000 00:00 0                          /tmp/a b.prof.so\n");
+    assert_eq!(text, "200000000000-200000001000 r-xp 200000000000 00:00 0                          /tmp/a b.prof.so\n");
     assert_eq!(&elf[..4], b"\x7fELF");
 }
 
@@ -79,6 +83,21 @@ fn one_stack_is_two_records() {
 }
 
 #[test]
+fn programs_and_libraries() {
+    for (path, program) in [
+        ("/usr/bin/python3", true),
+        ("/opt/a.so.d/python", true),
+        ("/lib/libz.so", false),
+        ("/lib/libz.so.1.3 (deleted)", false),
+        ("/lib/libz.so_2", false),
+        ("[vdso]", false),
+        ("", false),
+    ] {
+        assert_eq!(is_program(path), program, "{path}");
+    }
+}
+
+#[test]
 fn names_survive_readers() {
     for (function, filename, shown, symbol) in [
         ("<module>", "/a/b.py", "b.<module>", "b.{module}"),
@@ -92,4 +111,89 @@ fn names_survive_readers() {
     }
     let place = place(&Label { kind: Kind::Special, function: "<stack cut: depth>", filename: "", line: None });
     assert_eq!((place.function.as_str(), place.file.as_str()), ("[stack cut: depth]", "~"));
+}
+
+/// What a mapping of another process, at the same addresses, is moved to.
+const MOVED: u64 = 0x3000_0000_0000;
+
+#[test]
+fn native_frames_keep_their_addresses() {
+    let (mut profile, [module, ..]) = profile();
+    let mapping = |process, start, end, path: &str| {
+        let (path, build_id) = (path.to_owned(), String::new());
+        NativeMapping { process, start, end, offset: 0x3000, path, build_id }
+    };
+    let z = Some(profile.native_mapping(mapping(0, 0x7f00_0000_0000, 0x7f00_0000_8000, "/lib/libz.so.1")));
+    let python = Some(profile.native_mapping(mapping(0, 0x40_0000, 0x80_0000, "/usr/bin/python3")));
+    let other = Some(profile.native_mapping(mapping(1, 0x7f00_0000_7000, 0x7f00_0000_f000, "/lib/libm.so.6")));
+    let mut frame = |name: &str, mapping, address, inlined| {
+        let place = NativePlace { mapping, address, vaddr: address, inlined };
+        profile.native_frame(name, (name == "libz.so.1!deflate").then_some("/z.c"), Some(7), place)
+    };
+    let deflate = [0x7f00_0000_0010, 0x7f00_0000_0014].map(|address| frame("libz.so.1!deflate", z, address, false));
+    let next = frame("libz.so.1!next", z, 0x7f00_0000_0015, false);
+    let inner = frame("libz.so.1!inner", z, 0x7f00_0000_0010, true);
+    let main = frame("python3!main", python, 0x40_1234, false);
+    let sin = frame("libm.so.6!sin", other, 0x7f00_0000_7010, false);
+    let nonsense = frame("libz.so.1!nonsense", z, 0x10, false);
+    let loose = frame("[jit]", None, 0x5000, false);
+    let stacks = [
+        &[deflate[0], module, main][..],
+        &[nonsense, deflate[1], module, main],
+        &[nonsense, deflate[1], main],
+        &[inner, deflate[0], module, main],
+        &[sin, main],
+        &[nonsense, loose],
+        // `deflate` was just returned to by itself.
+        &[next, next],
+    ];
+    let (words, text, elf) = write(&profile, false, &stacks);
+    // Sorted by file: x.<module>, libz.so.1's, then under ~.
+    let slot = |index: u64| BASE + index * SLOT;
+    let (inner, nonsense, module, loose) = (slot(1), slot(2), slot(0), slot(3));
+    assert_eq!(
+        words,
+        [
+            &[0, 3, 0, 10_101, 0][..],
+            &[1, 3, 0x7f00_0000_0010, module + 2, 0x40_1235],
+            // Another function begins where the second turn's address would lead.
+            &[1, 4, nonsense, 0x7f00_0000_0015, module + 2, 0x40_1235],
+            &[1, 3, nonsense, 0x7f00_0000_0015, 0x40_1235],
+            &[1, 4, inner, 0x7f00_0000_0011, module + 2, 0x40_1235],
+            &[1, 2, MOVED + 0x10, 0x40_1235],
+            &[1, 2, nonsense, loose + 2],
+            &[1, 2, 0x7f00_0000_0015, 0x7f00_0000_0016],
+            &[0, 1, 0],
+        ]
+        .concat()
+    );
+    let lines: Vec<String> = text.lines().map(|line| line.replace(" 00:00 0                          ", " ")).collect();
+    assert_eq!(
+        lines,
+        [
+            "000000000000-000000001000 r-xp 00000000 /usr/bin/python3",
+            "000000400000-7f0000008000 r-xp 00400000 /tmp/a b.prof.so",
+            "000000400000-000000800000 r-xp 00400000 /tmp/a b.prof.so",
+            "000000400000-000000800000 r-xp 00003000 /usr/bin/python3",
+            "300000000000-300000008000 r-xp 300000000000 /tmp/a b.prof.so",
+            "300000000000-300000008000 r-xp 00003000 /lib/libm.so.6",
+            "7f0000000000-7f0000008000 r-xp 7f0000000000 /tmp/a b.prof.so",
+            "7f0000000000-7f0000008000 r-xp 00003000 /lib/libz.so.1",
+        ]
+    );
+    let elf = object::File::parse(&*elf).unwrap();
+    let symbols = elf.symbols().filter(|symbol| !(BASE..MOVED).contains(&symbol.address()));
+    let mut symbols: Vec<_> =
+        symbols.map(|symbol| (symbol.address(), symbol.size(), symbol.name().unwrap().to_owned())).collect();
+    symbols.sort_unstable();
+    let symbol = |address, size, name: &str| (address, size, name.to_owned());
+    assert_eq!(
+        symbols,
+        [
+            symbol(0x40_1234, 2, "main"),
+            symbol(MOVED + 0x10, 2, "sin"),
+            symbol(0x7f00_0000_0010, 5, "deflate"),
+            symbol(0x7f00_0000_0015, 2, "next"),
+        ]
+    );
 }

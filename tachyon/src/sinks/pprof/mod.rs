@@ -5,7 +5,7 @@ pub mod proto;
 use super::Sink;
 use super::label::{Kind, Label, roots};
 use super::stacks::{Counts, Key};
-use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sample, ThreadId};
 use crate::report::Report;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
@@ -44,18 +44,35 @@ impl<W: Write> Sink for PprofSink<W> {
     }
 }
 
+/// What a location is told by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct LocationKey {
+    /// Functions and lines, innermost first.
+    functions: Vec<(u64, i64)>,
+    mapping: u64,
+    address: u64,
+}
+
+/// What a mapping is told by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum MappingKey {
+    /// An object in memory.
+    Object(MappingId),
+    /// An object of which the name is all that is known, or Python.
+    Name(String),
+}
+
 /// Puts the message together.
 struct Builder<'a> {
     profile: &'a Profile,
     by_thread: bool,
     message: proto::Profile,
     strings: HashMap<String, i64, RandomState>,
-    functions: HashMap<(Kind, String, String), u64, RandomState>,
-    /// By function and line.
-    locations: HashMap<(u64, i64), u64, RandomState>,
-    mappings: HashMap<String, u64, RandomState>,
-    /// By [`FrameId`].
-    frames: Vec<Option<u64>>,
+    functions: HashMap<(Kind, String, String, i64), u64, RandomState>,
+    locations: HashMap<LocationKey, u64, RandomState>,
+    mappings: HashMap<MappingKey, u64, RandomState>,
+    /// By frame; inlined frames and the one that they are inlined into are one location.
+    frames: HashMap<Vec<FrameId>, u64, RandomState>,
 }
 
 impl<'a> Builder<'a> {
@@ -68,7 +85,7 @@ impl<'a> Builder<'a> {
             functions: HashMap::default(),
             locations: HashMap::default(),
             mappings: HashMap::default(),
-            frames: vec![None; profile.frames.len()],
+            frames: HashMap::default(),
         };
         builder.string("");
         builder
@@ -90,8 +107,7 @@ impl<'a> Builder<'a> {
             let id = ThreadId(key.thread);
             let (root, labels) = threads.entry(key.thread).or_insert_with(|| (self.roots(id), self.labels(id))).clone();
             let count = i64::try_from(count).unwrap_or(i64::MAX);
-            let mut location_id: Vec<u64> =
-                counts.stacks.get(key.stack).iter().map(|&frame| self.frame(frame)).collect();
+            let mut location_id = self.stack(counts.stacks.get(key.stack));
             if location_id.is_empty() {
                 location_id.push(self.special(NO_FRAMES));
             }
@@ -129,62 +145,114 @@ impl<'a> Builder<'a> {
         self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
     }
 
-    fn frame(&mut self, FrameId(id): FrameId) -> u64 {
-        if let Some(location) = self.frames[id as usize] {
+    /// The locations of a stack.
+    fn stack(&mut self, stack: &[FrameId]) -> Vec<u64> {
+        let profile = self.profile;
+        let mut locations = Vec::with_capacity(stack.len() + 1);
+        let mut rest = stack;
+        while !rest.is_empty() {
+            let inlined = rest.iter().take_while(|&&id| profile.native_place(id).is_some_and(|place| place.inlined));
+            // A stack that was cut may have lost the frame that the last ones are inlined into.
+            let (one, outer) = rest.split_at((inlined.count() + 1).min(rest.len()));
+            locations.push(self.frame(one));
+            rest = outer;
+        }
+        locations
+    }
+
+    /// The location of a frame, with those that are inlined into it before it.
+    fn frame(&mut self, frames: &[FrameId]) -> u64 {
+        if let Some(&location) = self.frames.get(frames) {
             return location;
         }
         let profile = self.profile;
-        let label = Label::of(profile, profile.frames.get(FrameId(id)));
-        let location = self.location(&label);
-        self.frames[id as usize] = Some(location);
+        let labels: Vec<_> = frames
+            .iter()
+            .map(|&id| {
+                let (file, line) = profile.native_source(id).unwrap_or(("", None));
+                let label = Label::of(profile, profile.frames.get(id));
+                (Label { line: label.line.or(line), ..label }, file)
+            })
+            .collect();
+        let place = frames.last().and_then(|&id| profile.native_place(id));
+        let location = self.location(&labels, place);
+        self.frames.insert(frames.to_vec(), location);
         location
     }
 
     fn special(&mut self, name: &str) -> u64 {
-        self.location(&Label { kind: Kind::Special, function: name, filename: "", line: None })
+        self.location(&[(Label { kind: Kind::Special, function: name, filename: "", line: None }, "")], None)
     }
 
-    fn location(&mut self, label: &Label<'_>) -> u64 {
-        let name = self.string(label.function);
-        // A native frame's file is not known; its object is its mapping.
-        let (filename, mapping) = match label.kind {
-            Kind::Python => (self.string(label.filename), self.mapping(PYTHON)),
-            Kind::Native | Kind::Kernel if !label.filename.is_empty() => (0, self.mapping(label.filename)),
-            _ => (0, self.mapping(PYTHON)),
+    /// Labels come with the source files of native code, as far as these are known.
+    fn location(&mut self, labels: &[(Label<'_>, &str)], place: Option<&NativePlace>) -> u64 {
+        let mapping = match (place.and_then(|place| place.mapping), labels.last()) {
+            (Some(id), _) => self.object(id),
+            (None, Some((Label { kind: Kind::Native | Kind::Kernel, filename, .. }, _))) if !filename.is_empty() => {
+                self.named_mapping(filename)
+            }
+            _ => self.named_mapping(PYTHON),
         };
-        let key = (label.kind, label.filename.to_owned(), label.function.to_owned());
-        let next = self.functions.len() as u64 + 1;
-        let function_id = *self.functions.entry(key).or_insert(next);
-        if function_id == next {
-            // A system name equal to the name would be taken for C++'s, and `<module>` for its template arguments.
-            self.message.function.push(proto::Function { id: next, name, system_name: 0, filename });
-        }
-        let line = label.line.map_or(0, i64::from);
+        let address = place.map_or(0, |place| place.address);
+        let functions: Vec<_> = labels
+            .iter()
+            .map(|(label, source)| (self.function(label, source), label.line.map_or(0, i64::from)))
+            .collect();
         let next = self.locations.len() as u64 + 1;
-        let id = *self.locations.entry((function_id, line)).or_insert(next);
+        let key = LocationKey { functions, mapping, address };
+        *self.locations.entry(key).or_insert_with_key(|LocationKey { functions, .. }| {
+            let line = functions.iter().map(|&(function_id, line)| proto::Line { function_id, line }).collect();
+            self.message.location.push(proto::Location { id: next, mapping_id: mapping, address, line });
+            next
+        })
+    }
+
+    fn function(&mut self, label: &Label<'_>, source: &str) -> u64 {
+        let name = self.string(label.function);
+        // Of a native frame the object is its mapping; its file is known from DWARF only.
+        let file = if label.kind == Kind::Python { label.filename } else { source };
+        let filename = self.string(file);
+        let key = (label.kind, label.filename.to_owned(), label.function.to_owned(), filename);
+        let next = self.functions.len() as u64 + 1;
+        let id = *self.functions.entry(key).or_insert(next);
         if id == next {
-            let line = vec![proto::Line { function_id, line }];
-            self.message.location.push(proto::Location { id, mapping_id: mapping, line });
+            // A system name equal to the name would be taken for C++'s, and `<module>` for its template arguments.
+            self.message.function.push(proto::Function { id, name, system_name: 0, filename });
         }
         id
     }
 
-    fn mapping(&mut self, name: &str) -> u64 {
-        if let Some(&id) = self.mappings.get(name) {
+    /// A real mapping.
+    fn object(&mut self, id: MappingId) -> u64 {
+        let NativeMapping { start, end, offset, path, build_id, .. } = self.profile.native.mapping(id);
+        self.mapping(MappingKey::Object(id), path, build_id, (*start, *end, *offset))
+    }
+
+    /// What has a name, but no addresses. pprof takes mappings without a range of their own for one and the same, so
+    /// it gets one, where no Linux puts code.
+    fn named_mapping(&mut self, name: &str) -> u64 {
+        let start = (1 << 56) + ((self.mappings.len() as u64) << 32);
+        self.mapping(MappingKey::Name(name.to_owned()), name, "", (start, start + (1 << 32), 0))
+    }
+
+    fn mapping(&mut self, key: MappingKey, name: &str, build_id: &str, (start, end, offset): (u64, u64, u64)) -> u64 {
+        if let Some(&id) = self.mappings.get(&key) {
             return id;
         }
         let id = self.mappings.len() as u64 + 1;
-        self.mappings.insert(name.to_owned(), id);
+        self.mappings.insert(key, id);
         let mapping = proto::Mapping {
             id,
-            // Not addresses, but pprof takes mappings without a range of their own for one and the same.
-            memory_start: id << 32,
-            memory_limit: (id + 1) << 32,
+            memory_start: start,
+            memory_limit: end,
+            file_offset: offset,
             filename: self.string(name),
+            build_id: self.string(build_id),
             // Nobody is to look for more.
             has_functions: true,
             has_filenames: true,
             has_line_numbers: true,
+            has_inline_frames: true,
         };
         self.message.mapping.push(mapping);
         id
@@ -228,14 +296,15 @@ fn nanoseconds(seconds: f64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Frame, Process, Thread};
+    use crate::profile::{Frame, Merge, Process, Thread};
     use prost::Message;
     use std::io::Read;
 
     fn message(profile: &Profile, by_thread: bool, samples: &[(u8, &[FrameId])]) -> proto::Profile {
         let mut sink = PprofSink::new(Vec::new(), by_thread);
         for &(status, frames) in samples {
-            sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status, frames }).unwrap();
+            sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status, frames, merge: Merge::None })
+                .unwrap();
         }
         sink.finish(profile, &Report::default()).unwrap();
         let mut bytes = Vec::new();
@@ -306,5 +375,54 @@ mod tests {
         assert_eq!(message.sample[2].label.len(), 8);
         assert_eq!((message.time_nanos, message.period), (2_500_000_000, 10_000_000));
         assert_eq!(text(message.period_type.unwrap().r#type), "cpu");
+    }
+
+    #[test]
+    fn native_places() {
+        let mut profile = Profile::default();
+        profile.meta.interval_us = 10_000;
+        profile.processes.push(Process::default());
+        profile.threads.push(Thread { ns_tid: 5, ..Thread::default() });
+        let (path, build_id) = ("/lib/libz.so.1".to_owned(), "c0ffee".to_owned());
+        let mapping =
+            NativeMapping { process: 0, start: 0x7000_0000, end: 0x7000_8000, offset: 0x3000, path, build_id };
+        let mapping = Some(profile.native_mapping(mapping));
+        let mut frame = |name: &str, line: Option<u32>, address, inlined, mapping| {
+            let vaddr = address - 0x6fff_0000;
+            profile.native_frame(name, line.map(|_| "/z.c"), line, NativePlace { mapping, address, vaddr, inlined })
+        };
+        let inner = frame("libz.so.1!inner", Some(3), 0x7000_0010, true, mapping);
+        let outer = frame("libz.so.1!outer", Some(9), 0x7000_0010, false, mapping);
+        let later = frame("libz.so.1!outer", None, 0x7000_0018, false, mapping);
+        let jit = frame("[jit]+0x20", None, 0x7fff_0020, false, None);
+        let message = message(&profile, false, &[(0, &[inner, outer, later]), (0, &[jit, outer]), (0, &[inner])]);
+        let text = |index: i64| message.string_table[usize::try_from(index).unwrap()].as_str();
+        let locations: Vec<_> = message
+            .location
+            .iter()
+            .map(|location| {
+                let lines = location.line.iter().map(|line| {
+                    let function = message.function[usize::try_from(line.function_id - 1).unwrap()];
+                    format!("{} {}:{}", text(function.name), text(function.filename), line.line)
+                });
+                (location.mapping_id, location.address, lines.collect::<Vec<_>>().join(", "))
+            })
+            .collect();
+        assert_eq!(
+            locations,
+            [
+                (1, 0x7000_0010, "inner /z.c:3, outer /z.c:9".to_owned()),
+                (1, 0x7000_0018, "outer :0".to_owned()),
+                (2, 0x7fff_0020, "[jit]+0x20 :0".to_owned()),
+                (1, 0x7000_0010, "outer /z.c:9".to_owned()),
+                (1, 0x7000_0010, "inner /z.c:3".to_owned()),
+            ]
+        );
+        let stacks: Vec<_> = message.sample.iter().map(|sample| sample.location_id.clone()).collect();
+        assert_eq!(stacks, [vec![1, 2], vec![3, 4], vec![5]]);
+        let object = message.mapping[0];
+        assert_eq!((object.memory_start, object.memory_limit, object.file_offset), (0x7000_0000, 0x7000_8000, 0x3000));
+        assert_eq!((text(object.filename), text(object.build_id)), ("/lib/libz.so.1", "c0ffee"));
+        assert_eq!(text(message.mapping[1].filename), PYTHON);
     }
 }

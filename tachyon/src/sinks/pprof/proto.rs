@@ -93,9 +93,15 @@ pub struct Mapping {
     /// Address past the end.
     #[prost(uint64, tag = "3")]
     pub memory_limit: u64,
+    /// Where in the file the first address is, in bytes.
+    #[prost(uint64, tag = "4")]
+    pub file_offset: u64,
     /// String index.
     #[prost(int64, tag = "5")]
     pub filename: i64,
+    /// String index.
+    #[prost(int64, tag = "6")]
+    pub build_id: i64,
     /// Names are there.
     #[prost(bool, tag = "7")]
     pub has_functions: bool,
@@ -105,6 +111,9 @@ pub struct Mapping {
     /// Lines are there.
     #[prost(bool, tag = "9")]
     pub has_line_numbers: bool,
+    /// Inlined functions are there.
+    #[prost(bool, tag = "10")]
+    pub has_inline_frames: bool,
 }
 
 /// A place.
@@ -116,7 +125,10 @@ pub struct Location {
     /// Id of a mapping; 0: none.
     #[prost(uint64, tag = "2")]
     pub mapping_id: u64,
-    /// Functions that are inlined here, innermost first: one.
+    /// Address of the instruction; 0: none.
+    #[prost(uint64, tag = "3")]
+    pub address: u64,
+    /// The function and those that are inlined into it here, innermost first.
     #[prost(message, repeated, tag = "4")]
     pub line: Vec<Line>,
 }

@@ -48,12 +48,17 @@ pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&File>)
 
 /// `/usr/lib/debug/.build-id/ab/cdef….debug`.
 fn build_id_path(id: &[u8]) -> PathBuf {
-    let mut hex = id.iter().fold(String::new(), |mut hex, byte| {
-        write!(hex, "{byte:02x}").expect("a string takes all text");
-        hex
-    });
+    let mut hex = hex(id);
     hex.insert(2, '/');
     PathBuf::from(format!("{DEBUG_ROOT}/.build-id/{hex}.debug"))
+}
+
+/// Bytes as hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").expect("a string takes all text");
+        hex
+    })
 }
 
 fn open(process: &RemoteProcess, path: &Path, fits: impl Fn(&File) -> bool) -> Option<File> {

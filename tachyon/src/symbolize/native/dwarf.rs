@@ -55,9 +55,9 @@ impl Lines {
         elf.section(".debug_info")?;
         let mut left = MAX_DWARF;
         let mut load = |id: SectionId| -> Result<Bytes, TooMuch> {
-            let bytes = if is_used(id) { section(&elf, id.name(), left)? } else { Vec::new() };
+            let bytes = if is_used(id) { section(&elf, id.name(), left)? } else { Arc::default() };
             left -= bytes.len() as u64;
-            Ok(EndianArcSlice::new(bytes.into(), LittleEndian))
+            Ok(EndianArcSlice::new(bytes, LittleEndian))
         };
         let dwarf = Dwarf::load(&mut load).ok()?;
         let context = Context::from_dwarf(dwarf).ok()?;
@@ -112,9 +112,9 @@ fn is_used(id: SectionId) -> bool {
 struct TooMuch;
 
 /// A section's bytes, unpacked. One that is not there is empty.
-fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Vec<u8>, TooMuch> {
-    let Some(section) = elf.section(name) else { return Ok(Vec::new()) };
-    let bytes = elf.section_bytes(section, most).map_err(|_| TooMuch)?;
+fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, TooMuch> {
+    let Some(section) = elf.section(name) else { return Ok(Arc::default()) };
+    let bytes = elf.shared_section_bytes(section, most).map_err(|_| TooMuch)?;
     if section.flags & u64::from(elf::SHF_COMPRESSED) == 0 {
         return Ok(bytes);
     }
@@ -134,7 +134,7 @@ fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Vec<u8>, To
         _ => return Err(TooMuch),
     };
     read.map_err(|_| TooMuch)?;
-    Ok(unpacked)
+    Ok(unpacked.into())
 }
 
 /// A file's lines, from its debug file when it has one.

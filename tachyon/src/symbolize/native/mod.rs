@@ -27,11 +27,11 @@ use self::table::SymbolTable;
 use crate::remote::elf::{Elf, Load};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 
-/// Most files held open, with as many debug files at most. Only those are held in which an address was seen.
-const MAX_FILES: usize = 400;
+/// Most files held open, with as many debug files at most, where the limit of open files allows them.
+const MAX_FILES: usize = 2_000;
 
 /// Most bytes of symbol tables and DWARF that are kept, the table that is being used aside.
-const MAX_BYTES: usize = 64 << 20;
+pub const MAX_BYTES: usize = 64 << 20;
 
 /// What is known of one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,12 +48,19 @@ pub struct NativeName {
     pub lines: Vec<SourceFrame>,
 }
 
-/// Names addresses of all processes of a recording.
+/// Names addresses of all processes of a recording. One thread may hold files while another asks for names.
 #[derive(Debug)]
 pub struct NativeSymbols {
-    files: HashMap<FileIdentity, Shared>,
-    vdso: Option<Shared>,
+    held: Mutex<Held>,
     max_bytes: usize,
+    max_files: usize,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    files: HashMap<FileIdentity, Pinned>,
+    vdso: Option<Pinned>,
+    /// Counts files and names.
     clock: u64,
 }
 
@@ -65,18 +72,35 @@ impl Default for NativeSymbols {
 
 /// A file that is held open. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Pinned(Shared);
+pub struct Pinned {
+    file: Arc<Mutex<NativeFile>>,
+    number: u64,
+    build_id: Arc<str>,
+}
 
-type Shared = Arc<Mutex<NativeFile>>;
+impl Pinned {
+    /// What tells it from all files that were ever held.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The file's build id in hexadecimal digits; empty when it has none.
+    #[must_use]
+    pub fn build_id(&self) -> &str {
+        &self.build_id
+    }
+}
 
 /// A panic while it was locked leaves it usable: all that changes in it are caches.
-fn lock(file: &Shared) -> MutexGuard<'_, NativeFile> {
-    file.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
 struct NativeFile {
     object: String,
+    build_id: String,
     file: Option<Arc<File>>,
     debug: Option<Arc<File>>,
     loads: Vec<Load>,
@@ -89,71 +113,102 @@ impl NativeSymbols {
     /// Nothing is held yet; keeps about `max_bytes` of tables.
     #[must_use]
     pub fn with_budget(max_bytes: usize) -> Self {
-        Self { files: HashMap::new(), vdso: None, max_bytes, clock: 0 }
+        let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
+        let open_files = limit.map_or(1024, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX));
+        // Each file may have a debug file, and half of all is for others.
+        Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(open_files / 4) }
     }
 
     /// Opens the file behind a mapping, and its debug file, and holds them. `None`: there is no file, it cannot be
     /// opened (any more), is no ELF file, or too many are held.
-    pub fn pin(&mut self, process: &RemoteProcess, mapping: &Mapping) -> Option<Pinned> {
+    pub fn pin(&self, process: &RemoteProcess, mapping: &Mapping) -> Option<Pinned> {
         if mapping.path == MappedPath::Special(b"[vdso]".to_vec()) {
-            let vdso = || Some(Arc::new(Mutex::new(vdso::file()?)));
-            self.vdso = self.vdso.take().or_else(vdso);
-            return self.vdso.clone().map(Pinned);
+            let mut held = lock(&self.held);
+            if held.vdso.is_none() {
+                held.vdso = Some(held.pinned(vdso::file()?));
+            }
+            return held.vdso.clone();
         }
+        self.pin_file(process, mapping, &process.mapped_file(mapping).ok()?)
+    }
+
+    /// The same for a mapping whose file has been found.
+    pub fn pin_file(&self, process: &RemoteProcess, mapping: &Mapping, found: &MappedFile) -> Option<Pinned> {
         let path = mapping.file_path()?;
-        let name = mapping.name();
-        let found = process.mapped_file(mapping).ok()?;
-        if let Some(file) = self.files.get(&found.identity()) {
-            return Some(Pinned(Arc::clone(file)));
+        {
+            let mut held = lock(&self.held);
+            if let Some(file) = held.files.get(&found.identity()) {
+                return Some(file.clone());
+            }
+            if held.files.len() >= self.max_files {
+                // Those of processes that have ended are held by nobody else.
+                held.files.retain(|_, pinned| Arc::strong_count(&pinned.file) > 1);
+            }
+            if held.files.len() >= self.max_files {
+                return None;
+            }
         }
-        if self.files.len() >= MAX_FILES {
-            // Those of processes that have ended are held by nobody else.
-            self.files.retain(|_, file| Arc::strong_count(file) > 1);
-        }
-        if self.files.len() >= MAX_FILES {
-            return None;
-        }
-        let file = Arc::new(Mutex::new(NativeFile::open(process, &found, path, name)?));
-        self.files.insert(found.identity(), Arc::clone(&file));
-        Some(Pinned(file))
+        let file = NativeFile::open(process, found, path, mapping.name())?;
+        let mut held = lock(&self.held);
+        let pinned = held.pinned(file);
+        held.files.insert(found.identity(), pinned.clone());
+        Some(pinned)
     }
 
     /// The name of what lies at an offset of a file that is held.
-    pub fn name(&mut self, file: &Pinned, offset: u64, detail: Detail) -> NativeName {
-        self.clock += 1;
+    pub fn name(&self, pinned: &Pinned, offset: u64, detail: Detail) -> NativeName {
+        let clock = lock(&self.held).tick();
         let name = {
-            let mut file = lock(&file.0);
-            file.used = self.clock;
+            let mut file = lock(&pinned.file);
+            file.used = clock;
             file.name(offset, detail)
         };
-        self.shrink();
+        self.shrink(clock);
         name
     }
 
     /// Bytes of tables that are kept.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.files.values().map(|file| lock(file).bytes()).sum()
+        lock(&self.held).bytes()
     }
 
     /// Files that are held open, debug files included.
     #[must_use]
     pub fn files_held(&self) -> usize {
-        let held = |file: &Shared| 1 + usize::from(lock(file).debug.is_some());
-        self.files.values().map(held).sum()
+        let files = |pinned: &Pinned| 1 + usize::from(lock(&pinned.file).debug.is_some());
+        lock(&self.held).files.values().map(files).sum()
     }
 
     /// Lets go of tables, those used longest ago first, until what is left keeps the budget or is the newest.
-    fn shrink(&mut self) {
-        let mut bytes = self.bytes();
+    fn shrink(&self, clock: u64) {
+        let held = lock(&self.held);
+        let mut bytes = held.bytes();
         while bytes > self.max_bytes {
-            let full = self.files.values().filter(|file| lock(file).bytes() > 0);
-            let oldest = full.min_by_key(|file| lock(file).used).filter(|file| lock(file).used != self.clock);
-            let Some(oldest) = oldest else { return };
-            bytes -= lock(oldest).bytes();
-            let mut oldest = lock(oldest);
+            let full = held.files.values().filter(|pinned| lock(&pinned.file).bytes() > 0);
+            let oldest = full.min_by_key(|pinned| lock(&pinned.file).used);
+            let Some(mut oldest) = oldest.map(|pinned| lock(&pinned.file)).filter(|file| file.used != clock) else {
+                return;
+            };
+            bytes -= oldest.bytes();
             (oldest.tables, oldest.lines) = (None, None);
         }
+    }
+}
+
+impl Held {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn pinned(&mut self, file: NativeFile) -> Pinned {
+        let build_id = Arc::from(&*file.build_id);
+        Pinned { file: Arc::new(Mutex::new(file)), number: self.tick(), build_id }
+    }
+
+    fn bytes(&self) -> usize {
+        self.files.values().map(|pinned| lock(&pinned.file).bytes()).sum()
     }
 }
 
@@ -169,12 +224,13 @@ pub enum Detail {
 impl NativeFile {
     fn open(process: &RemoteProcess, found: &MappedFile, path: &std::path::Path, object: String) -> Option<Self> {
         let file = found.open().ok()?;
-        let (debug, loads) = {
+        let (debug, loads, build_id) = {
             let elf = Elf::parse(&file).ok()?;
             let debug = debug::debug_file(process, path, &elf).map(Arc::new);
-            (debug, elf.loads().to_vec())
+            (debug, elf.loads().to_vec(), elf.build_id().unwrap_or_default())
         };
-        Some(Self { object, file: Some(Arc::new(file)), debug, loads, tables: None, lines: None, used: 0 })
+        let build_id = debug::hex(&build_id);
+        Some(Self { object, build_id, file: Some(Arc::new(file)), debug, loads, tables: None, lines: None, used: 0 })
     }
 
     fn name(&mut self, offset: u64, detail: Detail) -> NativeName {

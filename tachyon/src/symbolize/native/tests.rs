@@ -89,14 +89,14 @@ struct Running {
 }
 
 impl Running {
-    fn pin(&self, symbols: &mut NativeSymbols, address: u64) -> (Pinned, u64) {
+    fn pin(&self, symbols: &NativeSymbols, address: u64) -> (Pinned, u64) {
         let maps = self.process.maps().expect("it lives");
         let mapping = maps.iter().find(|mapping| mapping.contains(address)).expect("mapped");
         let file = symbols.pin(&self.process, mapping).expect("it is a file");
         (file, address - mapping.start + mapping.offset)
     }
 
-    fn name(&self, symbols: &mut NativeSymbols, address: u64, detail: Detail) -> NativeName {
+    fn name(&self, symbols: &NativeSymbols, address: u64, detail: Detail) -> NativeName {
         let (file, offset) = self.pin(symbols, address);
         symbols.name(&file, offset, detail)
     }
@@ -123,11 +123,11 @@ fn frames(name: &NativeName) -> Vec<(&str, &str, u32)> {
 fn lines_and_inlined_functions_come_from_dwarf() {
     for flags in [&[][..], &["-no-pie"], &["-gz=zlib"], &["-gdwarf-4"]] {
         let running = Program::compile(flags).start();
-        let mut symbols = NativeSymbols::default();
-        let name = running.name(&mut symbols, running.spot, Detail::Lines);
+        let symbols = NativeSymbols::default();
+        let name = running.name(&symbols, running.spot, Detail::Lines);
         assert_eq!((name.object.as_str(), name.function.as_deref()), ("spot", Some("outer")), "{flags:?}");
         assert_eq!(frames(&name), [("inlined", "spot.c", SPOT), ("outer", "spot.c", 13)], "{flags:?}");
-        let name = running.name(&mut symbols, running.hidden, Detail::Function);
+        let name = running.name(&symbols, running.hidden, Detail::Function);
         assert_eq!((name.function.as_deref(), name.function_vaddr), (Some("hidden"), Some(name.vaddr)));
         assert!(name.lines.is_empty());
         assert_eq!(symbols.files_held(), 1);
@@ -139,11 +139,11 @@ fn a_stripped_file_has_the_names_it_exports() {
     let program = Program::compile(&[]);
     tool("strip", &[], &[&program.path]);
     let running = program.start();
-    let mut symbols = NativeSymbols::default();
-    let name = running.name(&mut symbols, running.spot, Detail::Lines);
+    let symbols = NativeSymbols::default();
+    let name = running.name(&symbols, running.spot, Detail::Lines);
     assert_eq!((name.function.as_deref(), name.lines.len()), (Some("outer"), 0));
     // The function before it is no answer.
-    assert_eq!(running.name(&mut symbols, running.hidden, Detail::Function).function, None);
+    assert_eq!(running.name(&symbols, running.hidden, Detail::Function).function, None);
 }
 
 #[test]
@@ -155,11 +155,11 @@ fn a_debug_file_is_found_by_its_link_and_only_the_right_one() {
         tool("strip", &[], &[&program.path]);
         tool("objcopy", &[&format!("--add-gnu-debuglink={}", debug.display())], &[&program.path]);
         let running = program.start();
-        let name = running.name(&mut NativeSymbols::default(), running.hidden, Detail::Lines);
+        let name = running.name(&NativeSymbols::default(), running.hidden, Detail::Lines);
         assert_eq!(frames(&name), [("hidden", "spot.c", 15)], "{build_id}");
         let other = Program::compile(&[build_id, "-O0"]);
         tool("objcopy", &["--only-keep-debug"], &[&other.path, &debug]);
-        let name = running.name(&mut NativeSymbols::default(), running.hidden, Detail::Lines);
+        let name = running.name(&NativeSymbols::default(), running.hidden, Detail::Lines);
         assert_eq!(name.function, None, "{build_id}: another build's debug file");
     }
 }
@@ -176,7 +176,7 @@ fn a_table_packed_into_the_file_is_read() {
     tool("strip", &[], &[&program.path]);
     tool("objcopy", &[&format!("--add-section=.gnu_debugdata={}", packed.display())], &[&program.path]);
     let running = program.start();
-    let name = running.name(&mut NativeSymbols::default(), running.hidden, Detail::Function);
+    let name = running.name(&NativeSymbols::default(), running.hidden, Detail::Function);
     assert_eq!(name.function.as_deref(), Some("hidden"));
 }
 
@@ -185,8 +185,8 @@ fn names_outlive_the_process_and_the_file() {
     let program = Program::compile(&[]);
     let running = program.start();
     std::fs::remove_file(&program.path).expect("deleted");
-    let mut symbols = NativeSymbols::default();
-    let (file, offset) = running.pin(&mut symbols, running.spot);
+    let symbols = NativeSymbols::default();
+    let (file, offset) = running.pin(&symbols, running.spot);
     drop(running);
     drop(program);
     let name = symbols.name(&file, offset, Detail::Lines);
@@ -196,12 +196,12 @@ fn names_outlive_the_process_and_the_file() {
 #[test]
 fn tables_are_let_go_and_read_again() {
     let (one, other) = (Program::compile(&[]).start(), Program::compile(&["-no-pie"]).start());
-    let mut symbols = NativeSymbols::with_budget(1);
+    let symbols = NativeSymbols::with_budget(1);
     for _ in 0..3 {
         for running in [&one, &other] {
-            let name = running.name(&mut symbols, running.spot, Detail::Lines);
+            let name = running.name(&symbols, running.spot, Detail::Lines);
             assert_eq!(frames(&name).len(), 2);
-            let kept = symbols.files.values().filter(|file| lock(file).bytes() > 0).count();
+            let kept = lock(&symbols.held).files.values().filter(|pinned| lock(&pinned.file).bytes() > 0).count();
             assert_eq!(kept, 1, "only the table in use is kept");
         }
     }
@@ -213,7 +213,7 @@ fn the_vdso_has_names() {
     let own = RemoteProcess::at(Pid(std::process::id()));
     let maps = own.maps().expect("own maps");
     let vdso = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[vdso]".to_vec())).expect("a vdso");
-    let mut symbols = NativeSymbols::default();
+    let symbols = NativeSymbols::default();
     let file = symbols.pin(&own, vdso).expect("it has symbols");
     let mut names: Vec<_> = (0..vdso.end - vdso.start)
         .step_by(16)

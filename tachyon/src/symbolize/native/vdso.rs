@@ -22,6 +22,7 @@ pub(super) fn file() -> Option<NativeFile> {
     let loads = Elf::parse(&bytes[..]).ok()?.loads().to_vec();
     let table = SymbolTable::of_bytes(&bytes, DYNAMIC, &loads).ok()??;
     Some(NativeFile {
+        build_id: String::new(),
         object: "[vdso]".to_owned(),
         file: None,
         debug: None,

@@ -393,3 +393,30 @@ fn missing_names_are_read_from_the_live_process() {
         }
     }
 }
+
+#[test]
+fn a_full_symbolizer_learns_nothing_more() {
+    let (mut symbolizer, mut profile) = (Symbolizer::new(), Profile::default());
+    let known = record(b"known", b"a.py", TABLE);
+    add(&mut symbolizer, &mut profile, &known).expect("there is room");
+    let key = CodeKey::from(&known.0);
+    let first = symbolizer.frame(&mut profile, key, 0, Frame::NO_OPCODE);
+    symbolizer.set_full(true);
+    let mut other = record(b"other", b"b.py", TABLE);
+    other.0.code += 64;
+    assert_eq!(add(&mut symbolizer, &mut profile, &other), Err(BadCodeRecord::Full));
+    assert_eq!(symbolizer.frame(&mut profile, key, 0, Frame::NO_OPCODE), first, "what was met stays as it is");
+    let line = symbolizer.frame(&mut profile, key, 2, Frame::NO_OPCODE);
+    assert_eq!((show(&profile, line), symbolizer.is_named(line)), ("known a.py -1:-1".to_owned(), true));
+    let (frames, strings) = (profile.frames.len(), profile.strings.len());
+    for lasti in 0..100 {
+        let unknown = symbolizer.frame(&mut profile, CodeKey::from(&other.0), lasti, Frame::NO_OPCODE);
+        assert!(!symbolizer.is_named(unknown) && show(&profile, unknown).starts_with(UNKNOWN_FUNCTION));
+        assert_eq!(symbolizer.frame(&mut profile, key, 2 + lasti, Frame::NO_OPCODE), line);
+    }
+    assert!(profile.frames.len() <= frames + 1 && profile.strings.len() <= strings + 2, "no table grows");
+    symbolizer.set_full(false);
+    add(&mut symbolizer, &mut profile, &other).expect("there is room again");
+    let now = symbolizer.frame(&mut profile, CodeKey::from(&other.0), 0, Frame::NO_OPCODE);
+    assert_eq!(show(&profile, now), "other b.py 11:1");
+}

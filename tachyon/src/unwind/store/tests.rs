@@ -19,8 +19,9 @@ fn put<T: Copy>(into: &mut Vec<T>, first: u32, what: &[T], filler: T) {
 }
 
 impl TableMemory for Memory {
-    fn write_rows(&mut self, first: u32, rows: &[Row]) {
+    fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool {
         put(&mut self.rows, first, rows, Row(0));
+        true
     }
 
     fn write_ranges(&mut self, first: u32, ranges: &[Range]) {
@@ -37,9 +38,19 @@ impl Tables for Memory {
         self.ranges.get(index as usize).copied()
     }
 
-    fn row(&self, index: u32) -> Option<Row> {
+    type Chunk = ();
+
+    fn chunk(&self, _: u32) -> Option<()> {
+        Some(())
+    }
+
+    fn row(&self, (): (), index: u32) -> Option<Row> {
         self.rows.get(index as usize).copied()
     }
+}
+
+fn maps() -> Vec<Mapping> {
+    own().maps().expect("own mappings")
 }
 
 fn own() -> RemoteProcess {
@@ -51,7 +62,7 @@ fn own() -> RemoteProcess {
 fn every_executable_byte_of_a_process_is_in_one_range() {
     let mut memory = Memory::default();
     let mut tables = UnwindTables::new(1 << 22, 1 << 12);
-    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    let space = tables.map(&own(), &maps(), 7, &mut memory).expect("own mappings");
     assert_eq!(space.image, 7);
     let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
     assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?}");
@@ -66,7 +77,7 @@ fn every_executable_byte_of_a_process_is_in_one_range() {
         assert!(inside.clone().all(|range| range.rows <= MAX_TABLE_ROWS));
     }
     let rows = tables.rows_used();
-    tables.map(&own(), 8, &mut memory).expect("own mappings");
+    tables.map(&own(), &maps(), 8, &mut memory).expect("own mappings");
     assert_eq!(tables.rows_used(), rows, "a second process shares the tables");
 }
 
@@ -86,7 +97,7 @@ fn own_stack_is_walked_to_its_end() {
     }
     let mut memory = Memory::default();
     let mut tables = UnwindTables::new(1 << 22, 1 << 12);
-    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    let space = tables.map(&own(), &maps(), 7, &mut memory).expect("own mappings");
     let (ip, sp, fp): (u64, u64, u64);
     // SAFETY: copies three registers and changes nothing else.
     unsafe {
@@ -108,12 +119,12 @@ fn own_stack_is_walked_to_its_end() {
 fn what_does_not_fit_stops_a_walk_and_is_told() {
     let mut memory = Memory::default();
     let mut tables = UnwindTables::new(64, 1 << 12);
-    let space = tables.map(&own(), 7, &mut memory).expect("own mappings");
+    let space = tables.map(&own(), &maps(), 7, &mut memory).expect("own mappings");
     let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
     assert!(ranges.iter().any(|range| range.rows == 0 && range.first_row == no_table::STOP));
     assert!(tables.refusals().any(|(_, reason)| reason.starts_with("no room")), "{tables:?}");
     let mut none = UnwindTables::new(64, 1);
-    assert!(matches!(none.map(&own(), 7, &mut memory), Err(MapError::NoRoom(_))));
+    assert!(matches!(none.map(&own(), &maps(), 7, &mut memory), Err(NoRoom(_))));
 }
 
 #[test]
@@ -156,7 +167,7 @@ fn ranges_rest_before_they_are_used_again() {
 
 #[test]
 fn room_is_joined_again() {
-    let mut room = Room::new(10);
+    let mut room = Room::new(10, 10);
     let parts: Vec<u32> = (0..5).map(|_| room.take(2).expect("free")).collect();
     assert_eq!((parts.as_slice(), room.take(1)), (&[0, 2, 4, 6, 8][..], None));
     for part in [2, 6, 4] {
@@ -165,4 +176,18 @@ fn room_is_joined_again() {
     assert_eq!((room.free.as_slice(), room.used), (&[(2, 6)][..], 4));
     assert_eq!(room.take(7), None);
     assert_eq!(room.take(6), Some(2));
+}
+
+/// What is taken never straddles two chunks, and what is skipped for that is taken by what is smaller.
+#[test]
+fn what_is_taken_lies_in_one_chunk() {
+    let mut room = Room::new(25, 10);
+    assert_eq!(
+        [6, 7, 4, 10, 3, 5].map(|count| room.take(count)),
+        [Some(0), Some(10), Some(6), None, Some(17), Some(20)]
+    );
+    assert_eq!(room.free, []);
+    room.give_back(10, 7);
+    room.give_back(17, 3);
+    assert_eq!((room.take(11), room.take(10), room.used), (None, Some(10), 25));
 }

@@ -1,0 +1,212 @@
+//! Native stacks: `.eh_frame` to tables, the walk over hostile tables and stacks, and the joining of two stacks.
+
+use std::cell::Cell;
+
+use tachyon::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
+use tachyon::remote::elf::Elf;
+use tachyon::unwind;
+use tachyon_common::config::machine;
+use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
+use tachyon_common::stop::StopReason;
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Space, Tables, no_table};
+use tachyon_common::walk::{Unreadable, UserMemory, mix};
+
+use crate::input::Rng;
+use crate::targets::{here, seed_files};
+
+/// Whole ELF files with unwind rules, in a few pages each, of both processors.
+pub(crate) fn elf_files() -> Vec<Vec<u8>> {
+    seed_files("so")
+}
+
+pub(crate) fn compile_rules(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let bytes = rng.mutated(seeds);
+    let Ok(elf) = Elf::parse(&bytes[..]) else { return false };
+    let Ok(table) = unwind::compile_vdso(&elf) else { return false };
+    assert!(table.rows.len() <= 2 * unwind::MAX_ROWS);
+    assert!(table.rows.is_sorted_by_key(|row| row.pc()), "a search needs them sorted");
+    let _rule = table.rule(table.base.wrapping_add(rng.odd() & 0xffff));
+    true
+}
+
+/// Tables as bytes, 8 for each row: those of the files above.
+pub(crate) fn tables() -> Vec<Vec<u8>> {
+    let tables = elf_files().into_iter().filter_map(|bytes| unwind::compile_vdso(&Elf::parse(&bytes[..]).ok()?).ok());
+    let bytes = |table: unwind::Table| table.rows.iter().flat_map(|row| row.0.to_le_bytes()).collect();
+    tables.map(bytes).collect()
+}
+
+const CODE: u64 = 0x7f00_0000_0000;
+const STACK: u64 = 0x7ffc_0000_0000;
+
+/// A process whose stack and tables lie.
+struct Liar {
+    seed: u64,
+    rows: Vec<Row>,
+    ranges: Vec<Range>,
+    machine: u32,
+    reads: Cell<u32>,
+}
+
+impl UserMemory for Liar {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        self.reads.set(self.reads.get() + 1);
+        let dice = mix(self.seed, addr);
+        let word = match dice % 16 {
+            0 => return Err(Unreadable),
+            1 => 0,
+            2 => dice,
+            // Places in the stack, most of them above; and in code, maybe signed.
+            3..=7 => addr.wrapping_add((dice >> 8) & 0xfff8),
+            8 => addr.wrapping_sub((dice >> 8) & 0xfff8),
+            _ => (CODE + ((dice >> 8) & 0x1fff)) | if dice & (1 << 40) == 0 { 0 } else { 0x5a << 48 },
+        };
+        let word = word.to_ne_bytes();
+        into.copy_from_slice(word.get(..into.len()).ok_or(Unreadable)?);
+        Ok(())
+    }
+}
+
+impl Tables for Liar {
+    fn range(&self, index: u32) -> Option<Range> {
+        self.ranges.get(index as usize).copied()
+    }
+
+    type Chunk = ();
+
+    fn chunk(&self, _: u32) -> Option<()> {
+        Some(())
+    }
+
+    fn row(&self, (): (), index: u32) -> Option<Row> {
+        self.rows.get(index as usize).copied()
+    }
+
+    fn machine(&self) -> u32 {
+        self.machine
+    }
+}
+
+#[derive(Default)]
+struct Addresses(usize);
+
+impl AddressSink for Addresses {
+    fn store(&mut self, index: usize, _: u64) {
+        assert!(index == self.0 && index < MAX_NATIVE_FRAMES, "addresses are stored in their order, in bounds");
+        self.0 += 1;
+    }
+}
+
+/// The walk of the kernel side over tables and a stack that say anything: it ends, within its bounds.
+pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let bytes = rng.mutated(seeds);
+    let mut rows: Vec<Row> = bytes.as_chunks().0.iter().map(|row| Row(u64::from_le_bytes(*row))).collect();
+    if rng.below(4) != 0 {
+        rows.sort_by_key(|row| row.pc());
+    }
+    let count = rows.len() as u32;
+    let mut ranges = vec![
+        Range { start: CODE, end: CODE + 0x2000, bias: CODE, first_row: 0, rows: count },
+        Range { start: CODE + 0x2000, end: CODE + 0x3000, bias: 0, first_row: no_table::FRAME_POINTERS, rows: 0 },
+    ];
+    if rng.below(8) == 0 {
+        let odd = |rng: &mut Rng| rng.odd();
+        let lie =
+            Range { start: odd(rng), end: odd(rng), bias: odd(rng), first_row: odd(rng) as u32, rows: odd(rng) as u32 };
+        ranges.insert(rng.below(3), lie);
+    }
+    let machine = *rng.of(&[machine::X86_64, machine::ARM64]);
+    let space =
+        Space { image: 1, first: 0, count: if rng.below(16) == 0 { rng.odd() as u32 } else { ranges.len() as u32 } };
+    let liar = Liar { seed: rng.next(), rows, ranges, machine, reads: Cell::new(0) };
+    let ip = CODE + rng.below(0x3000) as u64;
+    let fp = if rng.below(2) == 0 { STACK + 0x100 } else { rng.odd() };
+    let mut walk = NativeWalk::start(ip, STACK, fp);
+    walk.link = CODE + rng.below(0x3000) as u64;
+    walk.leaf_known = rng.below(2) as u32;
+    let mut addresses = Addresses::default();
+    let most = MAX_NATIVE_FRAMES / NATIVE_FRAMES_PER_STEP + 1;
+    let stop = (0..most).find_map(|_| walk.step(&liar, &liar, space, &mut addresses));
+    assert!(stop.is_some(), "a walk ends within its steps");
+    assert!(liar.reads.get() as usize <= 4 * MAX_NATIVE_FRAMES, "{} reads", liar.reads.get());
+    addresses.0 > 1
+}
+
+/// What live recordings had: `tests/kernel/known_stack.py` on CPython 3.8 to 3.13, with `--interpreter-frames`. A line is how
+/// activations are told apart, the native stack and Python's, leaf first, in the letters of `merge/mixed/tests.rs`.
+pub(crate) fn stacks() -> Vec<Vec<u8>> {
+    let text = std::fs::read(here().join("seeds/mixed.txt")).expect("a file of the project is readable");
+    let lines: Vec<Vec<u8>> =
+        text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(Into::into).collect();
+    for line in &lines {
+        let stacks = Stacks::of(line);
+        assert_eq!(stacks.join(true, StopReason::Complete).0, Quality::Exact, "{}", String::from_utf8_lossy(line));
+    }
+    lines
+}
+
+/// Both stacks of a line, whatever it holds.
+struct Stacks {
+    boundaries: Boundaries,
+    native: Vec<NativeKind>,
+    python: Vec<PythonFrame>,
+    root_shims: u16,
+}
+
+impl Stacks {
+    fn of(line: &[u8]) -> Self {
+        let mut words = line.splitn(3, |&byte| byte == b' ');
+        let boundaries = match words.next().unwrap_or_default() {
+            b"every" => Boundaries::EveryFrame,
+            b"entry" => Boundaries::EntryFrame,
+            _ => Boundaries::Shim,
+        };
+        let kind = |letter: &u8| match letter {
+            b'E' => NativeKind::Evaluator { entering: false },
+            b'e' => NativeKind::Evaluator { entering: true },
+            b'h' => NativeKind::Handler,
+            b'p' => NativeKind::Plumbing,
+            b'i' => NativeKind::Interpreter,
+            _ => NativeKind::Other,
+        };
+        let native = words.next().unwrap_or_default().iter().map(kind).collect();
+        let (mut python, mut shims) = (Vec::new(), 0_u16);
+        for letter in words.next().unwrap_or_default() {
+            match letter {
+                b'S' => shims = shims.saturating_add(1),
+                // A count that no program of ours has had.
+                0x80.. => shims = u16::MAX,
+                _ => {
+                    python.push(PythonFrame { entry: *letter == b'F', shims });
+                    shims = 0;
+                }
+            }
+        }
+        Self { boundaries, native, python, root_shims: shims }
+    }
+
+    fn join(&self, whole: bool, stop: StopReason) -> (Quality, Vec<Joined>) {
+        let native = Native { frames: &self.native, whole, foreign: false };
+        let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
+        let mut joined = Vec::new();
+        (join(&native, &python, true, &mut joined), joined)
+    }
+}
+
+/// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
+/// place, and so does every native one unless they were found to contradict each other.
+pub(crate) fn join_stacks(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let stacks = Stacks::of(&rng.mutated(seeds));
+    let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
+    let stop = if rng.below(2) == 0 { StopReason::Complete } else { *rng.of(&stops) };
+    let (quality, joined) = stacks.join(rng.below(4) != 0, stop);
+    let of_python: Vec<usize> =
+        joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
+    let of_native: Vec<usize> =
+        joined.iter().filter_map(|frame| if let Joined::Native(at) = frame { Some(*at) } else { None }).collect();
+    assert!(of_python.into_iter().eq(0..stacks.python.len()), "Python frames are lost, doubled or out of order");
+    if quality != Quality::Failed {
+        assert!(of_native.into_iter().eq(0..stacks.native.len()), "native frames are lost, doubled or out of order");
+    }
+    quality == Quality::Exact
+}

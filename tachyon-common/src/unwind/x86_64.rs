@@ -1,0 +1,113 @@
+//! Rules of x86-64, and a step by one.
+
+use super::{NativeWalk, Rule, kind};
+use crate::stop::StopReason;
+use crate::walk::{UserMemory, read_u64};
+
+/// Where `rbp` was saved: bits 4–13 of a [`Rule`]. Other values are words below the CFA.
+pub mod saved {
+    /// Nowhere: it still holds the caller's value.
+    pub const UNCHANGED: u32 = 0;
+    /// Where `rbp` points to (functions that align their stack).
+    pub const AT_FP: u32 = 1023;
+    /// Furthest place below the CFA, in words.
+    pub const MAX: u32 = 1022;
+}
+
+impl Rule {
+    /// A rule of `kind` with an offset in bytes; `None` when it does not fit.
+    #[must_use]
+    pub fn new(kind: u32, offset: i64, saved: u32) -> Option<Self> {
+        let words = offset / 8;
+        let fits = offset % 8 == 0 && (-(1 << 17)..1 << 17).contains(&words) && saved <= saved::AT_FP;
+        fits.then(|| Self(kind | (saved << 4) | ((words as i32).cast_unsigned() << 14)))
+    }
+
+    /// A rule that reads the CFA from memory: `inner` and `outer` in bytes; `None` when they do not fit.
+    #[must_use]
+    pub fn deref(kind: u32, inner: i64, outer: i64, saved: u32) -> Option<Self> {
+        let (words, plus) = (inner / 8, outer / 8);
+        let fits =
+            inner % 8 == 0 && outer % 8 == 0 && (-(1 << 10)..1 << 10).contains(&words) && (0..128).contains(&plus);
+        if !fits {
+            return None;
+        }
+        // 11 bits signed, then 7 bits unsigned.
+        Self::new(kind, ((words << 7) | plus) * 8, saved)
+    }
+
+    /// A rule of [`kind::REGISTER`]: a register as DWARF numbers it, and an offset in bytes; `None` when they do not fit.
+    #[must_use]
+    pub fn register(register: u16, offset: i64, saved: u32) -> Option<Self> {
+        let words = offset / 8;
+        let fits = register < 16 && offset % 8 == 0 && (-(1 << 13)..1 << 13).contains(&words);
+        if !fits {
+            return None;
+        }
+        Self::new(kind::REGISTER, ((words << 4) | i64::from(register)) * 8, saved)
+    }
+
+    /// One of [`saved`], or words below the CFA.
+    #[inline(always)]
+    #[must_use]
+    pub const fn saved(self) -> u32 {
+        (self.0 >> 4) & 1023
+    }
+
+    /// The offset in words.
+    #[inline(always)]
+    #[must_use]
+    pub const fn words(self) -> i64 {
+        (self.0.cast_signed() >> 14) as i64
+    }
+}
+
+impl NativeWalk {
+    /// Steps to the caller by a rule. `Err` is the end of the walk.
+    #[inline(always)]
+    pub(super) fn apply<M: UserMemory + ?Sized>(&mut self, memory: &M, rule: Rule) -> Result<(), StopReason> {
+        let unreadable = |_| StopReason::UnreadableStack;
+        let words = rule.words();
+        let bytes = (words * 8).cast_unsigned();
+        let kind = rule.kind();
+        let cfa = if kind == kind::SP {
+            self.sp.wrapping_add(bytes)
+        } else if kind == kind::FP {
+            self.fp.wrapping_add(bytes)
+        } else if kind == kind::DEREF_SP || kind == kind::DEREF_FP {
+            let base = if kind == kind::DEREF_SP { self.sp } else { self.fp };
+            let inner = ((words >> 7) * 8).cast_unsigned();
+            read_u64(memory, base.wrapping_add(inner), 0)
+                .map_err(unreadable)?
+                .wrapping_add(((words & 127) * 8).cast_unsigned())
+        } else if kind == kind::REGISTER {
+            if self.stored != 1 || self.leaf_known == 0 {
+                return Err(StopReason::UnsupportedUnwindRule);
+            }
+            self.leaf[(words & 15) as usize].wrapping_add(((words >> 4) * 8).cast_unsigned())
+        } else if kind == kind::PLT {
+            let slot = self.ip & 15;
+            self.sp.wrapping_add(if slot >= bytes / 8 { 16 } else { 8 })
+        } else if kind == kind::SIGNAL {
+            // `struct ucontext` of x86-64 at `rsp`: `uc_mcontext` 40, in it rbp 80, rsp 120, rip 128.
+            let fp = read_u64(memory, self.sp, 120).map_err(unreadable)?;
+            let sp = read_u64(memory, self.sp, 160).map_err(unreadable)?;
+            self.ip = read_u64(memory, self.sp, 168).map_err(unreadable)?;
+            (self.fp, self.sp, self.exact) = (fp, sp, 1);
+            return Ok(());
+        } else {
+            return Err(self.end(kind));
+        };
+        // A caller's frame lies above: whatever the memory holds, the walk ends.
+        if cfa <= self.sp {
+            return Err(StopReason::StackNotRising);
+        }
+        let saved = rule.saved();
+        if saved != saved::UNCHANGED {
+            let place = if saved == saved::AT_FP { self.fp } else { cfa.wrapping_sub(u64::from(saved) * 8) };
+            self.fp = read_u64(memory, place, 0).map_err(unreadable)?;
+        }
+        let ip = read_u64(memory, cfa.wrapping_sub(8), 0).map_err(unreadable)?;
+        self.arrive(ip, cfa)
+    }
+}

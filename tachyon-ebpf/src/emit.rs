@@ -1,0 +1,64 @@
+//! A finished record -> the ring buffer.
+
+use crate::maps::{SAMPLES, SCRATCH_BYTES, config};
+use crate::memory::masked;
+use crate::sample::{Scratch, lose};
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ringbuf_output, bpf_ringbuf_query};
+use aya_ebpf::programs::PerfEventContext;
+use tachyon_common::config::flags as config_flags;
+use tachyon_common::event::{RawFrame, SampleRecord, status};
+use tachyon_common::limits::MAX_KERNEL_FRAMES;
+use tachyon_common::stop::LossCause;
+
+/// Hands the record to the ring buffer.
+#[inline(always)]
+pub fn emit(ctx: &PerfEventContext, scratch: &mut Scratch) {
+    let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
+    let record = &mut scratch.sample.record;
+    let native = masked::<0x1ff>(usize::from(record.native_frames));
+    let mut bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>() + native * 8;
+    record.python_frames = frames as u16;
+    record.root_shims = scratch.state.walk.shims as u8;
+    record.tail_calls = scratch.state.tail_calls as u16;
+    if config!(flags) & config_flags::KERNEL != 0 && record.status & status::IN_KERNEL != 0 {
+        let kernel = kernel_stack(ctx, (&raw mut *scratch.sample).cast(), bytes);
+        scratch.sample.record.kernel_frames = (kernel / 8) as u16;
+        bytes += kernel;
+    }
+    let record = &mut scratch.sample.record;
+    record.header.len = bytes as u32;
+    let ring = (&raw const SAMPLES).cast_mut().cast();
+    // The reader polls; it is woken only when the ring fills faster than it polls.
+    // SAFETY: a map of the right type.
+    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
+    let wake = if waiting >= u64::from(config!(wake_bytes)) { FORCE_WAKEUP } else { NO_WAKEUP };
+    let from = (&raw mut *scratch.sample).cast();
+    // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
+    let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
+    if sent == 0 {
+        scratch.counters.sent += 1;
+    } else {
+        lose(scratch.counters, LossCause::RingFull);
+    }
+}
+
+/// Puts the kernel's stack behind what the sample has so far, leaf first, and gives its length in bytes.
+#[inline(always)]
+fn kernel_stack(ctx: &PerfEventContext, sample: *mut u8, at: usize) -> usize {
+    const BYTES: usize = MAX_KERNEL_FRAMES * 8;
+    let at = masked::<0x7fff>(at);
+    if at > SCRATCH_BYTES - BYTES {
+        return 0;
+    }
+    // SAFETY: as many bytes are left of the scratch value; the helper writes no more than it is told.
+    let written = unsafe { bpf_get_stack(ctx.as_ptr(), sample.add(at).cast(), BYTES as u32, 0) };
+    if written > 0 { masked::<0x3ff>(written as usize) } else { 0 }
+}
+
+/// `BPF_RB_AVAIL_DATA`.
+const AVAIL_DATA: u64 = 0;
+/// `BPF_RB_NO_WAKEUP`.
+const NO_WAKEUP: u64 = 1;
+/// `BPF_RB_FORCE_WAKEUP`.
+const FORCE_WAKEUP: u64 = 2;

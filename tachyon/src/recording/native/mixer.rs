@@ -1,0 +1,160 @@
+//! Native addresses of samples to frames of the profile.
+
+use super::spaces::{Code, Spaces};
+use crate::events::Frames;
+use crate::merge::NativeKind;
+use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile};
+use crate::symbolize::native::{Detail, NativeName, NativeSymbols};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use tachyon_common::event::SampleRecord;
+
+/// Most addresses whose frames are remembered; then all are looked up anew.
+const MAX_KNOWN: usize = 1 << 20;
+
+/// Name of a function that no table names, and of memory without a name.
+const UNKNOWN: &str = "<unknown>";
+/// Beginning of the name of greenlet's library, `_greenlet.cpython-….so`.
+const GREENLET: &str = "_greenlet.";
+const ANONYMOUS: &str = "[anonymous]";
+
+/// Turns addresses into frames.
+pub(in crate::recording) struct Mixer {
+    spaces: Arc<Spaces>,
+    symbols: Arc<NativeSymbols>,
+    /// Whether the interpreter's own frames are wanted.
+    pub keep_interpreter: bool,
+    /// By number of the file and offset in it.
+    known: HashMap<(u64, u64), Known>,
+    /// Frames of all of those.
+    frames: Vec<FrameId>,
+    /// Frames of code without a file, by the name of what is mapped.
+    nameless: HashMap<Arc<str>, FrameId>,
+    /// Whether the present sample's stack has code that switches between stacks.
+    pub foreign: bool,
+    /// Of the present sample: what each native frame is, and where its frames end.
+    pub kinds: Vec<NativeKind>,
+    pub ends: Vec<u32>,
+    pub ids: Vec<FrameId>,
+}
+
+/// What is known of one address.
+#[derive(Clone, Debug)]
+struct Known {
+    kind: NativeKind,
+    /// Indices into [`Mixer::frames`].
+    frames: Range<usize>,
+}
+
+impl Mixer {
+    /// Knows nothing yet.
+    pub fn new(spaces: Arc<Spaces>, symbols: Arc<NativeSymbols>, keep_interpreter: bool) -> Self {
+        Self {
+            spaces,
+            symbols,
+            keep_interpreter,
+            known: HashMap::new(),
+            frames: Vec::new(),
+            nameless: HashMap::new(),
+            foreign: false,
+            kinds: Vec::new(),
+            ends: Vec::new(),
+            ids: Vec::new(),
+        }
+    }
+
+    /// Names the native frames of a sample, whose process is this one of the profile's.
+    pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
+        self.kinds.clear();
+        self.ends.clear();
+        self.ids.clear();
+        self.foreign = false;
+        let addresses = frames.native();
+        if addresses.len() == 0 {
+            return;
+        }
+        let space = self.spaces.get(record.image, record.instance).unwrap_or_default();
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+            self.frames.clear();
+        }
+        for address in addresses {
+            let kind = match space.at(address) {
+                Some(code) => self.in_code(profile, process, code, address),
+                None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
+            };
+            self.kinds.push(kind);
+            self.ends.push(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Forgets an image whose last process has ended.
+    pub fn forget(&self, image: u64) {
+        self.spaces.forget_image(image);
+    }
+
+    fn in_code(&mut self, profile: &mut Profile, process: ProcessId, code: &Code, address: u64) -> NativeKind {
+        self.foreign |= code.object.starts_with(GREENLET);
+        let Some(file) = &code.file else {
+            let object = if code.object.is_empty() { ANONYMOUS } else { &code.object };
+            let kind = code.interpreter.as_ref().map_or(NativeKind::Other, |_| NativeKind::Plumbing);
+            return self.nameless(profile, object, kind);
+        };
+        let key = (file.number(), address - code.start + code.offset);
+        if let Some(known) = self.known.get(&key) {
+            self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
+            return known.kind;
+        }
+        let name = self.symbols.name(file, key.1, Detail::Lines);
+        let mapping = NativeMapping {
+            process: process.0,
+            start: code.start,
+            end: code.end,
+            offset: code.offset,
+            path: code.path.to_string(),
+            build_id: file.build_id().to_owned(),
+        };
+        let mapping = Some(profile.native_mapping(mapping));
+        let start = self.frames.len();
+        let functions = name.lines.len().max(1);
+        for at in 0..functions {
+            // The last one is the function that the code is of, which a symbol table may know better than DWARF.
+            let (line, inlined) = (name.lines.get(at), at + 1 < functions);
+            let function =
+                if inlined { line.and_then(|line| line.function.as_deref()) } else { name.function.as_deref() };
+            let shown = format!("{}!{}", code.object, function.unwrap_or(UNKNOWN));
+            let place = NativePlace { mapping, address, vaddr: name.vaddr, inlined };
+            let (file, line) = (line.and_then(|line| line.file.as_deref()), line.and_then(|line| line.line));
+            self.frames.push(profile.native_frame(&shown, file, line, place));
+        }
+        let known = Known { kind: kind(code, key.1, &name), frames: start..self.frames.len() };
+        self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
+        let kind = known.kind;
+        self.known.insert(key, known);
+        kind
+    }
+
+    /// A frame of code that has no file: its addresses mean nothing once the process is gone.
+    fn nameless(&mut self, profile: &mut Profile, object: &str, kind: NativeKind) -> NativeKind {
+        let frame = match self.nameless.get(object) {
+            Some(&frame) => frame,
+            None => {
+                let frame = profile.special_frame(&format!("{object}!{UNKNOWN}"));
+                self.nameless.insert(object.into(), frame);
+                frame
+            }
+        };
+        self.ids.push(frame);
+        kind
+    }
+}
+
+fn kind(code: &Code, offset: u64, name: &NativeName) -> NativeKind {
+    match &code.interpreter {
+        None => NativeKind::Other,
+        Some(interpreter) => {
+            interpreter.kind_at(offset).unwrap_or_else(|| NativeKind::of_interpreter(name.function.as_deref()))
+        }
+    }
+}

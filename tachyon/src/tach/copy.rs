@@ -1,0 +1,113 @@
+//! A file's samples into another file, byte for byte, while they are read and checked.
+//!
+//! What a conversion from TACH to TACH changes lies around the samples: the layout of the header, the statistics block.
+//! To encode and to compress the samples again would take three times as long, and give the same samples.
+
+use super::finish::{Body, finish_file};
+use super::header::ByteOrder;
+use super::{HEADER_LEN, Layout, Options, ReadError, Reader, Samples, Summary, WriteError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+/// Why a file could not be copied.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The file that is read is damaged, or cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The file that is written cannot be.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Whether [`Reader::copy_to`] takes this file: samples of the other byte order must be written anew.
+    #[must_use]
+    pub fn can_be_copied(&self) -> bool {
+        self.header.byte_order == ByteOrder::Little
+    }
+
+    /// Writes this file anew in the released layout: its samples as they are, byte for byte, with the same tables and
+    /// statistics. Every sample is read on its way, so what comes out can be read to its end. `out` must be empty and stand
+    /// at its start.
+    ///
+    /// ```
+    /// use std::io::Cursor;
+    /// use tachyon::tach::{Layout, Options, Reader, Sample, Writer};
+    ///
+    /// let mut writer = Writer::new(Cursor::new(Vec::new()), Options { layout: Layout::Early, ..Options::default() })?;
+    /// writer.write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us: 5, status: 3, frames: &[] })?;
+    /// let (early, _) = writer.finish::<&str>([], [], None)?;
+    ///
+    /// let (released, summary) = Reader::new(early)?.copy_to(Cursor::new(Vec::new()))?;
+    /// assert_eq!(summary.samples, 1);
+    /// assert_eq!(Reader::new(released)?.header().layout, Layout::Released);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When this file is damaged, or `out` cannot be written; what was written is no profile then.
+    ///
+    /// # Panics
+    /// When [`Reader::can_be_copied`] says no.
+    pub fn copy_to<W: Write + Seek>(self, mut out: W) -> Result<(W, Summary), CopyError> {
+        assert!(self.can_be_copied(), "the caller asks first");
+        let Self { source, header, statistics, tables } = self;
+        let options = Options {
+            layout: Layout::Released,
+            compression: header.compression,
+            start_time_us: header.start_time_us,
+            sample_interval_us: header.sample_interval_us,
+            python_version: header.python_version,
+            mode: header.mode,
+            features: header.features,
+            ..Options::default()
+        };
+        out.write_all(&options.header().encode()).map_err(WriteError::Io)?;
+        let mut tee = Tee { source, out, written: 0, failed: None };
+        tee.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
+        let read = Samples::new(&mut tee, &header, &tables).and_then(|mut samples| {
+            while samples.next_sample()?.is_some() {}
+            Ok((samples.records(), samples.thread_count(), samples.bytes_read()))
+        });
+        if let Some(error) = tee.failed {
+            return Err(WriteError::Io(error).into());
+        }
+        let (records, threads, sample_bytes) = read?;
+        // The end of the samples is the end of the section: a reader that stops before it would have told.
+        debug_assert_eq!(tee.written, header.string_table_offset - HEADER_LEN);
+        let body = Body {
+            samples: records.samples(),
+            threads: u32::try_from(threads).map_err(|_| WriteError::TooMany("threads"))?,
+            records,
+            sample_bytes,
+            stored_bytes: tee.written,
+        };
+        let frames = tables.frames().iter().copied();
+        Ok(finish_file(tee.out, &options, &body, tables.strings(), frames, statistics.as_ref())?)
+    }
+}
+
+/// Writes what is read.
+struct Tee<R, W> {
+    source: R,
+    out: W,
+    written: u64,
+    /// Why `out` could not be written: the reader of this sees a failed read.
+    failed: Option<io::Error>,
+}
+
+impl<R: Read, W: Write> Read for Tee<R, W> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(into)?;
+        match self.out.write_all(&into[..count]) {
+            Ok(()) => {
+                self.written += count as u64;
+                Ok(count)
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                Err(io::Error::other("the copy cannot be written"))
+            }
+        }
+    }
+}

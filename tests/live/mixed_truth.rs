@@ -1,0 +1,236 @@
+//! A program that knows its own stacks, of Python and of C: recorded stacks are those, or say that they are not whole.
+
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, on_each_interpreter, with_wheels};
+
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15]
+    and [tail_3_14 standalone_3_14]: every_way_from_python_to_c_and_back);
+on_each_interpreter!(on [pyenv_3_11 debian_3_11 sid_3_14]: in_many_threads);
+on_each_interpreter!(on [pyenv_3_11 sid_3_15]: hundreds_deep);
+on_each_interpreter!(on [pyenv_3_11 pyenv_3_13]: in_greenlets);
+
+/// What the program tells: `programs/mixed_truth.py` says what it means.
+#[derive(Debug, Deserialize)]
+struct Truth {
+    paths: Vec<Vec<Step>>,
+    leaves: HashMap<String, Vec<String>>,
+    roots: Vec<String>,
+    everywhere: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StepKind {
+    Py,
+    C,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Names {
+    One(String),
+    All(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Step(StepKind, Names);
+
+/// A line of JSON lines.
+#[derive(Debug, Deserialize)]
+struct Line {
+    #[serde(default)]
+    merge: String,
+    frames: Vec<Frame>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Frame {
+    function: String,
+    file: Option<String>,
+    kind: String,
+}
+
+impl Frame {
+    fn is_native(&self) -> bool {
+        self.kind == "native"
+    }
+
+    fn object(&self) -> &str {
+        self.file.as_deref().unwrap_or_default()
+    }
+
+    /// `object!function`, or a Python function's name.
+    fn shown(&self) -> String {
+        if self.is_native() { format!("{}!{}", self.object(), self.function) } else { self.function.clone() }
+    }
+}
+
+/// Whether these C functions, caller first, are these: each element is one function, or any number of an object.
+fn is_run(frames: &[&Frame], wanted: &[String]) -> bool {
+    let mut frames = frames.iter().peekable();
+    for element in wanted {
+        let named = element.contains('!');
+        let is = |frame: &Frame| if named { frame.shown() == *element } else { frame.object() == element };
+        if frames.next_if(|frame| is(frame)).is_none() {
+            return false;
+        }
+        while !named && frames.next_if(|frame| is(frame)).is_some() {}
+    }
+    frames.next().is_none()
+}
+
+impl Truth {
+    /// Whether a stack, root first, is the beginning of a path; `Some(true)`: the whole path.
+    fn on_path(&self, frames: &[&Frame], path: &[Step]) -> Option<bool> {
+        let run = |frames: &[&Frame]| frames.iter().take_while(|frame| frame.is_native()).count();
+        let everywhere = |frame: &Frame| self.everywhere.iter().any(|object| object == frame.object());
+        let mut at = run(frames);
+        // Below the program there is what every program begins in.
+        let begins = |frame: &Frame| everywhere(frame) || self.roots.iter().any(|object| object == frame.object());
+        if !frames[..at].iter().all(|frame| begins(frame)) || at == frames.len() {
+            return None;
+        }
+        let mut innermost = "";
+        let mut steps = path.iter();
+        while at < frames.len() {
+            let here = run(&frames[at..]);
+            if at + here == frames.len() {
+                let may = self.leaves.get(innermost);
+                let may = |frame: &Frame| may.is_some_and(|may| may.iter().any(|object| object == frame.object()));
+                return frames[at..].iter().all(|frame| everywhere(frame) || may(frame)).then_some(steps.len() == 0);
+            }
+            match steps.next()? {
+                Step(StepKind::Py, Names::One(name)) => {
+                    if here > 0 || frames[at].function != *name {
+                        return None;
+                    }
+                    innermost = name;
+                    at += 1;
+                }
+                Step(StepKind::C, Names::All(wanted)) => {
+                    if !is_run(&frames[at..at + here], wanted) {
+                        return None;
+                    }
+                    at += here;
+                }
+                step => panic!("the program tells nonsense: {step:?}"),
+            }
+        }
+        Some(steps.len() == 0)
+    }
+
+    /// The paths that a stack is on, and whether it is all of it.
+    fn find<'a>(&'a self, frames: &'a [&Frame]) -> impl Iterator<Item = (usize, bool)> + 'a {
+        let paths = self.paths.iter().enumerate();
+        paths.filter_map(|(index, path)| Some((index, self.on_path(frames, path)?)))
+    }
+}
+
+/// Samples of the program with these arguments, and what it tells.
+fn record(python: &Interpreter, arguments: &[&str], milliseconds: u64) -> (Truth, Vec<Line>) {
+    let library = SharedLibrary::compile("extension", python);
+    let target = Target::start_with(python, "mixed_truth.py", &[&[library.text()], arguments].concat());
+    target.make_urgent();
+    let truth = serde_json::from_value(target.facts.clone()).expect("the program tells its paths");
+    let profiler = Profiler::of(target.pid()).native().rate(999).arg("--format").arg("jsonl");
+    let profiler = profiler.milliseconds(milliseconds);
+    let output = profiler.run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
+    let lines: Vec<_> = text.lines().map(|line| serde_json::from_str(line).expect("each line is one sample")).collect();
+    assert!(lines.len() > 500, "{} samples", lines.len());
+    (truth, lines)
+}
+
+/// What is asked of the samples, in thousandths.
+struct Limits {
+    /// So many at least are right.
+    right: usize,
+    /// So many at most are not, and called exact.
+    mislabelled: usize,
+    /// So many states at most are never met.
+    missing: usize,
+}
+
+/// One at a time, every state is told by the program.
+const STRICT: Limits = Limits { right: 995, mislabelled: 0, missing: 100 };
+
+/// Threads share the processors, so fewer states are met; and between two states there are moments that the program does
+/// not list, as when a call's arguments are freed.
+const THREADS: Limits = Limits { right: 995, mislabelled: 2, missing: 400 };
+
+/// While one greenlet gives way to another, the native stack is the one's and the Python stack the other's.
+const GREENLETS: Limits = Limits { right: 970, mislabelled: 5, missing: 100 };
+
+fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &Limits) {
+    let (truth, lines) = record(python, arguments, milliseconds);
+    let (mut right, mut total, mut mislabelled, mut seen) = (0_usize, 0_usize, 0_usize, HashSet::new());
+    let mut wrong: BTreeMap<String, usize> = BTreeMap::new();
+    let mut labels: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    for line in &lines {
+        let frames: Vec<_> = line.frames.iter().rev().filter(|frame| frame.function != "<GC>").collect();
+        total += 1;
+        let found: Vec<_> = truth.find(&frames).collect();
+        seen.extend(found.iter().filter(|(_, whole)| *whole).map(|(path, _)| *path));
+        let is_right = !found.is_empty();
+        right += usize::from(is_right);
+        labels.entry(line.merge.clone()).or_default()[usize::from(is_right)] += 1;
+        if !is_right {
+            mislabelled += usize::from(line.merge == "exact");
+            let shown: Vec<_> = frames.iter().map(|frame| frame.shown()).collect();
+            *wrong.entry(format!("{}: {}", line.merge, shown.join(" > "))).or_default() += 1;
+        }
+    }
+    println!("{} {arguments:?}: {right} of {total} stacks right; wrong, right by label: {labels:?}", python.name);
+    let mut most: Vec<_> = wrong.iter().map(|(stack, count)| (count, stack)).collect();
+    most.sort_unstable_by(|one, other| other.cmp(one));
+    let shown: Vec<_> = most.iter().take(8).map(|(count, stack)| format!("{count} x {stack}")).collect();
+    let shown = shown.join("\n");
+    println!("{shown}");
+    assert!(right * 1000 >= total * limits.right, "{right} of {total} stacks are right:\n{shown}");
+    assert!(mislabelled * 1000 <= total * limits.mislabelled, "{mislabelled} wrong stacks are called exact:\n{shown}");
+    let missing = (0..truth.paths.len()).filter(|path| !seen.contains(path));
+    let missing: Vec<_> = missing.map(|path| &truth.paths[path]).collect();
+    assert!(missing.len() * 1000 <= truth.paths.len() * limits.missing, "never seen: {missing:?}");
+}
+
+fn every_way_from_python_to_c_and_back(python: &Interpreter) {
+    check(python, &["0"], 5_000, &STRICT);
+}
+
+fn in_many_threads(python: &Interpreter) {
+    check(python, &["4"], 4_000, &THREADS);
+}
+
+fn in_greenlets(python: &Interpreter) {
+    check(&with_wheels(python, &["greenlet==3.5.6"]), &["0", "6", "greenlets"], 5_000, &GREENLETS);
+}
+
+/// Native stacks have 256 frames at most: the inner part is right, the outer part has Python's frames only, and the
+/// stack says that it was cut.
+fn hundreds_deep(python: &Interpreter) {
+    const DEPTH: usize = 200;
+    let (_, lines) = record(python, &["0", &DEPTH.to_string()], 4_000);
+    let mut deep = 0;
+    for line in &lines {
+        let calls: Vec<_> = line.frames.iter().enumerate().filter(|(_, frame)| frame.function == "deeper").collect();
+        if calls.len() < DEPTH / 2 {
+            continue;
+        }
+        deep += 1;
+        let shown = || line.frames.iter().map(Frame::shown).collect::<Vec<_>>();
+        assert_eq!(line.merge, "repaired", "{:?}", shown());
+        let mut runs = calls.windows(2).map(|pair| &line.frames[pair[0].0 + 1..pair[1].0]);
+        let whole = |run: &[Frame]| {
+            let names: Vec<_> = run.iter().map(|frame| &*frame.function).collect();
+            names == ["innermost", "three_deep", "plain"]
+        };
+        let known = runs.by_ref().take_while(|run| whole(run)).count();
+        assert!(known > 10, "{:?}", shown());
+        // The one in which the native stack was cut has been taken.
+        assert!(runs.all(<[Frame]>::is_empty), "{:?}", shown());
+    }
+    println!("{}: {deep} of {} stacks have more than {} calls", python.name, lines.len(), DEPTH / 2);
+    assert!(deep * 4 > lines.len(), "{deep} of {}", lines.len());
+}

@@ -1,0 +1,103 @@
+//! Recordings with native frames: Python's part of a stack is what it is without them, native frames stand where C was
+//! called and calls back, and each stack says how far it can be believed.
+
+use std::collections::HashSet;
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, expect, live, on_each_interpreter};
+
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: pythons_part_is_the_same);
+on_each_interpreter!(on [pyenv_3_9 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15 musl_3_13 wheel_3_15t]:
+    c_stands_between_its_caller_and_its_callee);
+
+/// Whether the C library's code can be unwound from anywhere: musl's has no tables but for a part.
+fn has_tables(python: &Interpreter) -> bool {
+    python.name != "musl_3_13"
+}
+
+/// Checks that all but a few stacks were put together exactly.
+fn check_merges(python: &Interpreter, recording: &Recording) {
+    let native = recording.report.native.as_ref().expect("native frames were recorded");
+    if has_tables(python) {
+        let entering = native.repairs.iter().filter(|(reason, _)| reason.contains("entering"));
+        let known = native.exact + entering.map(|(_, count)| count).sum::<u64>() + recording.stopped("entering_eval");
+        assert!(known as f64 >= 0.995 * recording.report.stored as f64, "{native:#?}");
+    }
+    assert!(native.failed * 1000 <= recording.report.stored, "{native:#?}");
+}
+
+fn pythons_part_is_the_same(python: &Interpreter) {
+    let target = Target::start(python, "deep_stack.py");
+    let recording = Profiler::of(target.pid()).native().rate(999).cpu_milliseconds(target.pid(), 1_000).record();
+    check_merges(python, &recording);
+    let _seen = expect::check_stacks(&recording.recorded.without_native(), &target.facts, 0.99);
+    if has_tables(python) {
+        // Native code started the program.
+        let recorded = &recording.recorded;
+        let roots = recorded.samples.iter().filter_map(|sample| recorded.root(sample));
+        let native = roots.filter(|root| root.is_native()).count();
+        assert!(native as f64 >= 0.99 * recorded.samples.len() as f64, "{native} of {}", recorded.samples.len());
+    }
+}
+
+/// Python calls zlib's C code; `sorted` and `qsort` call Python.
+fn c_stands_between_its_caller_and_its_callee(python: &Interpreter) {
+    let target = Target::start(python, "calls_c.py");
+    let recording = Profiler::of(target.pid()).native().rate(999).cpu_milliseconds(target.pid(), 1_500).record();
+    check_merges(python, &recording);
+    let recorded = &recording.recorded;
+    let mut seen = HashSet::new();
+    for (stack, count) in recorded.counts().into_iter().enumerate() {
+        let frames: Vec<_> = recorded.stacks[stack].iter().map(|&frame| &recorded.frames[frame]).collect();
+        let at = |name: &str| frames.iter().position(|frame| !frame.is_native() && frame.function == name);
+        let native_between =
+            |inner: usize, outer: usize| frames[inner + 1..outer].iter().all(|frame| frame.is_native());
+        if let (Some(compare), Some(caller)) = (at("compare"), at("by_qsort")) {
+            assert!(compare + 1 < caller && native_between(compare, caller), "{count} x\n{}", recorded.shown(stack));
+            seen.insert("qsort");
+        }
+        if let (Some(key), Some(caller)) = (at("key"), at("by_sorted")) {
+            assert!(key < caller && native_between(key, caller), "{count} x\n{}", recorded.shown(stack));
+            seen.insert("sorted");
+        }
+        if let Some(caller) = at("by_zlib")
+            && frames.first().is_some_and(|leaf| leaf.is_native() && leaf.function.starts_with("libz"))
+        {
+            assert!(frames[..caller].iter().all(|frame| frame.is_native()), "{count} x\n{}", recorded.shown(stack));
+            seen.insert("zlib");
+        }
+    }
+    let wanted: HashSet<&str> =
+        target.facts["ways"].as_array().expect("told").iter().filter_map(|way| way.as_str()).collect();
+    assert_eq!(seen, wanted, "{:#?}", recording.report.native);
+}
+
+/// `--kernel`: the kernel's frames stand above the C library's, which stand above the Python function that called.
+#[test]
+fn the_kernel_stands_above_what_called_it() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "system_calls.py");
+    for native in [true, false] {
+        let profiler = Profiler::of(target.pid()).arg("--kernel").rate(999);
+        let profiler = if native { profiler.native() } else { profiler };
+        let recording = profiler.cpu_milliseconds(target.pid(), 700).record();
+        let recorded = &recording.recorded;
+        let (mut in_kernel, mut right) = (0, 0);
+        for sample in &recorded.samples {
+            let frames: Vec<_> = recorded.frames_of(sample).collect();
+            let kernel = frames.iter().take_while(|frame| frame.filename == "~" && frame.function.starts_with("[k] "));
+            let kernel = kernel.count();
+            if kernel == 0 {
+                continue;
+            }
+            in_kernel += 1;
+            let called = |frame: &tachyon_tests::ShownFrame| frame.function.starts_with("[k] do_syscall_64");
+            let below = frames
+                .get(kernel)
+                .is_some_and(|frame| if native { frame.is_native() } else { frame.function == "reader" });
+            let reader = frames[kernel..].iter().any(|frame| frame.function == "reader");
+            right += usize::from(below && reader && frames[..kernel].iter().any(|frame| called(frame)));
+        }
+        let total = recorded.samples.len();
+        assert!(in_kernel * 2 > total, "{in_kernel} of {total} were met in the kernel");
+        assert!(right * 100 >= in_kernel * 95, "native {native}: {right} of {in_kernel} are right");
+    }
+}

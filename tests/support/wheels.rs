@@ -1,0 +1,34 @@
+//! Packages from PyPI, in virtual environments of the tools' cache.
+
+use crate::Interpreter;
+use crate::interpreters::cache;
+use std::path::Path;
+use std::process::Command;
+
+fn run(command: &mut Command) {
+    let output = command.output().expect("it can be run");
+    assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The interpreter with these packages (`name==version`), which are fetched once. Only for those that run with our own
+/// root directory; and not for several tests at once, which the lock of all live tests sees to.
+///
+/// # Panics
+/// When they cannot be had.
+#[must_use]
+pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter {
+    assert!(interpreter.root.is_none(), "{} runs in another root directory", interpreter.name);
+    let venv = cache().join("wheels").join(interpreter.name);
+    let (python, list) = (venv.join("bin/python"), venv.join("installed"));
+    let wanted = packages.join("\n");
+    if std::fs::read_to_string(&list).ok().as_deref() != Some(&*wanted) {
+        let remove = |path: &Path| if path.exists() { std::fs::remove_dir_all(path) } else { Ok(()) };
+        remove(&venv).expect("the cache is ours");
+        std::fs::create_dir_all(venv.parent().expect("it has one")).expect("the cache can be written");
+        run(Command::new(&interpreter.path).args(["-m", "venv"]).arg(&venv));
+        let install = ["-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:"];
+        run(Command::new(&python).args(install).args(packages));
+        std::fs::write(&list, wanted).expect("the cache can be written");
+    }
+    Interpreter { path: python, ..interpreter.clone() }
+}

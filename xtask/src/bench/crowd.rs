@@ -1,0 +1,189 @@
+//! A host with many processes: start, memory, cost, and what it costs to leave most of them alone.
+
+use std::fmt::Write as _;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::measure::{Bench, DEPTH, SETTLE, StartPhases, start_phases};
+use super::stats::median;
+use super::target::Idle;
+use super::tools::{Aim, Start, Tool, Usage};
+
+/// Python processes while memory and start are measured.
+pub(crate) const PYTHONS: usize = 50;
+/// Processes of the whole machine then.
+pub(crate) const PROCESSES: usize = 200;
+/// The same on a large one.
+const MANY: usize = 2000;
+/// Rates at which a host is watched for long.
+const RATES_HZ: [u32; 2] = [19, 99];
+/// Busy processes of which one is selected.
+const BUSY: usize = 100;
+/// The rate of that measurement: enough runs on two CPUs in a short time.
+const FILTERED_HZ: u32 = 499;
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// What was measured.
+pub(crate) struct Crowd {
+    /// The middle one of several starts, phase by phase, as seen from outside.
+    pub(crate) start: StartPhases,
+    /// The last run, which went on for as long as a cost measurement.
+    pub(crate) whole: Usage,
+    /// BPF time with one of a hundred busy processes selected, as a share of that with all of them.
+    pub(crate) filtered: f64,
+    /// The start's parts by the number of processes on the host, middle ones of several starts, as the profiler tells.
+    parts: Vec<(usize, Start)>,
+    starts: usize,
+    /// Share of a core of the profiler's process and of BPF, by rate.
+    shares: Vec<(u32, f64, f64)>,
+}
+
+/// `--all-python` with 50 Python processes, one of them busy, on a machine with 200 processes and with 2,000.
+pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
+    eprintln!("{PYTHONS} Python processes, {PROCESSES} processes");
+    let target = bench.target(DEPTH, 0)?;
+    let _pythons = Idle::pythons(&bench.python, PYTHONS - 1)?;
+    let _others = Idle::fill_up_to(PROCESSES)?;
+    sleep(Duration::from_secs(2));
+    let (phases, few) = starts(bench)?;
+    let (mut shares, mut whole) = (Vec::new(), None);
+    for rate_hz in RATES_HZ {
+        let run = bench.begin(Tool::Native, Aim::AllPython, rate_hz)?;
+        let watched = bench.watch(&run, &target, bench.effort.cost)?;
+        let wall = watched.wall.as_secs_f64();
+        let bpf_ns = watched.bpf.timer_ns + watched.bpf.other_ns;
+        shares.push((rate_hz, watched.tool_cpu.as_secs_f64() / wall, bpf_ns as f64 / 1e9 / wall));
+        whole = Some(run.finish()?);
+    }
+    eprintln!("{MANY} processes");
+    let _many = Idle::fill_up_to(MANY)?;
+    sleep(Duration::from_secs(2));
+    let (_, many) = starts(bench)?;
+    Ok(Crowd {
+        start: phases,
+        whole: whole.context("at least one rate")?,
+        filtered: filtered(bench)?,
+        parts: vec![(PROCESSES, few), (MANY, many)],
+        starts: bench.effort.starts,
+        shares,
+    })
+}
+
+/// Several starts: what is seen from outside, and what the profiler says of itself.
+fn starts(bench: &Bench) -> Result<(StartPhases, Start)> {
+    let (mut phases, mut parts) = (Vec::new(), Vec::new());
+    for _ in 0..bench.effort.starts {
+        let mut run = bench.tools.start(Tool::Native, Aim::AllPython, RATES_HZ[1])?;
+        phases.push(start_phases(&mut run, Duration::from_millis(1))?);
+        sleep(SETTLE);
+        parts.push(run.finish()?.report.context("the profiler writes a report")?.cost.start);
+    }
+    let seen = |of: fn(&StartPhases) -> f64| median(&phases.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0);
+    let told = |of: fn(&Start) -> f64| median(&parts.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0);
+    let phases = StartPhases {
+        types_ms: seen(|phases| phases.types_ms),
+        loaded_ms: seen(|phases| phases.loaded_ms),
+        attached_ms: seen(|phases| phases.attached_ms),
+        first_run_ms: seen(|phases| phases.first_run_ms),
+    };
+    let parts = Start {
+        machine_s: told(|parts| parts.machine_s),
+        types_s: told(|parts| parts.types_s),
+        maps_s: told(|parts| parts.maps_s),
+        programs_s: told(|parts| parts.programs_s),
+        processes_s: told(|parts| parts.processes_s),
+        attach_s: told(|parts| parts.attach_s),
+        total_s: told(|parts| parts.total_s),
+    };
+    Ok((phases, parts))
+}
+
+/// A hundred busy processes, as deep as the target elsewhere, all of them recorded and one of them: the BPF time of the
+/// second by that of the first.
+fn filtered(bench: &Bench) -> Result<f64> {
+    eprintln!("one of {BUSY} busy processes");
+    let needle = bench.tools.work.path().join("needle");
+    std::os::unix::fs::symlink(&bench.python, &needle).context("cannot make a link")?;
+    let busy = |program: &std::path::Path| {
+        // Nice, so that the profiler gets to start.
+        let mut line = Command::new("nice");
+        let deep = format!("def f(n):\n    while not n: pass\n    f(n - 1)\nf({})", DEPTH - 2);
+        line.args(["-n", "19"]).arg(program).args(["-S", "-c", &deep]);
+        line
+    };
+    let _hay = Idle::start(BUSY - 1, || busy(&bench.python))?;
+    let _needle = Idle::start(1, || busy(&needle))?;
+    let target = bench.target(DEPTH, 0)?;
+    sleep(Duration::from_secs(3));
+    let cost = |aim| -> Result<f64> {
+        let run = bench.begin(Tool::Native, aim, FILTERED_HZ)?;
+        let bpf = bench.watch(&run, &target, bench.effort.cost)?.bpf;
+        run.finish()?;
+        Ok(bpf.timer_ns as f64 / bpf.timer_runs.max(1) as f64)
+    };
+    let (all, one) = (cost(Aim::AllPython)?, cost(Aim::Named("needle*"))?);
+    Ok(one / all)
+}
+
+impl Crowd {
+    /// The section of the page.
+    pub(crate) fn describe(&self, page: &mut String) {
+        let Self { start, whole, filtered, parts, starts, shares } = self;
+        let _ = write!(
+            page,
+            "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
+             machine with {PROCESSES} processes; median of {starts} starts, watched from outside each millisecond.\n\n\
+             | from the start until | ms |\n|---|---:|\n\
+             | the first map exists (program start, kernel types) | {:.0} |\n\
+             | the programs are loaded | {:.0} |\n\
+             | processes are found and inspected, the timer is attached | {:.0} |\n\
+             | the timer's program ran | {:.0} |\n\n\
+             The parts as the profiler tells them (`cost.start` of the report), one after the other:\n\n\
+             | processes on the host | can it profile? | kernel's types | object, maps | verifier, beside it files | processes | \
+             output, threads, event | all, ms |\n|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+            RATES_HZ[1], start.types_ms, start.loaded_ms, start.attached_ms, start.first_run_ms,
+        );
+        for (processes, part) in parts {
+            let seconds = [
+                part.machine_s,
+                part.types_s,
+                part.maps_s,
+                part.programs_s,
+                part.processes_s,
+                part.attach_s,
+                part.total_s,
+            ];
+            let cells: Vec<String> = seconds.iter().map(|seconds| format!("{:.0}", seconds * 1e3)).collect();
+            let _ = writeln!(page, "| {processes} | {} |", cells.join(" | "));
+        }
+        let _ = write!(page, "\nThe profiler on that machine, {PROCESSES} processes, while it samples:");
+        for (rate_hz, process, bpf) in shares {
+            let _ = write!(
+                page,
+                " at {rate_hz} Hz {:.3} % of a core, of which BPF {:.3} %;",
+                (process + bpf) * 100.0,
+                bpf * 100.0
+            );
+        }
+        let _ = writeln!(
+            page,
+            " a run with one of {BUSY} busy processes of {DEPTH} frames selected (`--comm`, {FILTERED_HZ} Hz, \
+             native frames too) takes {:.1} % of one with all of them.",
+            filtered * 100.0
+        );
+        if let Some(report) = &whole.report {
+            let _ = write!(
+                page,
+                "\nPeak RSS {:.1} MiB, maps {:.1} MiB, of which the sample ring {:.1} MiB. BPF statistics: {}.\n",
+                whole.peak_rss_bytes as f64 / MIB,
+                report.cost.map_bytes as f64 / MIB,
+                report.cost.ring_bytes as f64 / MIB,
+                report.cost.bpf_stats,
+            );
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! A busy host for long: does memory stay flat, does the account add up, does the reader keep up?
+//!
+//! 200 live interpreters that work a little, a thousand program starts a minute of which every tenth is CPython's, and
+//! the profiler over all of them. Memory is watched from outside.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::machine::Machine;
+use super::{probe, tools};
+use crate::{command, zoo};
+
+/// Arguments of `cargo xtask soak`.
+#[derive(clap::Args)]
+pub(crate) struct SoakArgs {
+    /// How long, in seconds
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(20..))]
+    seconds: u64,
+    /// Write the page to docs/soak.md as well
+    #[arg(long)]
+    write: bool,
+    /// The program to soak [default: built from this project, as a release]
+    #[arg(long, value_name = "PATH")]
+    profiler: Option<PathBuf>,
+}
+
+const PAGE: &str = "docs/soak.md";
+/// Interpreters that live all the time.
+const LIVE: usize = 200;
+/// Between two program starts: a thousand a minute.
+const BETWEEN: Duration = Duration::from_millis(60);
+/// Every so manieth of them is CPython.
+const PYTHON_EVERY: u64 = 10;
+/// Between two looks at memory.
+const LOOK: Duration = Duration::from_secs(5);
+/// Most of the time that counts as warming up.
+const WARM: Duration = Duration::from_secs(120);
+/// Growth beside what each sampled process costs: an allocator's own.
+const SLACK_BYTES: u64 = 2 << 20;
+/// What one sampled process may cost (`docs/limits.md`).
+const PROCESS_BYTES: u64 = 6 << 10;
+/// Longest the reader should ever be late.
+const STALL_S: f64 = 0.1;
+
+/// What lives all the time: half a millisecond of work, twice a second, until its parent is gone.
+const WORK: &str = "
+import os, time
+parent = os.getppid()
+def work():
+    end = time.thread_time() + 0.0005
+    while time.thread_time() < end: pass
+while os.getppid() == parent:
+    work()
+    time.sleep(0.5)
+";
+
+/// Processes that are ended when this is dropped.
+struct Crowd(Vec<Child>);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // One that has ended is no error.
+            let _gone = child.kill();
+            let _reaped = child.wait();
+        }
+    }
+}
+
+/// What was seen at one moment.
+#[derive(Clone, Copy)]
+struct Look {
+    at: Duration,
+    rss: u64,
+    maps: u64,
+    pythons: u64,
+}
+
+impl Look {
+    fn of(pid: u32, at: Duration, pythons: u64) -> Result<Self> {
+        let rss = probe::field(&format!("/proc/{pid}/status"), "VmRSS").context("the profiler has ended")?;
+        let rss = rss.trim_end_matches(" kB").parse::<u64>().context("VmRSS is a number of KiB")? * 1024;
+        let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).context("the profiler has ended")?;
+        let infos = infos.filter_map(|info| fs::read_to_string(info.ok()?.path()).ok());
+        let memlock = |info: String| {
+            let map = info.lines().any(|line| line.starts_with("map_id:"));
+            let bytes = info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse::<u64>().ok());
+            if map { bytes } else { None }
+        };
+        Ok(Self { at, rss, maps: infos.filter_map(memlock).sum(), pythons })
+    }
+}
+
+/// Runs `cargo xtask soak`.
+///
+/// # Errors
+/// The profiler failed, its account does not add up, or its memory grew by more than what it sampled explains.
+pub(crate) fn run(args: SoakArgs) -> Result<()> {
+    command::require_root("loading BPF programs")?;
+    let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
+    let profiler = match args.profiler {
+        Some(profiler) => profiler,
+        None => tools::build()?,
+    };
+    let mut machine = Machine::look(&python, &[&profiler])?;
+    let work = tempfile::tempdir().context("cannot create a directory for profiles")?;
+    let soaked = soak(&python, &profiler, work.path(), Duration::from_secs(args.seconds))?;
+    machine.end();
+    let page = page(&machine, &soaked);
+    print!("{page}");
+    if args.write {
+        let path = command::project_root().join(PAGE);
+        fs::write(&path, &page).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("written: {PAGE}");
+    }
+    let Account { ran, accounted, kernels } = soaked.account()?;
+    ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
+    ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
+    let (warm, last) = soaked.ends()?;
+    let allowed = SLACK_BYTES + PROCESS_BYTES * (last.pythons - warm.pythons);
+    ensure!(last.rss <= warm.rss + allowed, "resident memory grew from {} to {} bytes", warm.rss, last.rss);
+    ensure!(last.maps == warm.maps, "the maps grew from {} to {} bytes", warm.maps, last.maps);
+    Ok(())
+}
+
+struct Soaked {
+    looks: Vec<Look>,
+    execs: u64,
+    report: Value,
+}
+
+struct Account {
+    ran: u64,
+    accounted: u64,
+    kernels: u64,
+}
+
+impl Soaked {
+    fn number(&self, path: &str) -> Result<u64> {
+        self.report.pointer(path).and_then(Value::as_u64).with_context(|| format!("the report has no {path}"))
+    }
+
+    fn account(&self) -> Result<Account> {
+        let loss = self.report["loss"].as_object().context("the report has no loss")?;
+        let mut accounted: u64 = loss.values().filter_map(Value::as_u64).sum();
+        for part in ["/stored", "/idle", "/filtered", "/not_python"] {
+            accounted += self.number(part)?;
+        }
+        Ok(Account { ran: self.number("/ran")?, accounted, kernels: self.number("/cost/bpf_run_count")? })
+    }
+
+    /// When it was warm, and the last look.
+    fn ends(&self) -> Result<(Look, Look)> {
+        let last = *self.looks.last().context("nothing was looked at")?;
+        let warm = WARM.min(last.at / 3);
+        let warm = *self.looks.iter().find(|look| look.at >= warm).context("nothing was looked at")?;
+        Ok((warm, last))
+    }
+}
+
+fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration) -> Result<Soaked> {
+    eprintln!("{LIVE} interpreters, a program start each {} ms, {} s", BETWEEN.as_millis(), length.as_secs());
+    let quiet = |mut line: Command| line.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut live = Crowd(Vec::new());
+    for _ in 0..LIVE {
+        let mut line = Command::new(python);
+        line.args(["-S", "-c", WORK]);
+        live.0.push(quiet(line).context("cannot start an interpreter")?);
+    }
+    // They have started: what they are is found out by looking at them, not by following their start.
+    sleep(Duration::from_secs(5));
+    let report = work.join("report.json");
+    let mut line = Command::new(profiler);
+    line.arg("--all-python").arg("--output").arg(work.join("soak.tach")).arg("--report").arg(&report);
+    let mut profiler = Crowd(vec![line.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start")?]);
+    let pid = profiler.0[0].id();
+    while probe::BpfObjects::of(pid).timer_runs == 0 {
+        ensure!(profiler.0[0].try_wait()?.is_none(), "the profiler has ended");
+        sleep(Duration::from_millis(20));
+    }
+    let (start, mut looks, mut execs, mut pythons) = (Instant::now(), Vec::new(), 0, 0);
+    let mut running = Crowd(Vec::new());
+    while start.elapsed() < length {
+        if looks.len() as u128 * LOOK.as_millis() <= start.elapsed().as_millis() {
+            looks.push(Look::of(pid, start.elapsed(), pythons)?);
+        }
+        // After a while in which this had no CPU, what was missed is made up for.
+        while u128::from(execs) * BETWEEN.as_millis() <= start.elapsed().as_millis() {
+            let line = if execs % PYTHON_EVERY == 0 {
+                pythons += 1;
+                let mut line = Command::new(python);
+                line.args(["-S", "-c", "sum(i * i for i in range(200_000))"]);
+                line
+            } else {
+                Command::new("true")
+            };
+            running.0.push(quiet(line).context("cannot start a program")?);
+            execs += 1;
+        }
+        running.0.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        sleep(Duration::from_millis(10));
+    }
+    looks.push(Look::of(pid, start.elapsed(), pythons)?);
+    kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT).context("cannot interrupt the profiler")?;
+    let status = profiler.0[0].wait()?;
+    ensure!(status.success(), "the profiler failed: {status}");
+    let report = fs::read(&report).context("the profiler left no report")?;
+    Ok(Soaked { looks, execs, report: serde_json::from_slice(&report)? })
+}
+
+fn page(machine: &Machine, soaked: &Soaked) -> String {
+    let mut page = String::from(
+        "# Soak\n\nWritten by `cargo xtask soak --write`: one run on one machine. It fails when the account does not add \
+         up, the maps grow, or resident memory\ngrows by more than 2 MiB and 6 KiB for each CPython that was started \
+         since it was warm.\n\n",
+    );
+    machine.describe(&mut page);
+    page.push('\n');
+    let Ok((warm, last)) = soaked.ends() else { return page };
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let minutes = last.at.as_secs_f64() / 60.0;
+    let number = |path: &str| soaked.number(path).unwrap_or(0);
+    let seconds = |path: &str| soaked.report.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+    let stall = seconds("/longest_reader_stall_s");
+    let (ran, accounted) = soaked.account().map_or((0, 0), |account| (account.ran, account.accounted));
+    let cost = seconds("/cost/user_cpu_s") + number("/cost/bpf_run_ns") as f64 / 1e9;
+    let growth = mib(last.rss) - mib(warm.rss);
+    let _ = write!(
+        page,
+        "| | |\n|---|---:|\n\
+         | live interpreters | {LIVE} |\n\
+         | program starts a minute | {:.0} |\n\
+         | of them CPython | {:.0} |\n\
+         | length | {minutes:.1} min |\n\
+         | runs of the timer's program | {ran} |\n\
+         | accounted for | {accounted} |\n\
+         | samples stored | {} |\n\
+         | lost | {} |\n\
+         | process events lost | {} |\n\
+         | resident memory when warm, after {:.0} s | {:.1} MiB |\n\
+         | the same at the end | {:.1} MiB ({growth:+.1}) |\n\
+         | CPython processes started between | {} |\n\
+         | maps when warm, and at the end | {:.1}, {:.1} MiB |\n\
+         | longest that the reader was late | {:.0} ms{} |\n\
+         | the profiler's CPU, BPF included | {:.2} % of a core |\n",
+        soaked.execs as f64 / minutes,
+        last.pythons as f64 / minutes,
+        number("/stored"),
+        soaked.report["loss"].as_object().map_or(0, |loss| loss.values().filter_map(Value::as_u64).sum::<u64>()),
+        number("/process_events_lost"),
+        warm.at.as_secs_f64(),
+        mib(warm.rss),
+        mib(last.rss),
+        last.pythons - warm.pythons,
+        mib(warm.maps),
+        mib(last.maps),
+        stall * 1e3,
+        if stall > STALL_S { ", **over** 100" } else { "" },
+        cost / last.at.as_secs_f64() * 100.0,
+    );
+    let _ = write!(page, "\nResident memory, MiB:");
+    for look in soaked.looks.iter().step_by((soaked.looks.len() / 12).max(1)) {
+        let _ = write!(page, " {:.1} ({:.0} s)", mib(look.rss), look.at.as_secs_f64());
+    }
+    page.push('\n');
+    page
+}
