@@ -14,7 +14,7 @@ use tachyon::remote::RemoteProcess;
 use tachyon::types::{Pid, RemoteAddr};
 use tachyon::unwind::UnwindTables;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{NativeWalk, Rule, Space, kind};
+use tachyon_common::unwind::{NativeWalk, Rule, Space, kind, saved};
 use tachyon_common::walk::{Unreadable, UserMemory};
 use tachyon_tests::unwind::{Addresses, PlainTables};
 use tachyon_tests::{Interpreter, Target, on_each_interpreter};
@@ -52,6 +52,18 @@ impl Moment {
 
     fn fp(&self) -> u64 {
         self.registers[6]
+    }
+
+    /// Whether a rule of the interrupted instruction takes `rbp` from below the stack pointer.
+    fn saved_below(&self, rule: Rule) -> bool {
+        let base = match rule.kind() {
+            kind::SP => self.sp(),
+            kind::FP => self.fp(),
+            _ => return false,
+        };
+        let on_the_stack = (1..=saved::MAX).contains(&rule.saved());
+        let cfa = base.wrapping_add_signed(rule.words() * 8);
+        on_the_stack && cfa.wrapping_sub(u64::from(rule.saved()) * 8) < self.sp()
     }
 }
 
@@ -175,8 +187,9 @@ enum Outcome {
     Same,
     /// The same as far as the copy, or our limit of frames, lets both see.
     SameUntilCut,
-    /// A register has just been taken from the stack. Rules say that it lies where it lay, below the stack pointer; the
-    /// kernel side can read that, but it is not copied.
+    /// A register is about to be taken from below the stack pointer, or has just been taken from there: a `pop` whose rule
+    /// still says where it lay, and libffi's `ffi_call_unix64`, which lets go of its frame before it reads `rbp` from it.
+    /// The kernel side can read that, but it is not copied.
     BelowTheCopy,
     /// A frame's place is read from memory, or stands in a register that the library does not take: it cannot step
     /// from there, and guesses.
@@ -189,7 +202,12 @@ enum Outcome {
 
 impl Outcome {
     /// `rules` are those of our frames.
-    fn of(ours: &[u64], stop: StopReason, theirs: &[u64], end: Result<(), Error>, rules: &[Rule]) -> Self {
+    fn of(
+        moment: &Moment,
+        (ours, stop): (&[u64], StopReason),
+        (theirs, end): (&[u64], Result<(), Error>),
+        rules: &[Rule],
+    ) -> Self {
         let common = ours.iter().zip(theirs).take_while(|(our, their)| our == their).count();
         let begins_the_same = common == ours.len().min(theirs.len());
         let too_hard =
@@ -202,11 +220,7 @@ impl Outcome {
                 Self::SameUntilCut
             }
             (StopReason::TooDeep, Ok(())) if begins_the_same => Self::SameUntilCut,
-            (StopReason::UnreadableStack, _)
-                if ours.len() == 1 && rules[0].kind() == kind::SP && i64::from(rules[0].saved()) > rules[0].words() =>
-            {
-                Self::BelowTheCopy
-            }
+            (StopReason::UnreadableStack, _) if ours.len() == 1 && moment.saved_below(rules[0]) => Self::BelowTheCopy,
             (StopReason::NoUnwindRule | StopReason::NoFramePointer, _) if begins_the_same => Self::NoRule,
             _ if rules[..common].iter().any(too_hard) => Self::TooHardForTheLibrary,
             _ => Self::Different,
@@ -229,7 +243,7 @@ fn another_unwinder_finds_the_same_frames(python: &Interpreter) {
         let (theirs, end) = by_library(&unwinder, &mut cache, moment);
         let rules: Vec<_> =
             if ours == theirs { Vec::new() } else { ours.iter().map(|&address| tables.rule(space, address)).collect() };
-        let outcome = Outcome::of(&ours, stop, &theirs, end, &rules);
+        let outcome = Outcome::of(moment, (&ours, stop), (&theirs, end), &rules);
         assert_ne!(outcome, Outcome::Different, "{stop:?} {ours:x?}\nlibrary: {end:?} {theirs:x?}\n{rules:x?}");
         *outcomes.entry(outcome).or_default() += 1;
         frames += ours.len();
