@@ -8,7 +8,7 @@ use tachyon::unwind;
 use tachyon_common::config::machine;
 use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Space, Tables, no_table};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Space, Tables, no_table, pages};
 use tachyon_common::walk::{Unreadable, UserMemory, mix};
 
 use crate::input::Rng;
@@ -104,15 +104,22 @@ pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     if rng.below(4) != 0 {
         rows.sort_by_key(|row| row.pc());
     }
-    let count = rows.len() as u32;
+    rows.truncate(usize::from(u16::MAX));
+    let count = rows.len() as u16;
+    // An index as it should be, or what the bytes say.
+    let pages = if rng.below(4) == 0 { rng.odd() as u16 } else { 0x20 };
+    if rng.below(4) != 0 {
+        rows.extend(pages::index(&rows).take(0x20).collect::<Vec<_>>());
+    }
     let mut ranges = vec![
-        Range { start: CODE, end: CODE + 0x2000, bias: CODE, first_row: 0, rows: count },
-        Range { start: CODE + 0x2000, end: CODE + 0x3000, bias: 0, first_row: no_table::FRAME_POINTERS, rows: 0 },
+        Range { start: CODE, end: CODE + 0x2000, bias: CODE, first_row: 0, rows: count, pages },
+        Range { start: CODE + 0x2000, end: CODE + 0x3000, first_row: no_table::FRAME_POINTERS, ..Range::default() },
     ];
     if rng.below(8) == 0 {
         let odd = |rng: &mut Rng| rng.odd();
-        let lie =
-            Range { start: odd(rng), end: odd(rng), bias: odd(rng), first_row: odd(rng) as u32, rows: odd(rng) as u32 };
+        let (start, end, bias) = (odd(rng), odd(rng), odd(rng));
+        let (first_row, rows, pages) = (odd(rng) as u32, odd(rng) as u16, odd(rng) as u16);
+        let lie = Range { start, end, bias, first_row, rows, pages };
         ranges.insert(rng.below(3), lie);
     }
     let machine = *rng.of(&[machine::X86_64, machine::ARM64]);

@@ -14,11 +14,8 @@ pub const MAX_NATIVE_FRAMES: usize = 256;
 /// Python stack that leaves 6 of the 32 for the search of the thread and for names.
 pub const NATIVE_FRAMES_PER_STEP: usize = 16;
 
-/// Rows of the largest unwind table; a file with more has several, each with its own range of addresses.
-pub const MAX_TABLE_ROWS: u32 = (1 << ROW_SEARCH_STEPS) - 1;
-
-/// Halvings that find a row: 2^16 - 1 rows.
-pub const ROW_SEARCH_STEPS: u32 = 16;
+/// Halvings that find a row of a page of an unwind table: 2^9 - 1 rows, more than the 256 of a page.
+pub const PAGE_SEARCH_STEPS: u32 = 9;
 
 /// Ranges of the largest address space.
 pub const MAX_SPACE_RANGES: u32 = (1 << RANGE_SEARCH_STEPS) - 1;

@@ -1,18 +1,19 @@
 //! Native stacks: compact unwind rows, and one step of a stack over the same memory trait as the Python walk.
 //!
-//! User space compiles `.eh_frame` into sorted [`Row`]s, 8 bytes each; the kernel side searches them and steps. A row says
-//! only what a stack needs: where the caller's frame starts (the CFA), where the frame pointer and the return address were
-//! saved. What it cannot say is [`Rule::UNSUPPORTED`], and ends the walk with a reason: a stack is whole or labelled, never
-//! guessed. A rule is 32 bits of the processor's own, here x86-64's and in [`arm64`] the other's; search, ranges and
-//! reasons serve both.
+//! User space compiles `.eh_frame` into sorted [`Row`]s, 8 bytes each, with an index ([`pages`]); the kernel side searches
+//! them and steps. A row says only what a stack needs: where the caller's frame starts (the CFA), where the frame pointer
+//! and the return address were saved. What it cannot say is [`Rule::UNSUPPORTED`], and ends the walk with a reason: a stack
+//! is whole or labelled, never guessed. A rule is 32 bits of the processor's own, here x86-64's and in [`arm64`] the
+//! other's; search, ranges and reasons serve both.
 
 pub mod arm64;
+pub mod pages;
 mod x86_64;
 
 pub use x86_64::saved;
 
 use crate::config::machine;
-use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS, ROW_SEARCH_STEPS};
+use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS};
 use crate::stop::StopReason;
 use crate::walk::{UserMemory, read_u64};
 
@@ -107,12 +108,14 @@ pub struct Range {
     pub start: u64,
     /// First address past it.
     pub end: u64,
-    /// What to subtract from an address to get the one that rows start at.
+    /// What to subtract from an address to get the one that rows start at: the first row's own starts at 0.
     pub bias: u64,
     /// Index of the table's first row; where there is no table, one of [`no_table`].
     pub first_row: u32,
     /// Rows of the table; 0: there is none.
-    pub rows: u32,
+    pub rows: u16,
+    /// Pages of the index that follows them ([`pages`]).
+    pub pages: u16,
 }
 
 /// [`Range::first_row`] of a range without a table.
@@ -215,7 +218,7 @@ impl NativeWalk {
     #[inline(always)]
     #[must_use]
     pub const fn start(ip: u64, sp: u64, fp: u64) -> Self {
-        const NONE: Range = Range { start: 0, end: 0, bias: 0, first_row: 0, rows: 0 };
+        const NONE: Range = Range { start: 0, end: 0, bias: 0, first_row: 0, rows: 0, pages: 0 };
         Self {
             ip,
             sp,
@@ -307,8 +310,9 @@ impl NativeWalk {
     /// Finds the range that holds an address: the last one that starts at or below it, if that reaches so far. Gives 1, or 0
     /// when there is none.
     ///
-    /// Both searches are functions of their own, and choose with masks and not with branches: the verifier has one state
-    /// behind each halving, and one behind the call. (A processor guesses such a branch wrong every second time, too.)
+    /// Both searches (the other is [`pages`]) are functions of their own, and choose with masks and not with branches: the
+    /// verifier has one state behind each halving, and one behind the call. (A processor guesses such a branch wrong every
+    /// second time, too.)
     #[inline(never)]
     fn find_range<T: Tables>(&mut self, tables: &T, first: u32, count: u32, at: u64) -> u64 {
         let (first, count) = (u64::from(first), u64::from(count));
@@ -332,33 +336,6 @@ impl NativeWalk {
         }
         self.range = range;
         1
-    }
-
-    /// Finds the row that holds at an address of the present range.
-    #[inline(never)]
-    fn find_row<T: Tables>(&mut self, tables: &T, at: u64) -> u64 {
-        let pc = at.wrapping_sub(self.range.bias);
-        let (first, count) = (u64::from(self.range.first_row), u64::from(self.range.rows));
-        self.row = u64::from(Rule::GAP.0);
-        // A row's address has 32 bits: what lies beyond is in no table.
-        if pc > u64::from(u32::MAX) {
-            return 0;
-        }
-        let Some(chunk) = tables.chunk(self.range.first_row) else { return 0 };
-        let (mut below, mut bit) = (0, 1_u64 << ROW_SEARCH_STEPS);
-        while bit > 1 {
-            bit >>= 1;
-            let next = below + bit;
-            let there = not_above(tables, next, count);
-            let Some(row) = tables.row(chunk, (first + ((next - 1) & there)) as u32) else { return 0 };
-            below += bit & there & not_above(tables, u64::from(row.pc()), pc);
-        }
-        if below > 0
-            && let Some(row) = tables.row(chunk, (first + below - 1) as u32)
-        {
-            self.row = row.0;
-        }
-        0
     }
 
     /// Why a walk ends at a rule of a kind that leads to no caller.

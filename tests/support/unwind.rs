@@ -20,7 +20,7 @@ impl PlainTables {
             return Rule::GAP;
         };
         let pc = address.wrapping_sub(range.bias);
-        let rows = self.rows.range(range.first_row..range.first_row + range.rows).map(|(_, row)| row);
+        let rows = self.rows.range(range.first_row..range.first_row + u32::from(range.rows)).map(|(_, row)| row);
         rows.take_while(|row| u64::from(row.pc()) <= pc).last().map_or(Rule::GAP, |row| row.rule())
     }
 }

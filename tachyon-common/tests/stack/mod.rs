@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, Tables};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, Tables, pages};
 use tachyon_common::walk::{Unreadable, UserMemory};
 
 /// Memory by the word, and tables.
@@ -25,8 +25,10 @@ impl Machine {
     pub fn with_code(code: u64, rules: &[Rule]) -> Self {
         let rows: Vec<Row> = (0..).zip(rules).map(|(at, rule)| Row::new(at * 16, *rule)).collect();
         let end = code + rows.len() as u64 * 16;
-        let range = Range { start: code, end, bias: code, first_row: 0, rows: rows.len() as u32 };
-        Self { rows, ranges: vec![range], ..Self::default() }
+        let pages = pages::pages_of(0, rows.last().map_or(0, |row| row.pc())) as u16;
+        let range = Range { start: code, end, bias: code, first_row: 0, rows: rows.len() as u16, pages };
+        let index: Vec<Row> = pages::index(&rows).collect();
+        Self { rows: [rows, index].concat(), ranges: vec![range], ..Self::default() }
     }
 
     /// Walks to the end: how it ended, where it stands, and the addresses.

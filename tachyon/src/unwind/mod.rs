@@ -5,7 +5,9 @@
 //! kernel; this room knows no BPF and reads no process's memory, only its mappings and the files behind them.
 
 mod compile;
+mod part;
 mod store;
 
 pub use compile::{MAX_ROWS, Refusal, Slice, Table, compile, compile_vdso, is_outermost};
+pub use part::{TablePart, parts};
 pub use store::{NoRoom, TableMemory, UnwindTables};

@@ -6,13 +6,14 @@
 //! the file used longest ago first.
 
 use super::compile::{Refusal, Table, compile, compile_vdso};
+use super::part::{TablePart, parts};
 use crate::remote::elf::{Elf, ReadAt};
 use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
-use tachyon_common::limits::{MAX_SPACE_RANGES, MAX_TABLE_ROWS, ROWS_PER_CHUNK};
-use tachyon_common::unwind::{Range, Row, Space, no_table};
+use tachyon_common::limits::{MAX_SPACE_RANGES, ROWS_PER_CHUNK};
+use tachyon_common::unwind::{Range, Row, Space, no_table, pages};
 
 /// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
 const REST: Duration = Duration::from_secs(1);
@@ -28,8 +29,8 @@ const MAX_VDSO: u64 = 64 << 10;
 
 /// Where tables are kept for the kernel side.
 pub trait TableMemory {
-    /// Writes rows from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there is no memory
-    /// for them.
+    /// Writes rows and their index from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there
+    /// is no memory for them.
     fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
     /// Writes ranges from index `first` on.
     fn write_ranges(&mut self, first: u32, ranges: &[Range]);
@@ -42,14 +43,21 @@ pub trait TableMemory {
 #[error("no room for the {0} ranges of its address space")]
 pub struct NoRoom(pub usize);
 
-/// A part of a table: at most [`MAX_TABLE_ROWS`] rows, all in one chunk.
+/// Where a [`TablePart`] is.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// Address of the first row, relative to the table's base.
     pc: u32,
-    /// Its index.
+    /// Index of its first row.
     first: u32,
-    count: u32,
+    rows: u16,
+    pages: u16,
+}
+
+impl Part {
+    /// Room for rows and index, in rows.
+    fn words(&self) -> u32 {
+        u32::from(self.rows) + pages::index_words(u32::from(self.pages))
+    }
 }
 
 /// One file's table, and where its rows are.
@@ -128,13 +136,13 @@ impl UnwindTables {
         self.refusals.iter().map(|(path, reason)| (path.as_str(), reason.as_str()))
     }
 
-    /// Rows in use.
+    /// Rows in use, those that an index takes the room of among them.
     #[must_use]
     pub fn rows_used(&self) -> u32 {
         self.rows.used
     }
 
-    /// Bytes of rows in use.
+    /// Bytes of rows and indexes in use.
     #[must_use]
     pub fn bytes_used(&self) -> u64 {
         u64::from(self.rows.used) * size_of::<Row>() as u64
@@ -256,35 +264,40 @@ impl UnwindTables {
         in_use: &HashSet<Source>,
         memory: &mut impl TableMemory,
     ) -> Option<Placed> {
-        let mut parts = Vec::new();
-        for rows in table.rows.chunks(MAX_TABLE_ROWS as usize) {
-            let Some(part) = self.place_part(rows, in_use, memory) else {
-                self.give_back(&parts);
+        let mut placed = Vec::new();
+        for part in parts(&table.rows) {
+            let Some(part) = self.place_part(&part, in_use, memory) else {
+                self.give_back(&placed);
                 return None;
             };
-            parts.push(part);
+            placed.push(part);
         }
-        Some(Placed { base: table.base, parts, code, used: self.calls })
+        Some(Placed { base: table.base, parts: placed, code, used: self.calls })
     }
 
-    fn place_part(&mut self, rows: &[Row], in_use: &HashSet<Source>, memory: &mut impl TableMemory) -> Option<Part> {
-        let count = u32::try_from(rows.len()).ok()?;
+    fn place_part(
+        &mut self,
+        part: &TablePart,
+        in_use: &HashSet<Source>,
+        memory: &mut impl TableMemory,
+    ) -> Option<Part> {
+        let count = u32::try_from(part.words.len()).ok()?;
         let first = loop {
             match self.rows.take(count) {
                 Some(first) => break first,
                 None => self.evict(in_use)?,
             }
         };
-        let part = Part { pc: rows.first()?.pc(), first, count };
-        if !memory.write_rows(first, rows) {
-            self.give_back(&[part]);
+        let placed = Part { pc: part.pc, first, rows: part.rows, pages: part.pages };
+        if !memory.write_rows(first, &part.words) {
+            self.give_back(&[placed]);
             return None;
         }
-        Some(part)
+        Some(placed)
     }
 
     fn give_back(&mut self, parts: &[Part]) {
-        parts.iter().for_each(|part| self.rows.give_back(part.first, part.count));
+        parts.iter().for_each(|part| self.rows.give_back(part.first, part.words()));
     }
 
     /// Gives away the table that was used longest ago of those that no process has.
@@ -314,14 +327,15 @@ impl UnwindTables {
         let code = placed.code.iter().find(|code| mapping.offset >= code.start & !0xfff && mapping.offset < code.end);
         let Some(code) = code else { return ranges.push(without_table(mapping, no_table::STOP)) };
         let vaddr = mapping.offset.wrapping_add(code.to_vaddr);
-        let bias = mapping.start.wrapping_sub(vaddr).wrapping_add(placed.base);
+        let base = mapping.start.wrapping_sub(vaddr).wrapping_add(placed.base);
         let mut start = mapping.start;
-        let at = |part: &Part| bias.wrapping_add(u64::from(part.pc));
+        let at = |part: &Part| base.wrapping_add(u64::from(part.pc));
         for (place, part) in placed.parts.iter().enumerate() {
             let next = placed.parts.get(place + 1).map(at);
             let end = next.unwrap_or(mapping.end).min(mapping.end);
             if end > start && at(part) < mapping.end {
-                ranges.push(Range { start, end, bias, first_row: part.first, rows: part.count });
+                let Part { first, rows, pages, .. } = *part;
+                ranges.push(Range { start, end, bias: at(part), first_row: first, rows, pages });
                 start = end;
             }
         }
@@ -332,7 +346,7 @@ impl UnwindTables {
 }
 
 fn without_table(mapping: &Mapping, what: u32) -> Range {
-    Range { start: mapping.start, end: mapping.end, bias: 0, first_row: what, rows: 0 }
+    Range { start: mapping.start, end: mapping.end, bias: 0, first_row: what, rows: 0, pages: 0 }
 }
 
 /// The table of a file for this machine's own processor: rules of another would be followed as if they were its own.

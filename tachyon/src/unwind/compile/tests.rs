@@ -1,4 +1,5 @@
 use super::*;
+use crate::unwind::{TablePart, parts};
 use gimli::{CfaRule, RegisterRule, UnwindTableRow, X86_64};
 use std::fs::File;
 use tachyon_common::config::machine;
@@ -27,20 +28,40 @@ impl UserMemory for MadeUp {
     }
 }
 
-/// One file's table at its own addresses, of which only the interrupted function is known to be code.
+/// One file's table in its parts, at its own addresses.
+struct Placed {
+    base: u64,
+    words: Vec<Row>,
+    /// Each with where it starts.
+    parts: Vec<(u32, TablePart)>,
+}
+
+impl Placed {
+    fn of(table: &Table) -> Self {
+        let mut placed = Self { base: table.base, words: Vec::new(), parts: Vec::new() };
+        for part in parts(&table.rows) {
+            let first = placed.words.len() as u32;
+            placed.words.extend(&part.words);
+            placed.parts.push((first, part));
+        }
+        placed
+    }
+}
+
+/// Of that, only the interrupted function is known to be code.
 struct OneFunction<'a> {
-    table: &'a Table,
+    placed: &'a Placed,
     around: u64,
     machine: u32,
 }
 
 impl Tables for OneFunction<'_> {
     fn range(&self, _: u32) -> Option<Range> {
-        let row = self.table.rows.partition_point(|row| u64::from(row.pc()) + self.table.base <= self.around);
-        // The search has 16 halvings: a part of the table that holds the address.
-        let first = row.saturating_sub(1000);
-        let rows = (self.table.rows.len() - first).min(60_000) as u32;
-        Some(Range { start: self.around, end: self.around + 1, bias: self.table.base, first_row: first as u32, rows })
+        let start = |part: &TablePart| u64::from(part.pc) + self.placed.base;
+        let behind = self.placed.parts.partition_point(|(_, part)| start(part) <= self.around);
+        let (first_row, part) = &self.placed.parts[behind.saturating_sub(1)];
+        let (start, end, bias) = (self.around, self.around + 1, start(part));
+        Some(Range { start, end, bias, first_row: *first_row, rows: part.rows, pages: part.pages })
     }
 
     type Chunk = ();
@@ -50,7 +71,7 @@ impl Tables for OneFunction<'_> {
     }
 
     fn row(&self, (): (), index: u32) -> Option<Row> {
-        self.table.rows.get(index as usize).copied()
+        self.placed.words.get(index as usize).copied()
     }
 
     fn machine(&self) -> u32 {
@@ -136,6 +157,7 @@ fn compare(path: &std::path::Path) -> Option<(usize, usize)> {
     let elf = Elf::parse(&bytes[..]).ok()?;
     let table = compile(&elf).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(table.rows.is_sorted_by_key(|row| row.pc()), "rows are sorted");
+    let placed = Placed::of(&table);
     let section = elf.section(".eh_frame")?;
     let mut data = vec![0; section.size as usize];
     elf.read_vaddr(section.vaddr, &mut data).ok()?;
@@ -167,7 +189,7 @@ fn compare(path: &std::path::Path) -> Option<(usize, usize)> {
                 walk.leaf_known = 1;
                 walk.leaf = std::array::from_fn(|register| other(register as u16));
                 let mut addresses = Addresses::default();
-                let tables = OneFunction { table: &table, around: ip, machine: machine::X86_64 };
+                let tables = OneFunction { placed: &placed, around: ip, machine: machine::X86_64 };
                 let space = Space { image: 0, first: 0, count: 1 };
                 let stop = walk.step(&MadeUp, &tables, space, &mut addresses);
                 assert_eq!(addresses.0, [ip]);

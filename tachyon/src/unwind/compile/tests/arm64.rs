@@ -38,6 +38,7 @@ fn compare(name: &str, bytes: &[u8]) -> Found {
     let elf = Elf::parse(bytes).expect("a linker wrote it");
     let table = compile(&elf).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(table.rows.is_sorted_by_key(|row| row.pc()), "rows are sorted");
+    let placed = Placed::of(&table);
     let section = elf.section(".eh_frame").expect("it has rules");
     let mut data = vec![0; section.size as usize];
     elf.read_vaddr(section.vaddr, &mut data).expect("it is in the file");
@@ -64,7 +65,7 @@ fn compare(name: &str, bytes: &[u8]) -> Found {
                 _ => {
                     let mut walk = NativeWalk::start(ip, SP, FP);
                     walk.link = LINK;
-                    let tables = OneFunction { table: &table, around: ip, machine: machine::ARM64 };
+                    let tables = OneFunction { placed: &placed, around: ip, machine: machine::ARM64 };
                     let space = Space { image: 0, first: 0, count: 1 };
                     let stop = walk.step(&MadeUp, &tables, space, &mut Addresses::default());
                     let caller = oracle(row).unwrap_or_else(|| panic!("{name}: {ip:#x} {row:?}"));
