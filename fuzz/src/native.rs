@@ -193,7 +193,7 @@ impl Stacks {
     }
 
     fn join(&self, whole: bool, stop: StopReason) -> (Quality, Vec<Joined>) {
-        let native = Native { frames: &self.native, whole, foreign: false };
+        let native = Native { frames: &self.native, whole, foreign: false, switching: false };
         let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
         let mut joined = Vec::new();
         (join(&native, &python, true, &mut joined), joined)

@@ -160,8 +160,9 @@ const STRICT: Limits = Limits { right: 995, mislabelled: 0, missing: 100 };
 /// not list, as when a call's arguments are freed.
 const THREADS: Limits = Limits { right: 995, mislabelled: 2, missing: 400 };
 
-/// While one greenlet gives way to another, the native stack is the one's and the Python stack the other's.
-const GREENLETS: Limits = Limits { right: 970, mislabelled: 5, missing: 100 };
+/// While one greenlet gives way to another, the native stack is the one's and the Python stack the other's: that is labelled.
+/// As among threads there are moments between two states.
+const GREENLETS: Limits = Limits { right: 970, mislabelled: 2, missing: 100 };
 
 fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &Limits) {
     let (truth, lines) = record(python, arguments, milliseconds);

@@ -19,7 +19,8 @@ pub enum NativeKind {
         /// See above.
         entering: bool,
     },
-    /// A handler of a tail-calling build: part of the activation of the evaluator frame below it.
+    /// A handler of a tail-calling build: part of the activation of the evaluator frame that called it. Where a compiler
+    /// has put that one's code into its callers (profile and link-time optimisation do), the handler stands for it.
     Handler,
     /// Call machinery of the interpreter, or code of its that has no name: says nothing that Python frames do not.
     Plumbing,
@@ -117,6 +118,23 @@ pub struct Native<'a> {
     pub whole: bool,
     /// Its outer part may be another interpreter's or greenlet's, whose Python frames are not this thread state's.
     pub foreign: bool,
+    /// The innermost activation has called what switches between greenlets: for a moment the native stack is the one's and
+    /// the Python stack the other's.
+    pub switching: bool,
+}
+
+impl Native<'_> {
+    /// Whether the evaluator may be just entered, for the frame that stands for an activation; `None` for all others.
+    fn entering(&self, index: usize) -> Option<bool> {
+        match self.frames[index] {
+            NativeKind::Evaluator { entering } => Some(entering),
+            NativeKind::Handler => {
+                let called_by_evaluator = matches!(self.frames.get(index + 1), Some(NativeKind::Evaluator { .. }));
+                (!called_by_evaluator).then_some(false)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A Python frame: [`tachyon_common::event::RawFrame`] has both.
@@ -174,6 +192,8 @@ pub enum Repair {
     OuterNative,
     /// The native stack was cut: nothing native is known about the outer Python frames.
     OuterPython,
+    /// Code that switches between greenlets was running: the stacks have the same activations, and may be two greenlets'.
+    Switching,
     /// One of the stacks was cut, but they have the same activations.
     Cut,
     /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
@@ -190,6 +210,7 @@ impl Quality {
             Self::Repaired(Repair::NoPython) => "repaired: no Python stack",
             Self::Repaired(Repair::OuterNative) => "repaired: outer evaluators without Python frames",
             Self::Repaired(Repair::OuterPython) => "repaired: native stack cut",
+            Self::Repaired(Repair::Switching) => "repaired: between two greenlets",
             Self::Repaired(Repair::Cut) => "repaired: stack cut",
             Self::Repaired(Repair::FramePointers) => "repaired: walked by frame pointers",
             Self::Failed => "failed",
@@ -202,9 +223,9 @@ impl Quality {
 pub fn join(native: &Native<'_>, python: &Python<'_>, keep_interpreter: bool, out: &mut Vec<Joined>) -> Quality {
     out.clear();
     let activations = activations(python);
-    let evaluators = native.frames.iter().filter(|kind| matches!(kind, NativeKind::Evaluator { .. })).count();
+    let evaluators = (0..native.frames.len()).filter(|&index| native.entering(index).is_some()).count();
     let (first, quality) = align(native, python, evaluators, activations.len());
-    let mut joining = Joining { native: native.frames, activations: &activations, keep_interpreter, out };
+    let mut joining = Joining { native, activations: &activations, keep_interpreter, out };
     match first {
         Some(first) => joining.interleave(first),
         None => joining.apart(),
@@ -255,14 +276,14 @@ fn activations(python: &Python<'_>) -> Vec<Activation> {
 /// joined.
 fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
-    let innermost = native.frames.iter().find(|kind| matches!(kind, NativeKind::Evaluator { .. }));
-    let entering = matches!(innermost, Some(NativeKind::Evaluator { entering: true }));
+    let entering = (0..native.frames.len()).find_map(|index| native.entering(index)) == Some(true);
     let both_whole = native.whole && python_whole;
     if activations == 0 && evaluators > 0 {
         let entering = evaluators == 1 && entering && both_whole;
         return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
     }
     match evaluators.cmp(&activations) {
+        std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
         std::cmp::Ordering::Equal if both_whole => (Some(0), Quality::Exact),
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
         // In the evaluator's first and last instructions its Python frame is not linked.
@@ -276,7 +297,7 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
 }
 
 struct Joining<'a> {
-    native: &'a [NativeKind],
+    native: &'a Native<'a>,
     activations: &'a [Activation],
     keep_interpreter: bool,
     out: &'a mut Vec<Joined>,
@@ -287,8 +308,8 @@ impl Joining<'_> {
     fn interleave(&mut self, first: usize) {
         let mut evaluators = 0_usize;
         let mut left = self.activations.iter();
-        for (index, kind) in self.native.iter().enumerate() {
-            if !matches!(kind, NativeKind::Evaluator { .. }) {
+        for (index, kind) in self.native.frames.iter().enumerate() {
+            if self.native.entering(index).is_none() {
                 self.native_frame(index, *kind, evaluators == 0);
                 continue;
             }
@@ -306,8 +327,8 @@ impl Joining<'_> {
 
     /// The innermost evaluator's callees above all Python frames.
     fn apart(&mut self) {
-        for (index, kind) in self.native.iter().enumerate() {
-            if matches!(kind, NativeKind::Evaluator { .. }) {
+        for (index, kind) in self.native.frames.iter().enumerate() {
+            if self.native.entering(index).is_some() {
                 break;
             }
             self.native_frame(index, *kind, true);

@@ -126,7 +126,12 @@ impl Merger {
         let (root_shims, boundaries) = (u16::from(record.root_shims), native.boundaries);
         let python = Python { frames: &self.python, root_shims, stop, boundaries };
         let mut joined = std::mem::take(&mut self.joined);
-        let with = Native { frames: native.kinds, whole, foreign: native.foreign || record.interp_id > 0 };
+        let with = Native {
+            frames: native.kinds,
+            whole,
+            foreign: native.foreign || record.interp_id > 0,
+            switching: native.switching,
+        };
         let mut quality = join(&with, &python, native.keep_interpreter, &mut joined);
         if record.status & status::BY_FRAME_POINTER != 0 && quality == Quality::Exact {
             quality = Quality::Repaired(Repair::FramePointers);
@@ -206,6 +211,8 @@ pub struct MixedWith<'a> {
     pub boundaries: Boundaries,
     /// Whether greenlets are among them, whose outer frames are not this thread state's.
     pub foreign: bool,
+    /// Whether one of them called what switches between them.
+    pub switching: bool,
     /// Whether the interpreter's own frames are wanted, too.
     pub keep_interpreter: bool,
 }

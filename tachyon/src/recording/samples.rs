@@ -408,6 +408,7 @@ impl NativeSide {
             ids: &mixer.ids,
             boundaries: settled.boundaries,
             foreign: mixer.foreign,
+            switching: mixer.switching,
             keep_interpreter: mixer.keep_interpreter,
         };
         if let Some(doubted) = settled.doubted {

@@ -151,7 +151,7 @@ impl<'a> Mixer<'a> {
         };
         let mut joined = Vec::new();
         // A thread that sleeps is not in the evaluator's first or last instructions.
-        let native_frames = Native { frames: &kinds, whole: native.whole, foreign: true };
+        let native_frames = Native { frames: &kinds, whole: native.whole, foreign: true, switching: false };
         let quality = join(&native_frames, &python, self.choice.interpreter_frames, &mut joined);
         let frame = |frame: Joined| match frame {
             Joined::Python(index) => named.get(index).copied().map(MixedFrame::Python),

@@ -43,7 +43,7 @@ impl Case<'_> {
     fn run(&self, keep: bool) -> (String, Quality) {
         let (kinds, (frames, root_shims)) = (kinds(self.native), frames(self.python));
         let mut out = vec![Joined::Native(99)];
-        let native = Native { frames: &kinds, whole: self.native_whole, foreign: self.foreign };
+        let native = Native { frames: &kinds, whole: self.native_whole, foreign: self.foreign, switching: false };
         let python = Python { frames: &frames, root_shims, stop: self.stop, boundaries: self.boundaries };
         let quality = join(&native, &python, keep, &mut out);
         let letters: Vec<char> = self.native.chars().collect();
@@ -58,6 +58,18 @@ impl Case<'_> {
 fn whole<'a>(boundaries: Boundaries, native: &'a str, python: &'a str) -> Case<'a> {
     let stop = if python.is_empty() { StopReason::NoFrame } else { StopReason::Complete };
     Case { native, python, boundaries, native_whole: true, foreign: false, stop }
+}
+
+#[test]
+fn a_stack_taken_while_greenlets_switch_is_not_called_exact() {
+    let mut out = Vec::new();
+    let frames = [PythonFrame { entry: false, shims: 0 }];
+    let python = Python { frames: &frames, root_shims: 1, stop: StopReason::Complete, boundaries: Boundaries::Shim };
+    for (switching, quality) in [(true, Quality::Repaired(Repair::Switching)), (false, Quality::Exact)] {
+        let native = Native { frames: &kinds("nE"), whole: true, foreign: true, switching };
+        assert_eq!(join(&native, &python, false, &mut out), quality);
+        assert_eq!(out, [Joined::Native(0), Joined::Python(0)]);
+    }
 }
 
 #[test]
@@ -77,6 +89,9 @@ fn whole_stacks_are_joined_exactly() {
         (Shim, "nnn", "", "nnn", "nnn"),
         // Tail-calling builds: the handler has no activation of its own.
         (Shim, "nhEphE", "fSfS", "n01", "nh0Eph1E"),
+        // The evaluator's code is part of some of its callers: their handlers stand for it.
+        (Shim, "nhphEphp", "fSfSfS", "n012", "n0hph1Ep2hp"),
+        (Shim, "hhE", "ffSfS", "012", "01hh2E"),
         // Two activations next to each other: the call between was a tail call.
         (EntryFrame, "EEp", "FF", "01", "0E1Ep"),
         // The activation in the middle has popped its only frame, and runs a finalizer.

@@ -33,6 +33,8 @@ pub(in crate::recording) struct Mixer {
     nameless: HashMap<Arc<str>, FrameId>,
     /// Whether the present sample's stack has code that switches between stacks.
     pub foreign: bool,
+    /// Whether its innermost activation has called such code.
+    pub switching: bool,
     /// Of the present sample: what each native frame is, and where its frames end.
     pub kinds: Vec<NativeKind>,
     pub ends: Vec<u32>,
@@ -58,6 +60,7 @@ impl Mixer {
             frames: Vec::new(),
             nameless: HashMap::new(),
             foreign: false,
+            switching: false,
             kinds: Vec::new(),
             ends: Vec::new(),
             ids: Vec::new(),
@@ -69,7 +72,7 @@ impl Mixer {
         self.kinds.clear();
         self.ends.clear();
         self.ids.clear();
-        self.foreign = false;
+        (self.foreign, self.switching) = (false, false);
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
@@ -95,7 +98,10 @@ impl Mixer {
     }
 
     fn in_code(&mut self, profile: &mut Profile, process: ProcessId, code: &Code, address: u64) -> NativeKind {
-        self.foreign |= code.object.starts_with(GREENLET);
+        if code.object.starts_with(GREENLET) {
+            let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
+            (self.foreign, self.switching) = (true, self.switching || !self.kinds.iter().any(activation));
+        }
         let Some(file) = &code.file else {
             let object = if code.object.is_empty() { ANONYMOUS } else { &code.object };
             let kind = code.interpreter.as_ref().map_or(NativeKind::Other, |_| NativeKind::Plumbing);
