@@ -96,5 +96,12 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         recovered.threads,
         args.input.display()
     );
+    if recovered.cut {
+        let _closed = writeln!(
+            io::stderr(),
+            "its last sample is of {:.3} s after the start: what came later, and what was lost before, is unknown",
+            recovered.recorded.as_secs_f64()
+        );
+    }
     Ok(())
 }
