@@ -84,9 +84,25 @@ pub enum OutputError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The `.part` file was removed, or the directory with it.
+    #[error("cannot write {}: {}", path.display(), gone(kept))]
+    Gone {
+        /// The name it should have.
+        path: PathBuf,
+        /// Where the whole file is instead.
+        kept: io::Result<PathBuf>,
+    },
     /// Standard output could not be written.
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),
+}
+
+fn gone(kept: &io::Result<PathBuf>) -> String {
+    const GONE: &str = "its directory, or the unfinished file in it, was removed meanwhile";
+    match kept {
+        Ok(_) => GONE.to_owned(),
+        Err(error) => format!("{GONE}, and a copy among the temporary files cannot be made: {error}"),
+    }
 }
 
 impl OutputError {
@@ -115,7 +131,8 @@ impl OutputError {
                 Some("unset SUDO_UID and SUDO_GID to leave the file to root".to_owned())
             }
             Self::Rename { part, .. } => Some(format!("the whole file is kept as {}", part.display())),
-            Self::Part { .. } | Self::Stdout(_) => None,
+            Self::Gone { kept: Ok(kept), .. } => Some(format!("the whole file is kept as {}", kept.display())),
+            Self::Gone { .. } | Self::Part { .. } | Self::Stdout(_) => None,
         }
     }
 }
