@@ -6,13 +6,14 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use tachyon::cli::args::{self, ExportArgs, NoVerb, RecoverArgs, Verb};
 use tachyon::cli::failure::{self, STATUS_FAILED};
-use tachyon::cli::output::{Destination, OutputError, OutputFile};
+use tachyon::cli::output::{self, Destination, OutputError, OutputFile};
 use tachyon::cli::plan::{self, Plan, Surroundings};
 use tachyon::cli::{doctor, dump, export, info, recover};
 use tachyon::recording;
 use tachyon::sinks::export::ExportOptions;
 
 fn main() -> ExitCode {
+    output::refuse_instead_of_signal();
     let outcome = match args::parse(std::env::args_os()) {
         Ok(verb) => run(verb),
         Err(NoVerb::Shown(text)) => {

@@ -93,6 +93,38 @@ fn a_disk_that_becomes_full() {
     }
 }
 
+/// A limit of the size of files (`ulimit -f`) comes with a signal that ends programs: it is an error like a full disk's.
+#[test]
+fn a_file_that_may_not_grow() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = dir.path().join("out.tach");
+    let mut command = Command::new("prlimit");
+    command.arg("--fsize=20000").arg(binary());
+    command.args(["-p", &target.pid().to_string(), "-F", "1999", "--no-native", "--compression", "none", "-o"]);
+    let output = command.arg(&file).output().expect("the profiler can be run");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let part = file.with_added_extension("part");
+    assert!(stderr.contains("file too large") && stderr.contains(part.to_str().unwrap()), "{stderr}");
+    let good = dir.path().join("good.tach");
+    let recovered = Command::new(binary()).arg("recover").arg(&part).arg("-o").arg(&good).status();
+    assert!(recovered.expect("the profiler can be run").success());
+    let recorded = Recorded::read(&good);
+    judge::agrees(&good, &recorded);
+    assert!(recorded.samples.len() > 1_000, "{:?}", recorded.header);
+
+    // What the profiler starts has its signals as they were.
+    let told = ["grep", "Sig[IC]", "/proc/self/status"];
+    let mut command = Command::new(binary());
+    command.args(["--no-native", "-o"]).arg(dir.path().join("of_command.tach")).arg("--").args(told);
+    let output = command.output().expect("the profiler can be run");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let plain = Command::new("grep").args(["Sig[IC]", "/proc/self/status"]).output().expect("grep can be run");
+    assert_eq!(told, String::from_utf8_lossy(&plain.stdout), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// An export says so too, and leaves nothing that looks whole.
 #[test]
 fn an_export_to_a_full_disk() {

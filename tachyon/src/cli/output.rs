@@ -17,6 +17,7 @@ use crate::sinks::Format;
 use crate::sinks::export::{Companion, ExportOptions};
 use crate::sinks::gperftools::companion_path;
 use error::CHOWN;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::fchown;
 use place::Place;
 use std::ffi::{OsStr, OsString};
@@ -318,6 +319,21 @@ fn keep_elsewhere(mut file: &File, name: &OsStr) -> io::Result<PathBuf> {
     io::copy(&mut file, &mut kept)?;
     give_to_caller(kept.as_file())?;
     Ok(kept.keep().map_err(|error| error.error)?.1)
+}
+
+/// Has a write past the limit of a file's size (`ulimit -f`) fail, as one to a full disk does; the signal that comes
+/// with it would end the program. A handler, for a command would inherit that the signal is ignored.
+pub fn refuse_instead_of_signal() {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing, which is allowed at any moment.
+    let before = unsafe { sigaction(Signal::SIGXFSZ, &action) };
+    if let Ok(before) = before
+        && before.handler() == SigHandler::SigIgn
+    {
+        // SAFETY: no handler at all is installed.
+        let _restored = unsafe { sigaction(Signal::SIGXFSZ, &before) };
+    }
 }
 
 /// Under sudo what we make belongs to the user behind it.

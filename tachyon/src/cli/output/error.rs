@@ -47,7 +47,7 @@ pub enum OutputError {
         source: io::Error,
     },
     /// A `.part` file of a recording that was cut is in the way.
-    #[error("cannot create {}: it is left from a recording that was cut", part.display())]
+    #[error("cannot create {}: it is left from a run that was cut", part.display())]
     StalePart {
         /// The `.part` file.
         part: PathBuf,
@@ -118,9 +118,11 @@ impl OutputError {
                 io::ErrorKind::NotFound => "create the directory first, or give another path".to_owned(),
                 _ => "give a path in a directory that you may write".to_owned(),
             }),
-            Self::StalePart { .. } => {
-                Some("`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned())
-            }
+            // Of other formats there is nothing to recover.
+            Self::StalePart { part } => Some(match part.to_string_lossy().contains(".tach.") {
+                true => "`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned(),
+                false => "give --force to replace it".to_owned(),
+            }),
             Self::StaleDirectory { part } => {
                 let whole = part.join(super::directory::WHOLE).with_added_extension("part");
                 let whole = whole.display();
