@@ -1,14 +1,14 @@
 //! The TACH writer and reader by their CPU time, for `cargo xtask bench`. Prints one JSON object.
 //!
 //! `write IN OUT COUNT` writes COUNT samples: those of the file IN, held in memory before the clock starts, over and over; `read FILE`
-//! reads a file to its end.
+//! reads a file to its end; `zstd FILE` compresses the bytes of its samples again, by zstd alone with the writer's parameters.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::{BufReader, BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use tachyon::tach::{Frame, Options, Reader, Sample, Writer};
+use tachyon::tach::{Frame, HEADER_LEN, Options, Reader, Sample, Writer};
 
 /// A sample whose stack lies in a list of its own.
 struct Held {
@@ -26,9 +26,10 @@ fn main() -> Result<()> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["write", from, to, count] => write(from.as_ref(), to.as_ref(), count.parse()?),
         ["read", from] => read(from.as_ref()),
+        ["zstd", from] => compress(from.as_ref()),
         // Run by hand without words there is nothing to measure.
         [] => Ok(()),
-        _ => bail!("write IN OUT COUNT, or read FILE"),
+        _ => bail!("write IN OUT COUNT, read FILE, or zstd FILE"),
     }
 }
 
@@ -103,4 +104,21 @@ fn read(from: &Path) -> Result<()> {
         count += 1;
     }
     tell(cpu_seconds() - begin, count, from)
+}
+
+/// The least that a writer takes: zstd, given the writer's 64 KiB at a time, to memory.
+fn compress(from: &Path) -> Result<()> {
+    let header = *open(from)?.header();
+    let file = std::fs::read(from)?;
+    let samples = &file[usize::try_from(HEADER_LEN)?..usize::try_from(header.string_table_offset)?];
+    let raw = zstd::decode_all(samples)?;
+    let mut out = vec![0; raw.len()];
+    let begin = cpu_seconds();
+    let mut encoder = zstd::stream::write::Encoder::new(out.as_mut_slice(), 5)?;
+    encoder.window_log(21)?;
+    for piece in raw.chunks(64 * 1024) {
+        encoder.write_all(piece)?;
+    }
+    encoder.finish()?;
+    tell(cpu_seconds() - begin, header.sample_count, from)
 }

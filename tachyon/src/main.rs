@@ -2,17 +2,18 @@
 //!
 //! 0 a profile was written (or what was asked for was shown), 1 could not profile, 2 usage; with `-- CMD` the command's own status.
 
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use tachyon::cli::args::{self, ExportArgs, NoVerb, RecoverArgs, Verb};
 use tachyon::cli::failure::{self, STATUS_FAILED};
-use tachyon::cli::output::{Destination, OutputFile};
+use tachyon::cli::output::{self, Destination, OutputError, OutputFile};
 use tachyon::cli::plan::{self, Plan, Surroundings};
 use tachyon::cli::{doctor, dump, export, info, recover};
 use tachyon::recording;
 use tachyon::sinks::export::ExportOptions;
 
 fn main() -> ExitCode {
+    output::refuse_instead_of_signal();
     let outcome = match args::parse(std::env::args_os()) {
         Ok(verb) => run(verb),
         Err(NoVerb::Shown(text)) => {
@@ -40,33 +41,56 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
         Verb::Export(args) => run_export(&args).map(|()| 0),
         Verb::Recover(args) => run_recover(&args).map(|()| 0),
         Verb::Info(args) => {
-            let mut out = io::stdout().lock();
+            let mut out = StandardOutput::lock();
             info::run(&args.file, args.json, &mut out)?;
             out.flush()?;
             Ok(0)
         }
         Verb::Dump(args) => {
-            dump::run(&args, &mut io::BufWriter::new(io::stdout().lock()))?;
+            dump::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;
             Ok(0)
         }
         Verb::Man => {
-            args::write_man(&mut io::stdout().lock())?;
+            args::write_man(&mut StandardOutput::lock())?;
             Ok(0)
         }
         Verb::Completions(wanted) => {
             // Through a buffer: the generator takes a closed pipe for impossible.
             let mut text = Vec::new();
             args::write_completions(wanted.shell, &mut text);
-            io::stdout().lock().write_all(&text)?;
+            StandardOutput::lock().write_all(&text)?;
             Ok(0)
         }
         Verb::Doctor(args) => {
             let diagnosis = doctor::diagnose(recording::running_interpreters());
-            let mut out = io::stdout().lock();
+            let mut out = StandardOutput::lock();
             doctor::show(&diagnosis, args.json, &mut out)?;
             out.flush()?;
             Ok(if diagnosis.possible { 0 } else { STATUS_FAILED })
         }
+    }
+}
+
+/// Standard output, whose errors say that it was written to.
+struct StandardOutput(io::StdoutLock<'static>);
+
+impl StandardOutput {
+    fn lock() -> Self {
+        Self(io::stdout().lock())
+    }
+
+    fn told(error: io::Error) -> io::Error {
+        io::Error::new(error.kind(), OutputError::Stdout(error))
+    }
+}
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(Self::told)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(Self::told)
     }
 }
 
@@ -96,5 +120,12 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         recovered.threads,
         args.input.display()
     );
+    if recovered.cut {
+        let _closed = writeln!(
+            io::stderr(),
+            "its last sample is of {:.3} s after the start: what came later, and what was lost before, is unknown",
+            recovered.recorded.as_secs_f64()
+        );
+    }
     Ok(())
 }

@@ -12,6 +12,10 @@ pub struct Report {
     pub ran: u64,
     /// Samples in the finished file.
     pub stored: u64,
+    /// The file was recovered of a recording that was cut: what was lost, and what came after the last sample, is not
+    /// known. Only `stored`, `duration_s` and `rate_hz` are then told.
+    #[serde(default)]
+    pub cut: bool,
     /// Runs that met the idle task.
     pub idle: u64,
     /// Runs that met a process that was not selected.

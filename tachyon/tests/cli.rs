@@ -185,3 +185,23 @@ fn closed_pipes_are_no_error() {
     drop(reader);
     assert_eq!(tachyon().arg("-x").stderr(writer).status().unwrap().code(), Some(2));
 }
+
+#[test]
+fn a_standard_output_that_is_full_is_told() {
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tach/v09_rle_split.tach");
+    let mut commands: Vec<Vec<&str>> =
+        [&["doctor"][..], &["doctor", "--json"], &["man"], &["completions", "zsh"], &["info", fixture]]
+            .map(<[&str]>::to_vec)
+            .to_vec();
+    commands.push(vec!["info", "--json", fixture]);
+    // A gperftools profile is two files.
+    let formats = tachyon::sinks::Format::ALL.into_iter().filter(|format| format.name() != "gperftools");
+    commands.extend(formats.map(|format| vec!["export", fixture, "-o", "-", "--format", format.name()]));
+    for arguments in commands {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = tachyon().args(&arguments).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let expected = "tachyon-bpf: cannot write to standard output: no space left on device\n";
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{arguments:?}");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    }
+}

@@ -1,12 +1,15 @@
 //! One live recording in every format: the same samples for every reader. And the recording cut at every byte.
 
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Cursor, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tachyon::cli::recover::{self, RecoverError};
+use tachyon::report::Report;
+use tachyon::sinks::Format;
+use tachyon::sinks::pprof::proto;
 use tachyon::tach::Reader;
 use tachyon_tests::viewers::{Firefox, go_pprof, perl_pprof, run, tools};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Target, binary, judge, live};
@@ -43,11 +46,15 @@ pub(super) fn firefox(file: &Path) -> u64 {
     threads.flat_map(|thread| thread["samples"]["weight"].as_array().unwrap()).map(number).sum()
 }
 
-pub(super) fn pprof(file: &Path) -> u64 {
+fn proto_of(file: &Path) -> proto::Profile {
     use prost::Message as _;
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_end(&mut bytes).unwrap();
-    let message = tachyon::sinks::pprof::proto::Profile::decode(&bytes[..]).unwrap();
+    proto::Profile::decode(&bytes[..]).unwrap()
+}
+
+pub(super) fn pprof(file: &Path) -> u64 {
+    let message = proto_of(file);
     message.sample.iter().map(|sample| sample.value[0].unsigned_abs()).sum()
 }
 
@@ -110,36 +117,98 @@ fn every_format_and_every_reader_has_the_same_samples() {
     assert!(threads.contains(&format!("{} threads across 1 process", distinct.len())), "{threads}");
 }
 
-/// Formats that a recording writes itself hold what its account says.
+/// The count in a flame graph's caption.
+fn flame_graph(file: &Path) -> u64 {
+    let text = fs::read_to_string(file).unwrap();
+    let before = text.split(" samples in").next().unwrap();
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap();
+    digits.parse().expect("the caption begins with the count")
+}
+
+/// What a file of this format holds.
+fn count(file: &Path, format: Format) -> u64 {
+    match format {
+        Format::Tach => Recorded::read(file).samples.len() as u64,
+        Format::Collapsed => collapsed(&fs::read_to_string(file).unwrap()),
+        Format::Gperftools => gperftools(file),
+        Format::Pprof => pprof(file),
+        Format::Speedscope => speedscope(file),
+        Format::Flamegraph => flame_graph(file),
+        Format::Firefox => firefox(file),
+        Format::Jsonl => fs::read_to_string(file).unwrap().lines().count() as u64,
+    }
+}
+
+/// Records what `words` say to a file, whose ending tells the format; with native frames where these have addresses. The
+/// account.
+fn record_to(file: &Path, format: Format, words: &[&str]) -> Report {
+    let report = file.with_added_extension("report");
+    let mut command = Command::new(binary());
+    let addresses = matches!(format, Format::Gperftools | Format::Pprof);
+    command.arg(if addresses { "--native" } else { "--no-native" });
+    run(command.args(words).arg("-o").arg(file).arg("--report").arg(&report));
+    serde_json::from_slice(&fs::read(report).unwrap()).unwrap()
+}
+
+/// Formats that a recording writes itself hold what its account says, by each ending that there is.
 #[test]
 fn recorded_directly_in_every_format() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
     let dir = tempfile::tempdir().unwrap();
-    type Count = fn(&Path) -> u64;
-    let formats: [(&str, Count); 7] = [
-        ("a.collapsed", |file| collapsed(&fs::read_to_string(file).unwrap())),
-        ("a.jsonl", |file| fs::read_to_string(file).unwrap().lines().count() as u64),
-        ("a.speedscope.json", speedscope),
-        ("a.firefox.json", firefox),
-        ("a.pb.gz", pprof),
-        ("a.prof", gperftools),
-        ("a.html", |file| {
-            let text = fs::read_to_string(file).unwrap();
-            let before = text.split(" samples in").next().unwrap();
-            let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap();
-            digits.parse().expect("the caption begins with the count")
-        }),
-    ];
-    for (name, count) in formats {
-        let (file, report) = (dir.path().join(name), dir.path().join(format!("{name}.report")));
-        let mut command = Command::new(binary());
-        command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "700ms", "-o"]).arg(&file);
-        run(command.arg("--report").arg(&report));
-        let report: tachyon::report::Report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
-        assert_eq!(count(&file), report.stored, "{name}");
-        assert!(report.stored > 20, "{name}: {}", report.stored);
+    for (ending, format) in Format::ENDINGS {
+        let file = dir.path().join(format!("a{ending}"));
+        let report = record_to(&file, format, &["-p", &target.pid().to_string(), "-F", "499", "-d", "700ms"]);
+        assert_eq!(count(&file, format), report.stored, "{ending}");
+        assert!(report.stored > 20, "{ending}: {}", report.stored);
     }
+}
+
+/// Several processes, split by thread, in each format; and what pprof is told of whose sample it is.
+#[test]
+fn several_processes_recorded_directly_in_every_format() {
+    let Some(_live) = live() else { return };
+    let targets =
+        ["eight_threads.py", "deep_stack.py"].map(|program| Target::start(&Interpreter::named("pyenv_3_12"), program));
+    let dir = tempfile::tempdir().unwrap();
+    let pids = targets.each_ref().map(|target| target.pid().to_string());
+    let words = ["-p", &pids[0], "-p", &pids[1], "--threads", "-F", "499", "-d", "1s"];
+    for format in Format::ALL {
+        let file = dir.path().join(format!("b.{}", format.extension()));
+        let report = record_to(&file, format, &words);
+        assert_eq!(count(&file, format), report.stored, "{format}");
+        let told = report.processes.iter().map(|process| process.samples).sum::<u64>();
+        assert!(report.processes.iter().all(|process| process.samples > 20) && told == report.stored, "{report:#?}");
+        if format == Format::Pprof {
+            check_labels(&file, &report, &targets[0]);
+        }
+    }
+}
+
+/// Each sample names its process, thread and interpreter and tells whether it held the GIL.
+fn check_labels(file: &Path, report: &Report, threads: &Target) {
+    let message = proto_of(file);
+    let text = |index: i64| message.string_table[usize::try_from(index).unwrap()].as_str();
+    let (mut by_pid, mut named) = (BTreeMap::new(), BTreeMap::new());
+    for sample in &message.sample {
+        let labels: BTreeMap<_, _> = sample.label.iter().map(|label| (text(label.key), label)).collect();
+        let pid = u32::try_from(labels["pid"].num).unwrap();
+        *by_pid.entry(pid).or_insert(0) += sample.value[0].unsigned_abs();
+        assert!(text(labels["comm"].str).starts_with("python"), "{labels:?}");
+        assert_eq!(labels["interpreter"].num, 0);
+        assert!(["held", "not held"].contains(&text(labels["gil"].str)), "{labels:?}");
+        assert!(text(labels["script"].str).ends_with(".py"), "{labels:?}");
+        let tid = labels["tid"].num.to_string();
+        if let Some(index) = threads.facts["threads"].get(&tid) {
+            assert_eq!(pid, threads.pid());
+            named.insert(index.as_u64().unwrap(), labels.get("thread").map(|label| text(label.str).to_owned()));
+        }
+    }
+    let told = report.processes.iter().map(|process| (process.pid, process.samples));
+    assert_eq!(by_pid, told.collect::<BTreeMap<_, _>>());
+    // Eight threads that want one GIL: each has run.
+    assert_eq!(named.keys().copied().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>(), "{named:?}");
+    assert!(named.values().all(|name| name.as_deref().is_some_and(|name| name.starts_with("Thread-"))), "{named:?}");
 }
 
 /// A real recording, killed: its file and its journal, cut at every byte.

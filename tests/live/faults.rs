@@ -1,10 +1,10 @@
 //! Faults of the machine: a disk that is full, or becomes so, and a directory that goes away.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon::tach::Reader;
-use tachyon_tests::{Interpreter, Target, binary, live};
+use tachyon_tests::{Interpreter, Recorded, Target, binary, judge, live};
 
 /// A small file system, unmounted at the end.
 struct Tiny(tempfile::TempDir);
@@ -57,25 +57,72 @@ fn a_full_disk() {
 fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
-    let tiny = Tiny::mounted("48k");
-    let file = tiny.path().join("out.tach");
-    let mut command = Command::new(binary());
-    // Without an end: it ends by itself.
-    command.args(["-p", &target.pid().to_string(), "-F", "1999", "--compression", "none", "-o"]);
+    for (ending, words, taken) in
+        [("tach", &["--compression", "none"][..], 0), ("tach", &[], 32 * 1024), ("jsonl", &[], 0)]
+    {
+        let tiny = Tiny::mounted("48k");
+        std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
+        let file = tiny.path().join("out").with_extension(ending);
+        let mut command = Command::new(binary());
+        // Without an end: it ends by itself.
+        command.args(["-p", &target.pid().to_string(), "-F", "1999"]).args(words).arg("-o");
+        let output = command.arg(&file).output().expect("the profiler can be run");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let part = file.with_added_extension("part");
+        assert!(stderr.contains("no space left") && stderr.contains(part.to_str().unwrap()), "{stderr}");
+        assert!(!file.exists(), "a file that is not whole has no final name");
+        if ending == "jsonl" {
+            // Its lines are what they are; the last one may be cut.
+            let text = std::fs::read_to_string(&part).expect("it is kept");
+            let whole = text.rsplit_once('\n').expect("there are lines").0.lines();
+            let samples = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
+            // With their native frames they take 2.5 kB each.
+            assert!(samples.count() >= 10, "{} bytes", text.len());
+            continue;
+        }
+        assert!(stderr.contains("`tachyon-bpf recover` makes it readable"), "{stderr}");
+        let elsewhere = tempfile::tempdir().expect("a temporary directory can be made");
+        let good = elsewhere.path().join("good.tach");
+        let output = Command::new(binary()).arg("recover").arg(&part).arg("-o").arg(&good).output();
+        let output = output.expect("the profiler can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let recorded = Recorded::read(&good);
+        judge::agrees(&good, &recorded);
+        assert!(recorded.samples.len() > 100, "{words:?}: {:?}", recorded.header);
+    }
+}
+
+/// A limit of the size of files (`ulimit -f`) comes with a signal that ends programs: it is an error like a full disk's.
+#[test]
+fn a_file_that_may_not_grow() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = dir.path().join("out.tach");
+    let mut command = Command::new("prlimit");
+    command.arg("--fsize=20000").arg(binary());
+    command.args(["-p", &target.pid().to_string(), "-F", "1999", "--no-native", "--compression", "none", "-o"]);
     let output = command.arg(&file).output().expect("the profiler can be run");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("no space left") && stderr.contains("out.tach.part"), "{stderr}");
-    assert!(!file.exists(), "a file that is not whole has no final name");
+    let part = file.with_added_extension("part");
+    assert!(stderr.contains("file too large") && stderr.contains(part.to_str().unwrap()), "{stderr}");
+    let good = dir.path().join("good.tach");
+    let recovered = Command::new(binary()).arg("recover").arg(&part).arg("-o").arg(&good).status();
+    assert!(recovered.expect("the profiler can be run").success());
+    let recorded = Recorded::read(&good);
+    judge::agrees(&good, &recorded);
+    assert!(recorded.samples.len() > 1_000, "{:?}", recorded.header);
 
-    let elsewhere = tempfile::tempdir().expect("a temporary directory can be made");
-    let good = elsewhere.path().join("good.tach");
-    let part = tiny.path().join("out.tach.part");
-    let output = Command::new(binary()).arg("recover").arg(&part).arg("-o").arg(&good).output();
-    let output = output.expect("the profiler can be run");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let reader = Reader::new(std::fs::File::open(&good).expect("it is there")).expect("it can be read");
-    assert!(reader.header().sample_count > 100, "{:?}", reader.header());
+    // What the profiler starts has its signals as they were.
+    let told = ["grep", "Sig[IC]", "/proc/self/status"];
+    let mut command = Command::new(binary());
+    command.args(["--no-native", "-o"]).arg(dir.path().join("of_command.tach")).arg("--").args(told);
+    let output = command.output().expect("the profiler can be run");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let plain = Command::new("grep").args(["Sig[IC]", "/proc/self/status"]).output().expect("grep can be run");
+    assert_eq!(told, String::from_utf8_lossy(&plain.stdout), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// An export says so too, and leaves nothing that looks whole.
@@ -96,7 +143,7 @@ fn an_export_to_a_full_disk() {
     }
 }
 
-/// Somebody removes the directory while the recording runs.
+/// Somebody removes the directory while the recording runs: the profile is kept among the temporary files.
 #[test]
 fn a_directory_that_goes_away() {
     let Some(_live) = live() else { return };
@@ -107,6 +154,9 @@ fn a_directory_that_goes_away() {
     let file = inner.join("out.tach");
     let mut command = Command::new(binary());
     command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "2s", "-o"]).arg(&file);
+    let temporary = dir.path().join("temporary");
+    std::fs::create_dir(&temporary).expect("a directory can be made");
+    command.env("TMPDIR", &temporary);
     let running = command.stderr(Stdio::piped()).spawn().expect("the profiler can be run");
     let part = inner.join("out.tach.part");
     let begin = Instant::now();
@@ -123,4 +173,12 @@ fn a_directory_that_goes_away() {
         "{stderr}"
     );
     assert!(!inner.exists(), "nothing is made again");
+    let kept: Vec<_> = std::fs::read_dir(&temporary).expect("it is there").map(|entry| entry.unwrap().path()).collect();
+    let [kept] = &kept[..] else { panic!("{kept:?}: {stderr}") };
+    assert!(stderr.contains(&format!("hint: the whole file is kept as {}\n", kept.display())), "{stderr}");
+    let recorded = Recorded::read(kept);
+    judge::agrees(kept, &recorded);
+    assert!(recorded.samples.len() > 100, "{}", recorded.samples.len());
+    let mode = std::fs::metadata(kept).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "nobody else may read it");
 }

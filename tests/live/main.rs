@@ -18,6 +18,7 @@ mod identity;
 mod interpreters;
 mod jit;
 mod kernel_frames;
+mod killed;
 mod layouts;
 mod limits;
 mod mixed;

@@ -1,12 +1,14 @@
-//! The files that CPython 3.15's own writer made, and what we make of them, through all that CPython makes of a file.
+//! The files that CPython 3.15's own writer made, and what we make of them, through all that CPython makes of a file; and
+//! live recordings of several processes through the same.
 
 use crate::exports::{collapsed, firefox, gperftools, pprof, speedscope};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tachyon::tach::{Frame, Reader};
 use tachyon_tests::viewers::run;
-use tachyon_tests::{Recorded, binary, judge, live};
+use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Target, binary, judge, live};
 
 /// The fixtures that can be read, and those that cannot.
 fn fixtures() -> (Vec<PathBuf>, Vec<PathBuf>) {
@@ -123,4 +125,75 @@ fn unused_entries_survive_a_conversion() {
     run(Command::new(binary()).arg("export").arg(&before).arg("-o").arg(&after));
     judge::agrees(&after, &Recorded::read(&before));
     assert_eq!(fs::read(&before).expect("it is there"), fs::read(&after).expect("it is there"));
+}
+
+/// Counts of a collapsed file by the process that each stack's outermost frame names. Lines are
+/// `tid:TID;comm (pid);frame;… count`.
+fn by_process(collapsed: &str) -> BTreeMap<u32, u64> {
+    let mut counts = BTreeMap::new();
+    for line in collapsed.lines() {
+        let (stack, count) = line.rsplit_once(' ').expect("a count");
+        let root = stack.split(';').nth(1).expect("the frame that names the process");
+        let pid = root.rsplit_once(" (").and_then(|(_, pid)| pid.strip_suffix(')')?.parse().ok());
+        *counts.entry(pid.unwrap_or_else(|| panic!("{root:?} names no process"))).or_default() +=
+            count.parse::<u64>().expect("a number");
+    }
+    counts
+}
+
+/// Checks that each of CPython's formats has the samples that the account tells, and each process its own.
+fn through_every_mode(recording: &Recording, targets: &[Target]) {
+    let report = &recording.report;
+    let totals = judge::totals(&[&recording.path]).remove(0);
+    assert_eq!(totals.len(), 4, "{totals:?}");
+    for (form, total) in totals {
+        assert_eq!(total, report.stored, "replay --{form}");
+    }
+    let told = report.processes.iter().filter(|process| process.samples > 0);
+    let told: BTreeMap<u32, u64> = told.map(|process| (process.pid, process.samples)).collect();
+    assert_eq!(by_process(&judge::collapsed(&recording.path)), told);
+    for target in targets {
+        assert!(told.get(&target.pid()).is_some_and(|&samples| samples > 50), "{}: {told:?}", target.pid());
+    }
+}
+
+/// Processes of several versions, threads and deep stacks among them, by pid and as all of the host.
+#[test]
+fn several_processes_through_every_mode() {
+    let Some(_live) = live() else { return };
+    let targets = [("pyenv_3_12", "eight_threads.py"), ("pyenv_3_8", "deep_stack.py"), ("pyenv_3_13", "spin.py")]
+        .map(|(interpreter, name)| Target::start(&Interpreter::named(interpreter), name));
+    let by_pid = || targets.iter().fold(Profiler::new(), |all, target| all.arg("-p").arg(target.pid().to_string()));
+    for profiler in [by_pid(), by_pid().native(), Profiler::new().arg("--all-python")] {
+        through_every_mode(&profiler.rate(499).milliseconds(2_000).record(), &targets);
+    }
+}
+
+/// One process, and no frame that names it.
+#[test]
+fn each_file_of_a_split_recording_through_every_mode() {
+    let Some(_live) = live() else { return };
+    let targets = ["eight_threads.py", "deep_stack.py", "spin.py"]
+        .map(|name| Target::start(&Interpreter::named("pyenv_3_12"), name));
+    let profiler = Profiler::new().arg("--all-python").arg("--split").arg("process").rate(499).milliseconds(2_000);
+    let output = profiler.run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = fs::read_dir(profiler.output()).expect("a directory was written");
+    let files: Vec<PathBuf> = files.map(|entry| entry.expect("it is listed").path()).collect();
+    let of = |target: &Target| {
+        let begins = format!("{}-", target.pid());
+        let own = |file: &&PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&begins));
+        files.iter().find(own).expect("each target has a file").as_path()
+    };
+    let files = [of(&targets[0]), of(&targets[1]), of(&targets[2])];
+    for (file, totals) in files.iter().zip(judge::totals(&files)) {
+        let read = Recorded::read(file);
+        judge::agrees(file, &read);
+        let count = with_frames(&read);
+        assert!(count > 50 && count == read.samples.len() as u64, "{}: {count}", file.display());
+        for (form, total) in totals {
+            let expected = if form == "flamegraph" && !has_flame_graph(&read) { 0 } else { count };
+            assert_eq!(total, expected, "{}: replay --{form}", file.display());
+        }
+    }
 }

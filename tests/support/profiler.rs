@@ -27,7 +27,8 @@ pub fn binary() -> PathBuf {
 const CPU_TIME_LIMIT: Duration = Duration::from_secs(40);
 
 /// CPU time of a process's living threads (`/proc/PID/task/TID/schedstat`, first number, nanoseconds).
-fn cpu_time(pid: u32) -> Duration {
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let used = threads.filter_map(|thread| {
         let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;

@@ -195,7 +195,7 @@ pub struct RecordArgs {
     #[arg(long, value_enum, default_value_t = TachLayout::Released, help_heading = "Output")]
     pub tach_layout: TachLayout,
 
-    /// Bring TACH files to the disk each second (fdatasync), so that a power cut loses no more
+    /// Bring TACH files to the disk at least each second (fdatasync), so that a power cut loses no more
     #[arg(long, help_heading = "Output")]
     pub sync: bool,
 }

@@ -74,12 +74,12 @@ fn export<R: Read + Seek + Send>(
             let options =
                 TachOptions { compression: header.compression, origin: Some(origin), ..TachOptions::default() };
             let mut sink = TachSink::new(out, &source.profile.meta, options)?;
-            return source.feed(reader, &mut sink, format, false);
+            return Ok(source.feed(reader, &mut sink, format, false)?.0);
         }
         (format, Output::Stream(out)) => (sinks::open(format, out, options)?, Import::new(&reader)),
         (format, Output::File(out)) => (sinks::open(format, out, options)?, Import::new(&reader)),
     };
-    source.feed(reader, &mut *sink, format, false)
+    Ok(source.feed(reader, &mut *sink, format, false)?.0)
 }
 
 /// From TACH to TACH the samples stay as they are, byte for byte.
@@ -92,14 +92,15 @@ fn copy<R: Read + Seek>(reader: Reader<R>, out: &mut dyn WriteSeek) -> anyhow::R
     }
 }
 
-/// Writes what can be read of a TACH file to a new one. Its samples end where `reader` says so, by an error.
+/// Writes what can be read of a TACH file to a new one. Its samples end where `reader` says so, by an error. Gives the
+/// account that the new file tells as well.
 ///
 /// # Errors
 /// When the input cannot be read at all, or the output cannot be written.
 pub(super) fn rescue<R: Read + Seek + Send>(
     reader: Reader<R>,
     out: &mut dyn WriteSeek,
-) -> anyhow::Result<ExportSummary> {
+) -> anyhow::Result<(ExportSummary, Report)> {
     let source = Import::new(&reader);
     let header = reader.header();
     // What a file of ours says of its recording comes from the profile again; another program's is kept.
@@ -229,7 +230,7 @@ impl Import {
         sink: &mut dyn Sink,
         format: Format,
         cut: bool,
-    ) -> anyhow::Result<ExportSummary> {
+    ) -> anyhow::Result<(ExportSummary, Report)> {
         std::thread::scope(|scope| {
             let samples = ReadAhead::start(scope, &mut reader).context("cannot start a thread")?;
             self.take(samples, sink, format, cut)
@@ -242,7 +243,7 @@ impl Import {
         sink: &mut dyn Sink,
         format: Format,
         cut: bool,
-    ) -> anyhow::Result<ExportSummary> {
+    ) -> anyhow::Result<(ExportSummary, Report)> {
         let writing = || writing(format);
         let mut stack = Vec::new();
         let mut count = 0;
@@ -252,7 +253,10 @@ impl Import {
             let sample = match samples.next_sample() {
                 Ok(Some(sample)) => sample,
                 Ok(None) => break,
-                Err(error) if cut && !matches!(error, ReadError::Io(_)) => break,
+                Err(error) if cut && !matches!(error, ReadError::Io(_)) => {
+                    self.report.cut = true;
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             };
             let thread = self.thread(sample.thread_id, sample.interpreter_id);
@@ -281,7 +285,8 @@ impl Import {
             self.report.rate_hz = 1e6 / self.profile.meta.interval_us.max(1) as f64;
         }
         sink.finish(&self.profile, &self.report).with_context(writing)?;
-        Ok(ExportSummary { format, samples: count, threads: self.threads.len() as u64 })
+        let summary = ExportSummary { format, samples: count, threads: self.threads.len() as u64 };
+        Ok((summary, self.report))
     }
 
     fn thread(&mut self, id: u64, interpreter: u32) -> ThreadId {

@@ -1,5 +1,6 @@
 //! `info`: what a TACH file holds, ours or CPython's, for people and as JSON.
 
+use crate::report::Report;
 use crate::sinks::metadata::Metadata;
 use crate::sinks::text::{escape_controls, write_json};
 use crate::tach::{Features, ReadError, Reader, RecordCounts, Sample, Statistics};
@@ -216,7 +217,14 @@ impl Info {
 }
 
 fn print_metadata(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn Write) -> std::io::Result<()> {
-    let report = &metadata.report;
+    print_loss(&metadata.report, out)?;
+    print_processes(metadata, counts, out)
+}
+
+fn print_loss(report: &Report, out: &mut dyn Write) -> std::io::Result<()> {
+    if report.cut {
+        return writeln!(out, "  loss         unknown: the recording was cut; so is what came after its last sample");
+    }
     let lost: u64 = report.loss.values().fold(0, |sum, &count| sum.saturating_add(count));
     write!(out, "  loss         {lost} of {} runs", report.ran)?;
     if let Some(share) = ratio(lost, report.ran) {
@@ -231,6 +239,11 @@ fn print_metadata(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn W
         let expected = report.expected.map_or_else(|| "unknown".to_owned(), |expected| expected.to_string());
         writeln!(out, "  not fired    {not_fired} of {expected} expected")?;
     }
+    Ok(())
+}
+
+fn print_processes(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn Write) -> std::io::Result<()> {
+    let report = &metadata.report;
     writeln!(out, "  processes    {}", metadata.processes.len())?;
     for process in &metadata.processes {
         let known = report.processes.iter().find(|known| known.pid == process.pid);

@@ -17,8 +17,10 @@ use crate::sinks::Format;
 use crate::sinks::export::{Companion, ExportOptions};
 use crate::sinks::gperftools::companion_path;
 use error::CHOWN;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::fchown;
 use place::Place;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
@@ -249,7 +251,8 @@ impl OutputFile {
     /// Gives the finished file its name, or copies it to standard output. Buffered writers must be flushed before.
     ///
     /// # Errors
-    /// When the name was taken meanwhile: the `.part` file then stays. When standard output cannot be written.
+    /// When the name was taken meanwhile: the `.part` file then stays. When the directory was removed: the file is then
+    /// copied to the one for temporary files. When standard output cannot be written.
     pub fn commit(mut self) -> Result<(), OutputError> {
         let Some(place) = &self.place else {
             self.file.seek(SeekFrom::Start(0)).map_err(OutputError::Stdout)?;
@@ -261,22 +264,25 @@ impl OutputFile {
         if self.force {
             place.check_target(true)?;
         }
-        place.rename(self.force).map_err(|source| OutputError::Rename {
-            part: place.part_path(),
-            path: place.path.clone(),
-            source,
-        })?;
+        if let Err(source) = place.rename(self.force) {
+            let (part, path) = (place.part_path(), place.path.clone());
+            if place.has_part() {
+                return Err(OutputError::Rename { part, path, source });
+            }
+            return Err(OutputError::Gone { path, kept: keep_elsewhere(&self.file, &place.name) });
+        }
         if self.has_journal {
             place.unlink(&place.journal_name);
         }
         Ok(())
     }
 
-    /// Leaves the unfinished file as `.part` (a cut recording can be recovered) and tells its name.
+    /// Leaves the unfinished file as `.part` (a cut recording can be recovered) and tells its name; `None`: it has none,
+    /// or somebody removed it.
     #[must_use]
     pub fn keep_part(mut self) -> Option<PathBuf> {
         self.pending = false;
-        self.part_path()
+        self.place.as_ref().filter(|place| place.has_part()).map(Place::part_path)
     }
 }
 
@@ -302,6 +308,32 @@ pub fn write_whole(destination: &Destination, force: bool, bytes: &[u8]) -> Resu
         None => OutputError::Stdout(source),
     })?;
     output.commit()
+}
+
+/// Copies a whole file that has no name any more to a new one among the temporary files. Its path.
+fn keep_elsewhere(mut file: &File, name: &OsStr) -> io::Result<PathBuf> {
+    let mut ending = OsString::from("-");
+    ending.push(name);
+    let mut kept = tempfile::Builder::new().prefix("tachyon-bpf-").suffix(&ending).tempfile()?;
+    file.seek(SeekFrom::Start(0))?;
+    io::copy(&mut file, &mut kept)?;
+    give_to_caller(kept.as_file())?;
+    Ok(kept.keep().map_err(|error| error.error)?.1)
+}
+
+/// Has a write past the limit of a file's size (`ulimit -f`) fail, as one to a full disk does; the signal that comes
+/// with it would end the program. A handler, for a command would inherit that the signal is ignored.
+pub fn refuse_instead_of_signal() {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing, which is allowed at any moment.
+    let before = unsafe { sigaction(Signal::SIGXFSZ, &action) };
+    if let Ok(before) = before
+        && before.handler() == SigHandler::SigIgn
+    {
+        // SAFETY: no handler at all is installed.
+        let _restored = unsafe { sigaction(Signal::SIGXFSZ, &before) };
+    }
 }
 
 /// Under sudo what we make belongs to the user behind it.

@@ -4,6 +4,7 @@
 //! ([`crate::sinks::journal`]); with that, everything up to the last second before the cut can be read.
 
 use super::export::{self, WriteSeek};
+use crate::report::Report;
 use crate::sinks::journal::{self, Start};
 use crate::sinks::metadata::Metadata;
 use crate::tach::{Compression, Features, Layout, Mode, Options, ReadError, Reader, Section};
@@ -11,6 +12,7 @@ use anyhow::Context;
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What was recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,10 @@ pub struct Recovered {
     pub threads: u64,
     /// The names came from a journal.
     pub from_journal: bool,
+    /// From the recording's start to the last sample.
+    pub recorded: Duration,
+    /// The file was cut: what came later, and what was lost, is not known.
+    pub cut: bool,
 }
 
 /// Why a file cannot be recovered.
@@ -77,8 +83,14 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
         Ok(reader) => (reader, false),
         Err(source) => (with_journal(journal_path, file, source).with_context(recovering)?, true),
     };
-    let summary = export::rescue(reader, good).with_context(recovering)?;
-    Ok(Recovered { samples: summary.samples, threads: summary.threads, from_journal })
+    let (summary, report) = export::rescue(reader, good).with_context(recovering)?;
+    Ok(Recovered {
+        samples: summary.samples,
+        threads: summary.threads,
+        from_journal,
+        recorded: Duration::try_from_secs_f64(report.duration_s).unwrap_or_default(),
+        cut: report.cut,
+    })
 }
 
 fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<Reader<BufReader<File>>> {
@@ -104,7 +116,7 @@ fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<
         parts: 1,
         processes: read.processes.clone(),
         threads: read.threads.clone(),
-        ..Metadata::default()
+        report: Report { cut: true, ..Report::default() },
     };
     let tables = read.tables(metadata.to_entry());
     Ok(Reader::cut(BufReader::new(file), &options(start), tables, read.samples_end)?)

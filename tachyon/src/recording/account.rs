@@ -105,6 +105,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         schema: SCHEMA,
         ran: counters.ran,
         stored: made.stored,
+        cut: false,
         idle: counters.idle,
         filtered: counters.filtered + turned_away,
         not_python: counters.not_python + reclaimed + reclaimed_gone,

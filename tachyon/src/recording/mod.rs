@@ -201,7 +201,9 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         let hint = if kept.is_empty() {
             "nothing was kept".to_owned()
         } else {
-            format!("what was written is in {}", kept.join(", "))
+            let readable =
+                if kept[0].ends_with(".tach.part") { ": `tachyon-bpf recover` makes it readable" } else { "" };
+            format!("what was written is in {}{readable}", kept.join(", "))
         };
         return Err(Failure::new("cannot write the profile").with_source(error).with_hint(hint).into());
     }

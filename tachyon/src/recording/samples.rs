@@ -25,8 +25,12 @@ use tachyon_common::event::{SampleRecord, frame, status};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
-/// How often a streaming sink is flushed, and missing names are read from live processes.
+/// How often missing names are read from live processes.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this, the
+/// 0.2 s after which the ring is read again, and what threads wait for their CPUs.
+const FLUSH: Duration = Duration::from_millis(500);
 
 /// An image is forgotten this long after its last process: its last records have been read by then.
 pub(super) const SETTLED: Duration = Duration::from_secs(5);
@@ -171,9 +175,9 @@ impl Maker {
 
     /// Deals with batches until the reader has gone.
     pub fn run(mut self, batches: &Receiver<Batch>, queued: &AtomicUsize) -> Made {
-        let mut last_tick = Instant::now();
+        let (mut last_tick, mut last_flush) = (Instant::now(), Instant::now());
         loop {
-            match batches.recv_timeout(TICK) {
+            match batches.recv_timeout(FLUSH.saturating_sub(last_flush.elapsed())) {
                 Ok(batch) => {
                     self.batch(&batch);
                     self.names.read(&mut self.made.profile, &self.registry, false);
@@ -189,6 +193,9 @@ impl Maker {
                 self.names.read(&mut self.made.profile, &self.registry, true);
                 self.judge_images();
                 self.forget_images();
+            }
+            if last_flush.elapsed() >= FLUSH {
+                last_flush = Instant::now();
                 let result = self.made.sink.tick(&self.made.profile);
                 self.note_error(result);
             }

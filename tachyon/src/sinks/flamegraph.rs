@@ -152,6 +152,10 @@ fn caption(total: u64, report: &Report) -> String {
     } else if report.rate_hz > 0.0 {
         caption.push_str(&format!(" at {} Hz", report.rate_hz));
     }
+    if report.cut {
+        caption.push_str(", recovered: what was lost is unknown");
+        return caption;
+    }
     #[expect(clippy::cast_precision_loss, reason = "a share for people")]
     let share = if lost == 0 { 0.0 } else { lost as f64 * 100.0 / (total + lost) as f64 };
     caption.push_str(&format!(", {lost} lost ({share:.1} %)"));

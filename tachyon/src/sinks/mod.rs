@@ -32,7 +32,7 @@ use crate::report::Report;
 /// Takes samples in time order per thread and makes one file of them.
 ///
 /// The contract: [`Sink::sample`] is called once for each stored sample, with handles that are valid in the given
-/// profile; [`Sink::tick`] about once a second, so that a streaming sink can flush; [`Sink::finish`] exactly once, at
+/// profile; [`Sink::tick`] about twice a second, so that a streaming sink can flush; [`Sink::finish`] exactly once, at
 /// the end, when every frame of the profile has its names. A sink keeps no more than one sample's worth of state per
 /// thread unless its format leaves no choice (aggregating sinks keep one entry per distinct stack).
 pub trait Sink {

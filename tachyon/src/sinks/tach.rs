@@ -250,7 +250,7 @@ impl<W: Write + Seek> TachSink<W> {
         let statistics = Statistics {
             duration_sec: report.duration_s,
             sample_rate: report.mean_rate_hz(),
-            error_rate: self.lost_percent.or_else(|| percent(lost, self.stored + lost)),
+            error_rate: self.lost_percent.or_else(|| percent(lost, self.stored + lost)).filter(|_| !report.cut),
             missed_samples: report.not_fired.zip(report.expected).and_then(|(missed, all)| percent(missed, all)),
         };
         let sound = |number: f64| number.is_finite() && number >= 0.0;

@@ -138,6 +138,8 @@ pub struct Writer<W> {
     indices: HashMap<(u64, u32), usize, foldhash::fast::RandomState>,
     /// The thread of the last sample: the next one is likely of the same.
     last: usize,
+    /// How many samples that repeat the last one can follow without a look at any limit.
+    room: u64,
     /// Upper bound of what the threads' pending samples will take.
     pending_bytes: u64,
     records: RecordCounts,
@@ -166,6 +168,7 @@ impl<W: Write + Seek> Writer<W> {
             threads: Vec::new(),
             indices: HashMap::default(),
             last: 0,
+            room: 0,
             pending_bytes: 0,
             records: RecordCounts::default(),
             samples: 0,
@@ -227,28 +230,33 @@ impl<W: Write + Seek> Writer<W> {
     /// whether it did.
     #[inline]
     fn repeats(&mut self, sample: &Sample<'_>) -> bool {
-        if self.broken || self.samples >= self.most_samples || self.would_overflow() {
-            return false;
-        }
-        // At the end no thread has pending samples, nor a stack.
         let Some(thread) = self.threads.get_mut(self.last) else { return false };
-        let len = thread.pending.len();
-        if (thread.id, thread.interpreter) != (sample.thread_id, sample.interpreter_id)
-            || len == 0
-            || len + MAX_PENDING_ENTRY > MAX_PENDING
+        if self.room == 0
+            || (thread.id, thread.interpreter) != (sample.thread_id, sample.interpreter_id)
             || thread.stack != sample.frames
         {
             return false;
         }
+        let len = thread.pending.len();
         put_u64_and_byte(&mut thread.pending, sample.timestamp_us.wrapping_sub(thread.timestamp_us), sample.status);
         thread.pending_count += 1;
         thread.timestamp_us = sample.timestamp_us;
         self.pending_bytes += (thread.pending.len() - len) as u64;
         self.samples += 1;
+        self.room -= 1;
         true
     }
 
+    /// What [`Self::room`] is after a sample that the thread at `index` keeps back.
+    fn room(&self, index: usize) -> u64 {
+        const ENTRY: u64 = MAX_PENDING_ENTRY as u64;
+        let pending = (MAX_PENDING - self.threads[index].pending.len()) / MAX_PENDING_ENTRY;
+        let used = self.output.taken() + self.pending_bytes + MAX_RECORD;
+        (pending as u64).min(self.most_samples - self.samples).min(self.most_bytes.saturating_sub(used) / ENTRY)
+    }
+
     fn write_any(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
+        self.room = 0;
         if self.broken || self.samples_end.is_some() {
             return Err(WriteError::Broken);
         }
@@ -264,7 +272,8 @@ impl<W: Write + Seek> Writer<W> {
         let index = self.thread(sample.thread_id, sample.interpreter_id)?;
         let thread = &mut self.threads[index];
         let delta = sample.timestamp_us.wrapping_sub(thread.timestamp_us);
-        if thread.stack == sample.frames {
+        let repeats = thread.stack == sample.frames;
+        if repeats {
             if thread.pending.len() + MAX_PENDING_ENTRY > MAX_PENDING {
                 self.write_pending(index)?;
             }
@@ -286,6 +295,7 @@ impl<W: Write + Seek> Writer<W> {
         }
         self.threads[index].timestamp_us = sample.timestamp_us;
         self.samples += 1;
+        self.room = if repeats { self.room(index) } else { 0 };
         Ok(())
     }
 
@@ -378,6 +388,7 @@ impl<W: Write + Seek> Writer<W> {
 
     /// Writes a thread's repeated samples as one record.
     fn write_pending(&mut self, index: usize) -> Result<(), WriteError> {
+        self.room = 0;
         let thread = &mut self.threads[index];
         if thread.pending_count == 0 {
             return Ok(());

@@ -31,14 +31,20 @@ fn manual_and_completions_know_all_flags() {
     let mut man = Vec::new();
     write_man(&mut man).unwrap();
     let man = String::from_utf8(man).unwrap().replace("\\-", "-");
-    let mut bash = Vec::new();
-    write_completions(clap_complete::Shell::Bash, &mut bash);
-    let bash = String::from_utf8(bash).unwrap();
+    let completions = |shell| {
+        let mut text = Vec::new();
+        write_completions(shell, &mut text);
+        String::from_utf8(text).unwrap()
+    };
+    let [bash, zsh, fish] =
+        [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish].map(completions);
     let command = CommandLine::command();
     let verbs = command.get_subcommands();
     for flag in verbs.flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {
         assert!(man.contains(&format!("--{flag}")), "the manual lacks --{flag}");
-        assert!(bash.contains(&format!("--{flag}")), "the completions lack --{flag}");
+        for (shell, text, form) in [("bash", &bash, "--"), ("zsh", &zsh, "--"), ("fish", &fish, "-l ")] {
+            assert!(text.contains(&format!("{form}{flag}")), "the completions of {shell} lack --{flag}");
+        }
     }
     assert!(man.contains(".SH RECOVER") && man.contains("Exit status"));
 }

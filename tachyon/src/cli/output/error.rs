@@ -47,7 +47,7 @@ pub enum OutputError {
         source: io::Error,
     },
     /// A `.part` file of a recording that was cut is in the way.
-    #[error("cannot create {}: it is left from a recording that was cut", part.display())]
+    #[error("cannot create {}: it is left from a run that was cut", part.display())]
     StalePart {
         /// The `.part` file.
         part: PathBuf,
@@ -84,9 +84,25 @@ pub enum OutputError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The `.part` file was removed, or the directory with it.
+    #[error("cannot write {}: {}", path.display(), gone(kept))]
+    Gone {
+        /// The name it should have.
+        path: PathBuf,
+        /// Where the whole file is instead.
+        kept: io::Result<PathBuf>,
+    },
     /// Standard output could not be written.
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),
+}
+
+fn gone(kept: &io::Result<PathBuf>) -> String {
+    const GONE: &str = "its directory, or the unfinished file in it, was removed meanwhile";
+    match kept {
+        Ok(_) => GONE.to_owned(),
+        Err(error) => format!("{GONE}, and a copy among the temporary files cannot be made: {error}"),
+    }
 }
 
 impl OutputError {
@@ -102,9 +118,11 @@ impl OutputError {
                 io::ErrorKind::NotFound => "create the directory first, or give another path".to_owned(),
                 _ => "give a path in a directory that you may write".to_owned(),
             }),
-            Self::StalePart { .. } => {
-                Some("`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned())
-            }
+            // Of other formats there is nothing to recover.
+            Self::StalePart { part } => Some(match part.to_string_lossy().contains(".tach.") {
+                true => "`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned(),
+                false => "give --force to replace it".to_owned(),
+            }),
             Self::StaleDirectory { part } => {
                 let whole = part.join(super::directory::WHOLE).with_added_extension("part");
                 let whole = whole.display();
@@ -115,7 +133,8 @@ impl OutputError {
                 Some("unset SUDO_UID and SUDO_GID to leave the file to root".to_owned())
             }
             Self::Rename { part, .. } => Some(format!("the whole file is kept as {}", part.display())),
-            Self::Part { .. } | Self::Stdout(_) => None,
+            Self::Gone { kept: Ok(kept), .. } => Some(format!("the whole file is kept as {}", kept.display())),
+            Self::Gone { .. } | Self::Part { .. } | Self::Stdout(_) => None,
         }
     }
 }

@@ -60,6 +60,11 @@ impl Place {
         fstatat(&self.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
     }
 
+    /// Whether the `.part` file is still there.
+    pub(super) fn has_part(&self) -> bool {
+        self.stat(&self.part_name).is_ok()
+    }
+
     /// Nothing stands at the path, or a regular file that may be replaced.
     pub(super) fn check_target(&self, force: bool) -> Result<(), OutputError> {
         match self.stat(&self.name) {

@@ -137,7 +137,10 @@ impl<'a> Builder<'a> {
         let lost: u64 = report.loss.values().sum();
         let mut comments = vec![
             concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")).to_owned(),
-            format!("{} samples stored, {lost} lost", report.stored),
+            match report.cut {
+                true => format!("{} samples recovered, what was lost is unknown", report.stored),
+                false => format!("{} samples stored, {lost} lost", report.stored),
+            },
         ];
         if !self.profile.meta.hostname.is_empty() {
             comments.push(format!("host {}", self.profile.meta.hostname));
