@@ -20,6 +20,7 @@ mod jit;
 mod kernel_frames;
 mod layouts;
 mod limits;
+mod many;
 mod mixed;
 mod mixed_truth;
 mod namespaces;

@@ -7,7 +7,7 @@ use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, 
 on_each_interpreter!(at_home: prefork_subprocesses, prefork_all_python);
 
 /// The process that a sample's outermost frame names, `comm (pid)`.
-fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
+pub fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
     let root = recorded.root(sample).expect("a file of many processes has a root frame");
     assert_eq!((root.filename.as_str(), root.place), ("~", None), "{root:?}");
     let pid = root.function.rsplit_once(" (").and_then(|(_, pid)| pid.strip_suffix(')')?.parse().ok());
