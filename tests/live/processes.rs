@@ -134,6 +134,28 @@ fn short_lived() {
     }
 }
 
+/// A program that was not CPython starts one, whose executable has a fixed address and was met before: the kernel side
+/// knows it at its `exec`, and user space learns the rest of it all the same.
+#[test]
+fn started_by_another_program() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("debian_3_11");
+    let earlier = Target::start(&interpreter, "spin.py");
+    let running = Profiler::new().arg("--all-python").native().rate(499).start();
+    // This test is no CPython.
+    let later = Target::start(&interpreter, "spin.py");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    for pid in [earlier.pid(), later.pid()] {
+        let process = recording.report.processes.iter().find(|process| process.pid == pid);
+        let process = process.unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
+        assert!(process.python_version.starts_with("3.11") && process.cpu_s.is_some(), "{process:?}");
+        // Native frames are there from when its mappings have been read, which takes its time on a busy machine.
+        assert!(process.samples > 50 && process.merge_exact > 0, "{process:?}");
+    }
+}
+
 /// Runs a program so many times, two at a time, by the interpreters in turn. Gives the index of each process's.
 pub fn run_by_twos(interpreters: &[Interpreter], program: &str, count: usize) -> BTreeMap<u32, usize> {
     let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
