@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::measure::{Bench, DEPTH, SETTLE, StartPhases, start_phases};
+use super::measure::{Bench, DEPTH, NothingSelected, SETTLE, StartPhases, WARM_HZ, sample_cost, start_phases};
 use super::stats::median;
 use super::target::Idle;
 use super::tools::{Aim, Start, Tool, Usage};
@@ -38,12 +38,14 @@ pub(crate) struct Crowd {
     /// The start's parts by the number of processes on the host, middle ones of several starts, as the profiler tells.
     parts: Vec<(usize, Start)>,
     starts: usize,
+    /// Nanoseconds in the kernel of a sample of the busy one, by the number of processes on the host.
+    samples: Vec<(usize, f64)>,
     /// Share of a core of the profiler's process and of BPF, by rate.
     shares: Vec<(u32, f64, f64)>,
 }
 
 /// `--all-python` with 50 Python processes, one of them busy, on a machine with 200 processes and with 2,000.
-pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
+pub(crate) fn crowd(bench: &Bench, nothing: NothingSelected) -> Result<Crowd> {
     eprintln!("{PYTHONS} Python processes, {PROCESSES} processes");
     let target = bench.target(DEPTH, 0)?;
     let _pythons = Idle::pythons(&bench.python, PYTHONS - 1)?;
@@ -59,16 +61,20 @@ pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
         shares.push((rate_hz, watched.tool_cpu.as_secs_f64() / wall, bpf_ns as f64 / 1e9 / wall));
         whole = Some(run.finish()?);
     }
+    let sample = || sample_cost(bench, &target, Tool::Tachyon, Aim::AllPython, WARM_HZ, nothing);
+    let mut samples = vec![(PROCESSES, sample()?)];
     eprintln!("{MANY} processes");
     let _many = Idle::fill_up_to(MANY)?;
     sleep(Duration::from_secs(2));
     let (_, many) = starts(bench)?;
+    samples.push((MANY, sample()?));
     Ok(Crowd {
         start: phases,
         whole: whole.context("at least one rate")?,
         filtered: filtered(bench)?,
         parts: vec![(PROCESSES, few), (MANY, many)],
         starts: bench.effort.starts,
+        samples,
         shares,
     })
 }
@@ -152,7 +158,7 @@ fn share_of_one(all: &Runs, one: &Runs) -> Option<f64> {
 impl Crowd {
     /// The section of the page.
     pub(crate) fn describe(&self, page: &mut String) {
-        let Self { start, whole, filtered, parts, starts, shares } = self;
+        let Self { start, whole, filtered, parts, starts, samples, shares } = self;
         let _ = write!(
             page,
             "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
@@ -180,6 +186,15 @@ impl Crowd {
             let cells: Vec<String> = seconds.iter().map(|seconds| format!("{:.0}", seconds * 1e3)).collect();
             let _ = writeln!(page, "| {processes} | {} |", cells.join(" | "));
         }
+        let _ = writeln!(
+            page,
+            "\nA sample of {DEPTH} frames in the kernel, `--all-python` at {WARM_HZ} Hz, Python frames alone:{}.",
+            samples
+                .iter()
+                .map(|(processes, ns)| format!(" {:.1} µs with {processes} processes on the host", ns / 1e3))
+                .collect::<Vec<_>>()
+                .join(",")
+        );
         let _ = write!(page, "\nThe profiler on that machine, {PROCESSES} processes, while it samples:");
         for (rate_hz, process, bpf) in shares {
             let _ = write!(
