@@ -44,6 +44,9 @@ pub struct Report {
     pub duration_s: f64,
     /// Longest time the ring's reader was late, seconds.
     pub longest_reader_stall_s: f64,
+    /// Of it, the time in which the reader could have run and no CPU ran it.
+    #[serde(default)]
+    pub reader_stall_without_cpu_s: f64,
     /// Code objects that found the ring full and were sent with a later sample, or not at all.
     pub codes_not_sent: u64,
     /// Process starts and ends that found their ring full.

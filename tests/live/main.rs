@@ -21,6 +21,7 @@ mod kernel_frames;
 mod killed;
 mod layouts;
 mod limits;
+mod many;
 mod mixed;
 mod mixed_truth;
 mod namespaces;

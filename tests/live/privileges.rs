@@ -205,3 +205,41 @@ fn dropped_after_the_start() {
     let recording = running.finish();
     assert!(recording.report.stored > 0);
 }
+
+/// Another user's process, without the right to read it: `-p` and `doctor` say whose it is and what would be enough.
+#[test]
+fn another_users_process() {
+    let Some(_live) = live() else { return };
+    let nobody = Nobody::new();
+    let other = Busy::start(&mut Command::new(Interpreter::named("debian_3_11").command().get_program()));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let wanted = ["it runs as uid 0, you are 65534", "CAP_SYS_PTRACE"];
+    let has_all = |said: &str| wanted.iter().all(|wanted| said.contains(wanted));
+    let said = nobody.records(&["bpf", "perfmon"], &words(&["-p", &other.pid()]), Some(&other.pid()));
+    assert!(said.as_ref().is_err_and(|said| has_all(said)), "{said:?}");
+    let said = nobody.doctor(&["bpf", "perfmon"]);
+    let line = said.lines().find(|line| line.contains(&format!("pid {} ", other.pid())));
+    assert!(line.is_some_and(|line| line.starts_with("warn") && has_all(line)), "{said}");
+    let said = nobody.doctor(&["bpf", "perfmon", "sys_ptrace"]);
+    let line = said.lines().find(|line| line.contains(&format!("pid {} ", other.pid())));
+    assert!(line.is_some_and(|line| line.starts_with("ok")), "{said}");
+}
+
+/// A kernel that tells nothing of its types, as far as the profiler can see.
+#[test]
+fn without_btf() {
+    const HIDDEN: [&str; 5] =
+        ["unshare", "--mount", "sh", "-c", r#"mount -t tmpfs none /sys/kernel/btf && exec "$0" "$@""#];
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("debian_3_11"), "spin.py");
+    let output = Profiler::of(target.pid()).milliseconds(100).within(&HIDDEN).run();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let names_it =
+        |said: &str| ["/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF=y"].iter().all(|it| said.contains(it));
+    assert!(names_it(&said) && said.contains("hint: "), "{said}");
+    let output = Command::new(HIDDEN[0]).args(&HIDDEN[1..]).arg(binary()).arg("doctor").output();
+    let said = String::from_utf8_lossy(&output.expect("unshare can be run").stdout).into_owned();
+    let line = said.lines().find(|line| line.contains("BTF: "));
+    assert!(line.is_some_and(|line| line.starts_with("FAIL") && names_it(line)), "{said}");
+}

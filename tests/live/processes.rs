@@ -7,7 +7,7 @@ use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, 
 on_each_interpreter!(at_home: prefork_subprocesses, prefork_all_python);
 
 /// The process that a sample's outermost frame names, `comm (pid)`.
-fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
+pub fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
     let root = recorded.root(sample).expect("a file of many processes has a root frame");
     assert_eq!((root.filename.as_str(), root.place), ("~", None), "{root:?}");
     let pid = root.function.rsplit_once(" (").and_then(|(_, pid)| pid.strip_suffix(')')?.parse().ok());
@@ -131,6 +131,28 @@ fn short_lived() {
         // At worst all that was not inspected in time was initialised.
         let after = named + unnamed + uninspected;
         assert!(*named as f64 >= 0.9 * after as f64, "{name}: {named} of {after}");
+    }
+}
+
+/// A program that was not CPython starts one, whose executable has a fixed address and was met before: the kernel side
+/// knows it at its `exec`, and user space learns the rest of it all the same.
+#[test]
+fn started_by_another_program() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("debian_3_11");
+    let earlier = Target::start(&interpreter, "spin.py");
+    let running = Profiler::new().arg("--all-python").native().rate(499).start();
+    // This test is no CPython.
+    let later = Target::start(&interpreter, "spin.py");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    for pid in [earlier.pid(), later.pid()] {
+        let process = recording.report.processes.iter().find(|process| process.pid == pid);
+        let process = process.unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
+        assert!(process.python_version.starts_with("3.11") && process.cpu_s.is_some(), "{process:?}");
+        // Native frames are there from when its mappings have been read, which takes its time on a busy machine.
+        assert!(process.samples > 50 && process.merge_exact > 0, "{process:?}");
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! All that can be refused before anything is loaded into the kernel is refused here.
 
+use super::access;
 use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, RecordArgs};
 use super::escape::escape;
 use super::failure::Failure;
@@ -321,7 +322,7 @@ fn check_process(pid: Pid) -> Result<(), Failure> {
         Err(errno @ (nix::Error::EPERM | nix::Error::EACCES)) => {
             Err(Failure::new(format!("cannot read pid {pid} ({name})"))
                 .with_source(io::Error::from(errno))
-                .with_hint("needs root or CAP_SYS_PTRACE; in a container add --cap-add SYS_PTRACE"))
+                .with_hint(access::hint(pid)))
         }
         _ => Ok(()),
     }

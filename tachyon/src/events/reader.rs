@@ -4,7 +4,9 @@ use aya::maps::{MapData, RingBuf};
 use bytes::{Bytes, BytesMut};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -38,6 +40,8 @@ pub struct ReaderStats {
     pub bytes: u64,
     /// Longest time between two looks at the ring, beyond the polling interval.
     pub longest_stall: Duration,
+    /// Of it, the time in which the reader could have run and no CPU ran it.
+    pub stalled_without_cpu: Duration,
 }
 
 /// The reading thread.
@@ -65,7 +69,7 @@ impl Reader {
         epoll.add(ring.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, RING))?;
         epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         let thread = std::thread::Builder::new().name("tachyon-reader".to_owned()).spawn(move || {
-            crate::kernel::make_urgent();
+            crate::kernel::make_immediate();
             // It reads a mapped ring, which needs nothing; where the kernel refuses, the main thread says so.
             let _refused = crate::kernel::drop_privileges();
             let queue = Queue { batches, queued, most: most_queued.min(QUEUE_BYTES) };
@@ -93,34 +97,46 @@ struct Queue {
 fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue) -> ReaderStats {
     let mut stats = ReaderStats::default();
     let mut last_look = Instant::now();
+    let mut run_delay = RunDelay::of_this_thread();
+    // One buffer for all batches: its parts go back into it when the next stage has let go of them, so that the reader
+    // hardly ever asks for memory, which it might have to wait for.
+    let mut batch = BytesMut::with_capacity(BATCH_BYTES);
     let timeout = EpollTimeout::try_from(POLL).unwrap_or(EpollTimeout::NONE);
     loop {
         let mut ready = [EpollEvent::empty(); 2];
         // An interrupted wait is a look at the ring like any other.
         let count = epoll.wait(&mut ready, timeout).unwrap_or(0);
         let stopping = ready.iter().take(count).any(|event| event.data() == STOP);
-        stats.longest_stall = stats.longest_stall.max(last_look.elapsed().saturating_sub(POLL));
+        let (stall, without_cpu) = (last_look.elapsed().saturating_sub(POLL), run_delay.since_last());
+        if stall > stats.longest_stall {
+            (stats.longest_stall, stats.stalled_without_cpu) = (stall, without_cpu.min(stall));
+        }
         last_look = Instant::now();
-        if !drain(&mut ring, queue, &mut stats, stopping) || stopping {
+        if !drain(&mut ring, queue, &mut batch, &mut stats, stopping) || stopping {
             return stats;
         }
     }
 }
 
 /// Sends everything in the ring on; false when nobody listens any more.
-fn drain(ring: &mut RingBuf<MapData>, queue: &Queue, stats: &mut ReaderStats, last: bool) -> bool {
-    let mut batch = BytesMut::new();
+fn drain(
+    ring: &mut RingBuf<MapData>,
+    queue: &Queue,
+    batch: &mut BytesMut,
+    stats: &mut ReaderStats,
+    last: bool,
+) -> bool {
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
         stats.records += 1;
         stats.bytes += item.len() as u64;
         batch.extend_from_slice(&item);
         drop(item);
-        if batch.len() >= BATCH_BYTES && !queue.send(&mut batch) {
+        if batch.len() >= BATCH_BYTES && !queue.send(batch) {
             return false;
         }
     }
-    batch.is_empty() || queue.send(&mut batch)
+    batch.is_empty() || queue.send(batch)
 }
 
 impl Queue {
@@ -128,5 +144,30 @@ impl Queue {
         let batch = batch.split().freeze();
         self.queued.fetch_add(batch.len(), Ordering::Relaxed);
         self.batches.send(batch).is_ok()
+    }
+}
+
+/// How long the calling thread has been ready to run without running: the second number of its `schedstat`, nanoseconds
+/// (Documentation/scheduler/sched-stats.rst). Zero where the kernel does not tell.
+struct RunDelay {
+    file: Option<File>,
+    last_ns: u64,
+}
+
+impl RunDelay {
+    fn of_this_thread() -> Self {
+        let mut delay = Self { file: File::open("/proc/thread-self/schedstat").ok(), last_ns: 0 };
+        delay.since_last();
+        delay
+    }
+
+    fn since_last(&mut self) -> Duration {
+        let mut text = [0; 64];
+        let length = self.file.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = str::from_utf8(&text[..length]).unwrap_or_default();
+        let now_ns = text.split(' ').nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(self.last_ns);
+        let since = now_ns.saturating_sub(self.last_ns);
+        self.last_ns = now_ns;
+        Duration::from_nanos(since)
     }
 }

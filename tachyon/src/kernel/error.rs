@@ -61,9 +61,11 @@ pub enum KernelError {
 impl KernelError {
     /// What to do next.
     #[must_use]
-    pub const fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Btf(error) => error.hint(),
+            Self::Load(error) if matches!(&**error, EbpfError::MapError(error) if is_memlock(error)) => Some(MEMLOCK),
+            Self::Map { reason, .. } if is_memlock(reason) => Some(MEMLOCK),
             Self::Load(_) | Self::Program { .. } => Some("`tachyon-bpf doctor` tells what is missing"),
             Self::Attach { .. } => {
                 Some("needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less")
@@ -75,6 +77,16 @@ impl KernelError {
     pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
         move |reason| Self::Map { map, reason }
     }
+}
+
+/// What to do where maps count as locked memory.
+const MEMLOCK: &str = "before Linux 5.11 maps count as locked memory (RLIMIT_MEMLOCK): `ulimit -l unlimited` first, or add \
+                       CAP_SYS_RESOURCE";
+
+/// Whether a map was refused for its size: one of a page has been made before, so the right
+/// to make maps is there. (`bpf_map_charge_init`, kernel/bpf/syscall.c of 5.10, says EPERM.)
+fn is_memlock(error: &MapError) -> bool {
+    matches!(error, MapError::CreateError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM))
 }
 
 pub(super) fn program_error(program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
@@ -97,6 +109,18 @@ const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "]
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_little_locked_memory_is_named() {
+        let refused = |errno| MapError::CreateError {
+            name: "SAMPLES".to_owned(),
+            io_error: std::io::Error::from_raw_os_error(errno),
+        };
+        let load = |errno| KernelError::Load(Box::new(EbpfError::MapError(refused(errno))));
+        let names_it = |error: KernelError| error.hint().is_some_and(|hint| hint.contains("ulimit -l"));
+        assert!(names_it(load(libc::EPERM)) && !names_it(load(libc::EINVAL)));
+        assert!(names_it(KernelError::Map { map: "ROWS", reason: refused(libc::EPERM) }));
+    }
 
     /// Messages are shown escaped, so a hint inside of one would be shown with a literal line break.
     #[test]

@@ -21,4 +21,4 @@ pub use native::NativeMaps;
 pub use object::{Kernel, LoadTimes, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
-pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_urgent};
+pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};

@@ -32,12 +32,25 @@ pub fn drop_privileges() -> Result<(), CapsError> {
 }
 
 /// Lets the calling thread run before other programs' threads, where that is allowed (`CAP_SYS_NICE`, which is dropped
-/// afterwards). For the threads that do little and must not do it late: on a host whose processors are all busy, a
-/// process of 50 ms would else be over before anybody has looked at it, and a ring full before it is emptied.
+/// afterwards). For the thread that follows processes: on a host whose processors are all busy, one of 50 ms would else be
+/// over before anybody has looked at it. Among other sessions it counts for little where the kernel groups threads by
+/// session (`kernel.sched_autogroup_enabled`).
 pub fn make_urgent() {
     const NICE: i32 = -10;
     // SAFETY: setpriority(2) takes numbers only; on Linux 0 means the calling thread.
     let _refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}
+
+/// Lets the calling thread run as soon as it can, before every ordinary thread of the host: the lowest of the real-time
+/// priorities, or [`make_urgent`] where that is refused. Only for a thread that does little and never waits for another.
+pub fn make_immediate() {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // What such a thread would start is an ordinary one.
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the parameter outlives the call; 0 means the calling thread.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } != 0 {
+        make_urgent();
+    }
 }
 
 /// As [`drop_privileges`], for a thread that attaches the sampling event anew: it keeps `CAP_PERFMON`, and where

@@ -2,15 +2,20 @@
 
 use super::error::{KernelError, program_error};
 use aya::Ebpf;
-use aya::programs::{PerfEvent, Program, RawTracePoint};
+use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
+use std::cmp::Reverse;
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 /// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
 pub(super) const ENTRY: &str = "on_sample";
 pub(super) const STAGES: [&str; 4] = ["search_threads", "walk_frames", "name_codes", NATIVE_STAGE];
 /// The one that is not called, and not loaded, where native stacks are not wanted.
 pub(super) const NATIVE_STAGE: &str = "walk_native";
-/// The one that the verifier takes longest for: about as long as for all others together.
-const LONGEST: &str = "walk_frames";
+/// Those that the verifier takes long for, the longest first. Each of the first two takes nearly half of it all.
+const LONGEST: [&str; 4] = [NATIVE_STAGE, "walk_frames", "search_threads", "name_codes"];
 /// Raw tracepoints and their programs.
 pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_fork", "sched_process_fork"),
@@ -19,7 +24,8 @@ pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_free", "sched_process_free"),
 ];
 
-/// Loads all programs but `unused`. The verifier takes nearly all of a start: meanwhile the longest has a thread of its own.
+/// Loads all programs but `unused`. The verifier takes nearly all of a start, and looks at as many programs at once as it
+/// is asked to: a thread for each CPU takes one after another, those first that take longest.
 pub(super) fn load_programs(ebpf: &mut Ebpf, unused: &[&str]) -> Result<(), KernelError> {
     let known = STAGES.into_iter().chain([ENTRY]).chain(TRACEPOINTS.map(|(name, _)| name));
     if let Some(missing) = known.clone().find(|name| ebpf.program(name).is_none()) {
@@ -29,20 +35,33 @@ pub(super) fn load_programs(ebpf: &mut Ebpf, unused: &[&str]) -> Result<(), Kern
         let name = known.clone().find(|known| *known == name)?;
         (!unused.contains(&name)).then_some((name, program))
     });
-    let (longest, others): (Vec<_>, Vec<_>) = wanted.partition(|(name, _)| *name == LONGEST);
-    let load_all = |programs: Vec<(&'static str, &mut Program)>| {
-        programs.into_iter().try_for_each(|(name, program)| match program {
-            Program::PerfEvent(program) => program.load().map_err(program_error(name)),
-            Program::RawTracePoint(program) => program.load().map_err(program_error(name)),
-            _ => Ok(()),
-        })
+    let mut wanted: Vec<(&str, &mut Program)> = wanted.collect();
+    // They are taken from the end.
+    wanted.sort_by_key(|(name, _)| Reverse(LONGEST.iter().position(|long| long == name).unwrap_or(LONGEST.len())));
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(LONGEST.len());
+    let wanted = Mutex::new(wanted);
+    let load_some = || {
+        loop {
+            let next = wanted.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some((name, program)) = next else { return Ok(()) };
+            load(program).map_err(program_error(name))?;
+        }
     };
     std::thread::scope(|scope| {
         // Capabilities are a thread's own, and a new one has its parent's.
-        let longest = scope.spawn(|| load_all(longest));
-        let others = load_all(others);
-        longest.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(others)
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(load_some)).collect();
+        let own = load_some();
+        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        others.into_iter().map(join).fold(own, Result::and)
     })
+}
+
+fn load(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::PerfEvent(program) => program.load(),
+        Program::RawTracePoint(program) => program.load(),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut PerfEvent, KernelError> {

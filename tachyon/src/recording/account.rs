@@ -119,6 +119,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         event: facts.event.name().to_owned(),
         duration_s: facts.duration.as_secs_f64(),
         longest_reader_stall_s: facts.reader.longest_stall.as_secs_f64(),
+        reader_stall_without_cpu_s: facts.reader.stalled_without_cpu.as_secs_f64(),
         codes_not_sent: counters.code_ring_full,
         process_events_lost: counters.events_lost,
         refused: registry.refused.clone(),

@@ -324,7 +324,9 @@ impl Follower {
 
     /// Completes what is known of a process whose entry the kernel side made by itself.
     fn confirm(&mut self, pid: u32, entry: &ProcessEntry) {
-        let known = lock(&self.registry).get(entry.instance).is_some_and(|info| info.image == entry.image);
+        // An exec whose fork was not told of has put it there, without a verdict.
+        let decided = |info: &ProcessInfo| info.image == entry.image && info.verdict != Verdict::Unknown;
+        let known = lock(&self.registry).get(entry.instance).is_some_and(decided);
         if known {
             return;
         }

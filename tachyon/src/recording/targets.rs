@@ -3,6 +3,7 @@
 use super::follow::{Follower, lock};
 use super::registry::{Registry, Verdict, cpu_time_ns};
 use super::samples::Made;
+use crate::cli::access;
 use crate::cli::account::BusyChildren;
 use crate::cli::command::PreparedCommand;
 use crate::cli::doctor::RunningInterpreter;
@@ -10,9 +11,9 @@ use crate::cli::failure::Failure;
 use crate::cli::plan::{Plan, Targets};
 use crate::cli::preflight::target_hint;
 use crate::discover;
-use crate::inspect::{self, ElfCache};
-use crate::remote::RemoteProcess;
-use crate::types::Pid;
+use crate::inspect::{self, ElfCache, InspectError};
+use crate::remote::{RemoteError, RemoteProcess};
+use crate::types::{Pid, RemoteAddr};
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -172,10 +173,24 @@ pub fn running_interpreters() -> Vec<RunningInterpreter> {
             continue;
         }
         let Ok(remote) = RemoteProcess::open(process.pid) else { continue };
+        let unreadable = |error: &RemoteError| {
+            error.is_denied().then(|| format!("it cannot be read; {}", access::hint(process.pid)))
+        };
         let (python_version, problem) = match inspect::inspect(&remote, &mut cache) {
-            Ok(inspect::Verdict::Python(interpreter)) => (interpreter.version_text(), None),
+            // Its mappings may be open to us where its memory is not (CAP_PERFMON is enough for them on newer kernels).
+            Ok(inspect::Verdict::Python(interpreter)) => {
+                let read = remote.read_array::<1>(RemoteAddr(interpreter.runtime));
+                (interpreter.version_text(), read.err().as_ref().and_then(unreadable))
+            }
             Ok(inspect::Verdict::Unsupported { implementation, reason }) => {
                 (implementation.trim_start_matches("CPython ").to_owned(), Some(reason.to_string()))
+            }
+            // What it is cannot be known then; of those that are called so it is worth telling.
+            Err(InspectError::Process(error) | InspectError::File(error))
+                if process.stat.comm.starts_with("python") =>
+            {
+                let Some(problem) = unreadable(&error) else { continue };
+                (String::new(), Some(problem))
             }
             Ok(inspect::Verdict::NotPython) | Err(_) => continue,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::measure::{Bench, DEPTH, SETTLE, StartPhases, start_phases};
+use super::measure::{Bench, DEPTH, NothingSelected, SETTLE, StartPhases, WARM_HZ, sample_cost, start_phases};
 use super::stats::median;
 use super::target::Idle;
 use super::tools::{Aim, Start, Tool, Usage};
@@ -33,17 +33,19 @@ pub(crate) struct Crowd {
     pub(crate) start: StartPhases,
     /// The last run, which went on for as long as a cost measurement.
     pub(crate) whole: Usage,
-    /// BPF time with one of a hundred busy processes selected, as a share of that with all of them.
+    /// BPF time with one of a hundred busy processes selected, as a share of that with all of them, other programs left out.
     pub(crate) filtered: f64,
     /// The start's parts by the number of processes on the host, middle ones of several starts, as the profiler tells.
     parts: Vec<(usize, Start)>,
     starts: usize,
+    /// Nanoseconds in the kernel of a sample of the busy one, by the number of processes on the host.
+    samples: Vec<(usize, f64)>,
     /// Share of a core of the profiler's process and of BPF, by rate.
     shares: Vec<(u32, f64, f64)>,
 }
 
 /// `--all-python` with 50 Python processes, one of them busy, on a machine with 200 processes and with 2,000.
-pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
+pub(crate) fn crowd(bench: &Bench, nothing: NothingSelected) -> Result<Crowd> {
     eprintln!("{PYTHONS} Python processes, {PROCESSES} processes");
     let target = bench.target(DEPTH, 0)?;
     let _pythons = Idle::pythons(&bench.python, PYTHONS - 1)?;
@@ -59,16 +61,20 @@ pub(crate) fn crowd(bench: &Bench) -> Result<Crowd> {
         shares.push((rate_hz, watched.tool_cpu.as_secs_f64() / wall, bpf_ns as f64 / 1e9 / wall));
         whole = Some(run.finish()?);
     }
+    let sample = || sample_cost(bench, &target, Tool::Tachyon, Aim::AllPython, WARM_HZ, nothing);
+    let mut samples = vec![(PROCESSES, sample()?)];
     eprintln!("{MANY} processes");
     let _many = Idle::fill_up_to(MANY)?;
     sleep(Duration::from_secs(2));
     let (_, many) = starts(bench)?;
+    samples.push((MANY, sample()?));
     Ok(Crowd {
         start: phases,
         whole: whole.context("at least one rate")?,
         filtered: filtered(bench)?,
         parts: vec![(PROCESSES, few), (MANY, many)],
         starts: bench.effort.starts,
+        samples,
         shares,
     })
 }
@@ -102,8 +108,9 @@ fn starts(bench: &Bench) -> Result<(StartPhases, Start)> {
     Ok((phases, parts))
 }
 
-/// A hundred busy processes, as deep as the target elsewhere, all of them recorded and one of them: the BPF time of the
-/// second by that of the first.
+/// A hundred busy processes, as deep as the target elsewhere, all of them recorded and one of them: what a run costs in the
+/// second case by what it costs in the first, on a host where nothing but the hundred runs. Runs that met other programs
+/// are taken out of both: they cost what a run costs where nothing is selected, and would make the share of one larger.
 fn filtered(bench: &Bench) -> Result<f64> {
     eprintln!("one of {BUSY} busy processes");
     let needle = bench.tools.work.path().join("needle");
@@ -119,20 +126,39 @@ fn filtered(bench: &Bench) -> Result<f64> {
     let _needle = Idle::start(1, || busy(&needle))?;
     let target = bench.target(DEPTH, 0)?;
     sleep(Duration::from_secs(3));
-    let cost = |aim| -> Result<f64> {
+    let runs = |aim| -> Result<Runs> {
         let run = bench.begin(Tool::Native, aim, FILTERED_HZ)?;
         let bpf = bench.watch(&run, &target, bench.effort.cost)?.bpf;
-        run.finish()?;
-        Ok(bpf.timer_ns as f64 / bpf.timer_runs.max(1) as f64)
+        let report = run.finish()?.report.context("the profiler writes a report")?;
+        Ok(Runs {
+            mean_ns: bpf.timer_ns as f64 / bpf.timer_runs.max(1) as f64,
+            selected: report.stored as f64 / report.ran.max(1) as f64,
+        })
     };
-    let (all, one) = (cost(Aim::AllPython)?, cost(Aim::Named("needle*"))?);
-    Ok(one / all)
+    share_of_one(&runs(Aim::AllPython)?, &runs(Aim::Named("needle*"))?).context("no run met a selected process")
+}
+
+/// Runs of the timer's program.
+struct Runs {
+    mean_ns: f64,
+    /// Share of them that met a selected process.
+    selected: f64,
+}
+
+/// The cost of a run that meets a selected process and of one that does not are what makes up both means; from them, what
+/// a run costs with one of [`BUSY`] selected by what it costs with all of them.
+fn share_of_one(all: &Runs, one: &Runs) -> Option<f64> {
+    // mean = other + selected * (sample - other), twice.
+    let more = (all.mean_ns - one.mean_ns) / (all.selected - one.selected);
+    let other = one.mean_ns - one.selected * more;
+    let sample = other + more;
+    (more.is_finite() && sample > 0.0).then(|| (other + more / BUSY as f64) / sample)
 }
 
 impl Crowd {
     /// The section of the page.
     pub(crate) fn describe(&self, page: &mut String) {
-        let Self { start, whole, filtered, parts, starts, shares } = self;
+        let Self { start, whole, filtered, parts, starts, samples, shares } = self;
         let _ = write!(
             page,
             "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
@@ -160,6 +186,15 @@ impl Crowd {
             let cells: Vec<String> = seconds.iter().map(|seconds| format!("{:.0}", seconds * 1e3)).collect();
             let _ = writeln!(page, "| {processes} | {} |", cells.join(" | "));
         }
+        let _ = writeln!(
+            page,
+            "\nA sample of {DEPTH} frames in the kernel, `--all-python` at {WARM_HZ} Hz, Python frames alone:{}.",
+            samples
+                .iter()
+                .map(|(processes, ns)| format!(" {:.1} µs with {processes} processes on the host", ns / 1e3))
+                .collect::<Vec<_>>()
+                .join(",")
+        );
         let _ = write!(page, "\nThe profiler on that machine, {PROCESSES} processes, while it samples:");
         for (rate_hz, process, bpf) in shares {
             let _ = write!(
@@ -172,7 +207,7 @@ impl Crowd {
         let _ = writeln!(
             page,
             " a run with one of {BUSY} busy processes of {DEPTH} frames selected (`--comm`, {FILTERED_HZ} Hz, \
-             native frames too) takes {:.1} % of one with all of them.",
+             native frames too) takes {:.1} % of one with all of them, if nothing else ran.",
             filtered * 100.0
         );
         if let Some(report) = &whole.report {
@@ -185,5 +220,21 @@ impl Crowd {
                 report.cost.bpf_stats,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_programs_do_not_count() {
+        // 10 µs a sample and 0.2 µs a run that meets something else: (0.2 + 0.098) / 10.
+        let runs = |selected: f64| Runs { mean_ns: 200.0 + selected * 9_800.0, selected };
+        for (all, one) in [(1.0, 0.01), (0.4, 0.01), (0.4, 0.002)] {
+            let share = share_of_one(&runs(all), &runs(one)).expect("some were selected");
+            assert!((share - 0.0298).abs() < 1e-9, "{all} {one}: {share}");
+        }
+        assert_eq!(share_of_one(&runs(0.0), &runs(0.0)).map(f64::to_bits), None);
     }
 }

@@ -190,7 +190,7 @@ pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
         for depth in DEPTHS {
             eprintln!("{depth} frames at {rate_hz} Hz, {sweep_mib} MiB swept");
             let target = bench.target(depth, sweep_mib)?;
-            points.push((depth, sample_cost(bench, &target, Tool::Tachyon, rate_hz, nothing)?));
+            points.push((depth, sample_cost(bench, &target, Tool::Tachyon, Aim::Pid(target.pid()), rate_hz, nothing)?));
         }
         costs.push(SampleCost { rate_hz, sweep_mib, points });
     }
@@ -203,16 +203,24 @@ pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     for (rate_hz, sweep_mib) in [(RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
         eprintln!("{DEPTH} frames and native ones at {rate_hz} Hz, {sweep_mib} MiB swept");
         let target = Target::start(&bench.python, bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
-        let points = vec![(DEPTH, sample_cost(bench, &target, Tool::Native, rate_hz, nothing)?)];
+        let points =
+            vec![(DEPTH, sample_cost(bench, &target, Tool::Native, Aim::Pid(target.pid()), rate_hz, nothing)?)];
         costs.push(SampleCost { rate_hz, sweep_mib, points });
     }
     Ok(costs)
 }
 
-/// Nanoseconds of a sample of a target.
-fn sample_cost(bench: &Bench, target: &Target, tool: Tool, rate_hz: u32, nothing: NothingSelected) -> Result<f64> {
+/// Nanoseconds of a sample of a target, which nearly all samples are of.
+pub(crate) fn sample_cost(
+    bench: &Bench,
+    target: &Target,
+    tool: Tool,
+    aim: Aim,
+    rate_hz: u32,
+    nothing: NothingSelected,
+) -> Result<f64> {
     let other_ns = if rate_hz == RATES_HZ[0] { nothing.cold_ns } else { nothing.warm_ns };
-    let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+    let run = bench.begin(tool, aim, rate_hz)?;
     let mean = per_run(&bench.watch(&run, target, bench.effort.kernel)?.bpf)?;
     let report = run.finish()?.report.context("the profiler writes a report")?;
     // The other runs met other CPUs: idle, or busy with what is not selected.

@@ -97,7 +97,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let samples = measure::sample_costs(&bench, nothing)?;
     let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
-    let crowd = crowd::crowd(&bench)?;
+    let crowd = crowd::crowd(&bench, nothing)?;
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
     let results = Results { machine, nothing, samples, native, tools, crowd, slowdowns };

@@ -251,6 +251,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
          | CPython processes started between | {} |\n\
          | maps when warm, and at the end | {:.1}, {:.1} MiB |\n\
          | longest that the reader was late | {:.0} ms{} |\n\
+         | of that, ready to run while no CPU ran it | {:.0} ms |\n\
          | the profiler's CPU, BPF included | {:.2} % of a core |\n",
         soaked.execs as f64 / minutes,
         last.pythons as f64 / minutes,
@@ -265,6 +266,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
         mib(last.maps),
         stall * 1e3,
         if stall > STALL_S { ", **over** 100" } else { "" },
+        seconds("/reader_stall_without_cpu_s") * 1e3,
         cost / last.at.as_secs_f64() * 100.0,
     );
     let _ = write!(page, "\nResident memory, MiB:");

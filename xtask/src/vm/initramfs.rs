@@ -26,6 +26,10 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bo
     }
     root.add_program(&root.busybox()?, "bin/busybox")?;
     symlink("busybox", root.inside.join("bin/sh")).context("cannot link the guest's sh")?;
+    if machine == Machine::X86_64 {
+        // Takes capabilities away, which busybox's own cannot.
+        root.add_program(Path::new("/usr/bin/setpriv"), "usr/bin/setpriv")?;
+    }
     let scripts = project_root().join("tests/kernel");
     root.add(&scripts.join("init.sh"), "init")?;
     fs::set_permissions(root.inside.join("init"), fs::Permissions::from_mode(0o755))

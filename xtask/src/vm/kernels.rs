@@ -81,7 +81,8 @@ impl Kernel {
     pub(crate) fn promise(self, cpus: u32) -> Promise {
         let arm64 = self.machine == Machine::Arm64;
         let refusal = (arm64 && self.version == Version::V5_10).then_some("(needs 6.0)");
-        Promise { many_cpus: cpus > 2, refusal }
+        let memlock = (!arm64).then_some(self.version == Version::V5_10);
+        Promise { many_cpus: cpus > 2, refusal, memlock }
     }
 
     fn suite(self) -> &'static str {

@@ -8,6 +8,7 @@ mod guest;
 mod initramfs;
 mod kernels;
 pub(crate) mod machine;
+mod refusals;
 mod verdict;
 
 use std::path::{Path, PathBuf};

@@ -8,6 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::refusals;
+
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
 
@@ -131,6 +133,7 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
         ensure!(idle.stored == 0 && idle.idle > 0, "idle: {} samples, {} idle runs", idle.stored, idle.idle);
         tell_cost(&idle, &mut summary).context("cannot sum up")?;
     }
+    refusals::judge(&read, promise.memlock)?;
     Ok(summary)
 }
 
@@ -140,6 +143,8 @@ pub(crate) struct Promise {
     pub(crate) many_cpus: bool,
     /// What the profiler must say where it cannot work.
     pub(crate) refusal: Option<&'static str>,
+    /// Whether maps count as locked memory; `None` where that cannot be tried.
+    pub(crate) memlock: Option<bool>,
 }
 
 /// What events on all CPUs cost while nothing that is wanted runs.
@@ -380,12 +385,15 @@ mod tests {
             write(&at("programs"), &programs.collect::<String>());
             write(&at("out.collapsed"), &format!("tid:7;{leading}{stack} 397\n"));
         }
+        for (name, text) in refusals::tests::SENT {
+            write(name, text);
+        }
     }
 
     #[test]
     fn an_account_that_does_not_add_up_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let promise = Promise { many_cpus: true, refusal: None };
+        let promise = Promise { many_cpus: true, refusal: None, memlock: Some(true) };
         sent(dir.path(), 400);
         assert!(format!("{:#}", judge(dir.path(), true, &promise).unwrap_err()).contains("make 399"));
         sent(dir.path(), 399);
@@ -407,7 +415,7 @@ mod tests {
     fn what_was_promised_must_be_there() {
         let dir = tempfile::tempdir().unwrap();
         sent(dir.path(), 399);
-        let promise = Promise { many_cpus: false, refusal: None };
+        let promise = Promise { many_cpus: false, refusal: None, memlock: Some(true) };
         judge(dir.path(), true, &promise).unwrap();
         fs::copy(dir.path().join("python/report.json"), dir.path().join("default/report.json")).unwrap();
         let without = judge(dir.path(), true, &promise).unwrap_err();
@@ -416,7 +424,7 @@ mod tests {
         fs::write(dir.path().join("default/programs"), "prog_type: 7 prog_id: 3 verified_insns: 5780\n").unwrap();
         let few = judge(dir.path(), true, &promise).unwrap_err();
         assert!(format!("{few:#}").contains("the kernel told of 1 programs, not of 9"), "{few:#}");
-        let promise = Promise { many_cpus: false, refusal: Some("(needs 6.0)") };
+        let promise = Promise { many_cpus: false, refusal: Some("(needs 6.0)"), memlock: None };
         assert!(judge(dir.path(), true, &promise).is_err(), "it was not refused");
         fs::write(dir.path().join("python/record.status"), "1\n").unwrap();
         fs::write(dir.path().join("python/record.log"), "tachyon-bpf: kernel 5.10 (needs 6.0)\n").unwrap();

@@ -1,0 +1,116 @@
+//! A host with hundreds of interpreters: each is found, and what each does is named.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _, pipe};
+use std::process::{Child, ChildStdin, Stdio};
+use tachyon_tests::{Interpreter, Profiler, live};
+
+/// Idle, except for 30 ms of CPU time for each line that it is sent; says when it is ready and when it has worked.
+const SERVANT: &str = "import os, sys, time
+def work():
+    end = time.process_time() + 0.03
+    while time.process_time() < end: pass
+os.write(1, b'ready\\n')
+for line in sys.stdin:
+    work()
+    os.write(1, b'done\\n')
+";
+
+/// Interpreters that end when this is dropped: their standard input is closed.
+struct Servants {
+    children: Vec<(Child, ChildStdin)>,
+    told: BufReader<PipeReader>,
+    /// The end that they write to.
+    tell: PipeWriter,
+}
+
+impl Servants {
+    fn none() -> Self {
+        let (told, tell) = pipe().expect("a pipe can be made");
+        Self { children: Vec::new(), told: BufReader::new(told), tell }
+    }
+
+    /// Starts so many more, the interpreters in turn, and waits until they are ready.
+    fn start(&mut self, interpreters: &[Interpreter], count: usize) {
+        for number in 0..count {
+            let mut command = interpreters[number % interpreters.len()].command();
+            let tell = self.tell.try_clone().expect("there are descriptors left");
+            command.args(["-S", "-c", SERVANT]).stdin(Stdio::piped()).stdout(tell);
+            let mut child = command.spawn().expect("the interpreter can be run");
+            let stdin = child.stdin.take().expect("standard input is a pipe");
+            self.children.push((child, stdin));
+        }
+        self.hear("ready", count);
+    }
+
+    /// Lets each work, and waits until all have.
+    fn work(&mut self) {
+        for (_, stdin) in &mut self.children {
+            stdin.write_all(b"work\n").expect("it listens");
+        }
+        self.hear("done", self.children.len());
+    }
+
+    fn hear(&mut self, word: &str, times: usize) {
+        let mut line = String::new();
+        for _ in 0..times {
+            line.clear();
+            self.told.read_line(&mut line).expect("the pipe can be read");
+            assert_eq!(line.trim_end(), word);
+        }
+    }
+}
+
+impl Drop for Servants {
+    fn drop(&mut self) {
+        for (mut child, stdin) in self.children.drain(..) {
+            drop(stdin);
+            let _ended = child.wait();
+        }
+    }
+}
+
+/// 500 interpreters that were there before, all idle, then all busy; and 50 that start meanwhile.
+#[test]
+fn five_hundred_interpreters() {
+    let Some(_live) = live() else { return };
+    let interpreters = Interpreter::at_home();
+    let mut servants = Servants::none();
+    servants.start(&interpreters, 500);
+    let running = Profiler::new().arg("--all-python").rate(999).start();
+    servants.work();
+    servants.start(&interpreters, 50);
+    servants.work();
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let (report, recorded) = (&recording.report, &recording.recorded);
+
+    let mut working: BTreeMap<u64, u64> = BTreeMap::new();
+    for sample in &recorded.samples {
+        if recorded.frames_of(sample).any(|frame| frame.function == "work" && frame.filename == "<string>") {
+            // Each has one thread, whose id is the process's.
+            *working.entry(sample.thread_id).or_default() += 1;
+        }
+    }
+    for (number, (child, _)) in servants.children.iter().enumerate() {
+        let process = report.processes.iter().find(|process| process.pid == child.id());
+        let process = process.unwrap_or_else(|| panic!("{} is missing: {:#?}", child.id(), report.refused));
+        assert!(!process.python_version.is_empty(), "{process:?}");
+        // 30 samples are the rule of each time that it works.
+        let working = working.get(&u64::from(child.id())).copied().unwrap_or(0);
+        assert!(working > if number < 500 { 20 } else { 10 }, "{working} samples at work: {process:?}");
+        // Those that were there before have been looked at before the first sample.
+        assert!(number >= 500 || process.uninspected == 0, "{process:?}");
+        let started = process.samples - process.not_initialized;
+        assert!(process.named * 100 >= started * 95, "{process:?} {:?}", report.stops);
+    }
+    assert_eq!((report.process_events_lost, recording.lost("ring_full")), (0, 0), "{report:#?}");
+    println!(
+        "{} samples of {} processes, lost {:?}; {} MiB, reader at most {} s late",
+        report.stored,
+        report.processes.len(),
+        report.loss,
+        (report.cost.peak_rss_bytes + report.cost.map_bytes) >> 20,
+        report.longest_reader_stall_s
+    );
+}
