@@ -77,8 +77,11 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         kill -CONT "$target"
     fi
     if [ -x /usr/bin/setpriv ]; then
-        # Less locked memory than the maps take, and no right to raise it. (busybox takes no capability away.)
-        (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource)
+        # Less locked memory than the maps take, and no right to raise it, where they count (before 5.11). busybox takes no
+        # capability away.
+        case $(cat kernel) in
+        5.*) (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource) ;;
+        esac
         # Exactly what is needed, at Debian's own level of perf_event_paranoid and below it.
         few=-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search
         nobody="/usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups"
