@@ -41,7 +41,7 @@ record() {
     # The kernel tells of each loaded program through its descriptor, while the recording runs; verified_insns from 5.16 on.
     # The output is opened when all are loaded, and those are gone that only tried out what the kernel can.
     tries=0
-    until [ -e "$name/out.tach.part" ] || [ "$tries" -ge 200 ] || ! kill -0 "$profiler" 2>/dev/null; do
+    until [ -e "$name/out.tach.part" ] || [ "$tries" -ge 900 ] || ! kill -0 "$profiler" 2>/dev/null; do
         usleep 100000
         tries=$((tries + 1))
     done
