@@ -41,7 +41,7 @@ record() {
     # The kernel tells of each loaded program through its descriptor, while the recording runs; verified_insns from 5.16 on.
     # The output is opened when all are loaded, and those are gone that only tried out what the kernel can.
     tries=0
-    until [ -e "$name/out.tach.part" ] || [ "$tries" -ge 200 ] || ! kill -0 "$profiler" 2>/dev/null; do
+    until [ -e "$name/out.tach.part" ] || [ "$tries" -ge 900 ] || ! kill -0 "$profiler" 2>/dev/null; do
         usleep 100000
         tries=$((tries + 1))
     done
@@ -77,8 +77,11 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         kill -CONT "$target"
     fi
     if [ -x /usr/bin/setpriv ]; then
-        # Less locked memory than the maps take, and no right to raise it. (busybox takes no capability away.)
-        (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource)
+        # Less locked memory than the maps take, and no right to raise it, where they count (before 5.11). busybox takes no
+        # capability away.
+        case $(cat kernel) in
+        5.*) (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource) ;;
+        esac
         # Exactly what is needed, at Debian's own level of perf_event_paranoid and below it.
         few=-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search
         nobody="/usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups"

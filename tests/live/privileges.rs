@@ -75,9 +75,12 @@ impl Nobody {
         // Left over from the run before.
         let _none = fs::remove_file(&path);
         let mut command = Self::command(capabilities);
+        // Of a whole host unwind tables come while samples do, which takes its time on a busy machine.
+        let whole_host = capabilities.len() == ALL.len() && words.iter().any(|word| word == "--all-python");
+        let length = if whole_host { "4s" } else { "700ms" };
         // A command ends the recording itself.
         if pid.is_some() {
-            command.args([self.binary.as_os_str(), "-d".as_ref(), "700ms".as_ref()]);
+            command.args([self.binary.as_os_str(), "-d".as_ref(), length.as_ref()]);
         } else {
             command.arg(&self.binary);
         }

@@ -126,10 +126,15 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
     ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
     let (warm, last) = soaked.ends()?;
-    let allowed = SLACK_BYTES + PROCESS_BYTES * (last.pythons - warm.pythons);
+    let allowed = allowed_growth(&warm, &last);
     ensure!(last.rss <= warm.rss + allowed, "resident memory grew from {} to {} bytes", warm.rss, last.rss);
     ensure!(last.maps == warm.maps, "the maps grew from {} to {} bytes", warm.maps, last.maps);
     Ok(())
+}
+
+/// What resident memory may grow by between two looks.
+fn allowed_growth(warm: &Look, last: &Look) -> u64 {
+    SLACK_BYTES + PROCESS_BYTES * (last.pythons - warm.pythons)
 }
 
 struct Soaked {
@@ -234,6 +239,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
     let (ran, accounted) = soaked.account().map_or((0, 0), |account| (account.ran, account.accounted));
     let cost = seconds("/cost/user_cpu_s") + number("/cost/bpf_run_ns") as f64 / 1e9;
     let growth = mib(last.rss) - mib(warm.rss);
+    let allowed = allowed_growth(&warm, &last);
     let _ = write!(
         page,
         "| | |\n|---|---:|\n\
@@ -247,7 +253,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
          | lost | {} |\n\
          | process events lost | {} |\n\
          | resident memory when warm, after {:.0} s | {:.1} MiB |\n\
-         | the same at the end | {:.1} MiB ({growth:+.1}) |\n\
+         | the same at the end | {:.1} MiB ({growth:+.1}{}) |\n\
          | CPython processes started between | {} |\n\
          | maps when warm, and at the end | {:.1}, {:.1} MiB |\n\
          | longest that the reader was late | {:.0} ms{} |\n\
@@ -261,6 +267,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
         warm.at.as_secs_f64(),
         mib(warm.rss),
         mib(last.rss),
+        if last.rss > warm.rss + allowed { format!(", **over** {:+.1}", mib(allowed)) } else { String::new() },
         last.pythons - warm.pythons,
         mib(warm.maps),
         mib(last.maps),
@@ -273,6 +280,9 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
     for look in soaked.looks.iter().step_by((soaked.looks.len() / 12).max(1)) {
         let _ = write!(page, " {:.1} ({:.0} s)", mib(look.rss), look.at.as_secs_f64());
     }
-    page.push('\n');
+    page.push_str(
+        "\n\nNative frames are on: symbols (64 MiB at most) and unwind tables of each file that is met are kept. A program \
+         of another\nkind that somebody else starts meanwhile counts as growth here, in memory and in maps.\n",
+    );
     page
 }
