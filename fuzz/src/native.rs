@@ -8,7 +8,7 @@ use tachyon::unwind;
 use tachyon_common::config::machine;
 use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Space, Tables, no_table, pages};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Slices, Space, StackBuffer, no_table, pages};
 use tachyon_common::walk::{Unreadable, UserMemory, mix};
 
 use crate::input::Rng;
@@ -39,51 +39,37 @@ pub(crate) fn tables() -> Vec<Vec<u8>> {
 const CODE: u64 = 0x7f00_0000_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
 
-/// A process whose stack and tables lie.
+/// A process whose stack lies.
 struct Liar {
     seed: u64,
-    rows: Vec<Row>,
-    ranges: Vec<Range>,
-    machine: u32,
     reads: Cell<u32>,
 }
 
 impl UserMemory for Liar {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         self.reads.set(self.reads.get() + 1);
+        if mix(self.seed, addr).is_multiple_of(16) {
+            return Err(Unreadable);
+        }
+        for (at, bytes) in (0..).step_by(8).zip(into.chunks_mut(8)) {
+            let word = self.word(addr.wrapping_add(at)).to_ne_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+        Ok(())
+    }
+}
+
+impl Liar {
+    fn word(&self, addr: u64) -> u64 {
         let dice = mix(self.seed, addr);
-        let word = match dice % 16 {
-            0 => return Err(Unreadable),
+        match dice % 16 {
             1 => 0,
             2 => dice,
             // Places in the stack, most of them above; and in code, maybe signed.
             3..=7 => addr.wrapping_add((dice >> 8) & 0xfff8),
             8 => addr.wrapping_sub((dice >> 8) & 0xfff8),
             _ => (CODE + ((dice >> 8) & 0x1fff)) | if dice & (1 << 40) == 0 { 0 } else { 0x5a << 48 },
-        };
-        let word = word.to_ne_bytes();
-        into.copy_from_slice(word.get(..into.len()).ok_or(Unreadable)?);
-        Ok(())
-    }
-}
-
-impl Tables for Liar {
-    fn range(&self, index: u32) -> Option<Range> {
-        self.ranges.get(index as usize).copied()
-    }
-
-    type Chunk = ();
-
-    fn chunk(&self, _: u32) -> Option<()> {
-        Some(())
-    }
-
-    fn row(&self, (): (), index: u32) -> Option<Row> {
-        self.rows.get(index as usize).copied()
-    }
-
-    fn machine(&self) -> u32 {
-        self.machine
+        }
     }
 }
 
@@ -123,9 +109,11 @@ pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
         ranges.insert(rng.below(3), lie);
     }
     let machine = *rng.of(&[machine::X86_64, machine::ARM64]);
-    let space =
-        Space { image: 1, first: 0, count: if rng.below(16) == 0 { rng.odd() as u32 } else { ranges.len() as u32 } };
-    let liar = Liar { seed: rng.next(), rows, ranges, machine, reads: Cell::new(0) };
+    let count = if rng.below(16) == 0 { rng.odd() as u32 } else { ranges.len() as u32 };
+    let space = Space { count, ..Space::default() };
+    let liar = Liar { seed: rng.next(), reads: Cell::new(0) };
+    let tables = Slices { ranges: &ranges, rows: &rows, machine };
+    let mut stack = StackBuffer::default();
     let ip = CODE + rng.below(0x3000) as u64;
     let fp = if rng.below(2) == 0 { STACK + 0x100 } else { rng.odd() };
     let mut walk = NativeWalk::start(ip, STACK, fp);
@@ -133,9 +121,9 @@ pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     walk.leaf_known = rng.below(2) as u32;
     let mut addresses = Addresses::default();
     let most = MAX_NATIVE_FRAMES / NATIVE_FRAMES_PER_STEP + 1;
-    let stop = (0..most).find_map(|_| walk.step(&liar, &liar, space, &mut addresses));
+    let stop = (0..most).find_map(|_| walk.step(&liar, &tables, space, &mut stack, &mut addresses));
     assert!(stop.is_some(), "a walk ends within its steps");
-    assert!(liar.reads.get() as usize <= 4 * MAX_NATIVE_FRAMES, "{} reads", liar.reads.get());
+    assert!(liar.reads.get() as usize <= 6 * MAX_NATIVE_FRAMES, "{} reads", liar.reads.get());
     addresses.0 > 1
 }
 

@@ -15,7 +15,7 @@ use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{CodeBuffer, code_identity, thread_facts};
+use tachyon_common::walk::{CodeBuffer, ThreadBuffer, code_identity, read_thread, thread_facts};
 
 use crate::input::Rng;
 use crate::native;
@@ -319,7 +319,10 @@ fn walk_all(image: &Image) -> image::Outcome {
     let outcome = image.walk();
     // 20 steps of 64 threads and 11 of 104 frames, a few reads each.
     assert!(image.memory.reads.get() < 20_000, "{} reads", image.memory.reads.get());
-    let _facts = thread_facts(&image.memory, &image.layout, &image.entry, outcome.tstate);
+    let mut thread = ThreadBuffer::default();
+    if read_thread(&image.memory, &image.layout, outcome.tstate, &mut thread).is_ok() {
+        let _facts = thread_facts(&image.memory, &image.layout, &image.entry, outcome.tstate, &thread);
+    }
     outcome
 }
 
@@ -335,8 +338,9 @@ fn walk_hostile(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
 
 fn wild(layout: Layout, rng: &mut Rng) -> Layout {
     let number = rng.odd() as u32;
-    match rng.below(8) {
+    match rng.below(9) {
         0 => Layout { frame_read: number, ..layout },
+        8 => Layout { tstate_read: number, ..layout },
         1 => Layout { code_read: number, ..layout },
         2 => Layout { frame_previous: number, ..layout },
         3 => Layout { frame_instr: number, ..layout },

@@ -139,9 +139,11 @@ pub struct Layout {
     pub stackref_tag_mask: u32,
     /// Bytes of one unit of `lasti`: 1 (3.8, 3.9), 2 (3.10+).
     pub instr_unit: u32,
-    /// Bytes to read of a frame: past its last field of interest ([`Layout::complete`]).
+    /// Bytes to read of a thread state: past its last field of interest ([`Layout::complete`]).
+    pub tstate_read: u32,
+    /// Bytes to read of a frame, likewise.
     pub frame_read: u32,
-    /// Bytes to read of a code object's head ([`Layout::complete`]).
+    /// Bytes to read of a code object's head, likewise.
     pub code_read: u32,
 }
 
@@ -173,8 +175,8 @@ impl Layout {
         ((self.version_hex >> 24) as u8, (self.version_hex >> 16) as u8)
     }
 
-    /// Fills [`Layout::frame_read`] and [`Layout::code_read`]: a read must not go past a structure's last field, for
-    /// the next page may not be mapped.
+    /// Fills [`Layout::tstate_read`], [`Layout::frame_read`] and [`Layout::code_read`]: a read must not go past a
+    /// structure's last field, for the next page may not be mapped.
     #[must_use]
     pub fn complete(mut self) -> Self {
         let end = |fields: &[(u32, u32)]| {
@@ -185,6 +187,17 @@ impl Layout {
                 .max()
                 .unwrap_or(0)
         };
+        self.tstate_read = end(&[
+            (self.tstate_interp, 8),
+            (self.tstate_thread_id, 8),
+            (self.tstate_frame, 8),
+            (self.tstate_status, 4),
+            (self.tstate_holds_gil, 4),
+            (self.tstate_gil_requested, 4),
+            (self.tstate_current_exception, 8),
+            (self.tstate_exc_state, self.exc_value.saturating_add(8)),
+            (self.tstate_base_frame, 8),
+        ]);
         self.frame_read = end(&[
             (self.frame_previous, 8),
             (self.frame_code, 8),
@@ -219,4 +232,4 @@ impl Layout {
     }
 }
 
-const _: () = assert!(core::mem::size_of::<Layout>() == 63 * 4);
+const _: () = assert!(core::mem::size_of::<Layout>() == 64 * 4);

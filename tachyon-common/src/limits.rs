@@ -52,13 +52,26 @@ pub const MAX_LINETABLE_BYTES: u32 = 1 << 20;
 pub const LINETABLE_CHUNK: usize = 8192;
 
 /// Code objects one BPF program names before it tail-calls itself.
-pub const CODES_PER_STEP: usize = 4;
+pub const CODES_PER_STEP: usize = 16;
 
 /// Most unknown code objects remembered while one stack is walked.
 pub const MAX_PENDING_CODES: usize = 128;
 
+/// Bytes read of a thread state in one go (3.15's `exc_state` ends at 336).
+pub const THREAD_READ: usize = 512;
+
 /// Bytes read of an interpreter frame in one go (3.15t's largest field of interest ends below 112).
 pub const FRAME_READ: usize = 128;
+
+/// Bytes of the stack read in one go: some eight native frames.
+pub const STACK_READ: usize = 1024;
+
+/// Slots for rules that were found for an address (a power of two): 2^14 * 16 bytes = 256 KiB.
+pub const RULE_SLOTS: u32 = 16_384;
+
+/// Bytes read in one go where the frames of a stack lie close together: six to ten frames (3.11+, whose frames lie one
+/// behind the other in chunks of 16 KiB).
+pub const FRAMES_READ: usize = 1024;
 
 /// Bytes read of a code object in one go (free-threaded 3.14's `co_code_adaptive` starts at 232).
 pub const CODE_READ: usize = 256;
@@ -82,7 +95,10 @@ pub const THREAD_CACHE_SLOTS: u32 = 16_384;
 /// Slots of the table of code objects already sent (a power of two): 2^16 * 16 bytes = 1 MiB.
 pub const SENT_SLOTS: u32 = 65_536;
 
-/// Slots of one bucket of that table.
+/// Slots of the table of code objects that need not be read again (a power of two): 2^13 * 64 bytes = 512 KiB.
+pub const KNOWN_SLOTS: u32 = 8_192;
+
+/// Slots of one bucket of the table of code objects already sent.
 pub const SENT_WAYS: u32 = 4;
 
 /// Rows of unwind tables in one map: 512 KiB, a power of two.

@@ -8,14 +8,17 @@
 
 pub mod arm64;
 pub mod pages;
+mod slices;
 mod x86_64;
 
+pub use slices::Slices;
 pub use x86_64::saved;
 
 use crate::config::machine;
+use crate::limits::STACK_READ;
 use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS};
 use crate::stop::StopReason;
-use crate::walk::{UserMemory, read_u64};
+use crate::walk::{Buffer, UserMemory};
 
 /// How to find the caller's registers at an instruction.
 ///
@@ -126,6 +129,24 @@ pub mod no_table {
     pub const STOP: u32 = 1;
 }
 
+/// Values of [`NativeWalk::place`].
+mod place {
+    /// No code that is known.
+    pub const UNKNOWN: u32 = 0;
+    /// There is a rule.
+    pub const RULE: u32 = 1;
+    /// Frame pointers are followed.
+    pub const FRAME_POINTERS: u32 = 2;
+    /// There is no table for it.
+    pub const STOP: u32 = 3;
+}
+
+/// Room for a piece of the stack.
+pub type StackBuffer = Buffer<STACK_READ, { STACK_READ / 8 }>;
+
+/// What no page is smaller than.
+const PAGE: u64 = 4096;
+
 /// Where a process's ranges are: `count` of them, sorted, from `first` on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -136,6 +157,10 @@ pub struct Space {
     pub first: u32,
     /// How many there are.
     pub count: u32,
+    /// A number that no other content of the ranges has: what was found under it holds for whoever has it.
+    pub version: u32,
+    /// Explicit padding.
+    pub _pad: u32,
 }
 
 /// The tables, wherever they are kept.
@@ -153,6 +178,14 @@ pub trait Tables {
     fn chunk(&self, index: u32) -> Option<Self::Chunk>;
     /// The row with this index, which lies there.
     fn row(&self, chunk: Self::Chunk, index: u32) -> Option<Row>;
+    /// The rule that [`Tables::remember`] was told of an address, if it is still there.
+    #[inline(always)]
+    fn remembered(&self, _version: u32, _at: u64) -> Option<Rule> {
+        None
+    }
+    /// Is told which rule holds at an address of the space with this [`Space::version`].
+    #[inline(always)]
+    fn remember(&self, _version: u32, _at: u64, _rule: Rule) {}
     /// The processor that the rules are for, one of [`machine`]: by default the one that this was compiled for.
     #[inline(always)]
     fn machine(&self) -> u32 {
@@ -198,6 +231,12 @@ pub struct NativeWalk {
     range: Range,
     /// Row found last.
     row: u64,
+    /// Word of the stack read last.
+    word: u64,
+    /// Address of the first word in the buffer.
+    window: u64,
+    /// How far behind it the last one lies.
+    window_reach: u64,
     /// Addresses stored so far.
     pub stored: u32,
     /// 1 when `ip` is where the thread was interrupted, 0 when it is a return address.
@@ -208,7 +247,8 @@ pub struct NativeWalk {
     pub leaf_known: u32,
     /// 1 when `sp` is no more than a lower bound: a frame pointer of arm64 does not tell where a caller's frame starts.
     sp_lost: u32,
-    _pad: u32,
+    /// What is known of the present address, one of [`place`].
+    place: u32,
     /// Registers of the interrupted instruction, as DWARF numbers them: hand-written loops keep their frame in any.
     pub leaf: [u64; 16],
 }
@@ -226,12 +266,15 @@ impl NativeWalk {
             link: 0,
             range: NONE,
             row: 0,
+            word: 0,
+            window: 0,
+            window_reach: 0,
             stored: 0,
             exact: 1,
             by_frame_pointer: 0,
             leaf_known: 0,
             sp_lost: 0,
-            _pad: 0,
+            place: place::UNKNOWN,
             leaf: [0; 16],
         }
     }
@@ -246,9 +289,10 @@ impl NativeWalk {
         memory: &M,
         tables: &T,
         space: Space,
+        stack: &mut StackBuffer,
         sink: &mut S,
     ) -> Option<StopReason> {
-        self.frames::<NATIVE_FRAMES_PER_STEP, M, T, S>(memory, tables, space, sink)
+        self.frames::<NATIVE_FRAMES_PER_STEP, M, T, S>(memory, tables, space, stack, sink)
     }
 
     /// Walks up to `MOST` frames, likewise.
@@ -258,6 +302,7 @@ impl NativeWalk {
         memory: &M,
         tables: &T,
         space: Space,
+        stack: &mut StackBuffer,
         sink: &mut S,
     ) -> Option<StopReason> {
         let mut steps = 0;
@@ -270,34 +315,31 @@ impl NativeWalk {
                 return Some(StopReason::TooDeep);
             }
             let at = this.ip.wrapping_sub(u64::from(1 - (this.exact & 1)));
-            // One comparison, which holds of no address while there is no range.
-            let inside = at.wrapping_sub(this.range.start) < this.range.end.wrapping_sub(this.range.start);
-            let known = inside || this.find_range(tables, space.first, space.count, at) != 0;
+            let _zero = this.find(tables, &space, at);
+            let this = core::hint::black_box(&mut *this);
             // What is no code at all was no return address. Where the thread was interrupted is true in any case.
-            if !known && this.stored > 0 {
+            if this.place == place::UNKNOWN && this.stored > 0 {
                 return Some(StopReason::UnknownCode);
             }
             sink.store(this.stored as usize, at);
             sink.arrived(at, this.sp);
             let this = core::hint::black_box(&mut *this);
             this.stored += 1;
-            if !known {
+            if this.place == place::UNKNOWN {
                 return Some(StopReason::UnknownCode);
             }
-            let result = if this.range.rows == 0 {
-                if this.range.first_row == no_table::STOP {
-                    return Some(StopReason::NoUnwindTables);
-                }
-                this.follow_frame_pointer(memory, tables)
+            if this.place == place::STOP {
+                return Some(StopReason::NoUnwindTables);
+            }
+            let result = if this.place == place::FRAME_POINTERS {
+                this.follow_frame_pointer(memory, tables, stack)
             } else {
-                let _zero = this.find_row(tables, at);
-                let this = core::hint::black_box(&mut *this);
                 let rule = Rule(this.row as u32);
                 // A constant for the verifier, which looks at one of the two only.
                 if tables.machine() == machine::ARM64 {
-                    this.apply_arm64(memory, tables, arm64::Rule(rule))
+                    this.apply_arm64(memory, tables, stack, arm64::Rule(rule))
                 } else {
-                    this.apply(memory, rule)
+                    this.apply(memory, stack, rule)
                 }
             };
             if let Err(reason) = result {
@@ -307,12 +349,82 @@ impl NativeWalk {
         None
     }
 
+    /// Finds what is known of an address: [`NativeWalk::place`], and the row where there is one.
+    ///
+    /// Return addresses are few and come again and again, so most rules are remembered, and neither search is needed.
+    #[inline(always)]
+    fn find<T: Tables>(&mut self, tables: &T, space: &Space, at: u64) -> u64 {
+        if let Some(rule) = tables.remembered(space.version, at) {
+            self.row = u64::from(rule.0);
+            self.place = place::RULE;
+            return 0;
+        }
+        // One comparison, which holds of no address while there is no range.
+        let inside = at.wrapping_sub(self.range.start) < self.range.end.wrapping_sub(self.range.start);
+        if !inside && self.find_range(tables, space.first, space.count, at) == 0 {
+            self.place = place::UNKNOWN;
+            return 0;
+        }
+        let this = core::hint::black_box(&mut *self);
+        if this.range.rows == 0 {
+            let stop = this.range.first_row == no_table::STOP;
+            this.place = if stop { place::STOP } else { place::FRAME_POINTERS };
+            return 0;
+        }
+        let _zero = this.find_row(tables, at);
+        let this = core::hint::black_box(&mut *this);
+        this.place = place::RULE;
+        let rule = Rule(this.row as u32);
+        // A gap may be a table that is being written.
+        if rule.kind() != kind::GAP {
+            tables.remember(space.version, at, rule);
+        }
+        0
+    }
+
+    /// Reads the word of the stack at an address: into [`NativeWalk::word`]. 0: it cannot be read.
+    ///
+    /// What follows it on its page is read with it: callers' frames, most of which are small.
+    #[inline(always)]
+    fn load<M: UserMemory + ?Sized>(&mut self, memory: &M, stack: &mut StackBuffer, address: u64) -> u64 {
+        let behind = address.wrapping_sub(self.window);
+        if behind <= self.window_reach && self.window != 0 {
+            self.word = stack.u64(behind as u32);
+            return 1;
+        }
+        let mut len = (PAGE - (address & (PAGE - 1))).min(STACK_READ as u64);
+        if address & 7 != 0 || stack.fill(memory, address, len as u32).is_err() {
+            len = 8;
+            if stack.fill(memory, address, 8).is_err() {
+                self.window = 0;
+                return 0;
+            }
+        }
+        (self.window, self.window_reach) = (address, len - 8);
+        self.word = stack.u64(0);
+        1
+    }
+
+    /// The word of the stack at `base + offset`.
+    #[inline(always)]
+    fn stack_word<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        stack: &mut StackBuffer,
+        base: u64,
+        offset: u32,
+    ) -> Result<u64, StopReason> {
+        if self.load(memory, stack, base.wrapping_add(u64::from(offset))) == 0 {
+            return Err(StopReason::UnreadableStack);
+        }
+        Ok(core::hint::black_box(&mut *self).word)
+    }
+
     /// Finds the range that holds an address: the last one that starts at or below it, if that reaches so far. Gives 1, or 0
     /// when there is none.
     ///
     /// Both searches (the other is [`pages`]) are functions of their own, and choose with masks and not with branches: the
-    /// verifier has one state behind each halving, and one behind the call. (A processor guesses such a branch wrong every
-    /// second time, too.)
+    /// verifier has one state behind each halving, and one behind the call.
     #[inline(never)]
     fn find_range<T: Tables>(&mut self, tables: &T, first: u32, count: u32, at: u64) -> u64 {
         let (first, count) = (u64::from(first), u64::from(count));
@@ -357,6 +469,7 @@ impl NativeWalk {
         &mut self,
         memory: &M,
         tables: &T,
+        stack: &mut StackBuffer,
     ) -> Result<(), StopReason> {
         self.by_frame_pointer += 1;
         if self.fp == 0 {
@@ -365,9 +478,8 @@ impl NativeWalk {
         if self.fp & 7 != 0 || self.fp < self.sp {
             return Err(StopReason::NoFramePointer);
         }
-        let unreadable = |_| StopReason::UnreadableStack;
-        let fp = read_u64(memory, self.fp, 0).map_err(unreadable)?;
-        let ip = read_u64(memory, self.fp, 8).map_err(unreadable)?;
+        let fp = self.stack_word(memory, stack, self.fp, 0)?;
+        let ip = self.stack_word(memory, stack, self.fp, 8)?;
         let above = self.fp.wrapping_add(16);
         self.fp = fp;
         self.sp_lost = u32::from(tables.machine() == machine::ARM64);
@@ -395,4 +507,4 @@ fn not_above<T: Tables>(tables: &T, value: u64, limit: u64) -> u64 {
 
 const _: () = assert!(core::mem::size_of::<Row>() == 8);
 const _: () = assert!(core::mem::size_of::<Range>() == 32);
-const _: () = assert!(core::mem::size_of::<Space>() == 16);
+const _: () = assert!(core::mem::size_of::<Space>() == 24);

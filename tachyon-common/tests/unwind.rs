@@ -132,7 +132,7 @@ fn each_read_that_fails_ends_the_walk_where_it_is() {
     let deref = Rule::deref(kind::DEREF_FP, -8, 0, saved::AT_FP).expect("fits");
     let mut machine = Machine::with(&[Rule::SIGNAL, Rule::new(kind::SP, 24, 2).expect("fits"), deref, Rule::END]);
     let fp = STACK + 0x300;
-    machine.words.extend([
+    let words = [
         (STACK + 120, 5),
         (STACK + 160, STACK + 0x200),
         (STACK + 168, CODE + 16),
@@ -141,19 +141,38 @@ fn each_read_that_fails_ends_the_walk_where_it_is() {
         (fp - 8, STACK + 0x400),
         (fp, 7),
         (STACK + 0x3f8, Machine::place(3)),
-    ]);
+    ];
+    machine.words.extend(words);
     let (stop, _, whole) = machine.walk_from(CODE, 0);
-    assert_eq!(stop, StopReason::Complete);
-    let reads = machine.reads.get();
-    assert_eq!((whole.len(), reads), (4, 8));
-    for failing in 0..reads {
-        machine.reads.set(0);
-        machine.failing = Some(failing);
+    assert_eq!((stop, whole.len()), (StopReason::Complete, 4));
+    for ((unreadable, word), found) in words.into_iter().zip([1, 1, 1, 2, 2, 3, 3, 3]) {
+        machine.words.remove(&unreadable);
         let (stop, _, addresses) = machine.walk_from(CODE, 0);
-        assert_eq!(stop, StopReason::UnreadableStack, "read {failing}");
-        let found = [1, 1, 1, 2, 2, 3, 3, 3][failing];
-        assert_eq!(addresses, whole[..found], "read {failing}: what was found before is as it was");
+        assert_eq!(stop, StopReason::UnreadableStack, "{unreadable:#x}");
+        assert_eq!(addresses, whole[..found], "{unreadable:#x}: what was found before is as it was");
+        machine.words.insert(unreadable, word);
     }
+}
+
+/// What lies behind a word on its page is read with it, and no other page.
+#[test]
+fn callers_on_one_page_are_read_together() {
+    let mut machine = Machine::with(&[sp(16), Rule::END]);
+    let page = |words: std::ops::Range<u64>| words.map(|at| STACK + at * 8);
+    machine.words.extend(page(0..512).map(|at| (at, Machine::place(0))));
+    for depth in [1, 2, 60, 100] {
+        machine.reads.set(0);
+        machine.words.insert(STACK + 8 + 16 * depth, Machine::place(1));
+        let (stop, _, addresses) = machine.walk_from(CODE, 0);
+        assert_eq!((stop, addresses.len() as u64), (StopReason::Complete, depth + 2));
+        assert_eq!(machine.reads.get() as u64, 1 + 16 * depth / 1024, "{depth} frames of 16 bytes");
+        machine.words.insert(STACK + 8 + 16 * depth, Machine::place(0));
+    }
+    // Without the page's end, its words are read one by one.
+    machine.words.retain(|at, _| *at < STACK + 64);
+    machine.words.insert(STACK + 24, Machine::place(1));
+    let (stop, _, addresses) = machine.walk_from(CODE, 0);
+    assert_eq!((stop, addresses.len()), (StopReason::Complete, 3));
 }
 
 #[test]

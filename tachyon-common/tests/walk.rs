@@ -9,8 +9,8 @@ use tachyon_common::layout::{Layout, flags};
 use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, code_identity, linetable_len, thread_facts,
-    verify_thread,
+    CodeBuffer, Found, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch, Unreadable,
+    code_identity, linetable_len, read_thread, thread_facts, verify_thread,
 };
 
 /// Deep stacks take Miri minutes.
@@ -20,6 +20,23 @@ const DEPTHS: &[u32] = if cfg!(miri) { &[1, 5] } else { &[1, 2, 30, 104, 105, MA
 fn families() -> &'static [Family] {
     const FEW: [Family; 2] = [Family::FrameObjects310, Family::BaseFrame];
     if cfg!(miri) { &FEW } else { &Family::ALL }
+}
+
+/// A thread state, copied.
+fn copied(image: &Image, tstate: u64) -> Result<ThreadBuffer, Unreadable> {
+    let mut thread = ThreadBuffer::default();
+    read_thread(&image.memory, &image.layout, tstate, &mut thread).map(|()| thread)
+}
+
+/// Whether a thread state is a thread's.
+fn verified(image: &Image, wanted: ThreadPointer, tstate: u64) -> bool {
+    copied(image, tstate).is_ok_and(|thread| verify_thread(&image.layout, wanted, &thread))
+}
+
+/// What is told of a thread.
+fn facts(image: &Image, tstate: u64) -> ThreadFacts {
+    let thread = copied(image, tstate).expect("readable");
+    thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread)
 }
 
 #[test]
@@ -246,8 +263,7 @@ fn one_of_several_thread_states() {
         image.memory.put_u32(unbound, image.layout.tstate_status, 0);
         let bound = image.thread(second, THREAD, frames[0]);
         assert_eq!(image.walk().tstate, bound, "{family:?}");
-        let holds =
-            |address, tstate| verify_thread(&image.memory, &image.layout, ThreadPointer { address, reach: 0 }, tstate);
+        let holds = |address, tstate| verified(&image, ThreadPointer { address, reach: 0 }, tstate);
         assert!(holds(THREAD, bound));
         assert!(!holds(THREAD, unbound));
         assert!(!holds(THREAD + 8, bound));
@@ -289,8 +305,8 @@ fn a_thread_pointer_behind_the_descriptor() {
         assert_eq!(found(THREAD - 0x2_0000 + GLIBC), Found::State { tstate: below, unique: true }, "{family:?}");
         assert_eq!(found(THREAD - 8), Found::Stop(StopReason::NoThreadState), "{family:?}: it is never below");
         assert_eq!(found(THREAD + 0x1_0000), Found::Stop(StopReason::NoThreadState), "{family:?}: nor far above");
-        let verified = |address| verify_thread(&image.memory, &image.layout, ThreadPointer { address, reach }, tstate);
-        assert!(verified(THREAD + GLIBC) && !verified(THREAD - 8) && !verified(THREAD + reach + 1));
+        let is_it = |address| verified(&image, ThreadPointer { address, reach }, tstate);
+        assert!(is_it(THREAD + GLIBC) && !is_it(THREAD - 8) && !is_it(THREAD + reach + 1));
     }
 }
 
@@ -350,7 +366,7 @@ fn the_gil_is_told_exactly() {
         let (tstate, _) = image.stack(1);
         let layout = image.layout;
         let holds = |image: &Image| {
-            let facts = thread_facts(&image.memory, &layout, &image.entry, tstate);
+            let facts = facts(image, tstate);
             assert_eq!(facts.status & status::UNKNOWN, 0, "{family:?}");
             facts.status & status::HAS_GIL != 0
         };
@@ -462,12 +478,13 @@ fn every_read_may_fail() {
         }
         image.memory.reads.set(0);
         image.memory.failing = None;
-        let facts = || thread_facts(&image.memory, &image.layout, &image.entry, tstate);
+        let thread = copied(&image, tstate).expect("readable");
+        let facts = || thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread);
         let whole = facts();
         let reads = image.memory.reads.get();
         for failing in 0..reads {
             let memory = image::Memory { failing: Some(failing), reads: 0.into(), ..image.memory.clone() };
-            let cut = thread_facts(&memory, &image.layout, &image.entry, tstate);
+            let cut = thread_facts(&memory, &image.layout, &image.entry, tstate, &thread);
             assert!(cut.status & status::HAS_GIL == 0 && cut.status & status::ON_CPU != 0, "{family:?}");
             assert!(cut.interp_id == whole.interp_id || cut.interp_id == -1);
         }

@@ -1,5 +1,6 @@
 //! Every map: key, value, writer, reader, size.
 
+use crate::names::Codes;
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     macros::map,
@@ -9,10 +10,12 @@ use tachyon_common::{
     config::Config,
     event::{Counters, RawFrame, SampleRecord},
     layout::Layout,
-    limits::{MAX_LAYOUTS, MAX_PENDING_CODES, MAX_PROCESSES, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS},
+    limits::{
+        KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS,
+    },
     process::ProcessEntry,
-    unwind::{NativeWalk, Range, Space},
-    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadPointer, ThreadSearch},
+    unwind::{NativeWalk, Range, Space, StackBuffer},
+    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadBuffer, ThreadPointer, ThreadSearch},
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
@@ -104,6 +107,11 @@ pub static SEARCHES: Array<BrokenSearch> = Array::with_max_entries(SEARCH_SLOTS,
 #[map]
 pub static SENT: Array<SentBucket> = Array::with_max_entries(SENT_SLOTS / SENT_WAYS, 0);
 
+/// Slot -> what identifies a code object that has been sent. Direct-mapped, verified at each hit, so lock-free as
+/// `THREADS` is. Writer and reader: the timer's program.
+#[map]
+pub static KNOWN: Array<KnownCode> = Array::with_max_entries(KNOWN_SLOTS, 0);
+
 /// Slot -> unknown process told of lately. Writer and reader: the timer's program.
 #[map]
 pub static TOLD: PerCpuArray<Told> = PerCpuArray::with_max_entries(TOLD_SLOTS, 0);
@@ -138,6 +146,11 @@ pub static ROWS: Array<u64> = Array::with_max_entries(1, 0);
 /// Ranges of all address spaces. Writer and reader as for `ROWS`.
 #[map]
 pub static RANGES: Array<Range> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Slot -> rule that was found for an address. Direct-mapped, verified at each hit, so lock-free as `THREADS` is. Writer and
+/// reader: the timer's program.
+#[map]
+pub static RULES: Array<FoundRule> = Array::with_max_entries(RULE_SLOTS, 0);
 
 /// tgid -> where its ranges are. Writers: user space, and the lifecycle hooks, which copy it at `fork` and remove it at
 /// `exec` and at the end; reader: the timer's program.
@@ -211,6 +224,33 @@ pub struct SentBucket {
     pub slots: [SentSlot; SENT_WAYS as usize],
 }
 
+/// Value of `KNOWN`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct KnownCode {
+    /// [`Codes::owner`].
+    pub owner: u64,
+    pub code: u64,
+    pub fingerprint: u64,
+    pub version: u32,
+    pub code_units: u32,
+    /// `_code_object_generation` when it was last seen to be the same; 0: none.
+    pub generation: u64,
+    /// Of all the others: an entry that two writers have torn is a miss.
+    pub check: u64,
+    pub _pad: [u64; 2],
+}
+
+/// Value of `RULES`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FoundRule {
+    /// The address, under a hash of the other word: an entry that two writers have torn is a miss.
+    pub address: u64,
+    /// [`Space::version`] above, the rule below.
+    pub rule: u64,
+}
+
 /// Value of `TOLD`.
 #[repr(C)]
 pub struct Told {
@@ -240,7 +280,7 @@ pub mod repair {
     pub const WALKING: u32 = 2;
 }
 
-/// [`State::ended`] while the walk goes on: no reason has this number.
+/// In the place of a reason while a walk goes on: no reason has this number.
 pub const GOES_ON: u32 = 256;
 
 /// Value of `STATE`.
@@ -248,11 +288,16 @@ pub const GOES_ON: u32 = 256;
 pub struct State {
     pub process: ProcessEntry,
     pub search: ThreadSearch,
+    /// The thread state that the search has found.
+    pub found: u64,
     pub walk: FrameWalk,
+    pub thread_buffer: ThreadBuffer,
+    pub codes: Codes,
     pub frame_buffer: FrameBuffer,
     pub code_buffer: CodeBuffer,
     pub thread_pointer: ThreadPointer,
     pub native: NativeWalk,
+    pub stack_buffer: StackBuffer,
     pub space: Space,
     /// Where in the sample native addresses go; 0: not known yet.
     pub native_at: u32,
@@ -262,15 +307,8 @@ pub struct State {
     pub caller_sp: u64,
     /// How far the repair has got of a sample that was taken while the evaluator was entered: one of [`repair`].
     pub repair: u32,
-    /// The number of the reason why the walk has ended, or [`GOES_ON`]. Written behind a call and read from here, it is
-    /// one state for the verifier; a result of its own for each reason would be many.
-    pub ended: u32,
     pub thread_steps: u32,
     pub tail_calls: u32,
-    pub pending_count: u32,
-    pub pending_next: u32,
-    /// Indices into [`SampleScratch::frames`] of code objects not sent yet.
-    pub pending: [u16; MAX_PENDING_CODES],
 }
 
 /// Value of `CODE`: a code record and its payload.

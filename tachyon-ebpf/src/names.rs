@@ -1,12 +1,14 @@
 //! Code objects seen for the first time: their names and line tables, copied before anything can go away.
 
-use crate::maps::{CODE, CodeScratch, SAMPLES, SENT, SENT_ALL, SentSlot, State, config};
+use crate::maps::{CODE, CodeScratch, KNOWN, KnownCode, SAMPLES, SENT, SENT_ALL, SentSlot, State, config};
 use crate::memory::{CurrentProcess, masked};
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, code, kind};
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS};
-use tachyon_common::walk::{self, mix};
+use tachyon_common::limits::{
+    KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_PENDING_CODES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
+};
+use tachyon_common::walk::{self, CodeIdentity, mix};
 
 /// Identity of a code object in one word (the fingerprint is keyed, so no target can aim for another's).
 #[inline(always)]
@@ -15,11 +17,137 @@ fn key(image: u64, frame: &RawFrame) -> u64 {
     if key == 0 { 1 } else { key }
 }
 
-/// Whether everything of this frame's code object has been sent. A function of its own for the verifier, as
-/// `walk_frame` is: its four places to look are not multiplied with what follows.
-#[inline(never)]
-pub fn is_sent(image: u64, frame: &RawFrame) -> bool {
-    progress(key(image, frame)) == SENT_ALL
+/// What a walk knows of the code objects that it meets.
+#[repr(C)]
+pub struct Codes {
+    /// What only code objects of one interpreter of one process have: from `fork` on, parent and child give the same
+    /// `co_version`s to different code objects.
+    pub owner: u64,
+    /// `_code_object_generation` of this interpreter; 0: none.
+    pub generation: u64,
+    /// `PyCodeObject.co_version`; [`Layout::ABSENT`]: nothing is remembered.
+    pub version_at: u32,
+    /// 1 when the code object met last was known, else 0.
+    pub known: u32,
+    pub pending_count: u32,
+    pub pending_next: u32,
+    /// Indices into [`crate::maps::SampleScratch::frames`] of code objects not sent yet.
+    pub pending: [u16; MAX_PENDING_CODES],
+}
+
+impl Codes {
+    /// Forgets the code objects of the sample before.
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        self.pending_count = 0;
+        self.pending_next = 0;
+    }
+
+    /// Starts with a thread of an interpreter. Without its id (a negative number) nothing is remembered.
+    #[inline(always)]
+    pub fn enter(&mut self, layout: &Layout, instance: u64, interp_id: i64, generation: u64) {
+        self.owner = mix(instance, interp_id.cast_unsigned());
+        self.generation = generation;
+        self.version_at = if interp_id < 0 { Layout::ABSENT } else { layout.code_version };
+    }
+
+    /// Whether the code object at `code` is the one that was remembered of that address: [`Codes::known`]; then its
+    /// fingerprint and code units are filled in. Remembered are only those of which everything was sent.
+    ///
+    /// It is the same one when no code object of its interpreter has been freed since (3.14+ count that), or when it has
+    /// the same `co_version`, which no other one of its interpreter is given. A function of its own for the verifier, as
+    /// `sample::walk_frame` is.
+    #[inline(always)]
+    pub fn look_up(&mut self, code: u64, identity: &mut CodeIdentity) -> u64 {
+        self.known = 0;
+        if self.version_at == Layout::ABSENT {
+            return 0;
+        }
+        let Some(slot) = known_slot(self.owner, code) else { return 0 };
+        // SAFETY: a pointer into a map value, checked by the lookup; what racing writers tear has a wrong check.
+        let mut found = unsafe { core::ptr::read_volatile(slot) };
+        if found.code != code || found.owner != self.owner || found.check != found.sum() {
+            return 0;
+        }
+        if self.generation == 0 || found.generation != self.generation {
+            let version = walk::read_u32(&CurrentProcess, code, self.version_at);
+            if version != Ok(found.version) {
+                return 0;
+            }
+            if self.generation != 0 {
+                found.generation = self.generation;
+                found.check = found.sum();
+                // SAFETY: as above.
+                unsafe { core::ptr::write_volatile(slot, found) };
+            }
+        }
+        identity.fingerprint = found.fingerprint;
+        identity.code_units = found.code_units;
+        self.known = 1;
+        0
+    }
+
+    /// Notes that a frame stands at `index`: its code object will be sent, or is remembered when it has been and has a
+    /// version. A function of its own for the verifier: its four places to look are not multiplied with what follows.
+    #[inline(never)]
+    pub fn note(&mut self, image: u64, index: usize, frame: &RawFrame, identity: &CodeIdentity) -> u64 {
+        if progress(key(image, frame)) != SENT_ALL {
+            let count = self.pending_count as usize;
+            if count < MAX_PENDING_CODES {
+                let at = masked::<{ MAX_PENDING_CODES as u32 - 1 }>(count);
+                // SAFETY: masked to an element of the array.
+                unsafe { self.pending.as_mut_ptr().add(at).write(index as u16) };
+                self.pending_count += 1;
+            }
+            return 0;
+        }
+        if identity.version == 0 || self.version_at == Layout::ABSENT {
+            return 0;
+        }
+        let Some(slot) = known_slot(self.owner, frame.code) else { return 0 };
+        let mut entry = KnownCode {
+            owner: self.owner,
+            code: frame.code,
+            fingerprint: frame.fingerprint,
+            version: identity.version,
+            code_units: identity.code_units,
+            generation: self.generation,
+            check: 0,
+            _pad: [0; 2],
+        };
+        entry.check = entry.sum();
+        // SAFETY: as in `look_up`.
+        unsafe { core::ptr::write_volatile(slot, entry) };
+        0
+    }
+
+    /// The frame whose code object is the next to be sent.
+    #[inline(always)]
+    pub fn next(&self) -> Option<usize> {
+        let next = self.pending_next as usize;
+        if next >= MAX_PENDING_CODES || next >= self.pending_count as usize {
+            return None;
+        }
+        // SAFETY: masked to an element of the array.
+        let index = unsafe { self.pending.as_ptr().add(masked::<{ MAX_PENDING_CODES as u32 - 1 }>(next)).read() };
+        Some(usize::from(index))
+    }
+}
+
+impl KnownCode {
+    /// What [`KnownCode::check`] has to be. (The factors are odd and have nothing in common.)
+    #[inline(always)]
+    fn sum(&self) -> u64 {
+        let sizes = u64::from(self.version) | (u64::from(self.code_units) << 32);
+        let sum = (self.owner ^ self.fingerprint).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let sum = sum ^ self.code.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        sum ^ sizes.wrapping_mul(0x1656_67b1_9e37_79f9) ^ self.generation.wrapping_mul(0xff51_afd7_ed55_8ccd)
+    }
+}
+
+#[inline(always)]
+fn known_slot(owner: u64, code: u64) -> Option<*mut KnownCode> {
+    KNOWN.get_ptr_mut((mix(owner, code) as u32) & (KNOWN_SLOTS - 1))
 }
 
 #[inline(always)]
@@ -126,7 +254,7 @@ pub enum Named {
 }
 
 /// Sends the next record of the code object of `frame`. A function of its own for the verifier, as `sample::walk_frame` is.
-#[inline(never)]
+#[inline(always)]
 pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame) -> Named {
     let key = key(state.process.image, frame);
     let start = progress(key);

@@ -1,17 +1,19 @@
 //! The native stack of a sample: tables behind the common walk, and where its addresses go.
 
 use crate::kernel::UserRegs;
-use crate::maps::{GOES_ON, RANGES, ROWS, SCRATCH_BYTES, SPACES, SampleScratch, State, config, repair};
+use crate::maps::{FoundRule, GOES_ON, RANGES, ROWS, RULES, SCRATCH_BYTES, SPACES, config, repair};
 use crate::memory::{CurrentProcess, masked};
+use crate::sample::Scratch;
 use aya_ebpf::cty::c_void;
 use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
 use aya_ebpf::programs::PerfEventContext;
 use core::ptr::NonNull;
 use tachyon_common::config::machine;
-use tachyon_common::event::{RawFrame, SampleRecord, status};
-use tachyon_common::limits::{NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK};
+use tachyon_common::event::{RawFrame, SampleRecord};
+use tachyon_common::limits::{NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK, RULE_SLOTS};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Tables};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Tables};
+use tachyon_common::walk::mix;
 
 /// The tables in their maps.
 struct MapTables;
@@ -46,6 +48,22 @@ impl Tables for MapTables {
     }
 
     #[inline(always)]
+    fn remembered(&self, version: u32, at: u64) -> Option<Rule> {
+        // SAFETY: a pointer into a map value, checked by the lookup; what racing writers tear is a miss.
+        let found = unsafe { core::ptr::read_volatile(rule_slot(version, at)?) };
+        let holds = found.address ^ mix(0, found.rule) == at && (found.rule >> 32) as u32 == version;
+        holds.then_some(Rule(found.rule as u32))
+    }
+
+    #[inline(always)]
+    fn remember(&self, version: u32, at: u64, rule: Rule) {
+        let Some(slot) = rule_slot(version, at) else { return };
+        let rule = u64::from(version) << 32 | u64::from(rule.0);
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(slot, FoundRule { address: at ^ mix(0, rule), rule }) };
+    }
+
+    #[inline(always)]
     fn machine(&self) -> u32 {
         config!(machine)
     }
@@ -63,6 +81,11 @@ impl Tables for MapTables {
         }
         word
     }
+}
+
+#[inline(always)]
+fn rule_slot(version: u32, at: u64) -> Option<*mut FoundRule> {
+    RULES.get_ptr_mut((mix(u64::from(version), at) as u32) & (RULE_SLOTS - 1))
 }
 
 /// Puts addresses behind the Python frames of a sample.
@@ -91,46 +114,51 @@ impl AddressSink for SampleAddresses<'_> {
     }
 }
 
-/// Walks a part of the native stack. Gives the number of the [`StopReason`], or [`GOES_ON`]: call again.
+/// Starts the walk, or goes on with it: [`GOES_ON`], or the number of the [`StopReason`] why it cannot be walked.
 #[inline(always)]
-pub fn step(ctx: &PerfEventContext, sample: &mut SampleScratch, state: &mut State) -> u32 {
-    let record = &mut sample.record;
-    if state.native_at == 0 {
-        let frames = masked::<0x7ff>(state.walk.stored as usize);
-        state.native_at = (size_of::<SampleRecord>() + frames * size_of::<RawFrame>()) as u32;
-        if record.user_sp == 0 {
-            return StopReason::NoRegisters as u32;
-        }
-        // SAFETY: a live map value, copied; one that is replaced meanwhile belongs to another image.
-        match unsafe { SPACES.get(&record.tgid) } {
-            Some(space) if space.image == record.image => state.space = *space,
-            _ => return StopReason::NoUnwindTables as u32,
-        }
-        state.native = NativeWalk::start(record.user_ip, record.user_sp, record.user_fp);
-        if config!(machine) == machine::ARM64 {
-            state.native.link = UserRegs::link(ctx);
-        } else {
-            state.native.leaf_known = u32::from(UserRegs::others(ctx, &mut state.native.leaf));
-        }
-    }
-    let mut steps = 0;
-    state.ended = GOES_ON;
-    while steps < NATIVE_FRAMES_PER_STEP && state.ended == GOES_ON {
-        steps += 1;
-        let _zero = walk_frame(sample, state);
+pub fn begin(ctx: &PerfEventContext) -> u64 {
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return StopReason::TailCallFailed as u64 };
+    if state.native_at != 0 {
+        return u64::from(GOES_ON);
     }
     let record = &mut sample.record;
-    record.native_frames = state.native.stored as u16;
-    if state.native.by_frame_pointer > 0 {
-        record.status |= status::BY_FRAME_POINTER;
+    let frames = masked::<0x7ff>(state.walk.stored as usize);
+    state.native_at = (size_of::<SampleRecord>() + frames * size_of::<RawFrame>()) as u32;
+    state.native = NativeWalk::start(record.user_ip, record.user_sp, record.user_fp);
+    if record.user_sp == 0 {
+        return StopReason::NoRegisters as u64;
     }
-    state.ended
+    // SAFETY: a live map value, copied; one that is replaced meanwhile belongs to another image.
+    match unsafe { SPACES.get(&record.tgid) } {
+        Some(space) if space.image == record.image => state.space = *space,
+        _ => return StopReason::NoUnwindTables as u64,
+    }
+    if config!(machine) == machine::ARM64 {
+        state.native.link = UserRegs::link(ctx);
+    } else {
+        state.native.leaf_known = u32::from(UserRegs::others(ctx, &mut state.native.leaf));
+    }
+    u64::from(GOES_ON)
 }
 
-/// Walks one frame; [`State::ended`] says whether there is more. A function of its own for the verifier, as
-/// `sample::walk_frame` is.
+/// Walks a part of the native stack. Gives the number of the [`StopReason`], or [`GOES_ON`]: call again.
+#[inline(always)]
+pub fn step() -> u64 {
+    let mut steps = 0;
+    let mut ended = u64::from(GOES_ON);
+    while steps < NATIVE_FRAMES_PER_STEP && ended == u64::from(GOES_ON) {
+        steps += 1;
+        ended = walk_native_frame();
+    }
+    ended
+}
+
+/// Walks one frame, and gives the number of the reason why the walk has ended, or [`GOES_ON`]. A global function, as
+/// `sample::walk_python_frame` is.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn walk_frame(sample: &mut SampleScratch, state: &mut State) -> u64 {
+pub extern "C" fn walk_native_frame() -> u64 {
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
     let end = if state.repair == repair::WANTED { state.process.evaluator_end } else { 0 };
     let mut addresses = SampleAddresses {
         sample: (&raw mut *sample).cast(),
@@ -139,7 +167,12 @@ fn walk_frame(sample: &mut SampleScratch, state: &mut State) -> u64 {
         evaluators: &mut state.evaluators,
         caller_sp: &mut state.caller_sp,
     };
-    let ended = state.native.frames::<1, _, _, _>(&CurrentProcess, &MapTables, state.space, &mut addresses);
-    state.ended = ended.map_or(GOES_ON, |reason| reason as u32);
-    0
+    let ended = state.native.frames::<1, _, _, _>(
+        &CurrentProcess,
+        &MapTables,
+        state.space,
+        &mut state.stack_buffer,
+        &mut addresses,
+    );
+    u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
 }

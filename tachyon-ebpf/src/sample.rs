@@ -8,7 +8,7 @@ use crate::maps::{
     STAGES, STATE, SampleScratch, State, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
-use crate::names::{self, Named};
+use crate::names::{self, Codes, Named};
 use crate::native;
 use crate::thread;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
@@ -17,10 +17,10 @@ use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{Counters, RawFrame, RecordHeader, SampleRecord, frame, kind, status};
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{CODES_PER_STEP, MAX_PENDING_CODES, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP};
+use tachyon_common::limits::{CODES_PER_STEP, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP, THREADS_PER_STEP};
 use tachyon_common::process::{ProcessEntry, flags as process_flags};
 use tachyon_common::stop::{LossCause, StopReason};
-use tachyon_common::walk::{self, Found, FrameSink, FrameWalk, ThreadPointer, ThreadSearch};
+use tachyon_common::walk::{self, CodeIdentity, Found, FrameSink, FrameWalk, ThreadPointer, ThreadSearch};
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
 pub struct Scratch {
@@ -31,7 +31,7 @@ pub struct Scratch {
 
 impl Scratch {
     #[inline(always)]
-    fn get() -> Option<Self> {
+    pub fn get() -> Option<Self> {
         let counters = COUNTERS.get_ptr_mut(0)?;
         let sample = SAMPLE.get_ptr_mut(0)?;
         let state = STATE.get_ptr_mut(0)?;
@@ -64,8 +64,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
         counters.idle += 1;
         return;
     }
-    let task = KernelPtr::current_task();
-    let tgid = thread::own_tgid(task, pid_tgid);
+    let tgid = thread::own_tgid(pid_tgid);
     let Some(process) = PROCESSES.get_ptr_mut(&tgid) else {
         if tgid == 0 || config!(flags) & config_flags::ALL_PYTHON == 0 {
             counters.filtered += 1;
@@ -97,6 +96,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
         process.uninspected += 1;
         return;
     }
+    let task = KernelPtr::current_task();
     let tid = thread::own_tid(task, pid_tgid);
     if tid == 0 {
         // A thread in its last moments, when its id has been taken from it.
@@ -126,8 +126,7 @@ fn begin(
     state.process = *process;
     state.tail_calls = 0;
     state.thread_steps = 0;
-    state.pending_count = 0;
-    state.pending_next = 0;
+    state.codes.clear();
     state.native_at = 0;
     state.evaluators = 0;
     state.repair = repair::NONE;
@@ -178,7 +177,8 @@ fn begin(
         return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
     }
     let token = thread::token(layout, &state.process);
-    if let Some(tstate) = thread::remembered(layout, &state.process, tid, state.thread_pointer, token) {
+    let (wanted, thread) = (state.thread_pointer, &mut state.thread_buffer);
+    if let Some(tstate) = thread::remembered(layout, &state.process, tid, wanted, token, thread) {
         return enter(ctx, scratch, layout, tstate);
     }
     match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer) {
@@ -202,50 +202,85 @@ fn go_on(ctx: &PerfEventContext, scratch: &mut Scratch, stage: u32) {
     }
 }
 
+/// Looks at one thread state of the list: gives one of [`search`], or the number of the reason why the search has ended.
+/// A global function, as [`walk_python_frame`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_thread() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return search::GOES_ON };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return search::GOES_ON };
+    match state.search.look(&CurrentProcess, layout) {
+        Found::More => search::GOES_ON,
+        Found::State { tstate, unique } => {
+            state.found = tstate;
+            if unique { search::UNIQUE } else { search::FOUND }
+        }
+        Found::Stop(reason) => reason as u64,
+    }
+}
+
+/// What [`look_at_thread`] gives: no reason has these numbers.
+mod search {
+    /// There is more to look at.
+    pub const GOES_ON: u64 = super::GOES_ON as u64;
+    /// The thread's state is [`super::State::found`].
+    pub const FOUND: u64 = GOES_ON + 1;
+    /// It is, and it may be remembered.
+    pub const UNIQUE: u64 = GOES_ON + 2;
+}
+
 /// Searches the thread list; the second stage on a miss of the cache.
 #[inline(always)]
 pub fn search_threads(ctx: &PerfEventContext) {
+    let mut steps = 0;
+    let mut found = search::GOES_ON;
+    while steps < THREADS_PER_STEP && found == search::GOES_ON {
+        steps += 1;
+        found = look_at_thread();
+    }
     let Some(mut scratch) = Scratch::get() else { return };
     let state = &mut *scratch.state;
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
         lose(scratch.counters, LossCause::Internal);
         return;
     };
-    match state.search.step(&CurrentProcess, layout) {
-        Found::More => {
-            state.thread_steps += 1;
-            if state.thread_steps < MAX_THREAD_STEPS {
-                go_on(ctx, &mut scratch, STAGE_SEARCH);
-            }
-            let state = &mut *scratch.state;
-            let token = thread::token(layout, &state.process);
-            thread::break_off(&state.search, &state.process, scratch.sample.record.tid, token);
-            stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
+    let tid = scratch.sample.record.tid;
+    if found == search::GOES_ON {
+        state.thread_steps += 1;
+        if state.thread_steps < MAX_THREAD_STEPS {
+            go_on(ctx, &mut scratch, STAGE_SEARCH);
         }
-        Found::State { tstate, unique } => {
-            if unique {
-                let token = thread::token(layout, &state.process);
-                thread::remember(&state.process, scratch.sample.record.tid, token, tstate);
-            }
-            enter(ctx, &mut scratch, layout, tstate);
-        }
-        Found::Stop(reason) => {
-            thread::start_over(&state.process, scratch.sample.record.tid);
-            stop(ctx, &mut scratch, reason);
-        }
+        let state = &mut *scratch.state;
+        let token = thread::token(layout, &state.process);
+        thread::break_off(&state.search, &state.process, tid, token);
+        return stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
     }
+    if found != search::FOUND && found != search::UNIQUE {
+        thread::start_over(&state.process, tid);
+        return stopped(ctx, &mut scratch, found as u8);
+    }
+    let tstate = state.found;
+    if found == search::UNIQUE {
+        let token = thread::token(layout, &state.process);
+        thread::remember(&state.process, tid, token, tstate);
+    }
+    if walk::read_thread(&CurrentProcess, layout, tstate, &mut state.thread_buffer).is_err() {
+        return stop(ctx, &mut scratch, StopReason::UnreadableThread);
+    }
+    enter(ctx, &mut scratch, layout, tstate);
 }
 
-/// Takes down the thread's state and starts the walk.
+/// Takes down the thread's state, which has been copied, and starts the walk.
 #[inline(always)]
 fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
     let state = &mut *scratch.state;
     let record = &mut scratch.sample.record;
-    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate);
+    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, &state.thread_buffer);
     record.tstate = tstate;
     record.status |= facts.status;
     record.interp_id = facts.interp_id;
     record.code_generation = facts.code_generation;
+    state.codes.enter(layout, state.process.instance, facts.interp_id, facts.code_generation);
     if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
         scratch.counters.filtered += 1;
         return;
@@ -257,7 +292,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
         }
         return stop(ctx, scratch, StopReason::EnteringEval);
     }
-    match walk::innermost_frame(&CurrentProcess, layout, tstate) {
+    match walk::innermost_frame(&CurrentProcess, layout, &state.thread_buffer) {
         Ok(frame) => state.walk.next = frame,
         Err(reason) => return stop(ctx, scratch, reason),
     }
@@ -267,7 +302,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
         state.walk.opcodes = 1;
     }
     if Layout::present(layout.tstate_base_frame) {
-        state.walk.base_frame = walk::read_u64(&CurrentProcess, tstate, layout.tstate_base_frame).unwrap_or(0);
+        state.walk.base_frame = state.thread_buffer.u64(layout.tstate_base_frame);
     }
     go_on(ctx, scratch, STAGE_WALK);
     stop(ctx, scratch, StopReason::TailCallFailed);
@@ -277,8 +312,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
 struct SampleFrames<'a> {
     frames: *mut RawFrame,
     image: u64,
-    pending: &'a mut [u16; MAX_PENDING_CODES],
-    pending_count: &'a mut u32,
+    codes: &'a mut Codes,
 }
 
 impl SampleFrames<'_> {
@@ -291,17 +325,19 @@ impl SampleFrames<'_> {
 
 impl FrameSink for SampleFrames<'_> {
     #[inline(always)]
-    fn store(&mut self, index: usize, raw: RawFrame) {
+    fn known(&mut self, code: u64, identity: &mut CodeIdentity) -> bool {
+        let _zero = self.codes.look_up(code, identity);
+        core::hint::black_box(&mut *self.codes).known != 0
+    }
+
+    #[inline(always)]
+    fn store(&mut self, index: usize, raw: RawFrame, identity: &CodeIdentity) {
+        let slot = self.slot(index);
         // SAFETY: `slot` is inside the scratch value.
-        unsafe { self.slot(index).write(raw) };
-        if !names::is_sent(self.image, &raw) {
-            let count = *self.pending_count as usize;
-            if count < MAX_PENDING_CODES {
-                let at = masked::<{ MAX_PENDING_CODES as u32 - 1 }>(count);
-                // SAFETY: masked to an element of the array.
-                unsafe { self.pending.as_mut_ptr().add(at).write(index as u16) };
-                *self.pending_count += 1;
-            }
+        unsafe { slot.write(raw) };
+        if self.codes.known == 0 {
+            // SAFETY: as above.
+            let _zero = self.codes.note(self.image, index, unsafe { &*slot }, identity);
         }
     }
 
@@ -312,18 +348,17 @@ impl FrameSink for SampleFrames<'_> {
     }
 }
 
-/// Looks at one frame; [`State::ended`] says whether there is more.
+/// Looks at one frame, and gives the number of the reason why the walk has ended, or [`GOES_ON`].
 ///
-/// A function of its own: behind a call the verifier keeps nothing but the result, and so the paths through one frame
-/// (some hundred) are not multiplied with those through the next.
+/// A global function, without arguments, is verified once and by itself: to its callers it is one instruction with any
+/// result. Inlined, or as a function of this file, all of its paths would be verified anew in each turn of a loop.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn walk_frame(state: &mut State, sample: &mut SampleScratch, layout: &Layout) -> u64 {
-    let mut frames = SampleFrames {
-        frames: sample.frames.as_mut_ptr(),
-        image: state.process.image,
-        pending: &mut state.pending,
-        pending_count: &mut state.pending_count,
-    };
+pub extern "C" fn walk_python_frame() -> u64 {
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
+    let mut frames =
+        SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
     let ended = state.walk.frame(
         &CurrentProcess,
         layout,
@@ -333,26 +368,20 @@ fn walk_frame(state: &mut State, sample: &mut SampleScratch, layout: &Layout) ->
         &mut state.code_buffer,
         &mut frames,
     );
-    state.ended = ended.map_or(GOES_ON, |reason| reason as u32);
-    0
+    u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
 }
 
 /// Walks a part of the frame chain; the third stage.
 #[inline(always)]
 pub fn walk_frames(ctx: &PerfEventContext) {
-    let Some(mut scratch) = Scratch::get() else { return };
-    let Some(layout) = LAYOUTS.get(scratch.state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
-        return;
-    };
     let mut steps = 0;
-    scratch.state.ended = GOES_ON;
-    while steps < PY_FRAMES_PER_STEP && scratch.state.ended == GOES_ON {
+    let mut ended = u64::from(GOES_ON);
+    while steps < PY_FRAMES_PER_STEP && ended == u64::from(GOES_ON) {
         steps += 1;
-        let _zero = walk_frame(scratch.state, scratch.sample, layout);
+        ended = walk_python_frame();
     }
-    let ended = scratch.state.ended;
-    if ended == GOES_ON {
+    let Some(mut scratch) = Scratch::get() else { return };
+    if ended == u64::from(GOES_ON) {
         go_on(ctx, &mut scratch, STAGE_WALK);
         return stop(ctx, &mut scratch, StopReason::TailCallFailed);
     }
@@ -362,11 +391,16 @@ pub fn walk_frames(ctx: &PerfEventContext) {
 /// Walks a part of the native stack; the fourth stage, only when native frames are wanted.
 #[inline(always)]
 pub fn walk_native(ctx: &PerfEventContext) {
+    let begun = native::begin(ctx);
+    let mut ended = if begun == u64::from(GOES_ON) { native::step() } else { begun };
     let Some(mut scratch) = Scratch::get() else { return };
-    let mut ended = native::step(ctx, scratch.sample, scratch.state);
-    if ended == GOES_ON {
+    scratch.sample.record.native_frames = scratch.state.native.stored as u16;
+    if scratch.state.native.by_frame_pointer > 0 {
+        scratch.sample.record.status |= status::BY_FRAME_POINTER;
+    }
+    if ended == u64::from(GOES_ON) {
         go_on(ctx, &mut scratch, STAGE_NATIVE);
-        ended = StopReason::TailCallFailed as u32;
+        ended = StopReason::TailCallFailed as u64;
     }
     scratch.sample.record.native_stop = ended as u8;
     walk_callers(ctx, &mut scratch);
@@ -392,7 +426,7 @@ fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
     if frame == 0 {
         return;
     }
-    state.walk = FrameWalk { next: frame, ..FrameWalk::default() };
+    state.walk = FrameWalk::start(frame);
     state.repair = repair::WALKING;
     // The addresses lie where the frames go: they are walked again behind those.
     state.native_at = 0;
@@ -401,41 +435,51 @@ fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
     scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
 }
 
+/// Sends the next record of the code objects seen for the first time, and gives one of [`named`]. A global function, as
+/// [`walk_python_frame`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn name_code() -> u64 {
+    let Some(Scratch { state, sample, counters }) = Scratch::get() else { return named::ALL };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return named::ALL };
+    let Some(index) = state.codes.next() else { return named::ALL };
+    // SAFETY: masked to a slot of the array.
+    let raw = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)).read() };
+    match names::send(state, layout, sample.record.tgid, &raw) {
+        Named::Done => state.codes.pending_next += 1,
+        Named::Partly => {}
+        Named::RingFull => {
+            counters.code_ring_full += 1;
+            return named::RING_FULL;
+        }
+    }
+    counters.codes_sent += 1;
+    named::GOES_ON
+}
+
+/// What [`name_code`] gives.
+mod named {
+    /// There may be more.
+    pub const GOES_ON: u64 = 0;
+    /// All have been sent.
+    pub const ALL: u64 = 1;
+    /// The ring is full: the others are tried with another sample.
+    pub const RING_FULL: u64 = 2;
+}
+
 /// Sends code objects seen for the first time; the last stage, only when there are any.
 #[inline(always)]
 pub fn name_codes(ctx: &PerfEventContext) {
-    let Some(mut scratch) = Scratch::get() else { return };
-    let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
-        return;
-    };
-    let tgid = scratch.sample.record.tgid;
     let mut steps = 0;
-    while steps < CODES_PER_STEP {
+    let mut result = named::GOES_ON;
+    while steps < CODES_PER_STEP && result == named::GOES_ON {
         steps += 1;
-        let next = state.pending_next as usize;
-        if next >= MAX_PENDING_CODES || next >= state.pending_count as usize {
-            return emit(ctx, &mut scratch);
-        }
-        // SAFETY: masked to an element of the array.
-        let index = unsafe { state.pending.as_ptr().add(masked::<{ MAX_PENDING_CODES as u32 - 1 }>(next)).read() };
-        let at = masked::<{ FRAME_SLOTS as u32 - 1 }>(usize::from(index));
-        // SAFETY: masked to a slot of the array.
-        let raw = unsafe { scratch.sample.frames.as_ptr().add(at).read() };
-        match names::send(state, layout, tgid, &raw) {
-            Named::Done => {
-                state.pending_next += 1;
-            }
-            Named::Partly => {}
-            Named::RingFull => {
-                scratch.counters.code_ring_full += 1;
-                return emit(ctx, &mut scratch);
-            }
-        }
-        scratch.counters.codes_sent += 1;
+        result = name_code();
     }
-    go_on(ctx, &mut scratch, STAGE_NAME);
+    let Some(mut scratch) = Scratch::get() else { return };
+    if result == named::GOES_ON {
+        go_on(ctx, &mut scratch, STAGE_NAME);
+    }
     emit(ctx, &mut scratch);
 }
 
@@ -456,7 +500,7 @@ fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
         } else {
             // Whatever lay there was no `cframe`.
             scratch.state.walk.stored = 0;
-            scratch.state.pending_count = 0;
+            scratch.state.codes.pending_count = 0;
         }
     }
     if config!(flags) & config_flags::NATIVE != 0 {
@@ -469,7 +513,7 @@ fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
 /// Goes on to new code objects, if there are any, and emits what there is.
 #[inline(always)]
 fn name(ctx: &PerfEventContext, scratch: &mut Scratch) {
-    if scratch.state.pending_count > 0 {
+    if scratch.state.codes.pending_count > 0 {
         go_on(ctx, scratch, STAGE_NAME);
     }
     emit(ctx, scratch);

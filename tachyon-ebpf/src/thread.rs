@@ -6,7 +6,7 @@ use crate::memory::CurrentProcess;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{SEARCH_SLOTS, THREAD_CACHE_SLOTS};
 use tachyon_common::process::ProcessEntry;
-use tachyon_common::walk::{self, ThreadPointer, ThreadSearch};
+use tachyon_common::walk::{self, ThreadBuffer, ThreadPointer, ThreadSearch};
 
 /// The id of a task's process as the profiler's pid namespace numbers it; 0: not visible from there.
 #[inline(always)]
@@ -24,8 +24,8 @@ pub fn tgid(task: KernelPtr) -> u32 {
 
 /// The id of the running process, of which the kernel has told its own numbers: the other thing that [`tgid`] reads.
 #[inline(always)]
-pub fn own_tgid(task: KernelPtr, pid_tgid: u64) -> u32 {
-    if config!(own_pid_ns) == 0 { (pid_tgid >> 32) as u32 } else { tgid(task) }
+pub fn own_tgid(pid_tgid: u64) -> u32 {
+    if config!(own_pid_ns) == 0 { (pid_tgid >> 32) as u32 } else { tgid(KernelPtr::current_task()) }
 }
 
 /// The id of the running thread as the profiler's pid namespace numbers it; 0: not visible from there, or not any more.
@@ -87,9 +87,16 @@ fn slot(process: &ProcessEntry, tid: u32) -> Option<*mut CachedThread> {
     THREADS.get_ptr_mut((hash as u32) & (THREAD_CACHE_SLOTS - 1))
 }
 
-/// The remembered thread state of a thread, if it still holds.
+/// The remembered thread state of a thread, if it still holds; then it has been copied, too.
 #[inline(always)]
-pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, wanted: ThreadPointer, token: u64) -> Option<u64> {
+pub fn remembered(
+    layout: &Layout,
+    process: &ProcessEntry,
+    tid: u32,
+    wanted: ThreadPointer,
+    token: u64,
+    thread: &mut ThreadBuffer,
+) -> Option<u64> {
     let slot = slot(process, tid)?;
     // SAFETY: a pointer into a map value, checked by the lookup; racing writers can only tear it, which the checks
     // below find.
@@ -97,7 +104,8 @@ pub fn remembered(layout: &Layout, process: &ProcessEntry, tid: u32, wanted: Thr
     if cached.instance != process.instance || cached.tid != tid || cached.token != token || cached.tstate == 0 {
         return None;
     }
-    walk::verify_thread(&CurrentProcess, layout, wanted, cached.tstate).then_some(cached.tstate)
+    walk::read_thread(&CurrentProcess, layout, cached.tstate, thread).ok()?;
+    walk::verify_thread(layout, wanted, thread).then_some(cached.tstate)
 }
 
 /// Remembers the only thread state of a thread.

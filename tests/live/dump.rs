@@ -12,7 +12,7 @@ use tachyon::inspect::{self, ElfCache, Verdict};
 use tachyon::remote::RemoteProcess;
 use tachyon::types::{Pid, RemoteAddr};
 use tachyon_common::layout::Layout;
-use tachyon_common::walk;
+use tachyon_common::walk::{self, ThreadBuffer};
 use tachyon_tests::{Interpreter, Profiler, Target, binary, live, on_each_interpreter, program};
 
 on_each_interpreter!(every_thread_shows_its_known_stack);
@@ -172,7 +172,9 @@ fn a_target_that_lies_costs_bounded_time(python: &Interpreter) {
     let ident = told["ident"]["sleeper"].as_u64().expect("a number");
     let tstate = *states.iter().find(|&&tstate| word(tstate, layout.tstate_thread_id) == ident).expect("listed");
     let last = *states.last().expect("there are threads");
-    let leaf = walk::innermost_frame(&process, &layout, tstate).expect("readable");
+    let mut thread_state = ThreadBuffer::default();
+    walk::read_thread(&process, &layout, tstate, &mut thread_state).expect("readable");
+    let leaf = walk::innermost_frame(&process, &layout, &thread_state).expect("readable");
     let base = if Layout::present(layout.tstate_base_frame) { word(tstate, layout.tstate_base_frame) } else { 0 };
     let caller = |&frame: &u64| Some(word(frame, layout.frame_previous)).filter(|at| ![0, base].contains(at));
     let root = std::iter::successors(Some(leaf), caller).last().expect("a leaf at least");

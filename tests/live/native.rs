@@ -13,7 +13,7 @@ use tachyon::unwind::UnwindTables;
 use tachyon_common::event::status;
 use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::NativeWalk;
+use tachyon_common::unwind::{NativeWalk, StackBuffer};
 use tachyon_tests::unwind::{Addresses, PlainTables};
 use tachyon_tests::{Interpreter, Target, live};
 
@@ -278,8 +278,8 @@ fn same_as_gdb(interpreter: &str, state: &str) {
         wait_until_stopped(target.pid());
         let (ip, sp, fp) = registers(target.pid());
         let mut walk = NativeWalk::start(ip, sp, fp);
-        let mut addresses = Addresses::default();
-        let stop = (0..20).find_map(|_| walk.step(&process, &memory, space, &mut addresses));
+        let (mut addresses, mut stack) = (Addresses::default(), StackBuffer::default());
+        let stop = (0..20).find_map(|_| walk.step(&process, &memory, space, &mut stack, &mut addresses));
         let gdb = by_gdb(target.pid(), "");
         signal(libc::SIGCONT);
         // gdb shows return addresses.

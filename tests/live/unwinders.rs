@@ -14,7 +14,7 @@ use tachyon::remote::RemoteProcess;
 use tachyon::types::{Pid, RemoteAddr};
 use tachyon::unwind::UnwindTables;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{NativeWalk, Rule, Space, kind, saved};
+use tachyon_common::unwind::{NativeWalk, Rule, Space, StackBuffer, kind, saved};
 use tachyon_common::walk::{Unreadable, UserMemory};
 use tachyon_tests::unwind::{Addresses, PlainTables};
 use tachyon_tests::{Interpreter, Target, on_each_interpreter};
@@ -175,8 +175,8 @@ fn by_us(tables: &PlainTables, space: Space, moment: &Moment) -> (Vec<u64>, Stop
     let mut walk = NativeWalk::start(moment.ip, moment.sp(), moment.fp());
     walk.leaf = moment.registers;
     walk.leaf_known = 1;
-    let mut addresses = Addresses::default();
-    let stop = (0..=16).find_map(|_| walk.step(moment, tables, space, &mut addresses));
+    let (mut addresses, mut stack) = (Addresses::default(), StackBuffer::default());
+    let stop = (0..=16).find_map(|_| walk.step(moment, tables, space, &mut stack, &mut addresses));
     (addresses.0, stop.expect("16 steps are 256 frames"))
 }
 

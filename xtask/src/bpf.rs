@@ -15,6 +15,8 @@ use serde::Serialize;
 use crate::command::{self, project_root};
 use crate::digest;
 
+mod slim;
+
 /// `cargo xtask bpf ...`.
 #[derive(clap::Subcommand)]
 pub(crate) enum BpfCommand {
@@ -200,6 +202,7 @@ fn build_object(work: &Path) -> Result<Vec<u8>> {
     command::run(&mut cargo)?;
     let path = target_dir.join(TARGET).join("release").join(BINARY);
     let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = slim::slim(&bytes)?;
     inspect(&bytes)?;
     Ok(bytes)
 }

@@ -225,6 +225,7 @@ int main(void) {
     ABSENT(code_code_adaptive);
 #endif
     // How much to read of a structure follows from its fields: `Layout::complete` fills these.
+    VALUE(tstate_read, 0);
     VALUE(frame_read, 0);
     VALUE(code_read, 0);
 #if PY_VERSION_HEX >= 0x030A0000

@@ -5,9 +5,9 @@
 //! address may be signed (`paciasp`): its signature is taken off, whether the rules tell of one or not, for an address of
 //! user space has no bits there.
 
-use super::{NativeWalk, Tables, kind};
+use super::{NativeWalk, StackBuffer, Tables, kind};
 use crate::stop::StopReason;
-use crate::walk::{UserMemory, read_u64};
+use crate::walk::UserMemory;
 
 /// How to find the caller's registers at an instruction of arm64.
 ///
@@ -100,9 +100,9 @@ impl NativeWalk {
         &mut self,
         memory: &M,
         tables: &T,
+        stack: &mut StackBuffer,
         rule: Rule,
     ) -> Result<(), StopReason> {
-        let unreadable = |_| StopReason::UnreadableStack;
         let kind = rule.0.kind();
         let saved = rule.saved();
         let cfa = if kind == kind::SP {
@@ -121,14 +121,14 @@ impl NativeWalk {
             if self.sp_lost != 0 {
                 return Err(StopReason::NoFramePointer);
             }
-            let fp = read_u64(memory, self.sp, frame::FP).map_err(unreadable)?;
-            let link = read_u64(memory, self.sp, frame::LINK).map_err(unreadable)?;
-            let sp = read_u64(memory, self.sp, frame::SP).map_err(unreadable)?;
-            self.ip = read_u64(memory, self.sp, frame::PC).map_err(unreadable)?;
+            let fp = self.stack_word(memory, stack, self.sp, frame::FP)?;
+            let link = self.stack_word(memory, stack, self.sp, frame::LINK)?;
+            let sp = self.stack_word(memory, stack, self.sp, frame::SP)?;
+            self.ip = self.stack_word(memory, stack, self.sp, frame::PC)?;
             (self.fp, self.link, self.sp, self.exact) = (fp, link, sp, 1);
             return Ok(());
         } else if kind == kind::CHAIN {
-            return self.follow_frame_pointer(memory, tables);
+            return self.follow_frame_pointer(memory, tables, stack);
         } else {
             return Err(self.end(kind));
         };
@@ -146,10 +146,10 @@ impl NativeWalk {
         let mut ip = self.link;
         if in_memory {
             let above = if saved == saved::PAIR { 8 } else { 0 };
-            ip = read_u64(memory, place, above).map_err(unreadable)?;
+            ip = self.stack_word(memory, stack, place, above)?;
         }
         if saved == saved::PAIR || saved == saved::FP {
-            self.fp = read_u64(memory, place, 0).map_err(unreadable)?;
+            self.fp = self.stack_word(memory, stack, place, 0)?;
         }
         self.sp_lost = 0;
         self.arrive(ip & tables.code_mask(), cfa)

@@ -64,10 +64,6 @@ impl NativeWalk {
         let (mut below, mut bit) = (0, 1_u64 << PAGE_SEARCH_STEPS);
         while bit > 1 {
             bit >>= 1;
-            // Most pages have a handful of rows, and the processor guesses this one right.
-            if bit > count {
-                continue;
-            }
             let next = below + bit;
             let there = not_above(tables, next, count);
             let Some(row) = tables.row(chunk, (first + before + ((next - 1) & there)) as u32) else { return 0 };

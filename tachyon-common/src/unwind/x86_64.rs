@@ -1,8 +1,8 @@
 //! Rules of x86-64, and a step by one.
 
-use super::{NativeWalk, Rule, kind};
+use super::{NativeWalk, Rule, StackBuffer, kind};
 use crate::stop::StopReason;
-use crate::walk::{UserMemory, read_u64};
+use crate::walk::UserMemory;
 
 /// Where `rbp` was saved: bits 4–13 of a [`Rule`]. Other values are words below the CFA.
 pub mod saved {
@@ -65,8 +65,12 @@ impl Rule {
 impl NativeWalk {
     /// Steps to the caller by a rule. `Err` is the end of the walk.
     #[inline(always)]
-    pub(super) fn apply<M: UserMemory + ?Sized>(&mut self, memory: &M, rule: Rule) -> Result<(), StopReason> {
-        let unreadable = |_| StopReason::UnreadableStack;
+    pub(super) fn apply<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        stack: &mut StackBuffer,
+        rule: Rule,
+    ) -> Result<(), StopReason> {
         let words = rule.words();
         let bytes = (words * 8).cast_unsigned();
         let kind = rule.kind();
@@ -77,8 +81,7 @@ impl NativeWalk {
         } else if kind == kind::DEREF_SP || kind == kind::DEREF_FP {
             let base = if kind == kind::DEREF_SP { self.sp } else { self.fp };
             let inner = ((words >> 7) * 8).cast_unsigned();
-            read_u64(memory, base.wrapping_add(inner), 0)
-                .map_err(unreadable)?
+            self.stack_word(memory, stack, base.wrapping_add(inner), 0)?
                 .wrapping_add(((words & 127) * 8).cast_unsigned())
         } else if kind == kind::REGISTER {
             if self.stored != 1 || self.leaf_known == 0 {
@@ -90,9 +93,9 @@ impl NativeWalk {
             self.sp.wrapping_add(if slot >= bytes / 8 { 16 } else { 8 })
         } else if kind == kind::SIGNAL {
             // `struct ucontext` of x86-64 at `rsp`: `uc_mcontext` 40, in it rbp 80, rsp 120, rip 128.
-            let fp = read_u64(memory, self.sp, 120).map_err(unreadable)?;
-            let sp = read_u64(memory, self.sp, 160).map_err(unreadable)?;
-            self.ip = read_u64(memory, self.sp, 168).map_err(unreadable)?;
+            let fp = self.stack_word(memory, stack, self.sp, 120)?;
+            let sp = self.stack_word(memory, stack, self.sp, 160)?;
+            self.ip = self.stack_word(memory, stack, self.sp, 168)?;
             (self.fp, self.sp, self.exact) = (fp, sp, 1);
             return Ok(());
         } else {
@@ -105,9 +108,9 @@ impl NativeWalk {
         let saved = rule.saved();
         if saved != saved::UNCHANGED {
             let place = if saved == saved::AT_FP { self.fp } else { cfa.wrapping_sub(u64::from(saved) * 8) };
-            self.fp = read_u64(memory, place, 0).map_err(unreadable)?;
+            self.fp = self.stack_word(memory, stack, place, 0)?;
         }
-        let ip = read_u64(memory, cfa.wrapping_sub(8), 0).map_err(unreadable)?;
+        let ip = self.stack_word(memory, stack, cfa.wrapping_sub(8), 0)?;
         self.arrive(ip, cfa)
     }
 }

@@ -1,7 +1,7 @@
 //! Structures of the target, copied in one read each.
 
 use super::memory::{Unreadable, UserMemory};
-use crate::limits::{CODE_READ, FRAME_READ};
+use crate::limits::{CODE_READ, FRAMES_READ, THREAD_READ};
 
 /// A structure copied from the target, as aligned words: `BYTES` bytes that an offset may name (a power of two), in
 /// `WORDS` = `BYTES / 8` words. Offsets are masked, which is the bound the verifier sees.
@@ -11,8 +11,10 @@ pub struct Buffer<const BYTES: usize, const WORDS: usize> {
     words: [u64; WORDS],
 }
 
-/// Room for one frame.
-pub type FrameBuffer = Buffer<FRAME_READ, { FRAME_READ / 8 }>;
+/// Room for a thread state's fields of interest.
+pub type ThreadBuffer = Buffer<THREAD_READ, { THREAD_READ / 8 }>;
+/// Room for frames: [`FRAMES_READ`] bytes of neighbours, then one that lies alone.
+pub type FrameBuffer = Buffer<{ FRAMES_READ * 2 }, { FRAMES_READ / 4 }>;
 /// Room for one code object's head.
 pub type CodeBuffer = Buffer<CODE_READ, { CODE_READ / 8 }>;
 
@@ -27,16 +29,28 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
 
     /// Copies `len` bytes (at most `BYTES`) from `addr`.
     #[inline(always)]
-    pub(super) fn fill<M: UserMemory + ?Sized>(&mut self, memory: &M, addr: u64, len: u32) -> Result<(), Unreadable> {
+    pub(crate) fn fill<M: UserMemory + ?Sized>(&mut self, memory: &M, addr: u64, len: u32) -> Result<(), Unreadable> {
+        self.fill_at::<M, 0, BYTES>(memory, addr, len)
+    }
+
+    /// Copies `len` bytes (at most `ROOM`, a power of two) from `addr` to offset `AT`.
+    #[inline(always)]
+    pub(super) fn fill_at<M: UserMemory + ?Sized, const AT: usize, const ROOM: usize>(
+        &mut self,
+        memory: &M,
+        addr: u64,
+        len: u32,
+    ) -> Result<(), Unreadable> {
         let () = Self::CHECKED;
-        // `len` is at most `BYTES` by validation; the mask is for the verifier, the comparison for us.
-        let len = len as usize & (2 * BYTES - 1);
-        if len > BYTES {
+        const { assert!(AT + ROOM <= BYTES && ROOM.is_power_of_two()) };
+        // `len` is at most `ROOM` by validation; the mask is for the verifier, the comparison for us.
+        let len = len as usize & (2 * ROOM - 1);
+        if len > ROOM {
             return Err(Unreadable);
         }
         // SAFETY: the words are `BYTES` initialised bytes, and any bytes are valid words.
         let bytes = unsafe { core::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), BYTES) };
-        let Some(into) = bytes.get_mut(..len) else { return Err(Unreadable) };
+        let Some(into) = bytes.get_mut(AT..AT + len) else { return Err(Unreadable) };
         memory.read(addr, into)
     }
 
@@ -51,7 +65,8 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
 
     /// The word at an offset, which is a multiple of 8.
     #[inline(always)]
-    pub(super) fn u64(&self, offset: u32) -> u64 {
+    #[must_use]
+    pub fn u64(&self, offset: u32) -> u64 {
         self.words[(offset / 8) as usize & (WORDS - 1)]
     }
 

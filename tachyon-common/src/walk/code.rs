@@ -34,8 +34,8 @@ pub struct CodeIdentity {
     pub firstlineno: i32,
     /// Size of the code: code units (3.11+), else 0.
     pub code_units: u32,
-    /// Address of the array of per-thread copies of the code (free-threaded 3.14+), else 0.
-    pub tlbc: u64,
+    /// `co_version` (3.12+), a number that its interpreter has given to no other code object; 0: none.
+    pub version: u32,
 }
 
 /// Reads the head of the code object at `code`, and what else tells it apart.
@@ -61,19 +61,16 @@ pub fn code_identity<M: UserMemory + ?Sized>(
         linetable: buffer.u64(layout.code_linetable),
         firstlineno: buffer.u32(layout.code_firstlineno).cast_signed(),
         code_units: if layout.has(flags::FRAME_OBJECTS) { 0 } else { buffer.u32(layout.ob_size) },
-        tlbc: if Layout::present(layout.code_tlbc) { buffer.u64(layout.code_tlbc) } else { 0 },
+        version: if Layout::present(layout.code_version) { buffer.u32(layout.code_version) } else { 0 },
     };
     let mut hash = mix(seed, identity.qualname);
     hash = mix(hash, identity.filename);
     hash = mix(hash, identity.linetable);
     hash = mix(hash, u64::from(identity.firstlineno.cast_unsigned()) | (u64::from(identity.code_units) << 32));
-    if Layout::present(layout.code_version) {
-        let version = buffer.u32(layout.code_version);
-        if version != 0 {
-            // Nothing else needs to be read: each read of a sample's frame costs, most of all where caches are cold.
-            identity.fingerprint = mix(hash, u64::from(version));
-            return Ok(identity);
-        }
+    if identity.version != 0 {
+        // Nothing else needs to be read: each read of a sample's frame costs, most of all where caches are cold.
+        identity.fingerprint = mix(hash, u64::from(identity.version));
+        return Ok(identity);
     }
     hash = mix_text(memory, layout, hash, identity.qualname, buffer);
     hash = mix_text(memory, layout, hash, identity.filename, buffer);

@@ -1,5 +1,6 @@
 //! What a thread is doing, beside its frames: the GIL, exceptions, the garbage collector.
 
+use super::buffer::ThreadBuffer;
 use super::frames::innermost_frame;
 use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use crate::event::status;
@@ -19,7 +20,7 @@ pub struct ThreadFacts {
     pub gc_frame: u64,
 }
 
-/// Reads the GIL's state and the rest of [`ThreadFacts`].
+/// Reads the GIL's state and the rest of [`ThreadFacts`] of the thread whose state [`read_thread`] has copied.
 ///
 /// `HAS_GIL` is exact: besides `locked` and `last_holder`, which a releasing and a taking thread change one after
 /// the other, it asks for the thread's own mark, which is set and cleared while the GIL is held: `_status.holds_gil`
@@ -32,16 +33,14 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     layout: &Layout,
     process: &ProcessEntry,
     tstate: u64,
+    thread: &ThreadBuffer,
 ) -> ThreadFacts {
     let mut facts = ThreadFacts { status: status::ON_CPU, interp_id: -1, ..ThreadFacts::default() };
-    let Ok(interp) = read_u64(memory, tstate, layout.tstate_interp) else {
-        facts.status |= status::UNKNOWN;
-        return facts;
-    };
+    let interp = thread.u64(layout.tstate_interp);
     if let Ok(id) = read_u64(memory, interp, layout.interp_id) {
         facts.interp_id = id.cast_signed();
     }
-    match holds_gil(memory, layout, process, tstate, interp) {
+    match holds_gil(memory, layout, process, (tstate, thread), interp) {
         Ok(true) => facts.status |= status::HAS_GIL,
         Ok(false) => {}
         Err(Unreadable) => facts.status |= status::UNKNOWN,
@@ -49,8 +48,7 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     let main = if Layout::present(layout.interp_threads_main) {
         read_u64(memory, interp, layout.interp_threads_main) == Ok(tstate)
     } else {
-        let thread_id = read_u64(memory, tstate, layout.tstate_thread_id);
-        thread_id.is_ok() && read_u64(memory, process.runtime, layout.runtime_main_thread) == thread_id
+        read_u64(memory, process.runtime, layout.runtime_main_thread) == Ok(thread.u64(layout.tstate_thread_id))
     };
     if main {
         facts.status |= status::MAIN_THREAD;
@@ -58,16 +56,16 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     if Layout::present(layout.interp_code_generation) {
         facts.code_generation = read_u64(memory, interp, layout.interp_code_generation).unwrap_or(0);
     }
-    if has_exception(memory, layout, process, tstate) {
+    if has_exception(layout, process, thread) {
         facts.status |= status::HAS_EXCEPTION;
     }
     if facts.status & status::HAS_GIL == 0
         && Layout::present(layout.tstate_gil_requested)
-        && read_u32(memory, tstate, layout.tstate_gil_requested).unwrap_or(0) != 0
+        && thread.u32(layout.tstate_gil_requested) != 0
     {
         facts.status |= status::GIL_REQUESTED;
     }
-    facts.gc_frame = gc_frame(memory, layout, process, tstate, interp, facts.status);
+    facts.gc_frame = gc_frame(memory, layout, process, thread, interp, facts.status);
     if facts.gc_frame != 0 {
         facts.status |= status::GC;
     }
@@ -77,9 +75,9 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
 /// Whether an exception is being raised, or handled by the thread outside of generators: what CPython 3.15's profiler
 /// asks (`Modules/_remote_debugging/threads.c`, `unwind_stack_for_thread`).
 #[inline(always)]
-fn has_exception<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, process: &ProcessEntry, tstate: u64) -> bool {
-    let raised = read_u64(memory, tstate, layout.tstate_current_exception).unwrap_or(0);
-    let handled = read_u64(memory, tstate, layout.tstate_exc_state.wrapping_add(layout.exc_value)).unwrap_or(0);
+fn has_exception(layout: &Layout, process: &ProcessEntry, thread: &ThreadBuffer) -> bool {
+    let raised = thread.u64(layout.tstate_current_exception);
+    let handled = thread.u64(layout.tstate_exc_state.wrapping_add(layout.exc_value));
     // Where an exception has been handled before, 3.11 and 3.12 leave `None` (`POP_EXCEPT` in `Python/bytecodes.c`).
     raised != 0 || (handled != 0 && handled != process.none)
 }
@@ -94,7 +92,7 @@ fn gc_frame<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
     process: &ProcessEntry,
-    tstate: u64,
+    thread: &ThreadBuffer,
     interp: u64,
     status: u32,
 ) -> u64 {
@@ -112,7 +110,7 @@ fn gc_frame<M: UserMemory + ?Sized>(
     if status & status::HAS_GIL == 0 {
         return 0;
     }
-    innermost_frame(memory, layout, tstate).unwrap_or(0)
+    innermost_frame(memory, layout, thread).unwrap_or(0)
 }
 
 #[inline(always)]
@@ -120,17 +118,17 @@ fn holds_gil<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
     process: &ProcessEntry,
-    tstate: u64,
+    (tstate, thread): (u64, &ThreadBuffer),
     interp: u64,
 ) -> Result<bool, Unreadable> {
     if Layout::present(layout.tstate_holds_gil) {
-        return Ok(read_u32(memory, tstate, layout.tstate_holds_gil)? != 0);
+        return Ok(thread.u32(layout.tstate_holds_gil) != 0);
     }
     if layout.status_holds_gil != 0 {
-        return Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_holds_gil != 0);
+        return Ok(thread.u32(layout.tstate_status) & layout.status_holds_gil != 0);
     }
     let gil = if Layout::present(layout.interp_ceval_gil) {
-        if read_u32(memory, tstate, layout.tstate_status)? & layout.status_active == 0 {
+        if thread.u32(layout.tstate_status) & layout.status_active == 0 {
             return Ok(false);
         }
         read_u64(memory, interp, layout.interp_ceval_gil)?

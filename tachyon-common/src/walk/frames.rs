@@ -1,20 +1,24 @@
 //! The frame chain, leaf first.
 
-use super::buffer::{CodeBuffer, FrameBuffer};
+use super::buffer::{CodeBuffer, FrameBuffer, ThreadBuffer};
 use super::code::{CodeIdentity, code_identity};
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
-use crate::limits::MAX_PY_FRAMES;
+use crate::limits::{FRAME_READ, FRAMES_READ, MAX_PY_FRAMES};
 use crate::stop::StopReason;
 
-/// Address of the innermost frame of a thread; 0 when it runs none.
+/// Address of the innermost frame of a thread whose state [`super::read_thread`] has copied; 0 when it runs none.
 ///
 /// # Errors
 /// [`StopReason::UnreadableFrame`].
 #[inline(always)]
-pub fn innermost_frame<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tstate: u64) -> Result<u64, StopReason> {
-    let frame = read_u64(memory, tstate, layout.tstate_frame).map_err(|_| StopReason::UnreadableFrame)?;
+pub fn innermost_frame<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    thread: &ThreadBuffer,
+) -> Result<u64, StopReason> {
+    let frame = thread.u64(layout.tstate_frame);
     if !layout.has(flags::CFRAME) || frame == 0 {
         return Ok(frame);
     }
@@ -23,10 +27,16 @@ pub fn innermost_frame<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tsta
 
 /// Takes the frames of a walk, leaf first.
 pub trait FrameSink {
-    /// Stores the frame at `index`, which is below [`MAX_PY_FRAMES`].
-    fn store(&mut self, index: usize, frame: RawFrame);
+    /// Stores the frame at `index`, which is below [`MAX_PY_FRAMES`], and what it runs.
+    fn store(&mut self, index: usize, frame: RawFrame, identity: &CodeIdentity);
     /// Sets [`frame_flags::ENTRY`] on the frame stored last, at `index`.
     fn mark_entry(&mut self, index: usize);
+    /// Whether this sink knows the code object at `code` from an earlier walk, and that it still is the same one: then
+    /// [`CodeIdentity::fingerprint`] and `code_units` are filled in, and it need not be read.
+    #[inline(always)]
+    fn known(&mut self, _code: u64, _identity: &mut CodeIdentity) -> bool {
+        false
+    }
 }
 
 /// Where the walk of a frame chain stands.
@@ -49,9 +59,25 @@ pub struct FrameWalk {
     pub opcodes: u32,
     /// What the frame looked at last runs.
     pub identity: CodeIdentity,
+    /// Address of the first frame among the neighbours in the buffer.
+    window: u64,
+    /// How far behind it their last one lies.
+    window_reach: u64,
+    /// Frame looked at last that is no shim: its caller may lie next to it.
+    near: u64,
+    /// Where in the buffer the present frame lies.
+    at: u32,
+    _pad: u32,
 }
 
 impl FrameWalk {
+    /// A walk that starts at a frame.
+    #[inline(always)]
+    #[must_use]
+    pub fn start(frame: u64) -> Self {
+        Self { next: frame, ..Self::default() }
+    }
+
     /// Looks at the next frame and goes on to its caller. `None`: there is more.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "a BPF program has its scratch space in maps, not in one structure")]
@@ -68,12 +94,12 @@ impl FrameWalk {
         if self.next == 0 || self.next == self.base_frame {
             return Some(if self.stored == 0 { StopReason::NoFrame } else { StopReason::Complete });
         }
-        if frame_buffer.fill(memory, self.next, layout.frame_read).is_err() {
+        if !self.read_frame(memory, layout, frame_buffer) {
             return Some(StopReason::UnreadableFrame);
         }
-        let previous = frame_buffer.u64(layout.frame_previous);
-        let owner =
-            if Layout::present(layout.frame_owner) { u32::from(frame_buffer.u8(layout.frame_owner)) } else { 0 };
+        let frame = Frame { buffer: frame_buffer, at: self.at };
+        let previous = frame.u64(layout.frame_previous);
+        let owner = if Layout::present(layout.frame_owner) { u32::from(frame.u8(layout.frame_owner)) } else { 0 };
         if self.next == self.gc_frame {
             self.gc = u32::from(frame_flags::GC);
         }
@@ -89,30 +115,33 @@ impl FrameWalk {
         if self.stored as usize >= MAX_PY_FRAMES {
             return Some(StopReason::TooDeep);
         }
-        let code = frame_buffer.u64(layout.frame_code) & !u64::from(layout.stackref_tag_mask);
-        if !self.identify(memory, layout, seed, code, code_buffer) {
-            return Some(StopReason::UnreadableCode);
+        self.near = self.next;
+        let code = frame.u64(layout.frame_code) & !u64::from(layout.stackref_tag_mask);
+        if !sink.known(code, &mut self.identity) {
+            if !self.identify(memory, layout, seed, code, code_buffer) {
+                return Some(StopReason::UnreadableCode);
+            }
+            if code_type != 0 && self.identity.ob_type != code_type {
+                return Some(StopReason::NotACodeObject);
+            }
         }
-        let identity = &self.identity;
-        if code_type != 0 && identity.ob_type != code_type {
-            return Some(StopReason::NotACodeObject);
-        }
-        let start = match instructions(memory, layout, frame_buffer, code, identity.tlbc) {
+        let start = match instructions(memory, layout, &frame, code) {
             Ok(start) => start,
             Err(reason) => return Some(reason),
         };
-        let Some(lasti) = lasti(layout, frame_buffer, start, identity.code_units) else {
+        let identity = &self.identity;
+        let Some(lasti) = lasti(layout, &frame, start, identity.code_units) else {
             return Some(StopReason::BadInstruction);
         };
         let mut opcode = 255;
         if self.opcodes != 0 {
-            opcode = read_u8(memory, frame_buffer.u64(layout.frame_instr)).unwrap_or(255);
+            opcode = read_u8(memory, frame.u64(layout.frame_instr)).unwrap_or(255);
         }
         let mut flags = self.gc as u8;
         if owner == layout.owner_generator {
             flags |= frame_flags::GENERATOR;
         }
-        if Layout::present(layout.frame_is_entry) && frame_buffer.u8(layout.frame_is_entry) != 0 {
+        if Layout::present(layout.frame_is_entry) && frame.u8(layout.frame_is_entry) != 0 {
             flags |= frame_flags::ENTRY;
         }
         sink.store(
@@ -125,6 +154,7 @@ impl FrameWalk {
                 opcode,
                 shims: (self.shims & 0xffff) as u16,
             },
+            identity,
         );
         self.stored += 1;
         self.shims = 0;
@@ -133,12 +163,39 @@ impl FrameWalk {
         None
     }
 
+    /// Puts the next frame into the buffer, and where it lies there into `at`; false when it cannot be read.
+    ///
+    /// Frames of one chunk of a thread's data stack lie callers first, so one read of what lies before a frame that is
+    /// near its callee gets several: none past the start of its page, which the next page need not be in memory with. A
+    /// frame that lies alone (a generator's, on the C stack, before 3.11) is read by itself.
+    ///
+    /// A function of its own for the verifier, as `identify` is.
+    #[inline(always)]
+    fn read_frame<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, buffer: &mut FrameBuffer) -> bool {
+        let frame = self.next;
+        let behind = frame.wrapping_sub(self.window);
+        if behind <= self.window_reach {
+            self.at = behind as u32;
+            return true;
+        }
+        if self.near.wrapping_sub(frame) <= MOST_BEFORE && frame & 7 == 0 {
+            let before = (frame & (PAGE - 1)).min(MOST_BEFORE);
+            let first = frame - before;
+            if buffer.fill_at::<M, 0, FRAMES_READ>(memory, first, before as u32 + layout.frame_read).is_ok() {
+                (self.window, self.window_reach, self.at) = (first, before, before as u32);
+                return true;
+            }
+        }
+        self.at = FRAMES_READ as u32;
+        buffer.fill_at::<M, FRAMES_READ, FRAME_READ>(memory, frame, layout.frame_read).is_ok()
+    }
+
     /// Reads what tells a code object from others; false when it cannot be read.
     ///
     /// A function of its own for the verifier: behind a call it keeps nothing but the result, so the paths through here are
     /// not multiplied with those that follow. Its result lies in memory and not on a stack, because no such function may
     /// return with a pointer to one in a register.
-    #[inline(never)]
+    #[inline(always)]
     fn identify<M: UserMemory + ?Sized>(
         &mut self,
         memory: &M,
@@ -154,6 +211,35 @@ impl FrameWalk {
             }
             Err(_) => false,
         }
+    }
+}
+
+/// Most bytes read before a frame, so that it and they fit the buffer.
+const MOST_BEFORE: u64 = (FRAMES_READ - FRAME_READ) as u64;
+
+/// What no page is smaller than.
+const PAGE: u64 = 4096;
+
+/// The present frame.
+struct Frame<'a> {
+    buffer: &'a FrameBuffer,
+    at: u32,
+}
+
+impl Frame<'_> {
+    #[inline(always)]
+    fn u64(&self, offset: u32) -> u64 {
+        self.buffer.u64(self.at.wrapping_add(offset))
+    }
+
+    #[inline(always)]
+    fn u32(&self, offset: u32) -> u32 {
+        self.buffer.u32(self.at.wrapping_add(offset))
+    }
+
+    #[inline(always)]
+    fn u8(&self, offset: u32) -> u8 {
+        self.buffer.u8(self.at.wrapping_add(offset))
     }
 }
 
@@ -193,12 +279,11 @@ pub fn settle(
 fn instructions<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
-    frame: &FrameBuffer,
+    frame: &Frame<'_>,
     code: u64,
-    tlbc: u64,
 ) -> Result<u64, StopReason> {
     let own = code.wrapping_add(u64::from(layout.code_code_adaptive));
-    if !Layout::present(layout.frame_tlbc_index) || tlbc == 0 {
+    if !Layout::present(layout.frame_tlbc_index) || !Layout::present(layout.code_tlbc) {
         return Ok(own);
     }
     // A wrong index leads to an address that the instruction is not near to: no need to read the array's size.
@@ -206,16 +291,21 @@ fn instructions<M: UserMemory + ?Sized>(
     if index == 0 {
         return Ok(own);
     }
-    match read_u64(memory, tlbc, 8 + index * 8) {
+    // Read anew for a code object that is known, too: the array is another one when more threads have run the code.
+    match read_u64(memory, code, layout.code_tlbc) {
         Ok(0) => Ok(own),
-        Ok(copy) => Ok(copy),
+        Ok(tlbc) => match read_u64(memory, tlbc, 8 + index * 8) {
+            Ok(0) => Ok(own),
+            Ok(copy) => Ok(copy),
+            Err(Unreadable) => Err(StopReason::UnreadableCode),
+        },
         Err(Unreadable) => Err(StopReason::UnreadableCode),
     }
 }
 
 /// Byte offset of the frame's instruction from `start`, where its code starts; `None` when it lies outside.
 #[inline(always)]
-fn lasti(layout: &Layout, frame: &FrameBuffer, start: u64, code_units: u32) -> Option<i32> {
+fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Option<i32> {
     if layout.has(flags::LASTI_IS_OFFSET) {
         let lasti = frame.u32(layout.frame_instr).cast_signed();
         return if lasti < 0 { Some(-1) } else { lasti.checked_mul(layout.instr_unit.cast_signed()) };

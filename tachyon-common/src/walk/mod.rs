@@ -13,9 +13,9 @@ mod frames;
 mod memory;
 mod thread;
 
-pub use buffer::{Buffer, CodeBuffer, FrameBuffer};
+pub use buffer::{Buffer, CodeBuffer, FrameBuffer, ThreadBuffer};
 pub use code::{CodeIdentity, code_identity, linetable_len, mix};
 pub use facts::{ThreadFacts, thread_facts};
 pub use frames::{FrameSink, FrameWalk, innermost_frame, settle};
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
-pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, verify_thread};
+pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};

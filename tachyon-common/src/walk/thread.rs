@@ -1,5 +1,6 @@
 //! The `PyThreadState` of the interrupted thread, out of all in the process.
 
+use super::buffer::ThreadBuffer;
 use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use crate::layout::{Layout, flags};
 use crate::limits::THREADS_PER_STEP;
@@ -129,35 +130,37 @@ impl ThreadSearch {
     }
 
     /// Looks at up to [`THREADS_PER_STEP`] thread states.
-    #[inline(always)]
     pub fn step<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Found {
-        let mut steps = 0;
-        while steps < THREADS_PER_STEP {
-            steps += 1;
-            if self.tstate == 0 {
-                match read_u64(memory, self.interp, layout.interp_next) {
-                    Ok(0) => return self.verdict(layout),
-                    Ok(next) => self.interp = next,
-                    Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
-                }
-                match read_u64(memory, self.interp, layout.interp_threads_head) {
-                    Ok(head) => self.tstate = head,
-                    Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
-                }
-                continue;
-            }
-            let Ok(thread_id) = read_u64(memory, self.tstate, layout.tstate_thread_id) else {
-                return Found::Stop(StopReason::UnreadableThread);
-            };
-            if self.wanted.is_of(thread_id)
-                && let Some(found) = self.weigh(memory, layout)
-            {
-                return found;
-            }
-            match read_u64(memory, self.tstate, layout.tstate_next) {
-                Ok(next) => self.tstate = next,
+        let mut looks = (0..THREADS_PER_STEP).map(|_| self.look(memory, layout));
+        looks.find(|found| *found != Found::More).unwrap_or(Found::More)
+    }
+
+    /// Looks at one thread state, or at the end of an interpreter's list.
+    #[inline(always)]
+    pub fn look<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Found {
+        if self.tstate == 0 {
+            match read_u64(memory, self.interp, layout.interp_next) {
+                Ok(0) => return self.verdict(layout),
+                Ok(next) => self.interp = next,
                 Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
             }
+            match read_u64(memory, self.interp, layout.interp_threads_head) {
+                Ok(head) => self.tstate = head,
+                Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
+            }
+            return Found::More;
+        }
+        let Ok(thread_id) = read_u64(memory, self.tstate, layout.tstate_thread_id) else {
+            return Found::Stop(StopReason::UnreadableThread);
+        };
+        if self.wanted.is_of(thread_id)
+            && let Some(found) = self.weigh(memory, layout)
+        {
+            return found;
+        }
+        match read_u64(memory, self.tstate, layout.tstate_next) {
+            Ok(next) => self.tstate = next,
+            Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
         }
         Found::More
     }
@@ -219,12 +222,27 @@ fn is_bound<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tstate: u64) ->
     Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_bound_gilstate != 0)
 }
 
-/// Whether a remembered thread state is (still) the one of a thread.
+/// Copies a thread state: what is asked of it afterwards, in one read.
+///
+/// # Errors
+/// [`Unreadable`].
+#[inline(always)]
+pub fn read_thread<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    tstate: u64,
+    into: &mut ThreadBuffer,
+) -> Result<(), Unreadable> {
+    into.fill(memory, tstate, layout.tstate_read)
+}
+
+/// Whether a remembered thread state, which [`read_thread`] has copied, is (still) the one of a thread.
 ///
 /// For versions without `bound_gilstate` the caller must also know that no thread and no interpreter has started
 /// since the state was found to be unique.
 #[inline(always)]
-pub fn verify_thread<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, wanted: ThreadPointer, tstate: u64) -> bool {
-    read_u64(memory, tstate, layout.tstate_thread_id).is_ok_and(|thread_id| wanted.is_of(thread_id))
-        && (layout.status_bound_gilstate == 0 || is_bound(memory, layout, tstate) == Ok(true))
+#[must_use]
+pub fn verify_thread(layout: &Layout, wanted: ThreadPointer, thread: &ThreadBuffer) -> bool {
+    wanted.is_of(thread.u64(layout.tstate_thread_id))
+        && (layout.status_bound_gilstate == 0 || thread.u32(layout.tstate_status) & layout.status_bound_gilstate != 0)
 }

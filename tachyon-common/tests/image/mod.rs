@@ -11,8 +11,8 @@ use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, FrameBuffer, FrameSink, FrameWalk, ThreadPointer, ThreadSearch, Unreadable, UserMemory,
-    innermost_frame, settle,
+    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, ThreadPointer, ThreadSearch,
+    Unreadable, UserMemory, innermost_frame, read_thread, settle,
 };
 
 /// Pieces of memory by their address. A read must lie within one piece.
@@ -353,7 +353,7 @@ impl Image {
 struct Sink(Vec<RawFrame>);
 
 impl FrameSink for Sink {
-    fn store(&mut self, index: usize, frame: RawFrame) {
+    fn store(&mut self, index: usize, frame: RawFrame, _identity: &CodeIdentity) {
         assert!(index == self.0.len() && index < MAX_PY_FRAMES, "frame {index} after {}", self.0.len());
         self.0.push(frame);
     }
@@ -378,16 +378,17 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
         Some(Found::Stop(stop)) => return ended(stop, sink, 0),
         Some(Found::More) | None => return ended(StopReason::ThreadListTooLong, sink, 0),
     };
-    let frame = match innermost_frame(memory, layout, tstate) {
+    let mut thread = ThreadBuffer::default();
+    if read_thread(memory, layout, tstate, &mut thread).is_err() {
+        return ended(StopReason::UnreadableThread, sink, tstate);
+    }
+    let frame = match innermost_frame(memory, layout, &thread) {
         Ok(frame) => frame,
         Err(stop) => return ended(stop, sink, tstate),
     };
-    let base_frame = if Layout::present(layout.tstate_base_frame) {
-        tachyon_common::walk::read_u64(memory, tstate, layout.tstate_base_frame).unwrap_or(0)
-    } else {
-        0
-    };
-    let mut walk = FrameWalk { next: frame, base_frame, ..FrameWalk::default() };
+    let base_frame = if Layout::present(layout.tstate_base_frame) { thread.u64(layout.tstate_base_frame) } else { 0 };
+    let mut walk = FrameWalk::start(frame);
+    walk.base_frame = base_frame;
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot: a chain of nothing else ends with the tail calls.
     for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {

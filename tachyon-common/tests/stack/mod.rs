@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use tachyon_common::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Space, Tables, pages};
+use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Slices, Space, StackBuffer, pages};
 use tachyon_common::walk::{Unreadable, UserMemory};
 
 /// Memory by the word, and tables.
@@ -14,8 +14,6 @@ pub struct Machine {
     pub ranges: Vec<Range>,
     pub rows: Vec<Row>,
     pub reads: Cell<usize>,
-    /// Number of the read that fails.
-    pub failing: Option<usize>,
     /// One of [`tachyon_common::config::machine`].
     pub processor: u32,
 }
@@ -34,41 +32,22 @@ impl Machine {
     /// Walks to the end: how it ended, where it stands, and the addresses.
     pub fn finish(&self, mut walk: NativeWalk) -> (StopReason, NativeWalk, Vec<u64>) {
         let mut addresses = Addresses::default();
-        let space = Space { image: 1, first: 0, count: self.ranges.len() as u32 };
+        let space = Space { image: 1, count: self.ranges.len() as u32, ..Space::default() };
+        let tables = Slices { ranges: &self.ranges, rows: &self.rows, machine: self.processor };
+        let mut stack = StackBuffer::default();
         let most = MAX_NATIVE_FRAMES / NATIVE_FRAMES_PER_STEP + 1;
-        let stop = (0..most).find_map(|_| walk.step(self, self, space, &mut addresses));
+        let stop = (0..most).find_map(|_| walk.step(self, &tables, space, &mut stack, &mut addresses));
         (stop.expect("a walk ends within its steps"), walk, addresses.0)
     }
 }
 
 impl UserMemory for Machine {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        let number = self.reads.replace(self.reads.get() + 1);
-        if self.failing == Some(number) {
-            return Err(Unreadable);
+        self.reads.set(self.reads.get() + 1);
+        for (at, word) in (addr..).step_by(8).zip(into.chunks_mut(8)) {
+            word.copy_from_slice(&self.words.get(&at).ok_or(Unreadable)?.to_ne_bytes());
         }
-        into.copy_from_slice(&self.words.get(&addr).ok_or(Unreadable)?.to_ne_bytes());
         Ok(())
-    }
-}
-
-impl Tables for Machine {
-    type Chunk = ();
-
-    fn range(&self, index: u32) -> Option<Range> {
-        self.ranges.get(index as usize).copied()
-    }
-
-    fn chunk(&self, _: u32) -> Option<()> {
-        Some(())
-    }
-
-    fn row(&self, (): (), index: u32) -> Option<Row> {
-        self.rows.get(index as usize).copied()
-    }
-
-    fn machine(&self) -> u32 {
-        self.processor
     }
 }
 

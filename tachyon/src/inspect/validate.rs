@@ -3,7 +3,7 @@
 //! Both kinds of layout, published and built-in, pass through [`validate`].
 
 use tachyon_common::layout::{Layout, flags};
-use tachyon_common::limits::{CODE_READ, FRAME_READ};
+use tachyon_common::limits::{CODE_READ, FRAME_READ, THREAD_READ};
 
 use super::layout::{LayoutError, Sizes};
 
@@ -61,10 +61,8 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
     group(&interp, sizes.interp)?;
     group(&[("gil.locked", l.gil_locked, 4, true), ("gil.last_holder", l.gil_last_holder, 8, true)], MAX_GIL)?;
     let tstate = [
-        ("tstate.next", l.tstate_next, 8, true),
         ("tstate.interp", l.tstate_interp, 8, true),
         ("tstate.thread_id", l.tstate_thread_id, 8, true),
-        ("tstate.native_thread_id", l.tstate_native_thread_id, 8, minor >= 11),
         ("tstate's frame", l.tstate_frame, 8, true),
         ("tstate._status", l.tstate_status, 4, minor >= 12),
         ("tstate.holds_gil", l.tstate_holds_gil, 4, minor >= 14),
@@ -73,8 +71,16 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("tstate.exc_state", l.tstate_exc_state, 8, true),
         ("tstate.base_frame", l.tstate_base_frame, 8, minor >= 15),
     ];
-    group(&tstate, sizes.tstate)?;
+    // What is read of it in one go; the walk of the list reads the others one by one.
+    group(&tstate, sizes.tstate.min(THREAD_READ as u64))?;
+    let list = [
+        ("tstate.next", l.tstate_next, 8, true),
+        ("tstate.native_thread_id", l.tstate_native_thread_id, 8, minor >= 11),
+    ];
+    group(&list, sizes.tstate)?;
     group(&[("exc_state.exc_value", l.exc_value, 8, true)], MAX_HEADER)?;
+    let handled = l.tstate_exc_state.saturating_add(l.exc_value);
+    group(&[("tstate.exc_state.exc_value", handled, 8, true)], sizes.tstate.min(THREAD_READ as u64))?;
     group(&[("cframe.current_frame", l.cframe_current_frame, 8, l.has(flags::CFRAME))], MAX_HEADER)?;
     let lasti = if l.has(flags::LASTI_IS_OFFSET) { 4 } else { 8 };
     let frame = [

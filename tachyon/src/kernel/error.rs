@@ -104,7 +104,7 @@ fn refusal(error: &ProgramError) -> String {
 }
 
 /// How the lines begin that the verifier puts behind its reason (`print_verification_stats`, kernel/bpf/verifier.c).
-const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
+const STATISTICS: [&str; 4] = ["verification time", "stack depth", "processed ", "insns processed"];
 
 #[cfg(test)]
 mod tests {

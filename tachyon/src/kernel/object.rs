@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES};
+use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, RULE_SLOTS};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::LossCause;
 
@@ -148,6 +148,7 @@ impl Kernel {
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))
+            .map_max_entries("RULES", native(RULE_SLOTS))
             .load(OBJECT)
             .map_err(|error| KernelError::Load(Box::new(error)))?;
         let map_bytes = Arc::default();

@@ -6,11 +6,13 @@
 
 use super::memory::Pages;
 use super::{Deadline, Target};
-use tachyon_common::event::RawFrame;
+use tachyon_common::event::{RawFrame, status};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::MAX_PY_FRAMES;
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk::{self, CodeBuffer, FrameBuffer, FrameSink, FrameWalk, ThreadFacts, UserMemory};
+use tachyon_common::walk::{
+    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, ThreadFacts, UserMemory,
+};
 
 /// Readings of one stack. A thread that makes a million calls a second agrees after a few.
 const MAX_READINGS: usize = 32;
@@ -70,30 +72,35 @@ fn once<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) ->
     let pages = Pages::new(memory);
     let (layout, entry) = (&target.layout, &target.entry);
     let mut frames = Frames::default();
-    let (stop, root_shims) = chain(&pages, target, tstate, &mut frames);
-    Stack {
-        frames: frames.0,
-        stop,
-        root_shims,
-        facts: walk::thread_facts(&pages, layout, entry, tstate),
-        steady: false,
+    let mut thread = ThreadBuffer::default();
+    if walk::read_thread(&pages, layout, tstate, &mut thread).is_err() {
+        return Stack {
+            frames: Vec::new(),
+            stop: StopReason::UnreadableThread,
+            root_shims: 0,
+            facts: ThreadFacts { status: status::UNKNOWN, interp_id: -1, ..ThreadFacts::default() },
+            steady: false,
+        };
     }
+    let (stop, root_shims) = chain(&pages, target, &thread, &mut frames);
+    let facts = walk::thread_facts(&pages, layout, entry, tstate, &thread);
+    Stack { frames: frames.0, stop, root_shims, facts, steady: false }
 }
 
 fn chain<M: UserMemory + ?Sized>(
     memory: &M,
     target: &Target<'_>,
-    tstate: u64,
+    thread: &ThreadBuffer,
     frames: &mut Frames,
 ) -> (StopReason, u16) {
     let layout = &target.layout;
-    let frame = match walk::innermost_frame(memory, layout, tstate) {
+    let frame = match walk::innermost_frame(memory, layout, thread) {
         Ok(frame) => frame,
         Err(reason) => return (reason, 0),
     };
-    let mut chain = FrameWalk { next: frame, ..FrameWalk::default() };
+    let mut chain = FrameWalk::start(frame);
     if Layout::present(layout.tstate_base_frame) {
-        chain.base_frame = walk::read_u64(memory, tstate, layout.tstate_base_frame).unwrap_or(0);
+        chain.base_frame = thread.u64(layout.tstate_base_frame);
     }
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     for _ in 0..MAX_LOOKS {
@@ -122,7 +129,7 @@ fn chain<M: UserMemory + ?Sized>(
 struct Frames(Vec<RawFrame>);
 
 impl FrameSink for Frames {
-    fn store(&mut self, index: usize, frame: RawFrame) {
+    fn store(&mut self, index: usize, frame: RawFrame, _identity: &CodeIdentity) {
         if index == self.0.len() && index < MAX_PY_FRAMES {
             self.0.push(frame);
         }

@@ -180,7 +180,8 @@ impl UnwindTables {
         let first = self.ranges.take(count).ok_or(NoRoom(ranges.len()))?;
         memory.write_ranges(first, &ranges);
         self.blocks.push(Block { first, count, sources, unused: None });
-        Ok(Space { image, first, count })
+        // As many address spaces as numbers are more than a recording sees.
+        Ok(Space { image, first, count, version: self.calls as u32, _pad: 0 })
     }
 
     /// Finds blocks that no process has any more, and gives away those that have rested.

@@ -1,6 +1,5 @@
 use super::*;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::Tables;
 
 /// Tables in plain memory.
 #[derive(Default)]
@@ -30,22 +29,6 @@ impl TableMemory for Memory {
 
     fn spaces(&self) -> Vec<Space> {
         self.spaces.clone()
-    }
-}
-
-impl Tables for Memory {
-    fn range(&self, index: u32) -> Option<Range> {
-        self.ranges.get(index as usize).copied()
-    }
-
-    type Chunk = ();
-
-    fn chunk(&self, _: u32) -> Option<()> {
-        Some(())
-    }
-
-    fn row(&self, (): (), index: u32) -> Option<Row> {
-        self.rows.get(index as usize).copied()
     }
 }
 
@@ -85,7 +68,8 @@ fn every_executable_byte_of_a_process_is_in_one_range() {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, ignore = "reads registers")]
 fn own_stack_is_walked_to_its_end() {
-    use tachyon_common::unwind::{AddressSink, NativeWalk};
+    use tachyon_common::config::machine;
+    use tachyon_common::unwind::{AddressSink, NativeWalk, Slices, StackBuffer};
     #[derive(Default)]
     struct Addresses(Vec<u64>);
     impl AddressSink for Addresses {
@@ -104,7 +88,9 @@ fn own_stack_is_walked_to_its_end() {
     }
     let mut walk = NativeWalk::start(ip, sp, fp);
     let mut addresses = Addresses::default();
-    let stop = (0..20).find_map(|_| walk.step(&own(), &memory, space, &mut addresses));
+    let slices = Slices { ranges: &memory.ranges, rows: &memory.rows, machine: machine::X86_64 };
+    let mut stack = StackBuffer::default();
+    let stop = (0..20).find_map(|_| walk.step(&own(), &slices, space, &mut stack, &mut addresses));
     let names = std::backtrace::Backtrace::force_capture().to_string();
     let frames =
         names.lines().filter(|line| line.trim_start().split(": ").next().is_some_and(|n| n.parse::<u32>().is_ok()));
@@ -153,7 +139,7 @@ fn ranges_rest_before_they_are_used_again() {
     let mut tables = UnwindTables::new(1, 4);
     let first = tables.ranges.take(4).expect("free");
     tables.blocks.push(Block { first, count: 4, sources: HashSet::new(), unused: None });
-    memory.spaces.push(Space { image: 1, first, count: 4 });
+    memory.spaces.push(Space { image: 1, first, count: 4, ..Space::default() });
     tables.sweep(&memory);
     assert!(tables.blocks[0].unused.is_none(), "a process has it");
     memory.spaces.clear();

@@ -65,9 +65,7 @@ fn compare(name: &str, bytes: &[u8]) -> Found {
                 _ => {
                     let mut walk = NativeWalk::start(ip, SP, FP);
                     walk.link = LINK;
-                    let tables = OneFunction { placed: &placed, around: ip, machine: machine::ARM64 };
-                    let space = Space { image: 0, first: 0, count: 1 };
-                    let stop = walk.step(&MadeUp, &tables, space, &mut Addresses::default());
+                    let (stop, walk, _) = placed.step(machine::ARM64, walk);
                     let caller = oracle(row).unwrap_or_else(|| panic!("{name}: {ip:#x} {row:?}"));
                     assert_eq!([walk.ip, walk.sp, walk.fp], caller, "{name}: {ip:#x} {row:?}");
                     assert_eq!(stop, Some(StopReason::UnknownCode), "the made-up caller is no code");
