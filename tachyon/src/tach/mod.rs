@@ -40,6 +40,7 @@ mod error;
 mod finish;
 mod header;
 mod intern;
+mod pending;
 mod reader;
 mod samples;
 mod statistics;
