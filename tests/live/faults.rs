@@ -57,14 +57,13 @@ fn a_full_disk() {
 fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
-    for (ending, words, taken) in
-        [("tach", &["--compression", "none"][..], 0), ("tach", &[], 40 * 1024), ("jsonl", &[], 0)]
-    {
+    // TACH is written meanwhile, and the recording ends by itself; JSON lines at its end.
+    let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 36 * 1024), ("jsonl", &["-d", "2s"], 0)];
+    for (ending, words, taken) in cases {
         let tiny = Tiny::mounted("48k");
         std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
         let file = tiny.path().join("out").with_extension(ending);
         let mut command = Command::new(binary());
-        // Without an end: it ends by itself.
         command.args(["-p", &target.pid().to_string(), "-F", "1999"]).args(words).arg("-o");
         let output = command.arg(&file).output().expect("the profiler can be run");
         let stderr = String::from_utf8_lossy(&output.stderr);
