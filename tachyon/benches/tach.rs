@@ -9,7 +9,7 @@ use std::io::{BufReader, BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use tachyon::tach::{Frame, HEADER_LEN, Options, Reader, Sample, Writer};
+use tachyon::tach::{Compression, Frame, HEADER_LEN, Layout, Options, Reader, Sample, Writer};
 
 /// Samples held in memory in eight bytes each: what reading them takes is no part of the writer's time.
 #[derive(Default)]
@@ -85,12 +85,7 @@ fn write(from: &Path, to: &Path, count: usize) -> Result<()> {
     let tables = reader.tables();
     let strings: Vec<String> = (0..).map_while(|index| tables.string(index)).map(str::to_owned).collect();
     let frames: Vec<Frame> = tables.frames().to_vec();
-    let options = Options {
-        start_time_us: header.start_time_us,
-        sample_interval_us: header.sample_interval_us,
-        python_version: header.python_version,
-        ..Options::default()
-    };
+    let options = Options { compression: Compression::Zstd, layout: Layout::Released, ..Options::from(&header) };
     let begin = cpu_seconds();
     let file = BufWriter::with_capacity(256 * 1024, File::create(to)?);
     let mut writer = Writer::new(file, options)?;

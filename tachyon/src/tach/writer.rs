@@ -5,7 +5,7 @@ use super::finish::{Body, finish_file};
 use super::pending::{MAX_ENTRY, Pending};
 use super::varint::{MAX_LEN, put_u32, put_u64};
 use super::{
-    Compression, Features, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Mode, RECORD_HEAD_LEN,
+    Compression, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Options, RECORD_HEAD_LEN,
     RecordCounts, Sample, Statistics, WriteError, encoding,
 };
 use std::collections::HashMap;
@@ -17,42 +17,6 @@ const MAX_REPEAT_HEAD: u64 = RECORD_HEAD_LEN as u64 + 5;
 const MAX_RECORD: u64 = RECORD_HEAD_LEN as u64 + MAX_LEN as u64 + 1 + 2 * 5 + MAX_DEPTH as u64 * 5;
 /// One more repeated sample takes no more than that.
 const _: () = assert!(MAX_REPEAT_HEAD + MAX_ENTRY as u64 <= MAX_RECORD);
-
-/// What a file is told at its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Which layout the header gets.
-    pub layout: Layout,
-    /// What is done to the samples.
-    pub compression: Compression,
-    /// Start on the monotonic clock, microseconds: each thread's first time is stored as the distance from it.
-    pub start_time_us: u64,
-    /// Microseconds between samples.
-    pub sample_interval_us: u64,
-    /// Version of CPython: major, minor, micro.
-    pub python_version: [u8; 3],
-    /// When samples are taken.
-    pub mode: Option<Mode>,
-    /// What is recorded.
-    pub features: Option<Features>,
-    /// Most bytes of samples, before compression, in a compressed file; at most [`MAX_SAMPLE_BYTES`] holds.
-    pub max_sample_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            layout: Layout::default(),
-            compression: Compression::default(),
-            start_time_us: 0,
-            sample_interval_us: 0,
-            python_version: [0; 3],
-            mode: None,
-            features: None,
-            max_sample_bytes: MAX_SAMPLE_BYTES,
-        }
-    }
-}
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -436,21 +400,6 @@ impl<W: Write + Seek> Writer<W> {
         let result = write(self);
         self.broken = result.is_err();
         result
-    }
-}
-
-impl Options {
-    pub(super) fn header(&self) -> Header {
-        Header {
-            layout: self.layout,
-            python_version: self.python_version,
-            start_time_us: self.start_time_us,
-            sample_interval_us: self.sample_interval_us,
-            compression: self.compression,
-            mode: self.mode,
-            features: self.features,
-            ..Header::default()
-        }
     }
 }
 
