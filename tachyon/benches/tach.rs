@@ -3,7 +3,6 @@
 //! `write IN OUT COUNT` writes COUNT samples: those of the file IN, held in memory before the clock starts, over and over; `read FILE`
 //! reads a file to its end; `zstd FILE` compresses the bytes of its samples again, by zstd alone with the writer's parameters.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write as _};
 use std::path::Path;
@@ -11,21 +10,13 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use tachyon::tach::{Compression, Frame, HEADER_LEN, Layout, Options, Reader, Sample, Writer};
 
-/// Samples held in memory in eight bytes each: what reading them takes is no part of the writer's time.
-#[derive(Default)]
+/// A sample whose stack lies in a list of its own.
 struct Held {
-    /// All that samples are but for their time; many are alike.
-    kinds: Vec<Kind>,
-    /// For each sample its kind and the microseconds since the sample before.
-    samples: Vec<(u32, u32)>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Kind {
     thread_id: u64,
     interpreter_id: u32,
+    timestamp_us: u64,
     status: u8,
-    stack: Vec<u32>,
+    stack: usize,
 }
 
 fn main() -> Result<()> {
@@ -61,43 +52,37 @@ fn tell(seconds: f64, samples: u64, path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn hold(reader: &mut Reader<BufReader<File>>) -> Result<Held> {
-    let mut last_us = reader.header().start_time_us;
-    let (mut held, mut known) = (Held::default(), HashMap::new());
-    let mut samples = reader.samples()?;
-    while let Some(sample) = samples.next_sample()? {
-        let Sample { thread_id, interpreter_id, timestamp_us, status, frames } = sample;
-        let kind = Kind { thread_id, interpreter_id, status, stack: frames.to_vec() };
-        let index = *known.entry(kind.clone()).or_insert_with(|| {
-            held.kinds.push(kind);
-            held.kinds.len() - 1
-        });
-        held.samples.push((u32::try_from(index)?, u32::try_from(timestamp_us - last_us)?));
-        last_us = timestamp_us;
-    }
-    Ok(held)
-}
-
 fn write(from: &Path, to: &Path, count: usize) -> Result<()> {
     let mut reader = open(from)?;
     let header = *reader.header();
-    let Held { kinds, samples } = hold(&mut reader)?;
+    let (mut held, mut stacks, mut known) = (Vec::new(), Vec::<Vec<u32>>::new(), std::collections::HashMap::new());
+    let mut samples = reader.samples()?;
+    while let Some(sample) = samples.next_sample()? {
+        let stack = *known.entry(sample.frames.to_vec()).or_insert_with(|| {
+            stacks.push(sample.frames.to_vec());
+            stacks.len() - 1
+        });
+        let Sample { thread_id, interpreter_id, timestamp_us, status, .. } = sample;
+        held.push(Held { thread_id, interpreter_id, timestamp_us, status, stack });
+    }
     let tables = reader.tables();
     let strings: Vec<String> = (0..).map_while(|index| tables.string(index)).map(str::to_owned).collect();
     let frames: Vec<Frame> = tables.frames().to_vec();
     let options = Options { compression: Compression::Zstd, layout: Layout::Released, ..Options::from(&header) };
+    let end_us = held.iter().map(|sample| sample.timestamp_us).max().context("no samples")?;
+    let round_us = end_us - header.start_time_us;
     let begin = cpu_seconds();
     let file = BufWriter::with_capacity(256 * 1024, File::create(to)?);
     let mut writer = Writer::new(file, options)?;
-    let mut timestamp_us = header.start_time_us;
-    let mut left = count;
+    let (mut left, mut later_us) = (count, 0);
     while left > 0 {
-        for &(kind, later_us) in samples.iter().take(left) {
-            let Kind { thread_id, interpreter_id, status, ref stack } = kinds[kind as usize];
-            timestamp_us += u64::from(later_us);
-            writer.write_sample(&Sample { thread_id, interpreter_id, timestamp_us, status, frames: stack })?;
+        for held in held.iter().take(left) {
+            let &Held { thread_id, interpreter_id, timestamp_us, status, stack } = held;
+            let (timestamp_us, frames) = (timestamp_us + later_us, &stacks[stack]);
+            writer.write_sample(&Sample { thread_id, interpreter_id, timestamp_us, status, frames })?;
         }
-        left = left.saturating_sub(samples.len());
+        left = left.saturating_sub(held.len());
+        later_us += round_us;
     }
     let (file, summary) = writer.finish(&strings, frames, None)?;
     drop(file);
