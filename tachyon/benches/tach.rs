@@ -8,7 +8,7 @@ use std::io::{BufReader, BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use tachyon::tach::{Frame, HEADER_LEN, Options, Reader, Sample, Writer};
+use tachyon::tach::{Compression, Frame, HEADER_LEN, Layout, Options, Reader, Sample, Writer};
 
 /// A sample whose stack lies in a list of its own.
 struct Held {
@@ -20,8 +20,7 @@ struct Held {
 }
 
 fn main() -> Result<()> {
-    // `cargo bench` adds `--bench`.
-    // cargo bench passes it to every benchmark, also to those without a harness.
+    // `cargo bench` passes `--bench` to every benchmark, also to those without a harness.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["write", from, to, count] => write(from.as_ref(), to.as_ref(), count.parse()?),
@@ -69,12 +68,7 @@ fn write(from: &Path, to: &Path, count: usize) -> Result<()> {
     let tables = reader.tables();
     let strings: Vec<String> = (0..).map_while(|index| tables.string(index)).map(str::to_owned).collect();
     let frames: Vec<Frame> = tables.frames().to_vec();
-    let options = Options {
-        start_time_us: header.start_time_us,
-        sample_interval_us: header.sample_interval_us,
-        python_version: header.python_version,
-        ..Options::default()
-    };
+    let options = Options { compression: Compression::Zstd, layout: Layout::Released, ..Options::from(&header) };
     let end_us = held.iter().map(|sample| sample.timestamp_us).max().context("no samples")?;
     let round_us = end_us - header.start_time_us;
     let begin = cpu_seconds();

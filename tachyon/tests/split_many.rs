@@ -28,6 +28,10 @@ impl ProcessFiles for Files {
     fn close(&mut self) -> io::Result<()> {
         Ok(())
     }
+
+    fn are_gone(&self) -> bool {
+        false
+    }
 }
 
 fn peak_kib() -> u64 {

@@ -142,16 +142,7 @@ fn refuses_what_cpython_refuses() {
 fn rewrite(bytes: &[u8], layout: Layout) -> (Vec<u8>, tachyon::tach::Summary) {
     let mut reader = open(bytes).unwrap();
     let header = *reader.header();
-    let options = Options {
-        layout,
-        compression: header.compression,
-        start_time_us: header.start_time_us,
-        sample_interval_us: header.sample_interval_us,
-        python_version: header.python_version,
-        mode: header.mode,
-        features: header.features,
-        ..Options::default()
-    };
+    let options = Options { layout, ..Options::from(&header) };
     let mut writer = Writer::new(Cursor::new(Vec::new()), options).unwrap();
     let mut samples = reader.samples().unwrap();
     while let Some(sample) = samples.next_sample().unwrap() {

@@ -57,14 +57,13 @@ fn a_full_disk() {
 fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
-    for (ending, words, taken) in
-        [("tach", &["--compression", "none"][..], 0), ("tach", &[], 32 * 1024), ("jsonl", &[], 0)]
-    {
+    // TACH is written meanwhile, and the recording ends by itself; JSON lines at its end.
+    let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 36 * 1024), ("jsonl", &["-d", "2s"], 0)];
+    for (ending, words, taken) in cases {
         let tiny = Tiny::mounted("48k");
         std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
         let file = tiny.path().join("out").with_extension(ending);
         let mut command = Command::new(binary());
-        // Without an end: it ends by itself.
         command.args(["-p", &target.pid().to_string(), "-F", "1999"]).args(words).arg("-o");
         let output = command.arg(&file).output().expect("the profiler can be run");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -147,38 +146,103 @@ fn an_export_to_a_full_disk() {
 #[test]
 fn a_directory_that_goes_away() {
     let Some(_live) = live() else { return };
+    for (words, name, part) in [(&[][..], "out.tach", "out.tach.part"), (&["--split", "process"], "out", "out.part")] {
+        let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let inner = dir.path().join("inner");
+        std::fs::create_dir(&inner).expect("a directory can be made in it");
+        let mut command = Command::new(binary());
+        command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "2s"]).args(words);
+        let temporary = dir.path().join("temporary");
+        std::fs::create_dir(&temporary).expect("a directory can be made");
+        command.arg("-o").arg(inner.join(name)).env("TMPDIR", &temporary);
+        let running = command.stderr(Stdio::piped()).spawn().expect("the profiler can be run");
+        until(|| inner.join(part).exists());
+        std::fs::remove_dir_all(&inner).expect("the directory can be removed");
+        let output = running.wait_with_output().expect("it ends");
+        assert!(!inner.exists(), "nothing is made again");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.lines().any(|line| line.starts_with("tachyon-bpf: cannot ") && line.contains(name)), "{stderr}");
+        let kept = kept(&output, &temporary);
+        let recorded = Recorded::read(&kept);
+        judge::agrees(&kept, &recorded);
+        assert!(recorded.samples.len() > 100, "{}", recorded.samples.len());
+    }
+}
+
+/// Standard output that takes no more: the profile, which can be had once only, is kept.
+#[test]
+fn a_full_standard_output() {
+    let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
-    let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let inner = dir.path().join("inner");
-    std::fs::create_dir(&inner).expect("a directory can be made in it");
-    let file = inner.join("out.tach");
+    let tiny = Tiny::mounted("4k");
+    std::fs::write(tiny.path().join("full"), [7; 4096]).expect("there is one page");
+    let temporary = tempfile::tempdir().expect("a temporary directory can be made");
     let mut command = Command::new(binary());
-    command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "2s", "-o"]).arg(&file);
-    let temporary = dir.path().join("temporary");
-    std::fs::create_dir(&temporary).expect("a directory can be made");
-    command.env("TMPDIR", &temporary);
-    let running = command.stderr(Stdio::piped()).spawn().expect("the profiler can be run");
-    let part = inner.join("out.tach.part");
+    command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "1s", "-o", "-"]);
+    command.env("TMPDIR", temporary.path());
+    command.stdout(std::fs::File::create(tiny.path().join("out")).expect("it can be made"));
+    let output = command.stderr(Stdio::piped()).output().expect("the profiler can be run");
+    let kept = kept(&output, temporary.path());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("tachyon-bpf: cannot write to standard output: no space left"), "{stderr}");
+    assert!(kept.to_str().is_some_and(|kept| kept.ends_with("-stdout.tach")), "{}", kept.display());
+    let recorded = Recorded::read(&kept);
+    judge::agrees(&kept, &recorded);
+    assert!(recorded.samples.len() > 100, "{}", recorded.samples.len());
+}
+
+/// A reader that goes away ends the recording, which has no other end.
+#[test]
+fn a_closed_standard_output() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
+    let temporary = tempfile::tempdir().expect("a temporary directory can be made");
+    let mut command = Command::new(binary());
+    command.args(["-p", &target.pid().to_string(), "-F", "499", "-o", "-", "--format", "jsonl"]);
+    command.env("TMPDIR", temporary.path());
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the profiler can be run");
+    // The file that will be copied has no name.
+    let descriptors = format!("/proc/{}/fd", running.id());
+    until(|| {
+        let descriptors = std::fs::read_dir(&descriptors).expect("it runs").filter_map(Result::ok);
+        descriptors.map(|entry| entry.path()).any(|path| {
+            let unnamed = path.read_link().is_ok_and(|to| to.starts_with(temporary.path()));
+            unnamed && path.metadata().is_ok_and(|about| about.len() > 0)
+        })
+    });
+    drop(running.stdout.take());
+    let output = running.wait_with_output().expect("it ends");
+    let kept = kept(&output, temporary.path());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    for told in [
+        "tachyon-bpf: nobody reads standard output any more: the recording ends\n",
+        "tachyon-bpf: cannot write to standard output: nobody reads it any more\n",
+    ] {
+        assert!(stderr.contains(told), "{stderr}");
+    }
+    let text = std::fs::read_to_string(&kept).expect("it is text");
+    assert!(kept.to_str().is_some_and(|kept| kept.ends_with("-stdout.jsonl")), "{}", kept.display());
+    let samples = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
+    assert!(samples.filter(|sample| sample.to_string().contains("spin.py")).count() > 10, "{text}");
+}
+
+/// The only file that the profiler left among its temporary files, which its hint tells.
+fn kept(output: &std::process::Output, temporary: &Path) -> std::path::PathBuf {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let left: Vec<_> = std::fs::read_dir(temporary).expect("it is there").map(|entry| entry.unwrap().path()).collect();
+    let [kept] = &left[..] else { panic!("{left:?}: {stderr}") };
+    assert!(stderr.contains(&format!("hint: the whole file is kept as {}\n", kept.display())), "{stderr}");
+    let mode = std::fs::metadata(kept).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "nobody else may read it");
+    kept.clone()
+}
+
+fn until(mut reached: impl FnMut() -> bool) {
     let begin = Instant::now();
-    while !part.exists() {
+    while !reached() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the recording does not begin");
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::fs::remove_dir_all(&inner).expect("the directory can be removed");
-    let output = running.wait_with_output().expect("it ends");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(
-        stderr.lines().any(|line| line.starts_with("tachyon-bpf: cannot ") && line.contains("out.tach")),
-        "{stderr}"
-    );
-    assert!(!inner.exists(), "nothing is made again");
-    let kept: Vec<_> = std::fs::read_dir(&temporary).expect("it is there").map(|entry| entry.unwrap().path()).collect();
-    let [kept] = &kept[..] else { panic!("{kept:?}: {stderr}") };
-    assert!(stderr.contains(&format!("hint: the whole file is kept as {}\n", kept.display())), "{stderr}");
-    let recorded = Recorded::read(kept);
-    judge::agrees(kept, &recorded);
-    assert!(recorded.samples.len() > 100, "{}", recorded.samples.len());
-    let mode = std::fs::metadata(kept).expect("it is there").permissions().mode();
-    assert_eq!(mode & 0o777, 0o600, "nobody else may read it");
 }

@@ -8,9 +8,11 @@
 mod directory;
 mod error;
 mod place;
+mod stdout;
 
 pub use directory::{OutputDirectory, WHOLE};
 pub use error::OutputError;
+pub use stdout::is_unread;
 
 use super::caller::Caller;
 use crate::sinks::Format;
@@ -254,12 +256,7 @@ impl OutputFile {
     /// When the name was taken meanwhile: the `.part` file then stays. When the directory was removed: the file is then
     /// copied to the one for temporary files. When standard output cannot be written.
     pub fn commit(mut self) -> Result<(), OutputError> {
-        let Some(place) = &self.place else {
-            self.file.seek(SeekFrom::Start(0)).map_err(OutputError::Stdout)?;
-            let mut stdout = io::stdout().lock();
-            io::copy(&mut self.file, &mut stdout).map_err(OutputError::Stdout)?;
-            return stdout.flush().map_err(OutputError::Stdout);
-        };
+        let Some(place) = &self.place else { return stdout::copy(&mut self.file).map_err(OutputError::Stdout) };
         self.pending = false;
         if self.force {
             place.check_target(true)?;
@@ -275,6 +272,26 @@ impl OutputFile {
             place.unlink(&place.journal_name);
         }
         Ok(())
+    }
+
+    /// The same for a file that cannot be made again: what standard output does not take is copied to a temporary file
+    /// whose name ends with `name`. A reader that took a part and went away (`| head`) has what it wanted.
+    ///
+    /// # Errors
+    /// As [`OutputFile::commit`].
+    pub fn commit_or_keep(mut self, name: &str) -> Result<(), OutputError> {
+        if self.place.is_some() {
+            return self.commit();
+        }
+        let source = if is_unread() {
+            io::Error::other("nobody reads it any more")
+        } else {
+            match stdout::copy(&mut self.file) {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => error,
+                taken => return taken.map_err(OutputError::Stdout),
+            }
+        };
+        Err(OutputError::StdoutKept { source, kept: keep_elsewhere(&self.file, name.as_ref()) })
     }
 
     /// Leaves the unfinished file as `.part` (a cut recording can be recovered) and tells its name; `None`: it has none,

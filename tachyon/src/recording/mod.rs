@@ -20,7 +20,7 @@ mod waiting;
 
 use crate::cli::command::{CommandStatus, PreparedCommand};
 use crate::cli::failure::Failure;
-use crate::cli::output::write_whole;
+use crate::cli::output::{Destination, is_unread, write_whole};
 use crate::cli::plan::{Plan, Targets};
 use crate::cli::progress::{Progress, Snapshot};
 use crate::cli::{self, account::Extras};
@@ -207,7 +207,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         };
         return Err(Failure::new("cannot write the profile").with_source(error).with_hint(hint).into());
     }
-    output.commit()?;
+    output.commit(plan.output.format)?;
     if let Some(destination) = &plan.report {
         let mut text = Vec::new();
         crate::sinks::text::write_json(&mut text, &report)?;
@@ -347,9 +347,13 @@ fn wait(
                             processes: registry.live_python(),
                             lost: counters.loss.iter().sum::<u64>().saturating_sub(registry.not_lost()),
                         });
+                        let unread = plan.output.destination == Destination::Stdout && is_unread();
+                        if unread {
+                            progress.print("tachyon-bpf: nobody reads standard output any more: the recording ends");
+                        }
                         let all_gone = matches!(plan.targets, Targets::Pids(_)) && !registry.any_alive();
                         let over = live.failed.load(Ordering::Relaxed) || live.no_memory.load(Ordering::Relaxed);
-                        if all_gone || over {
+                        if all_gone || over || unread {
                             break;
                         }
                     }

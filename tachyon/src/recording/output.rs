@@ -57,13 +57,20 @@ impl Outputs {
     /// Gives the files their names.
     ///
     /// # Errors
-    /// When a name was taken meanwhile.
-    pub fn commit(self) -> Result<(), OutputError> {
-        if let Some(directory) = self.directory {
-            drop((self.first, std::mem::take(&mut *super::follow::lock(&self.more))));
-            return directory.commit();
+    /// When a name was taken meanwhile, or the file has no place any more: it is then kept.
+    pub fn commit(self, format: Format) -> Result<(), OutputError> {
+        match self.directory {
+            // With the directory the processes' files are lost; the whole one is finished then.
+            Some(directory) if directory.is_gone() => commit(self.first, &self.more),
+            Some(directory) => {
+                drop((self.first, std::mem::take(&mut *super::follow::lock(&self.more))));
+                directory.commit()
+            }
+            None => {
+                let first = self.first.commit_or_keep(&format!("stdout.{}", format.extension()));
+                first.and(commit_all(&self.more))
+            }
         }
-        commit(self.first, &self.more)
     }
 
     /// Leaves what was written where it is, and tells where.
@@ -77,8 +84,13 @@ impl Outputs {
 }
 
 fn commit(first: OutputFile, more: &More) -> Result<(), OutputError> {
-    first.commit()?;
-    std::mem::take(&mut *super::follow::lock(more)).into_iter().try_for_each(OutputFile::commit)
+    first.commit().and(commit_all(more))
+}
+
+/// All of them, also after one that failed: what has no name yet would vanish. The first error.
+fn commit_all(files: &More) -> Result<(), OutputError> {
+    let files = std::mem::take(&mut *super::follow::lock(files));
+    files.into_iter().map(OutputFile::commit).fold(Ok(()), Result::and)
 }
 
 /// The sink of a TACH file, `first`, that may go on in further ones.

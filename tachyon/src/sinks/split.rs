@@ -27,6 +27,9 @@ pub trait ProcessFiles {
     /// # Errors
     /// When the file cannot be given its name.
     fn close(&mut self) -> io::Result<()>;
+
+    /// Whether the place of the files was removed, and they with it.
+    fn are_gone(&self) -> bool;
 }
 
 /// Writes a file for each process. Memory grows with the number of processes and of distinct frames.
@@ -40,7 +43,7 @@ pub struct SplitSink<F> {
 }
 
 impl<F: ProcessFiles> SplitSink<F> {
-    /// `whole` takes all samples too and is never finished; `spool` is an empty file without a name.
+    /// `whole` takes all samples too, and is finished only if the files are gone; `spool` is an empty file without a name.
     pub fn new(whole: Box<dyn Sink + Send>, spool: File, files: F) -> Self {
         Self { whole, streams: Streams::in_file(spool), last: Vec::new(), files }
     }
@@ -105,6 +108,18 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         // Should a file fail, all is in the whole one.
         self.whole.tick(profile)?;
+        if !self.files.are_gone() {
+            let written = self.write_files(profile, report);
+            if !self.files.are_gone() {
+                return written;
+            }
+        }
+        self.whole.finish(profile, report)
+    }
+}
+
+impl<F: ProcessFiles> SplitSink<F> {
+    fn write_files(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         let lost: u64 = report.loss.values().sum();
         let lost_percent = super::tach::percent(lost, report.stored + lost);
         let mut view = Profile {

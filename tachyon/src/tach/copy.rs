@@ -52,16 +52,7 @@ impl<R: Read + Seek> Reader<R> {
     pub fn copy_to<W: Write + Seek>(self, mut out: W) -> Result<(W, Summary), CopyError> {
         assert!(self.can_be_copied(), "the caller asks first");
         let Self { source, header, statistics, tables } = self;
-        let options = Options {
-            layout: Layout::Released,
-            compression: header.compression,
-            start_time_us: header.start_time_us,
-            sample_interval_us: header.sample_interval_us,
-            python_version: header.python_version,
-            mode: header.mode,
-            features: header.features,
-            ..Options::default()
-        };
+        let options = Options { layout: Layout::Released, ..Options::from(&header) };
         out.write_all(&options.header().encode()).map_err(WriteError::Io)?;
         let mut tee = Tee { source, out, written: 0, failed: None };
         tee.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;

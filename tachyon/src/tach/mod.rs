@@ -40,6 +40,8 @@ mod error;
 mod finish;
 mod header;
 mod intern;
+mod options;
+mod pending;
 mod reader;
 mod samples;
 mod statistics;
@@ -52,11 +54,12 @@ pub use copy::CopyError;
 pub use error::{OffsetFault, ReadError, Section, WriteError};
 pub use header::{ByteOrder, Compression, Features, Header, Layout, Mode};
 pub use intern::{Interner, omitted, omitted_name, trim_stack};
+pub use options::Options;
 pub use reader::Reader;
 pub use samples::Samples;
 pub use statistics::Statistics;
 pub use tables::{Frame, Location, Tables};
-pub use writer::{Options, Summary, Writer};
+pub use writer::{Summary, Writer};
 
 /// First four bytes of a file, read in its own byte order ("TACH" when big-endian).
 pub const MAGIC: u32 = 0x5441_4348;

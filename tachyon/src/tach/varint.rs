@@ -12,19 +12,6 @@ pub(super) fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     out.push(low_bits(value));
 }
 
-/// [`put_u64`] and a byte, which stand together in every sample: short numbers in one step.
-#[inline]
-pub(super) fn put_u64_and_byte(out: &mut Vec<u8>, value: u64, byte: u8) {
-    match value {
-        0..0x80 => out.extend_from_slice(&[low_bits(value), byte]),
-        0x80..0x4000 => out.extend_from_slice(&[low_bits(value) | 0x80, low_bits(value >> 7), byte]),
-        _ => {
-            put_u64(out, value);
-            out.push(byte);
-        }
-    }
-}
-
 /// Appends `value` in the shortest form.
 pub(super) fn put_u32(out: &mut Vec<u8>, value: u32) {
     put_u64(out, u64::from(value));
@@ -62,8 +49,6 @@ mod tests {
             let mut out = Vec::new();
             put_u64(&mut out, value);
             assert_eq!(out, bytes, "{value}");
-            put_u64_and_byte(&mut out, value, 9);
-            assert_eq!(out, [&bytes[..], &bytes, &[9]].concat(), "{value}");
         }
     }
 

@@ -2,60 +2,21 @@
 
 use super::compress::SampleOutput;
 use super::finish::{Body, finish_file};
-use super::varint::{MAX_LEN, put_u32, put_u64_and_byte};
+use super::pending::{MAX_ENTRY, Pending};
+use super::varint::{MAX_LEN, put_u32, put_u64};
 use super::{
-    Compression, Features, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Mode, RECORD_HEAD_LEN,
+    Compression, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Options, RECORD_HEAD_LEN,
     RecordCounts, Sample, Statistics, WriteError, encoding,
 };
 use std::collections::HashMap;
 use std::io::{Seek, Write};
 
-/// Bytes of repeated samples that are kept back for each thread (`MAX_RLE_BUF_SIZE`).
-const MAX_PENDING: usize = 16 * 1024;
-/// Bytes that must be free for one more: a delta and a status byte (`MAX_RLE_ENTRY_SIZE`).
-const MAX_PENDING_ENTRY: usize = MAX_LEN + 1;
 /// Longest head of a REPEAT record: a `u32` takes five bytes.
 const MAX_REPEAT_HEAD: u64 = RECORD_HEAD_LEN as u64 + 5;
 /// Longest record that is no REPEAT: head, delta, status, two counts, 256 frames of five bytes.
 const MAX_RECORD: u64 = RECORD_HEAD_LEN as u64 + MAX_LEN as u64 + 1 + 2 * 5 + MAX_DEPTH as u64 * 5;
 /// One more repeated sample takes no more than that.
-const _: () = assert!(MAX_REPEAT_HEAD + MAX_PENDING_ENTRY as u64 <= MAX_RECORD);
-
-/// What a file is told at its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Which layout the header gets.
-    pub layout: Layout,
-    /// What is done to the samples.
-    pub compression: Compression,
-    /// Start on the monotonic clock, microseconds: each thread's first time is stored as the distance from it.
-    pub start_time_us: u64,
-    /// Microseconds between samples.
-    pub sample_interval_us: u64,
-    /// Version of CPython: major, minor, micro.
-    pub python_version: [u8; 3],
-    /// When samples are taken.
-    pub mode: Option<Mode>,
-    /// What is recorded.
-    pub features: Option<Features>,
-    /// Most bytes of samples, before compression, in a compressed file; at most [`MAX_SAMPLE_BYTES`] holds.
-    pub max_sample_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            layout: Layout::default(),
-            compression: Compression::default(),
-            start_time_us: 0,
-            sample_interval_us: 0,
-            python_version: [0; 3],
-            mode: None,
-            features: None,
-            max_sample_bytes: MAX_SAMPLE_BYTES,
-        }
-    }
-}
+const _: () = assert!(MAX_REPEAT_HEAD + MAX_ENTRY as u64 <= MAX_RECORD);
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,9 +44,8 @@ struct Thread {
     interpreter: u32,
     timestamp_us: u64,
     stack: Vec<u32>,
-    /// Deltas and status bytes of samples that repeat [`Self::stack`].
-    pending: Vec<u8>,
-    pending_count: u32,
+    /// Samples that repeat [`Self::stack`].
+    pending: Pending,
 }
 
 /// Writes a profile file.
@@ -140,6 +100,8 @@ pub struct Writer<W> {
     last: usize,
     /// How many samples that repeat the last one can follow without a look at any limit.
     room: u64,
+    /// What [`Self::room`] was at first: the difference are samples that [`Self::samples`] does not count yet.
+    granted: u64,
     /// Upper bound of what the threads' pending samples will take.
     pending_bytes: u64,
     records: RecordCounts,
@@ -169,6 +131,7 @@ impl<W: Write + Seek> Writer<W> {
             indices: HashMap::default(),
             last: 0,
             room: 0,
+            granted: 0,
             pending_bytes: 0,
             records: RecordCounts::default(),
             samples: 0,
@@ -188,7 +151,7 @@ impl<W: Write + Seek> Writer<W> {
     /// How many samples were taken.
     #[must_use]
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.samples + (self.granted - self.room)
     }
 
     /// Whether one more sample could make the file larger than [`Options::max_sample_bytes`]: CPython's reader takes
@@ -196,7 +159,9 @@ impl<W: Write + Seek> Writer<W> {
     #[must_use]
     #[inline]
     pub fn would_overflow(&self) -> bool {
-        self.output.taken() + self.pending_bytes + MAX_RECORD > self.most_bytes
+        // Where there is room, a whole record fits as well: see `make_room`.
+        self.room == 0
+            && self.output.taken() + self.pending_bytes + self.uncounted_bytes() + MAX_RECORD > self.most_bytes
     }
 
     /// What the file was told at its start.
@@ -237,26 +202,37 @@ impl<W: Write + Seek> Writer<W> {
         {
             return false;
         }
-        let len = thread.pending.len();
-        put_u64_and_byte(&mut thread.pending, sample.timestamp_us.wrapping_sub(thread.timestamp_us), sample.status);
-        thread.pending_count += 1;
+        thread.pending.put(sample.timestamp_us.wrapping_sub(thread.timestamp_us), sample.status);
         thread.timestamp_us = sample.timestamp_us;
-        self.pending_bytes += (thread.pending.len() - len) as u64;
-        self.samples += 1;
         self.room -= 1;
         true
     }
 
-    /// What [`Self::room`] is after a sample that the thread at `index` keeps back.
-    fn room(&self, index: usize) -> u64 {
-        const ENTRY: u64 = MAX_PENDING_ENTRY as u64;
-        let pending = (MAX_PENDING - self.threads[index].pending.len()) / MAX_PENDING_ENTRY;
+    /// Bytes of the samples that [`Self::repeats`] took since they were last counted.
+    fn uncounted_bytes(&self) -> u64 {
+        self.threads.get(self.last).map_or(0, |thread| thread.pending.uncounted_bytes())
+    }
+
+    /// Counts the samples that [`Self::repeats`] took, and lets it take no more.
+    fn settle(&mut self) {
+        let taken = std::mem::take(&mut self.granted) - std::mem::take(&mut self.room);
+        if let Some(thread) = self.threads.get_mut(self.last) {
+            self.pending_bytes += thread.pending.count_samples(taken);
+            self.samples += taken;
+        }
+    }
+
+    /// Lets [`Self::repeats`] take what fits for sure. All samples are counted.
+    fn make_room(&mut self) {
+        let pending = &mut self.threads[self.last].pending;
         let used = self.output.taken() + self.pending_bytes + MAX_RECORD;
-        (pending as u64).min(self.most_samples - self.samples).min(self.most_bytes.saturating_sub(used) / ENTRY)
+        let limits = (self.most_samples - self.samples).min(self.most_bytes.saturating_sub(used) / MAX_ENTRY as u64);
+        self.room = limits.min(pending.make_room() as u64);
+        self.granted = self.room;
     }
 
     fn write_any(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
-        self.room = 0;
+        self.settle();
         if self.broken || self.samples_end.is_some() {
             return Err(WriteError::Broken);
         }
@@ -274,17 +250,16 @@ impl<W: Write + Seek> Writer<W> {
         let delta = sample.timestamp_us.wrapping_sub(thread.timestamp_us);
         let repeats = thread.stack == sample.frames;
         if repeats {
-            if thread.pending.len() + MAX_PENDING_ENTRY > MAX_PENDING {
+            if thread.pending.is_full() {
                 self.write_pending(index)?;
             }
-            let thread = &mut self.threads[index];
-            if thread.pending.is_empty() {
+            let pending = &mut self.threads[index].pending;
+            if pending.bytes().is_empty() {
                 self.pending_bytes += MAX_REPEAT_HEAD;
             }
-            let len = thread.pending.len();
-            put_u64_and_byte(&mut thread.pending, delta, sample.status);
-            thread.pending_count += 1;
-            self.pending_bytes += (thread.pending.len() - len) as u64;
+            pending.make_room();
+            pending.put(delta, sample.status);
+            self.pending_bytes += pending.count_samples(1);
         } else {
             self.write_pending(index)?;
             let thread = &mut self.threads[index];
@@ -295,7 +270,9 @@ impl<W: Write + Seek> Writer<W> {
         }
         self.threads[index].timestamp_us = sample.timestamp_us;
         self.samples += 1;
-        self.room = if repeats { self.room(index) } else { 0 };
+        if repeats {
+            self.make_room();
+        }
         Ok(())
     }
 
@@ -334,7 +311,7 @@ impl<W: Write + Seek> Writer<W> {
         self.samples_end = Some(HEADER_LEN + self.output.written());
         for thread in &mut self.threads {
             thread.stack = Vec::new();
-            thread.pending = Vec::new();
+            thread.pending = Pending::default();
         }
         Ok(())
     }
@@ -378,8 +355,7 @@ impl<W: Write + Seek> Writer<W> {
                 interpreter,
                 timestamp_us: self.options.start_time_us,
                 stack: Vec::new(),
-                pending: Vec::new(),
-                pending_count: 0,
+                pending: Pending::default(),
             });
         }
         self.last = index;
@@ -388,25 +364,24 @@ impl<W: Write + Seek> Writer<W> {
 
     /// Writes a thread's repeated samples as one record.
     fn write_pending(&mut self, index: usize) -> Result<(), WriteError> {
-        self.room = 0;
         let thread = &mut self.threads[index];
-        if thread.pending_count == 0 {
+        if thread.pending.bytes().is_empty() {
             return Ok(());
         }
         let out = self.output.buffer();
         put_head(out, thread, encoding::REPEAT);
-        put_u32(out, thread.pending_count);
-        out.extend_from_slice(&thread.pending);
+        put_u32(out, thread.pending.count());
+        out.extend_from_slice(thread.pending.bytes());
         self.records.repeat += 1;
-        self.records.repeat_samples += u64::from(thread.pending_count);
-        self.pending_bytes -= MAX_REPEAT_HEAD + thread.pending.len() as u64;
+        self.records.repeat_samples += u64::from(thread.pending.count());
+        self.pending_bytes -= MAX_REPEAT_HEAD + thread.pending.bytes().len() as u64;
         thread.pending.clear();
-        thread.pending_count = 0;
         self.end_record()
     }
 
     /// Writes all threads' repeated samples, in order of the threads' first samples.
     fn write_all_pending(&mut self) -> Result<(), WriteError> {
+        self.settle();
         for index in 0..self.threads.len() {
             self.write_pending(index)?;
         }
@@ -425,21 +400,6 @@ impl<W: Write + Seek> Writer<W> {
         let result = write(self);
         self.broken = result.is_err();
         result
-    }
-}
-
-impl Options {
-    pub(super) fn header(&self) -> Header {
-        Header {
-            layout: self.layout,
-            python_version: self.python_version,
-            start_time_us: self.start_time_us,
-            sample_interval_us: self.sample_interval_us,
-            compression: self.compression,
-            mode: self.mode,
-            features: self.features,
-            ..Header::default()
-        }
     }
 }
 
@@ -466,7 +426,8 @@ fn encode_change(out: &mut Vec<u8>, records: &mut RecordCounts, thread: &Thread,
     };
     *count += 1;
     put_head(out, thread, encoding);
-    put_u64_and_byte(out, delta, sample.status);
+    put_u64(out, delta);
+    out.push(sample.status);
     let pushed = match first {
         None => new.len(),
         Some(first) => {

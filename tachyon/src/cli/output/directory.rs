@@ -99,6 +99,12 @@ impl OutputDirectory {
         made.try_clone_file().map_err(|source| self.place.part_error("open", source))
     }
 
+    /// Whether somebody removed it.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        nix::sys::stat::fstat(&self.inside).is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
     /// Gives the directory its name, or its files to the directory that has it.
     ///
     /// # Errors

@@ -92,6 +92,14 @@ pub enum OutputError {
         /// Where the whole file is instead.
         kept: io::Result<PathBuf>,
     },
+    /// Standard output did not take a profile, which is kept.
+    #[error("cannot write to standard output{}", not_kept(kept))]
+    StdoutKept {
+        /// Why not.
+        source: io::Error,
+        /// Where the whole file is instead.
+        kept: io::Result<PathBuf>,
+    },
     /// Standard output could not be written.
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),
@@ -99,9 +107,13 @@ pub enum OutputError {
 
 fn gone(kept: &io::Result<PathBuf>) -> String {
     const GONE: &str = "its directory, or the unfinished file in it, was removed meanwhile";
+    format!("{GONE}{}", not_kept(kept))
+}
+
+fn not_kept(kept: &io::Result<PathBuf>) -> String {
     match kept {
-        Ok(_) => GONE.to_owned(),
-        Err(error) => format!("{GONE}, and a copy among the temporary files cannot be made: {error}"),
+        Ok(_) => String::new(),
+        Err(error) => format!(", and a copy among the temporary files cannot be made: {error}"),
     }
 }
 
@@ -133,8 +145,10 @@ impl OutputError {
                 Some("unset SUDO_UID and SUDO_GID to leave the file to root".to_owned())
             }
             Self::Rename { part, .. } => Some(format!("the whole file is kept as {}", part.display())),
-            Self::Gone { kept: Ok(kept), .. } => Some(format!("the whole file is kept as {}", kept.display())),
-            Self::Gone { .. } | Self::Part { .. } | Self::Stdout(_) => None,
+            Self::Gone { kept: Ok(kept), .. } | Self::StdoutKept { kept: Ok(kept), .. } => {
+                Some(format!("the whole file is kept as {}", kept.display()))
+            }
+            Self::Gone { .. } | Self::Part { .. } | Self::StdoutKept { .. } | Self::Stdout(_) => None,
         }
     }
 }

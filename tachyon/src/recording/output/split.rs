@@ -48,6 +48,10 @@ impl ProcessFiles for Files {
         let Some((first, more)) = self.open.take() else { return Ok(()) };
         commit(first, &more).map_err(io::Error::other)
     }
+
+    fn are_gone(&self) -> bool {
+        self.directory.is_gone()
+    }
 }
 
 impl Files {
@@ -89,6 +93,7 @@ impl Files {
 mod tests {
     use super::*;
     use crate::cli::args::{self, Verb};
+    use crate::cli::output::OutputError;
     use crate::cli::plan::Surroundings;
     use crate::profile::{FrameId, Merge, Sample, Thread, ThreadId};
     use crate::report::{ProcessReport, Report};
@@ -159,10 +164,11 @@ mod tests {
     fn each_process_has_a_file_that_stands_for_itself() {
         let around = tempfile::tempdir().unwrap();
         let path = around.path().join("d");
-        let (outputs, mut sink, profile, report) = record(&plan(&path, &[]));
+        let plan = plan(&path, &[]);
+        let (outputs, mut sink, profile, report) = record(&plan);
         assert_eq!(names(&around.path().join("d.part")), ["recording.tach.part", "recording.tach.part.journal"]);
         sink.finish(&profile, &report).unwrap();
-        outputs.commit().unwrap();
+        outputs.commit(plan.output.format).unwrap();
         assert_eq!(names(around.path()), ["d"]);
         let files = ["10-a_.._b_.tach", "20-web-2.tach", "20-web.tach"];
         assert_eq!(names(&path), files);
@@ -194,9 +200,10 @@ mod tests {
     fn other_formats_and_their_companions() {
         let around = tempfile::tempdir().unwrap();
         let path = around.path().join("d");
-        let (outputs, mut sink, profile, report) = record(&plan(&path, &["--format", "gperftools"]));
+        let plan = plan(&path, &["--format", "gperftools"]);
+        let (outputs, mut sink, profile, report) = record(&plan);
         sink.finish(&profile, &report).unwrap();
-        outputs.commit().unwrap();
+        outputs.commit(plan.output.format).unwrap();
         let found = names(&path);
         assert_eq!(found.len(), 6, "{found:?}");
         let bytes = fs::read(path.join("10-a_.._b_.prof")).unwrap();
@@ -218,5 +225,25 @@ mod tests {
         let mut good = io::Cursor::new(Vec::new());
         let recovered = crate::cli::recover::run(&kept[0], None, &mut good).unwrap();
         assert_eq!((recovered.samples, recovered.threads), (600, 3));
+    }
+
+    #[test]
+    fn of_a_directory_that_was_removed_the_whole_recording_is_left() {
+        let around = tempfile::tempdir().unwrap();
+        let path = around.path().join("d");
+        let plan = plan(&path, &[]);
+        let (outputs, mut sink, profile, report) = record(&plan);
+        fs::remove_dir_all(around.path().join("d.part")).unwrap();
+        sink.finish(&profile, &report).unwrap();
+        let error = outputs.commit(plan.output.format).unwrap_err();
+        let OutputError::Gone { path, kept: Ok(kept) } = error else { panic!("{error:?}") };
+        assert_eq!(path, around.path().join("d.part/recording.tach"));
+        assert!(names(around.path()).is_empty());
+        let mut reader = Reader::new(File::open(&kept).unwrap()).unwrap();
+        fs::remove_file(kept).unwrap();
+        assert_eq!(Metadata::find(reader.tables()).unwrap().processes.len(), 3);
+        let mut samples = reader.samples().unwrap();
+        while samples.next_sample().unwrap().is_some() {}
+        assert_eq!(samples.records().samples(), report.stored);
     }
 }

@@ -134,32 +134,19 @@ impl<'a> Columns<'a> {
         repeat(out, &interval_us.to_string(), count)?;
         write!(out, "],\"length\":{count}}},\"markers\":{{\"data\":[")?;
 
-        let (mut list, mut count) = (List::default(), 0);
-        self.runs(|run| {
+        let mut count = 0;
+        self.run_column(out, |out, run| {
             count += 1;
-            list.next(out)?;
             out.write_all(b"{\"type\":\"GIL\",\"samples\":")?;
             put(out, u64::from(run.samples))?;
             out.write_all(b".0}")
         })?;
         out.write_all(b"],\"startTime\":[")?;
-        let mut list = List::default();
-        self.runs(|run| {
-            list.next(out)?;
-            put_ms(out, run.start_us.saturating_sub(start_us))
-        })?;
+        self.run_column(out, |out, run| put_ms(out, run.start_us.saturating_sub(start_us)))?;
         out.write_all(b"],\"endTime\":[")?;
-        let mut list = List::default();
-        self.runs(|run| {
-            list.next(out)?;
-            put_ms(out, run.end_us.saturating_sub(start_us))
-        })?;
+        self.run_column(out, |out, run| put_ms(out, run.end_us.saturating_sub(start_us)))?;
         out.write_all(b"],\"name\":[")?;
-        let mut list = List::default();
-        self.runs(|run| {
-            list.next(out)?;
-            put(out, self.names[usize::from(run.held)].ok_or_else(super::changed)?)
-        })?;
+        self.run_column(out, |out, run| put(out, self.names[usize::from(run.held)].ok_or_else(super::changed)?))?;
         out.write_all(b"],\"phase\":[")?;
         repeat(out, "1", count)?;
         out.write_all(b"],\"category\":[")?;
@@ -169,6 +156,19 @@ impl<'a> Columns<'a> {
 
     fn read(&self, take: impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
         self.spool.read(self.thread.0 as usize, take)
+    }
+
+    /// Writes something of each run.
+    fn run_column<W: Write>(
+        &self,
+        out: &mut W,
+        mut put_entry: impl FnMut(&mut W, Run) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut list = List::default();
+        self.runs(|run| {
+            list.next(out)?;
+            put_entry(out, run)
+        })
     }
 
     fn runs(&self, mut take: impl FnMut(Run) -> io::Result<()>) -> io::Result<()> {
