@@ -66,11 +66,11 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted, cache: ElfCache) -> Self {
+    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
         let Wanted { all_python, follow_children, filter } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
-        let undecided = HashMap::new();
+        let (cache, undecided) = (ElfCache::default(), HashMap::new());
         Self { kernel, registry, cache, flags, all_python, filter, undecided, fresh, mapper: None }
     }
 
@@ -95,7 +95,15 @@ impl Follower {
     /// # Errors
     /// When it is gone.
     pub fn admits(&self, pid: Pid) -> Result<bool, RemoteError> {
-        if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::open(pid)?) }
+        if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::at(pid)) }
+    }
+
+    /// Looks at many processes, one after another: a library of all of them is looked up once.
+    pub fn sweep(&mut self, look: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        self.cache.begin_sweep();
+        let looked = look(self);
+        self.cache.end_sweep();
+        looked
     }
 
     /// Looks at a process and gives it an entry. `Ok(None)`: not CPython.
@@ -107,10 +115,9 @@ impl Follower {
             self.set_aside(pid, self.flags & !flags::SELECTED)?;
             return Ok(None);
         }
-        let process = RemoteProcess::open(Pid(pid))?;
+        let process = RemoteProcess::at(Pid(pid));
         let verdict = inspect::inspect(&process, &mut self.cache);
         let fresh = self.fresh();
-        let cpu_start_ns = cpu_time_ns(pid).unwrap_or(0);
         let (entry, known, interpreter) = match verdict {
             Ok(inspect::Verdict::Python(interpreter)) => match self.is_sane(&process, &interpreter) {
                 Ok(()) => {
@@ -122,12 +129,13 @@ impl Follower {
             },
             Ok(inspect::Verdict::NotPython) => (other(), Verdict::Other, Ok(None)),
             Ok(refused @ inspect::Verdict::Unsupported { .. }) => (other(), Verdict::Other, Err(refusal(&refused))),
+            Err(error) if error.is_gone() => return Err(error.into()),
             Err(error) => (other(), Verdict::Other, Err(error.into())),
         };
         let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
         let added = lock(&self.kernel).add_process(pid, &entry)?;
         if added && known != Verdict::Other {
-            lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_start_ns));
+            lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_time_ns(pid).unwrap_or(0)));
         }
         if added && let Ok(Some(interpreter)) = &interpreter {
             self.is_python(pid, fresh, fresh, Some(interpreter.file));

@@ -60,19 +60,29 @@ pub(super) fn select(
                 follower.expect(command.pid().0)?;
             }
         }
-        Targets::AllPython => {
-            let own = std::process::id();
-            for process in discover::scan()? {
-                if !process.has_memory() || process.pid.0 == own {
-                    follower.ignore(process.pid.0)?;
-                } else if let Err(error) = follower.adopt(process.pid.0) {
-                    // One process that cannot be profiled does not stop the others; one that is gone is no news.
-                    if RemoteProcess::open(process.pid).is_ok() {
-                        let hint = target_hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
-                        lock(registry).refuse(format!("pid {}: {error}{hint}", process.pid));
-                    }
-                }
+        Targets::AllPython => follower.sweep(|follower| adopt_all(follower, registry))?,
+    }
+    Ok(())
+}
+
+/// Gives every process of the host its entry. Of most nothing is read but their mappings.
+fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+    let own = std::process::id();
+    for pid in discover::pids()? {
+        if pid.0 == own {
+            follower.ignore(pid.0)?;
+            continue;
+        }
+        let Err(error) = follower.adopt(pid.0) else { continue };
+        match discover::look_at(pid) {
+            // One process that cannot be profiled does not stop the others.
+            Ok(process) if process.has_memory() => {
+                let hint = target_hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
+                lock(registry).refuse(format!("pid {pid}: {error}{hint}"));
             }
+            Ok(_) => follower.ignore(pid.0)?,
+            // One that is gone is no news.
+            Err(_) => {}
         }
     }
     Ok(())
