@@ -231,6 +231,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         waiting,
         busy_children,
         gil: plan.gil,
+        nobody: targets::nobody(&plan, &lock(&registry)),
         colours: plan.colours,
     };
     show_refused(&lock(&registry), &plan);

@@ -119,6 +119,12 @@ pub(super) fn complete(made: &mut Made, registry: &Registry) {
     made.profile.meta.python_version = versions.max().unwrap_or(made.profile.meta.python_version);
 }
 
+/// With `--all-python`: what was asked for, when no CPython was met that fits.
+pub(super) fn nobody(plan: &Plan, registry: &Registry) -> Option<String> {
+    let met = registry.python().next().is_some() || registry.forgotten > 0;
+    (plan.targets == Targets::AllPython && !met).then(|| plan.filter.options())
+}
+
 /// CPU time of the targets' children when the recording starts, for "add --subprocesses".
 pub(super) struct Children {
     at_start: HashMap<Pid, HashMap<Pid, u64>>,
