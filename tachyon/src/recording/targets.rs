@@ -77,8 +77,7 @@ fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Res
         match discover::look_at(pid) {
             // One process that cannot be profiled does not stop the others.
             Ok(process) if process.has_memory() => {
-                let hint = target_hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
-                lock(registry).refuse(format!("pid {pid}: {error}{hint}"));
+                lock(registry).refuse(format!("pid {pid}: {}", reason(pid, &error)));
             }
             Ok(_) => follower.ignore(pid.0)?,
             // One that is gone is no news.
@@ -86,6 +85,17 @@ fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Res
         }
     }
     Ok(())
+}
+
+/// Why a process could not be looked at, with the mend where one is known.
+fn reason(pid: Pid, error: &anyhow::Error) -> String {
+    if let Some(InspectError::Process(denied)) = error.downcast_ref()
+        && denied.is_denied()
+    {
+        let hint = target_hint(error).unwrap_or_else(|| access::hint(pid));
+        return format!("it cannot be read; {hint}");
+    }
+    target_hint(error).map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
 }
 
 fn comm(pid: Pid) -> String {
