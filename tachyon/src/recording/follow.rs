@@ -4,9 +4,11 @@
 //! kernel side's lifecycle ring or the mapping events wake it.
 
 mod thread;
+mod verdict;
 
 pub(super) use thread::Follow;
 
+use self::verdict::{is_library, other, refusal};
 use super::native::News;
 use super::registry::{ProcessInfo, Registry, Verdict, cpu_time_ns};
 use super::samples::SETTLED;
@@ -19,7 +21,6 @@ use crate::merge::comm_text;
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -485,23 +486,4 @@ impl Follower {
             self.cache = ElfCache::default();
         }
     }
-}
-
-/// Entry of what is not CPython.
-fn other() -> ProcessEntry {
-    ProcessEntry { flags: flags::NOT_PYTHON, ..ProcessEntry::default() }
-}
-
-/// Why a Python is not profiled, as an error.
-fn refusal(verdict: &inspect::Verdict) -> anyhow::Error {
-    match verdict {
-        inspect::Verdict::Unsupported { implementation, reason } => {
-            anyhow::anyhow!("it runs {implementation}: {reason}")
-        }
-        inspect::Verdict::Python(_) | inspect::Verdict::NotPython => anyhow::anyhow!("it is not a Python process"),
-    }
-}
-
-fn is_library(path: &OsStr) -> bool {
-    path.as_encoded_bytes().windows(3).any(|part| part == b".so")
 }
