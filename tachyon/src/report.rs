@@ -163,18 +163,18 @@ pub struct CostReport {
     pub start: StartReport,
 }
 
-/// The parts of the start, one after the other, in seconds.
+/// The parts of the start, in seconds: one after the other, but for [`Self::processes_s`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StartReport {
     /// Asking the machine whether it can profile.
     pub machine_s: f64,
     /// Reading the kernel's types.
     pub types_s: f64,
-    /// Taking the BPF object apart and making its maps.
+    /// Taking the BPF object apart, making its maps, loading the hooks that follow processes.
     pub maps_s: f64,
-    /// The verifier, of all programs.
+    /// The verifier, of the programs that make samples.
     pub programs_s: f64,
-    /// Finding and inspecting the processes that there are, as far as it was not done beside the verifier.
+    /// Beside the verifier: finding, inspecting and entering the processes that there are.
     pub processes_s: f64,
     /// Output, threads and the event.
     pub attach_s: f64,

@@ -214,3 +214,14 @@ fn by_cgroup_and_container() {
     // The group can be removed once its processes have gone from it.
     std::thread::sleep(std::time::Duration::from_millis(200));
 }
+
+/// A filter that fits nothing (a mistyped path) is no failure, but it is told.
+#[test]
+fn nothing_fits() {
+    let Some(_live) = live() else { return };
+    let _crowd = crowd(1, || busy(&python()));
+    let output = Profiler::new().arg("--all-python").arg("--cgroup").arg("/no/such/group").milliseconds(300).run();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("no CPython that can be profiled and fits --cgroup /no/such/group ran meanwhile"), "{told}");
+}

@@ -40,7 +40,7 @@ fn a_limit_with_room_changes_nothing() {
 fn memory_stays_within_max_memory() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "many_functions.py");
-    let least = Profiler::of(target.pid()).milliseconds(300).rate(19).record();
+    let least = Profiler::of(target.pid()).milliseconds(300).rate(999).record();
     let base = least.report.cost.peak_rss_bytes + least.report.cost.map_bytes;
     // Room for some thousand functions.
     let limit = (base / 2 * 3).next_multiple_of(1 << 20);

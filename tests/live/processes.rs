@@ -1,7 +1,6 @@
 //! Many processes: they start, fork and end while the recording runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Child, Stdio};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, expect, live, on_each_interpreter};
 
 on_each_interpreter!(at_home: prefork_subprocesses, prefork_all_python);
@@ -15,7 +14,7 @@ pub fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
 }
 
 /// Whether a frame stands where a stack was cut.
-fn is_marker(function: &str) -> bool {
+pub fn is_marker(function: &str) -> bool {
     function.starts_with("<stack cut: ") || function == "<entering evaluator>"
 }
 
@@ -73,67 +72,6 @@ fn prefork_all_python(interpreter: &Interpreter) {
     drop(target);
 }
 
-/// How long each of the short-lived processes uses the CPU.
-const SHORT: &str = "import time\ndef busy():\n    while time.process_time() < 0.1: pass\nbusy()\n";
-const PROCESSES: usize = 210;
-
-/// 210 processes of about 100 ms, shared out over the interpreters. From the moment that `_PyRuntime` is initialised at least 90 % of the runs are fully
-/// named; what was before is counted apart. The denominator is every run in them, also those before they were inspected.
-#[test]
-fn short_lived() {
-    let Some(_live) = live() else { return };
-    let interpreters = Interpreter::at_home();
-    let running = Profiler::new().arg("--all-python").rate(999).start();
-    let pids = run_by_twos(&interpreters, SHORT, PROCESSES);
-    running.signal(libc::SIGINT);
-    let recording = running.finish();
-    let recorded = &recording.recorded;
-
-    #[derive(Default)]
-    struct Figures {
-        processes: usize,
-        uninspected: u64,
-        before: u64,
-        named: u64,
-        unnamed: u64,
-    }
-    let mut figures: Vec<Figures> = interpreters.iter().map(|_| Figures::default()).collect();
-    for process in &recording.report.processes {
-        let Some(&which) = pids.get(&process.pid) else { continue };
-        figures[which].processes += 1;
-        figures[which].uninspected += process.uninspected;
-    }
-    for sample in &recorded.samples {
-        let Some(&which) = pids.get(&process_of(recorded, sample)) else { continue };
-        let figures = &mut figures[which];
-        let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
-        let unnamed = |name: &&str| {
-            name.starts_with("<unreadable") || name.starts_with("<unknown") || name.starts_with("<stack cut")
-        };
-        match names[..] {
-            // No thread state or no frame yet, or no more.
-            ["<native>", _] => figures.before += 1,
-            _ if names.iter().any(unnamed) => figures.unnamed += 1,
-            _ => figures.named += 1,
-        }
-    }
-    for (figures, Interpreter { name, .. }) in figures.iter().zip(&interpreters) {
-        let Figures { processes, uninspected, before, named, unnamed } = figures;
-        println!(
-            "{name}: {processes} processes; runs before their inspection {uninspected}, without a Python frame {before}, \
-             fully named {named}, not fully named {unnamed}"
-        );
-    }
-    println!("lost: {:?}", recording.report.loss);
-    for (figures, Interpreter { name, .. }) in figures.iter().zip(&interpreters) {
-        let Figures { processes, uninspected, named, unnamed, .. } = figures;
-        assert_eq!(*processes, PROCESSES / interpreters.len(), "{name}: every process is in the account");
-        // At worst all that was not inspected in time was initialised.
-        let after = named + unnamed + uninspected;
-        assert!(*named as f64 >= 0.9 * after as f64, "{name}: {named} of {after}");
-    }
-}
-
 /// A program that was not CPython starts one, whose executable has a fixed address and was met before: the kernel side
 /// knows it at its `exec`, and user space learns the rest of it all the same.
 #[test]
@@ -154,25 +92,4 @@ fn started_by_another_program() {
         // Native frames are there from when its mappings have been read, which takes its time on a busy machine.
         assert!(process.samples > 50 && process.merge_exact > 0, "{process:?}");
     }
-}
-
-/// Runs a program so many times, two at a time, by the interpreters in turn. Gives the index of each process's.
-pub fn run_by_twos(interpreters: &[Interpreter], program: &str, count: usize) -> BTreeMap<u32, usize> {
-    let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut children: Vec<Child> = Vec::new();
-    for number in 0..count {
-        let which = number % interpreters.len();
-        let mut command = interpreters[which].command();
-        command.args(["-c", program]).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().expect("the interpreter can be run");
-        pids.insert(child.id(), which);
-        children.push(child);
-        if children.len() == 2 {
-            assert!(children.remove(0).wait().expect("a child can be waited for").success());
-        }
-    }
-    for mut child in children {
-        assert!(child.wait().expect("a child can be waited for").success());
-    }
-    pids
 }

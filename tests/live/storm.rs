@@ -1,7 +1,8 @@
 //! Many short lives: of what their programs ran, how much is named.
 
-use crate::processes::{process_of, run_by_twos};
+use crate::processes::{is_marker, process_of};
 use std::collections::BTreeMap;
+use std::process::{Child, Stdio};
 use tachyon_tests::{Interpreter, Profiler, Recording, live};
 
 /// 50 ms of CPU time, the interpreter's own start included.
@@ -42,24 +43,30 @@ impl Runs {
 fn runs(recording: &Recording, pids: &BTreeMap<u32, usize>, interpreters: usize) -> Vec<Runs> {
     let mut runs: Vec<Runs> = (0..interpreters).map(|_| Runs::default()).collect();
     let recorded = &recording.recorded;
-    let mut frameless: BTreeMap<u32, u64> = BTreeMap::new();
+    // Of each process: samples without a Python frame, samples fully named.
+    let mut seen: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for sample in &recorded.samples {
+        let mut names = recorded.frames_of(sample).map(|frame| frame.function.as_str()).peekable();
+        let unnamed = |name| is_marker(name) || name.starts_with("<unreadable") || name.starts_with("<unknown");
+        let (frameless, named) = seen.entry(process_of(recorded, sample)).or_default();
         // The process, and in the place of a stack that there is none.
-        if recorded.frames_of(sample).map(|frame| frame.function.as_str()).next() == Some("<native>") {
-            *frameless.entry(process_of(recorded, sample)).or_default() += 1;
+        if names.peek() == Some(&"<native>") {
+            *frameless += 1;
+        } else if !names.any(unnamed) {
+            *named += 1;
         }
     }
     for process in &recording.report.processes {
         let Some(&which) = pids.get(&process.pid) else { continue };
-        // Those from before `_PyRuntime` was initialised have no stack either.
-        let without_frames = frameless.get(&process.pid).copied().unwrap_or(0).saturating_sub(process.not_initialized);
+        let (frameless, named) = seen.remove(&process.pid).unwrap_or_default();
         runs[which].add(&Runs {
             processes: 1,
             all: process.samples + process.uninspected,
             uninspected: process.uninspected,
             before: process.not_initialized,
-            without_frames,
-            named: process.named.saturating_sub(without_frames),
+            // Those from before `_PyRuntime` was initialised have no stack either.
+            without_frames: frameless.saturating_sub(process.not_initialized),
+            named,
         });
     }
     runs
@@ -88,6 +95,8 @@ fn thousand_of_50_ms() {
         assert!(missing * 100 <= started, "{name}: {missing} processes are missing: {:?}", recording.report.refused);
         runs.uninspected += 50 * missing;
         runs.all += 50 * missing;
+        let (named, of) = (runs.named, runs.with_frames());
+        assert!(named * 100 >= of * 90, "{name}: named {named} of {of} runs with Python frames");
         all.add(&runs);
     }
     let (named, of) = (all.named, all.with_frames());
@@ -97,4 +106,25 @@ fn thousand_of_50_ms() {
     let early = all.before + all.uninspected;
     assert!(named * 100 >= of * 95, "named {named} of {of} runs with Python frames");
     assert!(early * 100 <= all.all * 10, "{early} of {} runs before `_PyRuntime` was initialised", all.all);
+}
+
+/// Runs a program so many times, two at a time, by the interpreters in turn. Gives the index of each process's.
+fn run_by_twos(interpreters: &[Interpreter], program: &str, count: usize) -> BTreeMap<u32, usize> {
+    let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut children: Vec<Child> = Vec::new();
+    for number in 0..count {
+        let which = number % interpreters.len();
+        let mut command = interpreters[which].command();
+        command.args(["-c", program]).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn().expect("the interpreter can be run");
+        pids.insert(child.id(), which);
+        children.push(child);
+        if children.len() == 2 {
+            assert!(children.remove(0).wait().expect("a child can be waited for").success());
+        }
+    }
+    for mut child in children {
+        assert!(child.wait().expect("a child can be waited for").success());
+    }
+    pids
 }

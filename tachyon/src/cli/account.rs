@@ -24,6 +24,8 @@ pub struct Extras<'a> {
     pub busy_children: Vec<BusyChildren>,
     /// Only samples that hold the GIL were wanted.
     pub gil: bool,
+    /// No CPython that was asked for ran at any time: what was asked for, as options; empty for all of them.
+    pub nobody: Option<String>,
     /// Whether colours are wanted.
     pub colours: bool,
 }
@@ -69,7 +71,13 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         Some(share) => writeln!(out, "; on a CPU {} of the time", percent(share))?,
         None => writeln!(out)?,
     }
-    if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
+    if let Some(wanted) = &extras.nobody {
+        let fitting = if wanted.is_empty() { String::new() } else { format!(" and fits {}", escape(wanted)) };
+        writeln!(
+            out,
+            "no CPython that can be profiled{fitting} ran meanwhile: `tachyon-bpf doctor` lists those that run"
+        )?;
+    } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
         write!(out, "ran {} of {seconds} s", percent(share.unwrap_or(0.0)))?;
         match &extras.waiting {
             Some(place) => writeln!(out, "; waiting in {}", escape(place))?,
@@ -191,6 +199,7 @@ mod tests {
             top: Vec::new(),
             waiting: None,
             busy_children: Vec::new(),
+            nobody: None,
             gil: false,
             colours: false,
         }
@@ -205,6 +214,17 @@ mod tests {
         let mut out = Vec::new();
         write(report, extras, &mut out).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn nobody_that_fits() {
+        let output = output("out.tach", Format::Tach);
+        let mut extras = extras(&output);
+        extras.nobody = Some("--comm no*".to_owned());
+        let text = account(&Report { duration_s: 1.0, ..Report::default() }, &extras);
+        let line =
+            "no CPython that can be profiled and fits --comm no* ran meanwhile: `tachyon-bpf doctor` lists those";
+        assert!(text.contains(line) && !text.contains("ran 0"), "{text}");
     }
 
     #[test]

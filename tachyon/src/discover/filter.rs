@@ -31,6 +31,18 @@ impl Filter {
         self.cgroups.is_empty() && self.containers.is_empty() && self.comms.is_empty() && self.uids.is_empty()
     }
 
+    /// The conditions as the options that ask for them.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let uids: Vec<_> = self.uids.iter().map(u32::to_string).collect();
+        let comms: Vec<_> = self.comms.iter().map(ToString::to_string).collect();
+        let kinds =
+            [("--cgroup", &self.cgroups), ("--container", &self.containers), ("--comm", &comms), ("--uid", &uids)];
+        let options =
+            kinds.into_iter().flat_map(|(name, values)| values.iter().map(move |value| format!("{name} {value}")));
+        options.collect::<Vec<_>>().join(" ")
+    }
+
     /// Whether a process is wanted. Reads only what is asked for.
     ///
     /// # Errors
@@ -153,5 +165,8 @@ mod tests {
         assert!(!admits(Filter { comms: named(&pattern), uids: vec![uid + 1], ..Filter::default() }));
         assert!(!admits(Filter { cgroups: vec!["/no/such/group".to_owned()], ..Filter::default() }));
         assert!(!admits(Filter { containers: vec!["0123456789ab".to_owned()], ..Filter::default() }));
+        let shown =
+            Filter { cgroups: vec!["/a".to_owned()], comms: named("py*"), uids: vec![1, 2], ..Filter::default() };
+        assert_eq!(shown.options(), "--cgroup /a --comm py* --uid 1 --uid 2");
     }
 }

@@ -1,7 +1,7 @@
 //! All processes of the host, once, from `/proc`: what the start of a recording begins with.
 //!
-//! One small read for each process (its `stat`), nothing that walks memory or takes the target's locks: mappings and
-//! command lines are read later, and only of processes that are wanted.
+//! At most one small read for each process (its `stat`), nothing that walks memory: mappings and command lines are read
+//! later, and only of processes that are wanted.
 
 use std::io;
 
@@ -31,14 +31,19 @@ impl ScannedProcess {
 /// # Errors
 /// When `/proc` cannot be listed.
 pub fn scan() -> io::Result<Vec<ScannedProcess>> {
+    Ok(pids()?.into_iter().filter_map(|pid| look_at(pid).ok()).collect())
+}
+
+/// Lists the pids of all processes, in order.
+///
+/// # Errors
+/// When `/proc` cannot be listed.
+pub fn pids() -> io::Result<Vec<Pid>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()).map(Pid) else { continue };
-        if let Ok(stat) = RemoteProcess::at(pid).stat() {
-            found.push(ScannedProcess { pid, stat });
-        }
+        found.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()).map(Pid));
     }
-    found.sort_by_key(|process| process.pid);
+    found.sort_unstable();
     Ok(found)
 }
 

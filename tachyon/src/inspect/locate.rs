@@ -15,7 +15,7 @@ use super::entering::{CframeOffsets, EnteringError, EnteringWindow, MAX_INSTRUCT
 use super::layout::{self, LayoutError, ObjectSizes};
 use super::{Refusal, SUPPORTED, version};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
-use crate::remote::{FileIdentity, MappedFile, RemoteError};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteError};
 
 /// Files remembered. A host with more distinct ones starts anew: 64 Ki entries are about 8 MiB.
 const MAX_FILES: usize = 1 << 16;
@@ -60,10 +60,15 @@ pub(super) struct PythonFile {
     pub(super) entering: Option<Result<EnteringWindow, EnteringError>>,
 }
 
+/// Device and inode of a mapped file, and whether it may be the executable.
+type Place = ((u32, u32), u64, bool);
+
 /// Remembers what files hold. One for a whole recording.
 #[derive(Debug, Default)]
 pub struct ElfCache {
     files: HashMap<(FileIdentity, bool), Arc<Facts>>,
+    /// Mapped files that are no Python, with their paths; while many processes are looked at, one after another.
+    swept: Option<HashMap<Place, MappedPath>>,
     parsed: u64,
 }
 
@@ -78,6 +83,30 @@ impl ElfCache {
     #[must_use]
     pub fn files_parsed(&self) -> u64 {
         self.parsed
+    }
+
+    /// From now on a mapped file that is no Python is not looked up again where another process has it mapped. Only for a
+    /// short time: an inode that is used again, at the same path, would be taken for what it was.
+    pub fn begin_sweep(&mut self) {
+        self.swept = Some(HashMap::new());
+    }
+
+    /// Files are looked up each time again.
+    pub fn end_sweep(&mut self) {
+        self.swept = None;
+    }
+
+    /// Whether a mapped file was found to be no Python in this sweep.
+    pub(super) fn is_swept(&self, mapping: &Mapping, maybe_exe: bool) -> bool {
+        let known = self.swept.as_ref().and_then(|swept| swept.get(&(mapping.dev, mapping.inode, maybe_exe)));
+        known.is_some_and(|path| *path == mapping.path)
+    }
+
+    /// A mapped file is no Python.
+    pub(super) fn sweep(&mut self, mapping: &Mapping, maybe_exe: bool) {
+        if let Some(swept) = &mut self.swept {
+            swept.insert((mapping.dev, mapping.inode, maybe_exe), mapping.path.clone());
+        }
     }
 
     /// The facts of a file, read when they are not known. `is_exe` says that the process was started from it. `None`:

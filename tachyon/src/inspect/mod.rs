@@ -190,12 +190,20 @@ impl InspectError {
 /// When its mappings or the files behind them cannot be read.
 pub fn inspect(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Verdict, InspectError> {
     let maps = process.maps()?;
+    if maps.is_empty() {
+        // A kernel thread, or one that has ended.
+        return Ok(Verdict::NotPython);
+    }
     let exe = process.exe_file().ok().map(|file| file.identity());
     let mut refused = None;
     let mut unreadable = None;
     let budget = ReadBudget::new();
     for mappings in candidates(&maps, exe.map(|exe| exe.inode)) {
         let Some(first) = mappings.first() else { continue };
+        let maybe_exe = exe.is_some_and(|exe| exe.inode == first.inode);
+        if cache.is_swept(first, maybe_exe) {
+            continue;
+        }
         let looked_up = process.mapped_file(first).and_then(|file| {
             let is_exe = exe.is_some_and(|exe| (exe.dev, exe.inode) == (file.identity().dev, file.identity().inode));
             cache.facts(&file, is_exe, &budget).map(|facts| (file.identity(), facts))
@@ -214,7 +222,7 @@ pub fn inspect(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Verdict,
             break;
         };
         match &*facts {
-            Facts::Other => {}
+            Facts::Other => cache.sweep(first, maybe_exe),
             Facts::Refused { implementation, reason } => {
                 refused.get_or_insert_with(|| (implementation.clone(), reason.clone()));
             }

@@ -253,6 +253,33 @@ fn old_pythons_and_other_programs_are_told_apart() {
 }
 
 #[test]
+fn in_a_sweep_only_what_is_no_python_is_not_looked_up_again() {
+    let mut cache = ElfCache::new();
+    let mut sleep = Command::new("sleep").arg("60").spawn().expect("sleep runs");
+    let process = RemoteProcess::at(Pid(sleep.id()));
+    let maps = loop {
+        let maps = process.maps().expect("its own child can be read");
+        if maps.iter().any(|mapping| mapping.name() == "sleep") {
+            break maps;
+        }
+    };
+    let own = maps.iter().find(|mapping| mapping.name() == "sleep").expect("just seen");
+    let elsewhere = Mapping { path: MappedPath::File { path: b"/elsewhere".to_vec(), deleted: false }, ..own.clone() };
+    assert_eq!(inspect(&process, &mut cache).expect("readable"), Verdict::NotPython);
+    assert!(!cache.is_swept(own, true), "no sweep, no memory");
+    cache.begin_sweep();
+    assert_eq!(inspect(&process, &mut cache).expect("readable"), Verdict::NotPython);
+    assert!(cache.is_swept(own, true) && !cache.is_swept(own, false) && !cache.is_swept(&elsewhere, true));
+    let python = Target::start(Command::new(&interpreters()[0]).arg("-S"));
+    let twice = [(); 2].map(|()| inspect(&python.process, &mut cache).expect("readable"));
+    assert!(twice[0] != Verdict::NotPython && twice[0] == twice[1], "{twice:?}");
+    cache.end_sweep();
+    assert!(!cache.is_swept(own, true));
+    sleep.kill().expect("it runs");
+    sleep.wait().expect("it ends");
+}
+
+#[test]
 fn deleted_renamed_and_chrooted_interpreters_are_found() {
     let Some(exe) = interpreters().into_iter().find(|exe| exe.starts_with("/usr/bin")) else {
         println!("not run: needs a static /usr/bin/python3.11");

@@ -1,6 +1,11 @@
 //! Offsets of kernel structures, from the running kernel's own BTF.
 
-use btf_rs::{Btf, BtfType, Type};
+use btf_rs::{Backend, Btf, BtfType, Struct, Type};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use tachyon_common::config::{Config, machine};
 use tachyon_common::walk::THREAD_POINTER_REACH;
 
@@ -48,7 +53,7 @@ impl BtfError {
 /// When there is no BTF or a field is missing.
 pub fn kernel_config() -> Result<Config, BtfError> {
     let btf = read()?;
-    let kernel = Kernel { btf };
+    let kernel = Kernel { btf, structures: RefCell::default() };
     let offset = |structure, path| kernel.offset(structure, path);
     // `struct thread_struct` is the architecture's own.
     let thread_pointer = offset("task_struct", &["thread", "fsbase"])
@@ -106,22 +111,36 @@ fn page_size() -> u32 {
     size.ok().flatten().and_then(|size| u32::try_from(size).ok()).unwrap_or(0)
 }
 
-/// Mapped, only the types asked for are decoded: milliseconds instead of a hundred. Not every kernel lets the file be
-/// mapped; then it is read whole first, for the parser's own file reading seeks for every type.
+/// Mapped, only the types asked for are decoded: milliseconds instead of a hundred. Before Linux 6.16 the kernel does not let
+/// the file itself be mapped; a copy in memory it does.
 fn read() -> Result<Btf, BtfError> {
-    if let Ok(btf) = Btf::from_file_with_backend(VMLINUX_BTF, btf_rs::Backend::Mmap) {
-        return Ok(btf);
-    }
-    let bytes = std::fs::read(VMLINUX_BTF).map_err(BtfError::Unreadable)?;
-    Btf::from_bytes(&bytes).map_err(BtfError::Malformed)
+    Btf::from_file_with_backend(VMLINUX_BTF, Backend::Mmap).or_else(|_| {
+        let copy = copy().map_err(BtfError::Unreadable)?;
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        // The mapping holds on to the copy, without its descriptor.
+        Btf::from_file_with_backend(path, Backend::Mmap).map_err(BtfError::Malformed)
+    })
+}
+
+/// The kernel's types in a file that can be mapped.
+fn copy() -> std::io::Result<File> {
+    let mut copy = File::from(memfd_create(c"tachyon-btf", MFdFlags::MFD_CLOEXEC)?);
+    std::io::copy(&mut File::open(VMLINUX_BTF)?, &mut copy)?;
+    Ok(copy)
 }
 
 struct Kernel {
     btf: Btf,
+    /// Structures by name: finding one reads the names of all types.
+    structures: RefCell<HashMap<&'static str, Option<Struct>>>,
 }
 
 impl Kernel {
-    fn structure(&self, name: &'static str) -> Option<btf_rs::Struct> {
+    fn structure(&self, name: &'static str) -> Option<Struct> {
+        self.structures.borrow_mut().entry(name).or_insert_with(|| self.find(name)).clone()
+    }
+
+    fn find(&self, name: &str) -> Option<Struct> {
         self.btf.resolve_types_by_name(name).ok()?.into_iter().find_map(|found| match found {
             Type::Struct(found) if !found.members.is_empty() => Some(found),
             _ => None,
@@ -150,7 +169,7 @@ impl Kernel {
     }
 
     /// A member by name, also inside anonymous structures and unions, with its offset in bytes.
-    fn member(&self, inside: &btf_rs::Struct, name: &str, depth: u32) -> Option<(u32, btf_rs::Member)> {
+    fn member(&self, inside: &Struct, name: &str, depth: u32) -> Option<(u32, btf_rs::Member)> {
         // C allows any depth; kernels use three or four.
         if depth > 8 {
             return None;
@@ -171,7 +190,7 @@ impl Kernel {
     }
 
     /// The structure or union that is a member's type, through typedefs and qualifiers.
-    fn compound(&self, member: &btf_rs::Member) -> Option<btf_rs::Struct> {
+    fn compound(&self, member: &btf_rs::Member) -> Option<Struct> {
         let mut found = self.btf.resolve_chained_type(member as &dyn BtfType).ok()?;
         for _ in 0..8 {
             found = match found {
@@ -199,6 +218,21 @@ mod tests {
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
+
+    #[test]
+    fn a_copy_tells_the_same() {
+        let copy = copy().expect("readable");
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        let kernel = |btf| Kernel { btf, structures: RefCell::default() };
+        let copied = kernel(Btf::from_file_with_backend(path, Backend::Mmap).expect("good"));
+        drop(copy);
+        let read = kernel(read().expect("good"));
+        for (structure, path) in [("task_struct", &["se", "sum_exec_runtime"][..]), ("super_block", &["s_dev"])] {
+            let offset = copied.offset(structure, path).expect("every kernel has it");
+            assert_eq!(offset, read.offset(structure, path).expect("every kernel has it"));
+        }
+    }
+
     #[test]
     fn a_signature_lies_above_the_addresses() {
         let masks = [0xffff_f7a3_1230, 0x7f_f123_4560, 0xf_ffff_ffff_0000, 0].map(code_mask);

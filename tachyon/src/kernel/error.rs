@@ -42,6 +42,12 @@ pub enum KernelError {
     /// A map could not be mapped into memory.
     #[error("cannot map the BPF map {0} into memory: {1}")]
     Share(&'static str, std::io::Error),
+    /// The thread on which the verifier looks at programs could not be made.
+    #[error("cannot start a thread to load the BPF programs: {0}")]
+    Thread(std::io::Error),
+    /// The verifier still has the programs.
+    #[error("the verifier still looks at the BPF programs")]
+    Verifying,
     /// The object lacks something the loader knows of.
     #[error("the BPF object has no {0}: it was not built from the sources of this program")]
     Missing(&'static str),
@@ -70,7 +76,13 @@ impl KernelError {
             Self::Attach { .. } => {
                 Some("needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less")
             }
-            Self::Map { .. } | Self::Share(..) | Self::Missing(_) | Self::Cpus { .. } | Self::TooManyLayouts => None,
+            Self::Map { .. }
+            | Self::Share(..)
+            | Self::Thread(_)
+            | Self::Verifying
+            | Self::Missing(_)
+            | Self::Cpus { .. }
+            | Self::TooManyLayouts => None,
         }
     }
 

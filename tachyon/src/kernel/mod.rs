@@ -6,6 +6,7 @@
 
 mod btf;
 mod error;
+mod loader;
 mod native;
 mod object;
 mod perf;
@@ -22,3 +23,4 @@ pub use object::{Kernel, LoadTimes, Options, RunStats, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};
+pub use programs::{Verified, Verifying};

@@ -2,15 +2,18 @@
 
 use super::btf::kernel_config;
 use super::error::{KernelError, program_error};
+use super::loader::loader;
 use super::native::NativeMaps;
 use super::perf::{self, Event};
 use super::pod::{FileKey, Pod};
-use super::programs::{ENTRY, NATIVE_STAGE, STAGES, TRACEPOINTS, load_programs, perf_program, tracepoint};
+use super::programs::{
+    ENTRY, STAGES, TRACEPOINTS, Verified, Verifying, hooks, load_programs, perf_program, samplers, tracepoint,
+};
 use super::rows::RowChunks;
+use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
 use aya::programs::perf_event::PerfEventLinkId;
 use aya::programs::raw_trace_point::RawTracePointLinkId;
-use aya::{Ebpf, EbpfLoader};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,14 +64,14 @@ pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
     wanted.clamp(MIN, MAX).next_power_of_two()
 }
 
-/// How long the parts of [`Kernel::load`] took.
+/// How long the parts of loading took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadTimes {
     /// The kernel's types were read.
     pub types: Duration,
-    /// The object was taken apart and its maps made.
+    /// The object was taken apart, its maps made, and the hooks loaded that follow processes.
     pub maps: Duration,
-    /// The verifier looked at the programs.
+    /// The verifier looked at the programs that make samples.
     pub programs: Duration,
 }
 
@@ -85,7 +88,8 @@ pub struct RunStats {
 
 /// The loaded object.
 pub struct Kernel {
-    ebpf: Ebpf,
+    /// Not there while the verifier looks at the programs that make samples.
+    ebpf: Option<Ebpf>,
     processes: HashMap<MapData, u32, Pod<ProcessEntry>>,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     layouts: Array<MapData, Pod<Layout>>,
@@ -93,7 +97,9 @@ pub struct Kernel {
     counters: PerCpuArray<MapData, Pod<Counters>>,
     events_lost: PerCpuArray<MapData, u64>,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
-    _stages: ProgramArray<MapData>,
+    stages: ProgramArray<MapData>,
+    /// The programs that make samples.
+    samplers: Vec<&'static str>,
     native: Option<NativeMaps>,
     seed: u64,
     map_bytes: Arc<AtomicU64>,
@@ -108,6 +114,18 @@ impl Kernel {
     /// # Errors
     /// When the kernel lacks something or refuses.
     pub fn load(options: &Options) -> Result<Self, KernelError> {
+        let mut kernel = Self::open(options)?;
+        let verified = kernel.verify()?.wait()?;
+        kernel.add_samplers(verified)?;
+        Ok(kernel)
+    }
+
+    /// Makes the maps and loads the hooks that follow processes; attaches nothing. There is no sampling before
+    /// [`Kernel::add_samplers`].
+    ///
+    /// # Errors
+    /// When the kernel lacks something or refuses.
+    pub fn open(options: &Options) -> Result<Self, KernelError> {
         let start = Instant::now();
         // The library tries out what this kernel can, which is mostly waiting: time to read its types.
         let config = std::thread::scope(|scope| {
@@ -140,9 +158,7 @@ impl Kernel {
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
-        let mut ebpf = EbpfLoader::new()
-            // The object brings no BTF and needs none: every offset is in `CONFIG`.
-            .btf(None)
+        let mut ebpf = loader()
             .override_global("CONFIG", &config, true)
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
@@ -154,14 +170,7 @@ impl Kernel {
         let map_bytes = Arc::default();
         let rows = options.unwind_memory.map(|bytes| RowChunks::put_in_place(&ebpf, bytes, &map_bytes)).transpose()?;
         map_bytes.store(ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum(), Ordering::Relaxed);
-        let maps = start.elapsed() - types;
-        let unused = if options.unwind_memory.is_none() { &[NATIVE_STAGE][..] } else { &[] };
-        load_programs(&mut ebpf, unused)?;
-        let mut stages: ProgramArray<MapData> = take(&mut ebpf, "STAGES")?;
-        for (index, name) in (0_u32..).zip(STAGES).filter(|(_, name)| !unused.contains(name)) {
-            let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
-            stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
-        }
+        load_programs(&mut ebpf, &hooks())?;
         Ok(Self {
             processes: take(&mut ebpf, "PROCESSES")?,
             executables: take(&mut ebpf, "EXECUTABLES")?,
@@ -169,15 +178,44 @@ impl Kernel {
             known_layouts: Vec::new(),
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
-            _stages: stages,
+            stages: take(&mut ebpf, "STAGES")?,
+            samplers: samplers(options.unwind_memory.is_some()),
             native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
             seed,
             map_bytes,
-            load_times: LoadTimes { types, maps, programs: start.elapsed() - types - maps },
+            load_times: LoadTimes { types, maps: start.elapsed() - types, programs: Duration::ZERO },
             sampling: Vec::new(),
             lifecycle: Vec::new(),
-            ebpf,
+            ebpf: Some(ebpf),
         })
+    }
+
+    /// Lets the verifier look at the programs that make samples; meanwhile nothing can be attached or detached.
+    ///
+    /// # Errors
+    /// When there can be no thread for it.
+    pub fn verify(&mut self) -> Result<Verifying, KernelError> {
+        let ebpf = self.ebpf.take().ok_or(KernelError::Verifying)?;
+        Verifying::begin(ebpf, self.samplers.clone()).map_err(KernelError::Thread)
+    }
+
+    /// Takes the programs that make samples.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn add_samplers(&mut self, verified: Verified) -> Result<(), KernelError> {
+        let Verified { mut ebpf, took } = verified;
+        for (index, name) in (0_u32..).zip(STAGES).filter(|(_, name)| self.samplers.contains(name)) {
+            let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
+            self.stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
+        }
+        self.ebpf = Some(ebpf);
+        self.load_times.programs = took;
+        Ok(())
+    }
+
+    fn ebpf(&mut self) -> Result<&mut Ebpf, KernelError> {
+        self.ebpf.as_mut().ok_or(KernelError::Verifying)
     }
 
     /// The key of every fingerprint of this recording.
@@ -191,7 +229,7 @@ impl Kernel {
     /// # Errors
     /// When it was taken before.
     pub fn take_samples(&mut self) -> Result<RingBuf<MapData>, KernelError> {
-        take(&mut self.ebpf, "SAMPLES")
+        take(self.ebpf()?, "SAMPLES")
     }
 
     /// Takes the ring of process events; once.
@@ -199,7 +237,7 @@ impl Kernel {
     /// # Errors
     /// When it was taken before.
     pub fn take_events(&mut self) -> Result<RingBuf<MapData>, KernelError> {
-        take(&mut self.ebpf, "EVENTS")
+        take(self.ebpf()?, "EVENTS")
     }
 
     /// Follows fork, exec and exit from now on.
@@ -208,7 +246,7 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn attach_lifecycle(&mut self) -> Result<(), KernelError> {
         for (name, point) in TRACEPOINTS {
-            let link = tracepoint(&mut self.ebpf, name)?
+            let link = tracepoint(self.ebpf()?, name)?
                 .attach(point)
                 .map_err(|source| KernelError::Attach { what: format!("raw tracepoint {point}"), source })?;
             self.lifecycle.push((name, link));
@@ -221,7 +259,11 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn attach_sampling(&mut self, interval: Duration) -> Result<Event, KernelError> {
-        perf::attach(perf_program(&mut self.ebpf, ENTRY)?, interval, &mut self.sampling)
+        perf::attach(
+            perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?,
+            interval,
+            &mut self.sampling,
+        )
     }
 
     /// Detaches the timer's program: when this returns it runs no more, and the counters stand still.
@@ -229,7 +271,7 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn detach_sampling(&mut self) -> Result<(), KernelError> {
-        let program = perf_program(&mut self.ebpf, ENTRY)?;
+        let program = perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?;
         for link in self.sampling.drain(..) {
             program.detach(link).map_err(program_error(ENTRY))?;
         }
@@ -241,8 +283,9 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn detach_lifecycle(&mut self) -> Result<(), KernelError> {
+        let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
         for (name, link) in self.lifecycle.drain(..) {
-            tracepoint(&mut self.ebpf, name)?.detach(link).map_err(program_error(name))?;
+            tracepoint(ebpf, name)?.detach(link).map_err(program_error(name))?;
         }
         Ok(())
     }
@@ -338,7 +381,7 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn run_stats(&self) -> Result<RunStats, KernelError> {
         let mut stats = RunStats::default();
-        for (name, program) in self.ebpf.programs() {
+        for (name, program) in self.ebpf.iter().flat_map(Ebpf::programs) {
             let Ok(info) = program.info() else { continue };
             let info_ns = u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX);
             stats.run_ns += info_ns;
@@ -372,7 +415,8 @@ impl Kernel {
     #[must_use]
     pub fn verified_instructions(&self) -> Vec<(String, Option<u32>)> {
         self.ebpf
-            .programs()
+            .iter()
+            .flat_map(Ebpf::programs)
             .map(|(name, program)| {
                 let count = program.info().ok().and_then(|info| info.verified_instruction_count());
                 (name.to_owned(), count.filter(|count| *count > 0))
@@ -416,44 +460,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ring_size_follows_rate_and_cpus() {
-        let table =
-            [(99.0, 2, 1 << 20), (999.0, 2, 1 << 23), (99.0, 64, 1 << 25), (999.0, 16, 1 << 26), (1e9, 512, 1 << 26)];
-        for (rate, cpus, bytes) in table {
-            assert_eq!(ring_bytes(rate, cpus), bytes, "{rate} Hz on {cpus} CPUs");
-        }
-    }
-
-    #[test]
-    fn the_kernel_accepts_the_object() {
-        let options = Options {
-            interval: Duration::from_millis(10),
-            all_python: true,
-            gil_only: false,
-            filtered: false,
-            opcodes: false,
-            kernel_stacks: false,
-            unwind_memory: Some(1 << 20),
-            ring_bytes: 1 << 20,
-            pid_namespace: None,
-        };
-        let mut kernel = Kernel::load(&options).expect("needs root and BPF");
-        kernel.attach_lifecycle().expect("raw tracepoints attach");
-        kernel.attach_sampling(options.interval).expect("the event attaches");
-        std::thread::sleep(Duration::from_millis(200));
-        // Kernels verify up to 1,000,000 instructions (`BPF_COMPLEXITY_LIMIT_INSNS`) and differ: half is left to the others.
-        for (program, verified) in kernel.verified_instructions() {
-            println!("{program}: {verified:?} instructions verified");
-            assert!(verified.is_none_or(|verified| verified < 500_000), "{program}: {verified:?}");
-        }
-        kernel.detach_sampling().expect("the event detaches");
-        let counters = kernel.counters().expect("the counters can be read");
-        assert!(counters.ran > 0, "the program ran");
-        let accounted = counters.sent + counters.idle + counters.filtered + counters.not_python;
-        assert_eq!(counters.ran, accounted + counters.loss.iter().sum::<u64>());
-    }
-}
+mod tests;

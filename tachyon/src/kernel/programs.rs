@@ -1,4 +1,8 @@
 //! The BPF programs of the object: which there are, loading them, finding one by its name.
+//!
+//! The verifier takes nearly all of a start. The hooks that follow processes it has looked at within milliseconds, so
+//! they are loaded first and attached; it looks at those that make samples on threads of their own ([`Verifying`]), while
+//! the processes that there are get their entries.
 
 use super::error::{KernelError, program_error};
 use aya::Ebpf;
@@ -7,7 +11,8 @@ use std::cmp::Reverse;
 use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread::ScopedJoinHandle;
+use std::thread::{Builder, JoinHandle, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 /// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
 pub(super) const ENTRY: &str = "on_sample";
@@ -24,16 +29,55 @@ pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_free", "sched_process_free"),
 ];
 
-/// Loads all programs but `unused`. The verifier takes nearly all of a start, and looks at as many programs at once as it
-/// is asked to: a thread for each CPU takes one after another, those first that take longest.
-pub(super) fn load_programs(ebpf: &mut Ebpf, unused: &[&str]) -> Result<(), KernelError> {
-    let known = STAGES.into_iter().chain([ENTRY]).chain(TRACEPOINTS.map(|(name, _)| name));
-    if let Some(missing) = known.clone().find(|name| ebpf.program(name).is_none()) {
+/// The hooks that follow processes.
+pub(super) fn hooks() -> Vec<&'static str> {
+    TRACEPOINTS.map(|(name, _)| name).to_vec()
+}
+
+/// The programs that make samples.
+pub(super) fn samplers(native: bool) -> Vec<&'static str> {
+    STAGES.into_iter().chain([ENTRY]).filter(|name| native || *name != NATIVE_STAGE).collect()
+}
+
+/// The programs that make samples, while the verifier looks at them.
+#[must_use]
+pub struct Verifying(JoinHandle<Result<Verified, KernelError>>);
+
+/// The same, loaded.
+pub struct Verified {
+    pub(super) ebpf: Ebpf,
+    pub(super) took: Duration,
+}
+
+impl Verifying {
+    /// Lets the verifier begin.
+    pub(super) fn begin(mut ebpf: Ebpf, programs: Vec<&'static str>) -> std::io::Result<Self> {
+        let start = Instant::now();
+        let verify = move || {
+            load_programs(&mut ebpf, &programs)?;
+            Ok(Verified { ebpf, took: start.elapsed() })
+        };
+        Builder::new().name("tachyon-verify".to_owned()).spawn(verify).map(Self)
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// When the kernel refuses a program.
+    pub fn wait(self) -> Result<Verified, KernelError> {
+        self.0.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+/// Loads programs. The verifier looks at as many at once as it is asked to: a thread for each CPU takes one after another,
+/// those first that take longest.
+pub(super) fn load_programs(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), KernelError> {
+    if let Some(missing) = names.iter().find(|name| ebpf.program(name).is_none()) {
         return Err(KernelError::Missing(missing));
     }
     let wanted = ebpf.programs_mut().filter_map(|(name, program)| {
-        let name = known.clone().find(|known| *known == name)?;
-        (!unused.contains(&name)).then_some((name, program))
+        let name = names.iter().find(|known| **known == name)?;
+        Some((*name, program))
     });
     let mut wanted: Vec<(&str, &mut Program)> = wanted.collect();
     // They are taken from the end.

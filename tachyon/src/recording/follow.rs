@@ -4,9 +4,11 @@
 //! kernel side's lifecycle ring or the mapping events wake it.
 
 mod thread;
+mod verdict;
 
 pub(super) use thread::Follow;
 
+use self::verdict::{is_library, other, refusal};
 use super::native::News;
 use super::registry::{ProcessInfo, Registry, Verdict, cpu_time_ns};
 use super::samples::SETTLED;
@@ -19,7 +21,6 @@ use crate::merge::comm_text;
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -66,11 +67,11 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted, cache: ElfCache) -> Self {
+    pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
         let Wanted { all_python, follow_children, filter } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
-        let undecided = HashMap::new();
+        let (cache, undecided) = (ElfCache::default(), HashMap::new());
         Self { kernel, registry, cache, flags, all_python, filter, undecided, fresh, mapper: None }
     }
 
@@ -95,7 +96,15 @@ impl Follower {
     /// # Errors
     /// When it is gone.
     pub fn admits(&self, pid: Pid) -> Result<bool, RemoteError> {
-        if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::open(pid)?) }
+        if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::at(pid)) }
+    }
+
+    /// Looks at many processes, one after another: a library of all of them is looked up once.
+    pub fn sweep(&mut self, look: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        self.cache.begin_sweep();
+        let looked = look(self);
+        self.cache.end_sweep();
+        looked
     }
 
     /// Looks at a process and gives it an entry. `Ok(None)`: not CPython.
@@ -107,10 +116,9 @@ impl Follower {
             self.set_aside(pid, self.flags & !flags::SELECTED)?;
             return Ok(None);
         }
-        let process = RemoteProcess::open(Pid(pid))?;
+        let process = RemoteProcess::at(Pid(pid));
         let verdict = inspect::inspect(&process, &mut self.cache);
         let fresh = self.fresh();
-        let cpu_start_ns = cpu_time_ns(pid).unwrap_or(0);
         let (entry, known, interpreter) = match verdict {
             Ok(inspect::Verdict::Python(interpreter)) => match self.is_sane(&process, &interpreter) {
                 Ok(()) => {
@@ -122,12 +130,13 @@ impl Follower {
             },
             Ok(inspect::Verdict::NotPython) => (other(), Verdict::Other, Ok(None)),
             Ok(refused @ inspect::Verdict::Unsupported { .. }) => (other(), Verdict::Other, Err(refusal(&refused))),
+            Err(error) if error.is_gone() => return Err(error.into()),
             Err(error) => (other(), Verdict::Other, Err(error.into())),
         };
         let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
         let added = lock(&self.kernel).add_process(pid, &entry)?;
         if added && known != Verdict::Other {
-            lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_start_ns));
+            lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, known, cpu_time_ns(pid).unwrap_or(0)));
         }
         if added && let Ok(Some(interpreter)) = &interpreter {
             self.is_python(pid, fresh, fresh, Some(interpreter.file));
@@ -477,23 +486,4 @@ impl Follower {
             self.cache = ElfCache::default();
         }
     }
-}
-
-/// Entry of what is not CPython.
-fn other() -> ProcessEntry {
-    ProcessEntry { flags: flags::NOT_PYTHON, ..ProcessEntry::default() }
-}
-
-/// Why a Python is not profiled, as an error.
-fn refusal(verdict: &inspect::Verdict) -> anyhow::Error {
-    match verdict {
-        inspect::Verdict::Unsupported { implementation, reason } => {
-            anyhow::anyhow!("it runs {implementation}: {reason}")
-        }
-        inspect::Verdict::Python(_) | inspect::Verdict::NotPython => anyhow::anyhow!("it is not a Python process"),
-    }
-}
-
-fn is_library(path: &OsStr) -> bool {
-    path.as_encoded_bytes().windows(3).any(|part| part == b".so")
 }

@@ -86,9 +86,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         ring_bytes: ring_override().unwrap_or_else(|| ring_bytes(plan.rate_hz, cpus).min(most_ring)),
         pid_namespace,
     };
-    let foresight = start::Foresight::begin(&plan.targets, &plan.filter);
-    let mut kernel = Kernel::load(&options)?;
-    let load_times = kernel.load_times();
+    let mut kernel = Kernel::open(&options)?;
     clock.lap();
     let stats = Arc::new(account::Stats::start());
     let samples = kernel.take_samples()?;
@@ -98,11 +96,12 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     let registry = Arc::new(Mutex::new(Registry::default()));
     let wanted =
         Wanted { all_python: options.all_python, follow_children: plan.follow_children, filter: plan.filter.clone() };
-    let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted, foresight.end());
+    let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted);
     // Mappings and process events first, processes that exist after: one that starts between is seen twice, not never.
     let watch = (plan.follow_children || plan.native.is_some()).then(Watch::open).transpose()?;
     lock(&kernel).attach_lifecycle()?;
-    let (mapper, mixer) = match wanted_native {
+    let verifying = lock(&kernel).verify()?;
+    let (mut mapper, mixer) = match wanted_native {
         Some(wanted) => {
             let (mapper, mixer) = native(wanted, &kernel)?;
             follower.tell(mapper.news());
@@ -110,8 +109,21 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         }
         None => (None, None),
     };
+    let of_few = !options.all_python;
+    if let Some(mapper) = mapper.as_mut().filter(|_| of_few) {
+        mapper.start()?;
+    }
     targets::select(&plan.targets, command.as_ref(), &mut follower, &registry)?;
     let processes_s = clock.lap();
+    let follow = Follow::start(follower, events, watch)?;
+    let verified = verifying.wait()?;
+    lock(&kernel).add_samplers(verified)?;
+    let load_times = lock(&kernel).load_times();
+    clock.lap();
+    if let Some(mapper) = mapper.as_mut().filter(|_| !of_few) {
+        // The tables of a whole host's processes come while samples do: beside the verifier they would hold it back.
+        mapper.start()?;
+    }
     let children = targets::Children::of(&plan);
     let python_version = lock(&registry).python().next().map(|(_, info)| info.verdict.clone());
     let mut profile = Profile { meta: meta(&plan), ..Profile::default() };
@@ -138,9 +150,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         })?
     };
     let reader = Reader::start(samples, sender, queued, most_queued)?;
-    let follow = Follow::start(follower, events, watch)?;
     if let (Some(mapper), Targets::Pids(_)) = (&mapper, &plan.targets) {
-        // Of a whole host's processes the tables come while samples do; of the few asked for, before.
         mapper.wait();
     }
     let started = Instant::now();
@@ -221,6 +231,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         waiting,
         busy_children,
         gil: plan.gil,
+        nobody: targets::nobody(&plan, &lock(&registry)),
         colours: plan.colours,
     };
     show_refused(&lock(&registry), &plan);
@@ -248,7 +259,7 @@ fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
 fn native(wanted: NativePlan, kernel: &Arc<Mutex<Kernel>>) -> anyhow::Result<(Mapper, Mixer)> {
     let (spaces, symbols) = (Arc::new(Spaces::default()), Arc::new(NativeSymbols::with_budget(wanted.symbol_memory)));
     let maps = lock(kernel).take_native()?;
-    let mapper = Mapper::start(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols))?;
+    let mapper = Mapper::new(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols));
     Ok((mapper, Mixer::new(spaces, symbols, wanted.interpreter_frames)))
 }
 

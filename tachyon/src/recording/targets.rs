@@ -60,22 +60,42 @@ pub(super) fn select(
                 follower.expect(command.pid().0)?;
             }
         }
-        Targets::AllPython => {
-            let own = std::process::id();
-            for process in discover::scan()? {
-                if !process.has_memory() || process.pid.0 == own {
-                    follower.ignore(process.pid.0)?;
-                } else if let Err(error) = follower.adopt(process.pid.0) {
-                    // One process that cannot be profiled does not stop the others; one that is gone is no news.
-                    if RemoteProcess::open(process.pid).is_ok() {
-                        let hint = target_hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
-                        lock(registry).refuse(format!("pid {}: {error}{hint}", process.pid));
-                    }
-                }
+        Targets::AllPython => follower.sweep(|follower| adopt_all(follower, registry))?,
+    }
+    Ok(())
+}
+
+/// Gives every process of the host its entry. Of most nothing is read but their mappings.
+fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+    let own = std::process::id();
+    for pid in discover::pids()? {
+        if pid.0 == own {
+            follower.ignore(pid.0)?;
+            continue;
+        }
+        let Err(error) = follower.adopt(pid.0) else { continue };
+        match discover::look_at(pid) {
+            // One process that cannot be profiled does not stop the others.
+            Ok(process) if process.has_memory() => {
+                lock(registry).refuse(format!("pid {pid}: {}", reason(pid, &error)));
             }
+            Ok(_) => follower.ignore(pid.0)?,
+            // One that is gone is no news.
+            Err(_) => {}
         }
     }
     Ok(())
+}
+
+/// Why a process could not be looked at, with the mend where one is known.
+fn reason(pid: Pid, error: &anyhow::Error) -> String {
+    if let Some(InspectError::Process(denied)) = error.downcast_ref()
+        && denied.is_denied()
+    {
+        let hint = target_hint(error).unwrap_or_else(|| access::hint(pid));
+        return format!("it cannot be read; {hint}");
+    }
+    target_hint(error).map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
 }
 
 fn comm(pid: Pid) -> String {
@@ -107,6 +127,12 @@ pub(super) fn complete(made: &mut Made, registry: &Registry) {
     }
     let versions = registry.python().map(|(_, info)| version_triple(Some(&info.verdict)));
     made.profile.meta.python_version = versions.max().unwrap_or(made.profile.meta.python_version);
+}
+
+/// With `--all-python`: what was asked for, when no CPython was met that fits.
+pub(super) fn nobody(plan: &Plan, registry: &Registry) -> Option<String> {
+    let met = registry.python().next().is_some() || registry.forgotten > 0;
+    (plan.targets == Targets::AllPython && !met).then(|| plan.filter.options())
 }
 
 /// CPU time of the targets' children when the recording starts, for "add --subprocesses".

@@ -168,8 +168,9 @@ impl Crowd {
              | the programs are loaded | {:.0} |\n\
              | processes are found and inspected, the timer is attached | {:.0} |\n\
              | the timer's program ran | {:.0} |\n\n\
-             The parts as the profiler tells them (`cost.start` of the report), one after the other:\n\n\
-             | processes on the host | can it profile? | kernel's types | object, maps | verifier, beside it files | processes | \
+             The parts as the profiler tells them (`cost.start` of the report), one after the other but for the processes, \
+             which are inspected beside the verifier:\n\n\
+             | processes on the host | can it profile? | kernel's types | object, maps | verifier | beside it processes | \
              output, threads, event | all, ms |\n|---:|---:|---:|---:|---:|---:|---:|---:|\n",
             RATES_HZ[1], start.types_ms, start.loaded_ms, start.attached_ms, start.first_run_ms,
         );

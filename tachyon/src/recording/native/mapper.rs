@@ -56,23 +56,16 @@ pub(in crate::recording) struct Mapped {
     pub table_bytes: u64,
 }
 
-/// The thread.
+/// The thread, perhaps not yet started: what it is told waits for it.
 pub(in crate::recording) struct Mapper {
     news: Sender<News>,
-    thread: JoinHandle<Mapped>,
+    waiting: Option<(Worker, Receiver<News>)>,
+    thread: Option<JoinHandle<Mapped>>,
 }
 
 impl Mapper {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// When the thread cannot be made.
-    pub fn start(
-        maps: NativeMaps,
-        kernel: Arc<Mutex<Kernel>>,
-        spaces: Arc<Spaces>,
-        symbols: Arc<NativeSymbols>,
-    ) -> std::io::Result<Self> {
+    /// Makes what the thread will work with.
+    pub fn new(maps: NativeMaps, kernel: Arc<Mutex<Kernel>>, spaces: Arc<Spaces>, symbols: Arc<NativeSymbols>) -> Self {
         let (news, told) = channel();
         let tables = maps.tables();
         let worker = Worker {
@@ -85,12 +78,22 @@ impl Mapper {
             processes: HashMap::new(),
             left: Mapped::default(),
         };
+        Self { news, waiting: Some((worker, told)), thread: None }
+    }
+
+    /// Starts the thread, once.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn start(&mut self) -> std::io::Result<()> {
+        let Some((worker, told)) = self.waiting.take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("tachyon-mapper".to_owned()).spawn(move || {
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges();
             worker.run(&told)
         })?;
-        Ok(Self { news, thread })
+        self.thread = Some(thread);
+        Ok(())
     }
 
     /// Where to tell it things.
@@ -109,7 +112,7 @@ impl Mapper {
     /// Ends it, when nobody else can tell it anything any more.
     pub fn stop(self) -> Mapped {
         drop(self.news);
-        self.thread.join().unwrap_or_else(|_| {
+        self.thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| {
             let note = "the thread that looks at mappings ended early: later native stacks are missing".to_owned();
             Mapped { notes: BTreeSet::from([note]), ..Mapped::default() }
         })

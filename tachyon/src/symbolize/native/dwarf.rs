@@ -11,6 +11,7 @@ use object::endian::LittleEndian as LE;
 use object::pod::from_bytes;
 
 use super::demangle::demangle;
+use super::units::{Bytes, Found, Info, Units};
 use crate::remote::elf::{Elf, ReadAt};
 
 /// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; of larger files the symbol table
@@ -22,8 +23,6 @@ const MAX_WINDOW_LOG: u32 = 26;
 
 /// Most inlined functions at one address.
 const MAX_INLINES: usize = 64;
-
-type Bytes = EndianArcSlice<LittleEndian>;
 
 /// One function at an address, the innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,8 +37,15 @@ pub struct SourceFrame {
 
 /// One file's DWARF.
 pub(super) struct Lines {
-    context: Context<Bytes>,
+    kind: Kind,
     bytes: usize,
+}
+
+enum Kind {
+    /// Unit by unit, as they are asked for.
+    Units(Box<Units>),
+    /// All at once.
+    Whole(Box<Context<Bytes>>),
 }
 
 impl std::fmt::Debug for Lines {
@@ -50,62 +56,101 @@ impl std::fmt::Debug for Lines {
 
 impl Lines {
     /// Reads a file's DWARF; `None` when it has none, too much, or it makes no sense.
-    pub(super) fn of_file(file: &File) -> Option<Self> {
-        let elf = Elf::parse(file).ok()?;
-        elf.section(".debug_info")?;
+    pub(super) fn of_file(file: &Arc<File>) -> Option<Self> {
+        let elf = Elf::parse(&**file).ok()?;
+        let info = elf.section(".debug_info").filter(|section| section.kind != elf::SHT_NOBITS)?;
+        let mut left = MAX_DWARF;
+        let mut others = Vec::new();
+        for id in USED {
+            let bytes = section(&elf, id.name(), left).ok()?;
+            left -= bytes.len() as u64;
+            others.push((id, EndianArcSlice::new(bytes, LittleEndian)));
+        }
+        let (info, len) = if info.flags & u64::from(elf::SHF_COMPRESSED) == 0 {
+            (Info::File(Arc::clone(file), info.offset), info.size)
+        } else {
+            let unpacked = section(&elf, ".debug_info", left).ok()?;
+            let len = unpacked.len() as u64;
+            left -= len;
+            (Info::Unpacked(unpacked), len)
+        };
+        if len > left && matches!(info, Info::File(..)) {
+            return None;
+        }
+        let kind = match Units::of(info, len, others) {
+            Found::Units(units) => Kind::Units(Box::new(units)),
+            Found::Together => return Self::whole(&elf),
+            Found::Nothing => return None,
+        };
+        Some(Self { kind, bytes: usize::try_from(MAX_DWARF - left).ok()? })
+    }
+
+    /// All units at once.
+    pub(super) fn whole(elf: &Elf<&File>) -> Option<Self> {
         let mut left = MAX_DWARF;
         let mut load = |id: SectionId| -> Result<Bytes, TooMuch> {
-            let bytes = if is_used(id) { section(&elf, id.name(), left)? } else { Arc::default() };
+            let is_used = matches!(id, SectionId::DebugInfo | SectionId::DebugAranges) || USED.contains(&id);
+            let bytes = if is_used { section(elf, id.name(), left)? } else { Arc::default() };
             left -= bytes.len() as u64;
             Ok(EndianArcSlice::new(bytes, LittleEndian))
         };
         let dwarf = Dwarf::load(&mut load).ok()?;
         let context = Context::from_dwarf(dwarf).ok()?;
-        Some(Self { context, bytes: usize::try_from(MAX_DWARF - left).ok()? })
+        Some(Self { kind: Kind::Whole(Box::new(context)), bytes: usize::try_from(MAX_DWARF - left).ok()? })
     }
 
     /// The functions at an address, inlined ones first. Empty when DWARF does not know it.
-    pub(super) fn frames(&self, vaddr: u64) -> Vec<SourceFrame> {
-        let mut found = Vec::new();
-        let Ok(mut frames) = self.context.find_frames(vaddr).skip_all_loads() else { return found };
-        while found.len() < MAX_INLINES {
-            let Ok(Some(frame)) = frames.next() else { break };
-            let name = frame.function.as_ref().and_then(|function| {
-                let raw = function.raw_name().ok()?;
-                Some(demangle(raw.as_bytes()))
-            });
-            let location = frame.location.as_ref();
-            found.push(SourceFrame {
-                function: name,
-                file: location.and_then(|location| location.file).map(str::to_owned),
-                line: location.and_then(|location| location.line),
-            });
+    pub(super) fn frames(&mut self, vaddr: u64) -> Vec<SourceFrame> {
+        match &mut self.kind {
+            Kind::Units(units) => units.find(vaddr, |context| frames(context, vaddr)),
+            Kind::Whole(context) => frames(context, vaddr),
         }
-        found
     }
 
-    /// Bytes it takes, roughly: what is parsed of them grows with use.
+    #[cfg(test)]
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.kind, Kind::Whole(_))
+    }
+
+    /// Bytes it takes, roughly; units that are taken apart are counted, where each is by itself.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        match &self.kind {
+            Kind::Units(units) => self.bytes + units.opened_bytes(),
+            Kind::Whole(_) => self.bytes,
+        }
     }
 }
 
-/// Sections that lines and inlined functions need.
-fn is_used(id: SectionId) -> bool {
-    matches!(
-        id,
-        SectionId::DebugAbbrev
-            | SectionId::DebugAddr
-            | SectionId::DebugAranges
-            | SectionId::DebugInfo
-            | SectionId::DebugLine
-            | SectionId::DebugLineStr
-            | SectionId::DebugRanges
-            | SectionId::DebugRngLists
-            | SectionId::DebugStr
-            | SectionId::DebugStrOffsets
-    )
+fn frames(context: &Context<Bytes>, vaddr: u64) -> Vec<SourceFrame> {
+    let mut found = Vec::new();
+    let Ok(mut frames) = context.find_frames(vaddr).skip_all_loads() else { return found };
+    while found.len() < MAX_INLINES {
+        let Ok(Some(frame)) = frames.next() else { break };
+        let name = frame.function.as_ref().and_then(|function| {
+            let raw = function.raw_name().ok()?;
+            Some(demangle(raw.as_bytes()))
+        });
+        let location = frame.location.as_ref();
+        found.push(SourceFrame {
+            function: name,
+            file: location.and_then(|location| location.file).map(str::to_owned),
+            line: location.and_then(|location| location.line),
+        });
+    }
+    found
 }
+
+/// Sections that lines and inlined functions need, `.debug_info` aside.
+const USED: [SectionId; 8] = [
+    SectionId::DebugAbbrev,
+    SectionId::DebugAddr,
+    SectionId::DebugLine,
+    SectionId::DebugLineStr,
+    SectionId::DebugRanges,
+    SectionId::DebugRngLists,
+    SectionId::DebugStr,
+    SectionId::DebugStrOffsets,
+];
 
 /// A section is larger than what is left, or packed in a way we do not know.
 #[derive(Debug)]
@@ -139,5 +184,5 @@ fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, 
 
 /// A file's lines, from its debug file when it has one.
 pub(super) fn of_either(debug: Option<&Arc<File>>, file: &Arc<File>) -> Option<Lines> {
-    debug.and_then(|debug| Lines::of_file(debug)).or_else(|| Lines::of_file(file))
+    debug.and_then(Lines::of_file).or_else(|| Lines::of_file(file))
 }

@@ -14,6 +14,7 @@ mod dwarf;
 mod table;
 #[cfg(test)]
 mod tests;
+mod units;
 mod vdso;
 
 use std::collections::HashMap;
@@ -267,9 +268,9 @@ impl NativeFile {
         })
     }
 
-    fn lines(&mut self) -> Option<&Lines> {
+    fn lines(&mut self) -> Option<&mut Lines> {
         let (file, debug) = (&self.file, &self.debug);
-        self.lines.get_or_insert_with(|| dwarf::of_either(debug.as_ref(), file.as_ref()?)).as_ref()
+        self.lines.get_or_insert_with(|| dwarf::of_either(debug.as_ref(), file.as_ref()?)).as_mut()
     }
 
     /// Bytes that reading the file again would bring back.

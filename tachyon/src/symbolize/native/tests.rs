@@ -224,6 +224,42 @@ fn the_vdso_has_names() {
     assert!(names.iter().any(|name| name == wanted), "{names:?}");
 }
 
+/// What one unit tells by itself is what all of them together tell; those that need each other are taken together.
+#[test]
+fn a_unit_by_itself_tells_all() {
+    let second = "__attribute__((noinline)) int second(int x) { for (int i = 0; i < x; i++) x ^= i; return x; }\n";
+    let compare = |flags: &[&str]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name| folder.path().join(name);
+        let [first, other, path] = [file("spot.c"), file("second.c"), file("both")];
+        std::fs::write(&first, SOURCE.replace("hidden(2);", "int second(int); hidden(second(2));")).expect("written");
+        std::fs::write(&other, second).expect("written");
+        tool("cc", &[&["-g", "-O1", "-o"], flags].concat(), &[&path, &first, &other]);
+        let file = Arc::new(File::open(&path).expect("there"));
+        let elf = Elf::parse(&*file).expect("good");
+        let mut lines = Lines::of_file(&file).expect("it has DWARF");
+        let mut whole = Lines::whole(&elf).expect("it has DWARF");
+        let (mut named, mut inlined) = (std::collections::BTreeSet::new(), 0);
+        for load in elf.loads().iter().filter(|load| load.executable) {
+            for vaddr in load.vaddr..load.vaddr + load.mem_size {
+                let frames = lines.frames(vaddr);
+                assert_eq!(frames, whole.frames(vaddr), "{flags:?} {vaddr:#x}");
+                inlined += usize::from(frames.len() > 1);
+                named.extend(frames.into_iter().filter_map(|frame| frame.function));
+            }
+        }
+        assert!(
+            inlined > 0 && ["inlined", "outer", "hidden", "second"].iter().all(|it| named.contains(*it)),
+            "{named:?}"
+        );
+        lines.is_whole()
+    };
+    for flags in [&[][..], &["-gdwarf-4"], &["-ffunction-sections", "-gz=zlib"], &["-gno-pubnames", "-O2"]] {
+        assert!(!compare(flags), "{flags:?}");
+    }
+    assert!(compare(&["-flto", "-flto-partition=none"]));
+}
+
 /// A file that was changed at random may have wrong names, or none; it costs no panic, and no more memory than its size
 /// explains.
 #[test]
@@ -252,12 +288,12 @@ fn changed_files_are_refused_or_read() {
         let file = Arc::new(file);
         let found = tables_of(&file, None, &loads);
         tables += usize::from(!found.is_empty());
-        let dwarf = Lines::of_file(&file);
+        let mut dwarf = Lines::of_file(&file);
         lines += usize::from(dwarf.is_some());
         for load in loads.iter().filter(|load| load.executable) {
             for vaddr in (load.vaddr..load.vaddr + load.mem_size).step_by(8) {
                 let _names = found.iter().find_map(|table| table.find(vaddr));
-                let _frames = dwarf.as_ref().map(|lines| lines.frames(vaddr));
+                let _frames = dwarf.as_mut().map(|lines| lines.frames(vaddr));
             }
         }
     }

@@ -1,0 +1,202 @@
+//! Compile units of a file's DWARF: which one describes an address, and that one alone taken apart.
+//!
+//! `addr2line` takes all units of a file apart at once, and what it then knows of their abbreviations alone is larger
+//! than the DWARF is. So it is given one unit at a time, as if there were no other. `.debug_info`, three quarters of all of
+//! it, stays in the file: a unit is read when it is first asked for. Files whose units refer to each other (those of
+//! link-time optimisation, and those that `dwz` has packed) are none of ours: [`Units::of`] says so.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use addr2line::Context;
+use addr2line::gimli::{self, Dwarf, EndianArcSlice, LittleEndian, SectionId, UnitType};
+
+use crate::remote::elf::ReadAt as _;
+
+pub(super) type Bytes = EndianArcSlice<LittleEndian>;
+
+/// Longest time for finding a file's units. CPython's own library takes a tenth of a second; of a file that takes longer
+/// the symbol table must do.
+const MOST_TIME: Duration = Duration::from_secs(10);
+
+/// Memory that a unit takes, by the size of what describes it: its functions, lines and abbreviations once they are parsed.
+const PARSED: usize = 3;
+
+/// Where `.debug_info` is.
+#[derive(Debug)]
+pub(super) enum Info {
+    /// In the file, from this offset on.
+    File(Arc<File>, u64),
+    /// In memory: it was packed.
+    Unpacked(Arc<[u8]>),
+}
+
+/// All units of one file.
+pub(super) struct Units {
+    info: Info,
+    others: Vec<(SectionId, Bytes)>,
+    /// In order of the last address.
+    places: Vec<Place>,
+    opened: HashMap<u64, Option<Context<Bytes>>>,
+    opened_bytes: usize,
+}
+
+/// Addresses that one unit describes.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    begin: u64,
+    end: u64,
+    /// The lowest `begin` of this place and of all that follow.
+    least: u64,
+    offset: u64,
+    len: u64,
+}
+
+/// What a file's DWARF turned out to be.
+pub(super) enum Found {
+    /// Units that stand for themselves.
+    Units(Units),
+    /// Units that refer to each other: only all of them together make sense.
+    Together,
+    /// Nothing of use.
+    Nothing,
+}
+
+impl Units {
+    /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections.
+    pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>) -> Found {
+        let start = Instant::now();
+        let mut units = Self { info, others, places: Vec::new(), opened: HashMap::new(), opened_bytes: 0 };
+        let mut offset = 0;
+        while offset < len {
+            let Some(unit_len) = units.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
+            match units.look_at(offset, unit_len) {
+                Some(true) => return Found::Together,
+                // One that makes no sense does not hide the others.
+                Some(false) | None => offset += unit_len,
+            }
+            if start.elapsed() > MOST_TIME {
+                return Found::Nothing;
+            }
+        }
+        units.places.sort_by_key(|place| place.end);
+        let mut least = u64::MAX;
+        for place in units.places.iter_mut().rev() {
+            least = least.min(place.begin);
+            place.least = least;
+        }
+        if units.places.is_empty() { Found::Nothing } else { Found::Units(units) }
+    }
+
+    /// The first of the units that describe an address of which `frames` finds something.
+    pub fn find<T>(&mut self, vaddr: u64, frames: impl Fn(&Context<Bytes>) -> Vec<T>) -> Vec<T> {
+        let mut at = self.places.partition_point(|place| place.end <= vaddr);
+        while let Some(&place) = self.places.get(at).filter(|place| place.least <= vaddr) {
+            at += 1;
+            if place.begin > vaddr {
+                continue;
+            }
+            let found = self.context(place).map(&frames).unwrap_or_default();
+            if !found.is_empty() {
+                return found;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Bytes of the units that were taken apart, roughly.
+    pub fn opened_bytes(&self) -> usize {
+        self.opened_bytes
+    }
+
+    fn context(&mut self, place: Place) -> Option<&Context<Bytes>> {
+        if !self.opened.contains_key(&place.offset) {
+            let context = self.dwarf(place.offset, place.len).and_then(|dwarf| Context::from_dwarf(dwarf).ok());
+            self.opened_bytes += place.len as usize * PARSED;
+            self.opened.insert(place.offset, context);
+        }
+        self.opened.get(&place.offset)?.as_ref()
+    }
+
+    /// The length of the unit at an offset, its length field included (DWARF 5, 7.4).
+    fn len_at(&self, offset: u64) -> Option<u64> {
+        let short = u32::from_le_bytes(*self.read(offset, 4)?.first_chunk()?);
+        if short != u32::MAX {
+            return Some(u64::from(short) + 4);
+        }
+        u64::from_le_bytes(*self.read(offset + 4, 8)?.first_chunk()?).checked_add(12)
+    }
+
+    fn read(&self, offset: u64, len: u64) -> Option<Arc<[u8]>> {
+        match &self.info {
+            Info::File(file, start) => {
+                let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, usize::try_from(len).ok()?).collect();
+                file.read_exact_at(start.checked_add(offset)?, Arc::get_mut(&mut bytes)?).ok()?;
+                Some(bytes)
+            }
+            Info::Unpacked(bytes) => {
+                let start = usize::try_from(offset).ok()?;
+                bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?).map(Arc::from)
+            }
+        }
+    }
+
+    /// One unit, as if it were all that there is.
+    fn dwarf(&self, offset: u64, len: u64) -> Option<Dwarf<Bytes>> {
+        let unit = EndianArcSlice::new(self.read(offset, len)?, LittleEndian);
+        let section = |id| -> Result<Bytes, Infallible> {
+            let other = self.others.iter().find(|(other, _)| *other == id);
+            Ok(match other {
+                _ if id == SectionId::DebugInfo => unit.clone(),
+                Some((_, bytes)) => bytes.clone(),
+                None => EndianArcSlice::new(Arc::default(), LittleEndian),
+            })
+        };
+        Dwarf::load(section).ok()
+    }
+
+    /// Notes the addresses of a unit. Whether it refers to others; `None`: it makes no sense.
+    fn look_at(&mut self, offset: u64, len: u64) -> Option<bool> {
+        let dwarf = self.dwarf(offset, len)?;
+        let header = dwarf.units().next().ok()??;
+        match header.type_() {
+            UnitType::Type { .. } | UnitType::SplitType { .. } => return Some(false),
+            UnitType::Partial => return Some(true),
+            _ => {}
+        }
+        let unit = dwarf.unit(header).ok()?;
+        // All compilers number them from 1 on.
+        let abbreviations = (1..).map_while(|code| unit.abbreviations.get(code));
+        if abbreviations.flat_map(gimli::Abbreviation::attributes).any(|attribute| leads_out(attribute.form())) {
+            return Some(true);
+        }
+        let mut add = |begin: u64, end: u64| {
+            if begin < end {
+                self.places.push(Place { begin, end, least: begin, offset, len });
+            }
+        };
+        let mut ranges = dwarf.unit_ranges(&unit).ok()?;
+        let mut any = false;
+        while let Some(range) = ranges.next().ok()? {
+            any = true;
+            add(range.begin, range.end);
+        }
+        if !any && let Some(program) = unit.line_program.clone() {
+            // As `addr2line` does: some units say it nowhere else.
+            for sequence in program.sequences().ok()?.1 {
+                add(sequence.start, sequence.end);
+            }
+        }
+        Some(false)
+    }
+}
+
+/// Whether a reference of this form can lead out of its unit.
+fn leads_out(form: gimli::DwForm) -> bool {
+    const FORMS: [gimli::DwForm; 4] =
+        [gimli::DW_FORM_ref_addr, gimli::DW_FORM_ref_sup4, gimli::DW_FORM_ref_sup8, gimli::DW_FORM_GNU_ref_alt];
+    FORMS.contains(&form)
+}
