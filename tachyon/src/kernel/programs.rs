@@ -1,17 +1,13 @@
 //! The BPF programs of the object: which there are, loading them, finding one by its name.
 //!
-//! The verifier takes nearly all of a start. The hooks that follow processes it has looked at within milliseconds, so
-//! they are loaded first and attached; it looks at those that make samples on threads of their own ([`Verifying`]), while
-//! the processes that there are get their entries.
+//! The hooks that follow processes are loaded first and attached; the verifier looks at the programs that make samples on a
+//! thread of its own ([`Verifying`]), while the processes that there are get their entries.
 
 use super::error::{KernelError, program_error};
 use aya::Ebpf;
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
-use std::cmp::Reverse;
-use std::num::NonZero;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle, ScopedJoinHandle};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
@@ -19,8 +15,6 @@ pub(super) const ENTRY: &str = "on_sample";
 pub(super) const STAGES: [&str; 4] = ["search_threads", "walk_frames", "name_codes", NATIVE_STAGE];
 /// The one that is not called, and not loaded, where native stacks are not wanted.
 pub(super) const NATIVE_STAGE: &str = "walk_native";
-/// Those that the verifier takes long for, the longest first. Each of the first two takes nearly half of it all.
-const LONGEST: [&str; 4] = [NATIVE_STAGE, "walk_frames", "search_threads", "name_codes"];
 /// Raw tracepoints and their programs.
 pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_fork", "sched_process_fork"),
@@ -69,35 +63,13 @@ impl Verifying {
     }
 }
 
-/// Loads programs. The verifier looks at as many at once as it is asked to: a thread for each CPU takes one after another,
-/// those first that take longest.
+/// Loads programs.
 pub(super) fn load_programs(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), KernelError> {
-    if let Some(missing) = names.iter().find(|name| ebpf.program(name).is_none()) {
-        return Err(KernelError::Missing(missing));
+    for name in names {
+        let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+        load(program).map_err(program_error(name))?;
     }
-    let wanted = ebpf.programs_mut().filter_map(|(name, program)| {
-        let name = names.iter().find(|known| **known == name)?;
-        Some((*name, program))
-    });
-    let mut wanted: Vec<(&str, &mut Program)> = wanted.collect();
-    // They are taken from the end.
-    wanted.sort_by_key(|(name, _)| Reverse(LONGEST.iter().position(|long| long == name).unwrap_or(LONGEST.len())));
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(LONGEST.len());
-    let wanted = Mutex::new(wanted);
-    let load_some = || {
-        loop {
-            let next = wanted.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let Some((name, program)) = next else { return Ok(()) };
-            load(program).map_err(program_error(name))?;
-        }
-    };
-    std::thread::scope(|scope| {
-        // Capabilities are a thread's own, and a new one has its parent's.
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(load_some)).collect();
-        let own = load_some();
-        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        others.into_iter().map(join).fold(own, Result::and)
-    })
+    Ok(())
 }
 
 fn load(program: &mut Program) -> Result<(), ProgramError> {
