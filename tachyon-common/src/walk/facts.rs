@@ -20,7 +20,7 @@ pub struct ThreadFacts {
     pub gc_frame: u64,
 }
 
-/// Reads the GIL's state and the rest of [`ThreadFacts`] of the thread whose state [`read_thread`] has copied.
+/// Reads the GIL's state and the rest of [`ThreadFacts`] of the thread whose state [`super::read_thread`] has copied.
 ///
 /// `HAS_GIL` is exact: besides `locked` and `last_holder`, which a releasing and a taking thread change one after
 /// the other, it asks for the thread's own mark, which is set and cleared while the GIL is held: `_status.holds_gil`
