@@ -8,6 +8,7 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_PENDING_CODES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
 };
+use tachyon_common::process::ProcessEntry;
 use tachyon_common::walk::{self, CodeIdentity, mix};
 
 /// Identity of a code object in one word (the fingerprint is keyed, so no target can aim for another's).
@@ -20,8 +21,8 @@ fn key(image: u64, frame: &RawFrame) -> u64 {
 /// What a walk knows of the code objects that it meets.
 #[repr(C)]
 pub struct Codes {
-    /// What only code objects of one interpreter of one process have: from `fork` on, parent and child give the same
-    /// `co_version`s to different code objects.
+    /// What only code objects of one interpreter of one program in one process have: from `fork` on, parent and child give
+    /// the same `co_version`s to different code objects, and so does what `exec` starts.
     pub owner: u64,
     /// `_code_object_generation` of this interpreter; 0: none.
     pub generation: u64,
@@ -45,8 +46,8 @@ impl Codes {
 
     /// Starts with a thread of an interpreter. Without its id (a negative number) nothing is remembered.
     #[inline(always)]
-    pub fn enter(&mut self, layout: &Layout, instance: u64, interp_id: i64, generation: u64) {
-        self.owner = mix(instance, interp_id.cast_unsigned());
+    pub fn enter(&mut self, layout: &Layout, process: &ProcessEntry, interp_id: i64, generation: u64) {
+        self.owner = mix(mix(process.instance, process.image), interp_id.cast_unsigned());
         self.generation = generation;
         self.version_at = if interp_id < 0 { Layout::ABSENT } else { layout.code_version };
     }

@@ -280,7 +280,7 @@ fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate:
     record.status |= facts.status;
     record.interp_id = facts.interp_id;
     record.code_generation = facts.code_generation;
-    state.codes.enter(layout, state.process.instance, facts.interp_id, facts.code_generation);
+    state.codes.enter(layout, &state.process, facts.interp_id, facts.code_generation);
     if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
         scratch.counters.filtered += 1;
         return;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use tachyon::report::ProcessReport;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter};
 
-on_each_interpreter!(recycled, recycled_after_fork);
+on_each_interpreter!(recycled, recycled_after_fork, recycled_after_exec);
 
 /// 2,000 template code objects: function, file and line of a frame are of the same page.
 fn recycled(interpreter: &Interpreter) {
@@ -25,6 +25,16 @@ fn recycled_after_fork(interpreter: &Interpreter) {
     running.signal(libc::SIGINT);
     let own = |thread: u64, page: i32| children.iter().position(|child| *child == thread) == Some((page % 2) as usize);
     check(interpreter, &running.finish(), own);
+}
+
+/// The same by two programs that one process runs, one after the other.
+fn recycled_after_exec(interpreter: &Interpreter) {
+    let mut target = Target::start_with(interpreter, "recycled.py", &["exec"]);
+    let running = Profiler::of(target.pid()).rate(4_999).start();
+    target.go();
+    assert_eq!(target.line(), "done");
+    running.signal(libc::SIGINT);
+    check(interpreter, &running.finish(), |_, _| true);
 }
 
 /// Every frame of a page is right, and of a page that its thread has.
