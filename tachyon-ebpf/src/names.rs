@@ -47,7 +47,8 @@ impl Codes {
     /// Starts with a thread of an interpreter. Without its id (a negative number) nothing is remembered.
     #[inline(always)]
     pub fn enter(&mut self, layout: &Layout, process: &ProcessEntry, interp_id: i64, generation: u64) {
-        self.owner = mix(mix(process.instance, process.image), interp_id.cast_unsigned());
+        // Both are often the same number, and must not cancel each other out.
+        self.owner = mix(mix(mix(0, process.instance), process.image), interp_id.cast_unsigned());
         self.generation = generation;
         self.version_at = if interp_id < 0 { Layout::ABSENT } else { layout.code_version };
     }

@@ -58,7 +58,7 @@ fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
     // TACH is written meanwhile, and the recording ends by itself; JSON lines at its end.
-    let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 36 * 1024), ("jsonl", &["-d", "2s"], 0)];
+    let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 24 * 1024), ("jsonl", &["-d", "2s"], 0)];
     for (ending, words, taken) in cases {
         let tiny = Tiny::mounted("48k");
         std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
