@@ -17,9 +17,9 @@ pub const fn mix(hash: u64, word: u64) -> u64 {
 /// What tells one code object from every other that ever lies at its address, and where its names are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeIdentity {
-    /// Hash of the three addresses below, `firstlineno`, the code size, and of `co_version` (3.12+), which is no other
-    /// code object's. Where there is none, or the interpreter has run out of them: of both strings' texts, and of the
-    /// line table's length and first bytes. (A code object made like one that was freed before it may lie where that
+    /// Hash of the three addresses below, `firstlineno`, the code size, both strings' texts, and of `co_version` (3.12+),
+    /// which is no other code object's. Where there is none, or the interpreter has run out of them: of the line table's
+    /// length and first bytes. (A code object made like one that was freed before it may lie where that
     /// one lay, with all of its strings: one of 6,000 template code objects on 3.8 and on 3.10.)
     pub fingerprint: u64,
     /// `ob_type`.
@@ -67,13 +67,13 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     hash = mix(hash, identity.filename);
     hash = mix(hash, identity.linetable);
     hash = mix(hash, u64::from(identity.firstlineno.cast_unsigned()) | (u64::from(identity.code_units) << 32));
+    hash = mix_text(memory, layout, hash, identity.qualname, buffer);
+    hash = mix_text(memory, layout, hash, identity.filename, buffer);
     if identity.version != 0 {
-        // Nothing else needs to be read: each read of a sample's frame costs, most of all where caches are cold.
+        // In one process. Forked ones give the same versions, often at the same addresses: the texts tell those apart.
         identity.fingerprint = mix(hash, u64::from(identity.version));
         return Ok(identity);
     }
-    hash = mix_text(memory, layout, hash, identity.qualname, buffer);
-    hash = mix_text(memory, layout, hash, identity.filename, buffer);
     // One read for the table's length and first bytes, which lie side by side; into the same buffer, whose fields have
     // been taken out.
     let head = layout.bytes_sval.wrapping_sub(layout.ob_size) & 0x3f;
