@@ -99,6 +99,24 @@ fn build(install: bool) -> Result<()> {
         command::run(nightly(&["cargo", "generate-lockfile"]).current_dir(project_root().join("tachyon-ebpf")))?;
     }
     let bytes = build_object(&project_root().join("target/bpf"))?;
+    let manifest = manifest_of(&bytes)?;
+    let dir = prebuilt();
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    for (name, contents) in [("tachyon.bpf.o", bytes.as_slice()), ("manifest.toml", manifest.as_bytes())] {
+        let path = dir.join(name);
+        fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    eprintln!(
+        "wrote {} ({} bytes, sha256 {})",
+        dir.join("tachyon.bpf.o").display(),
+        bytes.len(),
+        digest::of_bytes(&bytes)
+    );
+    Ok(())
+}
+
+/// The text of `manifest.toml`: which sources and which tools gave these bytes.
+fn manifest_of(object: &[u8]) -> Result<String> {
     let manifest = Manifest {
         sources: Sources { sha256: digest::of_sources(project_root()).context("cannot read the BPF sources")? },
         tools: Tools {
@@ -110,25 +128,12 @@ fn build(install: bool) -> Result<()> {
         object: ObjectFacts {
             file: "tachyon.bpf.o",
             license: LICENSE,
-            sha256: digest::of_bytes(&bytes),
-            size: bytes.len(),
+            sha256: digest::of_bytes(object),
+            size: object.len(),
         },
     };
     let text = toml::to_string(&manifest).context("cannot write the manifest")?;
-    let text = format!("# Written by `cargo xtask bpf build`, never by hand.\n\n{text}");
-    let dir = prebuilt();
-    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    for (name, contents) in [("tachyon.bpf.o", bytes.as_slice()), ("manifest.toml", text.as_bytes())] {
-        let path = dir.join(name);
-        fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    eprintln!(
-        "wrote {} ({} bytes, sha256 {})",
-        dir.join("tachyon.bpf.o").display(),
-        bytes.len(),
-        manifest.object.sha256
-    );
-    Ok(())
+    Ok(format!("# Written by `cargo xtask bpf build`, never by hand.\n\n{text}"))
 }
 
 fn check(install: bool) -> Result<()> {
@@ -154,6 +159,14 @@ fn check(install: bool) -> Result<()> {
         digest::of_bytes(&committed),
         rebuilt.len(),
         digest::of_bytes(&rebuilt),
+    );
+    let manifest = prebuilt().join("manifest.toml");
+    let manifest = fs::read_to_string(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+    let expected = manifest_of(&rebuilt)?;
+    ensure!(
+        manifest == expected,
+        "the committed manifest of the BPF object is of other sources or tools; it should say\n{expected}\n\
+         hint: cargo xtask bpf build, then commit tachyon/prebuilt"
     );
     eprintln!("the committed BPF object is what its sources give: {} bytes, byte for byte", rebuilt.len());
     Ok(())
