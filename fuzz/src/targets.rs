@@ -15,7 +15,7 @@ use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{CodeBuffer, ThreadBuffer, code_identity, read_thread, thread_facts};
+use tachyon_common::walk::{CodeBuffer, InterpBuffer, ThreadBuffer, code_identity, read_thread, thread_facts};
 
 use crate::input::Rng;
 use crate::native;
@@ -321,7 +321,14 @@ fn walk_all(image: &Image) -> image::Outcome {
     assert!(image.memory.reads.get() < 20_000, "{} reads", image.memory.reads.get());
     let mut thread = ThreadBuffer::default();
     if read_thread(&image.memory, &image.layout, outcome.tstate, &mut thread).is_ok() {
-        let _facts = thread_facts(&image.memory, &image.layout, &image.entry, outcome.tstate, &thread);
+        let _facts = thread_facts(
+            &image.memory,
+            &image.layout,
+            &image.entry,
+            outcome.tstate,
+            &thread,
+            &mut InterpBuffer::default(),
+        );
     }
     outcome
 }
@@ -338,10 +345,12 @@ fn walk_hostile(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
 
 fn wild(layout: Layout, rng: &mut Rng) -> Layout {
     let number = rng.odd() as u32;
-    match rng.below(9) {
-        0 => Layout { frame_read: number, ..layout },
-        8 => Layout { tstate_read: number, ..layout },
-        1 => Layout { code_read: number, ..layout },
+    match rng.below(11) {
+        0 => Layout { frame_read: number as u16, ..layout },
+        8 => Layout { tstate_read: number as u16, ..layout },
+        1 => Layout { code_read: number as u16, ..layout },
+        9 => Layout { interp_read: number as u16, ..layout },
+        10 => Layout { interp_at: number, ..layout },
         2 => Layout { frame_previous: number, ..layout },
         3 => Layout { frame_instr: number, ..layout },
         4 => Layout { code_linetable: number, ..layout },

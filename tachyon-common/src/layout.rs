@@ -140,11 +140,15 @@ pub struct Layout {
     /// Bytes of one unit of `lasti`: 1 (3.8, 3.9), 2 (3.10+).
     pub instr_unit: u32,
     /// Bytes to read of a thread state: past its last field of interest ([`Layout::complete`]).
-    pub tstate_read: u32,
+    pub tstate_read: u16,
     /// Bytes to read of a frame, likewise.
-    pub frame_read: u32,
+    pub frame_read: u16,
     /// Bytes to read of a code object's head, likewise.
-    pub code_read: u32,
+    pub code_read: u16,
+    /// Bytes to read of an interpreter state from [`Layout::interp_at`] on, likewise.
+    pub interp_read: u16,
+    /// Where in an interpreter state the first of the fields lies that each sample asks for, a multiple of 8.
+    pub interp_at: u32,
 }
 
 /// Bits of [`Layout::flags`].
@@ -175,19 +179,16 @@ impl Layout {
         ((self.version_hex >> 24) as u8, (self.version_hex >> 16) as u8)
     }
 
-    /// Fills [`Layout::tstate_read`], [`Layout::frame_read`] and [`Layout::code_read`]: a read must not go past a
-    /// structure's last field, for the next page may not be mapped.
+    /// Fills [`Layout::tstate_read`] and those that follow it: a read must not go past a structure's last field, for the
+    /// next page may not be mapped.
     #[must_use]
     pub fn complete(mut self) -> Self {
         let end = |fields: &[(u32, u32)]| {
-            fields
-                .iter()
-                .filter(|(offset, _)| Self::present(*offset))
-                .map(|(offset, size)| offset.saturating_add(*size))
-                .max()
-                .unwrap_or(0)
+            let present = fields.iter().filter(|(offset, _)| Self::present(*offset));
+            present.map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0)
         };
-        self.tstate_read = end(&[
+        let bytes = |end: u32| u16::try_from(end).unwrap_or(u16::MAX);
+        self.tstate_read = bytes(end(&[
             (self.tstate_interp, 8),
             (self.tstate_thread_id, 8),
             (self.tstate_frame, 8),
@@ -197,16 +198,16 @@ impl Layout {
             (self.tstate_current_exception, 8),
             (self.tstate_exc_state, self.exc_value.saturating_add(8)),
             (self.tstate_base_frame, 8),
-        ]);
-        self.frame_read = end(&[
+        ]));
+        self.frame_read = bytes(end(&[
             (self.frame_previous, 8),
             (self.frame_code, 8),
             (self.frame_instr, if self.has(flags::LASTI_IS_OFFSET) { 4 } else { 8 }),
             (self.frame_owner, 1),
             (self.frame_is_entry, 1),
             (self.frame_tlbc_index, 4),
-        ]);
-        self.code_read = end(&[
+        ]));
+        self.code_read = bytes(end(&[
             (self.ob_type, 8),
             (if self.has(flags::FRAME_OBJECTS) { Self::ABSENT } else { self.ob_size }, 8),
             (self.code_filename, 8),
@@ -215,7 +216,19 @@ impl Layout {
             (self.code_firstlineno, 4),
             (self.code_version, 4),
             (self.code_tlbc, 8),
-        ]);
+        ]));
+        // Asked for where a thread state has no mark of its own.
+        let own_mark = Self::present(self.tstate_holds_gil) || self.status_holds_gil != 0;
+        let interp = [
+            (self.interp_id, 8),
+            (self.interp_threads_main, 8),
+            (if own_mark { Self::ABSENT } else { self.interp_ceval_gil }, 8),
+            (self.interp_gc_collecting, 4),
+            (self.interp_gc_frame, 8),
+            (self.interp_code_generation, 8),
+        ];
+        self.interp_at = interp.iter().map(|(offset, _)| *offset).min().unwrap_or(0) & !7;
+        self.interp_read = bytes(end(&interp).saturating_sub(self.interp_at));
         self
     }
 

@@ -7,6 +7,14 @@ pub const MAX_PY_FRAMES: usize = 1024;
 /// those of [`NATIVE_FRAMES_PER_STEP`] stay below the kernel's 33 (`MAX_TAIL_CALL_CNT`).
 pub const PY_FRAMES_PER_STEP: usize = 104;
 
+/// Python frames that one call of the BPF function looks at. Where the kernel makes each return expensive (its mitigations
+/// of AMD's speculative return stack overflow do), a call for each frame costs a tenth of it; the verifier looks at the
+/// function's body that often.
+pub const PY_FRAMES_PER_CALL: usize = 4;
+
+/// Native frames that one call of the BPF function walks, likewise.
+pub const NATIVE_FRAMES_PER_CALL: usize = 4;
+
 /// Native user frames for which a record has room.
 pub const MAX_NATIVE_FRAMES: usize = 256;
 
@@ -60,6 +68,9 @@ pub const MAX_PENDING_CODES: usize = 128;
 /// Bytes read of a thread state in one go (3.15's `exc_state` ends at 336).
 pub const THREAD_READ: usize = 512;
 
+/// Bytes read of an interpreter state in one go (3.14's `id` and `_code_object_generation` lie 744 bytes apart).
+pub const INTERP_READ: usize = 1024;
+
 /// Bytes read of an interpreter frame in one go (3.15t's largest field of interest ends below 112).
 pub const FRAME_READ: usize = 128;
 
@@ -103,3 +114,6 @@ pub const SENT_WAYS: u32 = 4;
 
 /// Rows of unwind tables in one map: 512 KiB, a power of two.
 pub const ROWS_PER_CHUNK: u32 = 65_536;
+
+const _: () = assert!(PY_FRAMES_PER_STEP.is_multiple_of(PY_FRAMES_PER_CALL));
+const _: () = assert!(NATIVE_FRAMES_PER_STEP.is_multiple_of(NATIVE_FRAMES_PER_CALL));

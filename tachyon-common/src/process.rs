@@ -7,6 +7,10 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessEntry {
+    /// Bits of [`flags`]. First, beside the key: most runs ask for nothing else.
+    pub flags: u32,
+    /// 1 when the process's own pid namespace numbers its threads as the profiler's does; 0: not known.
+    pub same_numbers: u32,
     /// Identity of the memory image: new at `exec`, inherited by `fork`. Code objects are known under it.
     pub image: u64,
     /// Identity of this process: never used twice in one recording, also when its pid is.
@@ -29,10 +33,10 @@ pub struct ProcessEntry {
     pub after_exit: u64,
     /// Index into the `LAYOUTS` map.
     pub layout: u32,
-    /// Bits of [`flags`].
-    pub flags: u32,
     /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
     pub thread_starts: u32,
+    /// Explicit padding.
+    pub _pad: u32,
     /// Where the evaluator keeps its `cframe`, from its stack pointer on, in bytes (3.11, 3.12); 0: not known.
     pub cframe_offset: u32,
     /// First address of the evaluator's code, as far as it is in one piece; only with [`ProcessEntry::cframe_offset`].
@@ -55,4 +59,4 @@ pub mod flags {
     pub const EXITED: u32 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 112);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 120);

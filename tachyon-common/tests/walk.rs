@@ -9,8 +9,8 @@ use tachyon_common::layout::{Layout, flags};
 use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch, Unreadable,
-    code_identity, linetable_len, read_thread, thread_facts, verify_thread,
+    CodeBuffer, Found, InterpBuffer, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch,
+    Unreadable, code_identity, linetable_len, read_thread, thread_facts, verify_thread,
 };
 
 /// Deep stacks take Miri minutes.
@@ -36,7 +36,7 @@ fn verified(image: &Image, wanted: ThreadPointer, tstate: u64) -> bool {
 /// What is told of a thread.
 fn facts(image: &Image, tstate: u64) -> ThreadFacts {
     let thread = copied(image, tstate).expect("readable");
-    thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread)
+    thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default())
 }
 
 #[test]
@@ -479,12 +479,13 @@ fn every_read_may_fail() {
         image.memory.reads.set(0);
         image.memory.failing = None;
         let thread = copied(&image, tstate).expect("readable");
-        let facts = || thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread);
+        let facts =
+            || thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default());
         let whole = facts();
         let reads = image.memory.reads.get();
         for failing in 0..reads {
             let memory = image::Memory { failing: Some(failing), reads: 0.into(), ..image.memory.clone() };
-            let cut = thread_facts(&memory, &image.layout, &image.entry, tstate, &thread);
+            let cut = thread_facts(&memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default());
             assert!(cut.status & status::HAS_GIL == 0 && cut.status & status::ON_CPU != 0, "{family:?}");
             assert!(cut.interp_id == whole.interp_id || cut.interp_id == -1);
         }

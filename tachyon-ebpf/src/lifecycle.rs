@@ -63,6 +63,8 @@ pub fn on_fork(ctx: &RawTracePointContext) {
     copy.leader = 0;
     copy.uninspected = 0;
     copy.after_exit = 0;
+    // The child may be in a pid namespace of its own.
+    copy.same_numbers = 0;
     copy.flags &= !flags::EXITED;
     if PROCESSES.insert(&child_tgid, &copy, ANY).is_err() {
         // The table is full: without an entry the child's samples count as those of a process that nobody wants.
@@ -294,6 +296,8 @@ const FORCE_WAKEUP: u64 = 2;
 
 /// An entry of which nothing is known.
 const EMPTY: ProcessEntry = ProcessEntry {
+    flags: 0,
+    same_numbers: 0,
     image: 0,
     instance: 0,
     runtime: 0,
@@ -305,8 +309,8 @@ const EMPTY: ProcessEntry = ProcessEntry {
     uninspected: 0,
     after_exit: 0,
     layout: 0,
-    flags: 0,
     thread_starts: 0,
+    _pad: 0,
     cframe_offset: 0,
     evaluator_start: 0,
     evaluator_end: 0,

@@ -15,7 +15,7 @@ use tachyon_common::{
     },
     process::ProcessEntry,
     unwind::{NativeWalk, Range, Space, StackBuffer},
-    walk::{CodeBuffer, FrameBuffer, FrameWalk, ThreadBuffer, ThreadPointer, ThreadSearch},
+    walk::{CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, ThreadBuffer, ThreadPointer, ThreadSearch},
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
@@ -292,6 +292,7 @@ pub struct State {
     pub found: u64,
     pub walk: FrameWalk,
     pub thread_buffer: ThreadBuffer,
+    pub interp_buffer: InterpBuffer,
     pub codes: Codes,
     pub frame_buffer: FrameBuffer,
     pub code_buffer: CodeBuffer,

@@ -10,7 +10,7 @@ use aya_ebpf::programs::PerfEventContext;
 use core::ptr::NonNull;
 use tachyon_common::config::machine;
 use tachyon_common::event::{RawFrame, SampleRecord};
-use tachyon_common::limits::{NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK, RULE_SLOTS};
+use tachyon_common::limits::{NATIVE_FRAMES_PER_CALL, NATIVE_FRAMES_PER_STEP, ROWS_PER_CHUNK, RULE_SLOTS};
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::{AddressSink, NativeWalk, Range, Row, Rule, Tables};
 use tachyon_common::walk::mix;
@@ -83,10 +83,17 @@ impl Tables for MapTables {
     }
 }
 
+/// A page of slots for each 64 KiB of code: the addresses of a stack lie in few functions, and at a low rate each page that
+/// is touched is cold.
 #[inline(always)]
 fn rule_slot(version: u32, at: u64) -> Option<*mut FoundRule> {
-    RULES.get_ptr_mut((mix(u64::from(version), at) as u32) & (RULE_SLOTS - 1))
+    let page = mix(u64::from(version), at >> 16) as u32 & (RULE_SLOTS / RULES_PER_PAGE - 1);
+    let within = (at ^ (at >> 8)) as u32 & (RULES_PER_PAGE - 1);
+    RULES.get_ptr_mut(page * RULES_PER_PAGE + within)
 }
+
+/// Slots of `RULES` that fill a page of memory.
+const RULES_PER_PAGE: u32 = 4096 / size_of::<FoundRule>() as u32;
 
 /// Puts addresses behind the Python frames of a sample.
 struct SampleAddresses<'a> {
@@ -146,18 +153,18 @@ pub fn begin(ctx: &PerfEventContext) -> u64 {
 pub fn step() -> u64 {
     let mut steps = 0;
     let mut ended = u64::from(GOES_ON);
-    while steps < NATIVE_FRAMES_PER_STEP && ended == u64::from(GOES_ON) {
+    while steps < NATIVE_FRAMES_PER_STEP / NATIVE_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
         steps += 1;
-        ended = walk_native_frame();
+        ended = walk_native_frames();
     }
     ended
 }
 
-/// Walks one frame, and gives the number of the reason why the walk has ended, or [`GOES_ON`]. A global function, as
-/// `sample::walk_python_frame` is.
+/// Walks [`NATIVE_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`]. A global function, as
+/// `sample::walk_python_frames` is.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn walk_native_frame() -> u64 {
+pub extern "C" fn walk_native_frames() -> u64 {
     let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
     let end = if state.repair == repair::WANTED { state.process.evaluator_end } else { 0 };
     let mut addresses = SampleAddresses {
@@ -167,7 +174,7 @@ pub extern "C" fn walk_native_frame() -> u64 {
         evaluators: &mut state.evaluators,
         caller_sp: &mut state.caller_sp,
     };
-    let ended = state.native.frames::<1, _, _, _>(
+    let ended = state.native.frames::<NATIVE_FRAMES_PER_CALL, _, _, _>(
         &CurrentProcess,
         &MapTables,
         state.space,

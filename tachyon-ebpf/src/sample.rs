@@ -17,7 +17,9 @@ use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{Counters, RawFrame, RecordHeader, SampleRecord, frame, kind, status};
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{CODES_PER_STEP, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP, THREADS_PER_STEP};
+use tachyon_common::limits::{
+    CODES_PER_STEP, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP, THREADS_PER_STEP,
+};
 use tachyon_common::process::{ProcessEntry, flags as process_flags};
 use tachyon_common::stop::{LossCause, StopReason};
 use tachyon_common::walk::{self, CodeIdentity, Found, FrameSink, FrameWalk, ThreadPointer, ThreadSearch};
@@ -117,7 +119,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
 fn begin(
     ctx: &PerfEventContext,
     scratch: &mut Scratch,
-    process: &ProcessEntry,
+    process: &mut ProcessEntry,
     task: KernelPtr,
     (tgid, tid): (u32, u32),
 ) {
@@ -153,7 +155,7 @@ fn begin(
         user_fp: regs.fp,
         tgid,
         tid,
-        ns_tid: thread::innermost_tid(task),
+        ns_tid: thread::innermost_tid(task, process, tid),
         cpu,
         status: status::ON_CPU | if regs.in_kernel { status::IN_KERNEL } else { 0 },
         stop: StopReason::Complete as u8,
@@ -203,7 +205,7 @@ fn go_on(ctx: &PerfEventContext, scratch: &mut Scratch, stage: u32) {
 }
 
 /// Looks at one thread state of the list: gives one of [`search`], or the number of the reason why the search has ended.
-/// A global function, as [`walk_python_frame`] is.
+/// A global function, as [`walk_python_frames`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_thread() -> u64 {
@@ -275,7 +277,8 @@ pub fn search_threads(ctx: &PerfEventContext) {
 fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
     let state = &mut *scratch.state;
     let record = &mut scratch.sample.record;
-    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, &state.thread_buffer);
+    let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);
+    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, thread, interp);
     record.tstate = tstate;
     record.status |= facts.status;
     record.interp_id = facts.interp_id;
@@ -348,26 +351,31 @@ impl FrameSink for SampleFrames<'_> {
     }
 }
 
-/// Looks at one frame, and gives the number of the reason why the walk has ended, or [`GOES_ON`].
+/// Looks at [`PY_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`].
 ///
 /// A global function, without arguments, is verified once and by itself: to its callers it is one instruction with any
 /// result. Inlined, or as a function of this file, all of its paths would be verified anew in each turn of a loop.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn walk_python_frame() -> u64 {
+pub extern "C" fn walk_python_frames() -> u64 {
     let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
     let mut frames =
         SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
-    let ended = state.walk.frame(
-        &CurrentProcess,
-        layout,
-        state.process.code_type,
-        config!(seed),
-        &mut state.frame_buffer,
-        &mut state.code_buffer,
-        &mut frames,
-    );
+    let mut ended = None;
+    let mut looks = 0;
+    while looks < PY_FRAMES_PER_CALL && ended.is_none() {
+        looks += 1;
+        ended = core::hint::black_box(&mut state.walk).frame(
+            &CurrentProcess,
+            layout,
+            state.process.code_type,
+            config!(seed),
+            &mut state.frame_buffer,
+            &mut state.code_buffer,
+            &mut frames,
+        );
+    }
     u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
 }
 
@@ -376,9 +384,9 @@ pub extern "C" fn walk_python_frame() -> u64 {
 pub fn walk_frames(ctx: &PerfEventContext) {
     let mut steps = 0;
     let mut ended = u64::from(GOES_ON);
-    while steps < PY_FRAMES_PER_STEP && ended == u64::from(GOES_ON) {
+    while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
         steps += 1;
-        ended = walk_python_frame();
+        ended = walk_python_frames();
     }
     let Some(mut scratch) = Scratch::get() else { return };
     if ended == u64::from(GOES_ON) {
@@ -436,7 +444,7 @@ fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
 }
 
 /// Sends the next record of the code objects seen for the first time, and gives one of [`named`]. A global function, as
-/// [`walk_python_frame`] is.
+/// [`walk_python_frames`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn name_code() -> u64 {

@@ -61,13 +61,20 @@ fn visible_number(task: KernelPtr) -> u32 {
     0
 }
 
-/// The thread's id in its innermost pid namespace.
+/// The thread's id in its innermost pid namespace, of a thread that has the id `tid` in the profiler's.
 #[inline(always)]
-pub fn innermost_tid(task: KernelPtr) -> u32 {
+pub fn innermost_tid(task: KernelPtr, process: &mut ProcessEntry, tid: u32) -> u32 {
+    if process.same_numbers != 0 {
+        return tid;
+    }
     let pid = task.follow(config!(task_thread_pid));
-    let level: u32 = pid.read(config!(pid_level));
     // A namespace is nested at most 32 deep (`MAX_PID_NS_LEVEL`). `upid.nr` is the first field of its structure.
-    pid.read(config!(pid_numbers).wrapping_add((level & 63).wrapping_mul(config!(upid_size))))
+    let level = pid.read::<u32>(config!(pid_level)) & 63;
+    // The threads of a process are all in one namespace, which it never leaves.
+    if level == 0 && pid.0 != 0 && config!(own_pid_ns) == 0 {
+        process.same_numbers = 1;
+    }
+    pid.read(config!(pid_numbers).wrapping_add(level.wrapping_mul(config!(upid_size))))
 }
 
 /// What must not have changed since a thread state was found to be the only match (up to 3.11): threads and

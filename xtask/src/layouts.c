@@ -228,6 +228,8 @@ int main(void) {
     VALUE(tstate_read, 0);
     VALUE(frame_read, 0);
     VALUE(code_read, 0);
+    VALUE(interp_read, 0);
+    VALUE(interp_at, 0);
 #if PY_VERSION_HEX >= 0x030A0000
     FIELD(code_linetable, PyCodeObject, co_linetable);
     VALUE(instr_unit, 2);

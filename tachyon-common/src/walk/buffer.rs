@@ -1,7 +1,7 @@
 //! Structures of the target, copied in one read each.
 
 use super::memory::{Unreadable, UserMemory};
-use crate::limits::{CODE_READ, FRAMES_READ, THREAD_READ};
+use crate::limits::{CODE_READ, FRAMES_READ, INTERP_READ, THREAD_READ};
 
 /// A structure copied from the target, as aligned words: `BYTES` bytes that an offset may name (a power of two), in
 /// `WORDS` = `BYTES / 8` words. Offsets are masked, which is the bound the verifier sees.
@@ -13,6 +13,8 @@ pub struct Buffer<const BYTES: usize, const WORDS: usize> {
 
 /// Room for a thread state's fields of interest.
 pub type ThreadBuffer = Buffer<THREAD_READ, { THREAD_READ / 8 }>;
+/// Room for an interpreter state's fields of interest.
+pub type InterpBuffer = Buffer<INTERP_READ, { INTERP_READ / 8 }>;
 /// Room for frames: [`FRAMES_READ`] bytes of neighbours, then one that lies alone.
 pub type FrameBuffer = Buffer<{ FRAMES_READ * 2 }, { FRAMES_READ / 4 }>;
 /// Room for one code object's head.

@@ -50,7 +50,7 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     code: u64,
     buffer: &mut CodeBuffer,
 ) -> Result<CodeIdentity, StopReason> {
-    if buffer.fill(memory, code, layout.code_read).is_err() {
+    if buffer.fill(memory, code, u32::from(layout.code_read)).is_err() {
         return Err(StopReason::UnreadableCode);
     }
     let mut identity = CodeIdentity {

@@ -1,6 +1,6 @@
 //! What a thread is doing, beside its frames: the GIL, exceptions, the garbage collector.
 
-use super::buffer::ThreadBuffer;
+use super::buffer::{InterpBuffer, ThreadBuffer};
 use super::frames::innermost_frame;
 use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use crate::event::status;
@@ -20,7 +20,8 @@ pub struct ThreadFacts {
     pub gc_frame: u64,
 }
 
-/// Reads the GIL's state and the rest of [`ThreadFacts`] of the thread whose state [`super::read_thread`] has copied.
+/// Reads the GIL's state and the rest of [`ThreadFacts`] of the thread whose state [`super::read_thread`] has copied. What
+/// there was in `buffer` does not matter.
 ///
 /// `HAS_GIL` is exact: besides `locked` and `last_holder`, which a releasing and a taking thread change one after
 /// the other, it asks for the thread's own mark, which is set and cleared while the GIL is held: `_status.holds_gil`
@@ -34,19 +35,22 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     process: &ProcessEntry,
     tstate: u64,
     thread: &ThreadBuffer,
+    buffer: &mut InterpBuffer,
 ) -> ThreadFacts {
     let mut facts = ThreadFacts { status: status::ON_CPU, interp_id: -1, ..ThreadFacts::default() };
-    let interp = thread.u64(layout.tstate_interp);
-    if let Ok(id) = read_u64(memory, interp, layout.interp_id) {
+    let start = thread.u64(layout.tstate_interp).wrapping_add(u64::from(layout.interp_at));
+    let read = buffer.fill(memory, start, u32::from(layout.interp_read));
+    let interp = Interp { buffer, at: layout.interp_at, read };
+    if let Ok(id) = interp.u64(layout.interp_id) {
         facts.interp_id = id.cast_signed();
     }
-    match holds_gil(memory, layout, process, (tstate, thread), interp) {
+    match holds_gil(memory, layout, process, (tstate, thread), &interp) {
         Ok(true) => facts.status |= status::HAS_GIL,
         Ok(false) => {}
         Err(Unreadable) => facts.status |= status::UNKNOWN,
     }
     let main = if Layout::present(layout.interp_threads_main) {
-        read_u64(memory, interp, layout.interp_threads_main) == Ok(tstate)
+        interp.u64(layout.interp_threads_main) == Ok(tstate)
     } else {
         read_u64(memory, process.runtime, layout.runtime_main_thread) == Ok(thread.u64(layout.tstate_thread_id))
     };
@@ -54,7 +58,7 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
         facts.status |= status::MAIN_THREAD;
     }
     if Layout::present(layout.interp_code_generation) {
-        facts.code_generation = read_u64(memory, interp, layout.interp_code_generation).unwrap_or(0);
+        facts.code_generation = interp.u64(layout.interp_code_generation).unwrap_or(0);
     }
     if has_exception(layout, process, thread) {
         facts.status |= status::HAS_EXCEPTION;
@@ -65,11 +69,31 @@ pub fn thread_facts<M: UserMemory + ?Sized>(
     {
         facts.status |= status::GIL_REQUESTED;
     }
-    facts.gc_frame = gc_frame(memory, layout, process, thread, interp, facts.status);
+    facts.gc_frame = gc_frame(memory, layout, process, thread, &interp, facts.status);
     if facts.gc_frame != 0 {
         facts.status |= status::GC;
     }
     facts
+}
+
+/// The thread's interpreter, of which one read has got what is asked here.
+struct Interp<'a> {
+    buffer: &'a InterpBuffer,
+    /// [`Layout::interp_at`].
+    at: u32,
+    read: Result<(), Unreadable>,
+}
+
+impl Interp<'_> {
+    #[inline(always)]
+    fn u64(&self, offset: u32) -> Result<u64, Unreadable> {
+        self.read.map(|()| self.buffer.u64(offset.wrapping_sub(self.at)))
+    }
+
+    #[inline(always)]
+    fn u32(&self, offset: u32) -> Result<u32, Unreadable> {
+        self.read.map(|()| self.buffer.u32(offset.wrapping_sub(self.at)))
+    }
 }
 
 /// Whether an exception is being raised, or handled by the thread outside of generators: what CPython 3.15's profiler
@@ -93,19 +117,19 @@ fn gc_frame<M: UserMemory + ?Sized>(
     layout: &Layout,
     process: &ProcessEntry,
     thread: &ThreadBuffer,
-    interp: u64,
+    interp: &Interp<'_>,
     status: u32,
 ) -> u64 {
     let collecting = if Layout::present(layout.runtime_gc_collecting) {
         read_u32(memory, process.runtime, layout.runtime_gc_collecting)
     } else {
-        read_u32(memory, interp, layout.interp_gc_collecting)
+        interp.u32(layout.interp_gc_collecting)
     };
     if collecting.unwrap_or(0) == 0 {
         return 0;
     }
     if Layout::present(layout.interp_gc_frame) {
-        return read_u64(memory, interp, layout.interp_gc_frame).unwrap_or(0);
+        return interp.u64(layout.interp_gc_frame).unwrap_or(0);
     }
     if status & status::HAS_GIL == 0 {
         return 0;
@@ -119,7 +143,7 @@ fn holds_gil<M: UserMemory + ?Sized>(
     layout: &Layout,
     process: &ProcessEntry,
     (tstate, thread): (u64, &ThreadBuffer),
-    interp: u64,
+    interp: &Interp<'_>,
 ) -> Result<bool, Unreadable> {
     if Layout::present(layout.tstate_holds_gil) {
         return Ok(thread.u32(layout.tstate_holds_gil) != 0);
@@ -131,7 +155,7 @@ fn holds_gil<M: UserMemory + ?Sized>(
         if thread.u32(layout.tstate_status) & layout.status_active == 0 {
             return Ok(false);
         }
-        read_u64(memory, interp, layout.interp_ceval_gil)?
+        interp.u64(layout.interp_ceval_gil)?
     } else {
         if read_u64(memory, process.runtime, layout.runtime_tstate_current)? != tstate {
             return Ok(false);

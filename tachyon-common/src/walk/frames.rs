@@ -181,13 +181,14 @@ impl FrameWalk {
         if self.near.wrapping_sub(frame) <= MOST_BEFORE && frame & 7 == 0 {
             let before = (frame & (PAGE - 1)).min(MOST_BEFORE);
             let first = frame - before;
-            if buffer.fill_at::<M, 0, FRAMES_READ>(memory, first, before as u32 + layout.frame_read).is_ok() {
+            if buffer.fill_at::<M, 0, FRAMES_READ>(memory, first, before as u32 + u32::from(layout.frame_read)).is_ok()
+            {
                 (self.window, self.window_reach, self.at) = (first, before, before as u32);
                 return true;
             }
         }
         self.at = FRAMES_READ as u32;
-        buffer.fill_at::<M, FRAMES_READ, FRAME_READ>(memory, frame, layout.frame_read).is_ok()
+        buffer.fill_at::<M, FRAMES_READ, FRAME_READ>(memory, frame, u32::from(layout.frame_read)).is_ok()
     }
 
     /// Reads what tells a code object from others; false when it cannot be read.

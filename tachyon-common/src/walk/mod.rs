@@ -13,7 +13,7 @@ mod frames;
 mod memory;
 mod thread;
 
-pub use buffer::{Buffer, CodeBuffer, FrameBuffer, ThreadBuffer};
+pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, ThreadBuffer};
 pub use code::{CodeIdentity, code_identity, linetable_len, mix};
 pub use facts::{ThreadFacts, thread_facts};
 pub use frames::{FrameSink, FrameWalk, innermost_frame, settle};

@@ -233,7 +233,7 @@ pub fn read_thread<M: UserMemory + ?Sized>(
     tstate: u64,
     into: &mut ThreadBuffer,
 ) -> Result<(), Unreadable> {
-    into.fill(memory, tstate, layout.tstate_read)
+    into.fill(memory, tstate, u32::from(layout.tstate_read))
 }
 
 /// Whether a remembered thread state, which [`read_thread`] has copied, is (still) the one of a thread.

@@ -257,7 +257,7 @@ impl Image {
         let table = self.alloc(layout.bytes_sval as usize + linetable.len() + 1);
         self.memory.put_u64(table, layout.ob_size, linetable.len() as u64);
         self.memory.put(table, layout.bytes_sval, linetable);
-        let code = self.alloc(layout.code_read as usize);
+        let code = self.alloc(usize::from(layout.code_read));
         self.memory.put_u64(code, layout.ob_type, CODE_TYPE);
         if !layout.has(flags::FRAME_OBJECTS) {
             self.memory.put_u64(code, layout.ob_size, u64::from(UNITS));
@@ -287,7 +287,7 @@ impl Image {
         let outermost = previous == 0 && u32::from(owner) < layout.owner_shim_min;
         let previous =
             if outermost && layout.owner_shim_min < 255 { self.frame(0, 0, OWNER_SHIM, 0) } else { previous };
-        let frame = self.alloc(layout.frame_read as usize);
+        let frame = self.alloc(usize::from(layout.frame_read));
         if outermost && Layout::present(layout.frame_is_entry) {
             self.memory.put(frame, layout.frame_is_entry, &[1]);
         }

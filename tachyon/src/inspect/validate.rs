@@ -3,7 +3,7 @@
 //! Both kinds of layout, published and built-in, pass through [`validate`].
 
 use tachyon_common::layout::{Layout, flags};
-use tachyon_common::limits::{CODE_READ, FRAME_READ, THREAD_READ};
+use tachyon_common::limits::{CODE_READ, FRAME_READ, INTERP_READ, THREAD_READ};
 
 use super::layout::{LayoutError, Sizes};
 
@@ -59,6 +59,10 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("interp._code_object_generation", l.interp_code_generation, 8, minor >= 14),
     ];
     group(&interp, sizes.interp)?;
+    let together = l.complete().interp_read;
+    if usize::from(together) > INTERP_READ {
+        return Err(LayoutError::Range { field: "distance of interp's fields", value: together.into() });
+    }
     group(&[("gil.locked", l.gil_locked, 4, true), ("gil.last_holder", l.gil_last_holder, 8, true)], MAX_GIL)?;
     let tstate = [
         ("tstate.interp", l.tstate_interp, 8, true),
@@ -226,6 +230,7 @@ mod tests {
             (|l| l.frame_previous = 9, "its frame.previous at 9 is not aligned to 8"),
             (|l| l.frame_instr = 4096, "its frame's instruction at 4096 ends past 80"),
             (|l| l.interp_id = u32::MAX - 7, "its interp.id at 4294967288 ends past"),
+            (|l| l.interp_id = 16 << 10, "its distance of interp's fields is 0x3ed0"),
             (|l| l.frame_code = l.frame_previous, "its frame.previous and frame's code lie over each other"),
             (|l| l.unicode_kind_shift = 64, "its kind shift is 0x40"),
             (|l| l.status_bound_gilstate = 0, "its bound_gilstate bit is 0x0"),

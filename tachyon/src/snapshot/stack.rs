@@ -11,7 +11,8 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::MAX_PY_FRAMES;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, ThreadFacts, UserMemory,
+    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, InterpBuffer, ThreadBuffer, ThreadFacts,
+    UserMemory,
 };
 
 /// Readings of one stack. A thread that makes a million calls a second agrees after a few.
@@ -83,7 +84,7 @@ fn once<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) ->
         };
     }
     let (stop, root_shims) = chain(&pages, target, &thread, &mut frames);
-    let facts = walk::thread_facts(&pages, layout, entry, tstate, &thread);
+    let facts = walk::thread_facts(&pages, layout, entry, tstate, &thread, &mut InterpBuffer::default());
     Stack { frames: frames.0, stop, root_shims, facts, steady: false }
 }
 
