@@ -197,10 +197,10 @@ pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     Ok(costs)
 }
 
-/// Samples of the ordinary depth with native frames: cold at the lower rate, and warm.
+/// Samples of the ordinary depth with native frames: at the lower rate, then with cold caches, and warm.
 pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Vec<SampleCost>> {
     let mut costs = Vec::new();
-    for (rate_hz, sweep_mib) in [(RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
+    for (rate_hz, sweep_mib) in [(RATES_HZ[0], 0), (RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
         eprintln!("{DEPTH} frames and native ones at {rate_hz} Hz, {sweep_mib} MiB swept");
         let target = Target::start(&bench.python, bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
         let points =
