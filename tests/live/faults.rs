@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon_tests::{Interpreter, Recorded, Target, binary, judge, live};
+use tachyon_tests::{Interpreter, Recorded, Target, binary, cpu_time, is_sampling, judge, live};
 
 /// A small file system, unmounted at the end.
 struct Tiny(tempfile::TempDir);
@@ -152,13 +152,19 @@ fn a_directory_that_goes_away() {
         let inner = dir.path().join("inner");
         std::fs::create_dir(&inner).expect("a directory can be made in it");
         let mut command = Command::new(binary());
-        command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "2s"]).args(words);
+        command.args(["-p", &target.pid().to_string(), "-F", "499"]).args(words);
         let temporary = dir.path().join("temporary");
         std::fs::create_dir(&temporary).expect("a directory can be made");
         command.arg("-o").arg(inner.join(name)).env("TMPDIR", &temporary);
         let running = command.stderr(Stdio::piped()).spawn().expect("the profiler can be run");
-        until(|| inner.join(part).exists());
+        // Files are made in it, one after the other, until then.
+        until(|| is_sampling(running.id()));
+        assert!(inner.join(part).exists(), "it is what the file is written as");
         std::fs::remove_dir_all(&inner).expect("the directory can be removed");
+        let from = cpu_time(target.pid());
+        until(|| cpu_time(target.pid()).saturating_sub(from) > Duration::from_millis(800));
+        // SAFETY: kill(2) touches no memory; the child has not been waited for, so the pid is its.
+        unsafe { libc::kill(running.id().cast_signed(), libc::SIGINT) };
         let output = running.wait_with_output().expect("it ends");
         assert!(!inner.exists(), "nothing is made again");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -242,7 +248,7 @@ fn kept(output: &std::process::Output, temporary: &Path) -> std::path::PathBuf {
 fn until(mut reached: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !reached() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "the recording does not begin");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not come to this");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
