@@ -318,8 +318,17 @@ pub struct DumpArgs {
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 this machine can profile, with -p these processes too; else 1.")]
 pub struct DoctorArgs {
-    /// As JSON
+    /// Look at this Python process only; may be given several times
+    #[arg(short, long = "pid", value_name = "PID", value_parser = values::pid)]
+    pub pids: Vec<Pid>,
+
+    /// A line for each Python process, not only for each build
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// As JSON, with every Python process
     #[arg(long)]
     pub json: bool,
 }
