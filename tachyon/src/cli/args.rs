@@ -130,7 +130,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "PERCENT", value_parser = values::share, help_heading = "How")]
     pub max_cpu: Option<f64>,
 
-    /// Most memory, the profiler's own and its BPF maps together, e.g. 128MiB or 1GiB, 32MB at least; where it needs more
+    /// Most memory, the profiler's own and its BPF maps together, e.g. 128MiB or 1GiB, 32MiB at least; where it needs more
     /// it drops caches, then names, then ends, and says so
     #[arg(long, value_name = "SIZE", value_parser = values::memory, help_heading = "How")]
     pub max_memory: Option<u64>,

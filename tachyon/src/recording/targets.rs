@@ -41,13 +41,13 @@ pub(super) fn select(
                     Ok(Some(_)) => {}
                     Ok(None) => {
                         return Err(Failure::new(format!("pid {pid} ({}) is not a Python process", comm(pid)))
-                            .with_hint("it has no CPython mapped; `tachyon-bpf doctor` lists the Python processes")
+                            .with_hint("it has no CPython mapped; `tachyon-bpf doctor -v` lists the Python processes")
                             .into());
                     }
                     Err(error) => {
                         let what = format!("cannot profile pid {pid} ({})", comm(pid));
                         let hint = target_hint(&error).unwrap_or_else(|| {
-                            "`tachyon-bpf doctor` lists the Python processes and says of each whether it can be profiled"
+                            "`tachyon-bpf doctor -v` lists the Python processes and says of each whether it can be profiled"
                                 .to_owned()
                         });
                         return Err(Failure::new(what).with_source(error).with_hint(hint).into());
