@@ -56,10 +56,11 @@ fn a_full_disk() {
 #[test]
 fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
-    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
     // TACH is written meanwhile, and the recording ends by itself; JSON lines at its end.
     let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 24 * 1024), ("jsonl", &["-d", "2s"], 0)];
     for (ending, words, taken) in cases {
+        // The program runs for two minutes at most, so each recording has one of its own.
+        let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
         let tiny = Tiny::mounted("48k");
         std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
         let file = tiny.path().join("out").with_extension(ending);
@@ -77,7 +78,9 @@ fn a_disk_that_becomes_full() {
             let whole = text.rsplit_once('\n').expect("there are lines").0.lines();
             let samples = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
             // With their native frames they take 2.5 kB each.
-            assert!(samples.count() >= 10, "{} bytes", text.len());
+            let samples = samples.count();
+            println!("{ending}: {samples} samples");
+            assert!(samples >= 10, "{} bytes", text.len());
             continue;
         }
         assert!(stderr.contains("`tachyon-bpf recover` makes it readable"), "{stderr}");
@@ -88,6 +91,7 @@ fn a_disk_that_becomes_full() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let recorded = Recorded::read(&good);
         judge::agrees(&good, &recorded);
+        println!("{words:?}: {} samples", recorded.samples.len());
         assert!(recorded.samples.len() > 100, "{words:?}: {:?}", recorded.header);
     }
 }
