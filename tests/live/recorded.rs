@@ -78,6 +78,21 @@ fn c_stands_between_its_caller_and_its_callee(python: &Interpreter) {
     assert_eq!(seen, wanted, "{:#?}", recording.report.native);
 }
 
+/// Less memory than the tables take: what has none is named, and people are told the mend.
+#[test]
+fn tables_without_room_are_told() {
+    let Some(_live) = live() else { return };
+    // It has libcrypto mapped.
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "gil_two.py");
+    let profiler = Profiler::of(target.pid()).native().arg("--unwind-memory").arg("1MiB").rate(499);
+    let recording = profiler.cpu_milliseconds(target.pid(), 500).record();
+    let native = recording.report.native.as_ref().expect("native frames were recorded");
+    assert!(native.refused.values().any(|reason| reason.starts_with("no room for its ")), "{native:#?}");
+    assert!(native.table_bytes <= 1 << 20, "{native:#?}");
+    assert!(recording.report.notes.iter().any(|note| note.contains("--unwind-memory")), "{:?}", recording.report.notes);
+    assert!(recording.stderr.contains("give more --unwind-memory"), "{}", recording.stderr);
+}
+
 /// `--kernel`: the kernel's frames stand above the C library's, which stand above the Python function that called.
 #[test]
 fn the_kernel_stands_above_what_called_it() {
