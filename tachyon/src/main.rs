@@ -62,11 +62,16 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
             Ok(0)
         }
         Verb::Doctor(args) => {
-            let diagnosis = doctor::diagnose(recording::running_interpreters());
-            let mut out = StandardOutput::lock();
-            doctor::show(&diagnosis, args.json, &mut out)?;
+            let diagnosis = doctor::diagnose(recording::running_interpreters(&args.pids));
+            let asked_for = !args.pids.is_empty();
+            let mut out = io::BufWriter::new(StandardOutput::lock());
+            if args.json {
+                doctor::write(&diagnosis, &mut out)?;
+            } else {
+                doctor::show(&diagnosis, args.verbose || asked_for, &mut out)?;
+            }
             out.flush()?;
-            Ok(if diagnosis.possible { 0 } else { STATUS_FAILED })
+            Ok(if diagnosis.is_well(asked_for) { 0 } else { STATUS_FAILED })
         }
     }
 }

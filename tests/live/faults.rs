@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon_tests::{Interpreter, Recorded, Target, binary, judge, live};
+use tachyon_tests::{Interpreter, Recorded, Target, binary, cpu_time, is_sampling, judge, live};
 
 /// A small file system, unmounted at the end.
 struct Tiny(tempfile::TempDir);
@@ -56,10 +56,11 @@ fn a_full_disk() {
 #[test]
 fn a_disk_that_becomes_full() {
     let Some(_live) = live() else { return };
-    let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
     // TACH is written meanwhile, and the recording ends by itself; JSON lines at its end.
     let cases = [("tach", &["--compression", "none"][..], 0), ("tach", &[], 24 * 1024), ("jsonl", &["-d", "2s"], 0)];
     for (ending, words, taken) in cases {
+        // The program runs for two minutes at most, so each recording has one of its own.
+        let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
         let tiny = Tiny::mounted("48k");
         std::fs::write(tiny.path().join("taken"), vec![7; taken]).expect("there is room");
         let file = tiny.path().join("out").with_extension(ending);
@@ -77,7 +78,9 @@ fn a_disk_that_becomes_full() {
             let whole = text.rsplit_once('\n').expect("there are lines").0.lines();
             let samples = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
             // With their native frames they take 2.5 kB each.
-            assert!(samples.count() >= 10, "{} bytes", text.len());
+            let samples = samples.count();
+            println!("{ending}: {samples} samples");
+            assert!(samples >= 10, "{} bytes", text.len());
             continue;
         }
         assert!(stderr.contains("`tachyon-bpf recover` makes it readable"), "{stderr}");
@@ -88,6 +91,7 @@ fn a_disk_that_becomes_full() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let recorded = Recorded::read(&good);
         judge::agrees(&good, &recorded);
+        println!("{words:?}: {} samples", recorded.samples.len());
         assert!(recorded.samples.len() > 100, "{words:?}: {:?}", recorded.header);
     }
 }
@@ -152,13 +156,19 @@ fn a_directory_that_goes_away() {
         let inner = dir.path().join("inner");
         std::fs::create_dir(&inner).expect("a directory can be made in it");
         let mut command = Command::new(binary());
-        command.args(["-p", &target.pid().to_string(), "-F", "499", "-d", "2s"]).args(words);
+        command.args(["-p", &target.pid().to_string(), "-F", "499"]).args(words);
         let temporary = dir.path().join("temporary");
         std::fs::create_dir(&temporary).expect("a directory can be made");
         command.arg("-o").arg(inner.join(name)).env("TMPDIR", &temporary);
         let running = command.stderr(Stdio::piped()).spawn().expect("the profiler can be run");
-        until(|| inner.join(part).exists());
+        // Files are made in it, one after the other, until then.
+        until(|| is_sampling(running.id()));
+        assert!(inner.join(part).exists(), "it is what the file is written as");
         std::fs::remove_dir_all(&inner).expect("the directory can be removed");
+        let from = cpu_time(target.pid());
+        until(|| cpu_time(target.pid()).saturating_sub(from) > Duration::from_millis(800));
+        // SAFETY: kill(2) touches no memory; the child has not been waited for, so the pid is its.
+        unsafe { libc::kill(running.id().cast_signed(), libc::SIGINT) };
         let output = running.wait_with_output().expect("it ends");
         assert!(!inner.exists(), "nothing is made again");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -242,7 +252,7 @@ fn kept(output: &std::process::Output, temporary: &Path) -> std::path::PathBuf {
 fn until(mut reached: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !reached() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "the recording does not begin");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not come to this");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

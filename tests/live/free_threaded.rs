@@ -45,8 +45,11 @@ fn check(interpreter: &Interpreter, target: &Target) {
         *hot += usize::from(of_thread && place == Some(places[kind]));
     }
     println!("{}: {counts:?} (samples, at the thread's own multiplication)", interpreter.name);
+    // A fair share is a quarter. How many there are depends on the machine: CPU time that a hypervisor took has none.
+    let samples = recorded.samples.len();
+    assert!(samples > 400, "{:#?}", recording.report);
     for (kind, (total, hot)) in counts.into_iter().enumerate() {
-        assert!(total > 200, "thread {kind} has {total} samples: {:#?}", recording.report);
+        assert!(total * 16 > samples, "thread {kind} has {total} of {samples} samples: {:#?}", recording.report);
         assert!(hot as f64 > 0.8 * total as f64, "thread {kind}: {hot} of {total} at its multiplication");
     }
 }

@@ -79,7 +79,8 @@ fn never_two_holders(interpreter: &Interpreter) {
         // Lines only.
         multiplication = [multiplication[0], multiplication[0], -1, -1];
     }
-    // Two processors are needed at the same time: where other programs take them, it takes longer.
+    // Two processors are needed at the same time, which other programs want as well.
+    target.make_urgent();
     let (mut checked, mut both) = (0, Vec::new());
     for _ in 0..TRIES {
         checked += check_holders(&target, multiplication, &mut both);
@@ -109,15 +110,14 @@ fn check_holders(target: &Target, multiplication: Place, both: &mut Vec<String>)
     let multiplies = |sample: &Sample| {
         recorded.leaf(sample).is_some_and(|leaf| leaf.function == "work" && leaf.place == Some(multiplication))
     };
-    // A multiplication runs with the GIL, but for the moment in which another thread gets it after asking for it.
+    // A multiplication runs with the GIL, but for the moment in which another thread gets it after asking for it. A thread
+    // that waits for it there wakes up every 5 ms (`sys.getswitchinterval`) for some 10 µs, however long the other one is
+    // kept from its processor: so this is a share of the time, not of the multiplications.
     let (with, without): (Vec<Sample>, Vec<Sample>) =
         samples.iter().filter(|sample| multiplies(sample)).partition(|sample| holds(sample));
-    assert!(
-        without.len() as f64 <= 0.01 * with.len() as f64,
-        "{} of {} multiply without the GIL",
-        without.len(),
-        with.len()
-    );
+    let most = 0.01 * recording.report.duration_s * recording.report.rate_hz;
+    println!("{} multiply with the GIL, {} without it, of which at most {most:.0} wait", with.len(), without.len());
+    assert!((without.len() as f64) <= most, "{} of {} multiply without the GIL", without.len(), with.len());
 
     let mut checked = 0;
     for (index, start) in samples.iter().enumerate() {

@@ -164,6 +164,7 @@ fn odd_names(interpreter: &Interpreter) {
         ("dump", run(&["dump", "-p", &pid]).0),
         ("dump --json", run(&["dump", "-p", &pid, "--json"]).0),
         ("doctor", run(&["doctor"]).0),
+        ("doctor --verbose", run(&["doctor", "--verbose"]).0),
         ("doctor --json", run(&["doctor", "--json"]).0),
         ("an error", run(&["info", "/nowhere/\u{1b}[2J\u{202e}"]).1),
     ];

@@ -1,9 +1,9 @@
 //! A host with hundreds of interpreters: each is found, and what each does is named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _, pipe};
-use std::process::{Child, ChildStdin, Stdio};
-use tachyon_tests::{Interpreter, Profiler, live};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use tachyon_tests::{Interpreter, Profiler, binary, live};
 
 /// Idle, except for 30 ms of CPU time for each line that it is sent; says when it is ready and when it has worked.
 const SERVANT: &str = "import os, sys, time
@@ -70,6 +70,31 @@ impl Drop for Servants {
     }
 }
 
+/// A line for each build, with as many processes as there are at least; as JSON every process.
+fn doctor_tells(interpreters: &[Interpreter], servants: &Servants) {
+    let doctor = |words: &[&str]| {
+        let output = Command::new(binary()).arg("doctor").args(words).output().expect("the profiler can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("it is text")
+    };
+    let told = doctor(&[]);
+    let counts: Vec<usize> = told.lines().filter_map(processes_of_build).collect();
+    assert!(counts.len() >= interpreters.len() && counts.iter().sum::<usize>() >= servants.children.len(), "{told}");
+    assert!(!told.lines().any(|line| line.starts_with("ok    pid ")), "processes that are well are counted:\n{told}");
+    let json: serde_json::Value = serde_json::from_str(&doctor(&["--json"])).expect("it is JSON");
+    let listed = json["interpreters"].as_array().expect("a list").iter();
+    let listed: BTreeSet<u64> = listed.filter_map(|one| one["pid"].as_u64()).collect();
+    for (child, _) in &servants.children {
+        assert!(listed.contains(&child.id().into()), "{} is missing", child.id());
+    }
+}
+
+/// The number in `ok    CPython 3.12.1: 63 processes, FILE`.
+fn processes_of_build(line: &str) -> Option<usize> {
+    let (_, rest) = line.strip_prefix("ok    CPython ")?.split_once(": ")?;
+    rest.split_once(" process")?.0.parse().ok()
+}
+
 /// 500 interpreters that were there before, all idle, then all busy; and 50 that start meanwhile.
 #[test]
 fn five_hundred_interpreters() {
@@ -77,6 +102,7 @@ fn five_hundred_interpreters() {
     let interpreters = Interpreter::at_home();
     let mut servants = Servants::none();
     servants.start(&interpreters, 500);
+    doctor_tells(&interpreters, &servants);
     let running = Profiler::new().arg("--all-python").rate(999).start();
     servants.work();
     servants.start(&interpreters, 50);

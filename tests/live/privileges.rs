@@ -68,8 +68,9 @@ impl Nobody {
     }
 
     /// What `doctor` says.
-    fn doctor(&self, capabilities: &[&str]) -> String {
-        let output = Self::command(capabilities).arg(&self.binary).arg("doctor").output().expect("setpriv can be run");
+    fn doctor(&self, capabilities: &[&str], words: &[&str]) -> String {
+        let mut command = Self::command(capabilities);
+        let output = command.arg(&self.binary).arg("doctor").args(words).output().expect("setpriv can be run");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -166,7 +167,7 @@ fn table() {
         ("`--kernel`: kernel frames with their names", words(&["-p", &own.pid(), "--kernel"]), Some(own.pid())),
     ];
     for missing in ALL {
-        let said = nobody.doctor(&all_but(missing));
+        let said = nobody.doctor(&all_but(missing), &[]);
         assert!(said.contains(&format!("CAP_{}", missing.to_uppercase())), "without {missing} doctor says:\n{said}");
     }
     let mut table = String::from("| feature | needs |\n| --- | --- |\n");
@@ -239,12 +240,17 @@ fn another_users_process() {
     let has_all = |said: &str| wanted.iter().all(|wanted| said.contains(wanted));
     let said = nobody.records(&["bpf", "perfmon"], &words(&["-p", &other.pid()]), Some(&other.pid()));
     assert!(said.as_ref().is_err_and(|said| has_all(said)), "{said:?}");
-    let said = nobody.doctor(&["bpf", "perfmon"]);
-    let line = said.lines().find(|line| line.contains(&format!("pid {} ", other.pid())));
-    assert!(line.is_some_and(|line| line.starts_with("warn") && has_all(line)), "{said}");
-    let said = nobody.doctor(&["bpf", "perfmon", "sys_ptrace"]);
-    let line = said.lines().find(|line| line.contains(&format!("pid {} ", other.pid())));
-    assert!(line.is_some_and(|line| line.starts_with("ok")), "{said}");
+    let line_of = |said: &str| {
+        let line = said.lines().find(|line| line.contains(&format!("pid {} ", other.pid())));
+        line.unwrap_or_default().to_owned()
+    };
+    for words in [&["--verbose"][..], &["-p", &other.pid()]] {
+        let said = nobody.doctor(&["bpf", "perfmon"], words);
+        let line = line_of(&said);
+        assert!(line.starts_with("warn") && has_all(&line), "{words:?}: {said}");
+        let said = nobody.doctor(&["bpf", "perfmon", "sys_ptrace"], words);
+        assert!(line_of(&said).starts_with("ok"), "{words:?}: {said}");
+    }
 }
 
 /// A kernel that tells nothing of its types, as far as the profiler can see.

@@ -88,6 +88,7 @@ pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize
     }
     let (total, agreeing) = (recorded.samples.len(), seen.iter().sum::<usize>() + seen_between);
     others.sort_unstable();
+    println!("{agreeing} of {total} stacks are right");
     let shown: String =
         others.iter().rev().take(3).map(|(count, stack)| format!("{count} x\n{}", recorded.shown(*stack))).collect();
     assert!(

@@ -23,7 +23,7 @@ pub use extension::SharedLibrary;
 pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
-pub use profiler::{Profiler, Recording, Running, binary, cpu_time};
+pub use profiler::{Profiler, Recording, Running, binary, cpu_time, is_sampling};
 pub use target::{Target, program};
 pub use wheels::with_wheels;
 

@@ -37,6 +37,21 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_nanos(used.sum())
 }
 
+/// What the kernel says of the BPF programs, links and maps that a process has open.
+fn bpf_files(pid: u32) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return Vec::new() };
+    let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+    texts.filter(|text| ["prog_id:", "link_id:", "map_id:"].iter().any(|key| text.contains(key))).collect()
+}
+
+/// Whether this profiler's timer's program has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7; `run_cnt` counts while it measures.)
+#[must_use]
+pub fn is_sampling(pid: u32) -> bool {
+    let timer = |text: &str| text.lines().any(|line| line == "prog_type:\t7");
+    let ran = |text: &str| text.lines().any(|line| line.strip_prefix("run_cnt:\t").is_some_and(|count| count != "0"));
+    bpf_files(pid).iter().any(|text| timer(text) && ran(text))
+}
+
 /// What a recording is to do.
 #[derive(Debug)]
 pub struct Profiler {
@@ -189,7 +204,7 @@ impl Profiler {
         let mut running = Running { child, profiler: self };
         // Two seconds are the rule; it takes ten where other programs want the same two processors.
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !running.samples() {
+        while !is_sampling(running.pid()) {
             if running.child.try_wait().is_ok_and(|status| status.is_some()) || Instant::now() > deadline {
                 let _gone = running.child.kill();
                 let output = running.child.wait_with_output().expect("a child can be waited for");
@@ -272,17 +287,7 @@ impl Running {
     /// What the kernel says of the BPF programs, links and maps that it has open.
     #[must_use]
     pub fn bpf_files(&self) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid())) else { return Vec::new() };
-        let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
-        texts.filter(|text| ["prog_id:", "link_id:", "map_id:"].iter().any(|key| text.contains(key))).collect()
-    }
-
-    /// Whether its timer's program has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7; `run_cnt` counts while it measures.)
-    fn samples(&self) -> bool {
-        let timer = |text: &str| text.lines().any(|line| line == "prog_type:\t7");
-        let ran =
-            |text: &str| text.lines().any(|line| line.strip_prefix("run_cnt:\t").is_some_and(|count| count != "0"));
-        self.bpf_files().iter().any(|text| timer(text) && ran(text))
+        bpf_files(self.pid())
     }
 
     /// Sends it a signal.

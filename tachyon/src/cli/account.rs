@@ -75,7 +75,7 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         let fitting = if wanted.is_empty() { String::new() } else { format!(" and fits {}", escape(wanted)) };
         writeln!(
             out,
-            "no CPython that can be profiled{fitting} ran meanwhile: `tachyon-bpf doctor` lists those that run"
+            "no CPython that can be profiled{fitting} ran meanwhile: `tachyon-bpf doctor -v` lists those that run"
         )?;
     } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
         write!(out, "ran {} of {seconds} s", percent(share.unwrap_or(0.0)))?;
@@ -223,7 +223,7 @@ mod tests {
         extras.nobody = Some("--comm no*".to_owned());
         let text = account(&Report { duration_s: 1.0, ..Report::default() }, &extras);
         let line =
-            "no CPython that can be profiled and fits --comm no* ran meanwhile: `tachyon-bpf doctor` lists those";
+            "no CPython that can be profiled and fits --comm no* ran meanwhile: `tachyon-bpf doctor -v` lists those";
         assert!(text.contains(line) && !text.contains("ran 0"), "{text}");
     }
 

@@ -130,7 +130,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "PERCENT", value_parser = values::share, help_heading = "How")]
     pub max_cpu: Option<f64>,
 
-    /// Most memory, the profiler's own and its BPF maps together, e.g. 128MiB or 1GiB, 32MB at least; where it needs more
+    /// Most memory, the profiler's own and its BPF maps together, e.g. 128MiB or 1GiB, 32MiB at least; where it needs more
     /// it drops caches, then names, then ends, and says so
     #[arg(long, value_name = "SIZE", value_parser = values::memory, help_heading = "How")]
     pub max_memory: Option<u64>,
@@ -318,8 +318,17 @@ pub struct DumpArgs {
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 this machine can profile, with -p these processes too; else 1.")]
 pub struct DoctorArgs {
-    /// As JSON
+    /// Look at this Python process only; may be given several times
+    #[arg(short, long = "pid", value_name = "PID", value_parser = values::pid)]
+    pub pids: Vec<Pid>,
+
+    /// A line for each Python process, not only for each build
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// As JSON, with every Python process
     #[arg(long)]
     pub json: bool,
 }

@@ -1,10 +1,13 @@
 //! `tachyon-bpf doctor`: can this machine profile? One line for each thing that profiling needs, with its mend.
 
+mod interpreters;
+
+pub use self::interpreters::RunningInterpreter;
+
 use super::escape::escape;
 use super::failure::cause_text;
 use super::preflight::{self, PreflightError};
 use crate::sinks::text::write_json;
-use crate::types::Pid;
 use caps::Capability;
 use serde::Serialize;
 use std::fs;
@@ -71,24 +74,6 @@ impl Check {
     }
 }
 
-/// A Python process that runs now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RunningInterpreter {
-    /// Its pid, in the profiler's namespace.
-    #[serde(serialize_with = "pid_number")]
-    pub pid: Pid,
-    /// The kernel's short name for it.
-    pub comm: String,
-    /// CPython's version; empty when it could not be told.
-    pub python_version: String,
-    /// Why it could not be profiled; `None` when it could.
-    pub problem: Option<String>,
-}
-
-fn pid_number<S: serde::Serializer>(pid: &Pid, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u32(pid.0)
-}
-
 /// All that the doctor found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
@@ -96,8 +81,16 @@ pub struct Diagnosis {
     pub possible: bool,
     /// The checks, in the order of their weight.
     pub checks: Vec<Check>,
-    /// Python processes that run now.
+    /// Python processes that run now, or those that were asked for.
     pub interpreters: Vec<RunningInterpreter>,
+}
+
+impl Diagnosis {
+    /// Whether the machine can profile, and each of these processes can be profiled, when they were asked for.
+    #[must_use]
+    pub fn is_well(&self, asked_for: bool) -> bool {
+        self.possible && !(asked_for && self.interpreters.iter().any(|interpreter| interpreter.problem.is_some()))
+    }
 }
 
 /// Looks at this machine.
@@ -125,15 +118,20 @@ pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
     Diagnosis { possible, checks, interpreters }
 }
 
-/// Shows a diagnosis, for people or as JSON.
+/// Shows a diagnosis as JSON.
 ///
 /// # Errors
 /// When `out` cannot be written.
-pub fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Result<()> {
-    if json {
-        write_json(&mut *out, diagnosis)?;
-        return writeln!(out);
-    }
+pub fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
+    write_json(&mut *out, diagnosis)?;
+    writeln!(out)
+}
+
+/// Shows a diagnosis to people; with `each` every Python process has a line, else every build.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn show(diagnosis: &Diagnosis, each: bool, out: &mut dyn Write) -> io::Result<()> {
     for check in &diagnosis.checks {
         write!(out, "{:<4}  {}: {}", check.status.word(), check.name, escape(&check.found))?;
         match &check.hint {
@@ -141,21 +139,7 @@ pub fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> io::Resul
             None => writeln!(out)?,
         }
     }
-    for interpreter in &diagnosis.interpreters {
-        let RunningInterpreter { pid, comm, python_version, problem } = interpreter;
-        let word = if problem.is_some() { Status::Warn } else { Status::Ok }.word();
-        write!(out, "{word:<4}  pid {pid} ({})", escape(comm))?;
-        if !python_version.is_empty() {
-            write!(out, ": CPython {}", escape(python_version))?;
-        }
-        match problem {
-            Some(problem) => writeln!(out, ": {}", escape(problem))?,
-            None => writeln!(out)?,
-        }
-    }
-    if diagnosis.interpreters.is_empty() {
-        writeln!(out, "{:<4}  interpreters: no Python process runs that we can see", Status::Note.word())?;
-    }
+    interpreters::show(&diagnosis.interpreters, each, out)?;
     match diagnosis.possible {
         true => writeln!(out, "this machine can profile"),
         false => writeln!(out, "this machine cannot profile: mend what says FAIL"),
@@ -269,37 +253,45 @@ fn pmu() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Pid;
 
     fn diagnosis(status: Status) -> Diagnosis {
         let check = Check::new("BTF", status, "cannot read").with_hint("boot another kernel");
         let interpreters = vec![RunningInterpreter {
-            pid: Pid(7),
-            comm: "py\x1b[2J".to_owned(),
+            implementation: "CPython".to_owned(),
             python_version: "3.12.1".to_owned(),
-            problem: None,
+            file: "/usr/bin/python3.12".into(),
+            ..RunningInterpreter::new(Pid(7), "py\x1b[2J")
         }];
         Diagnosis { possible: status != Status::Fail, checks: vec![check], interpreters }
     }
 
     #[test]
     fn one_line_each_with_the_mend() {
-        let mut out = Vec::new();
-        show(&diagnosis(Status::Fail), false, &mut out).unwrap();
-        assert_eq!(
-            String::from_utf8(out).unwrap(),
-            "FAIL  BTF: cannot read; boot another kernel\nok    pid 7 (py\\x1b[2J): CPython 3.12.1\n\
-             this machine cannot profile: mend what says FAIL\n"
-        );
+        for (each, interpreter) in
+            [(false, "CPython 3.12.1: 1 process, /usr"), (true, "pid 7 (py\\x1b[2J): CPython 3.12.1: /usr")]
+        {
+            let mut out = Vec::new();
+            show(&diagnosis(Status::Fail), each, &mut out).unwrap();
+            assert_eq!(
+                String::from_utf8(out).unwrap(),
+                format!(
+                    "FAIL  BTF: cannot read; boot another kernel\nok    {interpreter}/bin/python3.12\n\
+                     this machine cannot profile: mend what says FAIL\n"
+                )
+            );
+        }
     }
 
     #[test]
     fn json_has_the_same() {
         let mut out = Vec::new();
-        show(&diagnosis(Status::Warn), true, &mut out).unwrap();
+        write(&diagnosis(Status::Warn), &mut out).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(value["possible"], true);
         assert_eq!(value["checks"][0]["status"], "warn");
         assert_eq!(value["interpreters"][0]["pid"], 7);
+        assert_eq!(value["interpreters"][0]["file"], "/usr/bin/python3.12");
     }
 
     #[test]

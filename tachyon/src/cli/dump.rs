@@ -113,7 +113,7 @@ fn interpreter(process: &RemoteProcess) -> Result<Interpreter, Failure> {
     match inspect::inspect(process, &mut ElfCache::default()) {
         Ok(Verdict::Python(interpreter)) => Ok(*interpreter),
         Ok(Verdict::NotPython) => Err(Failure::new(format!("{} is not a Python process", named(process)))
-            .with_hint("it has no CPython mapped; `tachyon-bpf doctor` lists the Python processes")),
+            .with_hint("it has no CPython mapped; `tachyon-bpf doctor -v` lists the Python processes")),
         Ok(Verdict::Unsupported { implementation, reason }) => {
             Err(Failure::new(format!("{} runs {implementation}: {reason}", named(process))))
         }
@@ -122,7 +122,7 @@ fn interpreter(process: &RemoteProcess) -> Result<Interpreter, Failure> {
 }
 
 fn no_process(pid: Pid) -> Failure {
-    Failure::new(format!("no process has pid {pid}")).with_hint("`tachyon-bpf doctor` lists the Python processes")
+    Failure::new(format!("no process has pid {pid}")).with_hint("`tachyon-bpf doctor -v` lists the Python processes")
 }
 
 /// The failure of a process that cannot be read, with the mend where rights are missing.

@@ -19,7 +19,7 @@ pub const STATUS_USAGE: u8 = 2;
 ///
 /// ```
 /// # use tachyon::cli::failure::Failure;
-/// let error = Failure::new("no such process: 4242").with_hint("`tachyon-bpf doctor` lists the interpreters that run");
+/// let error = Failure::new("no such process: 4242").with_hint("`tachyon-bpf doctor -v` lists the interpreters that run");
 /// assert_eq!(error.to_string(), "no such process: 4242");
 /// ```
 #[derive(Debug, thiserror::Error)]

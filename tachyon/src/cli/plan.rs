@@ -304,7 +304,7 @@ fn check_process(pid: Pid) -> Result<(), Failure> {
     let raw = nix::unistd::Pid::from_raw(pid.as_raw());
     if nix::sys::signal::kill(raw, None) == Err(nix::Error::ESRCH) {
         return Err(Failure::new(format!("no such process: {pid}"))
-            .with_hint("`tachyon-bpf doctor` lists the Python processes that run"));
+            .with_hint("`tachyon-bpf doctor -v` lists the Python processes that run"));
     }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);

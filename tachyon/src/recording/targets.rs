@@ -41,13 +41,13 @@ pub(super) fn select(
                     Ok(Some(_)) => {}
                     Ok(None) => {
                         return Err(Failure::new(format!("pid {pid} ({}) is not a Python process", comm(pid)))
-                            .with_hint("it has no CPython mapped; `tachyon-bpf doctor` lists the Python processes")
+                            .with_hint("it has no CPython mapped; `tachyon-bpf doctor -v` lists the Python processes")
                             .into());
                     }
                     Err(error) => {
                         let what = format!("cannot profile pid {pid} ({})", comm(pid));
                         let hint = target_hint(&error).unwrap_or_else(|| {
-                            "`tachyon-bpf doctor` lists the Python processes and says of each whether it can be profiled"
+                            "`tachyon-bpf doctor -v` lists the Python processes and says of each whether it can be profiled"
                                 .to_owned()
                         });
                         return Err(Failure::new(what).with_source(error).with_hint(hint).into());
@@ -189,38 +189,60 @@ fn is_python(pid: Pid, cache: &mut ElfCache) -> bool {
         .is_ok_and(|process| matches!(inspect::inspect(&process, cache), Ok(inspect::Verdict::Python(_))))
 }
 
-/// Python processes that run now, for `doctor`.
+/// Python processes that run now, for `doctor`: all of them, or those among `pids`, of which each gets an answer.
 #[must_use]
-pub fn running_interpreters() -> Vec<RunningInterpreter> {
+pub fn running_interpreters(pids: &[Pid]) -> Vec<RunningInterpreter> {
     let mut cache = ElfCache::default();
-    let mut found = Vec::new();
-    for process in discover::scan().unwrap_or_default() {
-        if !process.has_memory() {
-            continue;
-        }
-        let Ok(remote) = RemoteProcess::open(process.pid) else { continue };
-        let unreadable = |error: &RemoteError| {
-            error.is_denied().then(|| format!("it cannot be read; {}", access::hint(process.pid)))
-        };
-        let (python_version, problem) = match inspect::inspect(&remote, &mut cache) {
-            // Its mappings may be open to us where its memory is not (CAP_PERFMON is enough for them on newer kernels).
-            Ok(inspect::Verdict::Python(interpreter)) => {
-                let read = remote.read_array::<1>(RemoteAddr(interpreter.runtime));
-                (interpreter.version_text(), read.err().as_ref().and_then(unreadable))
-            }
-            Ok(inspect::Verdict::Unsupported { implementation, reason }) => {
-                (implementation.trim_start_matches("CPython ").to_owned(), Some(reason.to_string()))
-            }
-            // What it is cannot be known then; of those that are called so it is worth telling.
-            Err(InspectError::Process(error) | InspectError::File(error))
-                if process.stat.comm.starts_with("python") =>
-            {
-                let Some(problem) = unreadable(&error) else { continue };
-                (String::new(), Some(problem))
-            }
-            Ok(inspect::Verdict::NotPython) | Err(_) => continue,
-        };
-        found.push(RunningInterpreter { pid: process.pid, comm: process.stat.comm, python_version, problem });
+    if pids.is_empty() {
+        let scanned = discover::scan().unwrap_or_default();
+        return scanned.iter().filter_map(|process| running_interpreter(process, &mut cache, false)).collect();
     }
-    found
+    let mut answer = |&pid| match discover::look_at(pid) {
+        Err(_) => RunningInterpreter::new(pid, "").with_problem("no process has this pid"),
+        Ok(process) => running_interpreter(&process, &mut cache, true).unwrap_or_else(|| {
+            RunningInterpreter::new(pid, process.stat.comm).with_problem("it is not a Python process")
+        }),
+    };
+    pids.iter().map(&mut answer).collect()
+}
+
+/// What `doctor` says of a process; `None` when it is no Python. Where it cannot be known, as little as there is of one that
+/// was `asked_for` or is called so.
+fn running_interpreter(
+    process: &discover::ScannedProcess,
+    cache: &mut ElfCache,
+    asked_for: bool,
+) -> Option<RunningInterpreter> {
+    if !process.has_memory() {
+        return None;
+    }
+    let remote = RemoteProcess::open(process.pid).ok()?;
+    let unreadable =
+        |error: &RemoteError| error.is_denied().then(|| format!("it cannot be read; {}", access::hint(process.pid)));
+    let found = RunningInterpreter::new(process.pid, &*process.stat.comm);
+    match inspect::inspect(&remote, cache) {
+        // Its mappings may be open to us where its memory is not (CAP_PERFMON is enough for them on newer kernels).
+        Ok(inspect::Verdict::Python(interpreter)) => {
+            let read = remote.read_array::<1>(RemoteAddr(interpreter.runtime));
+            Some(RunningInterpreter {
+                implementation: "CPython".to_owned(),
+                python_version: interpreter.version_text(),
+                free_threaded: interpreter.free_threaded(),
+                problem: read.err().as_ref().and_then(unreadable),
+                file: interpreter.path,
+                ..found
+            })
+        }
+        Ok(inspect::Verdict::Unsupported { implementation, reason }) => {
+            let (implementation, version) = implementation.split_once(' ').unwrap_or((&implementation, ""));
+            let (implementation, python_version) = (implementation.to_owned(), version.to_owned());
+            Some(RunningInterpreter { implementation, python_version, ..found.with_problem(reason.to_string()) })
+        }
+        Err(InspectError::Process(error) | InspectError::File(error))
+            if asked_for || process.stat.comm.starts_with("python") =>
+        {
+            Some(found.with_problem(unreadable(&error)?))
+        }
+        Ok(inspect::Verdict::NotPython) | Err(_) => None,
+    }
 }

@@ -60,8 +60,8 @@ pub enum Refusal {
     /// It is for another processor.
     #[error("it is for another processor (ELF machine {0})")]
     Machine(u16),
-    /// It has no `.eh_frame`.
-    #[error("it has no .eh_frame")]
+    /// It has no `.eh_frame`, or an empty one.
+    #[error("it has no rules in .eh_frame")]
     NoTable,
     /// Its `.eh_frame` is larger than any real one.
     #[error("its .eh_frame has {0} bytes, more than {MAX_EH_FRAME}")]
@@ -150,6 +150,10 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
         if pieces.pieces.len() > MAX_ROWS {
             return Err(Refusal::TooManyRows);
         }
+    }
+    if pieces.pieces.is_empty() {
+        // The compiler's own start files leave an end mark in files that were compiled without tables.
+        return Err(Refusal::NoTable);
     }
     Ok(rows_of(pieces.pieces, base))
 }

@@ -60,6 +60,9 @@ impl Part {
     }
 }
 
+/// How the reason begins of a file whose table does not fit.
+const NO_ROOM: &str = "no room for its";
+
 /// One file's table, and where its rows are.
 #[derive(Debug)]
 struct Placed {
@@ -134,6 +137,12 @@ impl UnwindTables {
     /// Files that cannot be unwound, by path, each with its reason.
     pub fn refusals(&self) -> impl Iterator<Item = (&str, &str)> {
         self.refusals.iter().map(|(path, reason)| (path.as_str(), reason.as_str()))
+    }
+
+    /// How many files have no table for want of room.
+    #[must_use]
+    pub fn without_room(&self) -> usize {
+        self.refusals.values().filter(|reason| reason.starts_with(NO_ROOM)).count()
     }
 
     /// Rows in use, those that an index takes the room of among them.
@@ -235,7 +244,7 @@ impl UnwindTables {
             Ok((code, Ok(table))) => match self.place(&table, code, in_use, memory) {
                 Some(placed) => Known::Placed(placed),
                 None => {
-                    self.refusals.insert(path(), format!("no room for its {} rows", table.rows.len()));
+                    self.refusals.insert(path(), format!("{NO_ROOM} {} rows", table.rows.len()));
                     return None;
                 }
             },

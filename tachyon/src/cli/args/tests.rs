@@ -70,7 +70,8 @@ fn what_follows_the_dashes_is_the_command() {
 
 #[test]
 fn verbs() {
-    assert!(matches!(parse(words(&["doctor", "--json"])), Ok(Verb::Doctor(DoctorArgs { json: true }))));
+    let Ok(Verb::Doctor(args)) = parse(words(&["doctor", "--json", "-v", "-p", "7"])) else { panic!("doctor") };
+    assert_eq!((args.pids, args.verbose, args.json), (vec![Pid(7)], true, true));
     assert!(matches!(parse(words(&["info", "x.tach"])), Ok(Verb::Info(_))));
     let dump = parse(words(&["dump", "-p", "7", "--json"]));
     assert!(matches!(dump, Ok(Verb::Dump(DumpArgs { pid: Pid(7), json: true, native: false, .. }))));

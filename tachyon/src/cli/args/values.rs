@@ -76,13 +76,13 @@ pub(super) fn unwind_memory(text: &str) -> Result<u32, String> {
 }
 
 /// Least `--max-memory`: below, the program and its maps alone would be too much.
-const MIN_MEMORY: u64 = 32_000_000;
+const MIN_MEMORY: u64 = 32 << 20;
 
 /// Bytes from a number with a unit.
 pub(super) fn memory(text: &str) -> Result<u64, String> {
     match text.parse::<bytesize::ByteSize>() {
         Ok(size) if size.as_u64() >= MIN_MEMORY => Ok(size.as_u64()),
-        Ok(_) => Err("must be 32MB at least: the program and its maps need nearly as much".to_owned()),
+        Ok(_) => Err("must be 32MiB at least: the program and its maps need nearly as much".to_owned()),
         Err(_) => Err("must be a number of bytes with a unit, such as 128MiB or 1GiB".to_owned()),
     }
 }

@@ -70,9 +70,9 @@ impl Place {
         match self.stat(&self.name) {
             Err(nix::Error::ENOENT) => Ok(()),
             Err(errno) => Err(OutputError::Directory { directory: self.path.clone(), source: errno.into() }),
-            Ok(_) if !force => Err(OutputError::Exists { path: self.path.clone() }),
             Ok(stat) => match not_regular(&stat) {
-                None => Ok(()),
+                None if force => Ok(()),
+                None => Err(OutputError::Exists { path: self.path.clone() }),
                 Some(found) => Err(OutputError::NotRegular { path: self.path.clone(), found }),
             },
         }

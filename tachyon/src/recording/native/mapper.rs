@@ -180,6 +180,11 @@ impl Worker {
         }
         let refused = self.tables.refusals().map(|(path, reason)| (path.to_owned(), reason.to_owned()));
         self.left.refused.extend(refused);
+        let without_room = self.tables.without_room();
+        if without_room > 0 {
+            let note = "native stacks are cut in files whose unwind tables have no room";
+            self.left.notes.insert(format!("{note} ({without_room}): give more --unwind-memory"));
+        }
         self.left.table_bytes = self.tables.bytes_used();
         self.left
     }

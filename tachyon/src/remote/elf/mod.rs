@@ -176,7 +176,9 @@ impl<R: ReadAt> Elf<R> {
                 .map(|program| (program.p_vaddr.get(LE), program.p_memsz.get(LE))),
             source,
         };
-        if let Some(program) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) {
+        // A file with debug information only has none of the bytes: its headers point to what lies elsewhere, or nowhere.
+        let dynamic = |program: &&elf::ProgramHeader64<LE>| program.p_type.get(LE) == elf::PT_DYNAMIC;
+        if let Some(program) = programs.iter().find(dynamic).filter(|program| program.p_filesz.get(LE) > 0) {
             elf.dynamic = Some(elf.read_dynamic(program)?);
         }
         // Files live without section headers (packers and `sstrip` cut them off): that is no error.

@@ -164,14 +164,25 @@ fn a_debug_file_is_found_by_its_link_and_only_the_right_one() {
     }
 }
 
+/// With what it says of code, and as Fedora's `find-debuginfo` makes it: without, so that its headers point behind its end.
 #[test]
 fn a_table_packed_into_the_file_is_read() {
-    let program = Program::compile(&[]);
-    let (mini, packed) = (program.file("mini"), program.file("mini.xz"));
-    tool("objcopy", &["--strip-debug"], &[&program.path, &mini]);
+    for without_code in [false, true] {
+        let program = Program::compile(&[]);
+        let mini = program.file("mini");
+        let whole = program.file("whole");
+        let flags: &[&str] = if without_code { &["--only-keep-debug"] } else { &[] };
+        tool("objcopy", flags, &[&program.path, &whole]);
+        tool("objcopy", &["--strip-debug"], &[&whole, &mini]);
+        packed_table_is_read(&program, &mini);
+    }
+}
+
+fn packed_table_is_read(program: &Program, mini: &Path) {
+    let packed = program.file("mini.xz");
     let mut writer =
         lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(6)).expect("a preset that exists");
-    writer.write_all(&std::fs::read(&mini).expect("there")).expect("memory can be written");
+    writer.write_all(&std::fs::read(mini).expect("there")).expect("memory can be written");
     std::fs::write(&packed, writer.finish().expect("memory can be written")).expect("written");
     tool("strip", &[], &[&program.path]);
     tool("objcopy", &[&format!("--add-section=.gnu_debugdata={}", packed.display())], &[&program.path]);

@@ -237,6 +237,20 @@ fn a_file_without_section_headers_has_the_same_table() {
     assert_eq!(compile(&stripped).expect("has rules"), whole);
 }
 
+/// Compiled without tables, a file has the end mark of the compiler's start files: it has no rules, and says so.
+#[test]
+#[cfg_attr(miri, ignore = "runs a compiler")]
+fn an_empty_table_is_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, library) = (folder.path().join("bare.c"), folder.path().join("bare.so"));
+    std::fs::write(&source, "int f(int x) { return x + 1; }\n").expect("written");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-o"]).arg(&library);
+    assert!(cc.arg(&source).status().expect("a C compiler is part of the build").success());
+    let file = File::open(&library).expect("it was made");
+    assert!(matches!(compile(&Elf::parse(&file).expect("an ELF file")), Err(Refusal::NoTable)));
+}
+
 #[test]
 fn rules_that_do_not_fit_are_refused() {
     assert_eq!(Rule::new(kind::SP, 4, 0), None, "no multiple of a word");

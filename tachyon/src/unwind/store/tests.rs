@@ -108,6 +108,7 @@ fn what_does_not_fit_stops_a_walk_and_is_told() {
     let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
     assert!(ranges.iter().any(|range| range.rows == 0 && range.first_row == no_table::STOP));
     assert!(tables.refusals().any(|(_, reason)| reason.starts_with("no room")), "{tables:?}");
+    assert!(tables.without_room() > 0, "{tables:?}");
     let mut none = UnwindTables::new(64, 1);
     assert!(matches!(none.map(&own(), &maps(), 7, &mut memory), Err(NoRoom(_))));
 }
