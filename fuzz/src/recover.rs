@@ -1,4 +1,4 @@
-//! `recover`: recordings that were cut or damaged, with journals that were.
+//! `recover`: recordings that were cut or damaged, with journals and tails that were.
 
 use std::cell::OnceCell;
 use std::fs::{self, File};
@@ -14,7 +14,11 @@ use tempfile::TempDir;
 
 use crate::input::Rng;
 
-/// Pairs of a file and its journal, one after the other.
+/// What a recording has while it runs.
+const PARTS: usize = 3;
+const NAMES: [&str; PARTS] = ["a", "j", "j.tail"];
+
+/// A file, its journal, its tail, and the next file.
 pub(crate) fn recordings() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for (compression, layout, many) in [
@@ -22,20 +26,23 @@ pub(crate) fn recordings() -> Vec<Vec<u8>> {
         (Compression::None, Layout::Early, true),
         (Compression::Zstd, Layout::Released, true),
     ] {
-        seeds.extend(recording(TachOptions { compression, layout, ..TachOptions::default() }, many));
+        for ended in [false, true] {
+            seeds.extend(recording(TachOptions { compression, layout, ..TachOptions::default() }, many, ended));
+        }
     }
     seeds
 }
 
-fn recording(options: TachOptions, many_processes: bool) -> [Vec<u8>; 2] {
+fn recording(options: TachOptions, many_processes: bool, ended: bool) -> [Vec<u8>; PARTS] {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let (path, journal) = (dir.path().join("a"), dir.path().join("j"));
+    let paths = NAMES.map(|name| dir.path().join(name));
+    let [path, journal, tail] = &paths;
     let create = |path| File::create(path).expect("it can be written");
     let mut profile = Profile::default();
     profile.meta.many_processes = many_processes;
     profile.meta.interval_us = 10_000;
-    let sink = TachSink::new(create(&path), &profile.meta, options).expect("it can be written");
-    let mut sink = sink.with_journal(create(&journal), &profile).expect("it can be written");
+    let sink = TachSink::new(create(path), &profile.meta, options).expect("it can be written");
+    let mut sink = sink.with_journal(create(journal), create(tail), &profile).expect("it can be written");
     for number in 0..60_u32 {
         if number % 20 == 0 {
             profile.processes.push(Process { pid: number, comm: "p".to_owned(), ..Process::default() });
@@ -61,8 +68,10 @@ fn recording(options: TachOptions, many_processes: bool) -> [Vec<u8>; 2] {
             sink.tick(&profile).expect("it can be written");
         }
     }
-    sink.finish(&profile, &Report::default()).expect("it can be written");
-    [&path, &journal].map(|path| fs::read(path).expect("it was written"))
+    if ended {
+        sink.finish(&profile, &Report::default()).expect("it can be written");
+    }
+    paths.map(|path| fs::read(path).expect("it was written"))
 }
 
 thread_local! {
@@ -72,20 +81,21 @@ thread_local! {
 
 /// What is recovered is a file that can be read to its end, with as many samples as was said.
 pub(crate) fn rescue(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let pair = rng.below(seeds.len() / 2) * 2;
+    let first = rng.below(seeds.len() / PARTS) * PARTS;
     let mut damaged = |seed: &Vec<u8>| match rng.below(4) {
         0 => seed[..rng.below(seed.len() + 1)].to_vec(),
         1 => seed.clone(),
         _ => rng.mutated(std::slice::from_ref(seed)),
     };
-    let (file, journal) = (damaged(&seeds[pair]), damaged(&seeds[pair + 1]));
+    let parts: Vec<_> = seeds[first..first + PARTS].iter().map(&mut damaged).collect();
     let mut good = Cursor::new(Vec::new());
     let recovered = DIR.with(|dir| {
         let dir = dir.get_or_init(|| tempfile::tempdir().expect("a temporary directory can be made"));
-        let (path, journal_path) = (dir.path().join("a"), dir.path().join("j"));
-        fs::write(&path, file).expect("it can be written");
-        fs::write(&journal_path, journal).expect("it can be written");
-        recover::run(&path, Some(&journal_path), &mut good)
+        let paths = NAMES.map(|name| dir.path().join(name));
+        for (path, part) in paths.iter().zip(&parts) {
+            fs::write(path, part).expect("it can be written");
+        }
+        recover::run(&paths[0], Some(&paths[1]), &mut good)
     });
     let Ok(recovered) = recovered else { return false };
     let mut reader = Reader::new(good).expect("what was recovered can be opened");

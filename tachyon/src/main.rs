@@ -125,6 +125,9 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         recovered.threads,
         args.input.display()
     );
+    if let Some(tail) = &recovered.missing_tail {
+        let _closed = writeln!(io::stderr(), "the newest samples are not among them: there is no {}", tail.display());
+    }
     if recovered.cut {
         let _closed = writeln!(
             io::stderr(),

@@ -48,12 +48,14 @@ fn written(room: usize, compression: Compression) -> Result<Vec<u8>, WriteError>
     let mut names = Interner::default();
     let faulty = Faulty { inner: Cursor::new(Vec::new()), room, calls: 0 };
     let mut writer = Writer::new(faulty, Options { compression, ..Options::default() })?;
+    writer.keep_checkpoints();
     let frames: Vec<u32> = (0..8).map(|n| names.frame("f.py", &format!("f{n}"), None, None)).collect();
     let mut failed = None;
     for step in 0..30_usize {
         let frames = &frames[step % 8..];
         let sample = Sample { thread_id: 1, interpreter_id: 0, timestamp_us: step as u64 * 1000, status: 2, frames };
-        let result = writer.write_sample(&sample).and_then(|()| if step % 10 == 9 { writer.flush() } else { Ok(()) });
+        let result = writer.write_sample(&sample);
+        let result = result.and_then(|()| if step % 10 == 9 { writer.checkpoint().map(drop) } else { Ok(()) });
         if let Err(error) = result {
             // An output that failed once is not written to again.
             assert!(matches!(writer.write_sample(&sample), Err(WriteError::Broken)), "{error}");

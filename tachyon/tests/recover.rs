@@ -1,4 +1,4 @@
-//! `recover`: recordings cut at every byte, of the file and of the journal.
+//! `recover`: recordings cut at every byte, of the file, of the journal and of the tail.
 
 use std::fs::{self, File};
 use std::io::Cursor;
@@ -12,26 +12,44 @@ use tachyon::tach::{Compression, Layout, Reader};
 
 type Samples = Vec<(u64, u64, Vec<String>)>;
 
-/// A recording: the file before its end and after it, its journal, its samples, and at each tick the file's length
-/// and how many samples it must hold.
+/// A recording: its files at its end, its samples, and what a kill would have left at each tick.
 struct Recorded {
-    whole: Vec<u8>,
-    journal: Vec<u8>,
+    whole: Files,
     samples: Samples,
-    ticks: Vec<(usize, usize)>,
+    ticks: Vec<Tick>,
+}
+
+/// The file, its journal and its tail.
+#[derive(Clone)]
+struct Files {
+    file: Vec<u8>,
+    journal: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+/// The files at a tick, and how many samples they must hold.
+struct Tick {
+    files: Files,
+    samples: usize,
 }
 
 fn record(compression: Compression, layout: Layout, many_processes: bool) -> Recorded {
     let dir = tempfile::tempdir().unwrap();
-    let (path, journal_path) = (dir.path().join("a.tach.part"), dir.path().join("a.tach.part.journal"));
+    let paths = ["a.tach.part", "a.tach.part.journal", "a.tach.part.tail"].map(|name| dir.path().join(name));
+    let [path, journal_path, tail_path] = &paths;
+    let files = || {
+        let [file, journal, tail] = paths.each_ref().map(|path| fs::read(path).unwrap());
+        Files { file, journal, tail }
+    };
+    let create = |path| File::create(path).unwrap();
     let mut profile = Profile::default();
     profile.meta.many_processes = many_processes;
     profile.meta.interval_us = 10_000;
     profile.meta.hostname = "here".into();
     let options = TachOptions { compression, layout, ..TachOptions::default() };
-    let mut sink = TachSink::new(File::create(&path).unwrap(), &profile.meta, options)
+    let mut sink = TachSink::new(create(path), &profile.meta, options)
         .unwrap()
-        .with_journal(File::create(&journal_path).unwrap(), &profile)
+        .with_journal(create(journal_path), create(tail_path), &profile)
         .unwrap();
     let (mut samples, mut ticks): (Samples, _) = (Vec::new(), Vec::new());
     let mut late: Option<FrameId> = None;
@@ -67,36 +85,48 @@ fn record(compression: Compression, layout: Layout, many_processes: bool) -> Rec
         }
         if number % 30 == 29 {
             sink.tick(&profile).unwrap();
-            ticks.push((usize::try_from(fs::metadata(&path).unwrap().len()).unwrap(), samples.len()));
+            ticks.push(Tick { files: files(), samples: samples.len() });
         }
     }
     sink.finish(&profile, &Report::default()).unwrap();
-    Recorded { whole: fs::read(&path).unwrap(), journal: fs::read(&journal_path).unwrap(), samples, ticks }
+    Recorded { whole: files(), samples, ticks }
 }
 
 fn name(profile: &Profile, frame: FrameId) -> String {
     profile.strings.get(profile.frames.get(frame).function).to_owned()
 }
 
-/// What was recovered, read by the reader that refuses what CPython's does.
-fn recovered(dir: &Path, broken: &[u8], journal: Option<&[u8]>) -> anyhow::Result<Samples> {
+/// A reader of what was recovered, and how many samples that is said to be.
+fn rescued(
+    dir: &Path,
+    broken: &[u8],
+    journal: Option<&[u8]>,
+    tail: Option<&[u8]>,
+) -> anyhow::Result<(Reader<Cursor<Vec<u8>>>, u64)> {
     let path = dir.join("a.tach.part");
     fs::write(&path, broken)?;
-    let journal_path = dir.join("a.tach.part.journal");
-    match journal {
-        Some(bytes) => fs::write(&journal_path, bytes)?,
-        None => drop(fs::remove_file(&journal_path)),
+    for (ending, bytes) in [("journal", journal), ("tail", tail)] {
+        let path = dir.join("a.tach.part").with_added_extension(ending);
+        match bytes {
+            Some(bytes) => fs::write(&path, bytes)?,
+            None => drop(fs::remove_file(&path)),
+        }
     }
     let mut good = Cursor::new(Vec::new());
     let summary = recover::run(&path, None, &mut good)?;
-    let mut reader = Reader::new(good).expect("what was recovered can be read");
+    Ok((Reader::new(good).expect("what was recovered can be read"), summary.samples))
+}
+
+/// What was recovered, read by the reader that refuses what CPython's does.
+fn recovered(dir: &Path, broken: &[u8], journal: Option<&[u8]>, tail: Option<&[u8]>) -> anyhow::Result<Samples> {
+    let (mut reader, count) = rescued(dir, broken, journal, tail)?;
     let mut samples = reader.samples()?;
     let mut found = Samples::new();
     while let Some(sample) = samples.next_sample()? {
         let tables = samples_tables(sample.frames);
         found.push((sample.thread_id, sample.timestamp_us, tables));
     }
-    assert_eq!(summary.samples, found.len() as u64);
+    assert_eq!(count, found.len() as u64);
     let tables = samples.tables();
     for (_, _, names) in &mut found {
         for name in names {
@@ -114,7 +144,8 @@ fn samples_tables(frames: &[u32]) -> Vec<String> {
 /// Samples of each thread, for the order across threads is not kept.
 fn starts_with(all: &Samples, found: &Samples, at_cut: bool) -> bool {
     found.iter().all(|sample| {
-        all.iter().any(|known| {
+        let number = usize::try_from((sample.1 - 1_000) / 10_000).unwrap();
+        all.get(number).is_some_and(|known| {
             (known.0, known.1) == (sample.0, sample.1)
                 && known.2.len() == sample.2.len()
                 // Before the late name came, its placeholder is what is known.
@@ -123,22 +154,123 @@ fn starts_with(all: &Samples, found: &Samples, at_cut: bool) -> bool {
     })
 }
 
+const KINDS: [(Compression, Layout, bool); 3] = [
+    (Compression::Zstd, Layout::Released, false),
+    (Compression::None, Layout::Released, true),
+    (Compression::Zstd, Layout::Early, true),
+];
+
+/// Killed after a tick, nothing is missing; and whatever is cut off the file besides, what comes out are samples.
 #[test]
 fn cut_at_every_byte() {
     let dir = tempfile::tempdir().unwrap();
-    for (compression, layout, many) in [
-        (Compression::Zstd, Layout::Released, false),
-        (Compression::None, Layout::Released, true),
-        (Compression::Zstd, Layout::Early, true),
-    ] {
+    for (compression, layout, many) in KINDS {
         let recording = record(compression, layout, many);
-        assert!(recording.ticks.len() == 4 && recording.ticks[0].0 > 64);
-        for len in (0..=recording.whole.len()).rev() {
-            let found = recovered(dir.path(), &recording.whole[..len], Some(&recording.journal)).unwrap();
-            let expected = recording.ticks.iter().rfind(|tick| tick.0 <= len).map_or(0, |tick| tick.1);
-            assert!(found.len() >= expected, "{len} bytes: {} of {expected}", found.len());
+        assert_eq!(recording.ticks.len(), 4);
+        for Tick { files, samples } in &recording.ticks {
+            let found = recovered(dir.path(), &files.file, Some(&files.journal), Some(&files.tail)).unwrap();
+            assert_eq!(found.len(), *samples);
+            assert!(starts_with(&recording.samples, &found, true));
+        }
+        let Files { file, journal, tail } = &recording.whole;
+        let samples = recording.ticks[3].samples;
+        let step = if compression == Compression::None { 3 } else { 1 };
+        for len in (0..file.len()).step_by(step).chain([file.len()]) {
+            for tail in [Some(tail.as_slice()), None].into_iter().take(if len % 8 == 0 { 2 } else { 1 }) {
+                let found = recovered(dir.path(), &file[..len], Some(journal), tail).unwrap();
+                let all = len == file.len() || tail.is_some() && compression == Compression::Zstd;
+                assert!(!all || found.len() >= samples, "{len} bytes: {} of {samples}", found.len());
+                assert!(starts_with(&recording.samples, &found, true), "{len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn cut_and_damaged_tails() {
+    let dir = tempfile::tempdir().unwrap();
+    for (compression, layout, many) in KINDS {
+        let recording = record(compression, layout, many);
+        let Files { file, journal, tail } = &recording.ticks[3].files;
+        let mut before = 0;
+        for len in (0..tail.len()).step_by(5).chain([tail.len()]) {
+            let found = recovered(dir.path(), file, Some(journal), Some(&tail[..len])).unwrap();
+            assert!(found.len() >= before, "{len} bytes: fewer than with some bytes less");
+            before = found.len();
             assert!(starts_with(&recording.samples, &found, true), "{len} bytes");
         }
+        assert_eq!(before, 120);
+        for place in (0..tail.len()).step_by(3) {
+            let mut damaged = tail.clone();
+            damaged[place] ^= 1 << (place % 8);
+            let found = recovered(dir.path(), file, Some(journal), Some(&damaged)).unwrap();
+            assert!(found.len() < 120, "no byte is without meaning: {place}");
+            assert!(starts_with(&recording.samples, &found, true), "{place}");
+        }
+        // The tail of an earlier moment, and that of another recording.
+        let earlier = &recording.ticks[1].files.tail;
+        let found = recovered(dir.path(), file, Some(journal), Some(earlier)).unwrap();
+        assert!(found.len() >= recording.ticks[1].samples && starts_with(&recording.samples, &found, true));
+        let other = record(compression, layout, !many).ticks.remove(3).files.tail;
+        let found = recovered(dir.path(), file, Some(journal), Some(&other)).unwrap();
+        assert!(starts_with(&recording.samples, &found, true));
+    }
+}
+
+/// Several blocks of the compressor and several slots of the tail: whatever is cut off, no more is missing than what
+/// another file should have had.
+#[test]
+fn long_recordings() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["file", "journal", "tail"].map(|name| dir.path().join(name));
+    for compression in [Compression::Zstd, Compression::None] {
+        let mut profile = Profile::default();
+        profile.processes.push(Process::default());
+        let thread = |tid| Thread { tid, ns_tid: tid, unique_tid: tid.into(), ..Thread::default() };
+        profile.threads.extend((1..4).map(thread));
+        let frames: Vec<_> = (0..90).map(|number| profile.special_frame(&format!("f{number}"))).collect();
+        let [file, journal, tail] = paths.each_ref().map(|path| File::create(path).unwrap());
+        let options = TachOptions { compression, ..TachOptions::default() };
+        let mut sink =
+            TachSink::new(file, &profile.meta, options).unwrap().with_journal(journal, tail, &profile).unwrap();
+        let (mut most, mut dice) = (0, 1_u32);
+        for number in 1..=13_500_u32 {
+            dice = dice.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+            // One thread always repeats.
+            let stack = if number % 3 == 0 { 0 } else { dice as usize >> 20 };
+            let frames = &frames[stack % 40..40 + stack % 50];
+            let thread = ThreadId(number % 3);
+            let time_us = u64::from(number);
+            sink.sample(&profile, &Sample { thread, time_us, status: 3, frames, merge: Merge::None }).unwrap();
+            if number % 1_500 != 0 {
+                continue;
+            }
+            sink.tick(&profile).unwrap();
+            let [file, journal, tail] = paths.each_ref().map(|path| fs::read(path).unwrap());
+            most = most.max(tail.len());
+            let count = |file: &[u8], tail: &[u8]| {
+                let (mut reader, _) = rescued(dir.path(), file, Some(&journal), Some(tail)).unwrap();
+                let (mut samples, mut times) = (reader.samples().unwrap(), Vec::new());
+                while let Some(sample) = samples.next_sample().unwrap() {
+                    times.push(sample.timestamp_us);
+                }
+                times.sort_unstable();
+                assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "no sample comes twice");
+                times.len()
+            };
+            let all = count(&file, &tail);
+            assert_eq!(all, number as usize, "{compression:?}");
+            let (mut last, alone) = (0, count(&file, &[]));
+            assert!(alone < all, "a thread's repeated samples are in the tail alone");
+            for part in 0..3 {
+                let cut = count(&file[..file.len() * part / 3], &tail);
+                assert!(cut >= last && cut <= all);
+                last = cut;
+                assert!(count(&file, &tail[..tail.len() * part / 3]) >= alone);
+            }
+        }
+        drop(sink);
+        assert!(most > 1 << 19 && most < 1 << 21, "{most} bytes: slots take turns");
     }
 }
 
@@ -146,17 +278,17 @@ fn cut_at_every_byte() {
 fn cut_journals() {
     let dir = tempfile::tempdir().unwrap();
     let recording = record(Compression::Zstd, Layout::Released, true);
-    let broken = &recording.whole[..recording.ticks[3].0];
-    for len in 0..=recording.journal.len() {
-        match recovered(dir.path(), broken, Some(&recording.journal[..len])) {
+    let Files { file, journal, tail } = &recording.ticks[3].files;
+    for len in 0..=journal.len() {
+        match recovered(dir.path(), file, Some(&journal[..len]), Some(tail)) {
             Ok(found) => assert!(starts_with(&recording.samples, &found, true), "{len} bytes"),
             Err(error) => {
                 assert!(matches!(error.downcast_ref(), Some(RecoverError::EmptyJournal(_))), "{error:#}");
-                assert!(!recording.journal[..len].contains(&b'\n'), "{len} bytes");
+                assert!(!journal[..len].contains(&b'\n'), "{len} bytes");
             }
         }
     }
-    let found = recovered(dir.path(), broken, Some(&recording.journal)).unwrap();
+    let found = recovered(dir.path(), file, Some(journal), Some(tail)).unwrap();
     assert_eq!(found.len(), 120);
 }
 
@@ -164,16 +296,17 @@ fn cut_journals() {
 fn without_journal() {
     let dir = tempfile::tempdir().unwrap();
     let recording = record(Compression::None, Layout::Released, false);
-    let whole = recovered(dir.path(), &recording.whole, None).unwrap();
+    let file = &recording.whole.file;
+    let whole = recovered(dir.path(), file, None, None).unwrap();
     assert_eq!(whole.len(), 120);
-    for len in [0, 10, 64, 200, recording.whole.len() - 1] {
-        let error = recovered(dir.path(), &recording.whole[..len], None).unwrap_err();
+    for len in [0, 10, 64, 200, file.len() - 1] {
+        let error = recovered(dir.path(), &file[..len], None, None).unwrap_err();
         assert!(matches!(error.downcast_ref(), Some(RecoverError::NoJournal { .. })), "{len} bytes: {error:#}");
     }
     // Tables that are whole and samples that are not: what comes before the damage.
-    let mut damaged = recording.whole.clone();
+    let mut damaged = file.clone();
     let end = damaged.len();
     damaged[64 + 300..(64 + 340).min(end)].fill(0xff);
-    let found = recovered(dir.path(), &damaged, None).unwrap();
+    let found = recovered(dir.path(), &damaged, None, None).unwrap();
     assert!(!found.is_empty() && found.len() < 120 && starts_with(&recording.samples, &found, false));
 }

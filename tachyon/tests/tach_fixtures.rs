@@ -286,7 +286,7 @@ fn a_file_that_was_not_finished_says_so() {
     let mut file = Cursor::new(Vec::new());
     let mut writer = Writer::new(&mut file, Options { mode: Some(Mode::Cpu), ..Options::default() }).unwrap();
     writer.write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us: 1, status: 0, frames: &[0] }).unwrap();
-    writer.flush().unwrap();
+    writer.end_samples().unwrap();
     drop(writer);
     let mut bytes = file.into_inner();
     bytes.extend([7; 64]);

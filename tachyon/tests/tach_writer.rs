@@ -1,7 +1,9 @@
 //! The TACH writer and reader against each other, over samples no fixture has.
 
+use std::cell::RefCell;
 use std::io::{Cursor, Write};
-use tachyon::tach::{Compression, Frame, Options, Reader, Sample, WriteError, Writer};
+use std::rc::Rc;
+use tachyon::tach::{Base, Compression, Frame, Options, Reader, Sample, Tables, WriteError, Writer};
 
 /// A small generator of pseudo-random numbers: the same ones on every run.
 struct Random(u64);
@@ -63,14 +65,18 @@ fn read(file: &[u8]) -> Vec<Owned> {
     let mut samples = reader.samples().unwrap();
     let mut out = Vec::new();
     while let Some(sample) = samples.next_sample().unwrap() {
-        out.push(Owned {
-            thread: (sample.thread_id, sample.interpreter_id),
-            timestamp_us: sample.timestamp_us,
-            status: sample.status,
-            frames: sample.frames.to_vec(),
-        });
+        out.push(owned(&sample));
     }
     out
+}
+
+fn owned(sample: &Sample<'_>) -> Owned {
+    Owned {
+        thread: (sample.thread_id, sample.interpreter_id),
+        timestamp_us: sample.timestamp_us,
+        status: sample.status,
+        frames: sample.frames.to_vec(),
+    }
 }
 
 fn frames() -> impl Iterator<Item = Frame> {
@@ -88,47 +94,123 @@ fn what_is_written_is_read() {
     let mut random = Random(88_172_645_463_325_252);
     let given = samples(&mut random, 30_000);
     for compression in [Compression::None, Compression::Zstd] {
-        for every in [usize::MAX, 1_000] {
-            let options = Options { compression, start_time_us: 1_000, ..Options::default() };
-            let mut writer = Writer::new(Cursor::new(Vec::new()), options).unwrap();
+        let options = Options { compression, start_time_us: 1_000, ..Options::default() };
+        let mut writer = Writer::new(Cursor::new(Vec::new()), options).unwrap();
+        given.iter().for_each(|owned| writer.write_sample(&sample(owned)).unwrap());
+        let (file, summary) = writer.finish([""], frames(), None).unwrap();
+        assert_eq!(summary.samples, given.len() as u64);
+        assert_eq!(summary.records.samples(), summary.samples);
+        let records = summary.records;
+        assert!([records.repeat, records.full, records.suffix, records.pop_push].iter().all(|&count| count > 100));
+        assert_eq!(by_thread(read(file.get_ref())), by_thread(given.clone()), "{compression:?}");
+    }
+}
+
+/// An output that can be looked at while it is written, as another program would see it.
+#[derive(Clone, Default)]
+struct Shared(Rc<RefCell<Cursor<Vec<u8>>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl std::io::Seek for Shared {
+    fn seek(&mut self, position: std::io::SeekFrom) -> std::io::Result<u64> {
+        self.0.borrow_mut().seek(position)
+    }
+}
+
+/// What a reader finds of a file that was cut, with the records of its checkpoints.
+fn continued(file: Vec<u8>, options: &Options, base: &Base, records: &[u8]) -> Option<Vec<Owned>> {
+    let tables = Tables::new([""], frames().collect());
+    let mut reader = Reader::cut(Cursor::new(file), options, tables, None).unwrap();
+    if !reader.continue_with(base, records.to_vec()).unwrap() {
+        return None;
+    }
+    let (mut samples, mut out) = (reader.samples().unwrap(), Vec::new());
+    while let Ok(Some(sample)) = samples.next_sample() {
+        out.push(owned(&sample));
+    }
+    Some(out)
+}
+
+/// However often: the file stays what it is without them, and with the records has every sample at each.
+#[test]
+fn checkpoints_change_no_byte_and_lack_no_sample() {
+    let mut random = Random(88_172_645_463_325_252);
+    let given = samples(&mut random, 60_000);
+    for compression in [Compression::None, Compression::Zstd] {
+        let options = Options { compression, start_time_us: 1_000, ..Options::default() };
+        let mut plain = Writer::new(Cursor::new(Vec::new()), options).unwrap();
+        given.iter().for_each(|owned| plain.write_sample(&sample(owned)).unwrap());
+        let (plain, _) = plain.finish([""], frames(), None).unwrap();
+        for every in [1_000, 7_001, 25_000] {
+            let file = Shared::default();
+            let mut writer = Writer::new(file.clone(), options).unwrap();
+            writer.keep_checkpoints();
+            let (mut base, mut records, mut bases, mut most) = (None, Vec::new(), 0, 0);
             for (number, owned) in given.iter().enumerate() {
                 writer.write_sample(&sample(owned)).unwrap();
-                if number % every == every - 1 {
-                    writer.checkpoint().unwrap();
+                if number % every != every - 1 {
+                    continue;
                 }
+                let checkpoint = writer.checkpoint().unwrap();
+                if checkpoint.base.is_some() {
+                    (base, bases, most) = (checkpoint.base, bases + 1, checkpoint.max_len());
+                    records.clear();
+                }
+                records.extend_from_slice(checkpoint.records);
+                assert!(records.len() <= most, "{} of {most}", records.len());
+                let base = base.as_ref().expect("the first checkpoint has one");
+                let file = file.0.borrow().get_ref().clone();
+                let found = continued(file, &options, base, &records).expect("it is this file's, and in it");
+                assert_eq!(by_thread(found), by_thread(given[..=number].to_vec()), "{compression:?} {every} {number}");
             }
-            let (file, summary) = writer.finish([""], frames(), None).unwrap();
-            assert_eq!(summary.samples, given.len() as u64);
-            assert_eq!(summary.records.samples(), summary.samples);
-            assert!(
-                [summary.records.repeat, summary.records.full, summary.records.suffix, summary.records.pop_push]
-                    .iter()
-                    .all(|&count| count > 100)
-            );
-            assert_eq!(by_thread(read(file.get_ref())), by_thread(given.clone()), "{compression:?} {every}");
+            // Of a megabyte of records.
+            assert!(bases > 1, "{bases}");
+            writer.finish([""], frames(), None).unwrap();
+            assert!(file.0.borrow().get_ref() == plain.get_ref(), "{compression:?} {every}: it is another file");
         }
     }
 }
 
 #[test]
-fn a_checkpoint_brings_every_sample_to_the_file() {
-    let mut file = Cursor::new(Vec::new());
-    let options = Options { compression: Compression::Zstd, ..Options::default() };
-    let mut writer = Writer::new(&mut file, options).unwrap();
-    for timestamp_us in 0..500 {
-        writer
-            .write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us, status: 1, frames: &[0] })
-            .unwrap();
+fn records_of_another_file_are_refused() {
+    let write = |options: Options, status| {
+        let mut writer = Writer::new(Cursor::new(Vec::new()), options).unwrap();
+        writer.keep_checkpoints();
+        let frames: Vec<u32> = (0..200).collect();
+        for number in 0..2_000_u64 {
+            let frames = &frames[..usize::try_from(number % 200).unwrap()];
+            writer
+                .write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us: number, status, frames })
+                .unwrap();
+        }
+        let checkpoint = writer.checkpoint().unwrap();
+        let (base, records) = (checkpoint.base.unwrap(), checkpoint.records.to_vec());
+        (writer.into_unfinished().into_inner(), base, records)
+    };
+    for compression in [Compression::None, Compression::Zstd] {
+        let options = Options { compression, ..Options::default() };
+        let (file, base, records) = write(options, 1);
+        assert!(base.len > 100_000, "{base:?}");
+        assert_eq!(continued(file.clone(), &options, &base, &records).unwrap().len(), 2_000);
+        // Of a file that differs in its samples, or begins at another time; and of one that ends before the base.
+        let (other, other_base, _) = write(options, 2);
+        assert_eq!(other_base.len, base.len);
+        assert!(continued(other, &options, &base, &records).is_none());
+        let (later, ..) = write(Options { start_time_us: 1, ..options }, 1);
+        assert!(continued(later, &Options { start_time_us: 1, ..options }, &base, &records).is_none());
+        assert!(continued(file[..file.len() / 2].to_vec(), &options, &base, &records).is_none());
+        let past = Base { len: u64::MAX, ..base };
+        assert!(continued(file, &options, &past, &records).is_none());
     }
-    writer.checkpoint().unwrap();
-    drop(writer);
-    let mut out = Vec::new();
-    let mut decoder = zstd::stream::write::Decoder::new(&mut out).unwrap();
-    decoder.write_all(&file.get_ref()[64..]).unwrap();
-    decoder.flush().unwrap();
-    drop(decoder);
-    // One FULL record of 17 bytes; 499 samples as pairs of two bytes after a head of 15.
-    assert_eq!(out.len(), 17 + 15 + 2 * 499);
 }
 
 #[test]
@@ -199,8 +281,9 @@ fn a_failed_write_breaks_the_file_for_good() {
     let options = Options { compression: Compression::None, ..Options::default() };
     let mut writer = Writer::new(FullDisk(Cursor::new(Vec::new()), 100), options).unwrap();
     let sample = Sample { thread_id: 1, interpreter_id: 0, timestamp_us: 1, status: 0, frames: &[0; 50] };
+    writer.keep_checkpoints();
     writer.write_sample(&sample).unwrap();
-    assert!(matches!(writer.flush(), Err(WriteError::Io(_))));
+    assert!(matches!(writer.checkpoint(), Err(WriteError::Io(_))));
     assert!(matches!(writer.write_sample(&sample), Err(WriteError::Broken)));
     assert!(matches!(writer.finish([""], [Frame::without_location(0, 0)], None), Err(WriteError::Broken)));
 }

@@ -211,25 +211,35 @@ fn check_labels(file: &Path, report: &Report, threads: &Target) {
     assert!(named.values().all(|name| name.as_deref().is_some_and(|name| name.starts_with("Thread-"))), "{named:?}");
 }
 
-/// A real recording, killed: its file and its journal, cut at every byte.
+/// A real recording, killed: its file, its journal and its tail, cut at many places.
 #[test]
 fn a_recording_cut_anywhere_is_recovered_or_refused() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "eight_threads.py");
-    let running = Profiler::of(target.pid()).rate(499).start();
-    std::thread::sleep(std::time::Duration::from_millis(2_600));
-    let profiler = running.kill();
+    let profiler = Profiler::of(target.pid()).rate(4_999);
     let part = profiler.output().with_extension("tach.part");
+    let running = profiler.start();
+    // The compressor gives its output 128 KiB of samples at a time.
+    let begin = std::time::Instant::now();
+    while fs::metadata(&part).expect("it records").len() < 1_000 {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(90), "nothing comes to the file");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(1_300));
+    let profiler = running.kill();
     let file = fs::read(&part).expect("a killed recording leaves its file");
-    let journal = fs::read(part.with_extension("part.journal")).expect("and its journal");
-    assert!(file.len() > 1_000 && journal.len() > 1_000, "{} and {} bytes", file.len(), journal.len());
+    assert_eq!(part, profiler.output().with_extension("tach.part"));
+    let beside = |ending| fs::read(part.with_added_extension(ending)).expect("and what lies beside it");
+    let (journal, tail) = (beside("journal"), beside("tail"));
+    assert!(file.len() > 1_000 && journal.len() > 1_000 && tail.len() > 1_000, "{} {}", file.len(), tail.len());
     let dir = tempfile::tempdir().unwrap();
-    let (cut, cut_journal) = (dir.path().join("cut"), dir.path().join("journal"));
-    let recovered = |file: &[u8], journal: &[u8]| {
-        fs::write(&cut, file).unwrap();
-        fs::write(&cut_journal, journal).unwrap();
+    let paths = ["cut", "journal", "journal.tail"].map(|name| dir.path().join(name));
+    let recovered = |file: &[u8], journal: &[u8], tail: &[u8]| {
+        for (path, bytes) in paths.iter().zip([file, journal, tail]) {
+            fs::write(path, bytes).unwrap();
+        }
         let mut good = Cursor::new(Vec::new());
-        let recovered = recover::run(&cut, Some(&cut_journal), &mut good)?;
+        let recovered = recover::run(&paths[0], Some(&paths[1]), &mut good)?;
         let mut reader = Reader::new(good).expect("what was recovered can be opened");
         let (mut samples, mut count) = (reader.samples().expect("and its samples"), 0);
         while samples.next_sample().expect("and read to their end").is_some() {
@@ -238,17 +248,25 @@ fn a_recording_cut_anywhere_is_recovered_or_refused() {
         assert_eq!(count, recovered.samples);
         anyhow::Ok(count)
     };
-    let all = recovered(&file, &journal).expect("all of it is recovered");
-    let mut before = 0;
-    for len in 0..=file.len() {
-        let count = recovered(&file[..len], &journal).unwrap_or_else(|error| panic!("{len} bytes: {error:#}"));
-        assert!(count >= before, "{len} bytes: fewer samples than with one byte less");
-        before = count;
+    // Every byte is the matter of `tachyon/tests/recover.rs`.
+    let places = |len: usize| (0..len).step_by(len / 150 + 1).chain([len]);
+    let all = recovered(&file, &journal, &tail).expect("all of it is recovered");
+    for of_tail in [&tail[..], &[]] {
+        let mut before = 0;
+        for len in places(file.len()) {
+            let count = recovered(&file[..len], &journal, of_tail).unwrap_or_else(|error| panic!("{len}: {error:#}"));
+            assert!(count >= before, "{len} bytes: fewer samples than with some bytes less");
+            before = count;
+        }
+        assert!(before <= all && (of_tail.is_empty() || before == all), "{before} of {all}");
     }
-    assert_eq!(before, all);
+    for len in places(tail.len()) {
+        let count = recovered(&file, &journal, &tail[..len]).unwrap_or_else(|error| panic!("{len}: {error:#}"));
+        assert!(count <= all);
+    }
     assert!(all > 100, "{all}");
-    for len in 0..=journal.len() {
-        match recovered(&file, &journal[..len]) {
+    for len in places(journal.len()) {
+        match recovered(&file, &journal[..len], &tail) {
             Ok(count) => assert!(count <= all),
             Err(error) => {
                 assert!(matches!(error.downcast_ref(), Some(RecoverError::EmptyJournal(_))), "{len}: {error:#}");

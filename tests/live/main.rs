@@ -35,6 +35,7 @@ mod refused;
 mod replayed;
 mod reuse;
 mod shares;
+mod sizes;
 mod spinning;
 mod split;
 mod stacks;

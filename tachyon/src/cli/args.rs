@@ -271,7 +271,7 @@ pub struct RecoverArgs {
     #[arg(short, long, value_name = "GOOD")]
     pub output: PathBuf,
 
-    /// Its journal [default: BROKEN.journal, else BROKEN.part.journal]
+    /// Its journal, beside which its tail lies [default: BROKEN.journal, else BROKEN.part.journal]
     #[arg(long, value_name = "PATH")]
     pub journal: Option<PathBuf>,
 

@@ -155,7 +155,7 @@ pub struct OutputFile {
     force: bool,
     /// The `.part` file is ours to remove.
     pending: bool,
-    /// So is its journal.
+    /// So are its journal and its tail.
     has_journal: bool,
 }
 
@@ -206,28 +206,37 @@ impl OutputFile {
         Ok(output)
     }
 
-    /// Makes the file `PATH.part.journal` beside it, which lives and dies with the `.part` file; `None` for standard
-    /// output.
+    /// Makes the files `PATH.part.journal` and `PATH.part.tail` beside it, which live and die with the `.part` file;
+    /// `None` for standard output.
     ///
     /// # Errors
-    /// When it cannot be made; when one is left from a recording that was cut, unless existing files are replaced.
-    pub fn create_journal(&mut self) -> Result<Option<File>, OutputError> {
+    /// When they cannot be made; when one is left from a recording that was cut, unless existing files are replaced.
+    pub fn create_journal(&mut self) -> Result<Option<(File, File)>, OutputError> {
         let Some(place) = &self.place else { return Ok(None) };
-        let file = match place.create_new(&place.journal_name) {
+        let journal = self.create_beside(place, &place.journal_name)?;
+        let tail = self.create_beside(place, &place.tail_name).inspect_err(|_| place.unlink(&place.journal_name))?;
+        self.has_journal = true;
+        Ok(Some((journal, tail)))
+    }
+
+    fn create_beside(&self, place: &Place, name: &OsStr) -> Result<File, OutputError> {
+        let file = match place.create_new(name) {
             Err(nix::Error::EEXIST) if self.force => {
-                place.unlink(&place.journal_name);
-                place.create_new(&place.journal_name)
+                place.unlink(name);
+                place.create_new(name)
             }
             other => other,
         };
-        let part = place.path.with_file_name(&place.journal_name);
+        let part = place.path.with_file_name(name);
         let file = file.map_err(|errno| match errno {
             nix::Error::EEXIST => OutputError::StalePart { part: part.clone() },
             errno => OutputError::Part { action: "create", part: part.clone(), source: errno.into() },
         })?;
-        self.has_journal = true;
-        give_to_caller(&file).map_err(|source| OutputError::Part { action: CHOWN, part, source })?;
-        Ok(Some(file))
+        give_to_caller(&file).map_err(|source| {
+            place.unlink(name);
+            OutputError::Part { action: CHOWN, part, source }
+        })?;
+        Ok(file)
     }
 
     /// The file to write; seekable, also for standard output.
@@ -269,7 +278,7 @@ impl OutputFile {
             return Err(OutputError::Gone { path, kept: keep_elsewhere(&self.file, &place.name) });
         }
         if self.has_journal {
-            place.unlink(&place.journal_name);
+            place.unlink_journal();
         }
         Ok(())
     }
@@ -308,7 +317,7 @@ impl Drop for OutputFile {
         if let (true, Some(place)) = (self.pending, &self.place) {
             place.unlink(&place.part_name);
             if self.has_journal {
-                place.unlink(&place.journal_name);
+                place.unlink_journal();
             }
         }
     }

@@ -1,12 +1,14 @@
 //! `recover`: a TACH file that is whole, from one whose recording was cut.
 //!
-//! A TACH file has its names at its end. While it is recorded they are also in a journal beside it
-//! ([`crate::sinks::journal`]); with that, everything up to the last second before the cut can be read.
+//! A TACH file has its names at its end, and gets its samples in large blocks. While it is recorded, names are also in a
+//! journal beside it ([`crate::sinks::journal`]) and the newest samples in its tail ([`crate::sinks::tail`]); with both,
+//! everything up to the last second before the cut can be read.
 
 use super::export::{self, WriteSeek};
 use crate::report::Report;
 use crate::sinks::journal::{self, Start};
 use crate::sinks::metadata::Metadata;
+use crate::sinks::tail;
 use crate::tach::{Compression, Features, Layout, Mode, Options, ReadError, Reader, Section};
 use anyhow::Context;
 use std::fs::File;
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What was recovered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
     /// Samples.
     pub samples: u64,
@@ -23,6 +25,8 @@ pub struct Recovered {
     pub threads: u64,
     /// The names came from a journal.
     pub from_journal: bool,
+    /// Where the newest samples would be, and are not.
+    pub missing_tail: Option<PathBuf>,
     /// From the recording's start to the last sample.
     pub recorded: Duration,
     /// The file was cut: what came later, and what was lost, is not known.
@@ -74,26 +78,30 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
         Err(error) => Err(error),
     };
     let journal_path = journal.map_or_else(|| default_journal(broken), Path::to_owned);
-    let (reader, from_journal) = match whole {
+    let with_journal = |source| with_journal(journal_path.clone(), &file, source).with_context(recovering);
+    let ((reader, missing_tail), from_journal) = match whole {
         // A footer that is none: the cut took the real one, and what is read as tables would be something else.
         Ok(reader) if reader.header().declared_size != reader.header().file_size && journal_path.exists() => {
-            let source = ReadError::Cut(Section::Strings);
-            (with_journal(journal_path, file, source).with_context(recovering)?, true)
+            (with_journal(ReadError::Cut(Section::Strings))?, true)
         }
-        Ok(reader) => (reader, false),
-        Err(source) => (with_journal(journal_path, file, source).with_context(recovering)?, true),
+        Ok(reader) => ((reader, None), false),
+        Err(source) => (with_journal(source)?, true),
     };
     let (summary, report) = export::rescue(reader, good).with_context(recovering)?;
     Ok(Recovered {
         samples: summary.samples,
         threads: summary.threads,
         from_journal,
+        missing_tail,
         recorded: Duration::try_from_secs_f64(report.duration_s).unwrap_or_default(),
         cut: report.cut,
     })
 }
 
-fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<Reader<BufReader<File>>> {
+/// A file that was cut, as far as it, its journal and its tail go; and the path of a tail that is not there.
+type Cut = (Reader<BufReader<File>>, Option<PathBuf>);
+
+fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result<Cut> {
     let journal = match File::open(&path) {
         Ok(journal) => journal,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -103,7 +111,7 @@ fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<
     };
     let read =
         journal::Read::new(BufReader::new(journal)).with_context(|| format!("cannot read {}", path.display()))?;
-    let start = read.start.as_ref().ok_or(RecoverError::EmptyJournal(path))?;
+    let start = read.start.as_ref().ok_or_else(|| RecoverError::EmptyJournal(path.clone()))?;
     if start.schema != Start::SCHEMA {
         return Err(RecoverError::Schema(start.schema).into());
     }
@@ -119,7 +127,42 @@ fn with_journal(path: PathBuf, file: File, source: ReadError) -> anyhow::Result<
         report: Report { cut: true, ..Report::default() },
     };
     let tables = read.tables(metadata.to_entry());
-    Ok(Reader::cut(BufReader::new(file), &options(start), tables, read.samples_end)?)
+    let cut = || -> anyhow::Result<_> {
+        Ok(Reader::cut(BufReader::new(file.try_clone()?), &options(start), tables.clone(), read.samples_end)?)
+    };
+    let tail_path = path.with_extension("tail");
+    let tail = match File::open(&tail_path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((cut()?, Some(tail_path))),
+        other => other.with_context(|| format!("cannot read {}", tail_path.display()))?,
+    };
+    let mut alone = cut()?;
+    let slots = tail::Found::all(&tail, start.id);
+    for slot in slots.with_context(|| format!("cannot read {}", tail_path.display()))? {
+        let Some(records) = slot.records(&tail)? else { continue };
+        let mut continued = cut()?;
+        if continued.continue_with(&slot.base(), records)? {
+            // Older slots have no more. What the file has behind the slot's base may be: much was sampled since then.
+            let more = count(&mut continued)? > count(&mut alone)?;
+            return Ok((if more { continued } else { alone }, None));
+        }
+    }
+    Ok((alone, None))
+}
+
+/// How many samples there are before the error that ends a file that was cut.
+fn count(reader: &mut Reader<BufReader<File>>) -> Result<u64, ReadError> {
+    let mut samples = match reader.samples() {
+        Err(ReadError::Io(error)) => return Err(ReadError::Io(error)),
+        Err(_) => return Ok(0),
+        Ok(samples) => samples,
+    };
+    loop {
+        match samples.next_sample() {
+            Ok(Some(_)) => {}
+            Err(ReadError::Io(error)) => return Err(ReadError::Io(error)),
+            Ok(None) | Err(_) => return Ok(samples.records().samples()),
+        }
+    }
 }
 
 /// `app.tach.part.journal` of `app.tach.part`, or of `app.tach`, if it was renamed.

@@ -15,7 +15,8 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Bytes gathered before a `write(2)`; what is gathered is written at least once a second all the same.
+/// Bytes gathered before a `write(2)`; where a recording can be recovered, what is gathered is written at least once a second all
+/// the same.
 const BUFFER: usize = 256 * 1024;
 
 /// Further files of one profile: of a recording that one TACH file cannot hold, or a gperftools profile's companion.
@@ -45,7 +46,7 @@ impl Outputs {
             Format::Tach => {
                 let sink = tach_sink(plan, &plan.output, None, &first, &more, &profile.meta)?;
                 Box::new(match first.create_journal()? {
-                    Some(journal) => sink.with_journal(journal, profile)?,
+                    Some((journal, tail)) => sink.with_journal(journal, tail, profile)?,
                     None => sink,
                 })
             }

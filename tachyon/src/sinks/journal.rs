@@ -9,6 +9,7 @@ use crate::tach::{Compression, Frame, Layout, Options, Tables};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, BufRead, Write};
 
 /// One line.
@@ -33,6 +34,8 @@ pub enum Line {
 pub struct Start {
     /// Version of this schema.
     pub schema: u32,
+    /// A number by chance, which the recording's tail has as well.
+    pub id: u64,
     /// The early layout.
     pub early: bool,
     /// Samples are compressed.
@@ -63,9 +66,10 @@ impl Start {
 
     /// Of a recording that begins.
     #[must_use]
-    pub fn new(meta: &Meta, options: &Options) -> Self {
+    pub fn new(meta: &Meta, options: &Options, id: u64) -> Self {
         Self {
             schema: Self::SCHEMA,
+            id,
             early: options.layout == Layout::Early,
             zstd: options.compression == Compression::Zstd,
             start_time_us: options.start_time_us,
@@ -100,6 +104,8 @@ pub struct FrameLine {
 #[derive(Debug)]
 pub(super) struct Journal {
     out: File,
+    /// See [`Start::id`].
+    pub id: u64,
     buffer: Vec<u8>,
     begun: bool,
     processes: usize,
@@ -110,7 +116,8 @@ pub(super) struct Journal {
 
 impl Journal {
     pub fn new(out: File) -> Self {
-        Self { out, buffer: Vec::new(), begun: false, processes: 0, threads: 0, frames: Vec::new() }
+        let id = RandomState::new().hash_one(0);
+        Self { out, id, buffer: Vec::new(), begun: false, processes: 0, threads: 0, frames: Vec::new() }
     }
 
     pub fn put(&mut self, line: &Line) {
@@ -121,7 +128,7 @@ impl Journal {
     /// Puts the start and what is new of processes and threads.
     pub fn put_profile(&mut self, profile: &crate::profile::Profile, options: &Options) {
         if !std::mem::replace(&mut self.begun, true) {
-            self.put(&Line::Start(Start::new(&profile.meta, options)));
+            self.put(&Line::Start(Start::new(&profile.meta, options, self.id)));
         }
         for process in profile.processes.iter().skip(self.processes) {
             self.put(&Line::Process(ProcessMetadata::from(process)));
@@ -136,6 +143,9 @@ impl Journal {
 
     /// Brings what was put to the file.
     pub fn write(&mut self, sync: bool) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
         self.out.write_all(&self.buffer)?;
         self.buffer.clear();
         if sync { self.out.sync_data() } else { Ok(()) }

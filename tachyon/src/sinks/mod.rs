@@ -20,6 +20,7 @@ mod spool;
 mod stacks;
 mod streams;
 pub mod tach;
+pub mod tail;
 pub mod text;
 
 pub use collapsed::CollapsedSink;

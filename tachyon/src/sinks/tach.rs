@@ -5,6 +5,7 @@
 
 use super::journal::{FrameLine, Journal, Line};
 use super::metadata::Metadata;
+use super::tail::Tail;
 use super::{Sink, file_thread_id, process_frame_name};
 use crate::profile::{self, FrameId, Meta, Profile, SPECIAL_FILENAME, Sample, StrId};
 use crate::report::Report;
@@ -90,6 +91,8 @@ pub struct TachSink<W> {
     stored: u64,
     /// Where names go while there are no tables yet.
     journal: Option<Journal>,
+    /// Where samples go that the file lacks yet.
+    tail: Option<Tail>,
     sync: Option<Sync>,
     /// What is told as lost instead of what the report says.
     lost_percent: Option<f64>,
@@ -138,6 +141,7 @@ impl<W: Write + Seek> TachSink<W> {
             finished: Vec::new(),
             stored: 0,
             journal: None,
+            tail: None,
             sync: None,
             lost_percent: None,
             table: FrameIndices::default(),
@@ -152,13 +156,22 @@ impl<W: Write + Seek> TachSink<W> {
         self
     }
 
-    /// Writes the names that samples use beside the file as they become known, for `recover`. The caller removes the
-    /// journal when the files are complete.
+    /// Writes what the file lacks beside it, for `recover`: the names that samples use, as they become known, to
+    /// `journal`, and at every [`Sink::tick`] the samples that are not in the file yet to `tail`. Both are empty files, which
+    /// the caller removes when the TACH files are complete.
     ///
     /// # Errors
     /// When the journal cannot be written.
-    pub fn with_journal(mut self, journal: File, profile: &Profile) -> io::Result<Self> {
-        self.journal = Some(Journal::new(journal));
+    ///
+    /// # Panics
+    /// When samples were taken before.
+    pub fn with_journal(mut self, journal: File, tail: File, profile: &Profile) -> io::Result<Self> {
+        let journal = Journal::new(journal);
+        self.tail = Some(Tail::new(tail, journal.id));
+        self.journal = Some(journal);
+        if let Some(writer) = &mut self.writer {
+            writer.keep_checkpoints();
+        }
         self.write_journal(profile)?;
         Ok(self)
     }
@@ -230,7 +243,10 @@ impl<W: Write + Seek> TachSink<W> {
         let full = self.writer.as_ref().is_some_and(Writer::would_overflow);
         if full && let Some(next) = &mut self.next_output {
             let number = u32::try_from(self.full.len()).map_or(u32::MAX, |count| count.saturating_add(2));
-            let fresh = Writer::new(next(number)?, self.options)?;
+            let mut fresh = Writer::new(next(number)?, self.options)?;
+            if self.tail.is_some() {
+                fresh.keep_checkpoints();
+            }
             if let Some(mut writer) = self.writer.replace(fresh) {
                 writer.end_samples()?;
                 self.full.push(writer);
@@ -284,14 +300,18 @@ impl<W: Write + Seek> Sink for TachSink<W> {
         result
     }
 
-    /// Repeated samples go to the file too: a file cut later loses no more than what came after the last call.
+    /// A recording that is cut later loses no more than what came after the last call. The file is what it would be
+    /// without: what cannot be brought to it yet goes beside it.
     fn tick(&mut self, profile: &Profile) -> io::Result<()> {
         // Names first: a sample without them is lost when the file is cut.
         self.write_journal(profile)?;
-        if let Some(writer) = &mut self.writer {
-            writer.checkpoint()?;
+        let (Some(writer), Some(tail)) = (&mut self.writer, &mut self.tail) else { return Ok(()) };
+        let checkpoint = writer.checkpoint()?;
+        // Then the file: what goes beside it begins where the file ends.
+        if let Some(sync) = &mut self.sync {
+            sync()?;
         }
-        self.sync.as_mut().map_or(Ok(()), |sync| sync())
+        tail.put(&checkpoint, self.sync.is_some())
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! The way of sample bytes into a file: buffered, then plain or through one zstd frame.
 
-use super::Compression;
+use super::checkpoint::{Base, checksum};
+use super::{Compression, Options};
 use std::io::{self, Write};
 use zstd::stream::raw::{CParameter, Encoder, Operation};
 use zstd::zstd_safe::{CCtx, InBuffer, OutBuffer};
@@ -11,6 +12,9 @@ const BUFFER_LEN: usize = 64 * 1024;
 const LEVEL: i32 = 5;
 /// CPython's window: 2 MiB.
 const WINDOW_LOG: u32 = 21;
+/// The compressor gathers so many bytes, then it gives all blocks made of them at once (`inBuffTarget` in
+/// `ZSTD_compressStream_generic`, zstd 1.5.7). Should another version do otherwise, tests tell.
+const ZSTD_INPUT: u64 = 128 * 1024;
 
 /// Takes sample bytes.
 pub(super) struct SampleOutput {
@@ -20,6 +24,27 @@ pub(super) struct SampleOutput {
     taken: u64,
     /// Bytes given to the file.
     written: u64,
+    /// Kept for checkpoints.
+    kept: Option<Kept>,
+}
+
+/// The bytes that the compressor has taken and may not have given yet.
+struct Kept {
+    bytes: Vec<u8>,
+    /// Bytes before those.
+    start: u64,
+    /// Of the bytes before those.
+    checksum: crc32fast::Hasher,
+}
+
+impl Kept {
+    /// Forgets what comes before this place.
+    fn forget_before(&mut self, end: u64) {
+        let len = usize::try_from(end - self.start).expect("no more than is kept");
+        self.checksum.update(&self.bytes[..len]);
+        self.bytes.drain(..len);
+        self.start = end;
+    }
 }
 
 struct Zstd {
@@ -37,7 +62,7 @@ impl SampleOutput {
                 Some(Zstd { encoder, out: Vec::with_capacity(CCtx::out_size()) })
             }
         };
-        Ok(Self { buffer: Vec::with_capacity(BUFFER_LEN + 4096), zstd, taken: 0, written: 0 })
+        Ok(Self { buffer: Vec::with_capacity(BUFFER_LEN + 4096), zstd, taken: 0, written: 0, kept: None })
     }
 
     /// Where the next record's bytes are put; [`Self::record_end`] must follow.
@@ -61,18 +86,37 @@ impl SampleOutput {
         self.written
     }
 
-    /// Brings all bytes to the file; zstd ends a block, so that a reader of a cut file gets them.
-    pub(super) fn flush(&mut self, file: &mut impl Write) -> io::Result<()> {
-        self.drain(file)?;
-        self.zstd_steps(file, Operation::flush)
+    /// Keeps what is needed for [`Self::base`]. Nothing was taken yet.
+    pub(super) fn keep(&mut self, options: &Options) {
+        self.kept = Some(Kept { bytes: Vec::new(), start: 0, checksum: checksum(options) });
+    }
+
+    /// Brings to the file what can be brought without a change of what it will be.
+    pub(super) fn settle(&mut self, file: &mut impl Write) -> io::Result<()> {
+        if self.zstd.is_none() { self.drain(file) } else { Ok(()) }
+    }
+
+    /// The end of the bytes that were given to the file for sure, and the bytes from there on.
+    pub(super) fn base(&self) -> Option<(Base, [&[u8]; 2])> {
+        let kept = self.kept.as_ref()?;
+        let base = Base { len: kept.start, crc32: kept.checksum.clone().finalize() };
+        Some((base, [&kept.bytes, &self.buffer]))
     }
 
     /// Brings all bytes to the file and ends the zstd frame.
     pub(super) fn finish(&mut self, file: &mut impl Write) -> io::Result<()> {
         self.drain(file)?;
-        self.zstd_steps(file, |encoder, out| encoder.finish(out, true))?;
-        self.zstd = None;
-        Ok(())
+        self.kept = None;
+        let Some(Zstd { mut encoder, mut out }) = self.zstd.take() else { return Ok(()) };
+        loop {
+            out.clear();
+            let left = encoder.finish(&mut OutBuffer::around(&mut out), true)?;
+            file.write_all(&out)?;
+            self.written += out.len() as u64;
+            if left == 0 {
+                return Ok(());
+            }
+        }
     }
 
     fn drain(&mut self, file: &mut impl Write) -> io::Result<()> {
@@ -89,25 +133,11 @@ impl SampleOutput {
             self.written += self.buffer.len() as u64;
         }
         self.taken += self.buffer.len() as u64;
+        if let Some(kept) = &mut self.kept {
+            kept.bytes.extend_from_slice(&self.buffer);
+            kept.forget_before(if self.zstd.is_some() { self.taken - self.taken % ZSTD_INPUT } else { self.taken });
+        }
         self.buffer.clear();
         Ok(())
-    }
-
-    /// Repeats `step`, which says how much is left, until nothing is.
-    fn zstd_steps(
-        &mut self,
-        file: &mut impl Write,
-        step: impl Fn(&mut Encoder<'static>, &mut OutBuffer<'_, Vec<u8>>) -> io::Result<usize>,
-    ) -> io::Result<()> {
-        let Some(Zstd { encoder, out }) = &mut self.zstd else { return Ok(()) };
-        loop {
-            out.clear();
-            let left = step(encoder, &mut OutBuffer::around(out))?;
-            file.write_all(out)?;
-            self.written += out.len() as u64;
-            if left == 0 {
-                return Ok(());
-            }
-        }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::finish::{Body, finish_file};
 use super::header::ByteOrder;
+use super::samples::Source;
 use super::{HEADER_LEN, Layout, Options, ReadError, Reader, Samples, Summary, WriteError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -20,10 +21,11 @@ pub enum CopyError {
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Whether [`Reader::copy_to`] takes this file: samples of the other byte order must be written anew.
+    /// Whether [`Reader::copy_to`] takes this file: samples of the other byte order must be written anew,
+    /// and those of a file that is continued.
     #[must_use]
     pub fn can_be_copied(&self) -> bool {
-        self.header.byte_order == ByteOrder::Little
+        self.header.byte_order == ByteOrder::Little && self.end.is_none()
     }
 
     /// Writes this file anew in the released layout: its samples as they are, byte for byte, with the same tables and
@@ -51,12 +53,13 @@ impl<R: Read + Seek> Reader<R> {
     /// When [`Reader::can_be_copied`] says no.
     pub fn copy_to<W: Write + Seek>(self, mut out: W) -> Result<(W, Summary), CopyError> {
         assert!(self.can_be_copied(), "the caller asks first");
-        let Self { source, header, statistics, tables } = self;
+        let Self { source, header, statistics, tables, end: _ } = self;
         let options = Options { layout: Layout::Released, ..Options::from(&header) };
         out.write_all(&options.header().encode()).map_err(WriteError::Io)?;
         let mut tee = Tee { source, out, written: 0, failed: None };
         tee.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
-        let read = Samples::new(&mut tee, &header, &tables).and_then(|mut samples| {
+        let read = Source::new(&mut tee, &header, None).and_then(|source| {
+            let mut samples = Samples::new(source, &header, &tables);
             while samples.next_sample()?.is_some() {}
             Ok((samples.records(), samples.thread_count(), samples.bytes_read()))
         });

@@ -34,6 +34,7 @@
 
 mod ahead;
 mod bytes;
+mod checkpoint;
 mod compress;
 mod copy;
 mod error;
@@ -43,6 +44,7 @@ mod intern;
 mod options;
 mod pending;
 mod reader;
+mod records;
 mod samples;
 mod statistics;
 mod tables;
@@ -50,6 +52,7 @@ mod varint;
 mod writer;
 
 pub(crate) use ahead::ReadAhead;
+pub use checkpoint::{Base, Checkpoint};
 pub use copy::CopyError;
 pub use error::{OffsetFault, ReadError, Section, WriteError};
 pub use header::{ByteOrder, Compression, Features, Header, Layout, Mode};

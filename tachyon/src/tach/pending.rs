@@ -18,6 +18,8 @@ pub(super) struct Pending {
     /// Bytes of the samples that are counted.
     counted: usize,
     count: u32,
+    /// Bytes and number of the samples that a checkpoint has.
+    logged: (usize, u32),
 }
 
 impl Pending {
@@ -81,9 +83,20 @@ impl Pending {
         self.filled += sample.len();
     }
 
+    /// How many samples no checkpoint has yet, and their bytes. All are counted; after this one has them.
+    pub(super) fn take_unlogged(&mut self) -> (u32, &[u8]) {
+        let (bytes, count) = std::mem::replace(&mut self.logged, (self.filled, self.count));
+        (self.count - count, &self.buffer[bytes..self.filled])
+    }
+
+    /// The next checkpoint is to have all samples.
+    pub(super) fn forget_logged(&mut self) {
+        self.logged = (0, 0);
+    }
+
     /// Forgets the samples, and keeps the memory.
     pub(super) fn clear(&mut self) {
-        (self.filled, self.counted, self.count) = (0, 0, 0);
+        (self.filled, self.counted, self.count, self.logged) = (0, 0, 0, (0, 0));
     }
 }
 

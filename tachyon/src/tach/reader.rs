@@ -1,9 +1,14 @@
 //! Opening a file: header, footer, tables.
 
 use super::bytes::Bytes;
+use super::checkpoint::checksum;
 use super::header::{FOOTER_SIZE, HEADER_SIZE};
-use super::{FOOTER_LEN, HEADER_LEN, Header, Options, ReadError, Samples, Section, Statistics, Tables, statistics};
-use std::io::{Read, Seek, SeekFrom, Take};
+use super::samples::Source;
+use super::{
+    Base, Compression, FOOTER_LEN, HEADER_LEN, Header, MAX_SAMPLE_BYTES, Options, ReadError, Samples, Section,
+    Statistics, Tables, statistics,
+};
+use std::io::{self, Read, Seek, SeekFrom, Take};
 
 /// A profile file, opened.
 ///
@@ -45,6 +50,8 @@ pub struct Reader<R> {
     pub(super) header: Header,
     pub(super) statistics: Option<Statistics>,
     pub(super) tables: Tables,
+    /// What takes the place of the samples' end from there on.
+    pub(super) end: Option<(u64, Vec<u8>)>,
 }
 
 impl<R: Read + Seek> Reader<R> {
@@ -67,7 +74,7 @@ impl<R: Read + Seek> Reader<R> {
         tables.read_strings(&mut bytes, header.string_count, available)?;
         let (mut bytes, available) = section(&mut source, Section::Frames, header.frame_table_offset, file_size)?;
         tables.read_frames(&mut bytes, header.frame_count, available)?;
-        Ok(Self { source, header, statistics, tables })
+        Ok(Self { source, header, statistics, tables, end: None })
     }
 
     /// Opens a file whose writer was stopped: what its header and its tables would have said comes from elsewhere.
@@ -89,7 +96,43 @@ impl<R: Read + Seek> Reader<R> {
             file_size,
             ..options.header()
         };
-        Ok(Self { source, header, statistics: None, tables })
+        Ok(Self { source, header, statistics: None, tables, end: None })
+    }
+
+    /// Has the samples of a file that was cut go on from `base` with these records, which
+    /// [`Writer::checkpoint`](super::Writer::checkpoint) gave; what the file has behind the base is left out. Says no, and
+    /// changes nothing, when they belong to another file or this one ends before its base.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn continue_with(&mut self, base: &Base, records: Vec<u8>) -> Result<bool, ReadError> {
+        if self.header.compression == Compression::Zstd && base.len > MAX_SAMPLE_BYTES {
+            return Ok(false);
+        }
+        self.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
+        let mut hasher = checksum(&Options::from(&self.header));
+        let mut before = match Source::new(&mut self.source, &self.header, Some((base.len, &[]))) {
+            Err(ReadError::EmptyZstd) => return Ok(false),
+            other => other?,
+        };
+        let (mut buffer, mut len) = (vec![0; 64 * 1024], 0);
+        loop {
+            match before.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => {
+                    hasher.update(&buffer[..count]);
+                    len += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error().is_some() => return Err(ReadError::Io(error)),
+                Err(_) => break,
+            }
+        }
+        let fits = (len, hasher.finalize()) == (base.len, base.crc32);
+        if fits {
+            self.end = Some((base.len, records));
+        }
+        Ok(fits)
     }
 
     /// What header and footer say.
@@ -116,7 +159,9 @@ impl<R: Read + Seek> Reader<R> {
     /// When the file cannot be read, or its compressed part is empty.
     pub fn samples(&mut self) -> Result<Samples<'_, R>, ReadError> {
         self.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
-        Samples::new(&mut self.source, &self.header, &self.tables)
+        let end = self.end.as_ref().map(|(len, records)| (*len, records.as_slice()));
+        let source = Source::new(&mut self.source, &self.header, end)?;
+        Ok(Samples::new(source, &self.header, &self.tables))
     }
 }
 

@@ -12,12 +12,12 @@ use std::io::{self, Read, Take};
 use zstd::stream::read::Decoder;
 
 /// The sample bytes of a file, decompressed.
-enum Source<'a, R: Read> {
+enum Stored<'a, R: Read> {
     Plain(Take<&'a mut R>),
     Zstd(Box<Decoder<'static, io::BufReader<Take<&'a mut R>>>>),
 }
 
-impl<R: Read> Read for Source<'_, R> {
+impl<R: Read> Read for Stored<'_, R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(source) => source.read(out),
@@ -26,8 +26,36 @@ impl<R: Read> Read for Source<'_, R> {
     }
 }
 
+/// The first bytes of what is stored, and bytes that take the place of the others.
+pub(super) struct Source<'a, R: Read> {
+    stored: Take<Stored<'a, R>>,
+    rest: &'a [u8],
+}
+
+impl<'a, R: Read> Source<'a, R> {
+    /// `source` stands at the first sample byte. `end`: where another end takes the place of the stored one.
+    pub(super) fn new(source: &'a mut R, header: &Header, end: Option<(u64, &'a [u8])>) -> Result<Self, ReadError> {
+        let (limit, rest) = end.unwrap_or((u64::MAX, &[]));
+        let len = header.string_table_offset.saturating_sub(super::HEADER_LEN);
+        let source = source.take(len);
+        let stored = match header.compression {
+            Compression::Zstd if limit > 0 && len == 0 => return Err(ReadError::EmptyZstd),
+            Compression::Zstd if limit > 0 => Stored::Zstd(Box::new(Decoder::new(source).map_err(ReadError::Io)?)),
+            _ => Stored::Plain(source),
+        };
+        Ok(Self { stored: stored.take(limit), rest })
+    }
+}
+
+impl<R: Read> Read for Source<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.stored.read(out)?;
+        if count > 0 || out.is_empty() { Ok(count) } else { self.rest.read(out) }
+    }
+}
+
 /// Tells a broken zstd stream from a disk that failed.
-fn zstd_fault(error: io::Error) -> ReadError {
+pub(super) fn zstd_fault(error: io::Error) -> ReadError {
     if error.raw_os_error().is_some() {
         ReadError::Io(error)
     } else if error.kind() == io::ErrorKind::UnexpectedEof {
@@ -102,19 +130,14 @@ pub struct Samples<'a, R: Read> {
 }
 
 impl<'a, R: Read> Samples<'a, R> {
-    /// `source` stands at the first sample byte.
-    pub(super) fn new(source: &'a mut R, header: &Header, tables: &'a Tables) -> Result<Self, ReadError> {
-        let len = header.string_table_offset.saturating_sub(super::HEADER_LEN);
-        let source = source.take(len);
+    /// The sample bytes are to come from `source`.
+    pub(super) fn new(source: Source<'a, R>, header: &Header, tables: &'a Tables) -> Self {
+        let most = MAX_SAMPLE_BYTES + source.rest.len() as u64;
         let bytes = match header.compression {
-            Compression::None => Bytes::new(Source::Plain(source), Section::Samples, ReadError::Io, u64::MAX),
-            Compression::Zstd if len == 0 => return Err(ReadError::EmptyZstd),
-            Compression::Zstd => {
-                let decoder = Decoder::new(source).map_err(ReadError::Io)?;
-                Bytes::new(Source::Zstd(Box::new(decoder)), Section::Samples, zstd_fault, MAX_SAMPLE_BYTES)
-            }
+            Compression::None => Bytes::new(source, Section::Samples, ReadError::Io, u64::MAX),
+            Compression::Zstd => Bytes::new(source, Section::Samples, zstd_fault, most),
         };
-        Ok(Self {
+        Self {
             bytes,
             tables,
             usable: tables.usable(),
@@ -128,7 +151,7 @@ impl<'a, R: Read> Samples<'a, R> {
             records: RecordCounts::default(),
             repeat: None,
             done: false,
-        })
+        }
     }
 
     /// What the samples' frames point into.

@@ -113,7 +113,7 @@ pub(super) fn encode_string(text: &str, out: &mut Vec<u8>) -> Result<(), WriteEr
 }
 
 /// The tables of a file that was read.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// All strings, one after the other.
     text: String,

@@ -1,12 +1,14 @@
 //! Samples to a file, byte for byte as CPython 3.15.2's `BinaryWriter` does it.
 
+use super::checkpoint::{Checkpoint, Log};
 use super::compress::SampleOutput;
 use super::finish::{Body, finish_file};
 use super::pending::{MAX_ENTRY, Pending};
-use super::varint::{MAX_LEN, put_u32, put_u64};
+use super::records::{put_change, put_repeat_head};
+use super::varint::MAX_LEN;
 use super::{
     Compression, Frame, HEADER_LEN, Header, Layout, MAX_DEPTH, MAX_SAMPLE_BYTES, Options, RECORD_HEAD_LEN,
-    RecordCounts, Sample, Statistics, WriteError, encoding,
+    RecordCounts, Sample, Statistics, WriteError,
 };
 use std::collections::HashMap;
 use std::io::{Seek, Write};
@@ -79,10 +81,6 @@ struct Thread {
 ///     let frames = [names.frame("app.py", leaf, None, None), names.frame("app.py", "main", None, None)];
 ///     let timestamp_us = 5_000_000 + tick * 10_000;
 ///     writer.write_sample(&Sample { thread_id: 42, interpreter_id: 0, timestamp_us, status: 3, frames: &frames })?;
-///     if tick % 50 == 49 {
-///         // Once a second or so: what has been taken so far is in the file, should the program be killed.
-///         writer.checkpoint()?;
-///     }
 /// }
 /// let statistics =
 ///     Statistics { duration_sec: 1.0, sample_rate: 100.0, error_rate: Some(0.0), missed_samples: None };
@@ -112,6 +110,8 @@ pub struct Writer<W> {
     most_bytes: u64,
     /// Where the string table starts, once the samples are complete.
     samples_end: Option<u64>,
+    /// What checkpoints will have.
+    log: Option<Log>,
     broken: bool,
 }
 
@@ -144,6 +144,7 @@ impl<W: Write + Seek> Writer<W> {
                 Compression::Zstd => options.max_sample_bytes.min(MAX_SAMPLE_BYTES),
             },
             samples_end: None,
+            log: None,
             broken: false,
         })
     }
@@ -263,7 +264,12 @@ impl<W: Write + Seek> Writer<W> {
         } else {
             self.write_pending(index)?;
             let thread = &mut self.threads[index];
-            encode_change(self.output.buffer(), &mut self.records, thread, sample, delta);
+            let out = self.output.buffer();
+            let start = out.len();
+            put_change(out, &mut self.records, &thread.stack, sample, delta);
+            if let Some(log) = &mut self.log {
+                log.put(&out[start..]);
+            }
             thread.stack.clear();
             thread.stack.extend_from_slice(sample.frames);
             self.end_record()?;
@@ -276,25 +282,85 @@ impl<W: Write + Seek> Writer<W> {
         Ok(())
     }
 
-    /// Brings the records made so far to the file; zstd ends a block. Repeated samples that could still become part
-    /// of a longer record stay in memory.
+    /// Prepares for [`Writer::checkpoint`], which costs some hundred KiB of memory.
     ///
-    /// # Errors
-    /// When the output fails, which breaks the file.
-    pub fn flush(&mut self) -> Result<(), WriteError> {
-        self.guard(|writer| {
-            writer.output.flush(&mut writer.file)?;
-            Ok(writer.file.flush()?)
-        })
+    /// # Panics
+    /// When samples were taken before.
+    pub fn keep_checkpoints(&mut self) {
+        assert!(self.samples() == 0 && self.log.is_none(), "the first thing that is done");
+        self.output.keep(&self.options);
+        self.log = Some(Log::new());
     }
 
-    /// Brings every sample taken so far to the file, also repeated ones, at the price of more and shorter records.
+    /// Brings to the file what changes nothing of what it will be, and gives the records that it still lacks: should the
+    /// program be killed, file and records together have every sample taken so far.
+    ///
+    /// ```
+    /// use std::io::Cursor;
+    /// use tachyon::tach::{Options, Reader, Sample, Tables, Writer};
+    ///
+    /// let mut writer = Writer::new(Cursor::new(Vec::new()), Options::default())?;
+    /// writer.keep_checkpoints();
+    /// let (mut base, mut records) = (None, Vec::new());
+    /// for timestamp_us in 0..1000 {
+    ///     writer.write_sample(&Sample { thread_id: 1, interpreter_id: 0, timestamp_us, status: 3, frames: &[] })?;
+    ///     if timestamp_us % 100 == 99 {
+    ///         let checkpoint = writer.checkpoint()?;
+    ///         if checkpoint.base.is_some() {
+    ///             base = checkpoint.base;
+    ///             records.clear();
+    ///         }
+    ///         records.extend_from_slice(checkpoint.records);
+    ///     }
+    /// }
+    /// // All that a program that is killed leaves, names aside: the start of a file, and those records.
+    /// let file = writer.into_unfinished();
+    /// let mut reader = Reader::cut(file, &Options::default(), Tables::default(), None)?;
+    /// assert!(reader.continue_with(&base.expect("the first one has it"), records)?);
+    /// let mut samples = reader.samples()?;
+    /// let mut count = 0;
+    /// while let Ok(Some(_)) = samples.next_sample() {
+    ///     count += 1;
+    /// }
+    /// assert_eq!(count, 1000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// When the output fails, which breaks the file.
-    pub fn checkpoint(&mut self) -> Result<(), WriteError> {
-        self.write_all_pending()?;
-        self.flush()
+    /// When the output fails, which breaks the file; after [`Writer::end_samples`].
+    ///
+    /// # Panics
+    /// Without [`Writer::keep_checkpoints`].
+    pub fn checkpoint(&mut self) -> Result<Checkpoint<'_>, WriteError> {
+        self.settle();
+        if self.samples_end.is_some() {
+            return Err(WriteError::Broken);
+        }
+        self.guard(|writer| {
+            writer.output.settle(&mut writer.file)?;
+            Ok(writer.file.flush()?)
+        })?;
+        let log = self.log.as_mut().expect("the caller prepared for it");
+        let mut base = None;
+        for thread in &mut self.threads {
+            log.put_repeated(thread.id, thread.interpreter, &mut thread.pending);
+        }
+        if log.needs_base() {
+            let (found, held_back) = self.output.base().expect("it was prepared for, too");
+            log.begin(held_back);
+            base = Some(found);
+            for thread in &mut self.threads {
+                thread.pending.forget_logged();
+                log.put_repeated(thread.id, thread.interpreter, &mut thread.pending);
+            }
+        }
+        Ok(log.checkpoint(base))
+    }
+
+    /// The output, with what was given to it so far: a file that was cut.
+    #[must_use]
+    pub fn into_unfinished(self) -> W {
+        self.file
     }
 
     /// Ends the samples and gives back the memory they needed. Only [`Writer::finish`] may follow. For those who must
@@ -307,7 +373,11 @@ impl<W: Write + Seek> Writer<W> {
             return Ok(());
         }
         self.write_all_pending()?;
-        self.guard(|writer| Ok(writer.output.finish(&mut writer.file)?))?;
+        self.guard(|writer| {
+            writer.output.finish(&mut writer.file)?;
+            Ok(writer.file.flush()?)
+        })?;
+        self.log = None;
         self.samples_end = Some(HEADER_LEN + self.output.written());
         for thread in &mut self.threads {
             thread.stack = Vec::new();
@@ -368,9 +438,11 @@ impl<W: Write + Seek> Writer<W> {
         if thread.pending.bytes().is_empty() {
             return Ok(());
         }
+        if let Some(log) = &mut self.log {
+            log.put_repeated(thread.id, thread.interpreter, &mut thread.pending);
+        }
         let out = self.output.buffer();
-        put_head(out, thread, encoding::REPEAT);
-        put_u32(out, thread.pending.count());
+        put_repeat_head(out, thread.id, thread.interpreter, thread.pending.count());
         out.extend_from_slice(thread.pending.bytes());
         self.records.repeat += 1;
         self.records.repeat_samples += u64::from(thread.pending.count());
@@ -400,43 +472,5 @@ impl<W: Write + Seek> Writer<W> {
         let result = write(self);
         self.broken = result.is_err();
         result
-    }
-}
-
-fn put_head(out: &mut Vec<u8>, thread: &Thread, encoding: u8) {
-    out.extend(thread.id.to_le_bytes());
-    out.extend(thread.interpreter.to_le_bytes());
-    out.push(encoding);
-}
-
-/// Writes a stack that differs from the thread's last one. The choice of the encoding is CPython's
-/// (`compare_stacks` in `binary_io_writer.c`).
-fn encode_change(out: &mut Vec<u8>, records: &mut RecordCounts, thread: &Thread, sample: &Sample<'_>, delta: u64) {
-    let (old, new) = (&thread.stack, sample.frames);
-    let shared = old.iter().rev().zip(new.iter().rev()).take_while(|(old, new)| old == new).count();
-    let small = |count: usize| u32::try_from(count).expect("a stack has at most 256 frames");
-    let (encoding, count, first) = if shared == 0 {
-        (encoding::FULL, &mut records.full, None)
-    } else if shared == old.len() {
-        (encoding::SUFFIX, &mut records.suffix, Some(shared))
-    } else if shared < new.len() / 2 {
-        (encoding::FULL, &mut records.full, None)
-    } else {
-        (encoding::POP_PUSH, &mut records.pop_push, Some(old.len() - shared))
-    };
-    *count += 1;
-    put_head(out, thread, encoding);
-    put_u64(out, delta);
-    out.push(sample.status);
-    let pushed = match first {
-        None => new.len(),
-        Some(first) => {
-            put_u32(out, small(first));
-            new.len() - shared
-        }
-    };
-    put_u32(out, small(pushed));
-    for &frame in &new[..pushed] {
-        put_u32(out, frame);
     }
 }

@@ -19,6 +19,7 @@ pub(super) struct Place {
     pub(super) name: OsString,
     pub(super) part_name: OsString,
     pub(super) journal_name: OsString,
+    pub(super) tail_name: OsString,
 }
 
 impl Place {
@@ -43,9 +44,13 @@ impl Place {
     pub(super) fn within(directory: OwnedFd, path: PathBuf, name: &OsStr, ending: &str) -> Self {
         let mut part_name = name.to_owned();
         part_name.push(ending);
-        let mut journal_name = part_name.clone();
-        journal_name.push(".journal");
-        Self { name: name.to_owned(), path, directory, part_name, journal_name }
+        let beside = |ending| {
+            let mut name = part_name.clone();
+            name.push(ending);
+            name
+        };
+        let (journal_name, tail_name) = (beside(".journal"), beside(".tail"));
+        Self { name: name.to_owned(), path, directory, part_name, journal_name, tail_name }
     }
 
     pub(super) fn part_path(&self) -> PathBuf {
@@ -108,6 +113,12 @@ impl Place {
     pub(super) fn unlink(&self, name: &OsStr) {
         // A file that is gone already is what was wanted.
         let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
+    }
+
+    /// Removes what lies beside the `.part` file.
+    pub(super) fn unlink_journal(&self) {
+        self.unlink(&self.journal_name);
+        self.unlink(&self.tail_name);
     }
 
     pub(super) fn rename(&self, replace: bool) -> io::Result<()> {

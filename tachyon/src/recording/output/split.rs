@@ -19,8 +19,8 @@ pub(super) fn open(plan: &Plan, profile: &Profile, more: More) -> anyhow::Result
     let output = OutputPlan { destination: Destination::Path(path.join(WHOLE)), format: Format::Tach, force: false };
     let mut first = directory.create_file(WHOLE.as_ref())?;
     let mut whole = tach_sink(plan, &output, Some(&directory), &first, &more, &profile.meta)?;
-    if let Some(journal) = first.create_journal()? {
-        whole = whole.with_journal(journal, profile)?;
+    if let Some((journal, tail)) = first.create_journal()? {
+        whole = whole.with_journal(journal, tail, profile)?;
     }
     let files = Files { plan: plan.clone(), directory: Arc::clone(&directory), names: HashSet::new(), open: None };
     let sink = SplitSink::new(Box::new(whole), directory.unnamed_file()?, files);
@@ -166,7 +166,8 @@ mod tests {
         let path = around.path().join("d");
         let plan = plan(&path, &[]);
         let (outputs, mut sink, profile, report) = record(&plan);
-        assert_eq!(names(&around.path().join("d.part")), ["recording.tach.part", "recording.tach.part.journal"]);
+        let running = ["recording.tach.part", "recording.tach.part.journal", "recording.tach.part.tail"];
+        assert_eq!(names(&around.path().join("d.part")), running);
         sink.finish(&profile, &report).unwrap();
         outputs.commit(plan.output.format).unwrap();
         assert_eq!(names(around.path()), ["d"]);
