@@ -9,6 +9,7 @@ mod input;
 mod native;
 mod recover;
 mod targets;
+mod writer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -20,6 +20,7 @@ use tachyon_common::walk::{CodeBuffer, InterpBuffer, ThreadBuffer, code_identity
 use crate::input::Rng;
 use crate::native;
 use crate::recover;
+use crate::writer;
 
 #[path = "../../tachyon-common/tests/image/mod.rs"]
 mod image;
@@ -34,8 +35,9 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 13] = [
+pub(crate) const TARGETS: [Target; 14] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
+    Target { name: "tach_writer", seeds: Vec::new, run: writer::write },
     Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
     Target { name: "line_table", seeds: line_tables, run: locate },
     Target { name: "text", seeds: texts, run: decode_text },
