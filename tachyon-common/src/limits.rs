@@ -97,6 +97,18 @@ pub const TEXT_HASHED: usize = 32;
 /// Entries of the process table.
 pub const MAX_PROCESSES: u32 = 16_384;
 
+/// Slots for what was decided of processes that are not recorded (a power of two): 2^12 * 8 bytes = 32 KiB.
+pub const VERDICT_SLOTS: u32 = 4_096;
+
+/// Where in that map the lifecycle hooks count their changes of the process table.
+pub const CHANGES_BY_HOOKS: u32 = 0;
+
+/// Where user space does.
+pub const CHANGES_BY_USER_SPACE: u32 = 1;
+
+/// Where the slots begin.
+pub const FIRST_VERDICT: u32 = 8;
+
 /// Entries of the layout table: one for each distinct interpreter build seen.
 pub const MAX_LAYOUTS: u32 = 64;
 

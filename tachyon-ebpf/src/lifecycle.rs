@@ -5,6 +5,7 @@ use crate::maps::{
     COUNTERS, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, PROCESSES, SPACES, TOLD, TOLD_SLOTS, config,
 };
 use crate::thread;
+use crate::verdicts;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
@@ -45,13 +46,21 @@ pub fn on_fork(ctx: &RawTracePointContext) {
     let child = KernelPtr(ctx.arg::<u64>(1));
     let parent_tgid = thread::tgid(parent);
     let child_tgid = thread::tgid(child);
-    let Some(entry) = PROCESSES.get_ptr_mut(&parent_tgid) else { return };
-    if parent_tgid == child_tgid {
+    if parent_tgid != child_tgid {
+        inherit(child, parent_tgid, child_tgid);
+        // Its number may have been another process's, whatever became of its entry.
+        return verdicts::changed();
+    }
+    if let Some(entry) = PROCESSES.get_ptr_mut(&parent_tgid) {
         // A thread: fires here too.
         // SAFETY: a live map value; a lost increment under a race of two starting threads is made up for by the other.
         unsafe { (*entry).thread_starts = (*entry).thread_starts.wrapping_add(1) };
-        return;
     }
+}
+
+#[inline(always)]
+fn inherit(child: KernelPtr, parent_tgid: u32, child_tgid: u32) {
+    let Some(entry) = PROCESSES.get_ptr_mut(&parent_tgid) else { return };
     // SAFETY: a live map value, copied.
     let parent_entry = unsafe { *entry };
     if !all_python() && parent_entry.flags & flags::FOLLOW == 0 {
@@ -142,7 +151,9 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         // The new program may be wanted where the old one was not: until that is decided its runs are counted apart.
         entry.flags |= flags::SELECTED;
     }
-    if PROCESSES.insert(&tgid, &entry, ANY).is_err() {
+    let inserted = PROCESSES.insert(&tgid, &entry, ANY);
+    verdicts::changed();
+    if inserted.is_err() {
         return lose();
     }
     tell(&ProcessRecord {

@@ -15,6 +15,7 @@ mod names;
 mod native;
 mod sample;
 mod thread;
+mod verdicts;
 
 use aya_ebpf::{
     macros::{perf_event, raw_tracepoint},

@@ -11,7 +11,8 @@ use tachyon_common::{
     event::{Counters, RawFrame, SampleRecord},
     layout::Layout,
     limits::{
-        KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS,
+        FIRST_VERDICT, KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS,
+        THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
     process::ProcessEntry,
     unwind::{NativeWalk, Range, Space, StackBuffer},
@@ -76,6 +77,11 @@ pub static EVENTS_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 /// Preallocated: 5.10 lets perf programs use no other hash map.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// Counts of changes of `PROCESSES`, then slot -> what was decided of a process that is not recorded, with the sum of the
+/// counts at which that was. Writers: user space and the lifecycle hooks of their counts, the timer's program of the slots.
+#[map]
+pub static VERDICTS: Array<u64> = Array::with_max_entries(FIRST_VERDICT + VERDICT_SLOTS, 0);
 
 /// `task_struct` of a group leader that has exited -> its tgid, which the kernel takes from it before the last moments
 /// that are of interest here. Writer: `on_exit`, and `on_free`, which removes it; reader: all. One entry and not used

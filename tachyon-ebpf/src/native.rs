@@ -83,17 +83,10 @@ impl Tables for MapTables {
     }
 }
 
-/// A page of slots for each 64 KiB of code: the addresses of a stack lie in few functions, and at a low rate each page that
-/// is touched is cold.
 #[inline(always)]
 fn rule_slot(version: u32, at: u64) -> Option<*mut FoundRule> {
-    let page = mix(u64::from(version), at >> 16) as u32 & (RULE_SLOTS / RULES_PER_PAGE - 1);
-    let within = (at ^ (at >> 8)) as u32 & (RULES_PER_PAGE - 1);
-    RULES.get_ptr_mut(page * RULES_PER_PAGE + within)
+    RULES.get_ptr_mut((mix(u64::from(version), at) as u32) & (RULE_SLOTS - 1))
 }
-
-/// Slots of `RULES` that fill a page of memory.
-const RULES_PER_PAGE: u32 = 4096 / size_of::<FoundRule>() as u32;
 
 /// Puts addresses behind the Python frames of a sample.
 struct SampleAddresses<'a> {

@@ -11,6 +11,7 @@ use crate::memory::{CurrentProcess, masked};
 use crate::names::{self, Codes, Named};
 use crate::native;
 use crate::thread;
+use crate::verdicts;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::PerfEventContext;
@@ -67,9 +68,22 @@ pub fn on_sample(ctx: &PerfEventContext) {
         return;
     }
     let tgid = thread::own_tgid(pid_tgid);
+    let changes = verdicts::changes();
+    match verdicts::recall(changes, tgid) {
+        verdicts::FILTERED => {
+            counters.filtered += 1;
+            return;
+        }
+        verdicts::NOT_PYTHON => {
+            counters.not_python += 1;
+            return;
+        }
+        _ => {}
+    }
     let Some(process) = PROCESSES.get_ptr_mut(&tgid) else {
         if tgid == 0 || config!(flags) & config_flags::ALL_PYTHON == 0 {
             counters.filtered += 1;
+            verdicts::remember(changes, tgid, verdicts::FILTERED);
         } else {
             lose(counters, LossCause::UnknownProcess);
             lifecycle::tell_unknown(tgid);
@@ -82,10 +96,12 @@ pub fn on_sample(ctx: &PerfEventContext) {
     let flags = process.flags;
     if flags & process_flags::SELECTED == 0 {
         counters.filtered += 1;
+        verdicts::remember(changes, tgid, verdicts::FILTERED);
         return;
     }
     if flags & process_flags::NOT_PYTHON != 0 {
         counters.not_python += 1;
+        verdicts::remember(changes, tgid, verdicts::NOT_PYTHON);
         return;
     }
     if flags & process_flags::EXITED != 0 {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, RULE_SLOTS};
+use tachyon_common::limits::{CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, RULE_SLOTS};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::LossCause;
 
@@ -91,6 +91,9 @@ pub struct Kernel {
     /// Not there while the verifier looks at the programs that make samples.
     ebpf: Option<Ebpf>,
     processes: HashMap<MapData, u32, Pod<ProcessEntry>>,
+    verdicts: Array<MapData, u64>,
+    /// Made to the process table by user space.
+    changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     layouts: Array<MapData, Pod<Layout>>,
     known_layouts: Vec<Layout>,
@@ -173,6 +176,8 @@ impl Kernel {
         load_programs(&mut ebpf, &hooks())?;
         Ok(Self {
             processes: take(&mut ebpf, "PROCESSES")?,
+            verdicts: take(&mut ebpf, "VERDICTS")?,
+            changes: 0,
             executables: take(&mut ebpf, "EXECUTABLES")?,
             layouts: take(&mut ebpf, "LAYOUTS")?,
             known_layouts: Vec::new(),
@@ -301,7 +306,14 @@ impl Kernel {
     /// # Errors
     /// When the table is full.
     pub fn set_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<(), KernelError> {
-        self.processes.insert(tgid, Pod(*entry), 0).map_err(KernelError::map("PROCESSES"))
+        self.processes.insert(tgid, Pod(*entry), 0).map_err(KernelError::map("PROCESSES"))?;
+        self.changed()
+    }
+
+    /// Says that the process table has been changed: what the kernel side decided of processes before ends to hold.
+    fn changed(&mut self) -> Result<(), KernelError> {
+        self.changes += 1;
+        self.verdicts.set(CHANGES_BY_USER_SPACE, self.changes, 0).map_err(KernelError::map("VERDICTS"))
     }
 
     /// Sets the entry of a process that has none; false when a lifecycle hook was quicker.
@@ -311,7 +323,7 @@ impl Kernel {
     pub fn add_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<bool, KernelError> {
         const BPF_NOEXIST: u64 = 1;
         match self.processes.insert(tgid, Pod(*entry), BPF_NOEXIST) {
-            Ok(()) => Ok(true),
+            Ok(()) => self.changed().map(|()| true),
             Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             Err(reason) => Err(KernelError::Map { map: "PROCESSES", reason }),
         }
