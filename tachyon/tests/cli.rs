@@ -111,7 +111,7 @@ fn what_cannot_be_profiled_is_status_1() {
         &["-p", "2147483647"],
         1,
         "tachyon-bpf: no such process: 2147483647\n\
-         hint: `tachyon-bpf doctor` lists the Python processes that run\n",
+         hint: `tachyon-bpf doctor -v` lists the Python processes that run\n",
     );
     refuses(
         &["--all-python", "-o", taken],
