@@ -10,7 +10,7 @@ use tachyon_tests::{Interpreter, Profiler, Recording, live, on_each_interpreter,
 
 on_each_interpreter!(at_home: pools, chains);
 
-/// Each of `pids` is in the profile, its stacks have names, and this function is in most of them.
+/// Each of `pids` is in the profile, its stacks have names, and this function is in most of them. At 499 Hz.
 fn check_named(recording: &Recording, pids: &BTreeSet<u32>, function: &str) {
     let recorded = &recording.recorded;
     let (mut all, mut right): (BTreeMap<u64, u64>, BTreeMap<u64, u64>) = Default::default();
@@ -24,7 +24,9 @@ fn check_named(recording: &Recording, pids: &BTreeSet<u32>, function: &str) {
         let process = recording.report.processes.iter().find(|process| process.pid == *pid);
         let process = process.unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
         assert!(!process.python_version.is_empty() && process.samples > 10, "{process:?}");
-        let after = process.samples - process.not_initialized + process.uninspected;
+        // While the first process of a build runs its files are read, from a slow disk maybe: 50 ms are granted for that.
+        let reading = process.uninspected.min(if Some(pid) == pids.first() { 25 } else { 0 });
+        let after = process.samples - process.not_initialized + process.uninspected - reading;
         assert!(process.named as f64 >= 0.95 * after as f64, "{process:?} {:?}", recording.report.stops);
         let at = |counts: &BTreeMap<u64, u64>| counts.get(&u64::from(*pid)).copied().unwrap_or(0);
         assert!(at(&right) * 2 > at(&all), "{pid}: {} of {} samples are in {function}", at(&right), at(&all));

@@ -68,7 +68,8 @@ fn children_inside() {
     let Some(_live) = live() else { return };
     let interpreter = Interpreter::named("pyenv_3_12");
     let python = interpreter.command().get_program().to_str().expect("a path of ASCII").to_owned();
-    let busy = "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        sum(i * i for i in range(2_000_000))\n        os._exit(0)\n    os.wait()\n";
+    // The parent works first: until it is inspected, what it starts is not either.
+    let busy = "import os\nsum(i * i for i in range(3_000_000))\nfor _ in range(20):\n    if os.fork() == 0:\n        sum(i * i for i in range(2_000_000))\n        os._exit(0)\n    os.wait()\n";
     let profiler = Profiler::new().rate(999).command(&[&python, "-c", busy]).within(&UNSHARE);
     let recording = profiler.record();
     let workers = recording.report.processes.iter().filter(|process| process.samples > 0).count();
