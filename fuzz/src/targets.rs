@@ -15,7 +15,9 @@ use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{CodeBuffer, InterpBuffer, ThreadBuffer, code_identity, read_thread, thread_facts};
+use tachyon_common::walk::{
+    CodeBuffer, InterpBuffer, TextHash, ThreadBuffer, code_identity, read_thread, thread_facts,
+};
 
 use crate::input::Rng;
 use crate::native;
@@ -370,7 +372,14 @@ fn read_hostile_code(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let (mut profile, mut symbolizer, mut read) = (Profile::default(), Symbolizer::new(), false);
     let pieces: Vec<u64> = image.memory.pieces.keys().copied().collect();
     for code in pieces {
-        let identity = code_identity(&image.memory, &image.layout, SEED, code, &mut CodeBuffer::default());
+        let identity = code_identity(
+            &image.memory,
+            &image.layout,
+            SEED,
+            code,
+            &mut CodeBuffer::default(),
+            &mut TextHash::default(),
+        );
         let Ok(identity) = identity else { continue };
         let key = CodeKey { image: 1, code, fingerprint: identity.fingerprint };
         let _frame = symbolizer.frame(&mut profile, key, 0, 255);

@@ -90,9 +90,11 @@ pub const CODE_READ: usize = 256;
 /// Bytes of a line table that enter the fingerprint.
 pub const LINETABLE_HASHED: usize = 32;
 
-/// Bytes of a function's and of a file's name that enter the fingerprint where code objects have no `co_version`
-/// (before 3.12); less than a string's head has.
+/// Bytes of a function's and of a file's name that enter the fingerprint; less than a string's head has.
 pub const TEXT_HASHED: usize = 32;
+
+/// Bytes read of a string in one go, from its length on: 32 up to its text (3.12+: 24), and that much of the text.
+pub const TEXT_READ: usize = 32 + TEXT_HASHED;
 
 /// Entries of the process table.
 pub const MAX_PROCESSES: u32 = 16_384;

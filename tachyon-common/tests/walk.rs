@@ -6,11 +6,11 @@ use image::{CODE_TYPE, Family, Image, OWNER_SHIM, RUNTIME, THREAD, UNITS};
 use std::collections::BTreeSet;
 use tachyon_common::event::{frame as frame_flags, status};
 use tachyon_common::layout::{Layout, flags};
-use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, THREADS_PER_STEP};
+use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, TEXT_READ, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, Found, InterpBuffer, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch,
-    Unreadable, code_identity, linetable_len, read_thread, thread_facts, verify_thread,
+    CodeBuffer, Found, InterpBuffer, THREAD_POINTER_REACH, TextHash, ThreadBuffer, ThreadFacts, ThreadPointer,
+    ThreadSearch, Unreadable, code_identity, linetable_len, read_thread, thread_facts, verify_thread,
 };
 
 /// Deep stacks take Miri minutes.
@@ -396,7 +396,8 @@ fn line_tables_enter_the_identity() {
         let tables: [&[u8]; 5] = [b"", b"12345678", b"12345678a", &[1; 40], &[2; 40]];
         let codes = tables.map(|table| image.code(1, table));
         let identity = |image: &Image, code| {
-            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default()).expect("it is readable")
+            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default(), &mut TextHash::default())
+                .expect("it is readable")
         };
         let prints: BTreeSet<u64> = codes.iter().map(|&code| identity(&image, code).fingerprint).collect();
         assert_eq!(prints.len(), tables.len(), "{family:?}");
@@ -423,7 +424,8 @@ fn a_recycled_code_object_is_another() {
         let mut image = Image::new(family);
         let code = image.code(1, b"12345678");
         let identity = |image: &Image| {
-            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default()).expect("it is readable")
+            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default(), &mut TextHash::default())
+                .expect("it is readable")
         };
         let first = identity(&image);
         assert_eq!(identity(&image), first, "{family:?}");
@@ -445,6 +447,54 @@ fn a_recycled_code_object_is_another() {
             image.memory.put_u64(string, image.layout.unicode_length + 8, 77);
             assert_ne!(identity(&image).fingerprint, before, "{family:?}: another hash");
         }
+    }
+}
+
+/// What lies behind a name is not the name's, and may not be there.
+#[test]
+fn a_name_at_the_end_of_a_page_is_the_same_name() {
+    for family in Family::ALL {
+        let mut image = Image::new(family);
+        let code = image.code(1, b"12345678");
+        let identity = |image: &Image| {
+            code_identity(&image.memory, &image.layout, 1, code, &mut CodeBuffer::default(), &mut TextHash::default())
+                .expect("it is readable")
+        };
+        let alone = identity(&image);
+        for string in [alone.qualname, alone.filename] {
+            let block = image.memory.pieces.get_mut(&string).expect("it lies there");
+            let len = block.len();
+            assert!(len < image.layout.unicode_length as usize + TEXT_READ, "{family:?}: {len} bytes are one read");
+            block.resize(len + TEXT_READ, 0xaa);
+        }
+        assert_eq!(identity(&image), alone, "{family:?}");
+    }
+}
+
+/// Functions that call themselves, and functions of one file, have what is read of them once.
+#[test]
+fn what_was_just_read_is_not_read_again() {
+    for &family in families() {
+        let reads = |of: &str| {
+            let mut image = Image::new(family);
+            image.interpreter();
+            let mut codes = [1, 2, 3].map(|line| image.code(line, b"12345678"));
+            if of == "one function" {
+                codes = [codes[0]; 3];
+            } else if of == "one file" {
+                let file = image.text("f.py");
+                for code in codes {
+                    image.memory.put_u64(code, image.layout.code_filename, file);
+                }
+            }
+            let leaf = codes.iter().fold(0, |previous, &code| image.frame(code, 3, 0, previous));
+            image.thread(image.interp, THREAD, leaf);
+            let outcome = image.walk();
+            assert_eq!((outcome.stop, outcome.frames.len()), (StopReason::Complete, 3), "{family:?}");
+            image.memory.reads.get()
+        };
+        let (different, file, function) = (reads("three files"), reads("one file"), reads("one function"));
+        assert!(function < file && file < different, "{family:?}: {function}, {file}, {different}");
     }
 }
 

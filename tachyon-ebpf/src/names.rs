@@ -9,7 +9,7 @@ use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_PENDING_CODES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
 };
 use tachyon_common::process::ProcessEntry;
-use tachyon_common::walk::{self, CodeIdentity, mix};
+use tachyon_common::walk::{self, CodeIdentity, TextHash, mix};
 
 /// Identity of a code object in one word (the fingerprint is keyed, so no target can aim for another's).
 #[inline(always)]
@@ -267,7 +267,8 @@ pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame) -> 
     }
     let Some(scratch) = CODE.get_ptr_mut(0) else { return Named::Done };
     let seed = config!(seed);
-    let Ok(identity) = walk::code_identity(&CurrentProcess, layout, seed, frame.code, &mut state.code_buffer) else {
+    let (code_buffer, file) = (&mut state.code_buffer, &mut TextHash::default());
+    let Ok(identity) = walk::code_identity(&CurrentProcess, layout, seed, frame.code, code_buffer, file) else {
         return Named::Done;
     };
     if identity.fingerprint != frame.fingerprint {

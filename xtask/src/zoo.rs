@@ -111,6 +111,27 @@ pub(crate) struct Interpreter {
     root: Option<PathBuf>,
 }
 
+/// An interpreter that a benchmark runs.
+pub(crate) struct Python {
+    /// The executable; below `root` when there is one.
+    pub(crate) path: PathBuf,
+    /// The directory to `chroot` into before running it.
+    pub(crate) root: Option<PathBuf>,
+}
+
+impl Python {
+    /// The executable's name.
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+
+    /// A path as the interpreter sees it.
+    pub(crate) fn sees(&self, path: &Path) -> PathBuf {
+        let below = self.root.as_ref().and_then(|root| path.strip_prefix(root).ok());
+        below.map_or_else(|| path.to_owned(), |below| Path::new("/").join(below))
+    }
+}
+
 /// Runs `cargo xtask zoo`.
 ///
 /// # Errors
@@ -245,6 +266,18 @@ fn pyenv_root() -> Option<PathBuf> {
 pub(crate) fn newest_supported() -> Option<PathBuf> {
     let root = pyenv_root()?;
     ["3.13", "3.12", "3.11"].into_iter().find_map(|minor| newest(&root, minor))
+}
+
+/// Debian sid's interpreter of this minor version.
+///
+/// # Errors
+/// It is not set up.
+pub(crate) fn in_sid(minor: &str) -> Result<Python> {
+    let (path, root) = (PathBuf::from(format!("/usr/bin/python{minor}")), sid_dir()?);
+    if !inside(&root, &path).is_file() {
+        bail!("{}: no python{minor}", root.display());
+    }
+    Ok(Python { path, root: Some(root) })
 }
 
 /// The executable of the newest patch release of `minor`.

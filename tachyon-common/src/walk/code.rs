@@ -3,7 +3,7 @@
 use super::buffer::CodeBuffer;
 use super::memory::{UserMemory, read_u64};
 use crate::layout::{Layout, flags};
-use crate::limits::{LINETABLE_HASHED, TEXT_HASHED};
+use crate::limits::{LINETABLE_HASHED, TEXT_HASHED, TEXT_READ};
 use crate::stop::StopReason;
 
 /// Mixes a word into a hash (a multiply and a fold; the multiplier is 2^64 divided by the golden ratio).
@@ -38,7 +38,16 @@ pub struct CodeIdentity {
     pub version: u32,
 }
 
-/// Reads the head of the code object at `code`, and what else tells it apart.
+/// A string that was hashed, by its address: callers of one file have one `co_filename`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct TextHash {
+    object: u64,
+    hash: u64,
+}
+
+/// Reads the head of the code object at `code`, and what else tells it apart. `file` is the file of the code object before,
+/// which need not be read again while its process is stopped.
 ///
 /// # Errors
 /// [`StopReason::UnreadableCode`].
@@ -49,6 +58,7 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     seed: u64,
     code: u64,
     buffer: &mut CodeBuffer,
+    file: &mut TextHash,
 ) -> Result<CodeIdentity, StopReason> {
     if buffer.fill(memory, code, u32::from(layout.code_read)).is_err() {
         return Err(StopReason::UnreadableCode);
@@ -67,8 +77,11 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     hash = mix(hash, identity.filename);
     hash = mix(hash, identity.linetable);
     hash = mix(hash, u64::from(identity.firstlineno.cast_unsigned()) | (u64::from(identity.code_units) << 32));
-    hash = mix_text(memory, layout, hash, identity.qualname, buffer);
-    hash = mix_text(memory, layout, hash, identity.filename, buffer);
+    hash = mix(hash, text_hash(memory, layout, identity.qualname, buffer));
+    if file.object != identity.filename || identity.filename == 0 {
+        *file = TextHash { object: identity.filename, hash: text_hash(memory, layout, identity.filename, buffer) };
+    }
+    hash = mix(hash, file.hash);
     if identity.version != 0 {
         // In one process. Forked ones give the same versions, often at the same addresses: the texts tell those apart.
         identity.fingerprint = mix(hash, u64::from(identity.version));
@@ -108,28 +121,37 @@ pub fn linetable_len<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, lineta
     read_u64(memory, linetable, layout.ob_size).unwrap_or(0)
 }
 
-/// Mixes a string's length, its own hash (-1 while it has none) and its last [`TEXT_HASHED`] bytes into a hash. (Of a
-/// shorter string those bytes start in its head, of one that is not ASCII they end before its end: they are the
-/// string's own all the same, and seldom change. `hash` lies behind `length`: `PyASCIIObject`, 3.8 to 3.11.)
+/// Hashes a string's length, its own hash (-1 while it has none), and its text, of a longer one than [`TEXT_HASHED`] bytes
+/// the last of it. (Of one that is not ASCII these bytes lie before its text or end before its end: they are the
+/// string's own all the same, and seldom change. `hash` lies behind `length`: `PyASCIIObject`, 3.8 to 3.15.)
 ///
-/// Without a branch, so that the verifier has one state behind it as before it: what cannot be read counts as zeros.
+/// A short string is one read. What cannot be read counts as zeros.
 #[inline(always)]
-fn mix_text<M: UserMemory + ?Sized>(
-    memory: &M,
-    layout: &Layout,
-    hash: u64,
-    object: u64,
-    buffer: &mut CodeBuffer,
-) -> u64 {
-    buffer.fill_or_zero::<M, 16>(memory, object.wrapping_add(u64::from(layout.unicode_length)));
+fn text_hash<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, object: u64, buffer: &mut CodeBuffer) -> u64 {
+    let from = object.wrapping_add(u64::from(layout.unicode_length));
+    let text = layout.unicode_ascii_size.wrapping_sub(layout.unicode_length) & 0x3f;
+    let whole = buffer.fill(memory, from, TEXT_READ as u32).is_ok();
+    if !whole {
+        // The string may end within these bytes, and its page with it.
+        buffer.fill_or_zero::<M, 16>(memory, from);
+    }
     let len = buffer.u64(0);
-    let mut hash = mix(mix(hash, len), buffer.u64(8));
-    let end = object.wrapping_add(u64::from(layout.unicode_ascii_size)).wrapping_add(len);
-    buffer.fill_or_zero::<M, TEXT_HASHED>(memory, end.wrapping_sub(TEXT_HASHED as u64));
-    let mut at = 0;
-    while at < TEXT_HASHED as u32 {
-        hash = mix(hash, buffer.u64(at));
-        at += 8;
+    let mut hash = mix(len, buffer.u64(8));
+    // Whole words, the last of which has bytes of the allocator's behind the string: they stay while the string does.
+    let (mut at, mut words) = (text, len.wrapping_add(7) / 8);
+    if len > TEXT_HASHED as u64 {
+        let end = from.wrapping_add(u64::from(text)).wrapping_add(len);
+        buffer.fill_or_zero::<M, TEXT_HASHED>(memory, end.wrapping_sub(TEXT_HASHED as u64));
+        (at, words) = (0, TEXT_HASHED as u64 / 8);
+    } else if !whole && buffer.fill(memory, from, text + words as u32 * 8).is_err() {
+        words = 0;
+    }
+    let mut word = 0;
+    while word < TEXT_HASHED as u64 / 8 {
+        // As for the line table below: a mask and not a branch.
+        let inside = (word.wrapping_sub(words).cast_signed() >> 63).cast_unsigned();
+        hash = mix(hash, buffer.u64(at + word as u32 * 8) & inside);
+        word += 1;
     }
     hash
 }

@@ -1,7 +1,7 @@
 //! The frame chain, leaf first.
 
 use super::buffer::{CodeBuffer, FrameBuffer, ThreadBuffer};
-use super::code::{CodeIdentity, code_identity};
+use super::code::{CodeIdentity, TextHash, code_identity};
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
@@ -59,6 +59,10 @@ pub struct FrameWalk {
     pub opcodes: u32,
     /// What the frame looked at last runs.
     pub identity: CodeIdentity,
+    /// Its code object; 0: none yet.
+    identified: u64,
+    /// The file of the code object read last.
+    file: TextHash,
     /// Address of the first frame among the neighbours in the buffer.
     window: u64,
     /// How far behind it their last one lies.
@@ -117,13 +121,17 @@ impl FrameWalk {
         }
         self.near = self.next;
         let code = frame.u64(layout.frame_code) & !u64::from(layout.stackref_tag_mask);
-        if !sink.known(code, &mut self.identity) {
-            if !self.identify(memory, layout, seed, code, code_buffer) {
-                return Some(StopReason::UnreadableCode);
+        // A function that calls itself runs what its caller does.
+        if code != self.identified || code == 0 {
+            if !sink.known(code, &mut self.identity) {
+                if !self.identify(memory, layout, seed, code, code_buffer) {
+                    return Some(StopReason::UnreadableCode);
+                }
+                if code_type != 0 && self.identity.ob_type != code_type {
+                    return Some(StopReason::NotACodeObject);
+                }
             }
-            if code_type != 0 && self.identity.ob_type != code_type {
-                return Some(StopReason::NotACodeObject);
-            }
+            self.identified = code;
         }
         let start = match instructions(memory, layout, &frame, code) {
             Ok(start) => start,
@@ -205,7 +213,7 @@ impl FrameWalk {
         code: u64,
         buffer: &mut CodeBuffer,
     ) -> bool {
-        match code_identity(memory, layout, seed, code, buffer) {
+        match code_identity(memory, layout, seed, code, buffer, &mut self.file) {
             Ok(identity) => {
                 self.identity = identity;
                 true

@@ -14,7 +14,7 @@ mod memory;
 mod thread;
 
 pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, ThreadBuffer};
-pub use code::{CodeIdentity, code_identity, linetable_len, mix};
+pub use code::{CodeIdentity, TextHash, code_identity, linetable_len, mix};
 pub use facts::{ThreadFacts, thread_facts};
 pub use frames::{FrameSink, FrameWalk, innermost_frame, settle};
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};

@@ -269,10 +269,10 @@ impl Image {
         code
     }
 
-    /// An ASCII string.
+    /// An ASCII string, in blocks of 16 bytes as CPython's allocators give.
     pub fn text(&mut self, text: &str) -> u64 {
         let layout = self.layout;
-        let at = self.alloc(layout.unicode_ascii_size as usize + text.len() + 1);
+        let at = self.alloc((layout.unicode_ascii_size as usize + text.len() + 1).next_multiple_of(16));
         self.memory.put_u64(at, layout.unicode_length, text.len() as u64);
         let state = layout.unicode_compact_bit | layout.unicode_ascii_bit | 1 << layout.unicode_kind_shift;
         self.memory.put_u32(at, layout.unicode_state, state);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk::{self, CodeBuffer, CodeIdentity, Unreadable, UserMemory, code_identity};
+use tachyon_common::walk::{self, CodeBuffer, CodeIdentity, TextHash, Unreadable, UserMemory, code_identity};
 
 /// Bytes kept of one line table: over a million instructions. What a longer one says of later ones is not known.
 pub const MAX_LINETABLE_BYTES: usize = 4 << 20;
@@ -347,7 +347,7 @@ fn check<M: UserMemory + ?Sized>(
     seed: u64,
     key: CodeKey,
 ) -> Result<CodeIdentity, ReadCodeError> {
-    let identity = code_identity(memory, layout, seed, key.code, &mut CodeBuffer::default())
+    let identity = code_identity(memory, layout, seed, key.code, &mut CodeBuffer::default(), &mut TextHash::default())
         .map_err(|_: StopReason| ReadCodeError::Unreadable(key.code))?;
     if identity.fingerprint == key.fingerprint { Ok(identity) } else { Err(ReadCodeError::Changed(key.code)) }
 }

@@ -10,6 +10,7 @@ use super::probe::{self, BpfObjects};
 use super::stats::Interval;
 use super::target::{Idle, Mark, Target};
 use super::tools::{Aim, Run, Tool, Tools, Usage};
+use crate::zoo::Python;
 
 /// What is measured how long.
 #[derive(Clone, Copy)]
@@ -29,7 +30,10 @@ pub(crate) struct Effort {
 /// What all measurements share.
 pub(crate) struct Bench {
     pub(crate) tools: Tools,
+    /// The target's, outside of any chroot.
     pub(crate) python: PathBuf,
+    /// One that counts the code objects that are freed (3.14+): of those that are known nothing has to be read.
+    pub(crate) counting: Python,
     /// The target's CPU; no tool runs there.
     pub(crate) cpu: usize,
     pub(crate) effort: Effort,
@@ -110,8 +114,12 @@ pub(crate) struct Watched {
 }
 
 impl Bench {
+    fn ordinary(&self) -> Python {
+        Python { path: self.python.clone(), root: None }
+    }
+
     pub(crate) fn target(&self, depth: usize, sweep_mib: usize) -> Result<Target> {
-        Target::start(&self.python, self.cpu, depth, sweep_mib, 0)
+        Target::start(&self.ordinary(), self.cpu, depth, sweep_mib, 0)
     }
 
     /// Starts a tool and returns when it samples.
@@ -168,6 +176,8 @@ fn per_run(bpf: &BpfObjects) -> Result<f64> {
 
 /// The in-kernel cost of a sample under one condition, by depth.
 pub(crate) struct SampleCost {
+    /// The interpreter's name.
+    pub(crate) python: String,
     pub(crate) rate_hz: u32,
     pub(crate) sweep_mib: usize,
     /// Depth and nanoseconds.
@@ -182,17 +192,20 @@ impl SampleCost {
 }
 
 /// Samples of three depths: cold and warm at the lower rate, warm at the higher ones.
-pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected) -> Result<Vec<SampleCost>> {
+pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected, counting: bool) -> Result<Vec<SampleCost>> {
+    let ordinary = bench.ordinary();
+    let python = if counting { &bench.counting } else { &ordinary };
+    let name = python.name();
     let conditions = [(RATES_HZ[0], SWEEP_MIB), (RATES_HZ[0], 0), (RATES_HZ[1], 0), (WARM_HZ, 0)];
     let mut costs = Vec::new();
     for (rate_hz, sweep_mib) in conditions {
         let mut points = Vec::new();
         for depth in DEPTHS {
-            eprintln!("{depth} frames at {rate_hz} Hz, {sweep_mib} MiB swept");
-            let target = bench.target(depth, sweep_mib)?;
+            eprintln!("{depth} frames of {name} at {rate_hz} Hz, {sweep_mib} MiB swept");
+            let target = Target::start(python, bench.cpu, depth, sweep_mib, 0)?;
             points.push((depth, sample_cost(bench, &target, Tool::Tachyon, Aim::Pid(target.pid()), rate_hz, nothing)?));
         }
-        costs.push(SampleCost { rate_hz, sweep_mib, points });
+        costs.push(SampleCost { python: name.clone(), rate_hz, sweep_mib, points });
     }
     Ok(costs)
 }
@@ -202,10 +215,10 @@ pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     let mut costs = Vec::new();
     for (rate_hz, sweep_mib) in [(RATES_HZ[0], 0), (RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
         eprintln!("{DEPTH} frames and native ones at {rate_hz} Hz, {sweep_mib} MiB swept");
-        let target = Target::start(&bench.python, bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
+        let target = Target::start(&bench.ordinary(), bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
         let points =
             vec![(DEPTH, sample_cost(bench, &target, Tool::Native, Aim::Pid(target.pid()), rate_hz, nothing)?)];
-        costs.push(SampleCost { rate_hz, sweep_mib, points });
+        costs.push(SampleCost { python: bench.ordinary().name(), rate_hz, sweep_mib, points });
     }
     Ok(costs)
 }

@@ -92,15 +92,17 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         work: tempfile::tempdir().context("cannot create a directory for profiles")?,
     };
     let mut machine = Machine::look(&python, &[&tools.tachyon, &tools.py_spy])?;
-    let bench = Bench { tools, python, cpu: *cpu, effort };
+    let counting = zoo::in_sid("3.14").context("hint: cargo xtask zoo")?;
+    let bench = Bench { tools, python, counting, cpu: *cpu, effort };
     let nothing = measure::nothing_selected(&bench)?;
-    let samples = measure::sample_costs(&bench, nothing)?;
+    let samples = measure::sample_costs(&bench, nothing, false)?;
+    let counting = measure::sample_costs(&bench, nothing, true)?;
     let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
     let crowd = crowd::crowd(&bench, nothing)?;
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
-    let results = Results { machine, nothing, samples, native, tools, crowd, slowdowns };
+    let results = Results { machine, nothing, samples, counting, native, tools, crowd, slowdowns };
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = tach::replace(&results.page(&bench), &section);
     print!("{page}");

@@ -7,15 +7,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 use super::probe;
 use crate::command;
+use crate::zoo::Python;
 
 /// A running `xtask/bench/deep.py`; it ends when this is dropped.
 pub(crate) struct Target {
     child: Child,
     counter: NamedTempFile,
+    /// What was copied into the chroot for it.
+    _copied: Option<TempDir>,
 }
 
 /// How far a target was at one moment.
@@ -32,15 +35,32 @@ impl Target {
     ///
     /// # Errors
     /// It does not start, or does nothing.
-    pub(crate) fn start(python: &Path, cpu: usize, depth: usize, sweep_mib: usize, through_c: usize) -> Result<Self> {
-        let counter = NamedTempFile::new().context("cannot create the target's counter")?;
-        counter.as_file().set_len(8).context("cannot size the target's counter")?;
-        let program = command::project_root().join("xtask/bench/deep.py");
+    pub(crate) fn start(python: &Python, cpu: usize, depth: usize, sweep_mib: usize, through_c: usize) -> Result<Self> {
+        let mut program = command::project_root().join("xtask/bench/deep.py");
         let mut line = Command::new("taskset");
-        line.args(["-c", &cpu.to_string()]).arg(python).arg(program);
-        line.args([depth.to_string(), sweep_mib.to_string()]).arg(counter.path()).arg(through_c.to_string());
-        let child = line.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {}", python.display()))?;
-        let mut target = Self { child, counter };
+        line.args(["-c", &cpu.to_string()]);
+        let mut copied = None;
+        let counter = if let Some(root) = &python.root {
+            let dir =
+                tempfile::Builder::new().prefix("bench").tempdir_in(root.join("tmp")).context("cannot work there")?;
+            let copy = dir.path().join("deep.py");
+            std::fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
+            program = copy;
+            line.arg("chroot").arg(root);
+            let counter = NamedTempFile::new_in(dir.path());
+            copied = Some(dir);
+            counter
+        } else {
+            NamedTempFile::new()
+        };
+        let counter = counter.context("cannot create the target's counter")?;
+        counter.as_file().set_len(8).context("cannot size the target's counter")?;
+        line.arg(&python.path).arg(python.sees(&program));
+        line.args([depth.to_string(), sweep_mib.to_string()]).arg(python.sees(counter.path()));
+        line.arg(through_c.to_string());
+        let child = line.stdin(Stdio::null()).spawn();
+        let child = child.with_context(|| format!("cannot start {}", python.path.display()))?;
+        let mut target = Self { child, counter, _copied: copied };
         let patience = Instant::now() + Duration::from_secs(20);
         while target.iterations()? == 0 {
             if let Some(status) = target.child.try_wait().context("cannot wait for the target")? {

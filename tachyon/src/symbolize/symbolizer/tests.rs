@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use tachyon_common::event::code as code_flags;
 use tachyon_common::layout::flags;
-use tachyon_common::walk::{CodeBuffer, Unreadable, code_identity};
+use tachyon_common::walk::{CodeBuffer, TextHash, Unreadable, code_identity};
 
 const KEY: CodeKey = CodeKey { image: 7, code: 0x1000, fingerprint: 99 };
 /// Two instructions: line 11 columns 1 to 2, line 12 columns 3 to 4.
@@ -357,7 +357,9 @@ fn missing_names_are_read_from_the_live_process() {
 
         let (mut symbolizer, mut profile) = (Symbolizer::new(), Profile::default());
         for (fact, line) in live.codes.iter().zip([5, 5, 5, 5]) {
-            let identity = code_identity(&memory, &layout, 1, fact.address, &mut CodeBuffer::default()).unwrap();
+            let identity =
+                code_identity(&memory, &layout, 1, fact.address, &mut CodeBuffer::default(), &mut TextHash::default())
+                    .unwrap();
             let key = CodeKey { image: 1, code: fact.address, fingerprint: identity.fingerprint };
             let frame = symbolizer.frame(&mut profile, key, fact.length - 2, Frame::NO_OPCODE);
             symbolizer.read_missing(&mut profile, key, &layout, 1, &memory).unwrap();
