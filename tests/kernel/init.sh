@@ -72,6 +72,15 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     record python --no-native --duration 3s
     # With what is the default on this machine: native frames where they can be had.
     record default --duration 2s
+    # As many frames as a sample holds, and more: the most tail calls that one takes.
+    /usr/bin/python3.11 -I -S -X utf8 /deepest.py >deep 2>deep.log &
+    deep=$!
+    wait_for ready deep
+    mkdir deepest
+    tachyon-bpf -p "$deep" --frequency 49 --interpreter-frames --duration 3s -o deepest/out.jsonl --report deepest/report.json \
+        >deepest/record.log 2>&1
+    echo $? >deepest/record.status
+    kill "$deep"
     # Events on many CPUs and nothing to sample.
     if [ "$(nproc)" -gt 2 ]; then
         kill -STOP "$target"

@@ -24,7 +24,7 @@ struct Frame {
 /// A function of C++ without what is in brackets, which demanglers write in different ways.
 fn plain(name: &str) -> &str {
     let name = name.split(['<', '(']).next().unwrap_or_default();
-    name.rsplit(' ').next().unwrap_or_default()
+    name.trim_end().rsplit(' ').next().unwrap_or_default()
 }
 
 /// Of each stack: the innermost Python function and the names of the native functions above it.

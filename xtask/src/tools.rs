@@ -40,20 +40,24 @@ pub(crate) fn set_up() -> Result<()> {
     cache::finish(&dir, &stamp)
 }
 
-/// Installs a package from PyPI into a virtual environment of its own, unless it is there. Where its programs are.
+/// Installs packages from PyPI (with spaces between them) into a virtual environment of their own, unless it is there. Where
+/// its programs are.
 ///
 /// # Errors
-/// It cannot be installed.
-pub(crate) fn in_venv(python: &Path, venv: &Path, package: &str) -> Result<PathBuf> {
+/// They cannot be installed.
+pub(crate) fn in_venv(python: &Path, venv: &Path, packages: &str) -> Result<PathBuf> {
     // Not in the directory itself, which may be removed.
     let _lock = cache::lock(venv.parent().unwrap_or(venv))?;
-    if !cache::is_finished(venv, package) {
+    if !cache::is_finished(venv, packages) {
         cache::remove(venv)?;
         command::run_quietly("making a virtual environment", Command::new(python).args(["-m", "venv"]).arg(venv))?;
-        let what = format!("installing {package} into {}", venv.display());
+        let what = format!("installing {packages} into {}", venv.display());
         let mut line = Command::new(venv.join("bin/python"));
-        command::run_quietly(&what, line.args(["-m", "pip", "install", "--disable-pip-version-check", package]))?;
-        cache::finish(venv, package)?;
+        command::run_quietly(
+            &what,
+            line.args(["-m", "pip", "install", "--disable-pip-version-check"]).args(packages.split_whitespace()),
+        )?;
+        cache::finish(venv, packages)?;
     }
     Ok(venv.join("bin"))
 }

@@ -3,6 +3,7 @@
 //! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes
 //! the page, but for the section on files, which is [`tach`]'s. It asserts nothing: times differ from machine to machine, and only those of one run compare.
 
+mod agreement;
 mod crowd;
 mod machine;
 mod measure;
@@ -37,6 +38,9 @@ pub(crate) struct BenchArgs {
     /// Only the TACH writer, reader and exports, beside CPython 3.15's
     #[arg(long)]
     tach: bool,
+    /// Only native frames beside py-spy's, on packages from PyPI
+    #[arg(long, conflicts_with = "tach")]
+    agreement: bool,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
@@ -53,8 +57,8 @@ const PAGE: &str = "docs/performance.md";
 /// # Errors
 /// Not root, no interpreter, or a profiler failed. That a figure is over its budget is no error.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    if args.tach {
-        return tach_only(&args);
+    if args.tach || args.agreement {
+        return one_section(&args);
     }
     command::require_root("loading BPF programs and stopping processes")?;
     apt::ensure(&[("taskset", "util-linux")])?;
@@ -81,16 +85,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         eprintln!("only one CPU: the profilers share it with the target, which the slowdown will show");
     }
     let others: Vec<String> = if others.is_empty() { &cpus[..] } else { others }.iter().map(usize::to_string).collect();
-    let python = match args.python {
-        Some(python) => python,
-        None => zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv\nhint: give one with --python")?,
-    };
-    let tools = Tools {
-        tachyon: tools::build()?,
-        py_spy: tools::py_spy(&python)?,
-        cpus: others.join(","),
-        work: tempfile::tempdir().context("cannot create a directory for profiles")?,
-    };
+    let (python, tools) = tools_for(&args, others.join(","))?;
     let mut machine = Machine::look(&python, &[&tools.tachyon, &tools.py_spy])?;
     let counting = zoo::in_sid("3.14").context("hint: cargo xtask zoo")?;
     let bench = Bench { tools, python, counting, cpu: *cpu, effort };
@@ -103,11 +98,28 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
     let results = Results { machine, nothing, samples, counting, native, tools, crowd, slowdowns };
+    let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
+    let page = tach::replace(&results.page(&bench), agreement::HEADING, &agreement);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
-    let page = tach::replace(&results.page(&bench), &section);
+    let page = tach::replace(&page, tach::HEADING, &section);
     print!("{page}");
     eprintln!("{} figures are over their budget", results.over());
     if args.write { write(&page) } else { Ok(()) }
+}
+
+/// The target's interpreter, and both profilers, which may use these CPUs.
+fn tools_for(args: &BenchArgs, cpus: String) -> Result<(PathBuf, Tools)> {
+    let python = match &args.python {
+        Some(python) => python.clone(),
+        None => zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv\nhint: give one with --python")?,
+    };
+    let tools = Tools {
+        tachyon: tools::build()?,
+        py_spy: tools::py_spy(&python)?,
+        cpus,
+        work: tempfile::tempdir().context("cannot create a directory for profiles")?,
+    };
+    Ok((python, tools))
 }
 
 fn write(page: &str) -> Result<()> {
@@ -118,14 +130,19 @@ fn write(page: &str) -> Result<()> {
 }
 
 /// One section of the page, the others as they are.
-fn tach_only(args: &BenchArgs) -> Result<()> {
-    command::require_root("chroot(2)")?;
-    let section = tach::section(&tools::build()?, args.quick)?;
+fn one_section(args: &BenchArgs) -> Result<()> {
+    command::require_root("loading BPF programs and chroot(2)")?;
+    let (heading, section) = if args.tach {
+        (tach::HEADING, tach::section(&tools::build()?, args.quick)?)
+    } else {
+        let (python, tools) = tools_for(args, String::new())?;
+        (agreement::HEADING, agreement::section(&tools, &python, args.quick)?)
+    };
     print!("{section}");
     if !args.write {
         return Ok(());
     }
     let path = command::project_root().join(PAGE);
     let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    write(&tach::replace(&page, &section))
+    write(&tach::replace(&page, heading, &section))
 }

@@ -14,7 +14,7 @@ use super::tools::{duration, wait4};
 use crate::{cache, command};
 
 /// The section's heading in the page.
-const HEADING: &str = "## TACH, beside CPython's own writer and reader\n";
+pub(crate) const HEADING: &str = "## TACH, beside CPython's own writer and reader\n";
 /// What the samples are; `xtask/bench/tach.py` makes them.
 const KINDS: [(&str, f64); 2] = [("repeated", 20e6), ("changing", 1e6)];
 /// What is exported to, by its extension. Not JSON lines: at 3.8 kB a sample of 30 frames it is the disk that is measured.
@@ -229,10 +229,10 @@ samples are decoded, so that what comes out can be read, and copied as they are.
 ";
 
 /// The page with another section in the place of its own; at its end, where it had none.
-pub(crate) fn replace(page: &str, section: &str) -> String {
-    let Some(start) = page.find(HEADING) else { return format!("{}\n\n{section}", page.trim_end()) };
-    let after = &page[start + HEADING.len()..];
-    let end = after.find("\n## ").map_or(page.len(), |end| start + HEADING.len() + end + 1);
+pub(crate) fn replace(page: &str, heading: &str, section: &str) -> String {
+    let Some(start) = page.find(heading) else { return format!("{}\n\n{section}", page.trim_end()) };
+    let after = &page[start + heading.len()..];
+    let end = after.find("\n## ").map_or(page.len(), |end| start + heading.len() + end + 1);
     let rest = &page[end..];
     let gap = if rest.is_empty() { "" } else { "\n" };
     format!("{}{section}{gap}{rest}", &page[..start])
@@ -245,10 +245,10 @@ mod tests {
     #[test]
     fn a_section_takes_the_place_of_its_own() {
         let section = format!("{HEADING}\nnew\n");
-        let page = replace("# P\n\n## A\n\na\n", &section);
+        let page = replace("# P\n\n## A\n\na\n", HEADING, &section);
         assert_eq!(page, format!("# P\n\n## A\n\na\n\n{section}"));
-        assert_eq!(replace(&page, &section), page);
+        assert_eq!(replace(&page, HEADING, &section), page);
         let between = format!("# P\n\n{HEADING}\nold\n\nolder\n\n## Z\n\nz\n");
-        assert_eq!(replace(&between, &section), format!("# P\n\n{section}\n## Z\n\nz\n"));
+        assert_eq!(replace(&between, HEADING, &section), format!("# P\n\n{section}\n## Z\n\nz\n"));
     }
 }

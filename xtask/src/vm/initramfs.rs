@@ -36,6 +36,7 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bo
         .context("cannot make init executable")?;
     let program = scripts.join("known_stack.py");
     root.add(&program, "known_stack.py")?;
+    root.add(&scripts.join("deepest.py"), "deepest.py")?;
     root.add_python(&program)?;
     root.add_program(&extension(work, machine)?, "extension.so")?;
     if with_profiler {

@@ -127,6 +127,9 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
         judge_recording(&read, &truth, recording == "default", &mut summary)
             .with_context(|| format!("recording `{recording}`: the profiler said:\n{said}"))?;
     }
+    judge_deepest(&read, &mut summary).with_context(|| {
+        format!("recording `deepest`: the profiler said:\n{}", read("deepest/record.log").unwrap_or_default())
+    })?;
     if promise.many_cpus {
         let idle: Account =
             serde_json::from_str(&read("idle/report.json")?).context("the idle report is no account")?;
@@ -135,6 +138,47 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     }
     refusals::judge(&read, promise.memlock)?;
     Ok(summary)
+}
+
+/// Frames of one sample of the deepest stack: the most that there can be of Python and of native code.
+const DEEPEST: [usize; 2] = [1_024, 256];
+
+/// Samples of it that must be there. (One takes an emulated processor some milliseconds.)
+const FEWEST_DEEPEST: usize = 20;
+
+/// A sample as JSON lines tell it, as far as it is judged here.
+#[derive(Deserialize)]
+struct Sample {
+    merge: String,
+    frames: Vec<Kind>,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    kind: String,
+}
+
+/// Each sample has all frames that there is room for, and says that it was cut.
+fn judge_deepest(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -> Result<()> {
+    let status = read("deepest/record.status")?;
+    ensure!(status.trim() == "0", "it ended with status {}", status.trim());
+    let account: Account = serde_json::from_str(&read("deepest/report.json")?).context("the report is no account")?;
+    let lines = read("deepest/out.jsonl")?;
+    let samples = lines.lines().map(serde_json::from_str::<Sample>).collect::<Result<Vec<_>, _>>();
+    let samples = samples.context("a line is no sample")?;
+    ensure!(samples.len() as u64 == account.stored, "{} samples, {} stored", samples.len(), account.stored);
+    ensure!(samples.len() >= FEWEST_DEEPEST, "{} samples, at least {FEWEST_DEEPEST} wanted", samples.len());
+    let [python, native] = DEEPEST;
+    let whole = |sample: &&Sample| {
+        let of = |kind: &str| sample.frames.iter().filter(|frame| frame.kind == kind).count();
+        [of("python"), of("native")] == DEEPEST && sample.merge == "repaired"
+    };
+    let right = samples.iter().filter(whole).count();
+    #[expect(clippy::cast_precision_loss, reason = "some dozens of samples")]
+    let share = right as f64 / samples.len() as f64;
+    let shown = lines.lines().next().map_or("", |line| line.get(..300).unwrap_or(line));
+    ensure!(share >= EXACT_SHARE, "{right} of {} have {python} and {native} frames: {shown}", samples.len());
+    write!(summary, "; {right} of {} with {python} and {native} frames", samples.len()).context("cannot sum up")
 }
 
 /// What is to be seen on a kernel.
@@ -385,9 +429,20 @@ mod tests {
             write(&at("programs"), &programs.collect::<String>());
             write(&at("out.collapsed"), &format!("tid:7;{leading}{stack} 397\n"));
         }
+        write("deepest/record.status", "0\n");
+        write("deepest/report.json", &account(32, 30, native));
+        write("deepest/out.jsonl", &deepest(256).repeat(30));
         for (name, text) in refusals::tests::SENT {
             write(name, text);
         }
+    }
+
+    /// A sample with that many native frames.
+    fn deepest(native: usize) -> String {
+        let frames =
+            [r#"{"kind": "python"}"#].repeat(1_024).into_iter().chain([r#"{"kind": "native"}"#].repeat(native));
+        let frames = frames.collect::<Vec<_>>().join(", ");
+        format!("{{\"merge\": \"repaired\", \"frames\": [{frames}]}}\n")
     }
 
     #[test]
@@ -424,6 +479,12 @@ mod tests {
         fs::write(dir.path().join("default/programs"), "prog_type: 7 prog_id: 3 verified_insns: 5780\n").unwrap();
         let few = judge(dir.path(), true, &promise).unwrap_err();
         assert!(format!("{few:#}").contains("the kernel told of 1 programs, not of 9"), "{few:#}");
+        sent(dir.path(), 399);
+        fs::write(dir.path().join("deepest/out.jsonl"), deepest(256).repeat(28) + &deepest(255).repeat(2)).unwrap();
+        let cut = judge(dir.path(), true, &promise).unwrap_err();
+        assert!(format!("{cut:#}").contains("28 of 30 have 1024 and 256 frames"), "{cut:#}");
+        fs::write(dir.path().join("deepest/out.jsonl"), deepest(256).repeat(29)).unwrap();
+        assert!(judge(dir.path(), true, &promise).is_err(), "a sample is missing");
         let promise = Promise { many_cpus: false, refusal: Some("(needs 6.0)"), memlock: None };
         assert!(judge(dir.path(), true, &promise).is_err(), "it was not refused");
         fs::write(dir.path().join("python/record.status"), "1\n").unwrap();
