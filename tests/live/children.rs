@@ -20,12 +20,13 @@ fn check_named(recording: &Recording, pids: &BTreeSet<u32>, function: &str) {
         let names = recorded.frames_of(sample).any(|frame| frame.function == function);
         *right.entry(sample.thread_id).or_default() += u64::from(names);
     }
+    let first = recording.report.processes.iter().map(|process| process.pid).min();
     for pid in pids {
         let process = recording.report.processes.iter().find(|process| process.pid == *pid);
         let process = process.unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
         assert!(!process.python_version.is_empty() && process.samples > 10, "{process:?}");
-        // While the first process of a build runs its files are read, from a slow disk maybe: 50 ms are granted for that.
-        let reading = process.uninspected.min(if Some(pid) == pids.first() { 25 } else { 0 });
+        // While the first process runs, the files of its build are read, from a slow disk maybe: 50 ms are granted for that.
+        let reading = process.uninspected.min(if Some(*pid) == first { 25 } else { 0 });
         let after = process.samples - process.not_initialized + process.uninspected - reading;
         assert!(process.named as f64 >= 0.95 * after as f64, "{process:?} {:?}", recording.report.stops);
         let at = |counts: &BTreeMap<u64, u64>| counts.get(&u64::from(*pid)).copied().unwrap_or(0);

@@ -2,8 +2,8 @@
 //! and py-spy, which looks at the same process at the same time, sees the same ones.
 
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
 use std::process::{Command, Stdio};
+use tachyon_tests::native_shares::{self, Compared};
 use tachyon_tests::{Interpreter, Profiler, Target, live, with_wheels};
 
 const PACKAGES: [&str; 5] =
@@ -18,58 +18,6 @@ struct Line {
 struct Frame {
     function: String,
     file: Option<String>,
-    kind: String,
-}
-
-/// A function of C++ without what is in brackets, which demanglers write in different ways.
-fn plain(name: &str) -> &str {
-    let name = name.split(['<', '(']).next().unwrap_or_default();
-    name.trim_end().rsplit(' ').next().unwrap_or_default()
-}
-
-/// Of each stack: the innermost Python function and the names of the native functions above it.
-struct Shares {
-    stacks: usize,
-    functions: BTreeMap<(String, String), usize>,
-}
-
-impl Shares {
-    fn of<'a>(stacks: impl Iterator<Item = (&'a str, Vec<&'a str>, usize)>) -> Self {
-        let mut shares = Self { stacks: 0, functions: BTreeMap::new() };
-        for (python, native, count) in stacks {
-            shares.stacks += count;
-            let once: HashSet<_> = native.iter().map(|name| plain(name)).filter(|name| !name.is_empty()).collect();
-            for name in once {
-                *shares.functions.entry((python.to_owned(), name.to_owned())).or_default() += count;
-            }
-        }
-        shares
-    }
-
-    fn share(&self, function: &(String, String)) -> f64 {
-        self.functions.get(function).copied().unwrap_or(0) as f64 / self.stacks as f64
-    }
-}
-
-/// py-spy's lines are `name (place);name (place) count`, the leaf last. What has no name is an address.
-fn theirs(text: &str) -> Shares {
-    Shares::of(text.lines().filter_map(|line| {
-        let (stack, count) = line.rsplit_once(' ')?;
-        let frames: Vec<_> = stack.split(';').collect();
-        let at = frames.iter().rposition(|frame| frame.contains(".py:"))?;
-        let name = |frame: &&'_ str| !frame.starts_with("0x");
-        let native = frames[at + 1..].iter().copied().filter(name).collect();
-        Some((frames[at].split(" (").next()?, native, count.parse().ok()?))
-    }))
-}
-
-fn ours(lines: &[Line]) -> Shares {
-    Shares::of(lines.iter().filter_map(|line| {
-        let at = line.frames.iter().position(|frame| frame.kind == "python")?;
-        let native = line.frames[..at].iter().map(|frame| &*frame.function).collect();
-        // py-spy has names without their class or the function around.
-        Some((line.frames[at].function.rsplit('.').next()?, native, 1))
-    }))
 }
 
 #[test]
@@ -104,19 +52,13 @@ fn native_frames_stand_above_their_caller_and_py_spy_agrees() {
         println!("{function}: {with_object} of {all} samples are in {object}");
         assert!(all > 20 && with_object * 10 >= all * 8, "{function}: {with_object} of {all} in {object}");
     }
-    let (ours, theirs) = (ours(&lines), theirs(&std::fs::read_to_string(&raw).expect("py-spy wrote it")));
+    let ours = native_shares::ours(&text).expect("one sample a line");
+    let theirs = native_shares::py_spys(&std::fs::read_to_string(&raw).expect("py-spy wrote it"));
     println!("{} stacks of ours, {} of py-spy's", ours.stacks, theirs.stacks);
-    let mut top: Vec<_> = theirs.functions.iter().map(|(function, count)| (count, function)).collect();
-    top.sort_unstable_by(|one, other| other.cmp(one));
-    let top: Vec<_> = top.into_iter().map(|(_, function)| function).take(12).collect();
-    let mut agree = 0;
-    for function in &top {
-        let (our, their) = (ours.share(function), theirs.share(function));
-        let mean = f64::midpoint(our, their);
-        let error = 3.29 * (mean * (1.0 - mean) * (1.0 / ours.stacks as f64 + 1.0 / theirs.stacks as f64)).sqrt();
-        let same = (our - their).abs() <= error + 0.03;
-        println!("| `{}` | `{}` | {:.1} % | {:.1} % | {same}", function.0, function.1, our * 100.0, their * 100.0);
-        agree += usize::from(same);
+    let top = native_shares::compared(&ours, &theirs, |shares| &shares.running, 12);
+    for Compared { pair, ours, theirs, same } in &top {
+        println!("| `{}` | `{}` | {:.1} % | {:.1} % | {same}", pair.0, pair.1, ours * 100.0, theirs * 100.0);
     }
+    let agree = top.iter().filter(|row| row.same).count();
     assert!(top.len() >= 6 && agree * 3 >= top.len() * 2, "{agree} of {} agree", top.len());
 }

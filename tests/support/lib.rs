@@ -11,6 +11,7 @@ mod gate;
 mod interpreters;
 pub mod judge;
 pub mod matrix;
+pub mod native_shares;
 mod profile;
 mod profiler;
 pub mod statistics;

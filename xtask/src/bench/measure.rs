@@ -114,7 +114,8 @@ pub(crate) struct Watched {
 }
 
 impl Bench {
-    fn ordinary(&self) -> Python {
+    /// The ordinary target's interpreter.
+    pub(crate) fn ordinary(&self) -> Python {
         Python { path: self.python.clone(), root: None }
     }
 
@@ -176,8 +177,6 @@ fn per_run(bpf: &BpfObjects) -> Result<f64> {
 
 /// The in-kernel cost of a sample under one condition, by depth.
 pub(crate) struct SampleCost {
-    /// The interpreter's name.
-    pub(crate) python: String,
     pub(crate) rate_hz: u32,
     pub(crate) sweep_mib: usize,
     /// Depth and nanoseconds.
@@ -191,10 +190,26 @@ impl SampleCost {
     }
 }
 
+/// The in-kernel costs of samples of one interpreter.
+pub(crate) struct Samples {
+    /// Its name.
+    pub(crate) python: String,
+    pub(crate) costs: Vec<SampleCost>,
+}
+
+impl Samples {
+    /// Each cost with the interpreter's name.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, &SampleCost)> {
+        self.costs.iter().map(|cost| (&*self.python, cost))
+    }
+
+    pub(crate) fn under(&self, rate_hz: u32, sweep_mib: usize) -> Option<&SampleCost> {
+        self.costs.iter().find(|cost| (cost.rate_hz, cost.sweep_mib) == (rate_hz, sweep_mib))
+    }
+}
+
 /// Samples of three depths: cold and warm at the lower rate, warm at the higher ones.
-pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected, counting: bool) -> Result<Vec<SampleCost>> {
-    let ordinary = bench.ordinary();
-    let python = if counting { &bench.counting } else { &ordinary };
+pub(crate) fn sample_costs(bench: &Bench, python: &Python, nothing: NothingSelected) -> Result<Samples> {
     let name = python.name();
     let conditions = [(RATES_HZ[0], SWEEP_MIB), (RATES_HZ[0], 0), (RATES_HZ[1], 0), (WARM_HZ, 0)];
     let mut costs = Vec::new();
@@ -205,9 +220,9 @@ pub(crate) fn sample_costs(bench: &Bench, nothing: NothingSelected, counting: bo
             let target = Target::start(python, bench.cpu, depth, sweep_mib, 0)?;
             points.push((depth, sample_cost(bench, &target, Tool::Tachyon, Aim::Pid(target.pid()), rate_hz, nothing)?));
         }
-        costs.push(SampleCost { python: name.clone(), rate_hz, sweep_mib, points });
+        costs.push(SampleCost { rate_hz, sweep_mib, points });
     }
-    Ok(costs)
+    Ok(Samples { python: name, costs })
 }
 
 /// Samples of the ordinary depth with native frames: at the lower rate, then with cold caches, and warm.
@@ -218,7 +233,7 @@ pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
         let target = Target::start(&bench.ordinary(), bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
         let points =
             vec![(DEPTH, sample_cost(bench, &target, Tool::Native, Aim::Pid(target.pid()), rate_hz, nothing)?)];
-        costs.push(SampleCost { python: bench.ordinary().name(), rate_hz, sweep_mib, points });
+        costs.push(SampleCost { rate_hz, sweep_mib, points });
     }
     Ok(costs)
 }

@@ -90,8 +90,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let counting = zoo::in_sid("3.14").context("hint: cargo xtask zoo")?;
     let bench = Bench { tools, python, counting, cpu: *cpu, effort };
     let nothing = measure::nothing_selected(&bench)?;
-    let samples = measure::sample_costs(&bench, nothing, false)?;
-    let counting = measure::sample_costs(&bench, nothing, true)?;
+    let samples = measure::sample_costs(&bench, &bench.ordinary(), nothing)?;
+    let counting = measure::sample_costs(&bench, &bench.counting, nothing)?;
     let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
     let crowd = crowd::crowd(&bench, nothing)?;
@@ -99,9 +99,9 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     machine.end();
     let results = Results { machine, nothing, samples, counting, native, tools, crowd, slowdowns };
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
-    let page = tach::replace(&results.page(&bench), agreement::HEADING, &agreement);
+    let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
-    let page = tach::replace(&page, tach::HEADING, &section);
+    let page = replace(&page, tach::HEADING, &section);
     print!("{page}");
     eprintln!("{} figures are over their budget", results.over());
     if args.write { write(&page) } else { Ok(()) }
@@ -144,5 +144,31 @@ fn one_section(args: &BenchArgs) -> Result<()> {
     }
     let path = command::project_root().join(PAGE);
     let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    write(&tach::replace(&page, heading, &section))
+    write(&replace(&page, heading, &section))
+}
+
+/// The page with another section in the place of its own; at its end, where it had none.
+fn replace(page: &str, heading: &str, section: &str) -> String {
+    let Some(start) = page.find(heading) else { return format!("{}\n\n{section}", page.trim_end()) };
+    let after = &page[start + heading.len()..];
+    let end = after.find("\n## ").map_or(page.len(), |end| start + heading.len() + end + 1);
+    let rest = &page[end..];
+    let gap = if rest.is_empty() { "" } else { "\n" };
+    format!("{}{section}{gap}{rest}", &page[..start])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::replace;
+    use super::tach::HEADING;
+
+    #[test]
+    fn a_section_takes_the_place_of_its_own() {
+        let section = format!("{HEADING}\nnew\n");
+        let page = replace("# P\n\n## A\n\na\n", HEADING, &section);
+        assert_eq!(page, format!("# P\n\n## A\n\na\n\n{section}"));
+        assert_eq!(replace(&page, HEADING, &section), page);
+        let between = format!("# P\n\n{HEADING}\nold\n\nolder\n\n## Z\n\nz\n");
+        assert_eq!(replace(&between, HEADING, &section), format!("# P\n\n{section}\n## Z\n\nz\n"));
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::crowd::{Crowd, PROCESSES, PYTHONS};
 use super::machine::Machine;
 use super::measure::{
-    Bench, DEPTH, DEPTHS, NothingSelected, RATES_HZ, SWEEP_MIB, SampleCost, Slowdown, ToolCost, WARM_HZ,
+    Bench, DEPTH, DEPTHS, NothingSelected, RATES_HZ, SWEEP_MIB, SampleCost, Samples, Slowdown, ToolCost, WARM_HZ,
 };
 use super::stats::line;
 use super::tools::Tool;
@@ -14,9 +14,9 @@ use super::tools::Tool;
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) nothing: NothingSelected,
-    pub(crate) samples: Vec<SampleCost>,
+    pub(crate) samples: Samples,
     /// The same of the interpreter that counts the code objects that are freed.
-    pub(crate) counting: Vec<SampleCost>,
+    pub(crate) counting: Samples,
     pub(crate) native: Vec<SampleCost>,
     pub(crate) tools: Vec<ToolCost>,
     pub(crate) crowd: Crowd,
@@ -58,16 +58,16 @@ impl Results {
         let swept = |mib: usize| if mib > 0 { ", caches swept" } else { "" };
         add(format!("firing where nothing is selected, {WARM_HZ} Hz"), Some(self.nothing.warm_ns), 150.0, "ns", 0);
         // What the budget calls found in the cache, and checked anew: before 3.14 each frame's `co_version` is read.
-        for (costs, each, budget) in [(&self.counting, "found known", 80.0), (&self.samples, "checked anew", 170.0)] {
-            let Some(python) = costs.first().map(|cost| &cost.python) else { continue };
-            let warm = sample(costs, WARM_HZ, 0).and_then(|cost| line(&as_points(cost)));
+        for (of, each, budget) in [(&self.counting, "found known", 80.0), (&self.samples, "checked anew", 170.0)] {
+            let python = &of.python;
+            let warm = of.under(WARM_HZ, 0).and_then(|cost| line(&as_points(cost)));
             let what = format!("sample of {python} in the kernel, {WARM_HZ} Hz: without its frames");
             add(what, warm.map(|fit| fit.0), 1200.0, "ns", 0);
             add(format!("the same: each frame, {each}"), warm.map(|fit| fit.1), budget, "ns", 0);
             // The budget names the rate. Sweeping the caches as well is harder than what it asks, and is held against it too.
             for mib in [0, SWEEP_MIB] {
                 let what = format!("sample of {DEPTH} frames of {python} in the kernel, {low} Hz{}", swept(mib));
-                add(what, sample(costs, low, mib).and_then(|cost| cost.at(DEPTH)).map(|ns| ns / 1e3), 8.0, "µs", 1);
+                add(what, of.under(low, mib).and_then(|cost| cost.at(DEPTH)).map(|ns| ns / 1e3), 8.0, "µs", 1);
             }
         }
         for cost in &self.native {
@@ -189,8 +189,8 @@ impl Results {
         page.push_str(" a sample | + a frame |\n|---|---:|---:|");
         page.push_str(&"---:|".repeat(DEPTHS.len() + 2));
         page.push('\n');
-        for cost in self.samples.iter().chain(&self.counting) {
-            let _ = write!(page, "| {} | {} Hz | {} MiB |", cost.python, cost.rate_hz, cost.sweep_mib);
+        for (python, cost) in [&self.samples, &self.counting].into_iter().flat_map(Samples::rows) {
+            let _ = write!(page, "| {python} | {} Hz | {} MiB |", cost.rate_hz, cost.sweep_mib);
             for (_, ns) in &cost.points {
                 let _ = write!(page, " {ns:.0} |");
             }
@@ -222,11 +222,6 @@ impl Results {
             );
         }
     }
-}
-
-/// What was measured under a condition.
-fn sample(costs: &[SampleCost], rate_hz: u32, sweep_mib: usize) -> Option<&SampleCost> {
-    costs.iter().find(|cost| (cost.rate_hz, cost.sweep_mib) == (rate_hz, sweep_mib))
 }
 
 fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {

@@ -227,28 +227,3 @@ The best of three by wall time, on which the verdict is: one thread decodes, ano
 keep every sample are as slow as their text is long, and JSON lines, at 3.8 kB a sample, are left out. From TACH to TACH
 samples are decoded, so that what comes out can be read, and copied as they are.
 ";
-
-/// The page with another section in the place of its own; at its end, where it had none.
-pub(crate) fn replace(page: &str, heading: &str, section: &str) -> String {
-    let Some(start) = page.find(heading) else { return format!("{}\n\n{section}", page.trim_end()) };
-    let after = &page[start + heading.len()..];
-    let end = after.find("\n## ").map_or(page.len(), |end| start + heading.len() + end + 1);
-    let rest = &page[end..];
-    let gap = if rest.is_empty() { "" } else { "\n" };
-    format!("{}{section}{gap}{rest}", &page[..start])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_section_takes_the_place_of_its_own() {
-        let section = format!("{HEADING}\nnew\n");
-        let page = replace("# P\n\n## A\n\na\n", HEADING, &section);
-        assert_eq!(page, format!("# P\n\n## A\n\na\n\n{section}"));
-        assert_eq!(replace(&page, HEADING, &section), page);
-        let between = format!("# P\n\n{HEADING}\nold\n\nolder\n\n## Z\n\nz\n");
-        assert_eq!(replace(&between, HEADING, &section), format!("# P\n\n{section}\n## Z\n\nz\n"));
-    }
-}

@@ -17,8 +17,8 @@ use crate::zoo::Python;
 pub(crate) struct Target {
     child: Child,
     counter: NamedTempFile,
-    /// What was copied into the chroot for it.
-    _copied: Option<TempDir>,
+    /// The program and the counter.
+    _dir: TempDir,
 }
 
 /// How far a target was at one moment.
@@ -36,31 +36,26 @@ impl Target {
     /// # Errors
     /// It does not start, or does nothing.
     pub(crate) fn start(python: &Python, cpu: usize, depth: usize, sweep_mib: usize, through_c: usize) -> Result<Self> {
-        let mut program = command::project_root().join("xtask/bench/deep.py");
+        // Where the interpreter sees it.
+        let root = python.root.as_deref();
+        let all = root.map_or_else(std::env::temp_dir, |root| root.join("tmp"));
+        let dir = tempfile::Builder::new().prefix("bench").tempdir_in(&all);
+        let dir = dir.with_context(|| format!("cannot work in {}", all.display()))?;
+        let program = dir.path().join("deep.py");
+        std::fs::copy(command::project_root().join("xtask/bench/deep.py"), &program).context("cannot copy deep.py")?;
+        let counter = NamedTempFile::new_in(dir.path()).context("cannot create the target's counter")?;
+        counter.as_file().set_len(8).context("cannot size the target's counter")?;
         let mut line = Command::new("taskset");
         line.args(["-c", &cpu.to_string()]);
-        let mut copied = None;
-        let counter = if let Some(root) = &python.root {
-            let dir =
-                tempfile::Builder::new().prefix("bench").tempdir_in(root.join("tmp")).context("cannot work there")?;
-            let copy = dir.path().join("deep.py");
-            std::fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
-            program = copy;
+        if let Some(root) = root {
             line.arg("chroot").arg(root);
-            let counter = NamedTempFile::new_in(dir.path());
-            copied = Some(dir);
-            counter
-        } else {
-            NamedTempFile::new()
-        };
-        let counter = counter.context("cannot create the target's counter")?;
-        counter.as_file().set_len(8).context("cannot size the target's counter")?;
+        }
         line.arg(&python.path).arg(python.sees(&program));
         line.args([depth.to_string(), sweep_mib.to_string()]).arg(python.sees(counter.path()));
         line.arg(through_c.to_string());
         let child = line.stdin(Stdio::null()).spawn();
         let child = child.with_context(|| format!("cannot start {}", python.path.display()))?;
-        let mut target = Self { child, counter, _copied: copied };
+        let mut target = Self { child, counter, _dir: dir };
         let patience = Instant::now() + Duration::from_secs(20);
         while target.iterations()? == 0 {
             if let Some(status) = target.child.try_wait().context("cannot wait for the target")? {
