@@ -38,14 +38,16 @@ pub(crate) fn of_sources(project: &Path) -> Result<String> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// The files that [`of_sources`] covers, in no particular order.
+/// The files that [`of_sources`] covers, in no particular order: a crate's own `tests` are no part of what it becomes.
 ///
 /// # Errors
 /// A directory cannot be read.
 pub(crate) fn sources(project: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for name in CRATES {
+        let tests = project.join(name).join("tests");
         collect(&project.join(name), &mut files)?;
+        files.retain(|file| !file.starts_with(&tests));
     }
     Ok(files)
 }
