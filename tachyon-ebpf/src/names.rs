@@ -58,7 +58,7 @@ impl Codes {
     ///
     /// It is the same one when no code object of its interpreter has been freed since (3.14+ count that), or when it has
     /// the same `co_version`, which no other one of its interpreter is given. A function of its own for the verifier, as
-    /// `sample::walk_python_frames` is.
+    /// `sample::frames::walk_python_frames` is.
     #[inline(always)]
     pub fn look_up(&mut self, code: u64, identity: &mut CodeIdentity) -> u64 {
         self.known = 0;
@@ -257,7 +257,7 @@ pub enum Named {
     RingFull,
 }
 
-/// Sends the next record of the code object of `frame`. A function of its own for the verifier, as `sample::walk_python_frames` is.
+/// Sends the next record of the code object of `frame`.
 #[inline(always)]
 pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame) -> Named {
     let key = key(state.process.image, frame);

@@ -153,8 +153,8 @@ pub fn step() -> u64 {
     ended
 }
 
-/// Walks [`NATIVE_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`]. A global function, as
-/// `sample::walk_python_frames` is.
+/// Walks [`NATIVE_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`]. A
+/// global function, as `sample::frames::walk_python_frames` is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn walk_native_frames() -> u64 {

@@ -1,29 +1,34 @@
 //! One perf event -> one record.
 
+mod codes;
+mod frames;
+mod search;
+
+pub use codes::name_codes;
+pub use frames::walk_frames;
+pub use search::search_threads;
+
 use crate::emit::emit;
 use crate::kernel::{KernelPtr, UserRegs};
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK,
-    STAGES, STATE, SampleScratch, State, config, repair,
+    COUNTERS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STAGES, STATE,
+    SampleScratch, State, config, repair,
 };
-use crate::memory::{CurrentProcess, masked};
-use crate::names::{self, Codes, Named};
+use crate::memory::CurrentProcess;
 use crate::native;
 use crate::thread;
 use crate::verdicts;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::PerfEventContext;
+use search::enter;
 use tachyon_common::config::flags as config_flags;
-use tachyon_common::event::{Counters, RawFrame, RecordHeader, SampleRecord, frame, kind, status};
-use tachyon_common::layout::Layout;
-use tachyon_common::limits::{
-    CODES_PER_STEP, MAX_TAIL_CALLS, MAX_THREAD_STEPS, PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP, THREADS_PER_STEP,
-};
+use tachyon_common::event::{Counters, RecordHeader, SampleRecord, kind, status};
+use tachyon_common::limits::MAX_TAIL_CALLS;
 use tachyon_common::process::{ProcessEntry, flags as process_flags};
 use tachyon_common::stop::{LossCause, StopReason};
-use tachyon_common::walk::{self, CodeIdentity, Found, FrameSink, FrameWalk, ThreadPointer, ThreadSearch};
+use tachyon_common::walk::{self, FrameWalk, ThreadPointer, ThreadSearch};
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
 pub struct Scratch {
@@ -220,198 +225,6 @@ fn go_on(ctx: &PerfEventContext, scratch: &mut Scratch, stage: u32) {
     }
 }
 
-/// Looks at one thread state of the list: gives one of [`search`], or the number of the reason why the search has ended.
-/// A global function, as [`walk_python_frames`] is.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn look_at_thread() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return search::GOES_ON };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return search::GOES_ON };
-    match state.search.look(&CurrentProcess, layout) {
-        Found::More => search::GOES_ON,
-        Found::State { tstate, unique } => {
-            state.found = tstate;
-            if unique { search::UNIQUE } else { search::FOUND }
-        }
-        Found::Stop(reason) => reason as u64,
-    }
-}
-
-/// What [`look_at_thread`] gives: no reason has these numbers.
-mod search {
-    /// There is more to look at.
-    pub const GOES_ON: u64 = super::GOES_ON as u64;
-    /// The thread's state is [`super::State::found`].
-    pub const FOUND: u64 = GOES_ON + 1;
-    /// It is, and it may be remembered.
-    pub const UNIQUE: u64 = GOES_ON + 2;
-}
-
-/// Searches the thread list; the second stage on a miss of the cache.
-#[inline(always)]
-pub fn search_threads(ctx: &PerfEventContext) {
-    let mut steps = 0;
-    let mut found = search::GOES_ON;
-    while steps < THREADS_PER_STEP && found == search::GOES_ON {
-        steps += 1;
-        found = look_at_thread();
-    }
-    let Some(mut scratch) = Scratch::get() else { return };
-    let state = &mut *scratch.state;
-    let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
-        return;
-    };
-    let tid = scratch.sample.record.tid;
-    if found == search::GOES_ON {
-        state.thread_steps += 1;
-        if state.thread_steps < MAX_THREAD_STEPS {
-            go_on(ctx, &mut scratch, STAGE_SEARCH);
-        }
-        let state = &mut *scratch.state;
-        let token = thread::token(layout, &state.process);
-        thread::break_off(&state.search, &state.process, tid, token);
-        return stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
-    }
-    if found != search::FOUND && found != search::UNIQUE {
-        thread::start_over(&state.process, tid);
-        return stopped(ctx, &mut scratch, found as u8);
-    }
-    let tstate = state.found;
-    if found == search::UNIQUE {
-        let token = thread::token(layout, &state.process);
-        thread::remember(&state.process, tid, token, tstate);
-    }
-    if walk::read_thread(&CurrentProcess, layout, tstate, &mut state.thread_buffer).is_err() {
-        return stop(ctx, &mut scratch, StopReason::UnreadableThread);
-    }
-    enter(ctx, &mut scratch, layout, tstate);
-}
-
-/// Takes down the thread's state, which has been copied, and starts the walk.
-#[inline(always)]
-fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
-    let state = &mut *scratch.state;
-    let record = &mut scratch.sample.record;
-    let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);
-    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, thread, interp);
-    record.tstate = tstate;
-    record.status |= facts.status;
-    record.interp_id = facts.interp_id;
-    record.code_generation = facts.code_generation;
-    state.codes.enter(layout, &state.process, facts.interp_id, facts.code_generation);
-    if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
-        scratch.counters.filtered += 1;
-        return;
-    }
-    let ip = record.user_ip;
-    if ip >= state.process.entering_start && ip < state.process.entering_end {
-        if state.process.cframe_offset != 0 {
-            state.repair = repair::WANTED;
-        }
-        return stop(ctx, scratch, StopReason::EnteringEval);
-    }
-    match walk::innermost_frame(&CurrentProcess, layout, &state.thread_buffer) {
-        Ok(frame) => state.walk.next = frame,
-        Err(reason) => return stop(ctx, scratch, reason),
-    }
-    state.walk.gc_frame = facts.gc_frame;
-    // The numbers of 3.15's opcodes are those that the readers of the format know.
-    if config!(flags) & config_flags::OPCODES != 0 && layout.version_hex >= 0x030f_0000 {
-        state.walk.opcodes = 1;
-    }
-    if Layout::present(layout.tstate_base_frame) {
-        state.walk.base_frame = state.thread_buffer.u64(layout.tstate_base_frame);
-    }
-    go_on(ctx, scratch, STAGE_WALK);
-    stop(ctx, scratch, StopReason::TailCallFailed);
-}
-
-/// Puts frames into the sample and remembers which code objects are new.
-struct SampleFrames<'a> {
-    frames: *mut RawFrame,
-    image: u64,
-    codes: &'a mut Codes,
-}
-
-impl SampleFrames<'_> {
-    #[inline(always)]
-    fn slot(&self, index: usize) -> *mut RawFrame {
-        // SAFETY: masked to a slot of the array (its length is a power of two).
-        unsafe { self.frames.add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) }
-    }
-}
-
-impl FrameSink for SampleFrames<'_> {
-    #[inline(always)]
-    fn known(&mut self, code: u64, identity: &mut CodeIdentity) -> bool {
-        let _zero = self.codes.look_up(code, identity);
-        core::hint::black_box(&mut *self.codes).known != 0
-    }
-
-    #[inline(always)]
-    fn store(&mut self, index: usize, raw: RawFrame, identity: &CodeIdentity) {
-        let slot = self.slot(index);
-        // SAFETY: `slot` is inside the scratch value.
-        unsafe { slot.write(raw) };
-        if self.codes.known == 0 {
-            // SAFETY: as above.
-            let _zero = self.codes.note(self.image, index, unsafe { &*slot }, identity);
-        }
-    }
-
-    #[inline(always)]
-    fn mark_entry(&mut self, index: usize) {
-        // SAFETY: `slot` is inside the scratch value.
-        unsafe { (*self.slot(index)).flags |= frame::ENTRY };
-    }
-}
-
-/// Looks at [`PY_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`].
-///
-/// A global function, without arguments, is verified once and by itself: to its callers it is one instruction with any
-/// result. Inlined, or as a function of this file, all of its paths would be verified anew in each turn of a loop.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn walk_python_frames() -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
-    let mut frames =
-        SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
-    let mut ended = None;
-    let mut looks = 0;
-    while looks < PY_FRAMES_PER_CALL && ended.is_none() {
-        looks += 1;
-        ended = core::hint::black_box(&mut state.walk).frame(
-            &CurrentProcess,
-            layout,
-            state.process.code_type,
-            config!(seed),
-            &mut state.frame_buffer,
-            &mut state.code_buffer,
-            &mut frames,
-        );
-    }
-    u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
-}
-
-/// Walks a part of the frame chain; the third stage.
-#[inline(always)]
-pub fn walk_frames(ctx: &PerfEventContext) {
-    let mut steps = 0;
-    let mut ended = u64::from(GOES_ON);
-    while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
-        steps += 1;
-        ended = walk_python_frames();
-    }
-    let Some(mut scratch) = Scratch::get() else { return };
-    if ended == u64::from(GOES_ON) {
-        go_on(ctx, &mut scratch, STAGE_WALK);
-        return stop(ctx, &mut scratch, StopReason::TailCallFailed);
-    }
-    stopped(ctx, &mut scratch, ended as u8);
-}
-
 /// Walks a part of the native stack; the fourth stage, only when native frames are wanted.
 #[inline(always)]
 pub fn walk_native(ctx: &PerfEventContext) {
@@ -457,54 +270,6 @@ fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
     scratch.sample.record.native_frames = 0;
     go_on(ctx, scratch, STAGE_WALK);
     scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
-}
-
-/// Sends the next record of the code objects seen for the first time, and gives one of [`named`]. A global function, as
-/// [`walk_python_frames`] is.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn name_code() -> u64 {
-    let Some(Scratch { state, sample, counters }) = Scratch::get() else { return named::ALL };
-    let Some(layout) = LAYOUTS.get(state.process.layout) else { return named::ALL };
-    let Some(index) = state.codes.next() else { return named::ALL };
-    // SAFETY: masked to a slot of the array.
-    let raw = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)).read() };
-    match names::send(state, layout, sample.record.tgid, &raw) {
-        Named::Done => state.codes.pending_next += 1,
-        Named::Partly => {}
-        Named::RingFull => {
-            counters.code_ring_full += 1;
-            return named::RING_FULL;
-        }
-    }
-    counters.codes_sent += 1;
-    named::GOES_ON
-}
-
-/// What [`name_code`] gives.
-mod named {
-    /// There may be more.
-    pub const GOES_ON: u64 = 0;
-    /// All have been sent.
-    pub const ALL: u64 = 1;
-    /// The ring is full: the others are tried with another sample.
-    pub const RING_FULL: u64 = 2;
-}
-
-/// Sends code objects seen for the first time; the last stage, only when there are any.
-#[inline(always)]
-pub fn name_codes(ctx: &PerfEventContext) {
-    let mut steps = 0;
-    let mut result = named::GOES_ON;
-    while steps < CODES_PER_STEP && result == named::GOES_ON {
-        steps += 1;
-        result = name_code();
-    }
-    let Some(mut scratch) = Scratch::get() else { return };
-    if result == named::GOES_ON {
-        go_on(ctx, &mut scratch, STAGE_NAME);
-    }
-    emit(ctx, &mut scratch);
 }
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.

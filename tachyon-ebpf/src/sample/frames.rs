@@ -1,0 +1,96 @@
+//! The third stage: the thread's Python frames.
+
+use super::{Scratch, go_on, stop, stopped};
+use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config};
+use crate::memory::{CurrentProcess, masked};
+use crate::names::Codes;
+use aya_ebpf::programs::PerfEventContext;
+use tachyon_common::event::{RawFrame, frame};
+use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
+use tachyon_common::stop::StopReason;
+use tachyon_common::walk::{CodeIdentity, FrameSink};
+
+/// Puts frames into the sample and remembers which code objects are new.
+struct SampleFrames<'a> {
+    frames: *mut RawFrame,
+    image: u64,
+    codes: &'a mut Codes,
+}
+
+impl SampleFrames<'_> {
+    #[inline(always)]
+    fn slot(&self, index: usize) -> *mut RawFrame {
+        // SAFETY: masked to a slot of the array (its length is a power of two).
+        unsafe { self.frames.add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) }
+    }
+}
+
+impl FrameSink for SampleFrames<'_> {
+    #[inline(always)]
+    fn known(&mut self, code: u64, identity: &mut CodeIdentity) -> bool {
+        let _zero = self.codes.look_up(code, identity);
+        core::hint::black_box(&mut *self.codes).known != 0
+    }
+
+    #[inline(always)]
+    fn store(&mut self, index: usize, raw: RawFrame, identity: &CodeIdentity) {
+        let slot = self.slot(index);
+        // SAFETY: `slot` is inside the scratch value.
+        unsafe { slot.write(raw) };
+        if self.codes.known == 0 {
+            // SAFETY: as above.
+            let _zero = self.codes.note(self.image, index, unsafe { &*slot }, identity);
+        }
+    }
+
+    #[inline(always)]
+    fn mark_entry(&mut self, index: usize) {
+        // SAFETY: `slot` is inside the scratch value.
+        unsafe { (*self.slot(index)).flags |= frame::ENTRY };
+    }
+}
+
+/// Looks at [`PY_FRAMES_PER_CALL`] frames, and gives the number of the reason why the walk has ended, or [`GOES_ON`].
+///
+/// A global function, without arguments, is verified once and by itself: to its callers it is one instruction with any
+/// result. Inlined, or as a function of this file, all of its paths would be verified anew in each turn of a loop.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn walk_python_frames() -> u64 {
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
+    let mut frames =
+        SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
+    let mut ended = None;
+    let mut looks = 0;
+    while looks < PY_FRAMES_PER_CALL && ended.is_none() {
+        looks += 1;
+        ended = core::hint::black_box(&mut state.walk).frame(
+            &CurrentProcess,
+            layout,
+            state.process.code_type,
+            config!(seed),
+            &mut state.frame_buffer,
+            &mut state.code_buffer,
+            &mut frames,
+        );
+    }
+    u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
+}
+
+/// Walks a part of the frame chain; the third stage.
+#[inline(always)]
+pub fn walk_frames(ctx: &PerfEventContext) {
+    let mut steps = 0;
+    let mut ended = u64::from(GOES_ON);
+    while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
+        steps += 1;
+        ended = walk_python_frames();
+    }
+    let Some(mut scratch) = Scratch::get() else { return };
+    if ended == u64::from(GOES_ON) {
+        go_on(ctx, &mut scratch, STAGE_WALK);
+        return stop(ctx, &mut scratch, StopReason::TailCallFailed);
+    }
+    stopped(ctx, &mut scratch, ended as u8);
+}

@@ -1,0 +1,120 @@
+//! The second stage: which of the interpreter's thread states is this thread's.
+
+use super::{Scratch, go_on, lose, stop, stopped};
+use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
+use crate::memory::CurrentProcess;
+use crate::thread;
+use aya_ebpf::programs::PerfEventContext;
+use tachyon_common::config::flags as config_flags;
+use tachyon_common::event::status;
+use tachyon_common::layout::Layout;
+use tachyon_common::limits::{MAX_THREAD_STEPS, THREADS_PER_STEP};
+use tachyon_common::stop::{LossCause, StopReason};
+use tachyon_common::walk::{self, Found};
+
+/// Looks at one thread state of the list: gives one of [`result`], or the number of the reason why the search has ended.
+/// A global function, as [`super::frames::walk_python_frames`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_thread() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return result::GOES_ON };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return result::GOES_ON };
+    match state.search.look(&CurrentProcess, layout) {
+        Found::More => result::GOES_ON,
+        Found::State { tstate, unique } => {
+            state.found = tstate;
+            if unique { result::UNIQUE } else { result::FOUND }
+        }
+        Found::Stop(reason) => reason as u64,
+    }
+}
+
+/// What [`look_at_thread`] gives: no reason has these numbers.
+mod result {
+    /// There is more to look at.
+    pub const GOES_ON: u64 = crate::maps::GOES_ON as u64;
+    /// The thread's state is [`crate::maps::State::found`].
+    pub const FOUND: u64 = GOES_ON + 1;
+    /// It is, and it may be remembered.
+    pub const UNIQUE: u64 = GOES_ON + 2;
+}
+
+/// Searches the thread list; the second stage on a miss of the cache.
+#[inline(always)]
+pub fn search_threads(ctx: &PerfEventContext) {
+    let mut steps = 0;
+    let mut found = result::GOES_ON;
+    while steps < THREADS_PER_STEP && found == result::GOES_ON {
+        steps += 1;
+        found = look_at_thread();
+    }
+    let Some(mut scratch) = Scratch::get() else { return };
+    let state = &mut *scratch.state;
+    let Some(layout) = LAYOUTS.get(state.process.layout) else {
+        lose(scratch.counters, LossCause::Internal);
+        return;
+    };
+    let tid = scratch.sample.record.tid;
+    if found == result::GOES_ON {
+        state.thread_steps += 1;
+        if state.thread_steps < MAX_THREAD_STEPS {
+            go_on(ctx, &mut scratch, STAGE_SEARCH);
+        }
+        let state = &mut *scratch.state;
+        let token = thread::token(layout, &state.process);
+        thread::break_off(&state.search, &state.process, tid, token);
+        return stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
+    }
+    if found != result::FOUND && found != result::UNIQUE {
+        thread::start_over(&state.process, tid);
+        return stopped(ctx, &mut scratch, found as u8);
+    }
+    let tstate = state.found;
+    if found == result::UNIQUE {
+        let token = thread::token(layout, &state.process);
+        thread::remember(&state.process, tid, token, tstate);
+    }
+    if walk::read_thread(&CurrentProcess, layout, tstate, &mut state.thread_buffer).is_err() {
+        return stop(ctx, &mut scratch, StopReason::UnreadableThread);
+    }
+    enter(ctx, &mut scratch, layout, tstate);
+}
+
+/// Takes down the thread's state, which has been copied, and starts the walk.
+#[inline(always)]
+pub(super) fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
+    let state = &mut *scratch.state;
+    let record = &mut scratch.sample.record;
+    let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);
+    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, thread, interp);
+    record.tstate = tstate;
+    record.status |= facts.status;
+    record.interp_id = facts.interp_id;
+    record.code_generation = facts.code_generation;
+    state.codes.enter(layout, &state.process, facts.interp_id, facts.code_generation);
+    if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
+        scratch.counters.filtered += 1;
+        return;
+    }
+    let ip = record.user_ip;
+    if ip >= state.process.entering_start && ip < state.process.entering_end {
+        if state.process.cframe_offset != 0 {
+            state.repair = repair::WANTED;
+        }
+        return stop(ctx, scratch, StopReason::EnteringEval);
+    }
+    match walk::innermost_frame(&CurrentProcess, layout, &state.thread_buffer) {
+        Ok(frame) => state.walk.next = frame,
+        Err(reason) => return stop(ctx, scratch, reason),
+    }
+    state.walk.gc_frame = facts.gc_frame;
+    // The numbers of 3.15's opcodes are those that the readers of the format know.
+    if config!(flags) & config_flags::OPCODES != 0 && layout.version_hex >= 0x030f_0000 {
+        state.walk.opcodes = 1;
+    }
+    if Layout::present(layout.tstate_base_frame) {
+        state.walk.base_frame = state.thread_buffer.u64(layout.tstate_base_frame);
+    }
+    go_on(ctx, scratch, STAGE_WALK);
+    stop(ctx, scratch, StopReason::TailCallFailed);
+}
