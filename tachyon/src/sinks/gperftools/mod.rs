@@ -177,7 +177,7 @@ fn place(label: &Label<'_>) -> Place {
     let line = label.line.unwrap_or(0);
     let (function, symbol) = match label.kind {
         // As a linker has them: demangled names lose their arguments and template arguments, as anywhere in pprof.
-        Kind::Native | Kind::Kernel if !label.filename.is_empty() => {
+        Kind::Native | Kind::Kernel if !label.filename.is_empty() && !is_bracketed(label.function) => {
             (label.function.to_owned(), label.function.to_owned())
         }
         Kind::Python => {
@@ -202,6 +202,12 @@ fn place(label: &Label<'_>) -> Place {
         if text.is_empty() { none.to_owned() } else { escape_controls(text).into_owned() }
     };
     Place { file: clean(label.filename, "~"), function: clean(&function, "?"), symbol: clean(&symbol, "?"), line }
+}
+
+/// Whether it is one pair of brackets with all that stands in them, such as `<unknown>`: readers drop template arguments,
+/// and what has no name left goes to its caller in Perl's pprof.
+fn is_bracketed(name: &str) -> bool {
+    name.strip_prefix('<').and_then(|name| name.strip_suffix('>')).is_some_and(|name| !name.contains(['<', '>']))
 }
 
 /// Perl's pprof drops everything in `()` and `<>`.

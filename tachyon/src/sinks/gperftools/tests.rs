@@ -111,6 +111,11 @@ fn names_survive_readers() {
     }
     let place = place(&Label { kind: Kind::Special, function: "<stack cut: depth>", filename: "", line: None });
     assert_eq!((place.function.as_str(), place.file.as_str()), ("[stack cut: depth]", "~"));
+    for (function, shown) in [("<unknown>", "[unknown]"), ("<T as U>::f<V>", "<T as U>::f<V>")] {
+        let place = super::place(&Label { kind: Kind::Native, function, filename: "libz.so.1", line: None });
+        let names = (place.function.as_str(), place.symbol.as_str(), place.file.as_str());
+        assert_eq!(names, (shown, shown, "libz.so.1"));
+    }
 }
 
 /// What a mapping of another process, at the same addresses, is moved to.
