@@ -314,6 +314,10 @@ fn without_journal() {
         let error = recovered(dir.path(), &file[..len], None, None).unwrap_err();
         assert!(matches!(error.downcast_ref(), Some(RecoverError::NoJournal { .. })), "{len} bytes: {error:#}");
     }
+    for other in ["#!/bin/sh\n".repeat(20), "HCAT\u{2}\0\0\0".repeat(20)] {
+        let error = recovered(dir.path(), other.as_bytes(), None, None).unwrap_err();
+        assert!(error.downcast_ref::<RecoverError>().is_none(), "it is no profile that was cut: {error:#}");
+    }
     // Tables that are whole and samples that are not: what comes before the damage.
     let mut damaged = file.clone();
     let end = damaged.len();

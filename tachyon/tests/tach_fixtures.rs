@@ -291,4 +291,10 @@ fn a_file_that_was_not_finished_says_so() {
     let mut bytes = file.into_inner();
     bytes.extend([7; 64]);
     assert!(matches!(open(&bytes), Err(ReadError::Unfinished)));
+    // Compressed samples come late: for long, the header is all there is.
+    for header in [&bytes[..64], &[0; 64]] {
+        assert!(matches!(open(header), Err(ReadError::Unfinished)));
+    }
+    assert!(matches!(open(&bytes[..63]), Err(ReadError::TooSmall(63))));
+    assert!(matches!(open(&[b'x'; 64]), Err(ReadError::TooSmall(64))));
 }

@@ -37,7 +37,7 @@ pub struct Recovered {
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// Neither tables nor journal.
-    #[error("it was cut before its names were written, and there is no journal at {}", journal.display())]
+    #[error("its names cannot be read, and there is no journal at {}", journal.display())]
     NoJournal {
         /// Where it would be.
         journal: PathBuf,
@@ -105,7 +105,11 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
     let journal = match File::open(&path) {
         Ok(journal) => journal,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(RecoverError::NoJournal { journal: path, source }.into());
+            return Err(match source {
+                // No cut makes these of a profile.
+                ReadError::BadMagic(_) | ReadError::UnsupportedVersion(_) => source.into(),
+                source => RecoverError::NoJournal { journal: path, source }.into(),
+            });
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };

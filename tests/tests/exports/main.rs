@@ -152,6 +152,8 @@ fn browser_shows_flame_graph_and_speedscope() {
     assert_eq!(found["errors"], serde_json::json!([]));
     assert_eq!(found["requests"], serde_json::json!([]), "the page works offline");
     assert_eq!(found["caption"], "124 samples in 1.5 s at 100 Hz, 0 lost (0.0 %)");
+    let root_top = found["root_top"].as_f64().unwrap();
+    assert!((0.0..150.0).contains(&root_top), "the page begins at the roots: {root_top}");
     assert_eq!(found["share"], "Matched: 86.3%");
     assert_eq!(found["share_reversed"], "Matched: 86.3%");
     let width = |key: &str| found[key][0].as_u64().unwrap_or_else(|| panic!("{key}: {found}"));
