@@ -73,7 +73,10 @@ impl<W: Write> Sink for GperftoolsSink<W> {
         let companion = self.symbols_path.as_os_str().as_bytes();
         // Go's pprof takes the first mapping that holds an address, and knows one place of a file only: so the first
         // one is the companion from the first address to the last.
-        if let Some(program) = code.map.native.objects.iter().find(|object| is_program(&object.path)) {
+        // Of a path with white space it reads the first word and finds nothing there. Then the companion has to be the
+        // profile's program, which people can name.
+        let found = !companion.iter().any(u8::is_ascii_whitespace);
+        if let Some(program) = code.map.native.objects.iter().find(|object| found && is_program(&object.path)) {
             // The first object that is no library it moves to the front, so there is one that holds nothing.
             write_mapping(&mut out, (0, PAGE, 0), escape_controls(&program.path).as_bytes())?;
         }
