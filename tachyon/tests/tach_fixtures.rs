@@ -297,4 +297,7 @@ fn a_file_that_was_not_finished_says_so() {
     }
     assert!(matches!(open(&bytes[..63]), Err(ReadError::TooSmall(63))));
     assert!(matches!(open(&[b'x'; 64]), Err(ReadError::TooSmall(64))));
+    let gperftools: Vec<u8> =
+        [0_u64, 3, 0, 10_000, 0].into_iter().cycle().take(20).flat_map(u64::to_le_bytes).collect();
+    assert!(matches!(open(&gperftools), Err(ReadError::BadMagic(0))));
 }
