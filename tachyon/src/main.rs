@@ -126,7 +126,8 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         args.input.display()
     );
     if let Some(tail) = &recovered.missing_tail {
-        let _closed = writeln!(io::stderr(), "the newest samples are not among them: there is no {}", tail.display());
+        let why = if tail.exists() { "does not fit the file" } else { "is missing" };
+        let _closed = writeln!(io::stderr(), "the newest samples are not among them: {} {why}", tail.display());
     }
     if recovered.cut {
         let _closed = writeln!(

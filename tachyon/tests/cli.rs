@@ -137,6 +137,32 @@ fn what_cannot_be_profiled_is_status_1() {
 }
 
 #[test]
+fn files_that_were_cut_have_a_hint() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.tach.part");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tach/v03_record_types.tach");
+    let whole = fs::read(fixture).unwrap();
+    let path_text = path.to_str().unwrap();
+    let mut header = whole[..64].to_vec();
+    header[28..56].fill(0);
+    fs::write(&path, header).unwrap();
+    for verb in ["read", "export"] {
+        let arguments = if verb == "read" { vec!["info", path_text] } else { vec!["export", path_text, "-o", "-"] };
+        refuses(
+            &arguments,
+            1,
+            &format!(
+                "tachyon-bpf: cannot {verb} {path_text}: the recording was cut before its end: the header was never completed\n\
+                 hint: `tachyon-bpf recover` makes a readable file of a recording that was cut\n"
+            ),
+        );
+    }
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let told = String::from_utf8(run(&["info", path_text]).stderr).unwrap();
+    assert!(told.ends_with(" is past the end\nhint: the file may have been cut\n"), "{told}");
+}
+
+#[test]
 fn a_process_that_ended_is_told_so() {
     let mut zombie = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
     // Its end closes the pipe; it stays a zombie until it is waited for.

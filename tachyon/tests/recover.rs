@@ -304,6 +304,29 @@ fn cut_journals() {
 }
 
 #[test]
+fn journals_and_tails_of_other_recordings() {
+    let dir = tempfile::tempdir().unwrap();
+    for (compression, layout, many) in KINDS {
+        let recording = record(compression, layout, many);
+        let Files { file, journal, tail } = &recording.ticks[3].files;
+        let other = String::from_utf8(journal.clone()).unwrap().replace("\"start_time_us\":0,", "\"start_time_us\":7,");
+        assert_ne!(other.as_bytes(), journal);
+        let error = recovered(dir.path(), file, Some(other.as_bytes()), Some(tail)).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(RecoverError::OtherRecording(_))), "{error:#}");
+
+        let path = dir.path().join("a.tach.part");
+        let missing = |tail: Option<&[u8]>| {
+            recovered(dir.path(), file, Some(journal), tail).unwrap();
+            recover::run(&path, None, &mut Cursor::new(Vec::new())).unwrap().missing_tail
+        };
+        let other = record(compression, layout, !many).ticks.remove(3).files.tail;
+        let named = Some(path.with_added_extension("tail"));
+        assert_eq!([missing(Some(&other)), missing(None)], [named.clone(), named]);
+        assert_eq!([missing(Some(tail)), missing(Some(&[]))], [None, None]);
+    }
+}
+
+#[test]
 fn without_journal() {
     let dir = tempfile::tempdir().unwrap();
     let recording = record(Compression::None, Layout::Released, false);
@@ -313,6 +336,10 @@ fn without_journal() {
     for len in [0, 10, 64, 200, file.len() - 1] {
         let error = recovered(dir.path(), &file[..len], None, None).unwrap_err();
         assert!(matches!(error.downcast_ref(), Some(RecoverError::NoJournal { .. })), "{len} bytes: {error:#}");
+    }
+    for other in ["#!/bin/sh\n".repeat(20), "HCAT\u{2}\0\0\0".repeat(20)] {
+        let error = recovered(dir.path(), other.as_bytes(), None, None).unwrap_err();
+        assert!(error.downcast_ref::<RecoverError>().is_none(), "it is no profile that was cut: {error:#}");
     }
     // Tables that are whole and samples that are not: what comes before the damage.
     let mut damaged = file.clone();

@@ -291,4 +291,13 @@ fn a_file_that_was_not_finished_says_so() {
     let mut bytes = file.into_inner();
     bytes.extend([7; 64]);
     assert!(matches!(open(&bytes), Err(ReadError::Unfinished)));
+    // Compressed samples come late: for long, the header is all there is.
+    for header in [&bytes[..64], &[0; 64]] {
+        assert!(matches!(open(header), Err(ReadError::Unfinished)));
+    }
+    assert!(matches!(open(&bytes[..63]), Err(ReadError::TooSmall(63))));
+    assert!(matches!(open(&[b'x'; 64]), Err(ReadError::TooSmall(64))));
+    let gperftools: Vec<u8> =
+        [0_u64, 3, 0, 10_000, 0].into_iter().cycle().take(20).flat_map(u64::to_le_bytes).collect();
+    assert!(matches!(open(&gperftools), Err(ReadError::BadMagic(0))));
 }

@@ -246,8 +246,8 @@ pub struct ExportArgs {
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
 
-    /// Format: tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox or jsonl [default: by the extension of OUT]
-    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name, long_help = format::long_help("OUT"))]
+    /// Format: tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox or jsonl [default: by the extension of OUT, collapsed for `-`]
+    #[arg(long, value_name = "FORMAT", value_parser = format::parse_name, long_help = format::long_help("OUT, collapsed for `-`"))]
     pub format: Option<Format>,
 
     /// Keep threads apart in formats that join them (gperftools, pprof, flamegraph); the others always do

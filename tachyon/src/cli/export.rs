@@ -13,7 +13,6 @@ use crate::tach::{CopyError, Frame, ReadAhead, ReadError, Reader, Summary, Table
 use anyhow::Context;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -49,7 +48,7 @@ pub struct ExportSummary {
 /// needs another kind of output.
 pub fn run(input: &Path, output: Output<'_>, format: Format, options: ExportOptions) -> anyhow::Result<ExportSummary> {
     let reading = || format!("cannot export {}", input.display());
-    let file = File::open(input).with_context(reading)?;
+    let file = super::input::open(input).with_context(reading)?;
     let reader = Reader::new(io::BufReader::new(file)).with_context(reading)?;
     export(reader, output, format, options).with_context(reading)
 }

@@ -8,6 +8,7 @@ use super::recover::RecoverError;
 use crate::kernel::KernelError;
 use crate::remote::NamespaceError;
 use crate::sinks::export::ExportError;
+use crate::tach::ReadError;
 use std::io::{self, Write};
 
 /// Exit status when no profile could be made.
@@ -124,6 +125,8 @@ fn told(cause: &(dyn std::error::Error + 'static)) -> Option<(Option<String>, u8
         } else if let Some(error) = cause.downcast_ref::<NamespaceError>() {
             error.hint()
         } else if let Some(error) = cause.downcast_ref::<RecoverError>() {
+            error.hint()
+        } else if let Some(error) = cause.downcast_ref::<ReadError>() {
             error.hint()
         } else {
             cause.is::<ExportError>().then_some(ExportError::HINT)

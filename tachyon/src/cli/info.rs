@@ -7,7 +7,6 @@ use crate::tach::{Features, ReadError, Reader, RecordCounts, Sample, Statistics}
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufReader, Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -57,7 +56,7 @@ struct ThreadSamples {
 /// when `out` fails.
 pub fn run(path: &Path, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let reading = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(reading)?;
+    let file = super::input::open(path).with_context(reading)?;
     let mut reader = Reader::new(BufReader::new(file)).with_context(reading)?;
     let (info, error) = inspect(path, &mut reader);
     if json {

@@ -12,6 +12,7 @@ mod stdout;
 
 pub use directory::{OutputDirectory, WHOLE};
 pub use error::OutputError;
+pub(super) use place::not_regular;
 pub use stdout::is_unread;
 
 use super::caller::Caller;

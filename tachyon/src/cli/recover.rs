@@ -5,14 +5,16 @@
 //! everything up to the last second before the cut can be read.
 
 use super::export::{self, WriteSeek};
+use super::input;
 use crate::report::Report;
 use crate::sinks::journal::{self, Start};
 use crate::sinks::metadata::Metadata;
 use crate::sinks::tail;
-use crate::tach::{Compression, Features, Layout, Mode, Options, ReadError, Reader, Section};
+use crate::tach::{Compression, Features, Layout, MAGIC, Mode, Options, ReadError, Reader, Section};
 use anyhow::Context;
 use std::fs::File;
 use std::io::{self, BufReader};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ pub struct Recovered {
     pub threads: u64,
     /// The names came from a journal.
     pub from_journal: bool,
-    /// Where the newest samples would be, and are not.
+    /// Where the newest samples would be, and are not: no such file, or one that does not fit.
     pub missing_tail: Option<PathBuf>,
     /// From the recording's start to the last sample.
     pub recorded: Duration,
@@ -37,7 +39,7 @@ pub struct Recovered {
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// Neither tables nor journal.
-    #[error("it was cut before its names were written, and there is no journal at {}", journal.display())]
+    #[error("its names cannot be read, and there is no journal at {}", journal.display())]
     NoJournal {
         /// Where it would be.
         journal: PathBuf,
@@ -47,6 +49,9 @@ pub enum RecoverError {
     /// The journal ends before it begins.
     #[error("the journal {} has no first line: nothing was recorded yet", .0.display())]
     EmptyJournal(PathBuf),
+    /// The journal does not belong to the file.
+    #[error("the journal {} is of another recording", .0.display())]
+    OtherRecording(PathBuf),
     /// The journal is of a later version.
     #[error("the journal has schema {0}, only 1 is known")]
     Schema(u32),
@@ -58,6 +63,7 @@ impl RecoverError {
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoJournal { .. } => Some("give its journal with --journal"),
+            Self::OtherRecording(_) => Some("give the file's own with --journal"),
             Self::EmptyJournal(_) | Self::Schema(_) => None,
         }
     }
@@ -69,7 +75,7 @@ impl RecoverError {
 /// When nothing can be read: the names are lost, or it is no profile. When `good` cannot be written.
 pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> anyhow::Result<Recovered> {
     let recovering = || format!("cannot recover {}", broken.display());
-    let file = File::open(broken).with_context(recovering)?;
+    let file = input::open(broken).with_context(recovering)?;
     let whole = match Reader::new(BufReader::new(file.try_clone()?)) {
         Ok(reader) => Ok(reader),
         Err(ReadError::Io(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
@@ -98,14 +104,18 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
     })
 }
 
-/// A file that was cut, as far as it, its journal and its tail go; and the path of a tail that is not there.
+/// A file that was cut, as far as it, its journal and its tail go; and the path of a tail that is not there or does not fit.
 type Cut = (Reader<BufReader<File>>, Option<PathBuf>);
 
 fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result<Cut> {
-    let journal = match File::open(&path) {
+    let journal = match input::open(&path) {
         Ok(journal) => journal,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(RecoverError::NoJournal { journal: path, source }.into());
+            return Err(match source {
+                // No cut makes these of a profile.
+                ReadError::BadMagic(_) | ReadError::UnsupportedVersion(_) => source.into(),
+                source => RecoverError::NoJournal { journal: path, source }.into(),
+            });
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
@@ -114,6 +124,9 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
     let start = read.start.as_ref().ok_or_else(|| RecoverError::EmptyJournal(path.clone()))?;
     if start.schema != Start::SCHEMA {
         return Err(RecoverError::Schema(start.schema).into());
+    }
+    if !is_of(file, start)? {
+        return Err(RecoverError::OtherRecording(path).into());
     }
     let metadata = Metadata {
         tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -131,7 +144,7 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
         Ok(Reader::cut(BufReader::new(file.try_clone()?), &options(start), tables.clone(), read.samples_end)?)
     };
     let tail_path = path.with_extension("tail");
-    let tail = match File::open(&tail_path) {
+    let tail = match input::open(&tail_path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((cut()?, Some(tail_path))),
         other => other.with_context(|| format!("cannot read {}", tail_path.display()))?,
     };
@@ -146,7 +159,20 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
             return Ok((if more { continued } else { alone }, None));
         }
     }
-    Ok((alone, None))
+    // One that is empty has no samples yet.
+    let unfit = tail.metadata()?.len() > 0;
+    Ok((alone, unfit.then_some(tail_path)))
+}
+
+/// Whether the file's header, as far as it has one, is of the journal's recording: other names would be put to its frames.
+fn is_of(file: &File, start: &Start) -> io::Result<bool> {
+    let mut head = [0; 20];
+    match file.read_exact_at(&mut head, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(true),
+        other => other?,
+    }
+    let begun = head.starts_with(&MAGIC.to_le_bytes());
+    Ok(!begun || head.ends_with(&start.start_time_us.to_le_bytes()))
 }
 
 /// How many samples there are before the error that ends a file that was cut.

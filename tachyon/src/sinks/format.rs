@@ -80,7 +80,8 @@ impl Format {
     /// The format that a file's name tells, if it does.
     #[must_use]
     pub fn from_extension(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        // Bytes that are no text stand before the ending, or there is none.
+        let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
         Self::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, format)| format)
     }
 
@@ -128,6 +129,8 @@ fn names(formats: &[Format]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
 
     #[test]
     fn names_and_endings() {
@@ -148,6 +151,8 @@ mod tests {
         ] {
             assert_eq!(Format::from_extension(Path::new(path)), format, "{path}");
         }
+        let not_text = |name: &[u8]| Format::from_extension(Path::new(OsStr::from_bytes(name)));
+        assert_eq!([not_text(b"x\xff.pb.gz"), not_text(b"x.pb.gz\xff")], [Some(Format::Pprof), None]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub enum ReadError {
     UnsupportedVersion(u32),
     /// The header contradicts the file in either layout.
     #[error(
-        "the header does not fit the file's {size} bytes: as released with 3.15, {released}; as in its early alphas, {early}\nhint: the file may have been cut"
+        "the header does not fit the file's {size} bytes: as released with 3.15, {released}; as in its early alphas, {early}"
     )]
     BadOffsets {
         /// The file's size.
@@ -180,6 +180,18 @@ pub enum ReadError {
         /// In the records.
         found: u64,
     },
+}
+
+impl ReadError {
+    /// What to do next.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Unfinished => Some("`tachyon-bpf recover` makes a readable file of a recording that was cut"),
+            Self::BadOffsets { .. } => Some("the file may have been cut"),
+            _ => None,
+        }
+    }
 }
 
 /// Why something was not written.

@@ -254,8 +254,8 @@ impl Header {
         let byte_order = match u32::from_le_bytes(field(header, 0)) {
             MAGIC => ByteOrder::Little,
             swapped if swapped.swap_bytes() == MAGIC => ByteOrder::Big,
-            // CPython's writer leaves zeros until it has finished.
-            0 => return Err(ReadError::Unfinished),
+            // CPython's writer leaves zeros until it has finished. (A gperftools profile begins with one.)
+            0 if header.iter().all(|&byte| byte == 0) => return Err(ReadError::Unfinished),
             other => return Err(ReadError::BadMagic(other)),
         };
         let version = byte_order.u32(field(header, 4));

@@ -62,7 +62,7 @@ impl<R: Read + Seek> Reader<R> {
     pub fn new(mut source: R) -> Result<Self, ReadError> {
         let file_size = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
         if file_size < HEADER_LEN + FOOTER_LEN {
-            return Err(ReadError::TooSmall(file_size));
+            return Err(without_footer(&mut source, file_size));
         }
         let header: [u8; HEADER_SIZE] = read_array(&mut source, 0)?;
         let footer: [u8; FOOTER_SIZE] = read_array(&mut source, file_size - FOOTER_LEN)?;
@@ -162,6 +162,17 @@ impl<R: Read + Seek> Reader<R> {
         let end = self.end.as_ref().map(|(len, records)| (*len, records.as_slice()));
         let source = Source::new(&mut self.source, &self.header, end)?;
         Ok(Samples::new(source, &self.header, &self.tables))
+    }
+}
+
+/// What is wrong with a file that has no room for header and footer: one that is being recorded may have its header alone.
+fn without_footer(source: &mut (impl Read + Seek), file_size: u64) -> ReadError {
+    if file_size < HEADER_LEN {
+        return ReadError::TooSmall(file_size);
+    }
+    match read_array(source, 0).and_then(|header| Header::decode(&header, &[0; FOOTER_SIZE], file_size)) {
+        Err(error @ (ReadError::Unfinished | ReadError::Io(_))) => error,
+        Ok(_) | Err(_) => ReadError::TooSmall(file_size),
     }
 }
 

@@ -25,6 +25,15 @@ try {
     .map((group) => Math.round(group.querySelector("rect").getBoundingClientRect().width)), name);
   found.colours = await page.locator("#frames > g").evaluateAll((groups) => Object.fromEntries(groups.map(
     (group) => [group.querySelector("title").textContent.split(" (")[0], group.querySelector("rect").getAttribute("fill")])));
+  // In a window that is too low for the stacks.
+  const top = (name) => page.locator("#frames > g").evaluateAll((groups, name) => groups
+    .filter((group) => group.querySelector("title").textContent.startsWith(name))
+    .map((group) => group.querySelector("rect").getBoundingClientRect().top), name);
+  await page.setViewportSize({ width: 1300, height: 150 });
+  await page.reload();
+  await page.waitForSelector("#frames > g");
+  found.root_top = (await top("all"))[0];
+  await page.setViewportSize({ width: 1300, height: 800 });
   await page.fill("#term", "^leaf");
   await page.waitForTimeout(200);
   found.share = await page.textContent("#share");

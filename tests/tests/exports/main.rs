@@ -6,7 +6,7 @@
 mod native;
 mod profile;
 
-use profile::{INTERVAL_US, ONE_STACK, Stacks, USUAL, costs, export, parts, write};
+use profile::{INTERVAL_US, ONE_STACK, Stacks, USUAL, WITHOUT_SYMBOLS, costs, export, parts, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,10 +19,13 @@ fn tach(dir: &TempDir, stacks: Stacks<'_>) -> PathBuf {
     path
 }
 
-/// `<module>` under the name that survives the reader.
+/// A function under the name that survives the reader.
 fn go_name(frame: &str) -> String {
-    let function = parts(frame).0;
-    if function == "<module>" { "app.<module>".to_owned() } else { function.to_owned() }
+    match parts(frame).0 {
+        "<module>" => "app.<module>".to_owned(),
+        "<unknown>" => "[unknown]".to_owned(),
+        function => function.to_owned(),
+    }
 }
 
 fn perl_name(frame: &str) -> String {
@@ -41,7 +44,7 @@ fn gperftools_profiles_are_read_by_both_pprofs() {
     if tools().is_none() {
         return;
     }
-    for stacks in [USUAL, ONE_STACK] {
+    for stacks in [USUAL, ONE_STACK, WITHOUT_SYMBOLS] {
         let dir = tempfile::tempdir().unwrap();
         let file = export(&tach(&dir, stacks), dir.path().join("app.prof"), false);
         let total: u64 = stacks.iter().map(|(_, _, count)| count).sum();
@@ -50,13 +53,14 @@ fn gperftools_profiles_are_read_by_both_pprofs() {
         assert_eq!(found, costs(stacks, go_name));
         assert!(head.contains(&format!("of {total} total")), "{head}");
         let (found, _) = go_pprof(&file, &["-lines"]);
-        assert_eq!(found, costs(stacks, |frame| with_line(frame, go_name, " libz.so.1")));
+        let object = |frame: &str| frame.split_once('!').map_or("", |(object, _)| object).to_owned();
+        assert_eq!(found, costs(stacks, |frame| with_line(frame, go_name, &format!(" {}", object(frame)))));
 
         let (found, head) = perl_pprof(&file, &[]);
         assert_eq!(found, costs(stacks, perl_name));
         assert_eq!(head, format!("Total: {total} samples"));
         let (found, _) = perl_pprof(&file, &["--lines"]);
-        assert_eq!(found, costs(stacks, |frame| with_line(frame, perl_name, " libz.so.1:0")));
+        assert_eq!(found, costs(stacks, |frame| with_line(frame, perl_name, &format!(" {}:0", object(frame)))));
     }
 }
 
@@ -148,6 +152,8 @@ fn browser_shows_flame_graph_and_speedscope() {
     assert_eq!(found["errors"], serde_json::json!([]));
     assert_eq!(found["requests"], serde_json::json!([]), "the page works offline");
     assert_eq!(found["caption"], "124 samples in 1.5 s at 100 Hz, 0 lost (0.0 %)");
+    let root_top = found["root_top"].as_f64().unwrap();
+    assert!((0.0..150.0).contains(&root_top), "the page begins at the roots: {root_top}");
     assert_eq!(found["share"], "Matched: 86.3%");
     assert_eq!(found["share_reversed"], "Matched: 86.3%");
     let width = |key: &str| found[key][0].as_u64().unwrap_or_else(|| panic!("{key}: {found}"));

@@ -139,3 +139,22 @@ fn native_addresses_have_names_in_both_pprofs() {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+/// Go's reads a path up to the first white space: the companion is then given to it by name.
+#[test]
+fn companions_with_white_space_in_their_path() {
+    if tools().is_none() {
+        return;
+    }
+    let code = code();
+    let Code { module, read, main, .. } = code;
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("my app");
+    std::fs::create_dir(&dir).unwrap();
+    let file = write(&code, &[(0, &[read, module, main], 7), (0, &[module, main], 5)], &dir.join("a b.prof"));
+    let companion = companion_path(&file);
+    let (found, head) = go_pprof(&file, &[companion.to_str().unwrap()]);
+    assert_eq!(found, expected(&[("read", (7, 7)), ("app.<module>", (5, 12)), ("main", (0, 12))]), "{head}");
+    let (found, head) = perl_pprof(&file, &[]);
+    assert_eq!(found, expected(&[("read", (7, 7)), ("app.{module}", (5, 12)), ("main", (0, 12))]), "{head}");
+}

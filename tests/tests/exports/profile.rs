@@ -31,6 +31,13 @@ pub const USUAL: Stacks<'static> = &[
 /// What readers would take for a signal handler's frame: every sample has the same caller.
 pub const ONE_STACK: Stacks<'static> = &[(0, &["main:1", "loop:2", "leaf:3"], 100)];
 
+/// Native code of a library without symbols, as a leaf and as a caller.
+pub const WITHOUT_SYMBOLS: Stacks<'static> = &[
+    (0, &["main:1", "libz.so.1!deflate", "libz.so.1!<unknown>"], 40),
+    (0, &["main:1", "libz.so.1!deflate", "libz.so.1!<unknown>", "libc.so.6!memcpy"], 9),
+    (0, &["main:1", "libz.so.1!deflate"], 2),
+];
+
 /// What the costs are, with names as `name` has them.
 pub fn costs(stacks: Stacks<'_>, name: impl Fn(&str) -> String) -> Costs {
     let mut costs = Costs::new();

@@ -157,7 +157,7 @@ fn rename_no_replace(directory: libc::c_int, from: &OsStr, to: &OsStr) -> io::Re
 }
 
 /// What stands there, when it is no regular file.
-pub(super) fn not_regular(stat: &FileStat) -> Option<&'static str> {
+pub(in crate::cli) fn not_regular(stat: &FileStat) -> Option<&'static str> {
     match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => None,
         SFlag::S_IFLNK => Some("a symbolic link"),

@@ -73,7 +73,10 @@ impl<W: Write> Sink for GperftoolsSink<W> {
         let companion = self.symbols_path.as_os_str().as_bytes();
         // Go's pprof takes the first mapping that holds an address, and knows one place of a file only: so the first
         // one is the companion from the first address to the last.
-        if let Some(program) = code.map.native.objects.iter().find(|object| is_program(&object.path)) {
+        // Of a path with white space it reads the first word and finds nothing there. Then the companion has to be the
+        // profile's program, which people can name.
+        let found = !companion.iter().any(u8::is_ascii_whitespace);
+        if let Some(program) = code.map.native.objects.iter().find(|object| found && is_program(&object.path)) {
             // The first object that is no library it moves to the front, so there is one that holds nothing.
             write_mapping(&mut out, (0, PAGE, 0), escape_controls(&program.path).as_bytes())?;
         }
@@ -177,7 +180,7 @@ fn place(label: &Label<'_>) -> Place {
     let line = label.line.unwrap_or(0);
     let (function, symbol) = match label.kind {
         // As a linker has them: demangled names lose their arguments and template arguments, as anywhere in pprof.
-        Kind::Native | Kind::Kernel if !label.filename.is_empty() => {
+        Kind::Native | Kind::Kernel if !label.filename.is_empty() && !is_bracketed(label.function) => {
             (label.function.to_owned(), label.function.to_owned())
         }
         Kind::Python => {
@@ -202,6 +205,12 @@ fn place(label: &Label<'_>) -> Place {
         if text.is_empty() { none.to_owned() } else { escape_controls(text).into_owned() }
     };
     Place { file: clean(label.filename, "~"), function: clean(&function, "?"), symbol: clean(&symbol, "?"), line }
+}
+
+/// Whether it is one pair of brackets with all that stands in them, such as `<unknown>`: readers drop template arguments,
+/// and what has no name left goes to its caller in Perl's pprof.
+fn is_bracketed(name: &str) -> bool {
+    name.strip_prefix('<').and_then(|name| name.strip_suffix('>')).is_some_and(|name| !name.contains(['<', '>']))
 }
 
 /// Perl's pprof drops everything in `()` and `<>`.

@@ -34,7 +34,7 @@ fn profile() -> (Profile, [FrameId; 3]) {
 
 fn write(profile: &Profile, by_thread: bool, samples: &[&[FrameId]]) -> (Vec<u64>, String, Vec<u8>) {
     let elf = Shared::default();
-    let mut sink = GperftoolsSink::new(Vec::new(), Box::new(elf.clone()), "/tmp/a b.prof.so".into(), by_thread);
+    let mut sink = GperftoolsSink::new(Vec::new(), Box::new(elf.clone()), "/tmp/app.prof.so".into(), by_thread);
     for frames in samples {
         sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None })
             .unwrap();
@@ -65,7 +65,7 @@ fn to_the_letter() {
         ]
         .concat()
     );
-    assert_eq!(text, "200000000000-200000001000 r-xp 200000000000 00:00 0                          /tmp/a b.prof.so\n");
+    assert_eq!(text, "200000000000-200000001000 r-xp 200000000000 00:00 0                          /tmp/app.prof.so\n");
     assert_eq!(&elf[..4], b"\x7fELF");
 }
 
@@ -111,6 +111,11 @@ fn names_survive_readers() {
     }
     let place = place(&Label { kind: Kind::Special, function: "<stack cut: depth>", filename: "", line: None });
     assert_eq!((place.function.as_str(), place.file.as_str()), ("[stack cut: depth]", "~"));
+    for (function, shown) in [("<unknown>", "[unknown]"), ("<T as U>::f<V>", "<T as U>::f<V>")] {
+        let place = super::place(&Label { kind: Kind::Native, function, filename: "libz.so.1", line: None });
+        let names = (place.function.as_str(), place.symbol.as_str(), place.file.as_str());
+        assert_eq!(names, (shown, shown, "libz.so.1"));
+    }
 }
 
 /// What a mapping of another process, at the same addresses, is moved to.
@@ -172,12 +177,12 @@ fn native_frames_keep_their_addresses() {
         lines,
         [
             "000000000000-000000001000 r-xp 00000000 /usr/bin/python3",
-            "000000400000-7f0000008000 r-xp 00400000 /tmp/a b.prof.so",
-            "000000400000-000000800000 r-xp 00400000 /tmp/a b.prof.so",
+            "000000400000-7f0000008000 r-xp 00400000 /tmp/app.prof.so",
+            "000000400000-000000800000 r-xp 00400000 /tmp/app.prof.so",
             "000000400000-000000800000 r-xp 00003000 /usr/bin/python3",
-            "300000000000-300000008000 r-xp 300000000000 /tmp/a b.prof.so",
+            "300000000000-300000008000 r-xp 300000000000 /tmp/app.prof.so",
             "300000000000-300000008000 r-xp 00003000 /lib/libm.so.6",
-            "7f0000000000-7f0000008000 r-xp 7f0000000000 /tmp/a b.prof.so",
+            "7f0000000000-7f0000008000 r-xp 7f0000000000 /tmp/app.prof.so",
             "7f0000000000-7f0000008000 r-xp 00003000 /lib/libz.so.1",
         ]
     );
