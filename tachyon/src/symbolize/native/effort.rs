@@ -5,7 +5,9 @@
 //! hundred kilobytes could so end the profiler or take all memory. One pass over the entries tells; files that compilers make are
 //! far from all of these limits.
 
-use addr2line::gimli::{self, Attribute, AttributeValue, Dwarf, Reader as _, Section as _, UnitHeader, UnitRef, UnitType};
+use addr2line::gimli::{
+    self, Attribute, AttributeValue, Dwarf, Reader as _, Section as _, UnitHeader, UnitRef, UnitType,
+};
 
 use super::units::Bytes;
 
