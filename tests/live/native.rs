@@ -1,6 +1,6 @@
 //! Native stacks unwound in the kernel, of interpreters without frame pointers that are in a known C function.
 //!
-//! No recording shows native frames yet, so these tests load the kernel side themselves and read its ring.
+//! These tests load the kernel side themselves and read its ring: addresses, before any merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

@@ -284,7 +284,8 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
     }
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
-        std::cmp::Ordering::Equal if both_whole => (Some(0), Quality::Exact),
+        // A thread that never entered Python has no thread state: then nothing is missing either.
+        std::cmp::Ordering::Equal if native.whole && python.stop.is_whole() => (Some(0), Quality::Exact),
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
         // In the evaluator's first and last instructions its Python frame is not linked.
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {

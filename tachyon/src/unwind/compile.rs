@@ -23,6 +23,13 @@ const MAX_EH_FRAME: u64 = 128 << 20;
 /// Most rows of one file: 4 million, 32 MiB.
 pub const MAX_ROWS: usize = 1 << 22;
 
+/// Most bytes of instructions that are run, for each byte of `.eh_frame`: those that functions share are run for each of them.
+/// Linkers' files come to two at most.
+const MAX_RUN: usize = 4;
+
+/// Most shared parts that are kept at hand; real files have some dozens.
+const MAX_SHARED: usize = 4096;
+
 /// The processor that a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Machine {
@@ -69,6 +76,9 @@ pub enum Refusal {
     /// Its `.eh_frame` makes no sense.
     #[error("its .eh_frame makes no sense: {0}")]
     Malformed(#[from] gimli::Error),
+    /// What its functions share is out of all proportion.
+    #[error("its .eh_frame has rules that take far longer to read than it is long")]
+    TooDear,
     /// It has more rules than any real file.
     #[error("its .eh_frame has more than {MAX_ROWS} rows")]
     TooManyRows,
@@ -128,6 +138,7 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
         pieces.pieces.extend(arm64::linkage_table(elf));
     }
     let mut cies = HashMap::new();
+    let mut run = 0_usize;
     let mut entries = section.entries(&bases);
     while let Some(entry) = entries.next()? {
         let CieOrFde::Fde(partial) = entry else { continue };
@@ -135,6 +146,9 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
             Some(known) => Ok(gimli::CommonInformationEntry::clone(known)),
             None => {
                 let cie = section.cie_from_offset(bases, offset)?;
+                if cies.len() >= MAX_SHARED {
+                    cies.clear();
+                }
                 cies.insert(offset.0, cie.clone());
                 Ok(cie)
             }
@@ -145,6 +159,10 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
         let mapped =
             |load: &&&crate::remote::elf::Load| start >= load.vaddr && end <= load.vaddr.saturating_add(load.mem_size);
         if start < end && code.iter().any(|load| mapped(&load)) {
+            run = run.saturating_add(fde.cie().entry_len().saturating_add(fde.entry_len()));
+            if run > bytes.len().saturating_mul(MAX_RUN) {
+                return Err(Refusal::TooDear);
+            }
             pieces.add(&fde);
         }
         if pieces.pieces.len() > MAX_ROWS {

@@ -85,7 +85,7 @@ fn whole_stacks_are_joined_exactly() {
         // A callee in C, and one in the interpreter.
         (Shim, "nnpEp", "fS", "nn0", "nnp0Ep"),
         (EntryFrame, "ipEp", "F", "i0", "ip0Ep"),
-        // A thread that never entered Python, and one that has left it.
+        // A thread that has left Python.
         (Shim, "nnn", "", "nnn", "nnn"),
         // Tail-calling builds: the handler has no activation of its own.
         (Shim, "nhEphE", "fSfS", "n01", "nh0Eph1E"),
@@ -103,6 +103,14 @@ fn whole_stacks_are_joined_exactly() {
         assert_eq!(case.run(false), (folded.to_owned(), Quality::Exact), "{native} {python}");
         assert_eq!(case.run(true), (kept.to_owned(), Quality::Exact), "{native} {python}");
     }
+}
+
+/// It has no thread state, which is another reason than none of its frames being Python's.
+#[test]
+fn a_thread_that_never_entered_python_is_exact() {
+    let case = Case { stop: StopReason::NoThreadState, ..whole(Boundaries::Shim, "nnn", "") };
+    assert_eq!(case.run(false), ("nnn".to_owned(), Quality::Exact));
+    assert_eq!(Case { native_whole: false, ..case }.run(false).1, Quality::Repaired(Repair::Cut));
 }
 
 #[test]

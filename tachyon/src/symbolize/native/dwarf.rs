@@ -11,12 +11,16 @@ use object::endian::LittleEndian as LE;
 use object::pod::from_bytes;
 
 use super::demangle::demangle;
+use super::effort::Effort;
 use super::units::{Bytes, Found, Info, Units};
 use crate::remote::elf::{Elf, ReadAt};
 
 /// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; of larger files the symbol table
 /// must do.
 const MAX_DWARF: u64 = 48 << 20;
+
+/// Most bytes of abbreviations: taken apart, they take twenty times as many. CPython's own library has 0.2 MB.
+const MAX_ABBREVIATIONS: u64 = 8 << 20;
 
 /// Zstd keeps 2 to the power of so many bytes at most.
 const MAX_WINDOW_LOG: u32 = 26;
@@ -62,7 +66,8 @@ impl Lines {
         let mut left = MAX_DWARF;
         let mut others = Vec::new();
         for id in USED {
-            let bytes = section(&elf, id.name(), left).ok()?;
+            let most = if id == SectionId::DebugAbbrev { MAX_ABBREVIATIONS } else { MAX_DWARF };
+            let bytes = section(&elf, id.name(), left.min(most)).ok()?;
             left -= bytes.len() as u64;
             others.push((id, EndianArcSlice::new(bytes, LittleEndian)));
         }
@@ -94,7 +99,7 @@ impl Lines {
             left -= bytes.len() as u64;
             Ok(EndianArcSlice::new(bytes, LittleEndian))
         };
-        let dwarf = Dwarf::load(&mut load).ok()?;
+        let dwarf = Dwarf::load(&mut load).ok().filter(|dwarf| Effort::default().is_bearable(dwarf))?;
         let context = Context::from_dwarf(dwarf).ok()?;
         Some(Self { kind: Kind::Whole(Box::new(context)), bytes: usize::try_from(MAX_DWARF - left).ok()? })
     }

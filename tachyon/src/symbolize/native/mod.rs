@@ -11,6 +11,7 @@
 mod debug;
 mod demangle;
 mod dwarf;
+mod effort;
 mod table;
 #[cfg(test)]
 mod tests;

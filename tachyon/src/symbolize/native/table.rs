@@ -11,6 +11,9 @@ use crate::remote::elf::{Elf, ElfError, Function, Load, ReadAt};
 /// Longest name that is read.
 const MAX_NAME: usize = 8 << 10;
 
+/// Most bytes of a name that are looked at to choose between several names of one address: a million names may be one text.
+const MAX_RANKED: usize = 256;
+
 /// Most bytes of names that are read to choose between several names of one address.
 const MAX_COMPARED: u64 = 64 << 20;
 
@@ -132,7 +135,8 @@ impl SymbolTable {
 /// then few underscores in front (`read`, not `__libc_read`), then shortness, then the alphabet.
 fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, &'a [u8]) {
     let name = usize::try_from(function.name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
-    let len = name.iter().take(MAX_NAME).position(|&byte| byte == 0).unwrap_or(0);
+    let name = &name[..name.len().min(MAX_RANKED)];
+    let len = memchr::memchr(0, name).unwrap_or(name.len());
     let name = &name[..len];
     let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
     (function.size == 0, !function.exported, underscores, len, name)

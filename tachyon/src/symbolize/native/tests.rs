@@ -7,6 +7,9 @@ use std::process::{Child, Command, Stdio};
 use super::*;
 use crate::types::Pid;
 
+#[path = "tests/crafted.rs"]
+mod crafted;
+
 const SOURCE: &str = r#"#include <stdio.h>
 #include <unistd.h>
 static void *spot;

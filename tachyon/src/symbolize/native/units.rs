@@ -12,8 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use addr2line::Context;
-use addr2line::gimli::{self, Dwarf, EndianArcSlice, LittleEndian, SectionId, UnitType};
+use addr2line::gimli::{
+    self, Dwarf, EndianArcSlice, IncompleteLineProgram, LittleEndian, Reader as _, SectionId, UnitType,
+};
 
+use super::effort::Effort;
 use crate::remote::elf::ReadAt as _;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
@@ -21,6 +24,12 @@ pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 /// Longest time for finding a file's units. CPython's own library takes a tenth of a second; of a file that takes longer
 /// the symbol table must do.
 const MOST_TIME: Duration = Duration::from_secs(10);
+
+/// Most ranges of addresses that units are found by. CPython's own library has some thousand.
+const MAX_PLACES: usize = 1 << 20;
+
+/// Longest line program that is read to learn which addresses a unit describes.
+const MAX_PROGRAM: usize = 8 << 20;
 
 /// Memory that a unit takes, by the size of what describes it: its functions, lines and abbreviations once they are parsed.
 const PARSED: usize = 3;
@@ -40,6 +49,8 @@ pub(super) struct Units {
     others: Vec<(SectionId, Bytes)>,
     /// In order of the last address.
     places: Vec<Place>,
+    /// What taking them apart costs.
+    effort: Effort,
     opened: HashMap<u64, Option<Context<Bytes>>>,
     opened_bytes: usize,
 }
@@ -69,7 +80,8 @@ impl Units {
     /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections.
     pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>) -> Found {
         let start = Instant::now();
-        let mut units = Self { info, others, places: Vec::new(), opened: HashMap::new(), opened_bytes: 0 };
+        let effort = Effort::default();
+        let mut units = Self { info, others, places: Vec::new(), effort, opened: HashMap::new(), opened_bytes: 0 };
         let mut offset = 0;
         while offset < len {
             let Some(unit_len) = units.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
@@ -78,7 +90,7 @@ impl Units {
                 // One that makes no sense does not hide the others.
                 Some(false) | None => offset += unit_len,
             }
-            if start.elapsed() > MOST_TIME {
+            if start.elapsed() > MOST_TIME || units.places.len() >= MAX_PLACES {
                 return Found::Nothing;
             }
         }
@@ -114,7 +126,8 @@ impl Units {
 
     fn context(&mut self, place: Place) -> Option<&Context<Bytes>> {
         if !self.opened.contains_key(&place.offset) {
-            let context = self.dwarf(place.offset, place.len).and_then(|dwarf| Context::from_dwarf(dwarf).ok());
+            let dwarf = self.dwarf(place.offset, place.len).filter(|dwarf| self.effort.is_bearable(dwarf));
+            let context = dwarf.and_then(|dwarf| Context::from_dwarf(dwarf).ok());
             self.opened_bytes += place.len as usize * PARSED;
             self.opened.insert(place.offset, context);
         }
@@ -173,24 +186,31 @@ impl Units {
         if abbreviations.flat_map(gimli::Abbreviation::attributes).any(|attribute| leads_out(attribute.form())) {
             return Some(true);
         }
-        let mut add = |begin: u64, end: u64| {
-            if begin < end {
-                self.places.push(Place { begin, end, least: begin, offset, len });
-            }
-        };
         let mut ranges = dwarf.unit_ranges(&unit).ok()?;
-        let mut any = false;
+        let before = self.places.len();
         while let Some(range) = ranges.next().ok()? {
-            any = true;
-            add(range.begin, range.end);
+            self.add(Place { begin: range.begin, end: range.end, least: range.begin, offset, len })?;
         }
-        if !any && let Some(program) = unit.line_program.clone() {
+        let short = |program: &IncompleteLineProgram<Bytes>| program.header().raw_program_buf().len() <= MAX_PROGRAM;
+        if before == self.places.len()
+            && let Some(program) = unit.line_program.clone().filter(short)
+        {
             // As `addr2line` does: some units say it nowhere else.
             for sequence in program.sequences().ok()?.1 {
-                add(sequence.start, sequence.end);
+                self.add(Place { begin: sequence.start, end: sequence.end, least: sequence.start, offset, len })?;
             }
         }
         Some(false)
+    }
+
+    fn add(&mut self, place: Place) -> Option<()> {
+        if self.places.len() >= MAX_PLACES {
+            return None;
+        }
+        if place.begin < place.end {
+            self.places.push(place);
+        }
+        Some(())
     }
 }
 

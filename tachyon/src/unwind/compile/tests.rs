@@ -251,6 +251,35 @@ fn an_empty_table_is_none() {
     assert!(matches!(compile(&Elf::parse(&file).expect("an ELF file")), Err(Refusal::NoTable)));
 }
 
+/// A file's rules of one function that all entries describe, with so many instructions that they share.
+fn crafted(entries: usize, shared: usize) -> Result<Table, Refusal> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, library) = (folder.path().join("rules.s"), folder.path().join("rules.so"));
+    // Version, augmentation, alignments, return address; encoding of pointers: relative, 4 bytes; then `DW_CFA_same_value` of a register
+    // again and again (a linker would throw `DW_CFA_nop` away).
+    let common = "cie:\n.long cie_end - cie_start\ncie_start:\n.long 0\n.byte 1\n.asciz \"zR\"\n.byte 1, 0x78, 16, 1, 0x1b\n\
+        .byte 0x0c, 7, 8, 0x90, 1\n";
+    let entry = ".long 16\n.long . - cie\n.long spot - .\n.long 16\n.byte 0, 0, 0, 0\n";
+    let text = format!(
+        ".text\nspot: .rept 16\nnop\n.endr\n.section .eh_frame, \"a\", %progbits\n\
+         {common}.fill {shared}, 2, 0x0608\ncie_end:\n.rept {entries}\n{entry}.endr\n.long 0\n"
+    );
+    std::fs::write(&source, text).expect("written");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-nostdlib", "-Wl,--no-eh-frame-hdr", "-o"]).arg(&library).arg(&source);
+    assert!(cc.status().expect("a C compiler is part of the build").success());
+    compile(&Elf::parse(File::open(&library).expect("it was made")).expect("an ELF file"))
+}
+
+/// Each function runs the instructions that it shares with others anew.
+#[test]
+#[cfg_attr(miri, ignore = "runs a compiler")]
+fn shared_rules_cost_no_more_than_their_file_explains() {
+    assert_eq!(crafted(4, 2).expect("it has rules").rows.len(), 2);
+    let refusal = crafted(40_000, 1 << 19).expect_err("all but the first add nothing but work");
+    assert!(matches!(refusal, Refusal::TooDear), "{refusal}");
+}
+
 #[test]
 fn rules_that_do_not_fit_are_refused() {
     assert_eq!(Rule::new(kind::SP, 4, 0), None, "no multiple of a word");

@@ -1,0 +1,87 @@
+//! DWARF that was made to cost more than its size says. Each program is small, and is read in a moment.
+
+use super::*;
+
+/// One function, and how DWARF describes it: abbreviations 1 (unit), 2 (function), 3 (inlined, with children), 4 (inlined,
+/// with the ranges at the beginning of `.debug_ranges`), 5 (inlined, with the name of entry 6), 6 (a function's name).
+const FUNCTION: &str = r#"
+.text
+.globl spot
+.type spot, %function
+spot:
+.rept 16
+nop
+.endr
+.size spot, .-spot
+.section .debug_abbrev, "", %progbits
+.byte 1, 0x11, 1, 0x11, 1, 0x12, 6, 0, 0
+.byte 2, 0x2e, 1, 0x11, 1, 0x12, 6, 3, 8, 0, 0
+.byte 3, 0x1d, 1, 0x11, 1, 0x12, 6, 0, 0
+.byte 4, 0x1d, 0, 0x55, 0x17, 0, 0
+.byte 5, 0x1d, 0, 0x31, 0x13, 0x11, 1, 0x12, 6, 0, 0
+.byte 6, 0x2e, 0, 3, 8, 0, 0
+.byte 0
+.section .debug_info, "", %progbits
+info:
+.long info_end - info_start
+info_start:
+.short 4
+.long 0
+.byte 8
+.byte 1
+.quad spot
+.long 16
+.byte 2
+.quad spot
+.long 16
+.asciz "spot"
+"#;
+
+/// What is said of the function when these entries, each with its end, are inside of it.
+fn described(entries: &str) -> Vec<SourceFrame> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, path) = (folder.path().join("spot.s"), folder.path().join("spot.so"));
+    std::fs::write(&source, format!("{FUNCTION}{entries}\n.byte 0, 0\ninfo_end:\n")).expect("written");
+    tool("cc", &["-shared", "-nostdlib", "-o"], &[&path, &source]);
+    let file = Arc::new(File::open(&path).expect("there"));
+    let elf = Elf::parse(&*file).expect("good");
+    let spot = elf.dynamic_symbol("spot").expect("a good table").expect("it is exported");
+    let mut lines = Lines::of_file(&file).expect("it has DWARF");
+    let frames = lines.frames(spot.vaddr);
+    let whole = Lines::whole(&elf).map_or(Vec::new(), |mut whole| whole.frames(spot.vaddr));
+    assert_eq!(frames, whole, "one unit or all");
+    frames
+}
+
+fn inlined(depth: usize) -> String {
+    format!(".rept {depth}\n.byte 3\n.quad spot\n.long 16\n.endr\n.rept {depth}\n.byte 0\n.endr")
+}
+
+#[test]
+fn functions_inside_of_each_other_cost_no_stack() {
+    assert_eq!(described(&inlined(60)).len(), 61);
+    assert_eq!(described(&inlined(200_000)), []);
+}
+
+#[test]
+fn ranges_that_all_share_cost_no_memory() {
+    let ranges = |entries: usize, ranges: usize| {
+        let list = format!(".rept {ranges}\n.quad 0, 16\n.endr\n.quad 0, 0");
+        let section = |name: &str| format!("\n.section {name}, \"\", %progbits\n");
+        let entries = format!(".rept {entries}\n.byte 4\n.long 0\n.endr");
+        format!("{entries}{}{list}{}", section(".debug_ranges"), section(".debug_info"))
+    };
+    assert_eq!(described(&ranges(1, 1)).len(), 2);
+    assert_eq!(described(&ranges(50_000, 50_000)), []);
+}
+
+#[test]
+fn a_name_that_all_share_costs_no_time() {
+    let named = |entries: usize, len: usize| {
+        let inlined = ".byte 5\n.long name - info\n.quad spot\n.long 16";
+        format!(".rept {entries}\n{inlined}\n.endr\nname:\n.byte 6\n.fill {len}, 1, 0x61\n.byte 0")
+    };
+    let frames = described(&named(1, 8));
+    assert_eq!(frames[0].function.as_deref(), Some("aaaaaaaa"));
+    assert_eq!(described(&named(100_000, 4 << 20)), []);
+}
