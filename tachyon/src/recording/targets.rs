@@ -238,10 +238,11 @@ fn running_interpreter(
             let (implementation, python_version) = (implementation.to_owned(), version.to_owned());
             Some(RunningInterpreter { implementation, python_version, ..found.with_problem(reason.to_string()) })
         }
-        Err(InspectError::Process(error) | InspectError::File(error))
-            if asked_for || process.stat.comm.starts_with("python") =>
-        {
+        Err(InspectError::Process(error)) if asked_for || process.stat.comm.starts_with("python") => {
             Some(found.with_problem(unreadable(&error)?))
+        }
+        Err(InspectError::File(error)) if asked_for || process.stat.comm.starts_with("python") => {
+            Some(found.with_problem(access::file_problem(process.pid, error)?))
         }
         Ok(inspect::Verdict::NotPython) | Err(_) => None,
     }
