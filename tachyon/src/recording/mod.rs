@@ -125,9 +125,8 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         mapper.start()?;
     }
     let children = targets::Children::of(&plan);
-    let python_version = lock(&registry).python().next().map(|(_, info)| info.verdict.clone());
     let mut profile = Profile { meta: meta(&plan), ..Profile::default() };
-    profile.meta.python_version = targets::version_triple(python_version.as_ref());
+    profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
     let (output, sink) = Outputs::open(&plan, &profile).map_err(cannot_write)?;
 
     let (sender, batches) = mpsc::channel();
