@@ -35,6 +35,7 @@ use crate::types::KtimeNs;
 use anyhow::Context as _;
 use follow::{Follow, Follower, Wanted, lock};
 use native::{KernelFrames, Mapper, Mixer, Spaces};
+use nix::sys::signal::Signal;
 use output::Outputs;
 use registry::Registry;
 use samples::{Live, Maker, NativeSide};
@@ -321,6 +322,7 @@ fn wait(
         .block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
             let mut terminate = signal(SignalKind::terminate())?;
+            let mut hangup = (!is_ignored(libc::SIGHUP)).then(|| signal(SignalKind::hangup())).transpose()?;
             let mut child = signal(SignalKind::child())?;
             let mut turn = tokio::time::interval(TURN);
             let end = async {
@@ -335,10 +337,11 @@ fn wait(
                     () = &mut end => break,
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => {
-                        if let Some(command) = &command {
-                            // It may have ended already.
-                            let _gone = command.forward(nix::sys::signal::Signal::SIGTERM);
-                        }
+                        pass_on(command.as_deref(), Signal::SIGTERM);
+                        break;
+                    }
+                    _ = received(&mut hangup) => {
+                        pass_on(command.as_deref(), Signal::SIGHUP);
                         break;
                     }
                     _ = child.recv() => {}
@@ -381,6 +384,31 @@ fn wait(
             // A second Ctrl-C, while the file is being finished, aborts.
             abort_on_interrupt();
         })
+}
+
+/// The next of these signals; never one that is not listened to.
+async fn received(signal: &mut Option<tokio::signal::unix::Signal>) -> Option<()> {
+    match signal {
+        Some(signal) => signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a supervisor sent to us alone.
+fn pass_on(command: Option<&PreparedCommand>, signal: Signal) {
+    if let Some(command) = command {
+        // It may have ended already.
+        let _gone = command.forward(signal);
+    }
+}
+
+/// Whether a signal was ignored when we were started: SIGHUP under `nohup`, which must not end the recording.
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: all-zero is a valid `sigaction`: SIG_DFL, no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: writes the current action into `action`, and changes nothing.
+    let known = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } == 0;
+    known && action.sa_sigaction == libc::SIG_IGN
 }
 
 /// From now on an interrupt ends this process at once.
