@@ -51,7 +51,7 @@ fn memory_stays_within_max_memory() {
     println!("{used} bytes of {limit}, {base} at the start; notes {:?}", report.notes);
     assert!(used <= limit, "{report:#?}");
     for word in ["caches are dropped", "get no names"] {
-        assert!(recording.stderr.contains(word), "{}", recording.stderr);
+        assert_eq!(recording.stderr.matches(word).count(), 1, "{}", recording.stderr);
         assert!(report.notes.iter().any(|note| note.contains(word)), "{:?}", report.notes);
     }
     // Samples go on: at 999 Hz each function is met about twice.

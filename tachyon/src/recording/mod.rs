@@ -277,7 +277,9 @@ fn show_refused(registry: &Registry, plan: &Plan) {
     let mut out = std::io::stderr();
     // Of a whole host the report has all; a few tell what it is about.
     let most = if matches!(plan.targets, Targets::AllPython) { 5 } else { usize::MAX };
-    for line in registry.refused.iter().take(most).chain(&registry.notes) {
+    let said = registry.told.get(..registry.said).unwrap_or_default();
+    let notes = registry.notes.iter().filter(|note| !said.contains(note));
+    for line in registry.refused.iter().take(most).chain(notes) {
         let _closed = writeln!(out, "tachyon-bpf: {}", cli::escape::escape(line));
     }
     if let Some(more @ 1..) = (registry.refused.len() as u64 + registry.refused_more).checked_sub(most as u64) {
@@ -351,9 +353,10 @@ fn wait(
                         }
                         let counters = lock(kernel).counters()?;
                         let mut registry = lock(registry);
-                        for told in registry.told.drain(..) {
+                        for told in registry.told.iter().skip(registry.said) {
                             progress.print(&format!("tachyon-bpf: {told}"));
                         }
+                        registry.said = registry.told.len();
                         progress.show(&Snapshot {
                             elapsed: started.elapsed(),
                             samples: live.stored.load(Ordering::Relaxed),

@@ -204,8 +204,10 @@ pub(super) struct Registry {
     pub refused_more: u64,
     /// What is weaker than it should be, each once.
     pub notes: BTreeSet<String>,
-    /// What is to be told on the terminal while the recording runs.
+    /// Notes that are told on the terminal while the recording runs, not at its end only.
     pub told: Vec<String>,
+    /// How many of them have been.
+    pub said: usize,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.
