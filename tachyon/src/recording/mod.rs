@@ -22,6 +22,7 @@ use crate::cli::command::{CommandStatus, PreparedCommand};
 use crate::cli::failure::Failure;
 use crate::cli::output::{Destination, is_unread, write_whole};
 use crate::cli::plan::{Plan, Targets};
+use crate::cli::preflight::{max_sample_rate, preflight};
 use crate::cli::progress::{Progress, Snapshot};
 use crate::cli::{self, account::Extras};
 use crate::discover::watch::Watch;
@@ -69,7 +70,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         Targets::Pids(_) | Targets::AllPython => None,
     };
     let mut clock = start::Clock::start();
-    cli::preflight::preflight()?;
+    preflight()?;
     let machine_s = clock.lap();
     let pid_namespace = own_pid_namespace()?;
 
@@ -171,6 +172,11 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     lock(&kernel).detach_sampling()?;
     lock(&registry).sampling_ended();
     let duration = started.elapsed();
+    if let Some(limit) = max_sample_rate().filter(|&limit| f64::from(limit) < plan.rate_hz) {
+        lock(&registry).note(format!(
+            "kernel.perf_event_max_sample_rate is {limit}, the most that a CPU samples in a second: ask for less, or raise it"
+        ));
+    }
     // Where the targets wait and what their children do is asked before the slower part of the end.
     let waiting = waiting::place(&plan.targets, &registry);
     let busy_children = children.busy(duration);
