@@ -5,9 +5,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
-use tachyon_tests::{Interpreter, Profiler, Target, binary, judge, live, on_each_interpreter};
+use tachyon_tests::{Interpreter, Profiler, Target, binary, cpu_time, judge, live, on_each_interpreter};
 
-on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, command);
+on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, passed_on, command);
 
 /// The sum of the counts in collapsed stacks.
 fn samples_in(collapsed: &str) -> u64 {
@@ -78,15 +78,37 @@ fn busy_children(interpreter: &Interpreter) {
     assert!(recording.stderr.lines().any(|line| line == hint), "{}", recording.stderr);
 }
 
-/// SIGINT and SIGTERM finish the file.
+/// SIGINT, SIGTERM and SIGHUP finish the file; a SIGHUP that is ignored (`nohup`) does not.
 fn finished_by_a_signal(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "spin.py");
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let running = Profiler::of(target.pid()).rate(499).start();
-        std::thread::sleep(Duration::from_millis(400));
+        let from = cpu_time(target.pid());
+        while cpu_time(target.pid()) - from < Duration::from_millis(300) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         running.signal(signal);
         let recording = running.finish();
         assert!(recording.report.stored > 50, "{:#?}", recording.report);
+    }
+    let running = Profiler::of(target.pid()).rate(499).within(&["nohup"]).start();
+    running.signal(libc::SIGHUP);
+    std::thread::sleep(Duration::from_millis(400));
+    running.signal(libc::SIGINT);
+    assert!(running.finish().report.duration_s > 0.4);
+}
+
+/// SIGTERM and SIGHUP sent to the profiler reach the command of `-- CMD`, whose status is its own.
+fn passed_on(interpreter: &Interpreter) {
+    let python = interpreter.path.to_str().expect("a plain path");
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let script = format!(
+            "import signal, sys, time\nsignal.signal({signal}, lambda *_: sys.exit(40 + {signal}))\nwhile True: time.process_time()"
+        );
+        let running = Profiler::new().command(&[python, "-c", &script]).start();
+        std::thread::sleep(Duration::from_millis(700));
+        running.signal(signal);
+        assert_eq!(running.finish().status, 40 + signal);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the profiler allows itself.
 
-use tachyon_tests::{Interpreter, Profiler, Target, live};
+use std::process::Command;
+use tachyon_tests::{Interpreter, Profiler, Target, binary, live};
 
 /// Thousands of samples a second cost far more than half a thousandth of a core: the rate gives
 /// way, which is told, and the account counts what was asked of the kernel when.
@@ -51,7 +52,7 @@ fn memory_stays_within_max_memory() {
     println!("{used} bytes of {limit}, {base} at the start; notes {:?}", report.notes);
     assert!(used <= limit, "{report:#?}");
     for word in ["caches are dropped", "get no names"] {
-        assert!(recording.stderr.contains(word), "{}", recording.stderr);
+        assert_eq!(recording.stderr.matches(word).count(), 1, "{}", recording.stderr);
         assert!(report.notes.iter().any(|note| note.contains(word)), "{:?}", report.notes);
     }
     // Samples go on: at 999 Hz each function is met about twice.
@@ -74,4 +75,33 @@ fn too_little_memory_is_refused() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("--max-memory 32 MiB is too little") && told.contains("hint: give it "), "{told}");
+}
+
+/// Maps, programs and events are open files. A soft limit is no limit; a hard one that cannot be enough is refused, by
+/// the recording and by `doctor`; and the command has the limit that it would have without a profiler.
+#[test]
+fn few_open_files() {
+    let Some(_live) = live() else { return };
+    let python = Interpreter::named("debian_3_11").path;
+    let script = "import resource, sys, time\nwhile time.process_time() < 0.3: pass\nsys.exit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
+    let profiler = Profiler::new().rate(499).command(&[python.to_str().expect("a plain path"), "-c", script]);
+    let recording = profiler.within(&["prlimit", "--nofile=64:4096"]).record();
+    assert_eq!(recording.status, 64, "{}", recording.stderr);
+    assert!(recording.report.stored > 50, "{:#?}", recording.report);
+
+    let target = Target::start(&Interpreter::named("debian_3_11"), "spin.py");
+    for limit in ["--nofile=20", "--nofile=64"] {
+        let output = Profiler::of(target.pid()).milliseconds(100).within(&["prlimit", limit]).run();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("files may be open at once") && said.contains("hint: raise the hard limit: `ulimit"),
+            "{said}"
+        );
+        let output =
+            Command::new("prlimit").arg(limit).arg(binary()).arg("doctor").output().expect("prlimit can be run");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = said.lines().find(|line| line.contains("open files: ")).unwrap_or_default();
+        assert!(line.starts_with("FAIL") && line.contains("ulimit"), "{said}");
+    }
 }

@@ -130,6 +130,14 @@ fn deleted(dir: &Path) -> Busy {
     busy
 }
 
+/// A Python that lies in a folder which only root may enter.
+fn closed(dir: &Path) -> Busy {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    let program = dir.join("python");
+    fs::copy(Interpreter::named("debian_3_11").path, &program).expect("there is room for a copy");
+    Busy::start(&mut Command::new(&program))
+}
+
 /// All that is ever needed but this.
 fn all_but(missing: &str) -> Vec<&'static str> {
     ALL.into_iter().filter(|capability| *capability != missing).collect()
@@ -149,9 +157,7 @@ fn table() {
     let own = Busy::start(debian().uid(NOBODY).gid(NOBODY));
     let other = Busy::start(&mut debian());
     let closed_dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let program = closed_dir.path().join("python");
-    fs::copy(debian().get_program(), &program).expect("there is room for a copy");
-    let closed = Busy::start(&mut Command::new(&program));
+    let closed = closed(closed_dir.path());
     let deleted = deleted(nobody.dir.path());
     std::thread::sleep(std::time::Duration::from_millis(500));
     let program = debian().get_program().to_str().expect("ASCII").to_owned();
@@ -251,6 +257,29 @@ fn another_users_process() {
         let said = nobody.doctor(&["bpf", "perfmon", "sys_ptrace"], words);
         assert!(line_of(&said).starts_with("ok"), "{words:?}: {said}");
     }
+}
+
+/// A program that nobody else may reach: `-p` and `doctor` name the right that is missing, not one that is there.
+#[test]
+fn a_closed_folder() {
+    let Some(_live) = live() else { return };
+    let nobody = Nobody::new();
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let closed = closed(dir.path());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let rights = ["bpf", "perfmon", "sys_ptrace"];
+    let said = nobody.records(&rights, &words(&["-p", &closed.pid()]), Some(&closed.pid()));
+    let names_it = |said: &str| said.contains("CAP_DAC_READ_SEARCH") && !said.contains("CAP_SYS_PTRACE");
+    assert!(said.as_ref().is_err_and(|said| names_it(said)), "{said:?}");
+    let line_of = |rights: &[&str]| {
+        let said = nobody.doctor(rights, &["-p", &closed.pid()]);
+        let line = said.lines().find(|line| line.contains(&format!("pid {} ", closed.pid())));
+        line.unwrap_or_default().to_owned()
+    };
+    let line = line_of(&rights);
+    assert!(line.starts_with("warn") && names_it(&line), "{line}");
+    let line = line_of(&[&rights[..], &["dac_read_search"]].concat());
+    assert!(line.starts_with("ok"), "{line}");
 }
 
 /// A kernel that tells nothing of its types, as far as the profiler can see.

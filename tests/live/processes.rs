@@ -93,3 +93,16 @@ fn started_by_another_program() {
         assert!(process.samples > 50 && process.merge_exact > 0, "{process:?}");
     }
 }
+
+/// A target that execs something else was CPython all the same: its version stays, in the report and in the file.
+#[test]
+fn becomes_another_program() {
+    let Some(_live) = live() else { return };
+    let python = Interpreter::named("debian_3_11").path;
+    let script = "import os, time\nwhile time.process_time() < 0.4: pass\nos.execvp('sleep', ['sleep', '0.2'])";
+    let profiler = Profiler::new().rate(499).command(&[python.to_str().expect("a plain path"), "-S", "-c", script]);
+    let recording = profiler.record();
+    let process = recording.report.processes.first().unwrap_or_else(|| panic!("{:#?}", recording.report));
+    assert!(process.samples > 50 && process.python_version.starts_with("3.11."), "{process:?}");
+    assert_eq!(recording.recorded.header.python_version[..2], [3, 11]);
+}

@@ -3,7 +3,8 @@
 //! The kernel only says "operation not permitted". The rules behind it (`ptrace_may_access` in kernel/ptrace.c, and
 //! Yama, Documentation/admin-guide/LSM/Yama.rst) are few, so the one that hit can mostly be told from outside.
 
-use super::preflight::has;
+use super::preflight::{has, target_hint};
+use crate::remote::RemoteError;
 use crate::types::Pid;
 use caps::Capability;
 use std::fs;
@@ -38,6 +39,17 @@ pub fn hint(pid: Pid) -> String {
         yama: yama.and_then(|scope| scope.trim().parse().ok()),
     }
     .hint()
+}
+
+/// Why a process cannot be told that has mapped a file which cannot be read, with the mend; `None` where none is known.
+#[must_use]
+pub fn file_problem(pid: Pid, error: RemoteError) -> Option<String> {
+    if error.is_denied() && !has(Capability::CAP_SYS_PTRACE) {
+        return Some(format!("it cannot be read; {}", hint(pid)));
+    }
+    // The process is open to us: it is the way to the file that is not.
+    let error = anyhow::Error::new(error);
+    target_hint(&error).map(|mend| format!("{error}; {mend}"))
 }
 
 impl Access {

@@ -31,7 +31,7 @@ Examples:
   tachyon-bpf doctor                               can this machine profile?
 
 Exit status: 0 a profile was written, 1 could not profile, 2 usage; with `-- CMD` the command's own.
-On SIGINT (Ctrl-C) or SIGTERM the file is finished; a second Ctrl-C aborts.";
+On SIGINT (Ctrl-C), SIGTERM or SIGHUP the file is finished; a second Ctrl-C aborts.";
 
 /// Profile running CPython programs with eBPF: no import, no restart, no pause.
 #[derive(Debug, Parser)]

@@ -112,6 +112,7 @@ pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
             preflight::has(Capability::CAP_SYSLOG),
         ),
         memlock(),
+        Check::of("open files", preflight::open_files(), |limit| format!("up to {limit}")),
         pmu(),
     ];
     let possible = checks.iter().all(|check| check.status != Status::Fail);

@@ -6,6 +6,8 @@
 use aya::maps::MapType;
 use aya::programs::ProgramType;
 use caps::{CapSet, Capability};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{SysconfVar, sysconf};
 use perf_event_open_sys as perf;
 use std::fs::{self, File};
 use std::io;
@@ -32,6 +34,14 @@ pub enum PreflightError {
     NoTailCalls {
         /// `uname -r`.
         release: String,
+    },
+    /// Maps, programs and an event or two for each CPU are open files.
+    #[error("only {limit} files may be open at once, a recording needs {needed}")]
+    OpenFiles {
+        /// The hard limit.
+        limit: u64,
+        /// What is enough for this machine's CPUs.
+        needed: u64,
     },
     /// The kernel does not tell its types.
     #[error("cannot read the kernel's BTF at {BTF_PATH}")]
@@ -75,6 +85,11 @@ impl PreflightError {
             Self::Architecture(_) => "profile on one of them".to_owned(),
             Self::NoRingBuffer { .. } => "boot Linux 5.8 or newer; 5.10 and later are tested".to_owned(),
             Self::NoTailCalls { .. } => "boot Linux 6.0 or newer; on x86-64 5.10 is enough".to_owned(),
+            Self::OpenFiles { needed, .. } => {
+                format!(
+                    "raise the hard limit: `ulimit -Hn {needed}` as root, LimitNOFILE={needed} in a unit of systemd"
+                )
+            }
             Self::Btf(source) if source.kind() == io::ErrorKind::PermissionDenied => {
                 "be root, or let this user read the file".to_owned()
             }
@@ -128,6 +143,7 @@ pub fn preflight() -> Result<(), PreflightError> {
     architecture()?;
     kernel_version()?;
     lockdown()?;
+    open_files()?;
     ring_buffer()?;
     btf()?;
     perf_event_program()?;
@@ -181,6 +197,21 @@ pub(super) fn lockdown() -> Result<(), PreflightError> {
         Some("confidentiality") => Err(PreflightError::Lockdown),
         _ => Ok(()),
     }
+}
+
+/// How many files may be open at once. The soft limit, a thousand mostly, is raised to the hard one: on a machine of
+/// hundreds of CPUs it is not enough, and more files can be held for naming native frames.
+pub(super) fn open_files() -> Result<u64, PreflightError> {
+    /// Of 66 some are open only at the start.
+    const MAPS_PROGRAMS_AND_FILES: u64 = 80;
+    /// One for mappings and one for samples.
+    const OF_A_CPU: u64 = 2;
+    // Where the limit is not told it is not kept either.
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(u64::MAX) };
+    let limit = if setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft };
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().map_or(1, i64::unsigned_abs);
+    let needed = MAPS_PROGRAMS_AND_FILES + OF_A_CPU * cpus;
+    if limit < needed { Err(PreflightError::OpenFiles { limit, needed }) } else { Ok(limit) }
 }
 
 /// The kernel tells its types; their size in bytes.
@@ -267,6 +298,12 @@ fn first_cpu() -> i32 {
 /// `kernel.perf_event_paranoid`.
 pub(super) fn paranoid() -> Option<i32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
+}
+
+/// Most samples a second that the kernel lets a CPU take. It lowers this by itself where interrupts take too long
+/// (`kernel.perf_cpu_time_max_percent`).
+pub fn max_sample_rate() -> Option<u32> {
+    fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
 }
 
 /// Whether we have a capability, in effect.

@@ -22,6 +22,7 @@ use crate::cli::command::{CommandStatus, PreparedCommand};
 use crate::cli::failure::Failure;
 use crate::cli::output::{Destination, is_unread, write_whole};
 use crate::cli::plan::{Plan, Targets};
+use crate::cli::preflight::{max_sample_rate, preflight};
 use crate::cli::progress::{Progress, Snapshot};
 use crate::cli::{self, account::Extras};
 use crate::discover::watch::Watch;
@@ -35,6 +36,7 @@ use crate::types::KtimeNs;
 use anyhow::Context as _;
 use follow::{Follow, Follower, Wanted, lock};
 use native::{KernelFrames, Mapper, Mixer, Spaces};
+use nix::sys::signal::Signal;
 use output::Outputs;
 use registry::Registry;
 use samples::{Live, Maker, NativeSide};
@@ -68,7 +70,7 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         Targets::Pids(_) | Targets::AllPython => None,
     };
     let mut clock = start::Clock::start();
-    cli::preflight::preflight()?;
+    preflight()?;
     let machine_s = clock.lap();
     let pid_namespace = own_pid_namespace()?;
 
@@ -125,9 +127,8 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
         mapper.start()?;
     }
     let children = targets::Children::of(&plan);
-    let python_version = lock(&registry).python().next().map(|(_, info)| info.verdict.clone());
     let mut profile = Profile { meta: meta(&plan), ..Profile::default() };
-    profile.meta.python_version = targets::version_triple(python_version.as_ref());
+    profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
     let (output, sink) = Outputs::open(&plan, &profile).map_err(cannot_write)?;
 
     let (sender, batches) = mpsc::channel();
@@ -171,6 +172,11 @@ pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     lock(&kernel).detach_sampling()?;
     lock(&registry).sampling_ended();
     let duration = started.elapsed();
+    if let Some(limit) = max_sample_rate().filter(|&limit| f64::from(limit) < plan.rate_hz) {
+        lock(&registry).note(format!(
+            "kernel.perf_event_max_sample_rate is {limit}, the most that a CPU samples in a second: ask for less, or raise it"
+        ));
+    }
     // Where the targets wait and what their children do is asked before the slower part of the end.
     let waiting = waiting::place(&plan.targets, &registry);
     let busy_children = children.busy(duration);
@@ -277,7 +283,9 @@ fn show_refused(registry: &Registry, plan: &Plan) {
     let mut out = std::io::stderr();
     // Of a whole host the report has all; a few tell what it is about.
     let most = if matches!(plan.targets, Targets::AllPython) { 5 } else { usize::MAX };
-    for line in registry.refused.iter().take(most).chain(&registry.notes) {
+    let said = registry.told.get(..registry.said).unwrap_or_default();
+    let notes = registry.notes.iter().filter(|note| !said.contains(note));
+    for line in registry.refused.iter().take(most).chain(notes) {
         let _closed = writeln!(out, "tachyon-bpf: {}", cli::escape::escape(line));
     }
     if let Some(more @ 1..) = (registry.refused.len() as u64 + registry.refused_more).checked_sub(most as u64) {
@@ -322,6 +330,7 @@ fn wait(
         .block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
             let mut terminate = signal(SignalKind::terminate())?;
+            let mut hangup = (!is_ignored(libc::SIGHUP)).then(|| signal(SignalKind::hangup())).transpose()?;
             let mut child = signal(SignalKind::child())?;
             let mut turn = tokio::time::interval(TURN);
             let end = async {
@@ -336,10 +345,11 @@ fn wait(
                     () = &mut end => break,
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => {
-                        if let Some(command) = &command {
-                            // It may have ended already.
-                            let _gone = command.forward(nix::sys::signal::Signal::SIGTERM);
-                        }
+                        pass_on(command.as_deref(), Signal::SIGTERM);
+                        break;
+                    }
+                    _ = received(&mut hangup) => {
+                        pass_on(command.as_deref(), Signal::SIGHUP);
                         break;
                     }
                     _ = child.recv() => {}
@@ -349,9 +359,10 @@ fn wait(
                         }
                         let counters = lock(kernel).counters()?;
                         let mut registry = lock(registry);
-                        for told in registry.told.drain(..) {
+                        for told in registry.told.iter().skip(registry.said) {
                             progress.print(&format!("tachyon-bpf: {told}"));
                         }
+                        registry.said = registry.told.len();
                         progress.show(&Snapshot {
                             elapsed: started.elapsed(),
                             samples: live.stored.load(Ordering::Relaxed),
@@ -382,6 +393,31 @@ fn wait(
             // A second Ctrl-C, while the file is being finished, aborts.
             abort_on_interrupt();
         })
+}
+
+/// The next of these signals; never one that is not listened to.
+async fn received(signal: &mut Option<tokio::signal::unix::Signal>) -> Option<()> {
+    match signal {
+        Some(signal) => signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a supervisor sent to us alone.
+fn pass_on(command: Option<&PreparedCommand>, signal: Signal) {
+    if let Some(command) = command {
+        // It may have ended already.
+        let _gone = command.forward(signal);
+    }
+}
+
+/// Whether a signal was ignored when we were started: SIGHUP under `nohup`, which must not end the recording.
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: all-zero is a valid `sigaction`: SIG_DFL, no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: writes the current action into `action`, and changes nothing.
+    let known = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } == 0;
+    known && action.sa_sigaction == libc::SIG_IGN
 }
 
 /// From now on an interrupt ends this process at once.

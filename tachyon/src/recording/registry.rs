@@ -24,6 +24,15 @@ pub(super) enum Verdict {
     Other,
 }
 
+impl Verdict {
+    fn python(&self) -> Option<(u32, String)> {
+        match self {
+            Self::Python(hex, text) => Some((*hex, text.clone())),
+            Self::Unknown | Self::Other => None,
+        }
+    }
+}
+
 /// One process.
 #[derive(Clone, Debug)]
 pub(super) struct ProcessInfo {
@@ -44,8 +53,8 @@ pub(super) struct ProcessInfo {
     /// Runs that met it before it was inspected, over all its images that were CPython or are undecided.
     pub uninspected: u64,
     pub alive: bool,
-    /// Whether any of its images was CPython.
-    pub ever_python: bool,
+    /// Version of its latest image that was CPython, as in [`Verdict::Python`].
+    last_python: Option<(u32, String)>,
     /// Whether the profile has samples of it: it refers to what is known here, at the end.
     pub sampled: bool,
 }
@@ -58,7 +67,7 @@ impl ProcessInfo {
             image,
             container,
             pod,
-            ever_python: matches!(verdict, Verdict::Python(..)),
+            last_python: verdict.python(),
             verdict,
             comm: read_comm(pid),
             cmdline: read_cmdline(pid),
@@ -79,6 +88,16 @@ impl ProcessInfo {
         }
     }
 
+    /// Whether any of its images was CPython.
+    pub fn ever_python(&self) -> bool {
+        self.last_python.is_some()
+    }
+
+    /// Version of its latest CPython, `PY_VERSION_HEX` and as text, whatever it runs now.
+    pub fn last_python(&self) -> Option<(u32, &str)> {
+        self.last_python.as_ref().map(|(hex, text)| (*hex, text.as_str()))
+    }
+
     /// CPU time of all its threads while it was selected and ran CPython, nanoseconds; `None` when it could not be
     /// measured.
     pub fn cpu_ns(&self) -> Option<u64> {
@@ -95,7 +114,9 @@ impl ProcessInfo {
 
     /// What it has used so far is not what its samples will stand for.
     pub fn cpu_starts_now(&mut self) {
-        self.cpu_start_ns = cpu_time_ns(self.pid).unwrap_or(self.cpu_start_ns);
+        let now = if self.alive { cpu_time_ns(self.pid) } else { None };
+        // One that has ended, whether that has been told or not, uses no more.
+        self.cpu_start_ns = now.unwrap_or(u64::MAX);
     }
 
     /// A new program begins, at this CPU time.
@@ -114,7 +135,7 @@ impl ProcessInfo {
 
     /// Sets the verdict on the present image.
     pub fn decide(&mut self, verdict: Verdict) {
-        self.ever_python |= matches!(verdict, Verdict::Python(..));
+        self.last_python = verdict.python().or(self.last_python.take());
         self.verdict = verdict;
     }
 
@@ -183,8 +204,10 @@ pub(super) struct Registry {
     pub refused_more: u64,
     /// What is weaker than it should be, each once.
     pub notes: BTreeSet<String>,
-    /// What is to be told on the terminal while the recording runs.
+    /// Notes that are told on the terminal while the recording runs, not at its end only.
     pub told: Vec<String>,
+    /// How many of them have been.
+    pub said: usize,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.
@@ -211,9 +234,11 @@ const MAX_UNINSPECTED_ONLY: usize = 1000;
 impl Registry {
     /// Sampling starts now: what processes used before is not what samples stand for.
     pub fn sampling_starts(&mut self) {
-        for info in self.by_instance.values_mut().filter(|info| info.alive) {
+        for info in self.by_instance.values_mut() {
+            info.cpu_before_ns = 0;
             info.cpu_starts_now();
         }
+        self.forgotten_cpu_ns = 0;
     }
 
     /// Sampling has ended: what processes use from now on (on a busy machine the rest takes seconds) is not counted.
@@ -311,7 +336,7 @@ impl Registry {
     pub fn leave(&mut self, instance: u64) {
         let Some(info) = self.by_instance.get_mut(&instance) else { return };
         info.decide(Verdict::Other);
-        if info.ever_python {
+        if info.ever_python() {
             self.left.push_back((instance, Instant::now()));
         } else {
             self.remove(instance);
@@ -396,7 +421,7 @@ impl Registry {
             pod,
             pid: record.tgid,
             image: record.image,
-            ever_python: matches!(verdict, Verdict::Python(..)),
+            last_python: verdict.python(),
             verdict,
             comm,
             cmdline,
@@ -435,7 +460,7 @@ impl Registry {
         };
         info.alive = false;
         info.cpu_end_ns.get_or_insert(record.cpu_ns);
-        let (python, was_python) = (info.is_python(), info.ever_python);
+        let (python, was_python) = (info.is_python(), info.ever_python());
         self.add_uninspected(record.instance, record.uninspected, python);
         if !was_python {
             self.by_instance.remove(&record.instance);
@@ -460,7 +485,7 @@ impl Registry {
 
     /// All processes that are or were CPython.
     pub fn python(&self) -> impl Iterator<Item = (u64, &ProcessInfo)> {
-        self.by_instance.iter().filter(|(_, info)| info.ever_python).map(|(&instance, info)| (instance, info))
+        self.by_instance.iter().filter(|(_, info)| info.ever_python()).map(|(&instance, info)| (instance, info))
     }
 }
 

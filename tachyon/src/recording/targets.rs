@@ -1,7 +1,7 @@
 //! Which processes at the start, and what the rest of the host does beside them.
 
 use super::follow::{Follower, lock};
-use super::registry::{Registry, Verdict, cpu_time_ns};
+use super::registry::{Registry, cpu_time_ns};
 use super::samples::Made;
 use crate::cli::access;
 use crate::cli::account::BusyChildren;
@@ -103,15 +103,11 @@ fn comm(pid: Pid) -> String {
     crate::cli::escape::escape(text.trim_end()).to_string()
 }
 
-/// Version of the header: major, minor, micro; of several the newest.
-pub(super) fn version_triple(verdict: Option<&Verdict>) -> (u8, u8, u8) {
-    match verdict {
-        Some(Verdict::Python(hex, _)) => {
-            let [major, minor, micro, _] = hex.to_be_bytes();
-            (major, minor, micro)
-        }
-        _ => (0, 0, 0),
-    }
+/// Version of the header, as far as it is known: major, minor, micro; of several the newest.
+pub(super) fn newest_version(registry: &Registry) -> Option<(u8, u8, u8)> {
+    let newest = registry.python().filter_map(|(_, info)| info.last_python()).map(|(hex, _)| hex).max()?;
+    let [major, minor, micro, _] = newest.to_be_bytes();
+    Some((major, minor, micro))
 }
 
 /// Fills in what was not known yet when a process was first sampled.
@@ -119,14 +115,14 @@ pub(super) fn complete(made: &mut Made, registry: &Registry) {
     for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
         let Some(info) = registry.get(counts.instance) else { continue };
         if process.python_version.is_empty() {
-            info.version().clone_into(&mut process.python_version);
+            // Of one that runs something else by now, or has never been more than a copy of its parent: what was sampled.
+            info.last_python().map_or("", |(_, version)| version).clone_into(&mut process.python_version);
         }
         if process.cmdline.is_empty() {
             process.cmdline.clone_from(&info.cmdline);
         }
     }
-    let versions = registry.python().map(|(_, info)| version_triple(Some(&info.verdict)));
-    made.profile.meta.python_version = versions.max().unwrap_or(made.profile.meta.python_version);
+    made.profile.meta.python_version = newest_version(registry).unwrap_or(made.profile.meta.python_version);
 }
 
 /// With `--all-python`: what was asked for, when no CPython was met that fits.
@@ -238,10 +234,11 @@ fn running_interpreter(
             let (implementation, python_version) = (implementation.to_owned(), version.to_owned());
             Some(RunningInterpreter { implementation, python_version, ..found.with_problem(reason.to_string()) })
         }
-        Err(InspectError::Process(error) | InspectError::File(error))
-            if asked_for || process.stat.comm.starts_with("python") =>
-        {
+        Err(InspectError::Process(error)) if asked_for || process.stat.comm.starts_with("python") => {
             Some(found.with_problem(unreadable(&error)?))
+        }
+        Err(InspectError::File(error)) if asked_for || process.stat.comm.starts_with("python") => {
+            Some(found.with_problem(access::file_problem(process.pid, error)?))
         }
         Ok(inspect::Verdict::NotPython) | Err(_) => None,
     }

@@ -8,7 +8,8 @@ const CONTAINER_ID_LEN: usize = 64;
 /// The control groups of a process, as the profiler's own cgroup namespace names them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
-    /// One path for each hierarchy; those of version 1 also with their controllers in front, as in `/sys/fs/cgroup`.
+    /// One path for each hierarchy, and the same as below `/sys/fs/cgroup`: those of version 1 with their controllers in
+    /// front, that of version 2 with `unified`, where it is mounted beside them (systemd's hybrid layout).
     paths: Vec<String>,
 }
 
@@ -32,9 +33,11 @@ impl Cgroups {
                 continue;
             };
             paths.push(path.to_owned());
-            if !controllers.is_empty() {
-                paths.push(format!("/{}{path}", controllers.strip_prefix("name=").unwrap_or(controllers)));
-            }
+            let hierarchy = match controllers {
+                "" => "unified",
+                _ => controllers.strip_prefix("name=").unwrap_or(controllers),
+            };
+            paths.push(format!("/{hierarchy}{path}"));
         }
         Self { paths }
     }
@@ -132,6 +135,8 @@ mod tests {
             ("/cpu,cpuacct/a", true),
             ("/a", true),
             ("/systemd/s", true),
+            ("/unified/x/y", true),
+            ("/unified/s", false),
             ("/b", false),
         ] {
             assert_eq!(cgroups.is_below(path), below, "{path}");

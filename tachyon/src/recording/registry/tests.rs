@@ -124,6 +124,47 @@ fn a_process_that_becomes_python_again_stays() {
     assert_eq!(registry.reclaimed(), 3);
 }
 
+/// A start takes its time: what ran meanwhile could not be sampled.
+#[test]
+fn what_ran_before_sampling_is_not_expected() {
+    let mut registry = Registry::default();
+    // One has ended before, one has as far as nobody has told yet, one ran CPython twice.
+    for (instance, pid) in [(1, NOBODY), (2, NOBODY + 1), (3, std::process::id())] {
+        registry.insert(instance, ProcessInfo::new(pid, instance, python(), 0));
+    }
+    registry.exit(&exit_of(1, NOBODY, 0));
+    registry.exec(&exec_of(3, std::process::id(), 0), "python".to_owned(), Some(5_000_000_000_000));
+    registry.by_pid(std::process::id()).expect("it runs").decide(python());
+    registry.insert(4, ProcessInfo::new(NOBODY + 2, 4, python(), 0));
+    registry.exit(&exit_of(4, NOBODY + 2, 0));
+    registry.forget_left(Duration::ZERO);
+    registry.sampling_starts();
+    registry.exit(&exit_of(2, NOBODY + 1, 0));
+    registry.forget_left(Duration::ZERO);
+    let used = registry.python_cpu_ns().expect("the test itself is measured");
+    assert!(used < 1_000_000_000_000, "{used} ns");
+    registry.sampling_ended();
+    registry.exit(&exit_of(3, std::process::id(), 0));
+    registry.insert(5, ProcessInfo::new(NOBODY, 5, python(), 0));
+    registry.exit(&exit_of(5, NOBODY, 0));
+    let with_later = registry.python_cpu_ns().expect("measured");
+    registry.remove(3);
+    assert!(with_later >= 9 && registry.python_cpu_ns() == Some(9), "the one that began after the start alone");
+}
+
+#[test]
+fn the_version_outlives_another_program() {
+    let mut registry = Registry::default();
+    registry.insert(1, ProcessInfo::new(NOBODY, 7, python(), 0));
+    registry.fork(&ProcessRecord { instance: 2, tgid: NOBODY + 1, parent: NOBODY, ..exec_of(2, 0, 0) }, String::new());
+    for (instance, pid) in [(1, NOBODY), (2, NOBODY + 1)] {
+        registry.exec(&exec_of(instance, pid, 0), "sleep".to_owned(), None);
+        registry.leave(instance);
+        let info = registry.get(instance).expect("it was CPython");
+        assert_eq!((info.version(), info.last_python()), ("", Some((0x030c_01f0, "3.12.1"))));
+    }
+}
+
 #[test]
 fn own_cpu_time_is_measured() {
     assert!(cpu_time_ns(std::process::id()).is_some_and(|ns| ns > 0));
