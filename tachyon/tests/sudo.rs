@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
-use tachyon::cli::command::{CommandStatus, PreparedCommand};
+use tachyon::cli::command::{CommandOutput, CommandStatus, PreparedCommand};
 use tachyon::cli::output::{Destination, write_whole};
 
 const NOBODY: u32 = 65534;
@@ -16,7 +16,7 @@ fn run(script: &str, as_root: bool) -> String {
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let out = directory.path().join("out");
     let words = ["sh", "-c", &format!("{{ {script}; }} > {}", out.display())].map(OsString::from);
-    let mut command = PreparedCommand::prepare(&words, as_root).unwrap();
+    let mut command = PreparedCommand::prepare(&words, as_root, CommandOutput::Inherited).unwrap();
     command.start().unwrap();
     assert_eq!(command.wait().unwrap(), CommandStatus::Exited(0));
     fs::read_to_string(out).unwrap()

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, cpu_time, judge, live, on_each_interpreter};
 
-on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, passed_on, command);
+on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, passed_on, printing, command);
 
 /// The sum of the counts in collapsed stacks.
 fn samples_in(collapsed: &str) -> u64 {
@@ -102,14 +102,44 @@ fn finished_by_a_signal(interpreter: &Interpreter) {
 fn passed_on(interpreter: &Interpreter) {
     let python = interpreter.path.to_str().expect("a plain path");
     for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ready = folder.path().join("ready");
         let script = format!(
-            "import signal, sys, time\nsignal.signal({signal}, lambda *_: sys.exit(40 + {signal}))\nwhile True: time.process_time()"
+            "import signal, sys, time\nsignal.signal({signal}, lambda *_: sys.exit(40 + {signal}))\nopen({ready:?}, 'w')\nwhile True: time.process_time()"
         );
         let running = Profiler::new().command(&[python, "-c", &script]).start();
-        std::thread::sleep(Duration::from_millis(700));
+        while !ready.exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         running.signal(signal);
         assert_eq!(running.finish().status, 40 + signal);
     }
+}
+
+/// With `-o -` and `--report -` standard output is the profile's, or the report's: what the command prints goes elsewhere.
+fn printing(interpreter: &Interpreter) {
+    let script = "import time\nprint('from the command', flush=True)\nwhile time.process_time() < 0.3: pass";
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("profile.tach");
+    let run = |words: &[&str]| {
+        let mut profiler = Command::new(binary());
+        profiler.args(["-F", "999"]).args(words).arg("--").arg(&interpreter.path).args(["-c", script]);
+        let ended = profiler.current_dir(folder.path()).output().expect("the profiler can be run");
+        let (stdout, stderr) = (String::from_utf8(ended.stdout), String::from_utf8(ended.stderr).expect("text"));
+        assert!(ended.status.success(), "{stderr}");
+        (stdout.expect("text"), stderr)
+    };
+    let (profile, rest) = run(&["-o", "-", "--format", "collapsed"]);
+    assert!(samples_in(&profile) > 100 && !profile.contains("from the command"), "{profile}");
+    assert!(rest.lines().any(|line| line == "from the command"), "{rest}");
+
+    let file = file.to_str().expect("a plain path");
+    let (report, rest) = run(&["-o", file, "--report", "-"]);
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
+    assert!(report["stored"].as_u64() > Some(100) && rest.contains("from the command"), "{report:#}");
+
+    let (printed, _) = run(&["-o", file, "--force"]);
+    assert_eq!(printed, "from the command\n", "with a file it is as without a profiler");
 }
 
 /// `-- CMD`: its exit status is ours, it and the files are the calling user's, and it is profiled from its start.

@@ -1,7 +1,8 @@
 //! `-- CMD`: a child that waits to be profiled before it runs.
 //!
 //! The child is forked at once, so its pid is known, and waits on a pipe; [`PreparedCommand::start`] lets it `exec`.
-//! It keeps our directory, environment, standard streams, process group and the signal state we were started with;
+//! It keeps our directory, environment, standard streams (but for [`CommandOutput`]), process group and the signal state we were
+//! started with;
 //! under sudo it runs as the calling user (`--as-root` keeps it root). When it is dropped before its start it ends
 //! without having run anything; once it runs, it is never killed by us.
 //!
@@ -109,6 +110,15 @@ impl CommandStatus {
     }
 }
 
+/// Where the command's standard output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandOutput {
+    /// Where ours goes.
+    Inherited,
+    /// To standard error: ours is the profile's (`perf record -o -` does the same).
+    StandardError,
+}
+
 /// A child process that waits for its start, runs, or has ended.
 #[derive(Debug)]
 pub struct PreparedCommand {
@@ -130,10 +140,10 @@ impl PreparedCommand {
     ///
     /// # Errors
     /// When the system refuses, or `argv` is empty or holds a NUL byte.
-    pub fn prepare(argv: &[OsString], as_root: bool) -> Result<Self, CommandError> {
+    pub fn prepare(argv: &[OsString], as_root: bool, output: CommandOutput) -> Result<Self, CommandError> {
         let program = argv.first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?.clone();
         let caller = if as_root { None } else { Caller::through_sudo() };
-        let image = Image::new(argv, caller)?;
+        let image = Image::new(argv, caller, output)?;
         let (barrier_read, barrier_write) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
         let (failure_read, failure_write) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
 
@@ -290,6 +300,7 @@ struct Image {
     argv: CStrings,
     environment: CStrings,
     credentials: Option<Credentials>,
+    output: CommandOutput,
 }
 
 struct Credentials {
@@ -299,7 +310,7 @@ struct Credentials {
 }
 
 impl Image {
-    fn new(argv: &[OsString], caller: Option<Caller>) -> Result<Self, CommandError> {
+    fn new(argv: &[OsString], caller: Option<Caller>, output: CommandOutput) -> Result<Self, CommandError> {
         let user = caller.and_then(|caller| User::from_uid(caller.uid).ok().flatten());
         let credentials = match caller {
             Some(Caller { uid, gid }) => {
@@ -317,7 +328,8 @@ impl Image {
             let value = user.as_ref().and_then(|user| users_own(&name, &value, user)).unwrap_or(value);
             [name.as_os_str(), OsStr::new("="), &value].into_iter().collect::<OsString>()
         });
-        Ok(Self { argv: CStrings::new(argv.iter().cloned())?, environment: CStrings::new(environment)?, credentials })
+        let (argv, environment) = (CStrings::new(argv.iter().cloned())?, CStrings::new(environment)?);
+        Ok(Self { argv, environment, credentials, output })
     }
 
     /// The child's life from fork to exec. Async-signal-safe: only system calls and memory made before.
@@ -340,6 +352,10 @@ impl Image {
                 // SAFETY: `_exit` runs no destructor of the copied parent.
                 unsafe { libc::_exit(127) };
             }
+        }
+        if self.output == CommandOutput::StandardError {
+            // SAFETY: takes numbers only. Both are open: Rust's runtime opens `/dev/null` for those that are not.
+            unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) };
         }
         let step = match self.credentials.as_ref().map(Credentials::assume) {
             Some(false) => STEP_CREDENTIALS,

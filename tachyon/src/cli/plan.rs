@@ -4,6 +4,7 @@
 
 use super::access;
 use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, RecordArgs};
+use super::command::CommandOutput;
 use super::escape::escape;
 use super::failure::Failure;
 use super::format;
@@ -115,6 +116,16 @@ impl Plan {
     #[must_use]
     pub fn many_processes(&self) -> bool {
         self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)
+    }
+
+    /// Where the output of a command goes that is profiled: standard output is the profile's or the report's alone.
+    #[must_use]
+    pub fn command_output(&self) -> CommandOutput {
+        if self.output.destination == Destination::Stdout || self.report == Some(Destination::Stdout) {
+            CommandOutput::StandardError
+        } else {
+            CommandOutput::Inherited
+        }
     }
 
     /// Turns arguments into a plan, and checks what can be checked before anything is loaded.

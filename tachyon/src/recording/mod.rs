@@ -66,7 +66,7 @@ const TURN: Duration = Duration::from_millis(250);
 pub fn run(plan: Plan) -> anyhow::Result<Outcome> {
     // Before anything else: the command must inherit neither our signal handlers nor our threads.
     let mut command = match &plan.targets {
-        Targets::Command { argv, as_root } => Some(PreparedCommand::prepare(argv, *as_root)?),
+        Targets::Command { argv, as_root } => Some(PreparedCommand::prepare(argv, *as_root, plan.command_output())?),
         Targets::Pids(_) | Targets::AllPython => None,
     };
     let mut clock = start::Clock::start();

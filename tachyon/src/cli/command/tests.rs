@@ -8,7 +8,7 @@ fn words(argv: &[&str]) -> Vec<OsString> {
 
 /// A shell command, whose output the test reads from a file.
 fn shell(script: &str) -> PreparedCommand {
-    PreparedCommand::prepare(&words(&["sh", "-c", script]), true).unwrap()
+    PreparedCommand::prepare(&words(&["sh", "-c", script]), true, CommandOutput::Inherited).unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn dropped_before_its_start_it_never_runs() {
 #[test]
 fn failed_exec_is_told_as_shells_do() {
     for (program, status) in [("/no/such/program", 127), ("no-such-program-in-path", 127), ("/etc/passwd", 126)] {
-        let mut command = PreparedCommand::prepare(&words(&[program]), true).unwrap();
+        let mut command = PreparedCommand::prepare(&words(&[program]), true, CommandOutput::Inherited).unwrap();
         let error = command.start().unwrap_err();
         assert_eq!(error.exit_status(), status, "{error}");
         assert_eq!(error.to_string(), format!("cannot run {program}"));
@@ -96,7 +96,7 @@ fn runs_as_the_calling_user() {
         return;
     }
     let caller = Caller { uid: nix::unistd::Uid::from_raw(65534), gid: nix::unistd::Gid::from_raw(65534) };
-    let image = Image::new(&words(&["id"]), Some(caller)).unwrap();
+    let image = Image::new(&words(&["id"]), Some(caller), CommandOutput::Inherited).unwrap();
     let credentials = image.credentials.unwrap();
     assert_eq!((credentials.uid, credentials.gid), (65534, 65534));
     assert!(credentials.groups.contains(&65534));
