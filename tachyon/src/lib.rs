@@ -9,6 +9,8 @@ pub mod events;
 pub mod inspect;
 pub mod kernel;
 pub mod merge;
+#[cfg(test)]
+mod not_run;
 pub mod profile;
 pub mod recording;
 pub mod remote;

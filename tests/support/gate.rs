@@ -9,6 +9,17 @@ pub struct LiveGuard {
     _lock: File,
 }
 
+/// Says why a test cannot run here.
+///
+/// # Panics
+/// In CI, or with `TACHYON_LIVE_TESTS=required` (which `cargo xtask test` sets).
+pub fn cannot(reason: &str) {
+    let required = std::env::var("CI").is_ok_and(|ci| ci == "true")
+        || std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
+    assert!(!required, "this test must run here, and cannot: {reason}");
+    println!("SKIPPED: {reason}");
+}
+
 /// The right to run a live test, or `None` where this machine cannot, after saying why.
 ///
 /// # Panics
@@ -16,10 +27,7 @@ pub struct LiveGuard {
 #[must_use]
 pub fn live() -> Option<LiveGuard> {
     if let Err(reason) = possible() {
-        let required = std::env::var("CI").is_ok_and(|ci| ci == "true")
-            || std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
-        assert!(!required, "live tests must run here, and cannot: {reason}");
-        println!("SKIPPED: needs root and BPF: {reason}");
+        cannot(&format!("live tests need root and BPF: {reason}"));
         return None;
     }
     let path = std::env::temp_dir().join("tachyon-live-tests.lock");

@@ -21,7 +21,7 @@ pub mod viewers;
 mod wheels;
 
 pub use extension::SharedLibrary;
-pub use gate::{LiveGuard, live};
+pub use gate::{LiveGuard, cannot, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
 pub use profiler::{Profiler, Recording, Running, binary, cpu_time, is_sampling};

@@ -4,7 +4,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{command, tools, zoo};
+use crate::vm::machine::Machine;
+use crate::{cache, command, tools, zoo};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -28,6 +29,11 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     );
     zoo::set_up(false)?;
     tools::set_up()?;
+    // Whose programs unit tests judge unwind tables by.
+    let machines = cache::dir()?.join("vm");
+    let lock = cache::lock(&machines)?;
+    Machine::Arm64.programs_root(&machines)?;
+    drop(lock);
     if args.setup_only {
         return Ok(());
     }

@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(jumps_of_arm64(&bytes, 0x1000), expected);
     }
 
-    /// Debian's static 3.11 for arm64, where `cargo xtask vm-test` has unpacked it: stripped, its evaluator in one part.
+    /// Debian's static 3.11 for arm64, where `cargo xtask test` has unpacked it: stripped, its evaluator in one part.
     #[test]
     fn the_evaluator_of_a_stripped_arm64_python_is_found() {
         let cache = std::env::var_os("TACHYON_CACHE").or_else(|| {
@@ -326,7 +326,7 @@ mod tests {
         });
         let python = cache.map(|cache| std::path::Path::new(&cache).join("vm/userland-arm64/usr/bin/python3.11"));
         let Some(file) = python.and_then(|path| std::fs::File::open(path).ok()) else {
-            println!("not judged: `cargo xtask vm-test --kernel arm64` fetches it");
+            crate::not_run::not_run("Debian's python3.11 for arm64\nhint: cargo xtask test --setup-only");
             return;
         };
         let found = Evaluator::of_file(&file).expect("it is CPython");

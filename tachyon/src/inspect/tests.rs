@@ -282,7 +282,7 @@ fn in_a_sweep_only_what_is_no_python_is_not_looked_up_again() {
 #[test]
 fn deleted_renamed_and_chrooted_interpreters_are_found() {
     let Some(exe) = interpreters().into_iter().find(|exe| exe.starts_with("/usr/bin")) else {
-        println!("not run: needs a static /usr/bin/python3.11");
+        crate::not_run::not_run("a static /usr/bin/python3.11");
         return;
     };
     let dir = tempfile::tempdir().expect("a folder");
@@ -303,11 +303,11 @@ fn an_interpreter_in_a_chroot_is_found() {
     use std::os::unix::process::CommandExt as _;
 
     let Some(exe) = interpreters().into_iter().find(|exe| exe.starts_with("/usr/bin")) else {
-        println!("not run: needs a static /usr/bin/python3.11");
+        crate::not_run::not_run("a static /usr/bin/python3.11");
         return;
     };
     if !nix::unistd::geteuid().is_root() {
-        println!("not run: needs root for chroot");
+        crate::not_run::not_run("root, for chroot");
         return;
     }
     let listed = Command::new("ldd").arg(&exe).output().expect("ldd runs").stdout;
@@ -405,7 +405,7 @@ fn mutated_files_end_quickly_and_are_never_believed() {
         }
     }
     if mutated == 0 {
-        println!("not run: needs a 3.13 or newer");
+        crate::not_run::not_run("a CPython of 3.13 or newer");
     }
 }
 

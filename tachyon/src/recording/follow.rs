@@ -435,6 +435,7 @@ impl Follower {
 
     /// A process that was none of ours has mapped something: if it is CPython now, it becomes one of ours.
     fn look_again(&mut self, pid: u32) {
+        let Some(before) = lock(&self.kernel).process(pid) else { return };
         if !self.admits(Pid(pid)).unwrap_or(false) {
             return;
         }
@@ -442,6 +443,10 @@ impl Follower {
         let Ok(inspect::Verdict::Python(interpreter)) = inspect::inspect(&process, &mut self.cache) else { return };
         let Ok(entry) = self.entry_of(&interpreter) else { return };
         let Some(now) = lock(&self.kernel).process(pid) else { return };
+        // What was looked at is not what runs there.
+        if now.image != before.image {
+            return;
+        }
         self.decide(pid, &now, Verdict::Python(interpreter.layout.version_hex, interpreter.version_text()));
         if let Some(info) = lock(&self.registry).by_pid(pid) {
             info.cpu_starts_now();

@@ -95,7 +95,7 @@ fn slots_of_the_linkage_table_are_leaves() {
     assert_eq!([plt, plt + 31, plt + 32, plt + 48].map(|at| table.rule(at)), [Rule::GAP, Rule::GAP, leaf, leaf]);
 }
 
-/// Where `cargo xtask vm-test` unpacks Debian's arm64 packages.
+/// Where `cargo xtask test` unpacks Debian's arm64 packages.
 fn debian() -> Option<PathBuf> {
     let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
     let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache/tachyon-bpf")))?;
@@ -106,7 +106,7 @@ fn debian() -> Option<PathBuf> {
 #[cfg_attr(miri, ignore = "reads the machine's own files")]
 fn every_rule_of_debians_programs_is_what_gimli_reads() {
     let Some(root) = debian() else {
-        println!("not compared: `cargo xtask vm-test --kernel arm64` fetches them");
+        crate::not_run::not_run("Debian's programs for arm64\nhint: cargo xtask test --setup-only");
         return;
     };
     let files =
