@@ -8,6 +8,7 @@ mod gauge;
 mod input;
 mod native;
 mod recover;
+mod symbols;
 mod targets;
 mod writer;
 

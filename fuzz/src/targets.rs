@@ -22,6 +22,7 @@ use tachyon_common::walk::{
 use crate::input::Rng;
 use crate::native;
 use crate::recover;
+use crate::symbols;
 use crate::writer;
 
 #[path = "../../tachyon-common/tests/image/mod.rs"]
@@ -37,7 +38,7 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 14] = [
+pub(crate) const TARGETS: [Target; 16] = [
     Target { name: "tach", seeds: tach_files, run: read_tach },
     Target { name: "tach_writer", seeds: Vec::new, run: writer::write },
     Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
@@ -47,6 +48,8 @@ pub(crate) const TARGETS: [Target; 14] = [
     Target { name: "elf", seeds: || seed_files("so"), run: examine },
     Target { name: "eh_frame", seeds: native::elf_files, run: native::compile_rules },
     Target { name: "native_walk", seeds: native::tables, run: native::walk_hostile },
+    Target { name: "symbols", seeds: symbols::files, run: symbols::name_addresses },
+    Target { name: "demangle", seeds: symbols::mangled, run: symbols::demangle_name },
     Target { name: "proc", seeds: proc_files, run: parse_proc },
     Target { name: "events", seeds: records, run: decode_events },
     Target { name: "walk", seeds: Vec::new, run: walk_hostile },

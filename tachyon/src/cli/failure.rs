@@ -93,8 +93,17 @@ pub fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
 }
 
 fn lines(error: &anyhow::Error, hint: Option<&str>) -> String {
-    let causes: Vec<_> = error.chain().map(cause_text).collect();
-    let message = format!("tachyon-bpf: {}\n", escape(&causes.join(": ")));
+    let mut message = String::new();
+    for cause in error.chain() {
+        // An error whose own text ends with its cause's, as those of libraries may, does not tell it twice.
+        match message.strip_suffix(&cause.to_string()).map(str::len) {
+            Some(before) => message.truncate(before),
+            None if message.is_empty() => {}
+            None => message += ": ",
+        }
+        message += &cause_text(cause);
+    }
+    let message = format!("tachyon-bpf: {}\n", escape(&message));
     match hint {
         Some(hint) => format!("{message}hint: {}\n", escape(hint)),
         None => message,
@@ -159,6 +168,13 @@ mod tests {
         let error = Err::<(), _>(error).context("cannot start").unwrap_err();
         let expected = "tachyon-bpf: cannot start: cannot read: permission denied\nhint: be root\n";
         assert_eq!(shown(&error), (expected.to_owned(), STATUS_FAILED));
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = ReadError::Io(io::Error::from_raw_os_error(libc::EISDIR));
+        let expected = "tachyon-bpf: cannot read x.tach: cannot read the file: is a directory\n";
+        assert_eq!(shown(&anyhow::Error::new(error).context("cannot read x.tach")).0, expected);
     }
 
     #[test]

@@ -22,7 +22,7 @@ const MAX_NEW: usize = 15;
 /// A function's name for people: Rust without the hash, C++ without parameters and return type, and without what a
 /// compiler appends to the parts and copies it makes of a function.
 #[must_use]
-pub(super) fn demangle(raw: &[u8]) -> String {
+pub fn demangle(raw: &[u8]) -> String {
     let raw = &raw[..raw.len().min(MAX_MANGLED)];
     // The version of a symbol (`read@@GLIBC_2.2.5`) is the linker's business.
     let unversioned = raw.split(|&byte| byte == b'@').next().filter(|name| !name.is_empty()).unwrap_or(raw);

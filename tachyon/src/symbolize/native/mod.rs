@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use demangle::demangle;
 pub use dwarf::SourceFrame;
 
 use self::dwarf::Lines;
@@ -221,6 +222,17 @@ pub enum Detail {
     Function,
     /// Source lines and inlined functions as well: DWARF of some ten megabytes is read.
     Lines,
+}
+
+/// What lies at an offset of an ELF file that no process has mapped, as [`NativeSymbols::name`] tells it; its tables are read
+/// for this one answer. `None`: it is no ELF file, or cannot be read.
+#[must_use]
+pub fn name_in_file(file: File, offset: u64, detail: Detail) -> Option<NativeName> {
+    let loads = Elf::parse(&file).ok()?.loads().to_vec();
+    let (object, build_id) = (String::new(), String::new());
+    let file = Some(Arc::new(file));
+    let mut file = NativeFile { object, build_id, file, debug: None, loads, tables: None, lines: None, used: 0 };
+    Some(file.name(offset, detail))
 }
 
 impl NativeFile {

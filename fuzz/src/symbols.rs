@@ -1,0 +1,75 @@
+//! Names of native addresses: symbol tables and DWARF of files that say anything, and mangled names.
+
+use std::fs::File;
+use std::io::Write as _;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use tachyon::remote::elf::{Elf, Load};
+use tachyon::symbolize::native::{Detail, demangle, name_in_file};
+
+use crate::input::Rng;
+use crate::targets::{here, seed_files};
+
+/// Longest name that may come out: what is longer is cut.
+const MAX_NAME: usize = 4 << 10;
+
+/// ELF files with DWARF 4 and 5, inlined functions among them (`fuzz/seeds/inlined.cc`), and those without any.
+pub(crate) fn files() -> Vec<Vec<u8>> {
+    let seeds = seed_files("so");
+    let described = |seed: &&Vec<u8>| {
+        let elf = Elf::parse(&seed[..]).expect("an ELF file");
+        let Ok(Some(outer)) = elf.dynamic_symbol("outer") else { return false };
+        let inside = |load: &&Load| outer.vaddr.checked_sub(load.vaddr).is_some_and(|at| at < load.mem_size);
+        let load = elf.loads().iter().find(inside).expect("it is loaded");
+        let first = load.offset + outer.vaddr - load.vaddr;
+        (first..first + outer.size).any(|offset| {
+            let name = name_in_file(in_memory(seed), offset, Detail::Lines).expect("an ELF file");
+            name.function.as_deref() == Some("outer") && name.lines.len() > 2
+        })
+    };
+    assert_eq!(seeds.iter().filter(described).count(), 2, "DWARF 4 and 5, each with an inlined function");
+    seeds
+}
+
+fn in_memory(bytes: &[u8]) -> File {
+    let mut file = File::from(memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("every Linux has these"));
+    file.write_all(bytes).expect("memory can be written");
+    file
+}
+
+/// Asks for the names of some addresses: the answers are bounded, whatever the file says.
+pub(crate) fn name_addresses(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let bytes = rng.mutated(seeds);
+    let file = in_memory(&bytes);
+    let text = Elf::parse(&bytes[..]).ok().and_then(|elf| Some(elf.section(".text")?.offset)).unwrap_or_default();
+    let mut named = false;
+    for _ in 0..3 {
+        let offset = if rng.below(8) == 0 { rng.odd() } else { text.saturating_add(rng.below(0x100) as u64) };
+        let file = file.try_clone().expect("a descriptor is free");
+        let Some(name) = name_in_file(file, offset, Detail::Lines) else { return false };
+        assert!(name.function.as_ref().is_none_or(|function| function.len() <= MAX_NAME), "a name is bounded");
+        named |= name.function.is_some() || !name.lines.is_empty();
+    }
+    named
+}
+
+/// Names of C++, Rust and C, a line each.
+pub(crate) fn mangled() -> Vec<Vec<u8>> {
+    let text = std::fs::read(here().join("seeds/mangled.txt")).expect("a file of the project is readable");
+    text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(Into::into).collect()
+}
+
+/// What comes out is bounded; it is accepted when it says something else than what went in. Parts that are repeated many times
+/// nest: there the readings of a name may double at each.
+pub(crate) fn demangle_name(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
+    let mut bytes = rng.mutated(seeds);
+    for _ in 0..rng.below(3) {
+        let from = rng.below(bytes.len());
+        let to = (from + 1 + rng.below(8)).min(bytes.len());
+        let part = bytes[from..to].repeat(rng.below(64));
+        bytes.splice(from..from, part);
+    }
+    let name = demangle(&bytes);
+    assert!(name.len() <= MAX_NAME, "{} bytes", name.len());
+    name.as_bytes() != bytes
+}
