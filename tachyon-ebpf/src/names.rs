@@ -57,8 +57,7 @@ impl Codes {
     /// fingerprint and code units are filled in. Remembered are only those of which everything was sent.
     ///
     /// It is the same one when no code object of its interpreter has been freed since (3.14+ count that), or when it has
-    /// the same `co_version`, which no other one of its interpreter is given. A function of its own for the verifier, as
-    /// `sample::frames::walk_python_frames` is.
+    /// the same `co_version`, which no other one of its interpreter is given. Always 0.
     #[inline(always)]
     pub fn look_up(&mut self, code: u64, identity: &mut CodeIdentity) -> u64 {
         self.known = 0;

@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod kernel;
 pub mod merge;
 #[cfg(test)]
+#[path = "../../tests/support/not_run.rs"]
 mod not_run;
 pub mod profile;
 pub mod recording;

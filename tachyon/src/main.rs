@@ -125,9 +125,8 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         recovered.threads,
         args.input.display()
     );
-    if let Some(tail) = &recovered.missing_tail {
-        let why = if tail.exists() { "does not fit the file" } else { "is missing" };
-        let _closed = writeln!(io::stderr(), "the newest samples are not among them: {} {why}", tail.display());
+    if let Some(why) = &recovered.lost_tail {
+        let _closed = writeln!(io::stderr(), "the newest samples are not among them: {why}");
     }
     if recovered.cut {
         let _closed = writeln!(

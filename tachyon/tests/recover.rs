@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Cursor;
 use std::path::Path;
-use tachyon::cli::recover::{self, RecoverError};
+use tachyon::cli::recover::{self, LostTail, RecoverError};
 use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::tach::TachOptions;
@@ -315,14 +315,15 @@ fn journals_and_tails_of_other_recordings() {
         assert!(matches!(error.downcast_ref(), Some(RecoverError::OtherRecording(_))), "{error:#}");
 
         let path = dir.path().join("a.tach.part");
-        let missing = |tail: Option<&[u8]>| {
+        let lost = |tail: Option<&[u8]>| {
             recovered(dir.path(), file, Some(journal), tail).unwrap();
-            recover::run(&path, None, &mut Cursor::new(Vec::new())).unwrap().missing_tail
+            recover::run(&path, None, &mut Cursor::new(Vec::new())).unwrap().lost_tail
         };
         let other = record(compression, layout, !many).ticks.remove(3).files.tail;
-        let named = Some(path.with_added_extension("tail"));
-        assert_eq!([missing(Some(&other)), missing(None)], [named.clone(), named]);
-        assert_eq!([missing(Some(tail)), missing(Some(&[]))], [None, None]);
+        let named = path.with_added_extension("tail");
+        assert_eq!(lost(Some(&other)), Some(LostTail::Unfit(named.clone())));
+        assert_eq!(lost(None), Some(LostTail::Missing(named)));
+        assert_eq!([lost(Some(tail)), lost(Some(&[]))], [None, None]);
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tachyon::sinks::metadata::Metadata;
-use tachyon_tests::{Interpreter, Profiler, Recording, cannot, live};
+use tachyon_tests::{Interpreter, Profiler, Recording, live, not_run};
 
 const BUSY: &str = "while True: pass";
 /// The same with a stack of thirty frames, which is what the project's budgets are about.
@@ -180,7 +180,7 @@ fn group() -> Option<(Group, Group, String)> {
 fn by_cgroup_and_container() {
     let Some(_live) = live() else { return };
     let Some((container, _pod, path)) = group() else {
-        cannot("no control groups can be made");
+        not_run("control groups that can be made");
         return;
     };
     let dir = tempfile::tempdir().expect("a temporary directory can be made");

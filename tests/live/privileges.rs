@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use tachyon_tests::{Interpreter, Profiler, Target, binary, cannot, live};
+use tachyon_tests::{Interpreter, Profiler, Target, binary, live, not_run};
 
 /// All that is ever needed, in the words of setpriv(1).
 const ALL: [&str; 6] = ["bpf", "perfmon", "sys_ptrace", "dac_read_search", "checkpoint_restore", "syslog"];
@@ -149,10 +149,7 @@ fn table() {
     let Some(_live) = live() else { return };
     let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
     if paranoid.trim().parse::<i32>().is_ok_and(|level| level > 2) {
-        cannot(&format!(
-            "kernel.perf_event_paranoid is {}, where CAP_SYS_ADMIN is needed\nhint: sysctl kernel.perf_event_paranoid=2",
-            paranoid.trim()
-        ));
+        not_run("kernel.perf_event_paranoid of 2 or less: above it the kernel wants CAP_SYS_ADMIN");
         return;
     }
     let nobody = Nobody::new();

@@ -1,5 +1,6 @@
 //! Who may run live tests, and one at a time: they measure shares and rates, and would measure each other.
 
+use crate::not_run;
 use std::fs::File;
 use std::path::Path;
 
@@ -9,17 +10,6 @@ pub struct LiveGuard {
     _lock: File,
 }
 
-/// Says why a test cannot run here.
-///
-/// # Panics
-/// In CI, or with `TACHYON_LIVE_TESTS=required` (which `cargo xtask test` sets).
-pub fn cannot(reason: &str) {
-    let required = std::env::var("CI").is_ok_and(|ci| ci == "true")
-        || std::env::var("TACHYON_LIVE_TESTS").is_ok_and(|value| value == "required");
-    assert!(!required, "this test must run here, and cannot: {reason}");
-    println!("SKIPPED: {reason}");
-}
-
 /// The right to run a live test, or `None` where this machine cannot, after saying why.
 ///
 /// # Panics
@@ -27,7 +17,7 @@ pub fn cannot(reason: &str) {
 #[must_use]
 pub fn live() -> Option<LiveGuard> {
     if let Err(reason) = possible() {
-        cannot(&format!("live tests need root and BPF: {reason}"));
+        not_run(&format!("root and BPF: {reason}"));
         return None;
     }
     let path = std::env::temp_dir().join("tachyon-live-tests.lock");

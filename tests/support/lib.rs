@@ -12,6 +12,7 @@ mod interpreters;
 pub mod judge;
 pub mod matrix;
 pub mod native_shares;
+mod not_run;
 mod profile;
 mod profiler;
 pub mod statistics;
@@ -21,8 +22,9 @@ pub mod viewers;
 mod wheels;
 
 pub use extension::SharedLibrary;
-pub use gate::{LiveGuard, cannot, live};
+pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
+pub use not_run::not_run;
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
 pub use profiler::{Profiler, Recording, Running, binary, cpu_time, is_sampling};
 pub use target::{Target, program};

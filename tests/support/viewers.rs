@@ -19,7 +19,7 @@ pub fn tools() -> Option<PathBuf> {
                 .any(|directory| directory.join(program).is_file())
         });
     if !installed {
-        crate::cannot("the readers of exports are missing\nhint: cargo xtask tools");
+        crate::not_run("the readers of exports\nhint: cargo xtask tools");
         return None;
     }
     Some(tools)

@@ -1,10 +1,9 @@
 //! `-- CMD`: a child that waits to be profiled before it runs.
 //!
 //! The child is forked at once, so its pid is known, and waits on a pipe; [`PreparedCommand::start`] lets it `exec`.
-//! It keeps our directory, environment, standard streams (but for [`CommandOutput`]), process group and the signal state we were
-//! started with;
-//! under sudo it runs as the calling user (`--as-root` keeps it root). When it is dropped before its start it ends
-//! without having run anything; once it runs, it is never killed by us.
+//! It keeps our directory, environment, standard streams (but for [`CommandOutput`]), process group and the signal state
+//! we were started with; under sudo it runs as the calling user (`--as-root` keeps it root). When it is dropped before
+//! its start it ends without having run anything; once it runs, it is never killed by us.
 //!
 //! Signals: a key at the terminal (Ctrl-C, Ctrl-\) reaches both of us, being sent to the whole foreground group, so
 //! it is not forwarded; `SIGTERM` and `SIGHUP`, which a supervisor sends to one process, are for `recording` to pass

@@ -10,7 +10,7 @@ use crate::report::Report;
 use crate::sinks::journal::{self, Start};
 use crate::sinks::metadata::Metadata;
 use crate::sinks::tail;
-use crate::tach::{Compression, Features, Layout, MAGIC, Mode, Options, ReadError, Reader, Section};
+use crate::tach::{Compression, Features, HEAD_LEN, Layout, Mode, Options, ReadError, Reader, Section, start_time_of};
 use anyhow::Context;
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -27,8 +27,8 @@ pub struct Recovered {
     pub threads: u64,
     /// The names came from a journal.
     pub from_journal: bool,
-    /// Where the newest samples would be, and are not: no such file, or one that does not fit.
-    pub missing_tail: Option<PathBuf>,
+    /// Why the newest samples are not among them.
+    pub lost_tail: Option<LostTail>,
     /// From the recording's start to the last sample.
     pub recorded: Duration,
     /// The file was cut: what came later, and what was lost, is not known.
@@ -85,7 +85,7 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
     };
     let journal_path = journal.map_or_else(|| default_journal(broken), Path::to_owned);
     let with_journal = |source| with_journal(journal_path.clone(), &file, source).with_context(recovering);
-    let ((reader, missing_tail), from_journal) = match whole {
+    let ((reader, lost_tail), from_journal) = match whole {
         // A footer that is none: the cut took the real one, and what is read as tables would be something else.
         Ok(reader) if reader.header().declared_size != reader.header().file_size && journal_path.exists() => {
             (with_journal(ReadError::Cut(Section::Strings))?, true)
@@ -98,14 +98,25 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
         samples: summary.samples,
         threads: summary.threads,
         from_journal,
-        missing_tail,
+        lost_tail,
         recorded: Duration::try_from_secs_f64(report.duration_s).unwrap_or_default(),
         cut: report.cut,
     })
 }
 
-/// A file that was cut, as far as it, its journal and its tail go; and the path of a tail that is not there or does not fit.
-type Cut = (Reader<BufReader<File>>, Option<PathBuf>);
+/// The file in which the newest samples would be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LostTail {
+    /// There is no such file.
+    #[error("there is no {}", .0.display())]
+    Missing(PathBuf),
+    /// It is of another recording, or too old.
+    #[error("{} does not fit the file", .0.display())]
+    Unfit(PathBuf),
+}
+
+/// A file that was cut, as far as it, its journal and its tail go; and why its tail does not.
+type Cut = (Reader<BufReader<File>>, Option<LostTail>);
 
 fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result<Cut> {
     let journal = match input::open(&path) {
@@ -145,7 +156,9 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
     };
     let tail_path = path.with_extension("tail");
     let tail = match input::open(&tail_path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((cut()?, Some(tail_path))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok((cut()?, Some(LostTail::Missing(tail_path))));
+        }
         other => other.with_context(|| format!("cannot read {}", tail_path.display()))?,
     };
     let mut alone = cut()?;
@@ -161,18 +174,17 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
     }
     // One that is empty has no samples yet.
     let unfit = tail.metadata()?.len() > 0;
-    Ok((alone, unfit.then_some(tail_path)))
+    Ok((alone, unfit.then_some(LostTail::Unfit(tail_path))))
 }
 
 /// Whether the file's header, as far as it has one, is of the journal's recording: other names would be put to its frames.
 fn is_of(file: &File, start: &Start) -> io::Result<bool> {
-    let mut head = [0; 20];
+    let mut head = [0; HEAD_LEN];
     match file.read_exact_at(&mut head, 0) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(true),
         other => other?,
     }
-    let begun = head.starts_with(&MAGIC.to_le_bytes());
-    Ok(!begun || head.ends_with(&start.start_time_us.to_le_bytes()))
+    Ok(start_time_of(&head).is_none_or(|time| time == start.start_time_us))
 }
 
 /// How many samples there are before the error that ends a file that was cut.

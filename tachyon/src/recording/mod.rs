@@ -283,8 +283,7 @@ fn show_refused(registry: &Registry, plan: &Plan) {
     let mut out = std::io::stderr();
     // Of a whole host the report has all; a few tell what it is about.
     let most = if matches!(plan.targets, Targets::AllPython) { 5 } else { usize::MAX };
-    let said = registry.told.get(..registry.said).unwrap_or_default();
-    let notes = registry.notes.iter().filter(|note| !said.contains(note));
+    let notes = registry.notes.difference(&registry.said);
     for line in registry.refused.iter().take(most).chain(notes) {
         let _closed = writeln!(out, "tachyon-bpf: {}", cli::escape::escape(line));
     }
@@ -359,10 +358,10 @@ fn wait(
                         }
                         let counters = lock(kernel).counters()?;
                         let mut registry = lock(registry);
-                        for told in registry.told.iter().skip(registry.said) {
+                        for told in std::mem::take(&mut registry.told) {
                             progress.print(&format!("tachyon-bpf: {told}"));
+                            registry.said.insert(told);
                         }
-                        registry.said = registry.told.len();
                         progress.show(&Snapshot {
                             elapsed: started.elapsed(),
                             samples: live.stored.load(Ordering::Relaxed),

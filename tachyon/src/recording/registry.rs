@@ -204,10 +204,10 @@ pub(super) struct Registry {
     pub refused_more: u64,
     /// What is weaker than it should be, each once.
     pub notes: BTreeSet<String>,
-    /// Notes that are told on the terminal while the recording runs, not at its end only.
+    /// Notes that are to be told on the terminal while the recording runs.
     pub told: Vec<String>,
-    /// How many of them have been.
-    pub said: usize,
+    /// Those that have been: its end does not repeat them.
+    pub said: BTreeSet<String>,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.

@@ -207,6 +207,18 @@ pub struct Header {
 const FEATURES_KNOWN: u32 = 1 << 3;
 const FEATURES_SHIFT: u32 = 4;
 
+/// Bytes of a header up to its start time, that included.
+pub(crate) const HEAD_LEN: usize = START_TIME + size_of::<u64>();
+
+/// Where the start time stands.
+const START_TIME: usize = 12;
+
+/// The start time in the beginning of a little-endian header, microseconds; `None` where no such header begins.
+pub(crate) fn start_time_of(head: &[u8; HEAD_LEN]) -> Option<u64> {
+    let time = head.last_chunk().map(|time| u64::from_le_bytes(*time));
+    time.filter(|_| head.starts_with(&MAGIC.to_le_bytes()))
+}
+
 impl Header {
     /// The header's bytes, little-endian.
     pub(super) fn encode(&self) -> [u8; HEADER_SIZE] {
@@ -285,7 +297,7 @@ impl Header {
             layout,
             byte_order,
             python_version: field(header, 8),
-            start_time_us: u64_at(12),
+            start_time_us: u64_at(START_TIME),
             sample_interval_us: u64_at(20),
             sample_count,
             thread_count: u32_at(at.threads),

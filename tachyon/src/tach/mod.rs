@@ -56,6 +56,7 @@ pub use checkpoint::{Base, Checkpoint};
 pub use copy::CopyError;
 pub use error::{OffsetFault, ReadError, Section, WriteError};
 pub use header::{ByteOrder, Compression, Features, Header, Layout, Mode};
+pub(crate) use header::{HEAD_LEN, start_time_of};
 pub use intern::{Interner, omitted, omitted_name, trim_stack};
 pub use options::Options;
 pub use reader::Reader;

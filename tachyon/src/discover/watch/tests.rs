@@ -41,8 +41,7 @@ fn open() -> Option<(Watch, File)> {
     match Watch::open() {
         Ok(watch) => Some((watch, turn)),
         Err(error) => {
-            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must be able to watch: {error}");
-            eprintln!("skipped, needs root: {error}");
+            crate::not_run::not_run(&format!("root: {error}"));
             None
         }
     }
@@ -51,7 +50,9 @@ fn open() -> Option<(Watch, File)> {
 /// A file that must be there in CI.
 fn wanted(path: Option<PathBuf>, what: &str) -> Option<PathBuf> {
     let path = path.filter(|path| path.exists());
-    assert!(path.is_some() || std::env::var("CI").as_deref() != Ok("true"), "CI must have {what}");
+    if path.is_none() {
+        crate::not_run::not_run(what);
+    }
     path
 }
 

@@ -139,8 +139,7 @@ struct Fact {
 pub(in crate::symbolize) fn pyenv_python(version: &str) -> Option<PathBuf> {
     let python = find_pyenv_python(version);
     if python.is_none() {
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI must have a pyenv python{version}");
-        eprintln!("skipped: there is no pyenv python{version}");
+        crate::not_run::not_run(&format!("a pyenv python{version}"));
     }
     python
 }
