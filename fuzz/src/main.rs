@@ -2,7 +2,7 @@
 //!
 //! Seeded and deterministic on stable Rust, with nothing to install: an execution is (target, seed, number), and can be
 //! repeated by itself. A finding is a panic, an execution that takes too long, or one that allocates too much. It is
-//! told with the command that repeats it, and ends the run with status 1. `docs/fuzzing.md` has the numbers.
+//! told with the command that repeats it, and ends the run with status 1. `docs/dev/fuzzing.md` has the numbers.
 
 mod gauge;
 mod input;

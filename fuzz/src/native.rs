@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tachyon::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
+use tachyon::merge::{Boundaries, Joined, Keep, Native, NativeKind, Python, PythonFrame, Quality, join};
 use tachyon::remote::elf::Elf;
 use tachyon::unwind;
 use tachyon_common::config::machine;
@@ -184,24 +184,28 @@ impl Stacks {
         let native = Native { frames: &self.native, whole, foreign: false, switching: false };
         let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
         let mut joined = Vec::new();
-        (join(&native, &python, true, &mut joined), joined)
+        (join(&native, &python, Keep { interpreter: true, roots: true }, &mut joined), joined)
     }
 }
 
 /// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
-/// place, and so does every native one unless they were found to contradict each other.
+/// place, and so does every native one unless they were found to contradict each other, or the native stack was cut.
 pub(crate) fn join_stacks(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let stacks = Stacks::of(&rng.mutated(seeds));
     let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
     let stop = if rng.below(2) == 0 { StopReason::Complete } else { *rng.of(&stops) };
-    let (quality, joined) = stacks.join(rng.below(4) != 0, stop);
+    let whole = rng.below(4) != 0;
+    let (quality, joined) = stacks.join(whole, stop);
     let of_python: Vec<usize> =
         joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
     let of_native: Vec<usize> =
         joined.iter().filter_map(|frame| if let Joined::Native(at) = frame { Some(*at) } else { None }).collect();
     assert!(of_python.into_iter().eq(0..stacks.python.len()), "Python frames are lost, doubled or out of order");
     if quality != Quality::Failed {
-        assert!(of_native.into_iter().eq(0..stacks.native.len()), "native frames are lost, doubled or out of order");
+        // Of a stack that was cut what follows the outermost Python frame may be left out: it may be an inner call's.
+        let kept = of_native.len();
+        assert!(of_native.into_iter().eq(0..kept), "native frames are lost, doubled or out of order");
+        assert!(kept == stacks.native.len() || !whole, "native frames of a whole stack are lost");
     }
     quality == Quality::Exact
 }

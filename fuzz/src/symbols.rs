@@ -23,7 +23,7 @@ pub(crate) fn files() -> Vec<Vec<u8>> {
         let load = elf.loads().iter().find(inside).expect("it is loaded");
         let first = load.offset + outer.vaddr - load.vaddr;
         (first..first + outer.size).any(|offset| {
-            let name = name_in_file(in_memory(seed), offset, Detail::Lines).expect("an ELF file");
+            let name = name_in_file(in_memory(seed).into(), offset, Detail::Lines).expect("an ELF file");
             name.function.as_deref() == Some("outer") && name.lines.len() > 2
         })
     };
@@ -46,7 +46,7 @@ pub(crate) fn name_addresses(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     for _ in 0..3 {
         let offset = if rng.below(8) == 0 { rng.odd() } else { text.saturating_add(rng.below(0x100) as u64) };
         let file = file.try_clone().expect("a descriptor is free");
-        let Some(name) = name_in_file(file, offset, Detail::Lines) else { return false };
+        let Some(name) = name_in_file(file.into(), offset, Detail::Lines) else { return false };
         assert!(name.function.as_ref().is_none_or(|function| function.len() <= MAX_NAME), "a name is bounded");
         named |= name.function.is_some() || !name.lines.is_empty();
     }

@@ -16,7 +16,7 @@ use tachyon::tach;
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{
-    CodeBuffer, InterpBuffer, TextHash, ThreadBuffer, code_identity, read_thread, thread_facts,
+    CodeBuffer, InterpBuffer, TextHash, ThreadBuffer, ThreadPointer, code_identity, read_thread, thread_facts,
 };
 
 use crate::input::Rng;
@@ -331,7 +331,7 @@ fn walk_all(image: &Image) -> image::Outcome {
         let _facts = thread_facts(
             &image.memory,
             &image.layout,
-            &image.entry,
+            (&image.entry, ThreadPointer { address: THREAD, reach: 0 }),
             outcome.tstate,
             &thread,
             &mut InterpBuffer::default(),

@@ -33,7 +33,7 @@ pub mod kind {
 pub struct RecordHeader {
     /// One of [`kind`].
     pub kind: u16,
-    /// Reserved, 0.
+    /// Of a sample: the bank of counters that its run counted in ([`crate::segment`]); else 0.
     pub flags: u16,
     /// Bytes of the whole record, header included.
     pub len: u32,
@@ -179,7 +179,7 @@ pub struct CodeRecord {
     pub layout: u32,
     /// Bits of [`code`].
     pub flags: u32,
-    /// Length of the whole line table in bytes.
+    /// Length of the line table in bytes, up to [`crate::limits::MAX_LINETABLE_BYTES`].
     pub linetable_len: u32,
     /// Where in the line table this record's part starts.
     pub linetable_start: u32,
@@ -209,6 +209,8 @@ pub mod code {
     pub const QUALNAME_CUT: u32 = 1 << 3;
     /// The file name is longer than what follows.
     pub const FILENAME_CUT: u32 = 1 << 4;
+    /// The line table is longer than [`super::CodeRecord::linetable_len`].
+    pub const LINETABLE_CUT: u32 = 1 << 5;
 }
 
 /// A process started, replaced its image, ended, or was met unknown.
@@ -225,8 +227,8 @@ pub struct ProcessRecord {
     pub instance: u64,
     /// CPU time of all its threads so far, nanoseconds (exit only; else 0).
     pub cpu_ns: u64,
-    /// [`crate::process::ProcessEntry::uninspected`] of the entry that ends (exec and exit),
-    /// [`crate::process::ProcessEntry::after_exit`] (free), else 0.
+    /// [`crate::process::Life::uninspected`] of the program that ends (exec and exit),
+    /// [`crate::process::Life::after_exit`] (free), else 0.
     pub uninspected: u64,
     /// Process id in the profiler's namespace (for fork: the child's).
     pub tgid: u32,
@@ -234,13 +236,14 @@ pub struct ProcessRecord {
     pub parent: u32,
     /// [`crate::process::ProcessEntry::flags`] of the entry before the event.
     pub flags: u32,
-    /// Explicit padding.
-    pub _pad: u32,
+    /// Index into the `LAYOUTS` map (exit of a CPython; else 0).
+    pub layout: u32,
     /// Kernel's `comm`, NUL-padded.
     pub comm: [u8; 16],
 }
 
-/// Per-CPU counters of the timer's program. Each run adds 1 to `ran` and 1 to exactly one of the others.
+/// Per-CPU counters of the timer's program. Each run adds 1 to `ran` and 1 to exactly one of `idle`, `filtered`, `not_python`,
+/// `sent` and the entries of `loss`; the last three count records and not runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counters {
@@ -256,7 +259,7 @@ pub struct Counters {
     pub sent: u64,
     /// Runs lost, by [`crate::stop::LossCause`].
     pub loss: [u64; crate::stop::LossCause::COUNT],
-    /// Nanoseconds are not counted here: the kernel's own `run_time_ns` is used.
+    /// Code records that found the ring full.
     pub code_ring_full: u64,
     /// Code records sent.
     pub codes_sent: u64,
@@ -274,4 +277,5 @@ const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 80);
+const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (8 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -59,6 +59,8 @@ pub struct Layout {
     pub tstate_native_thread_id: u32,
     /// `PyThreadState.frame` (≤ 3.10), `.cframe` (3.11, 3.12) or `.current_frame` (3.13+).
     pub tstate_frame: u32,
+    /// `PyThreadState.cframe` (3.10 to 3.12): an address on the C stack of the thread that runs this state.
+    pub tstate_cframe: u32,
     /// `PyThreadState._status` (3.12+), a 32-bit word.
     pub tstate_status: u32,
     /// Bit of `_status` that is `bound_gilstate` (3.12+); 0 when absent.
@@ -192,6 +194,7 @@ impl Layout {
             (self.tstate_interp, 8),
             (self.tstate_thread_id, 8),
             (self.tstate_frame, 8),
+            (self.tstate_cframe, 8),
             (self.tstate_status, 4),
             (self.tstate_holds_gil, 4),
             (self.tstate_gil_requested, 4),
@@ -245,4 +248,4 @@ impl Layout {
     }
 }
 
-const _: () = assert!(core::mem::size_of::<Layout>() == 64 * 4);
+const _: () = assert!(core::mem::size_of::<Layout>() == 65 * 4);

@@ -6,11 +6,13 @@
 //! padding and has its size asserted at compile time.
 #![no_std]
 
+pub mod codes;
 pub mod config;
 pub mod event;
 pub mod layout;
 pub mod limits;
 pub mod process;
+pub mod segment;
 pub mod stop;
 pub mod unwind;
 pub mod walk;

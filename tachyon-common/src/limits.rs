@@ -44,7 +44,11 @@ pub const THREADS_PER_STEP: usize = 64;
 /// the thread goes on from there.
 pub const MAX_THREAD_STEPS: u32 = 20;
 
-/// Slots for searches that were broken off (a power of two): 2^11 * 96 bytes = 192 KiB.
+/// Bytes of a thread's values of `pthread_setspecific` that are read: glibc's first 32 (`PTHREAD_KEY_2NDLEVEL_SIZE`), 16
+/// bytes each.
+pub const SLOTS_READ: usize = 512;
+
+/// Slots for searches that were broken off (a power of two): 2^11 * 160 bytes = 320 KiB.
 pub const SEARCH_SLOTS: u32 = 2_048;
 
 /// Most tail calls of one sample altogether (the kernel's limit is 33).
@@ -53,8 +57,25 @@ pub const MAX_TAIL_CALLS: u32 = 32;
 /// Bytes of a string copied in the kernel. A longer one is cut there and read again by user space.
 pub const MAX_TEXT_BYTES: usize = 4088;
 
-/// Longest line table that is copied in the kernel; a longer one is left to user space.
-pub const MAX_LINETABLE_BYTES: u32 = 1 << 20;
+/// Bytes of a line table that enter a code object's identity and are shown: some 60,000 instructions. What a longer table
+/// says of later ones is not known. (256 pieces, some 40 us, once for each process from 3.12 on.)
+pub const MAX_LINETABLE_BYTES: u32 = 1 << 18;
+
+/// Bytes of a string that enter a code object's identity and are shown.
+pub const MAX_TEXT_HASHED: u32 = 64 * 1024;
+
+/// Bytes of a string or line table that are read and hashed in one go.
+pub const HASH_PIECE: usize = 1024;
+
+/// Pieces that one sample reads, besides the first bytes of each string and table: two of the longest line tables, and 256
+/// of others. (Some 120 us, where a target wants it so.)
+pub const HASH_PIECES_PER_SAMPLE: u32 = 2 * MAX_LINETABLE_BYTES / HASH_PIECE as u32 + 256;
+
+/// Bytes of an ASCII string that are read with its head; a multiple of 32.
+pub const FIRST_OF_TEXT: u32 = 96;
+
+/// Bytes of a line table that are read with its head; a multiple of 32.
+pub const FIRST_OF_TABLE: u32 = 224;
 
 /// Bytes of a line table copied into one record; a longer table travels in several records.
 pub const LINETABLE_CHUNK: usize = 8192;
@@ -87,16 +108,7 @@ pub const FRAMES_READ: usize = 1024;
 /// Bytes read of a code object in one go (free-threaded 3.14's `co_code_adaptive` starts at 232).
 pub const CODE_READ: usize = 256;
 
-/// Bytes of a line table that enter the fingerprint.
-pub const LINETABLE_HASHED: usize = 32;
-
-/// Bytes of a function's and of a file's name that enter the fingerprint; less than a string's head has.
-pub const TEXT_HASHED: usize = 32;
-
-/// Bytes read of a string in one go, from its length on: 32 up to its text (3.12+: 24), and that much of the text.
-pub const TEXT_READ: usize = 32 + TEXT_HASHED;
-
-/// Entries of the process table.
+/// Processes that are known at once: entries of `PROCESSES`, and of `ENTRIES`.
 pub const MAX_PROCESSES: u32 = 16_384;
 
 /// Slots for what was decided of processes that are not recorded (a power of two): 2^12 * 8 bytes = 32 KiB.

@@ -1,19 +1,88 @@
-//! Value of the `PROCESSES` map: what the kernel side knows of one process.
+//! What is known of one process, in two halves: [`Life`], which the kernel side writes, and [`ProcessEntry`], which is
+//! user space's. Neither reads the other's half to write it back, so no change of either can undo one of the other.
 
-/// What is known of one process (a thread group). Key: its tgid in the profiler's pid namespace.
+use crate::walk::mix;
+
+/// What the lifecycle hooks and the timer's program keep of one process (a thread group). Value of the `PROCESSES` map; key: its
+/// tgid in the profiler's pid namespace.
 ///
-/// Written by user space when a process has been inspected; copied from parent to child, replaced at `exec`
-/// and marked at exit by the lifecycle hooks.
+/// Made at `fork`, made anew at `exec`, marked at exit and removed with the leader's `task_struct`. User space makes one only for a
+/// process that has none, and changes none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct ProcessEntry {
-    /// Bits of [`flags`]. First, beside the key: most runs ask for nothing else.
+pub struct Life {
+    /// [`flags::EXITED`]; [`flags::SELECTED`] and [`flags::FOLLOW`] as they were inherited, which hold until user space has
+    /// decided.
     pub flags: u32,
     /// 1 when the process's own pid namespace numbers its threads as the profiler's does; 0: not known.
     pub same_numbers: u32,
+    /// Key of its [`ProcessEntry`]: [`Life::key`].
+    pub entry: u64,
     /// Identity of the memory image: new at `exec`, inherited by `fork`. Code objects are known under it.
     pub image: u64,
     /// Identity of this process: never used twice in one recording, also when its pid is.
+    pub instance: u64,
+    /// Address of `task_struct` of the group leader once the last thread exits; 0 before.
+    pub leader: u64,
+    /// Program runs that met this program before it was inspected.
+    pub uninspected: u64,
+    /// Program runs that met this process after its exit hook.
+    pub after_exit: u64,
+    /// CPU time of the threads that have exited since this was made, nanoseconds.
+    pub exited_ns: u64,
+    /// CPU time of those that were gone before, nanoseconds.
+    pub released_ns: u64,
+    /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
+    pub thread_starts: u32,
+    /// Explicit padding.
+    pub _pad: u32,
+}
+
+impl Life {
+    /// A process that runs this image.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(flags: u32, image: u64, instance: u64) -> Self {
+        Self {
+            flags,
+            same_numbers: 0,
+            entry: Self::key(image, instance),
+            image,
+            instance,
+            leader: 0,
+            uninspected: 0,
+            after_exit: 0,
+            exited_ns: 0,
+            released_ns: 0,
+            thread_starts: 0,
+            _pad: 0,
+        }
+    }
+
+    /// The key of the entry of one program in one process: no other program and no other process has it, ever. What is
+    /// written under it late, when the program is over, is found by nobody.
+    #[inline(always)]
+    #[must_use]
+    pub const fn key(image: u64, instance: u64) -> u64 {
+        // Both may be the same number, and must not cancel each other out.
+        mix(mix(0, image), instance)
+    }
+}
+
+/// What user space found out about one program in one process. Value of the `ENTRIES` map; key: [`Life::entry`].
+///
+/// Written by user space. The hooks make one before anybody else can know its key (a copy of the parent's at `fork`, a known
+/// executable's at `exec`), and remove it when the program is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessEntry {
+    /// Bits of [`flags`], without [`flags::EXITED`]. First: most runs ask for nothing else.
+    pub flags: u32,
+    /// Index into the `LAYOUTS` map.
+    pub layout: u32,
+    /// [`Life::image`].
+    pub image: u64,
+    /// [`Life::instance`].
     pub instance: u64,
     /// Address of `_PyRuntime`.
     pub runtime: u64,
@@ -21,31 +90,21 @@ pub struct ProcessEntry {
     pub code_type: u64,
     /// Address of `None` (`_Py_NoneStruct`); 0 when not known.
     pub none: u64,
-    /// Address of `task_struct` of the group leader once it exits; 0 before.
-    pub leader: u64,
     /// First address of the window in which the evaluator publishes an unfilled `cframe` (3.11, 3.12); 0: none.
     pub entering_start: u64,
     /// First address past that window.
     pub entering_end: u64,
-    /// Program runs that met this process before it was inspected.
-    pub uninspected: u64,
-    /// Program runs that met this process after its exit hook.
-    pub after_exit: u64,
-    /// Index into the `LAYOUTS` map.
-    pub layout: u32,
-    /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
-    pub thread_starts: u32,
-    /// Explicit padding.
-    pub _pad: u32,
-    /// Where the evaluator keeps its `cframe`, from its stack pointer on, in bytes (3.11, 3.12); 0: not known.
-    pub cframe_offset: u32,
     /// First address of the evaluator's code, as far as it is in one piece; only with [`ProcessEntry::cframe_offset`].
     pub evaluator_start: u64,
     /// First address past it.
     pub evaluator_end: u64,
+    /// Where the evaluator keeps its `cframe`, from its stack pointer on, in bytes (3.11, 3.12); 0: not known.
+    pub cframe_offset: u32,
+    /// Explicit padding.
+    pub _pad: u32,
 }
 
-/// Bits of [`ProcessEntry::flags`].
+/// Bits of [`ProcessEntry::flags`] and [`Life::flags`].
 pub mod flags {
     /// Samples of this process are wanted.
     pub const SELECTED: u32 = 1;
@@ -55,8 +114,9 @@ pub mod flags {
     pub const PYTHON: u32 = 1 << 2;
     /// Inspected: not CPython, or one that is refused.
     pub const NOT_PYTHON: u32 = 1 << 3;
-    /// The process has exited; the entry goes when its leader's `task_struct` does.
+    /// The process has exited; what is known of it goes when its leader's `task_struct` does.
     pub const EXITED: u32 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 120);
+const _: () = assert!(core::mem::size_of::<Life>() == 80);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 88);

@@ -9,7 +9,7 @@
 pub enum StopReason {
     /// The chain ended at its root.
     Complete = 0,
-    /// No thread state belongs to this thread: it never entered Python.
+    /// No thread state belongs to this thread, and nothing shows that it ever entered Python.
     NoThreadState = 1,
     /// `_PyRuntime` has no interpreter yet (or no more), its page has not been touched yet, or the thread has not even a
     /// thread pointer.
@@ -54,11 +54,14 @@ pub enum StopReason {
     NoRegisters = 20,
     /// Native: the process's mappings have not been looked at yet, or no room was left for a file's table.
     NoUnwindTables = 21,
+    /// The thread runs Python, and no thread state is known to be its; or the only one that it has made runs on another
+    /// thread's stack.
+    UnknownThread = 22,
 }
 
 impl StopReason {
     /// All reasons in the order of their numbers.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Complete,
         Self::NoThreadState,
         Self::RuntimeNotInitialized,
@@ -81,6 +84,7 @@ impl StopReason {
         Self::StackNotRising,
         Self::NoRegisters,
         Self::NoUnwindTables,
+        Self::UnknownThread,
     ];
 
     /// The reason with this number, or `None` when this version knows no such reason.
@@ -98,7 +102,7 @@ impl StopReason {
     /// Whether only native stacks end for it.
     #[must_use]
     pub const fn is_native(self) -> bool {
-        self as u8 >= Self::UnknownCode as u8
+        self as u8 >= Self::UnknownCode as u8 && self as u8 <= Self::NoUnwindTables as u8
     }
 
     /// The reason's name in reports: lower case, words joined by `_`.
@@ -127,6 +131,7 @@ impl StopReason {
             Self::StackNotRising => "stack_not_rising",
             Self::NoRegisters => "no_registers",
             Self::NoUnwindTables => "no_unwind_tables",
+            Self::UnknownThread => "unknown_thread",
         }
     }
 }
@@ -151,11 +156,13 @@ pub enum LossCause {
     BadRecord = 5,
     /// The sample reached user space but could not be written.
     WriteError = 6,
+    /// The process, or its program, was over before anybody could look at it: it may have been CPython.
+    NeverInspected = 7,
 }
 
 impl LossCause {
     /// How many causes there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
     /// All causes in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [
         Self::RingFull,
@@ -165,6 +172,7 @@ impl LossCause {
         Self::Internal,
         Self::BadRecord,
         Self::WriteError,
+        Self::NeverInspected,
     ];
 
     /// The cause's key in reports.
@@ -178,6 +186,7 @@ impl LossCause {
             Self::Internal => "internal",
             Self::BadRecord => "bad_record",
             Self::WriteError => "write_error",
+            Self::NeverInspected => "never_inspected",
         }
     }
 }

@@ -400,3 +400,4 @@ fn not_above<T: Tables>(tables: &T, value: u64, limit: u64) -> u64 {
 const _: () = assert!(core::mem::size_of::<Row>() == 8);
 const _: () = assert!(core::mem::size_of::<Range>() == 32);
 const _: () = assert!(core::mem::size_of::<Space>() == 24);
+const _: () = assert!(core::mem::size_of::<NativeWalk>() == 248);

@@ -9,8 +9,8 @@ use tachyon_common::layout::{Layout, flags};
 use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    Found, InterpBuffer, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch, Unreadable,
-    read_thread, thread_facts, verify_thread,
+    Found, InterpBuffer, OwnStack, SlotBuffer, THREAD_POINTER_REACH, ThreadBuffer, ThreadFacts, ThreadPointer,
+    ThreadSearch, Unreadable, entered_here, read_slots, read_thread, read_u64, runs_here, thread_facts, verify_thread,
 };
 
 /// Deep stacks take Miri minutes.
@@ -36,8 +36,15 @@ fn verified(image: &Image, wanted: ThreadPointer, tstate: u64) -> bool {
 /// What is told of a thread.
 fn facts(image: &Image, tstate: u64) -> ThreadFacts {
     let thread = copied(image, tstate).expect("readable");
-    thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default())
+    thread_facts(&image.memory, &image.layout, (&image.entry, WANTED), tstate, &thread, &mut InterpBuffer::default())
 }
+
+/// The thread that the images are about.
+const WANTED: ThreadPointer = ThreadPointer { address: THREAD, reach: 0 };
+/// A stack that has every address.
+const EVERYWHERE: OwnStack = OwnStack { sp: 1, end: u64::MAX };
+/// One that is not known.
+const NOT_KNOWN: OwnStack = OwnStack { sp: 0, end: 0 };
 
 #[test]
 fn exact_stacks_of_every_family() {
@@ -231,7 +238,8 @@ fn every_reason_is_reached() {
             });
         }
     }
-    let mut others = vec![StopReason::EnteringEval];
+    // Neither of the last can be without a known stack.
+    let mut others = vec![StopReason::EnteringEval, StopReason::UnknownThread];
     if cfg!(miri) {
         others.extend([StopReason::ThreadListTooLong, StopReason::TooDeep, StopReason::TailCallFailed]);
     }
@@ -244,19 +252,42 @@ fn image_has_owners(family: Family) -> bool {
     family.layout().owner_shim_min <= u32::from(OWNER_SHIM)
 }
 
-/// 3.11 takes the match whose `cframe` lies lower; 3.12 and later the bound one, wherever it stands.
+/// The state that a search gives, or why there is none.
+fn searched(image: &Image, stack: OwnStack, slots: &SlotBuffer) -> Result<u64, StopReason> {
+    let search = ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, stack);
+    match search.expect("it starts").step(&image.memory, &image.layout, slots) {
+        Found::State { tstate, .. } => Ok(tstate),
+        Found::Stop(reason) => Err(reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// 3.10 to 3.12: what runs on the thread's own C stack, whoever made the state; of several the one that lies lower.
+#[test]
+fn a_state_is_its_whose_stack_it_runs_on() {
+    for family in [Family::CFrame, Family::CFrameShims] {
+        let mut image = Image::new(family);
+        let (low, frames) = image.stack(1);
+        let (high, _) = image.stack(2);
+        let borrowed = image.thread(image.interp, THREAD + 4096, frames[0]);
+        let cframe = |tstate| read_u64(&image.memory, tstate, image.layout.tstate_cframe).expect("readable");
+        let from = |tstate| OwnStack { sp: cframe(tstate), end: u64::MAX };
+        let slots = SlotBuffer::default();
+        assert_eq!(searched(&image, EVERYWHERE, &slots), Ok(low), "{family:?}");
+        assert_eq!(searched(&image, from(high), &slots), Ok(high), "{family:?}");
+        assert_eq!(searched(&image, from(borrowed), &slots), Ok(borrowed), "{family:?}: made by another thread");
+        let elsewhere = OwnStack { sp: 8, end: 16 };
+        assert_eq!(searched(&image, elsewhere, &slots), Err(StopReason::UnknownThread), "{family:?}");
+        let here = |stack, tstate| runs_here(&image.layout, tstate, stack, &copied(&image, tstate).expect("readable"));
+        assert!(here(from(low), low) && !here(from(high), low) && here(NOT_KNOWN, low), "{family:?}");
+    }
+}
+
+/// 3.12 and later take the bound state, wherever it stands; of several the one that the C library keeps for the thread.
 #[test]
 fn one_of_several_thread_states() {
-    let mut image = Image::new(Family::CFrame);
-    let (low, _) = image.stack(1);
-    let (_high, frames) = image.stack(2);
-    assert_eq!(image.walk().tstate, low);
-    // The holder of the GIL is certain.
-    let current = image.thread(image.interp, THREAD, frames[0]);
-    image.memory.put_u64(RUNTIME, image.layout.runtime_tstate_current, current);
-    assert_eq!(image.walk().tstate, current);
-
-    for family in [Family::CFrameShims, Family::CurrentFrame, Family::Tagged, Family::BaseFrame] {
+    for family in [Family::CurrentFrame, Family::Tagged, Family::BaseFrame] {
+        let thread_local = family.layout().version_hex >= 0x030f_0000;
         let mut image = Image::new(family);
         let second = image.interpreter();
         let (unbound, frames) = image.stack(1);
@@ -268,6 +299,23 @@ fn one_of_several_thread_states() {
         assert!(!holds(THREAD, unbound));
         assert!(!holds(THREAD + 8, bound));
         assert!(!holds(THREAD, 8));
+        let borrowed = image.thread(second, THREAD + 4096, frames[0]);
+        let other = image.thread(second, THREAD, frames[0]);
+        let mut slots = SlotBuffer::default();
+        assert_eq!(searched(&image, EVERYWHERE, &slots), Err(StopReason::AmbiguousThread), "{family:?}");
+        for kept in [bound, other, borrowed] {
+            let descriptor = image.descriptor(kept, if thread_local { 0x300 - 64 } else { 0x300 + 0x310 + 2 * 16 + 8 });
+            read_slots(
+                &image.memory,
+                &image.layout,
+                ThreadPointer { address: descriptor + 0x300, reach: 0 },
+                &mut slots,
+            );
+            assert_eq!(searched(&image, EVERYWHERE, &slots), Ok(kept), "{family:?}");
+        }
+        let own = OwnStack { sp: 4096, end: 8192 };
+        let entered = [0, 4096, 8191, 8192, 4095].map(|at| entered_here(&image.layout, own, at));
+        assert_eq!(entered, [true, true, true, false, false], "{family:?}");
     }
 }
 
@@ -298,8 +346,8 @@ fn a_thread_pointer_behind_the_descriptor() {
         let found = |address| {
             let wanted = ThreadPointer { address, reach };
             let mut search =
-                ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted).expect("it starts");
-            search.step(&image.memory, &image.layout)
+                ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted, NOT_KNOWN).expect("it starts");
+            search.step(&image.memory, &image.layout, &SlotBuffer::default())
         };
         assert_eq!(found(THREAD + GLIBC), Found::State { tstate, unique: true }, "{family:?}");
         assert_eq!(found(THREAD - 0x2_0000 + GLIBC), Found::State { tstate: below, unique: true }, "{family:?}");
@@ -322,7 +370,8 @@ fn a_search_goes_on_where_it_was_broken_off() {
             others.push(image.thread(image.interp, THREAD + 64 + other, 0));
         }
         let start = |image: &Image| {
-            ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted).expect("the search starts")
+            ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted, NOT_KNOWN)
+                .expect("the search starts")
         };
         let mut earlier = start(&image);
         // One step a sample; new threads come at the head.
@@ -332,7 +381,7 @@ fn a_search_goes_on_where_it_was_broken_off() {
             image.thread(image.interp, THREAD + 8, 0);
             let mut search = start(&image);
             search.go_on_from(&image.memory, &image.layout, &earlier);
-            match search.step(&image.memory, &image.layout) {
+            match search.step(&image.memory, &image.layout, &SlotBuffer::default()) {
                 Found::More => earlier = search,
                 found => break found,
             }
@@ -355,7 +404,7 @@ fn a_search_goes_on_where_it_was_broken_off() {
         search.go_on_from(&image.memory, &image.layout, &ThreadSearch { matches: 2, best: last, ..earlier });
         assert_eq!((search.tstate, search.matches), (head.tstate, 0), "{family:?}");
         search.go_on_from(&image.memory, &image.layout, &ThreadSearch { matches: 1, best: last, ..earlier });
-        assert_eq!((search.tstate, search.matches, search.best), (earlier.tstate, 1, last), "{family:?}");
+        assert_eq!((search.tstate, search.after, search.detour), (last, earlier.tstate, 1), "{family:?}");
     }
 }
 
@@ -446,13 +495,28 @@ fn every_read_may_fail() {
         image.memory.reads.set(0);
         image.memory.failing = None;
         let thread = copied(&image, tstate).expect("readable");
-        let facts =
-            || thread_facts(&image.memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default());
+        let facts = || {
+            thread_facts(
+                &image.memory,
+                &image.layout,
+                (&image.entry, WANTED),
+                tstate,
+                &thread,
+                &mut InterpBuffer::default(),
+            )
+        };
         let whole = facts();
         let reads = image.memory.reads.get();
         for failing in 0..reads {
             let memory = image::Memory { failing: Some(failing), reads: 0.into(), ..image.memory.clone() };
-            let cut = thread_facts(&memory, &image.layout, &image.entry, tstate, &thread, &mut InterpBuffer::default());
+            let cut = thread_facts(
+                &memory,
+                &image.layout,
+                (&image.entry, WANTED),
+                tstate,
+                &thread,
+                &mut InterpBuffer::default(),
+            );
             assert!(cut.status & status::HAS_GIL == 0 && cut.status & status::ON_CPU != 0, "{family:?}");
             assert!(cut.interp_id == whole.interp_id || cut.interp_id == -1);
         }

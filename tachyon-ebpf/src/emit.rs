@@ -26,6 +26,8 @@ pub fn emit(ctx: &PerfEventContext, scratch: &mut Scratch) {
         scratch.sample.record.kernel_frames = (kernel / 8) as u16;
         bytes += kernel;
     }
+    #[cfg(feature = "log")]
+    crate::diagnostics::tell_stop();
     let record = &mut scratch.sample.record;
     record.header.len = bytes as u32;
     let ring = (&raw const SAMPLES).cast_mut().cast();
@@ -51,8 +53,10 @@ fn kernel_stack(ctx: &PerfEventContext, sample: *mut u8, at: usize) -> usize {
     if at > SCRATCH_BYTES - BYTES {
         return 0;
     }
+    // SAFETY: `at` is inside the scratch value.
+    let stack = unsafe { sample.add(at) };
     // SAFETY: as many bytes are left of the scratch value; the helper writes no more than it is told.
-    let written = unsafe { bpf_get_stack(ctx.as_ptr(), sample.add(at).cast(), BYTES as u32, 0) };
+    let written = unsafe { bpf_get_stack(ctx.as_ptr(), stack.cast(), BYTES as u32, 0) };
     if written > 0 { masked::<0x3ff>(written as usize) } else { 0 }
 }
 

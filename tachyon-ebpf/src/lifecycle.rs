@@ -2,15 +2,16 @@
 
 use crate::kernel::KernelPtr;
 use crate::maps::{
-    COUNTERS, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, PROCESSES, SPACES, TOLD, TOLD_SLOTS, config,
+    COUNTERS, ENTRIES, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, LOST_PROCESSES, LOST_RECORDS, PROCESSES,
+    SPACES, TOLD, TOLD_SLOTS, config,
 };
 use crate::thread;
-use crate::verdicts;
+use crate::verdicts::{self, add};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{ProcessRecord, RecordHeader, kind};
-use tachyon_common::process::{ProcessEntry, flags};
+use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::walk::mix;
 
 /// Replace or create (`BPF_ANY`).
@@ -51,52 +52,78 @@ pub fn on_fork(ctx: &RawTracePointContext) {
         // Its number may have been another process's, whatever became of its entry.
         return verdicts::changed();
     }
-    if let Some(entry) = PROCESSES.get_ptr_mut(&parent_tgid) {
+    if let Some(life) = PROCESSES.get_ptr_mut(&parent_tgid) {
         // A thread: fires here too.
         // SAFETY: a live map value; a lost increment under a race of two starting threads is made up for by the other.
-        unsafe { (*entry).thread_starts = (*entry).thread_starts.wrapping_add(1) };
+        let starts = unsafe { &mut (*life).thread_starts };
+        *starts = starts.wrapping_add(1);
+    }
+}
+
+/// What was found out of the program of a process, copied; without flags but those that were inherited where nobody has
+/// decided yet.
+#[inline(always)]
+fn entry_of(life: &Life) -> ProcessEntry {
+    match ENTRIES.get_ptr(&life.entry) {
+        // SAFETY: a live map value, copied.
+        Some(entry) => unsafe { *entry },
+        None => ProcessEntry { flags: life.flags & INHERITED, ..EMPTY },
     }
 }
 
 #[inline(always)]
 fn inherit(child: KernelPtr, parent_tgid: u32, child_tgid: u32) {
-    let Some(entry) = PROCESSES.get_ptr_mut(&parent_tgid) else { return };
+    let Some(parent) = PROCESSES.get_ptr(&parent_tgid) else { return };
     // SAFETY: a live map value, copied.
-    let parent_entry = unsafe { *entry };
-    if !all_python() && parent_entry.flags & flags::FOLLOW == 0 {
+    let parent = unsafe { *parent };
+    let mut entry = entry_of(&parent);
+    if !all_python() && entry.flags & flags::FOLLOW == 0 {
         return;
     }
     let ktime_ns = now();
-    let mut copy = parent_entry;
-    copy.instance = fresh(ktime_ns, child_tgid);
-    copy.leader = 0;
-    copy.uninspected = 0;
-    copy.after_exit = 0;
-    // The child may be in a pid namespace of its own.
-    copy.same_numbers = 0;
-    copy.flags &= !flags::EXITED;
-    if PROCESSES.insert(&child_tgid, &copy, ANY).is_err() {
-        // The table is full: without an entry the child's samples count as those of a process that nobody wants.
-        return lose();
+    // The rest is not handed down; the child may be in a pid namespace of its own.
+    let mut life = Life::new(entry.flags & INHERITED, parent.image, fresh(ktime_ns, child_tgid));
+    life.thread_starts = parent.thread_starts;
+    forget_former(child_tgid);
+    if entry.flags & DECIDED != 0 {
+        (entry.image, entry.instance) = (life.image, life.instance);
+        if ENTRIES.insert(&life.entry, &entry, ANY).is_err() {
+            return no_room();
+        }
     }
-    // SAFETY: a live map value, copied.
+    if PROCESSES.insert(&child_tgid, &life, ANY).is_err() {
+        let _none = ENTRIES.remove(&life.entry);
+        // Without a place in the table the child's samples count as those of a process that nobody wants.
+        return no_room();
+    }
     if native()
-        && let Some(space) = unsafe { SPACES.get(&parent_tgid).copied() }
+        // SAFETY: a live map value, copied.
+        && let Some(space) = unsafe { SPACES.get(&parent_tgid) }.copied()
     {
         // A full table leaves the child's native stacks without tables, which each of its samples says.
         let _full = SPACES.insert(&child_tgid, &space, ANY);
     }
-    if copy.flags & flags::NOT_PYTHON == 0 {
+    if entry.flags & flags::NOT_PYTHON == 0 {
         tell(&ProcessRecord {
             ktime_ns,
-            image: copy.image,
-            instance: copy.instance,
+            image: life.image,
+            instance: life.instance,
             tgid: child_tgid,
             parent: parent_tgid,
-            flags: copy.flags,
+            flags: entry.flags,
             comm: child.read(config!(task_comm)),
             ..ProcessRecord::of(kind::FORK)
         });
+    }
+}
+
+/// Removes what was found out of the process that had this number before, if its end went by.
+#[inline(always)]
+fn forget_former(tgid: u32) {
+    if let Some(former) = PROCESSES.get_ptr(&tgid) {
+        // SAFETY: a live map value.
+        let key = unsafe { (*former).entry };
+        let _none = ENTRIES.remove(&key);
     }
 }
 
@@ -118,7 +145,7 @@ impl OfKind for ProcessRecord {
             tgid: 0,
             parent: 0,
             flags: 0,
-            _pad: 0,
+            layout: 0,
             comm: [0; 16],
         }
     }
@@ -129,40 +156,49 @@ impl OfKind for ProcessRecord {
 pub fn on_exec(_ctx: &RawTracePointContext) {
     let task = KernelPtr::current_task();
     let tgid = thread::tgid(task);
-    let old = match PROCESSES.get_ptr_mut(&tgid) {
+    let old = match PROCESSES.get_ptr(&tgid) {
         // SAFETY: a live map value, copied.
-        Some(entry) => unsafe { *entry },
-        None if all_python() && tgid != 0 => ProcessEntry { flags: flags::SELECTED, ..EMPTY },
+        Some(life) => unsafe { *life },
+        None if all_python() && tgid != 0 => Life { flags: flags::SELECTED, ..NOBODY },
         None => return,
     };
+    let old_flags = entry_of(&old).flags;
     if native() {
         let _none = SPACES.remove(&tgid);
     }
     let ktime_ns = now();
     let image = fresh(ktime_ns, tgid);
-    let mut entry = EMPTY;
-    if let Some(known) = executable(task) {
-        entry = known;
-    }
-    entry.image = image;
-    entry.instance = if old.instance == 0 { image } else { old.instance };
-    entry.flags |= old.flags & (flags::SELECTED | flags::FOLLOW);
+    let instance = if old.instance == 0 { image } else { old.instance };
+    let mut life = Life::new(old_flags & INHERITED, image, instance);
+    // The other threads end with the old program; what they used is the process's all the same.
+    life.exited_ns = old.exited_ns;
+    life.released_ns = old.released_ns;
+    life.thread_starts = old.thread_starts;
     if config!(flags) & config_flags::FILTERED != 0 {
         // The new program may be wanted where the old one was not: until that is decided its runs are counted apart.
-        entry.flags |= flags::SELECTED;
+        life.flags |= flags::SELECTED;
     }
-    let inserted = PROCESSES.insert(&tgid, &entry, ANY);
+    if let Some(mut known) = executable(task) {
+        (known.image, known.instance) = (image, instance);
+        known.flags |= life.flags;
+        // Without room it is inspected as any other.
+        let _full = ENTRIES.insert(&life.entry, &known, ANY);
+    }
+    let inserted = PROCESSES.insert(&tgid, &life, ANY);
+    // Last: whoever writes to it from now on finds that it is nobody's any more.
+    let _none = ENTRIES.remove(&old.entry);
     verdicts::changed();
     if inserted.is_err() {
-        return lose();
+        let _none = ENTRIES.remove(&life.entry);
+        return no_room();
     }
     tell(&ProcessRecord {
         ktime_ns,
         image,
-        instance: entry.instance,
+        instance,
         uninspected: old.uninspected,
         tgid,
-        flags: old.flags,
+        flags: old_flags,
         comm: task.read(config!(task_comm)),
         ..ProcessRecord::of(kind::EXEC)
     });
@@ -179,45 +215,55 @@ fn executable(task: KernelPtr) -> Option<ProcessEntry> {
     unsafe { EXECUTABLES.get(&key).copied() }
 }
 
-/// With its last thread the process ends; the entry stays, marked, until nothing can run as this process any more.
+/// With its last thread the process ends; its entry stays, marked, until nothing can run as this process any more.
 #[inline(always)]
 pub fn on_exit(_ctx: &RawTracePointContext) {
     let task = KernelPtr::current_task();
     let tgid = thread::tgid(task);
-    let Some(entry) = PROCESSES.get_ptr_mut(&tgid) else { return };
+    let Some(life) = PROCESSES.get_ptr_mut(&tgid) else { return };
     let signal = task.follow(config!(task_signal));
+    // A thread's time goes into `sum_sched_runtime` when it is released: of a leader that is when it is waited for, of others a
+    // moment after this. So each thread that exits is counted here, and what had been released before the first of them.
+    // SAFETY: a live map value.
+    if unsafe { (*life).exited_ns } == 0 {
+        let released_ns = signal.read::<u64>(config!(signal_sum_sched_runtime));
+        // SAFETY: likewise; two threads that are the first write the same, but for what is released between.
+        unsafe { (*life).released_ns = released_ns };
+    }
+    // SAFETY: likewise.
+    let exited_ns = unsafe { &raw mut (*life).exited_ns };
+    add(exited_ns, task.read::<u64>(config!(task_sum_exec_runtime)));
     // Fires for each thread; `live` has been lowered before.
     if signal.read::<u32>(config!(signal_live)) != 0 {
         return;
     }
     // SAFETY: a live map value.
-    let entry = unsafe { &mut *entry };
-    entry.leader = task.follow(config!(task_group_leader)).0;
+    let life = unsafe { &mut *life };
+    life.leader = task.follow(config!(task_group_leader)).0;
     if config!(own_pid_ns) != 0 {
         // A full table leaves the entry until its pid is used again.
-        let _full = LEADERS.insert(&entry.leader, &tgid, ANY);
+        let _full = LEADERS.insert(&life.leader, &tgid, ANY);
     }
-    let before = entry.flags;
-    entry.flags = before | flags::EXITED;
-    if before & flags::NOT_PYTHON != 0 {
+    life.flags |= flags::EXITED;
+    let entry = entry_of(life);
+    if entry.flags & flags::NOT_PYTHON != 0 {
         return;
     }
     tell(&ProcessRecord {
         ktime_ns: now(),
-        image: entry.image,
-        instance: entry.instance,
-        cpu_ns: signal
-            .read::<u64>(config!(signal_sum_sched_runtime))
-            .wrapping_add(task.read::<u64>(config!(task_sum_exec_runtime))),
-        uninspected: entry.uninspected,
+        image: life.image,
+        instance: life.instance,
+        cpu_ns: life.released_ns.wrapping_add(life.exited_ns),
+        uninspected: life.uninspected,
         tgid,
-        flags: before,
+        flags: entry.flags,
+        layout: entry.layout,
         comm: task.read(config!(task_comm)),
         ..ProcessRecord::of(kind::EXIT)
     });
 }
 
-/// Removes the entry of a process whose leader's `task_struct` goes, unless its pid has been given out again.
+/// Removes what is known of a process whose leader's `task_struct` goes, unless its pid has been given out again.
 #[inline(always)]
 pub fn on_free(ctx: &RawTracePointContext) {
     let task = KernelPtr(ctx.arg::<u64>(0));
@@ -228,24 +274,27 @@ pub fn on_free(ctx: &RawTracePointContext) {
     if config!(own_pid_ns) != 0 {
         let _none = LEADERS.remove(&task.0);
     }
-    let Some(entry) = PROCESSES.get_ptr_mut(&tgid) else { return };
+    let Some(life) = PROCESSES.get_ptr(&tgid) else { return };
     // SAFETY: a live map value, copied.
-    let entry = unsafe { *entry };
-    if entry.leader != task.0 {
+    let life = unsafe { *life };
+    if life.leader != task.0 {
         return;
     }
+    let flags = entry_of(&life).flags;
     let _gone = PROCESSES.remove(&tgid);
+    // Last: whoever writes to it from now on finds that it is nobody's any more.
+    let _none = ENTRIES.remove(&life.entry);
     if native() {
         let _none = SPACES.remove(&tgid);
     }
-    if entry.after_exit > 0 {
+    if life.after_exit > 0 {
         tell(&ProcessRecord {
             ktime_ns: now(),
-            image: entry.image,
-            instance: entry.instance,
-            uninspected: entry.after_exit,
+            image: life.image,
+            instance: life.instance,
+            uninspected: life.after_exit,
             tgid,
-            flags: entry.flags,
+            flags,
             ..ProcessRecord::of(kind::FREE)
         });
     }
@@ -275,15 +324,21 @@ pub fn tell_unknown(tgid: u32) {
 #[inline(always)]
 fn tell(record: &ProcessRecord) {
     if !output(record) {
-        lose();
+        lose(LOST_RECORDS);
     }
+}
+
+/// Counts a process that found the tables full.
+#[inline(always)]
+fn no_room() {
+    lose(LOST_PROCESSES);
 }
 
 /// Counts a process start or end that went by.
 #[inline(always)]
-fn lose() {
-    if let Some(lost) = EVENTS_LOST.get_ptr_mut(0) {
-        // SAFETY: this CPU's value of the raw tracepoints; user space takes any loss as "scan again".
+fn lose(what: u32) {
+    if let Some(lost) = EVENTS_LOST.get_ptr_mut(what) {
+        // SAFETY: this CPU's value of the raw tracepoints.
         unsafe { *lost += 1 };
     }
 }
@@ -305,24 +360,40 @@ fn output(record: &ProcessRecord) -> bool {
 /// `BPF_RB_FORCE_WAKEUP`.
 const FORCE_WAKEUP: u64 = 2;
 
+/// What children and later programs have of a process.
+const INHERITED: u32 = flags::SELECTED | flags::FOLLOW;
+/// Set when user space has decided.
+const DECIDED: u32 = flags::PYTHON | flags::NOT_PYTHON;
+
+/// A process that has never been met.
+const NOBODY: Life = Life {
+    flags: 0,
+    same_numbers: 0,
+    entry: 0,
+    image: 0,
+    instance: 0,
+    leader: 0,
+    uninspected: 0,
+    after_exit: 0,
+    exited_ns: 0,
+    released_ns: 0,
+    thread_starts: 0,
+    _pad: 0,
+};
+
 /// An entry of which nothing is known.
 const EMPTY: ProcessEntry = ProcessEntry {
     flags: 0,
-    same_numbers: 0,
+    layout: 0,
     image: 0,
     instance: 0,
     runtime: 0,
     code_type: 0,
     none: 0,
-    leader: 0,
     entering_start: 0,
     entering_end: 0,
-    uninspected: 0,
-    after_exit: 0,
-    layout: 0,
-    thread_starts: 0,
-    _pad: 0,
-    cframe_offset: 0,
     evaluator_start: 0,
     evaluator_end: 0,
+    cframe_offset: 0,
+    _pad: 0,
 };

@@ -5,7 +5,11 @@
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
+// The entry points have comments; aya's macros leave them out of what they make.
+#![allow(missing_docs)]
 
+#[cfg(feature = "log")]
+mod diagnostics;
 mod emit;
 mod kernel;
 mod lifecycle;

@@ -1,12 +1,12 @@
 //! Every map: key, value, writer, reader, size.
 
-use crate::names::Codes;
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     macros::map,
     maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use tachyon_common::{
+    codes::{Codes, KnownCode, SentSlot},
     config::Config,
     event::{Counters, RawFrame, SampleRecord},
     layout::Layout,
@@ -14,9 +14,13 @@ use tachyon_common::{
         FIRST_VERDICT, KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS,
         THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
-    process::ProcessEntry,
+    process::{Life, ProcessEntry},
+    segment::BANKS,
     unwind::{NativeWalk, Range, Space, StackBuffer},
-    walk::{CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, ThreadBuffer, ThreadPointer, ThreadSearch},
+    walk::{
+        CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
+        ThreadSearch,
+    },
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
@@ -64,22 +68,30 @@ macro_rules! config {
 }
 pub(crate) use config;
 
-/// Index 0 -> counters of the timer's program. Writer: that program; reader: user space, at the end.
+/// Bank -> counters of the timer's program. Writer: that program; reader: user space, at each cut and at the end.
 #[map]
-pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
+pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(BANKS, 0);
 
-/// Index 0 -> lifecycle records lost. Writer: the raw tracepoints (the timer can interrupt them, so their counter is
-/// their own); reader: user space.
+/// [`LOST_RECORDS`], [`LOST_PROCESSES`] -> how many. Writer: the raw tracepoints (the timer can interrupt them, so their
+/// counters are their own); reader: user space.
 #[map]
-pub static EVENTS_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+pub static EVENTS_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);
 
-/// tgid, as the profiler's pid namespace numbers it -> process. Writers: user space after inspection, the lifecycle hooks; reader: the timer's program.
+/// tgid, as the profiler's pid namespace numbers it -> life of a process. Writers: the lifecycle hooks, and the timer's program of
+/// some fields; user space adds processes that have none, and changes none. Reader: all.
 /// Preallocated: 5.10 lets perf programs use no other hash map.
 #[map]
-pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+pub static PROCESSES: HashMap<u32, Life> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// Counts of changes of `PROCESSES`, then slot -> what was decided of a process that is not recorded, with the sum of the
-/// counts at which that was. Writers: user space and the lifecycle hooks of their counts, the timer's program of the slots.
+/// `Life::entry` -> what was found out of a program in a process. Writers: user space; the lifecycle hooks before they have told
+/// anybody the key, and when they take it away. Readers: all. Preallocated, as `PROCESSES` is.
+#[map]
+pub static ENTRIES: HashMap<u64, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// What every run reads first, all in one line of the cache: counts of changes of `PROCESSES` and `ENTRIES`, and in which bank
+/// of [`COUNTERS`] it counts ([`SELECTED`](tachyon_common::segment::SELECTED), [`CUT_AT`](tachyon_common::segment::CUT_AT)).
+/// Then slot -> what was decided of a process that is not recorded, with the sum of the counts at which that was. Writers:
+/// user space and the lifecycle hooks of their counts, user space of the bank, the timer's program of the slots.
 #[map]
 pub static VERDICTS: Array<u64> = Array::with_max_entries(FIRST_VERDICT + VERDICT_SLOTS, 0);
 
@@ -89,7 +101,7 @@ pub static VERDICTS: Array<u64> = Array::with_max_entries(FIRST_VERDICT + VERDIC
 #[map]
 pub static LEADERS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
 
-/// Number -> layout of one interpreter build. Writer: user space, before an entry of `PROCESSES` names it.
+/// Number -> layout of one interpreter build. Writer: user space, before one of `ENTRIES` names it.
 #[map]
 pub static LAYOUTS: Array<Layout> = Array::with_max_entries(MAX_LAYOUTS, 0);
 
@@ -167,6 +179,11 @@ pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
 #[map]
 pub static STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
 
+/// Index of records that found their ring full in `EVENTS_LOST`.
+pub const LOST_RECORDS: u32 = 0;
+/// Index of processes that found their tables full in `EVENTS_LOST`.
+pub const LOST_PROCESSES: u32 = 1;
+
 /// Index of [`crate::search_threads`] in `STAGES`.
 pub const STAGE_SEARCH: u32 = 0;
 /// Index of [`crate::walk_frames`] in `STAGES`.
@@ -212,39 +229,10 @@ pub struct BrokenSearch {
     pub _pad: u32,
 }
 
-/// One code object of `SENT`.
-#[repr(C)]
-pub struct SentSlot {
-    pub key: u64,
-    /// Bytes of the line table sent so far; [`SENT_ALL`]: everything.
-    pub progress: u32,
-    pub _pad: u32,
-}
-
-/// [`SentSlot::progress`] of a code object of which everything was sent.
-pub const SENT_ALL: u32 = u32::MAX;
-
 /// Value of `SENT`.
 #[repr(C)]
 pub struct SentBucket {
     pub slots: [SentSlot; SENT_WAYS as usize],
-}
-
-/// Value of `KNOWN`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct KnownCode {
-    /// [`Codes::owner`].
-    pub owner: u64,
-    pub code: u64,
-    pub fingerprint: u64,
-    pub version: u32,
-    pub code_units: u32,
-    /// `_code_object_generation` when it was last seen to be the same; 0: none.
-    pub generation: u64,
-    /// Of all the others: an entry that two writers have torn is a miss.
-    pub check: u64,
-    pub _pad: [u64; 2],
 }
 
 /// Value of `RULES`.
@@ -293,6 +281,8 @@ pub const GOES_ON: u32 = 256;
 #[repr(C)]
 pub struct State {
     pub process: ProcessEntry,
+    /// [`Life::thread_starts`].
+    pub thread_starts: u64,
     pub search: ThreadSearch,
     /// The thread state that the search has found.
     pub found: u64,
@@ -303,6 +293,10 @@ pub struct State {
     pub frame_buffer: FrameBuffer,
     pub code_buffer: CodeBuffer,
     pub thread_pointer: ThreadPointer,
+    /// The thread's C stack.
+    pub own_stack: OwnStack,
+    /// What its C library keeps for it, where it tells its thread state (3.13+).
+    pub slots: SlotBuffer,
     pub native: NativeWalk,
     pub stack_buffer: StackBuffer,
     pub space: Space,

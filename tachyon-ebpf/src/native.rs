@@ -102,7 +102,9 @@ impl AddressSink for SampleAddresses<'_> {
     fn store(&mut self, index: usize, address: u64) {
         let at = masked::<{ SCRATCH_BYTES as u32 - 8 }>(self.at as usize + index * 8);
         // SAFETY: masked to a word of the scratch value, which is `SCRATCH_BYTES` long.
-        unsafe { self.sample.add(at).cast::<u64>().write(address) };
+        let word = unsafe { self.sample.add(at) }.cast::<u64>();
+        // SAFETY: as above.
+        unsafe { word.write(address) };
     }
 
     #[inline(always)]

@@ -12,10 +12,10 @@ use crate::emit::emit;
 use crate::kernel::{KernelPtr, UserRegs};
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STAGES, STATE,
-    SampleScratch, State, config, repair,
+    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
+    STAGE_WALK, STAGES, STATE, SampleScratch, State, VERDICTS, config, repair,
 };
-use crate::memory::CurrentProcess;
+use crate::memory::{CurrentProcess, masked};
 use crate::native;
 use crate::thread;
 use crate::verdicts;
@@ -23,12 +23,14 @@ use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::PerfEventContext;
 use search::enter;
-use tachyon_common::config::flags as config_flags;
-use tachyon_common::event::{Counters, RecordHeader, SampleRecord, kind, status};
+use tachyon_common::config::{flags as config_flags, machine};
+use tachyon_common::event::{Counters, RecordHeader, SampleRecord, frame, kind, status};
+use tachyon_common::layout::{Layout, flags as layout_flags};
 use tachyon_common::limits::MAX_TAIL_CALLS;
-use tachyon_common::process::{ProcessEntry, flags as process_flags};
+use tachyon_common::process::{Life, flags as process_flags};
+use tachyon_common::segment;
 use tachyon_common::stop::{LossCause, StopReason};
-use tachyon_common::walk::{self, FrameWalk, ThreadPointer, ThreadSearch};
+use tachyon_common::walk::{self, FrameWalk, OwnStack, ThreadPointer, ThreadSearch};
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
 pub struct Scratch {
@@ -40,8 +42,9 @@ pub struct Scratch {
 impl Scratch {
     #[inline(always)]
     pub fn get() -> Option<Self> {
-        let counters = COUNTERS.get_ptr_mut(0)?;
         let sample = SAMPLE.get_ptr_mut(0)?;
+        // SAFETY: this CPU's value, see below; a sample keeps to the bank that its run began in.
+        let counters = COUNTERS.get_ptr_mut(u32::from(unsafe { (*sample).record.header.flags }))?;
         let state = STATE.get_ptr_mut(0)?;
         Some(Self {
             // SAFETY: this CPU's value; the kernel never nests perf programs on a CPU (`bpf_prog_active`).
@@ -63,7 +66,8 @@ pub fn lose(counters: &mut Counters, cause: LossCause) {
 /// Counts, filters, identifies; the first stage.
 #[inline(always)]
 pub fn on_sample(ctx: &PerfEventContext) {
-    let Some(counters) = COUNTERS.get_ptr_mut(0) else { return };
+    let bank = bank();
+    let Some(counters) = COUNTERS.get_ptr_mut(bank) else { return };
     // SAFETY: this CPU's value, see `Scratch::get`.
     let counters = unsafe { &mut *counters };
     counters.ran += 1;
@@ -95,10 +99,16 @@ pub fn on_sample(ctx: &PerfEventContext) {
         }
         return;
     };
-    // SAFETY: a live map value: entries are preallocated, and one that is deleted now is reused at worst, which the
-    // copy below cannot tell from having come a moment later.
-    let process: &mut ProcessEntry = unsafe { &mut *process };
-    let flags = process.flags;
+    // SAFETY: a live map value: these are preallocated, and one that is deleted now is reused at worst, which cannot be told
+    // from having come a moment later.
+    let process: &mut Life = unsafe { &mut *process };
+    let entry = ENTRIES.get_ptr(&process.entry);
+    let flags = match entry {
+        // SAFETY: a live map value, likewise.
+        Some(entry) => unsafe { (*entry).flags },
+        // Nobody has decided yet: what was inherited.
+        None => process.flags,
+    };
     if flags & process_flags::SELECTED == 0 {
         counters.filtered += 1;
         verdicts::remember(changes, tgid, verdicts::FILTERED);
@@ -109,16 +119,16 @@ pub fn on_sample(ctx: &PerfEventContext) {
         verdicts::remember(changes, tgid, verdicts::NOT_PYTHON);
         return;
     }
-    if flags & process_flags::EXITED != 0 {
+    if process.flags & process_flags::EXITED != 0 {
         lose(counters, LossCause::ProcessGone);
         process.after_exit += 1;
         return;
     }
-    if flags & process_flags::PYTHON == 0 {
+    let Some(entry) = entry.filter(|_| flags & process_flags::PYTHON != 0) else {
         lose(counters, LossCause::Uninspected);
         process.uninspected += 1;
         return;
-    }
+    };
     let task = KernelPtr::current_task();
     let tid = thread::own_tid(task, pid_tgid);
     if tid == 0 {
@@ -132,24 +142,38 @@ pub fn on_sample(ctx: &PerfEventContext) {
     };
     // SAFETY: this CPU's values, see `Scratch::get`.
     let mut scratch = Scratch { counters, sample: unsafe { &mut *sample }, state: unsafe { &mut *state } };
+    // SAFETY: a live map value, copied.
+    scratch.state.process = unsafe { *entry };
+    if scratch.state.process.instance != process.instance || scratch.state.process.image != process.image {
+        // Removed meanwhile, and used again: another program has begun, or the process has ended.
+        lose(scratch.counters, LossCause::ProcessGone);
+        return;
+    }
+    scratch.sample.record.header = RecordHeader { kind: kind::SAMPLE, flags: bank as u16, len: 0 };
     begin(ctx, &mut scratch, process, task, (tgid, tid));
+}
+
+/// The bank of counters of a run that begins now.
+#[inline(always)]
+fn bank() -> u32 {
+    // SAFETY: a word of a live map value, read once.
+    let word = |index| VERDICTS.get_ptr(index).map_or(0, |word| unsafe { core::ptr::read_volatile(word) });
+    segment::bank(word(segment::SELECTED), || {
+        // SAFETY: the helper takes nothing and cannot fail.
+        (word(segment::CUT_AT), unsafe { bpf_ktime_get_ns() })
+    })
 }
 
 /// Fills the record's head and finds the thread state.
 #[inline(always)]
-fn begin(
-    ctx: &PerfEventContext,
-    scratch: &mut Scratch,
-    process: &mut ProcessEntry,
-    task: KernelPtr,
-    (tgid, tid): (u32, u32),
-) {
+fn begin(ctx: &PerfEventContext, scratch: &mut Scratch, process: &mut Life, task: KernelPtr, (tgid, tid): (u32, u32)) {
     let regs = UserRegs::of(ctx, task);
     let state = &mut *scratch.state;
-    state.process = *process;
+    state.thread_starts = u64::from(process.thread_starts);
     state.tail_calls = 0;
     state.thread_steps = 0;
     state.codes.clear();
+    state.code_buffer.content.refill();
     state.native_at = 0;
     state.evaluators = 0;
     state.repair = repair::NONE;
@@ -158,13 +182,14 @@ fn begin(
         address: task.read(config!(task_thread_pointer)),
         reach: u64::from(config!(thread_pointer_reach)),
     };
+    state.own_stack = OwnStack::of(state.thread_pointer, regs.sp);
     // SAFETY: the helper takes nothing and cannot fail.
     let ktime_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: as above.
     let cpu = unsafe { bpf_get_smp_processor_id() } as u32;
     let comm = bpf_get_current_comm().unwrap_or_default();
     scratch.sample.record = SampleRecord {
-        header: RecordHeader { kind: kind::SAMPLE, flags: 0, len: 0 },
+        header: scratch.sample.record.header,
         ktime_ns,
         image: process.image,
         instance: process.instance,
@@ -188,7 +213,7 @@ fn begin(
         kernel_frames: 0,
         tail_calls: 0,
         comm,
-        layout: process.layout,
+        layout: state.process.layout,
         _reserved: 0,
     };
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
@@ -199,12 +224,13 @@ fn begin(
         // Before the dynamic linker has set one up.
         return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
     }
-    let token = thread::token(layout, &state.process);
-    let (wanted, thread) = (state.thread_pointer, &mut state.thread_buffer);
+    let token = thread::token(layout, &state.process, state.thread_starts);
+    let (wanted, thread) = ((state.thread_pointer, state.own_stack), &mut state.thread_buffer);
     if let Some(tstate) = thread::remembered(layout, &state.process, tid, wanted, token, thread) {
         return enter(ctx, scratch, layout, tstate);
     }
-    match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer) {
+    gather_evidence(ctx, layout, state);
+    match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer, state.own_stack) {
         Ok(search) => {
             state.search = search;
             thread::resume(&mut state.search, layout, &state.process, tid, token);
@@ -213,6 +239,22 @@ fn begin(
     }
     go_on(ctx, scratch, STAGE_SEARCH);
     lose(scratch.counters, LossCause::Internal);
+}
+
+/// Takes down what a search may ask of the thread: what its C library keeps for it, or its registers.
+#[inline(always)]
+fn gather_evidence(ctx: &PerfEventContext, layout: &Layout, state: &mut State) {
+    if Layout::present(layout.tstate_cframe) {
+        return;
+    }
+    if layout.status_bound_gilstate != 0 {
+        walk::read_slots(&CurrentProcess, layout, state.thread_pointer, &mut state.slots);
+    } else if layout.has(layout_flags::FRAME_OBJECTS) {
+        state.native.leaf = [0; 16];
+        if config!(machine) == machine::X86_64 {
+            UserRegs::others(ctx, &mut state.native.leaf);
+        }
+    }
 }
 
 /// Tail-calls the next stage; comes back only when the kernel refuses.
@@ -272,6 +314,25 @@ fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
     scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;
 }
 
+/// Whether the leaf was being linked to its caller, where the native stack leads to its activation's callers (3.11, 3.12):
+/// what user space finds as well and then leaves these frames out ([`walk::believable_stop`]). One that C may have entered the
+/// evaluator for is left to it.
+#[inline(always)]
+fn is_being_linked(scratch: &Scratch) -> bool {
+    let stored = scratch.state.walk.stored as usize;
+    if scratch.state.process.cframe_offset == 0 || stored == 0 {
+        return false;
+    }
+    let frames = &scratch.sample.frames;
+    // SAFETY: the array's first element.
+    let leaf = unsafe { frames.as_ptr().read() };
+    // SAFETY: masked to a slot of the array.
+    let root = unsafe { frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(stored - 1)) };
+    // SAFETY: as above.
+    let root = unsafe { root.read() };
+    (leaf.lasti < 0 || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
+}
+
 /// Ends the walk of Python frames for a reason and goes on to the native stack.
 #[inline(always)]
 fn stop(ctx: &PerfEventContext, scratch: &mut Scratch, reason: StopReason) {
@@ -282,6 +343,19 @@ fn stop(ctx: &PerfEventContext, scratch: &mut Scratch, reason: StopReason) {
 #[inline(always)]
 fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
     scratch.sample.record.stop = reason;
+    let state = &mut *scratch.state;
+    if let Some(layout) = LAYOUTS.get(state.process.layout)
+        && !walk::entered_here(layout, state.own_stack, state.walk.entry_frame)
+    {
+        // Another thread runs this state: these frames are that one's.
+        state.walk = FrameWalk::default();
+        state.codes.pending_count = 0;
+        scratch.sample.record.stop = StopReason::UnknownThread as u8;
+        thread::forget(&state.process, scratch.sample.record.tid);
+    }
+    if reason == StopReason::Complete as u8 && scratch.state.repair == repair::NONE && is_being_linked(scratch) {
+        scratch.state.repair = repair::WANTED;
+    }
     if scratch.state.repair == repair::WALKING {
         scratch.sample.record.stop = StopReason::EnteringEval as u8;
         if reason == StopReason::Complete as u8 {

@@ -5,8 +5,8 @@ use crate::maps::{BrokenSearch, CachedThread, LEADERS, SEARCHES, THREADS, config
 use crate::memory::CurrentProcess;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{SEARCH_SLOTS, THREAD_CACHE_SLOTS};
-use tachyon_common::process::ProcessEntry;
-use tachyon_common::walk::{self, ThreadBuffer, ThreadPointer, ThreadSearch};
+use tachyon_common::process::{Life, ProcessEntry};
+use tachyon_common::walk::{self, OwnStack, ThreadBuffer, ThreadPointer, ThreadSearch};
 
 /// The id of a task's process as the profiler's pid namespace numbers it; 0: not visible from there.
 #[inline(always)]
@@ -63,7 +63,7 @@ fn visible_number(task: KernelPtr) -> u32 {
 
 /// The thread's id in its innermost pid namespace, of a thread that has the id `tid` in the profiler's.
 #[inline(always)]
-pub fn innermost_tid(task: KernelPtr, process: &mut ProcessEntry, tid: u32) -> u32 {
+pub fn innermost_tid(task: KernelPtr, process: &mut Life, tid: u32) -> u32 {
     if process.same_numbers != 0 {
         return tid;
     }
@@ -80,12 +80,12 @@ pub fn innermost_tid(task: KernelPtr, process: &mut ProcessEntry, tid: u32) -> u
 /// What must not have changed since a thread state was found to be the only match (up to 3.11): threads and
 /// interpreters started so far. 0 for versions that mark the right state themselves.
 #[inline(always)]
-pub fn token(layout: &Layout, process: &ProcessEntry) -> u64 {
+pub fn token(layout: &Layout, process: &ProcessEntry, thread_starts: u64) -> u64 {
     if layout.status_bound_gilstate != 0 {
         return 0;
     }
     let next_id = walk::read_u64(&CurrentProcess, process.runtime, layout.runtime_next_interp_id).unwrap_or(0);
-    (u64::from(process.thread_starts) << 32) | (next_id & 0xffff_ffff)
+    (thread_starts << 32) | (next_id & 0xffff_ffff)
 }
 
 #[inline(always)]
@@ -100,7 +100,7 @@ pub fn remembered(
     layout: &Layout,
     process: &ProcessEntry,
     tid: u32,
-    wanted: ThreadPointer,
+    (wanted, stack): (ThreadPointer, OwnStack),
     token: u64,
     thread: &mut ThreadBuffer,
 ) -> Option<u64> {
@@ -112,7 +112,19 @@ pub fn remembered(
         return None;
     }
     walk::read_thread(&CurrentProcess, layout, cached.tstate, thread).ok()?;
-    walk::verify_thread(layout, wanted, thread).then_some(cached.tstate)
+    let holds = walk::verify_thread(layout, wanted, thread) && walk::runs_here(layout, cached.tstate, stack, thread);
+    holds.then_some(cached.tstate)
+}
+
+/// Forgets a thread's state: another thread runs it.
+#[inline(always)]
+pub fn forget(process: &ProcessEntry, tid: u32) {
+    if let Some(slot) = slot(process, tid) {
+        // SAFETY: as in `remembered`.
+        let tstate = unsafe { &raw mut (*slot).tstate };
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(tstate, 0) };
+    }
 }
 
 /// Remembers the only thread state of a thread.
@@ -150,7 +162,9 @@ pub fn resume(search: &mut ThreadSearch, layout: &Layout, process: &ProcessEntry
 pub fn start_over(process: &ProcessEntry, tid: u32) {
     if let Some(slot) = search_slot(process, tid) {
         // SAFETY: as in `resume`.
-        unsafe { core::ptr::write_volatile(&raw mut (*slot).tid, 0) };
+        let word = unsafe { &raw mut (*slot).tid };
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(word, 0) };
     }
 }
 

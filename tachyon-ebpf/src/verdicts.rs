@@ -51,9 +51,16 @@ pub fn remember(changes: u64, tgid: u32, verdict: u64) {
 /// Says that the process table has been changed.
 #[inline(always)]
 pub fn changed() {
-    let Some(count) = VERDICTS.get_ptr_mut(CHANGES_BY_HOOKS) else { return };
-    // SAFETY: a word of a map value, to which hooks of all CPUs add. (The target has no such method of its own.)
+    if let Some(count) = VERDICTS.get_ptr_mut(CHANGES_BY_HOOKS) {
+        add(count, 1);
+    }
+}
+
+/// Adds to a word of a map value, to which others add too. (The target has no such method of its own.)
+#[inline(always)]
+pub fn add(word: *mut u64, value: u64) {
+    // SAFETY: the callers have the word from a checked lookup.
     unsafe {
-        core::arch::asm!("lock *(u64 *)({count} + 0) += {one}", count = in(reg) count, one = in(reg) 1_u64);
+        core::arch::asm!("lock *(u64 *)({word} + 0) += {value}", word = in(reg) word, value = in(reg) value);
     }
 }

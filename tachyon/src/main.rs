@@ -4,12 +4,11 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use tachyon::cli::args::{self, ExportArgs, NoVerb, RecoverArgs, Verb};
+use tachyon::cli::args::{self, ExportArgs, MergeArgs, NoVerb, RecoverArgs, Verb};
 use tachyon::cli::failure::{self, STATUS_FAILED};
 use tachyon::cli::output::{self, Destination, OutputError, OutputFile};
 use tachyon::cli::plan::{self, Plan, Surroundings};
-use tachyon::cli::{doctor, dump, export, info, recover};
-use tachyon::recording;
+use tachyon::cli::{diff, doctor, dump, export, info, record, recover, report, symbolize, top};
 use tachyon::sinks::export::ExportOptions;
 
 fn main() -> ExitCode {
@@ -35,17 +34,25 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> anyhow::Result<u8> {
     match verb {
         Verb::Record(args) => {
-            let outcome = recording::run(Plan::new(*args, &Surroundings::current())?)?;
+            let outcome = record::run(&Plan::new(*args, &Surroundings::current())?)?;
             Ok(outcome.command.map_or(0, tachyon::cli::command::CommandStatus::exit_status))
         }
         Verb::Export(args) => run_export(&args).map(|()| 0),
+        Verb::Merge(args) => run_merge(&args).map(|()| 0),
         Verb::Recover(args) => run_recover(&args).map(|()| 0),
         Verb::Info(args) => {
-            let mut out = StandardOutput::lock();
-            info::run(&args.file, args.json, &mut out)?;
+            let mut out = io::BufWriter::new(StandardOutput::lock());
+            info::run(&args, &mut out)?;
             out.flush()?;
             Ok(0)
         }
+        Verb::Report(args) => {
+            report::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;
+            Ok(0)
+        }
+        Verb::Diff(args) => diff::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
+        Verb::Top(args) => top::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
+        Verb::Symbolize(args) => symbolize::run(&args, &mut io::stderr()).map(|()| 0),
         Verb::Dump(args) => {
             dump::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;
             Ok(0)
@@ -57,12 +64,12 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
         Verb::Completions(wanted) => {
             // Through a buffer: the generator takes a closed pipe for impossible.
             let mut text = Vec::new();
-            args::write_completions(wanted.shell, &mut text);
+            args::write_completions(wanted.shell, &mut text)?;
             StandardOutput::lock().write_all(&text)?;
             Ok(0)
         }
         Verb::Doctor(args) => {
-            let diagnosis = doctor::diagnose(recording::running_interpreters(&args.pids));
+            let diagnosis = doctor::diagnose(doctor::running_interpreters(&args.pids));
             let asked_for = !args.pids.is_empty();
             let mut out = io::BufWriter::new(StandardOutput::lock());
             if args.json {
@@ -101,21 +108,42 @@ impl Write for StandardOutput {
 
 fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let plan = plan::export_output(args, &Surroundings::current())?;
+    let merge_processes = args.merge.wanted(plan.format)?;
     let output = OutputFile::create(&plan.destination, plan.force)?;
     let mut file = output.try_clone_file()?;
     let (companion_output, companion) = plan.create_companion(None)?.unzip();
-    let options = ExportOptions { by_thread: args.threads, svg: plan.is_svg(), companion };
-    export::run(&args.input, export::Output::File(&mut file), plan.format, options)?;
+    let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion };
+    let wanted = export::Wanted::from(args);
+    let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
+    tell(&done.notes);
     if let Some(companion) = companion_output {
         companion.commit()?;
     }
     Ok(output.commit()?)
 }
 
+fn run_merge(args: &MergeArgs) -> anyhow::Result<()> {
+    let plan = plan::merge_output(args)?;
+    let output = OutputFile::create(&plan.destination, plan.force)?;
+    let mut file = output.try_clone_file()?;
+    let wanted = export::Wanted { force_large: args.force_large, ..export::Wanted::default() };
+    let options = ExportOptions::default();
+    let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
+    tell(&done.notes);
+    Ok(output.commit()?)
+}
+
+/// What people should know. Standard error may be closed: all is done all the same.
+fn tell(notes: &[String]) {
+    for note in notes {
+        let _closed = writeln!(io::stderr(), "{}", tachyon::cli::escape::escape(note));
+    }
+}
+
 fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
     let output = OutputFile::create_recovered(&Destination::from_argument(args.output.clone()), args.force)?;
     let mut file = output.try_clone_file()?;
-    let recovered = recover::run(&args.input, args.journal.as_deref(), &mut file)?;
+    let recovered = recover::run_at_any_cost(&args.input, args.journal.as_deref(), &mut file, args.force_large)?;
     output.commit()?;
     // Standard error may be closed: the file is written all the same.
     let _closed = writeln!(
@@ -125,6 +153,9 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
         recovered.threads,
         args.input.display()
     );
+    if recovered.live {
+        let _closed = writeln!(io::stderr(), "it is still being recorded: this is a snapshot");
+    }
     if let Some(why) = &recovered.lost_tail {
         let _closed = writeln!(io::stderr(), "the newest samples are not among them: {why}");
     }

@@ -1,9 +1,14 @@
 //! The end-of-run account: samples, losses, reasons. `docs/report.md` documents the JSON.
 
+mod sum;
+
+pub use sum::add_known;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use tachyon_common::stop::StopReason;
 
-/// What a recording did, to the unit: `ran = stored + idle + filtered + not_python + Σ loss`.
+/// What a recording did; the counts add up exactly: `ran = stored + idle + filtered + not_python + Σ loss`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Version of this schema.
@@ -12,63 +17,106 @@ pub struct Report {
     pub ran: u64,
     /// Samples in the finished file.
     pub stored: u64,
-    /// The file was recovered of a recording that was cut: what was lost, and what came after the last sample, is not
-    /// known. Only `stored`, `duration_s` and `rate_hz` are then told.
+    /// The file was recovered from an interrupted recording: what was lost, and what came after the last sample, is
+    /// unknown. Only `stored`, `duration_s` and `rate_hz` are given then.
     #[serde(default)]
     pub cut: bool,
-    /// Runs that met the idle task.
+    /// Runs while the CPU was idle.
     pub idle: u64,
-    /// Runs that met a process that was not selected.
+    /// Runs in a process that was not selected.
     pub filtered: u64,
-    /// Runs that met a process that is not CPython.
+    /// Runs in a process that is not CPython.
     pub not_python: u64,
-    /// Runs lost, by cause; causes with 0 are listed too.
+    /// Lost runs by cause; causes with 0 are included.
     pub loss: BTreeMap<String, u64>,
-    /// Rate x on-CPU time of the selected processes; `null` when no process could be measured.
+    /// By how much independent counts of the same thing differ. If it is not 0, the recorder has a bug.
+    #[serde(default)]
+    pub inconsistent: u64,
+    /// Which part of a recording this is; absent for a whole recording.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<SegmentReport>,
+    /// Number of parts of the recording; absent for a single part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<u64>,
+    /// Rate x on-CPU time of the selected processes; `null` if no process could be measured.
     pub expected: Option<u64>,
-    /// `expected` minus the runs that met a selected process, at least 0: firings that never reached the program.
+    /// `expected` minus the runs in a selected process, at least 0: timer firings that never reached the program.
     pub not_fired: Option<u64>,
     /// Samples by the reason why their Python stack ended.
     pub stops: BTreeMap<String, u64>,
-    /// Native stacks; `null` when they were not recorded.
+    /// Native stacks; `null` if they were not recorded.
     #[serde(default)]
     pub native: Option<NativeReport>,
-    /// Samples per second that were asked for.
+    /// Requested samples per second.
     pub rate_hz: f64,
-    /// The mean over the targets' CPU time of what was asked of the kernel; less than `rate_hz` with `--max-cpu` alone.
+    /// The rate requested from the kernel, averaged over the targets' CPU time; below `rate_hz` only with `--max-cpu`.
     #[serde(default)]
     pub effective_rate_hz: f64,
     /// The event that made the program run: `cpu-clock` or `cycles`.
     pub event: String,
+    /// How far an interval may lie from their mean, as a share of it, so that no program is in step with them.
+    #[serde(default)]
+    pub jitter: f64,
     /// Length of the recording, seconds.
     pub duration_s: f64,
-    /// Longest time the ring's reader was late, seconds.
+    /// Longest delay of the ring's reader, seconds.
     pub longest_reader_stall_s: f64,
-    /// Of it, the time in which the reader could have run and no CPU ran it.
+    /// Of that delay, the time in which the reader was ready to run but got no CPU.
     #[serde(default)]
     pub reader_stall_without_cpu_s: f64,
-    /// Code objects that found the ring full and were sent with a later sample, or not at all.
+    /// Records of code objects that were sent: one per code object, a few for a long line table.
+    #[serde(default)]
+    pub codes_sent: u64,
+    /// Code objects for which the ring was full: sent with a later sample, or not at all.
     pub codes_not_sent: u64,
-    /// Process starts and ends that found their ring full.
+    /// Process starts and ends for which the ring was full.
     pub process_events_lost: u64,
     /// Processes that could not be profiled, with the reason.
     pub refused: Vec<String>,
-    /// What is weaker than it should be, e.g. an evaluator whose entry was not found.
+    /// Weaknesses of this recording, e.g. an evaluator whose entry was not found.
     pub notes: Vec<String>,
-    /// One entry for each sampled process.
+    /// One entry per sampled process.
     pub processes: Vec<ProcessReport>,
     /// The profiler's own cost.
     pub cost: CostReport,
 }
 
 impl Report {
-    /// Samples per second of CPU time that were asked of the kernel, on the mean. Reports of old files tell one rate.
+    /// Mean requested samples per second of CPU time. Reports of old files have only one rate.
     #[must_use]
     pub fn mean_rate_hz(&self) -> f64 {
         if self.effective_rate_hz > 0.0 { self.effective_rate_hz } else { self.rate_hz }
     }
 
-    /// The same as microseconds of CPU time between samples; 0 when no rate is known.
+    /// Samples missed because the timer did not fire, of how many expected; `None` where that is not known, or where the two
+    /// counts differ by no more than counts do: 2.6 standard deviations of a Poisson count, its 99 % interval.
+    #[must_use]
+    pub fn missed(&self) -> Option<(u64, u64)> {
+        let (missed, expected) = self.not_fired.zip(self.expected)?;
+        // In integers, which are exact: 2.6² is 6.76.
+        let beyond = u128::from(missed).pow(2) * 100 > u128::from(expected) * 676;
+        beyond.then_some((missed, expected))
+    }
+
+    /// Samples whose Python stack was cut, by reason, most first.
+    #[must_use]
+    pub fn cut_stacks(&self) -> Vec<(&str, u64)> {
+        let whole = [
+            StopReason::Complete,
+            StopReason::NoThreadState,
+            StopReason::NoFrame,
+            StopReason::RuntimeNotInitialized,
+            // Its callers are found through the native stack.
+            StopReason::EnteringEval,
+        ];
+        let cut = |name: &str| whole.iter().all(|reason| reason.name() != name);
+        let mut stops: Vec<(&str, u64)> = self.stops.iter().map(|(name, &count)| (&**name, count)).collect();
+        stops.retain(|&(name, count)| count > 0 && cut(name));
+        stops.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+        stops
+    }
+
+    /// The same as microseconds of CPU time between samples; 0 if no rate is known.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -81,12 +129,24 @@ impl Report {
     }
 }
 
-/// What became of native stacks.
+/// The place of a segment in its recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SegmentReport {
+    /// From 0.
+    pub sequence: u64,
+    /// Its start, seconds since 1970, UTC.
+    pub start_unix: f64,
+    /// Its end, in the same unit.
+    pub end_unix: f64,
+}
+
+/// The outcome of native stacks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NativeReport {
-    /// Samples whose native and Python stacks were both whole, and fit: `exact + repaired + failed + missing = stored`.
+    /// Samples whose native and Python stacks were both complete, and matched:
+    /// `exact + repaired + failed + missing = stored`.
     pub exact: u64,
-    /// Samples whose stacks were put together although they differed, for a known reason.
+    /// Samples whose stacks differed for a known reason and were merged anyway.
     pub repaired: u64,
     /// Samples whose stacks contradicted each other: native frames between Python frames are left out.
     pub failed: u64,
@@ -98,13 +158,17 @@ pub struct NativeReport {
     pub stops: BTreeMap<String, u64>,
     /// Unwind tables in use at the end, bytes.
     pub table_bytes: u64,
-    /// Files that cannot be unwound, by path, each with its reason.
+    /// Files that cannot be unwound, by path, each with the reason.
     pub refused: BTreeMap<String, String>,
 }
 
 /// One sampled process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessReport {
+    /// What distinguishes it from every other one of the recording, including earlier ones with the same pid, and earlier
+    /// programs of the same process: its instance and image. Not written: it means nothing elsewhere.
+    #[serde(skip)]
+    pub instance: (u64, u64),
     /// Pid in the profiler's namespace.
     pub pid: u32,
     /// The kernel's short name.
@@ -113,30 +177,30 @@ pub struct ProcessReport {
     pub python_version: String,
     /// Samples in the file.
     pub samples: u64,
-    /// Samples with a whole stack of Python frames that all have names, and samples of threads that run no Python.
+    /// Samples with a complete stack of named Python frames, and samples of threads that run no Python.
     pub named: u64,
     /// Samples taken before `_PyRuntime` was initialised (or after it was finalised).
     pub not_initialized: u64,
-    /// Samples whose native and Python stacks were put together exactly.
+    /// Samples whose native and Python stacks were merged exactly.
     #[serde(default)]
     pub merge_exact: u64,
-    /// The same of those that differed for a known reason.
+    /// Those that differed for a known reason.
     #[serde(default)]
     pub merge_repaired: u64,
-    /// The same of those that contradicted each other.
+    /// Those that contradicted each other.
     #[serde(default)]
     pub merge_failed: u64,
-    /// Runs that met it before it was inspected (a part of the `uninspected` loss).
+    /// Runs in it before it was inspected (a part of the `uninspected` loss).
     pub uninspected: u64,
-    /// On-CPU time while it was selected and ran CPython, seconds; `null` when it could not be measured.
+    /// On-CPU time while it was selected and ran CPython, seconds; `null` if it could not be measured.
     pub cpu_s: Option<f64>,
-    /// Script or module of its command line; empty when it has none.
+    /// Script or module of its command line; empty if there is none.
     #[serde(default)]
     pub script: String,
-    /// Id of its container; empty when it is in none that can be seen.
+    /// Id of its container; empty if none is visible.
     #[serde(default)]
     pub container: String,
-    /// Uid of its Kubernetes pod, likewise.
+    /// Uid of its Kubernetes pod; empty if none is visible.
     #[serde(default)]
     pub pod: String,
 }
@@ -144,9 +208,9 @@ pub struct ProcessReport {
 /// What profiling cost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostReport {
-    /// Runs as the kernel counts them (`run_cnt`); `null` where the kernel keeps no statistics, see `bpf_stats`.
+    /// The kernel's own count of runs (`run_cnt`); `null` if the kernel keeps no statistics, see `bpf_stats`.
     pub bpf_run_count: Option<u64>,
-    /// Nanoseconds in the BPF programs (`run_time_ns`); `null` likewise.
+    /// Nanoseconds in the BPF programs (`run_time_ns`); `null` in the same case.
     pub bpf_run_ns: Option<u64>,
     /// `on`, or why the kernel keeps no statistics.
     pub bpf_stats: String,
@@ -154,30 +218,52 @@ pub struct CostReport {
     pub user_cpu_s: f64,
     /// Peak resident memory, bytes.
     pub peak_rss_bytes: u64,
-    /// Memory of the BPF maps as the kernel tells it, bytes.
+    /// Memory of the BPF maps as reported by the kernel, bytes.
     pub map_bytes: u64,
     /// Size of the sample ring, a part of `map_bytes`; `docs/report.md` has its arithmetic.
     pub ring_bytes: u64,
-    /// Where the start's time went.
+    /// How long the parts of the start took.
     #[serde(default)]
     pub start: StartReport,
 }
 
-/// The parts of the start, in seconds: one after the other, but for [`Self::processes_s`].
+/// The parts of the start, in seconds: sequential, except for [`Self::processes_s`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StartReport {
-    /// Asking the machine whether it can profile.
+    /// Checking whether the machine can profile.
     pub machine_s: f64,
     /// Reading the kernel's types.
     pub types_s: f64,
-    /// Taking the BPF object apart, making its maps, loading the hooks that follow processes.
+    /// Parsing the BPF object, creating its maps, loading the hooks that follow processes.
     pub maps_s: f64,
-    /// The verifier, of the programs that make samples.
+    /// The verifier, for the sampling programs.
     pub programs_s: f64,
-    /// Beside the verifier: finding, inspecting and entering the processes that there are.
+    /// In parallel with the verifier: finding, inspecting and entering existing processes.
     pub processes_s: f64,
     /// Output, threads and the event.
     pub attach_s: f64,
     /// All of it, until the event is attached.
     pub total_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_count_may_differ_by_is_not_missed() {
+        let missed = |not_fired, expected| Report { not_fired, expected, ..Report::default() }.missed();
+        for (not_fired, expected, told) in [
+            (3, 10, false),
+            (8, 10, false),
+            (9, 10, true),
+            (26, 100, false),
+            (27, 100, true),
+            (300, 10_000, true),
+            (0, 0, false),
+        ] {
+            assert_eq!(missed(Some(not_fired), Some(expected)), told.then_some((not_fired, expected)));
+        }
+        assert_eq!((missed(None, Some(9)), missed(Some(9), None)), (None, None));
+    }
 }

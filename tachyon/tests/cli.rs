@@ -52,7 +52,7 @@ fn help_teaches() {
 #[test]
 fn the_page_names_every_flag_of_the_help() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command-line.md")).unwrap();
-    for verb in ["record", "export", "info", "doctor"] {
+    for verb in ["record", "export", "merge", "recover", "info", "doctor"] {
         let help = String::from_utf8(run(&[verb, "--help"]).stdout).unwrap();
         let flags = help
             .split_whitespace()
@@ -91,13 +91,13 @@ fn usage_errors_are_two_lines_and_status_2() {
         &["python", "app.py"],
         2,
         "tachyon-bpf: unexpected word 'python'\n\
-         hint: a program to run and profile stands after `--`: tachyon-bpf -- python app.py\n",
+         hint: put the program to profile after `--`: tachyon-bpf -- python app.py\n",
     );
     refuses(
         &["--all-python", "-o", "x.gif"],
         2,
         "tachyon-bpf: cannot tell the format from the extension .gif of x.gif\n\
-         hint: known are .tach .collapsed .prof .pb.gz .speedscope.json .html .firefox.json .jsonl and others; --format overrides the extension\n",
+         hint: known are .tach .collapsed .prof .pb.gz .speedscope.json .html .svg .firefox.json .jsonl and others; --format overrides the extension\n",
     );
 }
 
@@ -157,6 +157,19 @@ fn files_that_were_cut_have_a_hint() {
             ),
         );
     }
+    // While somebody records to it, it is not broken.
+    let recorder = fs::File::open(&path).unwrap();
+    recorder.try_lock().unwrap();
+    refuses(
+        &["info", path_text],
+        1,
+        &format!(
+            "tachyon-bpf: cannot read {path_text}: it is being recorded by pid {}\n\
+             hint: `tachyon-bpf recover` makes a snapshot of it\n",
+            std::process::id()
+        ),
+    );
+    drop(recorder);
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let told = String::from_utf8(run(&["info", path_text]).stderr).unwrap();
     assert!(told.ends_with(" is past the end\nhint: the file may have been cut\n"), "{told}");
@@ -230,4 +243,52 @@ fn a_standard_output_that_is_full_is_told() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{arguments:?}");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
     }
+}
+
+#[test]
+fn several_files_are_one_profile() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tach");
+    for (name, copy) in [("v03_record_types", "a.tach"), ("v05_threads_status", "b.tach")] {
+        fs::copy(golden.join(name).with_extension("tach"), directory.path().join(copy)).unwrap();
+    }
+    fs::write(directory.path().join("c.tach.part"), "").unwrap();
+    let from = directory.path().to_str().unwrap();
+    let info = |arguments: &[&str]| -> serde_json::Value {
+        let output = run(&[&["info", "--json"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let [a, b] = ["a.tach", "b.tach"].map(|name| info(&[&format!("{from}/{name}")]));
+    let all = info(&[from]);
+    let number = |of: &serde_json::Value, key: &str| of[key].as_u64().unwrap();
+    for key in ["samples", "threads", "file_bytes", "sample_bytes", "stored_bytes"] {
+        assert_eq!(number(&all, key), number(&a, key) + number(&b, key), "{key}");
+    }
+    assert_eq!(all["records"]["full"], number(&a["records"], "full") + number(&b["records"], "full"));
+    assert_eq!(all["files"].as_array().unwrap().len(), 2);
+    let report = &all["metadata"]["report"];
+    assert_eq!((&report["stored"], &report["ran"]), (&all["samples"], &all["samples"]));
+
+    let out = tempfile::tempdir().unwrap();
+    let whole = out.path().join("whole.tach");
+    let whole = whole.to_str().unwrap();
+    let output = run(&["merge", from, "-o", whole]);
+    assert_eq!(output.status.code(), Some(0));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(told, format!("left out {from}/c.tach.part: it is not finished\n"));
+    let merged = info(&[whole]);
+    for key in ["samples", "threads", "thread_samples"] {
+        assert_eq!(merged[key], all[key], "{key}");
+    }
+    let lines = |input: &str| String::from_utf8(run(&["export", input, "-o", "-"]).stdout).unwrap();
+    assert!(!lines(from).is_empty() && lines(from) == lines(whole));
+
+    refuses(
+        &["merge", from, "-o", "x.svg"],
+        2,
+        "tachyon-bpf: merge writes a TACH file\n\
+         hint: `tachyon-bpf export IN... -o OUT` writes several files in other formats\n",
+    );
+    refuses(&["info", from, "/nosuch.tach"], 1, "tachyon-bpf: cannot read /nosuch.tach: no such file or directory\n");
 }

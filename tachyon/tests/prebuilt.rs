@@ -1,4 +1,4 @@
-//! The committed BPF object, its manifest and its sources belong together.
+//! The committed BPF object, its manifest and its sources belong together; so do the HTML report's page and its own.
 
 #[path = "../../xtask/src/digest.rs"]
 mod digest;
@@ -12,6 +12,12 @@ use serde::Deserialize;
 struct Manifest {
     sources: Sources,
     object: Object,
+}
+
+#[derive(Deserialize)]
+struct PageManifest {
+    sources: Sources,
+    page: Object,
 }
 
 #[derive(Deserialize)]
@@ -40,4 +46,17 @@ fn sources_manifest_and_object_belong_together() {
 
     let sources = digest::of_sources(package.parent().unwrap()).unwrap();
     assert_eq!(sources, manifest.sources.sha256, "the BPF sources changed after the object was built: {renew}");
+}
+
+#[test]
+fn the_page_its_manifest_and_its_sources_belong_together() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let prebuilt = package.join("prebuilt");
+    let manifest: PageManifest = toml::from_str(&fs::read_to_string(prebuilt.join("report.toml")).unwrap()).unwrap();
+    let page = fs::read(prebuilt.join(&manifest.page.file)).unwrap();
+    let renew = "run `cargo xtask page build` and commit tachyon/prebuilt";
+    let found = (page.len(), digest::of_bytes(&page));
+    assert_eq!(found, (manifest.page.size, manifest.page.sha256), "the page is not the manifest's: {renew}");
+    let sources = digest::of_page(package.parent().unwrap()).unwrap();
+    assert_eq!(sources, manifest.sources.sha256, "the page's sources changed after it was made: {renew}");
 }

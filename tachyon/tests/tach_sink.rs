@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
+use tachyon::cli::args::InfoArgs;
 use tachyon::cli::{export, info};
 use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::{ProcessReport, Report};
@@ -237,12 +238,16 @@ fn a_full_file_is_followed_by_another() {
     assert_eq!(total, 3 * 256 * 2);
 }
 
+fn shown(path: &Path, json: bool) -> InfoArgs {
+    InfoArgs { files: vec![path.to_owned()], json, force_large: false }
+}
+
 #[test]
 fn info_says_what_a_file_holds() {
     let dir = tempfile::tempdir().unwrap();
     let (path, count) = write_tach(true, dir.path());
     let mut out = Vec::new();
-    info::run(&path, false, &mut out).unwrap();
+    info::run(&shown(&path, false), &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(text.contains(&format!("samples      {count} of 3 threads")), "{text}");
     assert!(text.contains("recorded     2026-11-18T"), "{text}");
@@ -253,7 +258,7 @@ fn info_says_what_a_file_holds() {
     assert!(text.contains("build\\u{202e}host"), "{text}");
 
     let mut out = Vec::new();
-    info::run(&path, true, &mut out).unwrap();
+    info::run(&shown(&path, true), &mut out).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
     assert_eq!(json["samples"], count);
     assert_eq!(json["metadata"]["report"]["loss"]["ring_full"], 12);
@@ -268,7 +273,7 @@ fn golden(name: &str) -> PathBuf {
 fn info_and_export_tell_damage() {
     let path = golden("c04_string_index.tach");
     let mut out = Vec::new();
-    let error = info::run(&path, true, &mut out).unwrap_err();
+    let error = info::run(&shown(&path, true), &mut out).unwrap_err();
     assert!(format!("{error:#}").contains("c04_string_index.tach: invalid string index"), "{error:#}");
     let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
     assert!(json["error"].as_str().unwrap().contains("invalid string index"));

@@ -33,6 +33,18 @@ target=$!
 wait_for ready target
 echo "guest: python has pid $target, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
+# Whether a thread can be met between its wait and its own code, which the profiler has no part in.
+kick >kick 2>kick.log
+echo "guest: kicked, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+
+# programs PID: a line for each BPF program that a process holds.
+programs() {
+    for info in "/proc/$1/fdinfo/"*; do
+        grep -q prog_type "$info" && grep -E 'prog_type|prog_id|verified_insns' "$info" | tr '\n' ' ' && echo
+    done 2>/dev/null
+    true
+}
+
 # record NAME ARGUMENTS...: a recording, its export and what the kernel tells of its programs, in a directory of that name.
 record() {
     name=$1
@@ -41,15 +53,15 @@ record() {
     tachyon-bpf -p "$target" --frequency 199 -o "$name/out.tach" --report "$name/report.json" "$@" >"$name/record.log" 2>&1 &
     profiler=$!
     # The kernel tells of each loaded program through its descriptor, while the recording runs; verified_insns from 5.16 on.
-    # The output is opened when all are loaded, and those are gone that only tried out what the kernel can.
+    # The output is opened when those are gone that only tried out what the kernel can; the verifier may still be at work.
+    # xtask/src/vm/verdict.rs counts them.
+    case " $* " in *" --no-native "*) all=8 ;; *) all=9 ;; esac
     tries=0
-    until [ -e "$name/out.tach.part" ] || [ "$tries" -ge 900 ] || ! kill -0 "$profiler" 2>/dev/null; do
+    until [ -e "$name/out.tach.part" ] && programs "$profiler" >"$name/programs" && [ "$(grep -o 'prog_id:.[0-9]*' "$name/programs" | sort -u | wc -l)" -ge "$all" ]; do
+        [ "$tries" -lt 900 ] && kill -0 "$profiler" 2>/dev/null || break
         usleep 100000
         tries=$((tries + 1))
     done
-    for info in "/proc/$profiler/fdinfo/"*; do
-        grep -q prog_type "$info" && grep -E 'prog_type|prog_id|verified_insns' "$info" | tr '\n' ' ' && echo
-    done >"$name/programs" 2>/dev/null
     wait "$profiler"
     echo $? >"$name/record.status"
     tachyon-bpf export "$name/out.tach" -o "$name/out.collapsed" --format collapsed >"$name/export.log" 2>&1
@@ -71,7 +83,7 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf doctor >doctor 2>&1
     record python --no-native --duration 3s
     # With what is the default on this machine: native frames where they can be had.
-    record default --duration 2s
+    record default --native=all --duration 2s
     # As many frames as a sample holds, and more: the most tail calls that one takes.
     /usr/bin/python3.11 -I -S -X utf8 /deepest.py >deep 2>deep.log &
     deep=$!

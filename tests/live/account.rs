@@ -1,7 +1,7 @@
 //! The account where things go wrong. That it adds up is checked of every recording there is.
 
 use std::time::Duration;
-use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
+use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter};
 
 on_each_interpreter!(at_home: tiny_ring, unreadable_page);
 on_each_interpreter!(on [pyenv_3_12]: profiler_stopped);
@@ -46,11 +46,11 @@ fn unreadable_page(interpreter: &Interpreter) {
 fn profiler_stopped(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "deep_stack.py");
     let running = Profiler::of(target.pid()).rate(999).env("TACHYON_RING_BYTES", 1 << 18).start();
-    std::thread::sleep(Duration::from_millis(500));
+    let_run(target.pid(), Duration::from_millis(300));
     running.signal(libc::SIGSTOP);
     std::thread::sleep(Duration::from_secs(5));
     running.signal(libc::SIGCONT);
-    std::thread::sleep(Duration::from_millis(500));
+    let_run(target.pid(), Duration::from_millis(300));
     running.signal(libc::SIGINT);
     let recording = running.finish();
     let report = &recording.report;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
-use tachyon_tests::{Interpreter, Profiler, Target, binary, cpu_time, judge, live, on_each_interpreter};
+use tachyon_tests::{Interpreter, Profiler, Target, binary, judge, let_run, live, on_each_interpreter};
 
 on_each_interpreter!(at_home: blocked, files_and_exports, busy_children, finished_by_a_signal, passed_on, printing, command);
 
@@ -83,10 +83,7 @@ fn finished_by_a_signal(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "spin.py");
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let running = Profiler::of(target.pid()).rate(499).start();
-        let from = cpu_time(target.pid());
-        while cpu_time(target.pid()) - from < Duration::from_millis(300) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let_run(target.pid(), Duration::from_millis(300));
         running.signal(signal);
         let recording = running.finish();
         assert!(recording.report.stored > 50, "{:#?}", recording.report);

@@ -146,7 +146,7 @@ fn every_format_and_every_reader_has_the_same_samples() {
 }
 
 /// The count in a flame graph's caption.
-fn flame_graph(file: &Path) -> u64 {
+fn caption(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap();
     let before = text.split(" samples in").next().unwrap();
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap();
@@ -161,7 +161,7 @@ fn count(file: &Path, format: Format) -> u64 {
         Format::Gperftools => gperftools(file),
         Format::Pprof => pprof(file),
         Format::Speedscope => speedscope(file),
-        Format::Flamegraph => flame_graph(file),
+        Format::Report | Format::Flamegraph => caption(file),
         Format::Firefox => firefox(file),
         Format::Jsonl => fs::read_to_string(file).unwrap().lines().count() as u64,
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon_tests::{Interpreter, Recorded, Target, binary, cpu_time, is_sampling, judge, live};
+use tachyon_tests::{Interpreter, Recorded, Target, binary, is_sampling, judge, let_run, live};
 
 /// A small file system, unmounted at the end.
 struct Tiny(tempfile::TempDir);
@@ -165,8 +165,7 @@ fn a_directory_that_goes_away() {
         until(|| is_sampling(running.id()));
         assert!(inner.join(part).exists(), "it is what the file is written as");
         std::fs::remove_dir_all(&inner).expect("the directory can be removed");
-        let from = cpu_time(target.pid());
-        until(|| cpu_time(target.pid()).saturating_sub(from) > Duration::from_millis(800));
+        let_run(target.pid(), Duration::from_millis(800));
         // SAFETY: kill(2) touches no memory; the child has not been waited for, so the pid is its.
         unsafe { libc::kill(running.id().cast_signed(), libc::SIGINT) };
         let output = running.wait_with_output().expect("it ends");

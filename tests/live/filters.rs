@@ -195,8 +195,11 @@ fn by_cgroup_and_container() {
     // Of two that have the name one is in the group, of two in the group one has the name.
     let both = record(&["--cgroup", &path, "--comm", "needle*", "--uid", "0"]);
     assert_eq!(pids(&both), BTreeSet::from([needles.0[0].id()]), "{:#?}", both.report);
-    let none = record(&["--cgroup", &path, "--comm", "needle*", "--uid", "65534"]);
-    assert_eq!((pids(&none), none.report.stored), (BTreeSet::new(), 0), "{:#?}", none.report);
+    let none = Profiler::new().arg("--cgroup").arg(&path).arg("--comm").arg("needle*").arg("--uid").arg("65534");
+    let none = none.milliseconds(300).run();
+    let told = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert_eq!(none.status.code(), Some(1), "{told}");
+    assert!(told.contains("tachyon-bpf: nothing was recorded: no CPython fits --cgroup"), "{told}");
     drop(needles);
     for words in [["--cgroup", &path], ["--container", &CONTAINER[..12]]] {
         let recording = record(&words);
@@ -215,13 +218,21 @@ fn by_cgroup_and_container() {
     std::thread::sleep(std::time::Duration::from_millis(200));
 }
 
-/// A filter that fits nothing (a mistyped path) is no failure, but it is told.
+/// A filter that fits nothing (a mistyped path) is a failure: at once where that can be known, else at the end.
 #[test]
 fn nothing_fits() {
     let Some(_live) = live() else { return };
     let _crowd = crowd(1, || busy(&python()));
-    let output = Profiler::new().arg("--all-python").arg("--cgroup").arg("/no/such/group").milliseconds(300).run();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("no CPython that can be profiled and fits --cgroup /no/such/group ran meanwhile"), "{told}");
+    for (words, seconds, what) in [
+        // A recording of ten minutes would be noticed.
+        (["--cgroup", "/no/such/group"], "600s", "there is no control group /no/such/group"),
+        (["--container", "0123456789ab"], "300ms", "nothing was recorded: no CPython fits --container 0123456789ab"),
+        (["--comm", "no-such-name"], "300ms", "nothing was recorded: no CPython fits --comm no-such-name"),
+    ] {
+        let profiler = words.iter().fold(Profiler::new(), |profiler, word| profiler.arg(*word));
+        let output = profiler.arg("-d").arg(seconds).run();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(what), "{told}");
+    }
 }

@@ -34,7 +34,7 @@ fn check_merges(python: &Interpreter, recording: &Recording) {
 
 fn pythons_part_is_the_same(python: &Interpreter) {
     let target = Target::start(python, "deep_stack.py");
-    let recording = Profiler::of(target.pid()).native().rate(999).cpu_milliseconds(target.pid(), 1_000).record();
+    let recording = Profiler::of(target.pid()).native_whole().rate(999).cpu_milliseconds(target.pid(), 1_000).record();
     check_merges(python, &recording);
     let _seen = expect::check_stacks(&recording.recorded.without_native(), &target.facts, 0.99);
     if has_tables(python) {
@@ -78,19 +78,20 @@ fn c_stands_between_its_caller_and_its_callee(python: &Interpreter) {
     assert_eq!(seen, wanted, "{:#?}", recording.report.native);
 }
 
-/// Less memory than the tables take: what has none is named, and people are told the mend.
+/// The least memory for unwind tables: the tables of its libraries alone take ten times as much, but only what samples meet gets
+/// rules, at first sight. (What is told where even that has no room `unwind/store/tests.rs` shows.)
 #[test]
-fn tables_without_room_are_told() {
+fn little_memory_suffices_for_the_code_that_runs() {
     let Some(_live) = live() else { return };
     // It has libcrypto mapped.
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "gil_two.py");
     let profiler = Profiler::of(target.pid()).native().arg("--unwind-memory").arg("1MiB").rate(499);
-    let recording = profiler.cpu_milliseconds(target.pid(), 500).record();
+    let recording = profiler.cpu_milliseconds(target.pid(), 2_000).record();
     let native = recording.report.native.as_ref().expect("native frames were recorded");
-    assert!(native.refused.values().any(|reason| reason.starts_with("no room for its ")), "{native:#?}");
     assert!(native.table_bytes <= 1 << 20, "{native:#?}");
-    assert!(recording.report.notes.iter().any(|note| note.contains("--unwind-memory")), "{:?}", recording.report.notes);
-    assert!(recording.stderr.contains("give more --unwind-memory"), "{}", recording.stderr);
+    assert!(native.stops.get("no_unwind_tables").is_some_and(|stops| *stops > 0), "{native:#?}");
+    assert!(native.exact * 2 > recording.report.stored, "{native:#?}");
+    assert!(!recording.report.notes.iter().any(|note| note.contains("no room")), "{:?}", recording.report.notes);
 }
 
 /// `--kernel`: the kernel's frames stand above the C library's, which stand above the Python function that called.

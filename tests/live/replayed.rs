@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tachyon::sinks::metadata::Metadata;
 use tachyon::tach::{Frame, Reader};
 use tachyon_tests::viewers::run;
 use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Target, binary, judge, live};
@@ -164,8 +165,44 @@ fn several_processes_through_every_mode() {
     let targets = [("pyenv_3_12", "eight_threads.py"), ("pyenv_3_8", "deep_stack.py"), ("pyenv_3_13", "spin.py")]
         .map(|(interpreter, name)| Target::start(&Interpreter::named(interpreter), name));
     let by_pid = || targets.iter().fold(Profiler::new(), |all, target| all.arg("-p").arg(target.pid().to_string()));
-    for profiler in [by_pid(), by_pid().native(), Profiler::new().arg("--all-python")] {
-        through_every_mode(&profiler.rate(499).milliseconds(2_000).record(), &targets);
+    let recordings = [by_pid(), by_pid().native(), Profiler::new().arg("--all-python")].map(|profiler| {
+        let recording = profiler.rate(499).milliseconds(2_000).record();
+        through_every_mode(&recording, &targets);
+        recording
+    });
+    merged(&recordings, &targets);
+}
+
+/// Files of the same processes as one: CPython's reader finds all samples, and each process once.
+fn merged(recordings: &[Recording], targets: &[Target]) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let whole = dir.path().join("whole.tach");
+    let files = recordings.iter().map(|recording| &recording.path);
+    run(Command::new(binary()).arg("merge").args(files).arg("-o").arg(&whole));
+    let (mut expected, mut of_process) = (0, BTreeMap::<u32, u64>::new());
+    for Recording { report, .. } in recordings {
+        expected += report.stored;
+        for process in report.processes.iter().filter(|process| process.samples > 0) {
+            *of_process.entry(process.pid).or_default() += process.samples;
+        }
+    }
+    let read = Recorded::read(&whole);
+    judge::agrees(&whole, &read);
+    for (form, total) in judge::totals(&[&whole]).remove(0) {
+        assert_eq!(total, expected, "replay --{form}");
+    }
+    assert_eq!(by_process(&judge::collapsed(&whole)), of_process);
+    let reader = Reader::new(fs::File::open(&whole).expect("it is there")).expect("it is whole");
+    let metadata = Metadata::find(reader.tables()).expect("it says what it is of");
+    let report = &metadata.report;
+    let loss: u64 = report.loss.values().sum();
+    assert_eq!(
+        (report.stored, report.ran),
+        (expected, expected + report.idle + report.filtered + report.not_python + loss)
+    );
+    for target in targets {
+        let known = metadata.processes.iter().filter(|process| process.pid == target.pid());
+        assert_eq!(known.count(), 1, "{}", target.pid());
     }
 }
 

@@ -1,7 +1,8 @@
 //! Tables of the kernel side that are full.
 
-use std::process::Command;
-use std::time::Duration;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use tachyon::kernel::{Kernel, KernelError, Options};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES};
@@ -58,7 +59,7 @@ fn a_full_process_table() {
         kernel.attach_lifecycle().expect("raw tracepoints attach");
         kernel.attach_sampling(Duration::from_millis(1)).expect("the event attaches");
         child();
-        kernel.detach_sampling().expect("the event detaches");
+        kernel.detach_sampling();
         let counters = kernel.counters().expect("they can be read");
         // The child's fork, and if every program of the host is looked at, its exec.
         assert!(counters.events_lost > u64::from(all_python), "{all_python}: {counters:?}");
@@ -83,4 +84,68 @@ fn a_full_layout_table() {
     assert!(matches!(refused, KernelError::TooManyLayouts), "{refused}");
     assert!(refused.to_string().contains("64"), "{refused}");
     assert_eq!(kernel.layout_number(&build(5)).expect("it is known"), 5);
+}
+
+/// Waits for what the kernel side does a moment later.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A child that waits for a line, and then runs `sleep` in its place.
+fn waiting() -> Child {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo; read line; exec sleep 60"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("sh runs");
+    // `spawn` returns before the kernel has told of its `exec`.
+    let mut ready = [0];
+    child.stdout.take().expect("a pipe").read_exact(&mut ready).expect("it writes a line");
+    child
+}
+
+/// User space decides on what it has read a moment ago, and the process has ended or executed another program meanwhile: neither
+/// is undone, and nothing stays behind.
+#[test]
+fn a_decision_that_comes_too_late() {
+    let Some(_live) = live() else { return };
+    let mut kernel = loaded(false);
+    kernel.attach_lifecycle().expect("raw tracepoints attach");
+    let wanted =
+        |number| ProcessEntry { flags: flags::SELECTED, image: number, instance: number, ..Default::default() };
+    let decided = ProcessEntry { flags: flags::SELECTED | flags::NOT_PYTHON, ..ProcessEntry::default() };
+
+    // It has exited, and nobody has waited for it yet.
+    let mut child = waiting();
+    let pid = child.id();
+    assert!(kernel.add_process(pid, &wanted(1)).expect("there is room"));
+    assert!(!kernel.add_process(pid, &wanted(2)).expect("there is room"), "it is known");
+    let read = kernel.process(pid).expect("it was added");
+    child.kill().expect("it runs");
+    until("its exit is not noticed", || kernel.process(pid).is_some_and(|life| life.flags & flags::EXITED != 0));
+    assert!(kernel.decide(pid, &read, &decided).expect("there is room"), "it is known still");
+    assert!(kernel.process(pid).is_some_and(|life| life.flags & flags::EXITED != 0), "it has exited all the same");
+    child.wait().expect("a child can be waited for");
+    until("it stays for ever", || kernel.process(pid).is_none());
+    assert_eq!(kernel.table_sizes(), (0, 0));
+
+    // It is gone.
+    assert!(!kernel.decide(pid, &read, &decided).expect("there is room"));
+    assert_eq!(kernel.table_sizes(), (0, 0));
+
+    // It runs another program.
+    let mut child = waiting();
+    let pid = child.id();
+    assert!(kernel.add_process(pid, &wanted(3)).expect("there is room"));
+    let read = kernel.process(pid).expect("it was added");
+    child.stdin.take().expect("a pipe").write_all(b"go\n").expect("it reads");
+    until("its exec is not noticed", || kernel.process(pid).is_some_and(|life| life.entry != read.entry));
+    assert!(!kernel.decide(pid, &read, &decided).expect("there is room"));
+    let life = kernel.process(pid).expect("it runs");
+    assert_eq!((life.instance, kernel.entry(&life)), (3, None), "of the new program nothing is known");
+    child.kill().expect("it runs");
+    child.wait().expect("a child can be waited for");
+    until("it stays for ever", || kernel.table_sizes() == (0, 0));
 }

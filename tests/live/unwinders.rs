@@ -8,9 +8,9 @@ use perf_event::data::Record;
 use perf_event::events::Software;
 use perf_event::{Builder, SampleFlag, Sampler};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::time::{Duration, Instant};
 use tachyon::remote::RemoteProcess;
+use tachyon::remote::elf::ReadAt as _;
 use tachyon::types::{Pid, RemoteAddr};
 use tachyon::unwind::UnwindTables;
 use tachyon_common::stop::StopReason;
@@ -113,8 +113,9 @@ fn library(process: &RemoteProcess) -> UnwinderX86_64<Vec<u8>> {
     for mapping in process.maps().expect("the target runs").iter().filter(|mapping| mapping.executable) {
         let mut bytes = Vec::new();
         if mapping.file_path().is_some() {
-            let file = process.mapped_file(mapping).expect("it is there").open().expect("it can be opened");
-            { file }.read_to_end(&mut bytes).expect("it can be read");
+            let file = process.mapped_file(mapping).expect("it is there");
+            bytes.resize(file.identity().size as usize, 0);
+            file.open().expect("it can be opened").read_exact_at(0, &mut bytes).expect("it can be read");
         } else if mapping.path == tachyon::remote::MappedPath::Special(b"[vdso]".to_vec()) {
             bytes.resize((mapping.end - mapping.start) as usize, 0);
             process.read_memory(RemoteAddr(mapping.start), &mut bytes).expect("it is mapped");

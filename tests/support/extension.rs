@@ -14,7 +14,7 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Compiles `programs/NAME.c` without frame pointers, as distributions do, into `NAME.so`.
+    /// Compiles `programs/NAME.c`, or `NAME.cc`, without frame pointers, as distributions do, into `NAME.so`.
     ///
     /// # Panics
     /// Without a C compiler, or when it refuses.
@@ -28,9 +28,11 @@ impl SharedLibrary {
         };
         let dir = dir.expect("a temporary directory can be made");
         let file = dir.path().join(format!("{name}.so"));
-        let mut compiler = Command::new("cc");
+        let cpp = program(&format!("{name}.cc"));
+        let (compiler, source) = if cpp.exists() { ("c++", cpp) } else { ("cc", program(&format!("{name}.c"))) };
+        let mut compiler = Command::new(compiler);
         compiler.args(["-O2", "-fPIC", "-shared", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-o"]);
-        let output = compiler.arg(&file).arg(program(&format!("{name}.c"))).output().expect("a C compiler is there");
+        let output = compiler.arg(&file).arg(source).output().expect("a compiler is there");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = match &interpreter.root {
             Some(root) => Path::new("/").join(file.strip_prefix(root).expect("it was made there")),

@@ -26,7 +26,9 @@ pub use gate::{LiveGuard, live};
 pub use interpreters::{INTERPRETERS, Interpreter};
 pub use not_run::not_run;
 pub use profile::{Place, Recorded, Sample, ShownFrame, status};
-pub use profiler::{Profiler, Recording, Running, binary, cpu_time, is_sampling};
+pub use profiler::{
+    Profiler, Recording, Running, binary, cpu_time, cpu_time_of, is_sampling, let_run, stretches, waited_for_cpu,
+};
 pub use target::{Target, program};
 pub use wheels::with_wheels;
 

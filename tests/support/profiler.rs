@@ -26,15 +26,54 @@ pub fn binary() -> PathBuf {
 /// Longest time that a target may take for the CPU time it is to use.
 const CPU_TIME_LIMIT: Duration = Duration::from_secs(40);
 
+/// Waits until a process has used so much more CPU time, however busy the machine is.
+///
+/// # Panics
+/// When that takes longer than 40 s.
+pub fn let_run(pid: u32, cpu: Duration) {
+    let (from, begin) = (cpu_time(pid), Instant::now());
+    while cpu_time(pid).saturating_sub(from) < cpu {
+        assert!(begin.elapsed() < CPU_TIME_LIMIT, "{pid} does not use {cpu:?} of CPU time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// CPU time of a process's living threads (`/proc/PID/task/TID/schedstat`, first number, nanoseconds).
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
+    Duration::from_nanos(schedstat(pid, 0).sum())
+}
+
+/// CPU time of one of its threads.
+///
+/// # Panics
+/// When it has ended.
+#[must_use]
+pub fn cpu_time_of(pid: u32, tid: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).expect("the thread lives");
+    let used = text.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
+    Duration::from_nanos(used.expect("schedstat has three numbers"))
+}
+
+/// How often a process's living threads have begun to run (`/proc/PID/task/TID/schedstat`, third number).
+#[must_use]
+pub fn stretches(pid: u32) -> u64 {
+    schedstat(pid, 2).sum()
+}
+
+/// The longest time that one of a process's threads has waited for a processor so far (`schedstat`, second number).
+#[must_use]
+pub fn waited_for_cpu(pid: u32) -> Duration {
+    Duration::from_nanos(schedstat(pid, 1).max().unwrap_or(0))
+}
+
+/// One number of each living thread's `schedstat`.
+fn schedstat(pid: u32, number: usize) -> impl Iterator<Item = u64> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let used = threads.filter_map(|thread| {
+    threads.filter_map(move |thread| {
         let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<u64>().ok()
-    });
-    Duration::from_nanos(used.sum())
+        text.split_ascii_whitespace().nth(number)?.parse().ok()
+    })
 }
 
 /// What the kernel says of the BPF programs, links and maps that a process has open.
@@ -118,6 +157,12 @@ impl Profiler {
     #[must_use]
     pub fn native(self) -> Self {
         self.arg("--native")
+    }
+
+    /// Native frames too, also those below the outermost Python frame.
+    #[must_use]
+    pub fn native_whole(self) -> Self {
+        self.arg("--native=all")
     }
 
     /// Samples per second.
@@ -311,6 +356,16 @@ impl Running {
         self.profiler.recording(output)
     }
 
+    /// The same, waited for by the caller, who sees when it hangs.
+    ///
+    /// # Panics
+    /// As [`Profiler::record`].
+    #[must_use]
+    pub fn finish_with(self, wait: impl FnOnce(Child) -> Output) -> Recording {
+        let output = wait(self.child);
+        self.profiler.recording(output)
+    }
+
     /// Kills it. The directory of its output lives on in the result.
     ///
     /// # Panics
@@ -330,6 +385,7 @@ impl Recording {
         let loss: u64 = report.loss.values().sum();
         let account = report.stored + report.idle + report.filtered + report.not_python + loss;
         assert_eq!(report.ran, account, "the account does not add up: {report:#?}\n{stderr}");
+        assert_eq!(report.inconsistent, 0, "counts of the same differ: {report:#?}\n{stderr}");
         let kernels = report.cost.bpf_run_count;
         assert_eq!(kernels, Some(report.ran), "the kernel counted other runs ({}): {report:#?}", report.cost.bpf_stats);
         assert_eq!(report.stored, recorded.samples.len() as u64, "`stored` is what a reader decodes");

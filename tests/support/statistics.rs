@@ -23,9 +23,40 @@ pub fn within(measured: f64, expected: f64, share: f64) -> bool {
     (measured - expected).abs() <= share * expected
 }
 
+/// Whether a timer that ticks `rate` times a second met a thread `count` times that ran for `ran_s` seconds (at least, at
+/// most) in so many `stretches`, each ended by another thread that wanted the processor.
+///
+/// Of each stretch the timer meets the whole ticks that fit into it, and one more or not by chance: a variance of at most a
+/// quarter. So the 99.9 % interval is as wide as the machine is busy. `share` (0.05: 5 %) is what may be wrong besides.
+#[must_use]
+pub fn within_ticks(count: usize, rate: f64, ran_s: (f64, f64), stretches: u64, share: f64) -> bool {
+    let slack = |ran_s: f64| share * ran_s * rate + Z * 0.5 * (stretches as f64).sqrt() + 1.0;
+    let least = ran_s.0 * rate - slack(ran_s.0);
+    let most = ran_s.1 * rate + slack(ran_s.1);
+    (least..=most).contains(&(count as f64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ticks_of_a_thread() {
+        // In one piece 5 % and two ticks; in 400 pieces the chance of each piece comes in: 10 ticks are one standard deviation.
+        for (count, stretches, inside) in [
+            (1052, 1, true),
+            (1056, 1, false),
+            (948, 1, true),
+            (1083, 400, true),
+            (1090, 400, false),
+            (910, 400, false),
+        ] {
+            assert_eq!(within_ticks(count, 1000.0, (1.0, 1.0), stretches, 0.05), inside, "{count} in {stretches}");
+        }
+        // A thread that ran for less than was thought has fewer.
+        assert!(within_ticks(800, 1000.0, (0.8, 1.0), 1, 0.05));
+        assert!(!within_ticks(700, 1000.0, (0.8, 1.0), 1, 0.05));
+    }
 
     #[test]
     fn binomial_interval() {

@@ -25,6 +25,9 @@ pub(crate) enum BpfCommand {
         /// Get the pinned tools that are missing
         #[arg(long)]
         install: bool,
+        /// Build the diagnostic object instead, which tells why walks stop, into target/bpf/log
+        #[arg(long)]
+        log: bool,
     },
     /// Build the object again and compare its bytes with the committed one
     Check {
@@ -81,7 +84,8 @@ struct ObjectFacts {
 /// A tool is missing, the build fails, or (check) the bytes differ.
 pub(crate) fn run(command: BpfCommand) -> Result<()> {
     match command {
-        BpfCommand::Build { install } => build(install),
+        BpfCommand::Build { install, log: false } => build(install),
+        BpfCommand::Build { install, log: true } => build_with_log(install).map(drop),
         BpfCommand::Check { install } => check(install),
         BpfCommand::Install => require_tools(true),
         BpfCommand::Clippy => clippy(),
@@ -98,7 +102,7 @@ fn build(install: bool) -> Result<()> {
     if !lock.is_file() {
         command::run(nightly(&["cargo", "generate-lockfile"]).current_dir(project_root().join("tachyon-ebpf")))?;
     }
-    let bytes = build_object(&project_root().join("target/bpf"))?;
+    let bytes = build_object(&project_root().join("target/bpf"), &[])?;
     let manifest = manifest_of(&bytes)?;
     let dir = prebuilt();
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -113,6 +117,23 @@ fn build(install: bool) -> Result<()> {
         digest::of_bytes(&bytes)
     );
     Ok(())
+}
+
+/// Builds the diagnostic object, which no archive has in it, and says how to use it.
+///
+/// # Errors
+/// A tool is missing, or the build fails.
+pub(crate) fn build_with_log(install: bool) -> Result<PathBuf> {
+    require_tools(install)?;
+    let dir = project_root().join("target/bpf/log");
+    let bytes = build_object(&dir, &["log"])?;
+    let path = dir.join("tachyon.bpf.o");
+    fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!(
+        "wrote {}\nhint: target/debug/tachyon-bpf --bpf-log ... tells on standard error why walks stop",
+        path.display()
+    );
+    Ok(path)
 }
 
 /// The text of `manifest.toml`: which sources and which tools gave these bytes.
@@ -150,7 +171,7 @@ fn check(install: bool) -> Result<()> {
         return Ok(());
     }
     let target = tempfile::tempdir().context("cannot create a directory to build in")?;
-    let rebuilt = build_object(target.path())?;
+    let rebuilt = build_object(target.path(), &[])?;
     ensure!(
         rebuilt == committed,
         "the committed BPF object differs from what its sources give: {} bytes, sha256 {}; rebuilt: {} bytes, sha256 {}\n\
@@ -186,7 +207,7 @@ fn clippy() -> Result<()> {
 }
 
 /// Builds in a copy of the sources below `work` and returns the object.
-fn build_object(work: &Path) -> Result<Vec<u8>> {
+fn build_object(work: &Path, features: &[&str]) -> Result<Vec<u8>> {
     let stage = work.join("stage");
     stage_sources(&stage)?;
     let target_dir = work.join("target");
@@ -210,6 +231,9 @@ fn build_object(work: &Path) -> Result<Vec<u8>> {
     let flags = format!("target.{TARGET}.rustflags={flags:?}");
     let mut cargo = nightly(&["cargo", "build", "--release", "--locked", "-Z", "build-std=core", "--target", TARGET]);
     cargo.current_dir(stage.join("tachyon-ebpf")).arg("--config").arg(flags).arg("--target-dir").arg(&target_dir);
+    if !features.is_empty() {
+        cargo.arg("--features").arg(features.join(","));
+    }
     // aya would take the builder's own architecture; the object is the same for all.
     cargo.env("AYA_BPF_TARGET_ARCH", "x86_64");
     command::run(&mut cargo)?;
@@ -217,6 +241,9 @@ fn build_object(work: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let bytes = slim::slim(&bytes)?;
     inspect(&bytes)?;
+    // The map of aya-log: the shipped object tells nothing.
+    let tells = bytes.windows(8).any(|name| name == b"AYA_LOGS");
+    ensure!(tells == features.contains(&"log"), "only the diagnostic object may have aya-log's map in it");
     Ok(bytes)
 }
 

@@ -1,5 +1,6 @@
 //! Running other programs: shown before they run, and named with their status when they fail.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
@@ -96,6 +97,19 @@ pub(crate) fn project_root() -> &'static Path {
 /// Whether this runs in CI, where what cannot be checked is a failure.
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| !matches!(value.to_str(), Some("" | "0" | "false")))
+}
+
+/// Says something that must not be overlooked: now, and at the end of `.ci/run`, which prints the file that
+/// `TACHYON_NOTICES` names.
+///
+/// # Errors
+/// That file cannot be written.
+pub(crate) fn notice(text: &str) -> Result<()> {
+    eprintln!("xtask: {text}");
+    let Some(path) = std::env::var_os("TACHYON_NOTICES") else { return Ok(()) };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| writeln!(file, "{text}"));
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Root is needed to install packages, to make a chroot and to load BPF programs.

@@ -125,6 +125,11 @@ int main(void) {
 #else
     FIELD(tstate_frame, PyThreadState, frame);
 #endif
+#if PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030D0000
+    FIELD(tstate_cframe, PyThreadState, cframe);
+#else
+    ABSENT(tstate_cframe);
+#endif
 #if PY_VERSION_HEX >= 0x030C0000
     {
         uint32_t mask;

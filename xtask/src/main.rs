@@ -11,8 +11,12 @@ mod command;
 mod dependencies;
 mod digest;
 mod docs;
+mod flakes;
 mod layouts;
+mod oracle;
 mod package;
+mod page;
+mod snapshots;
 mod test;
 mod tools;
 mod vm;
@@ -35,6 +39,9 @@ enum Task {
     /// Build the BPF object, or compare the committed one with its sources
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
+    /// Bundle the page of the HTML report, or compare the committed one with its sources
+    #[command(subcommand)]
+    Page(page::PageCommand),
     /// Generate the interpreter layouts of CPython versions that publish none
     Layouts(layouts::LayoutsArgs),
     /// Write the pages that are made from runs, or check that they are not too old
@@ -48,6 +55,10 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Profile a busy host for ten minutes: memory stays flat, the account adds up
     Soak(bench::soak::SoakArgs),
+    /// Compare tens of thousands of stacks of each kind of work with what their programs tell
+    Oracle(oracle::OracleArgs),
+    /// Record the snapshots of interpreters that tests walk
+    Snapshots(snapshots::SnapshotsArgs),
     /// Make release archives for x86-64 and arm64, and look into them
     Package(package::PackageArgs),
     /// Set up the programs that judge exports: pprof, a browser, the viewers' importers; and a server to profile
@@ -61,12 +72,15 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Bpf(command) => bpf::run(command),
+        Task::Page(command) => page::run(&command),
         Task::Layouts(args) => layouts::run(args),
         Task::Docs(command) => docs::run(command),
         Task::Zoo(args) => zoo::run(args),
         Task::VmTest(args) => vm::run(args),
         Task::Bench(args) => bench::run(args),
         Task::Soak(args) => bench::soak::run(args),
+        Task::Oracle(args) => oracle::run(&args),
+        Task::Snapshots(args) => snapshots::run(&args),
         Task::Package(args) => package::run(args),
         Task::Tools => tools::set_up(),
         Task::Dependencies => dependencies::run(),

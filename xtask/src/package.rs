@@ -42,7 +42,7 @@ fn machine(name: &str) -> Result<Machine, String> {
 }
 
 /// The documents of the project that are packed beside `docs/`.
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -51,6 +51,7 @@ const DOCUMENTS: [&str; 8] = [
     "LICENSE-APACHE",
     "LICENSE-GPL2",
     "LICENSE-MIT",
+    "deploy/seccomp.json",
 ];
 
 /// Completions: the shell, and the name under which it looks for them.
@@ -93,7 +94,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
 /// Puts the files of an archive into `stage`.
 fn fill(stage: &Path, machine: Machine, own: &Path, release: bool) -> Result<()> {
     let root = command::project_root();
-    for dir in ["completions", "docs/formats", "man"] {
+    for dir in ["completions", "deploy", "docs/dev", "docs/formats", "man"] {
         fs::create_dir_all(stage.join(dir)).with_context(|| format!("cannot create {dir} of an archive"))?;
     }
     let program = stage.join("tachyon-bpf");
@@ -109,10 +110,10 @@ fn fill(stage: &Path, machine: Machine, own: &Path, release: bool) -> Result<()>
         print(&["completions", shell], &format!("completions/{name}"))?;
     }
     let mut documents: Vec<PathBuf> = DOCUMENTS.iter().map(PathBuf::from).collect();
-    for dir in ["docs", "docs/formats"] {
+    for dir in ["docs", "docs/dev", "docs/formats"] {
         let entries = fs::read_dir(root.join(dir)).with_context(|| format!("cannot list {dir}"))?;
         let names = entries.flatten().map(|entry| Path::new(dir).join(entry.file_name()));
-        documents.extend(names.filter(|path| path.extension().is_some_and(|end| end == "md")));
+        documents.extend(names.filter(|path| path.extension().is_some_and(|end| end == "md" || end == "png")));
     }
     for document in &documents {
         fs::copy(root.join(document), stage.join(document))

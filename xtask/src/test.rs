@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::vm::machine::Machine;
-use crate::{cache, command, tools, zoo};
+use crate::{bpf, cache, command, flakes, tools, zoo};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -34,12 +34,16 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let lock = cache::lock(&machines)?;
     Machine::Arm64.programs_root(&machines)?;
     drop(lock);
+    // Whose lines one live test reads.
+    bpf::build_with_log(false)?;
     if args.setup_only {
         return Ok(());
     }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tests = Command::new(&cargo);
-    if command::find("cargo-nextest").is_some() {
+    let nextest = command::find("cargo-nextest").is_some();
+    if nextest {
+        flakes::forget()?;
         tests.args(["nextest", "run", "--workspace"]);
     } else {
         eprintln!("cargo-nextest is not found: running cargo test, which runs the test programs one after the other");
@@ -48,8 +52,10 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     }
     // The live tests fail where they would otherwise say why they cannot run.
     tests.env("TACHYON_LIVE_TESTS", "required");
+    let whole = args.args.is_empty();
     command::run(tests.current_dir(command::project_root()).args(args.args))?;
-    if command::find("cargo-nextest").is_some() {
+    if nextest {
+        flakes::judge(whole)?;
         // nextest runs no examples of the documentation.
         command::run(Command::new(cargo).current_dir(command::project_root()).args(["test", "--workspace", "--doc"]))?;
     }

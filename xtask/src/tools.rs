@@ -6,8 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs and their Debian packages.
-const PROGRAMS: [(&str, &str); 4] =
-    [("go", "golang-go"), ("google-pprof", "google-perftools"), ("chromium", "chromium"), ("npm", "npm")];
+const PROGRAMS: [(&str, &str); 7] = [
+    ("go", "golang-go"),
+    ("google-pprof", "google-perftools"),
+    ("chromium", "chromium"),
+    ("npm", "npm"),
+    ("zsh", "zsh"),
+    ("fish", "fish"),
+    ("man", "man-db"),
+];
 
 /// npm packages: speedscope, Firefox's importer as a command line, and what drives the browser.
 const NPM_PACKAGES: [&str; 3] =

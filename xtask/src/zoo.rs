@@ -112,6 +112,7 @@ pub(crate) struct Interpreter {
 }
 
 /// An interpreter that a benchmark runs.
+#[derive(Clone)]
 pub(crate) struct Python {
     /// The executable; below `root` when there is one.
     pub(crate) path: PathBuf,
@@ -190,6 +191,17 @@ pub(crate) fn ci_names() -> Vec<String> {
     CI_TIER.into_iter().map(|(source, version)| in_tests(&format!("{}-{version}", source.kind()))).collect()
 }
 
+/// The same with the interpreters themselves.
+///
+/// # Errors
+/// One is missing, by name.
+pub(crate) fn ci_interpreters() -> Result<Vec<(String, Python)>> {
+    let (found, missing) = interpreters(false)?;
+    complain(&missing)?;
+    let named = |found: Interpreter| (in_tests(&found.name), Python { path: found.path, root: found.root });
+    Ok(found.into_iter().map(named).collect())
+}
+
 /// What a test calls the interpreter of this name.
 fn in_tests(name: &str) -> String {
     name.replace(['-', '.'], "_")
@@ -266,6 +278,15 @@ fn pyenv_root() -> Option<PathBuf> {
 pub(crate) fn newest_supported() -> Option<PathBuf> {
     let root = pyenv_root()?;
     ["3.13", "3.12", "3.11"].into_iter().find_map(|minor| newest(&root, minor))
+}
+
+/// pyenv's interpreter of this minor version.
+///
+/// # Errors
+/// It is not set up.
+pub(crate) fn in_pyenv(minor: &str) -> Result<Python> {
+    let path = pyenv_root().and_then(|root| newest(&root, minor));
+    Ok(Python { path: path.with_context(|| format!("no CPython {minor} in pyenv"))?, root: None })
 }
 
 /// Debian sid's interpreter of this minor version.

@@ -1,7 +1,8 @@
 //! Structures of the target, copied in one read each.
 
+use super::content::Content;
 use super::memory::{Unreadable, UserMemory};
-use crate::limits::{CODE_READ, FRAMES_READ, INTERP_READ, THREAD_READ};
+use crate::limits::{CODE_READ, FRAMES_READ, INTERP_READ, SLOTS_READ, THREAD_READ};
 
 /// A structure copied from the target, as aligned words: `BYTES` bytes that an offset may name (a power of two), in
 /// `WORDS` = `BYTES / 8` words. Offsets are masked, which is the bound the verifier sees.
@@ -13,12 +14,21 @@ pub struct Buffer<const BYTES: usize, const WORDS: usize> {
 
 /// Room for a thread state's fields of interest.
 pub type ThreadBuffer = Buffer<THREAD_READ, { THREAD_READ / 8 }>;
+/// Room for a thread's values of `pthread_setspecific`.
+pub type SlotBuffer = Buffer<SLOTS_READ, { SLOTS_READ / 8 }>;
 /// Room for an interpreter state's fields of interest.
 pub type InterpBuffer = Buffer<INTERP_READ, { INTERP_READ / 8 }>;
 /// Room for frames: [`FRAMES_READ`] bytes of neighbours, then one that lies alone.
 pub type FrameBuffer = Buffer<{ FRAMES_READ * 2 }, { FRAMES_READ / 4 }>;
-/// Room for one code object's head.
-pub type CodeBuffer = Buffer<CODE_READ, { CODE_READ / 8 }>;
+
+/// Room for one code object: its head, and what is hashed of its strings and line table.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CodeBuffer {
+    pub(super) head: Buffer<CODE_READ, { CODE_READ / 8 }>,
+    /// What is hashed.
+    pub content: Content,
+}
 
 impl<const BYTES: usize, const WORDS: usize> Default for Buffer<BYTES, WORDS> {
     fn default() -> Self {
@@ -65,6 +75,16 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
         memory.read_or_zero(addr, into);
     }
 
+    /// Makes the bytes from an offset on zero, up to 25 of them: to the end of a block of 32 that begins where a word does.
+    #[inline(always)]
+    pub(super) fn clear_behind(&mut self, offset: u32) {
+        let at = (offset / 8) as usize;
+        self.words[at & (WORDS - 1)] &= (1 << ((offset & 7) * 8)) - 1;
+        self.words[(at + 1) & (WORDS - 1)] = 0;
+        self.words[(at + 2) & (WORDS - 1)] = 0;
+        self.words[(at + 3) & (WORDS - 1)] = 0;
+    }
+
     /// The word at an offset, which is a multiple of 8.
     #[inline(always)]
     #[must_use]
@@ -91,3 +111,7 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
         self.u64(offset) >> ((offset & 7) * 8)
     }
 }
+
+// What it holds, and nothing else, whatever the size.
+const _: () = assert!(core::mem::size_of::<Buffer<256, 32>>() == 256);
+const _: () = assert!(core::mem::size_of::<CodeBuffer>() == CODE_READ + core::mem::size_of::<Content>());

@@ -1,7 +1,8 @@
 //! The frame chain, leaf first.
 
 use super::buffer::{CodeBuffer, FrameBuffer, ThreadBuffer};
-use super::code::{CodeIdentity, TextHash, code_identity};
+use super::code::{CodeIdentity, code_identity};
+use super::content::TextHash;
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
@@ -69,6 +70,8 @@ pub struct FrameWalk {
     window_reach: u64,
     /// Frame looked at last that is no shim: its caller may lie next to it.
     near: u64,
+    /// The innermost entry frame (3.12+: it lies on the C stack); 0: none was met.
+    pub entry_frame: u64,
     /// Where in the buffer the present frame lies.
     at: u32,
     _pad: u32,
@@ -113,6 +116,9 @@ impl FrameWalk {
                 sink.mark_entry(last);
             }
             self.shims = self.shims.wrapping_add(1);
+            if self.entry_frame == 0 {
+                self.entry_frame = self.next;
+            }
             self.next = previous;
             return None;
         }
@@ -176,8 +182,6 @@ impl FrameWalk {
     /// Frames of one chunk of a thread's data stack lie callers first, so one read of what lies before a frame that is
     /// near its callee gets several: none past the start of its page, which the next page need not be in memory with. A
     /// frame that lies alone (a generator's, on the C stack, before 3.11) is read by itself.
-    ///
-    /// A function of its own for the verifier, as `identify` is.
     #[inline(always)]
     fn read_frame<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, buffer: &mut FrameBuffer) -> bool {
         let frame = self.next;
@@ -200,10 +204,6 @@ impl FrameWalk {
     }
 
     /// Reads what tells a code object from others; false when it cannot be read.
-    ///
-    /// A function of its own for the verifier: behind a call it keeps nothing but the result, so the paths through here are
-    /// not multiplied with those that follow. Its result lies in memory and not on a stack, because no such function may
-    /// return with a pointer to one in a register.
     #[inline(always)]
     fn identify<M: UserMemory + ?Sized>(
         &mut self,
@@ -265,7 +265,7 @@ impl Frame<'_> {
 /// as GCC 10 compiles them: 1 instruction). User space asks, of each chain.
 #[inline(always)]
 #[must_use]
-pub fn settle(
+pub fn believable_stop(
     layout: &Layout,
     stop: StopReason,
     stored: usize,
@@ -329,3 +329,5 @@ fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Opt
     }
     Some(offset as i32)
 }
+
+const _: () = assert!(core::mem::size_of::<FrameWalk>() == 160);

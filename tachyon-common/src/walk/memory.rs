@@ -1,5 +1,8 @@
 //! The target's memory, whoever reads it.
 
+use super::content::Content;
+use crate::layout::Layout;
+
 /// Some of the bytes asked for could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable;
@@ -18,6 +21,19 @@ pub trait UserMemory {
         if self.read(addr, into).is_err() {
             into.fill(0);
         }
+    }
+
+    /// Hashes a code object's string or line table: [`Content::object`]. The kernel side has it as a function of its own,
+    /// which its verifier looks at once.
+    #[inline(always)]
+    fn hash_object(&self, layout: &Layout, content: &mut Content) {
+        content.object(self, layout);
+    }
+
+    /// Hashes the next piece of it: [`Content::piece`], likewise.
+    #[inline(always)]
+    fn hash_piece(&self, content: &mut Content) {
+        content.piece(self);
     }
 }
 

@@ -8,14 +8,18 @@
 
 mod buffer;
 mod code;
+mod content;
 mod facts;
 mod frames;
 mod memory;
+mod owner;
 mod thread;
 
-pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, ThreadBuffer};
-pub use code::{CodeIdentity, TextHash, code_identity, linetable_len, mix};
+pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, SlotBuffer, ThreadBuffer};
+pub use code::{CodeIdentity, code_head, code_identity, linetable_len, mix};
+pub use content::{Content, TextHash, lacks};
 pub use facts::{ThreadFacts, thread_facts};
-pub use frames::{FrameSink, FrameWalk, innermost_frame, settle};
+pub use frames::{FrameSink, FrameWalk, believable_stop, innermost_frame};
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
+pub use owner::{OwnStack, StackScan, entered_here, read_slots, runs_here};
 pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};

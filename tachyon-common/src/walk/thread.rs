@@ -1,7 +1,8 @@
 //! The `PyThreadState` of the interrupted thread, out of all in the process.
 
-use super::buffer::ThreadBuffer;
+use super::buffer::{SlotBuffer, ThreadBuffer};
 use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
+use super::owner::{OwnStack, StackScan, is_in_slots, is_root_cframe};
 use crate::layout::{Layout, flags};
 use crate::limits::THREADS_PER_STEP;
 use crate::process::ProcessEntry;
@@ -42,20 +43,36 @@ pub const THREAD_POINTER_REACH: u32 = 4095;
 pub struct ThreadSearch {
     /// The thread looked for.
     pub wanted: ThreadPointer,
+    /// Its C stack.
+    pub stack: OwnStack,
     /// Interpreter whose list is being walked.
     pub interp: u64,
     /// Thread state to look at next; 0: the list is done.
     pub tstate: u64,
     /// `gilstate.tstate_current` (up to 3.11).
     pub current: u64,
-    /// Best match so far.
+    /// The best of those that run something, as far as can be told on the thread's stack.
     pub best: u64,
-    /// Address that decides between matches with a frame (3.11: of the `cframe`).
+    /// Where on the C stack it does: what lies lower is the inner one. Where that is not known, address of its frame.
     pub best_rank: u64,
-    /// Matches so far.
+    /// The best of those that run nothing.
+    pub idle: u64,
+    /// States that carry the thread's id.
     pub matches: u32,
-    /// Matches that have a frame.
+    /// States that `best` is one of.
     pub framed: u32,
+    /// States that carry the thread's id and run on another stack, or on one that is not known.
+    pub elsewhere: u32,
+    /// Interpreters so far.
+    pub interpreters: u32,
+    /// 1 when the next state to look at is one that was found before the search was broken off.
+    pub detour: u32,
+    /// States of other threads that the stack seems to refer to (3.8, 3.9).
+    pub foreign: u32,
+    /// The one after it.
+    pub after: u64,
+    /// Where the stack refers to the frame of a state (3.8, 3.9).
+    pub scan: StackScan,
 }
 
 /// What a search step found.
@@ -63,6 +80,8 @@ pub struct ThreadSearch {
 pub enum Found {
     /// The bound on steps was reached: call again.
     More,
+    /// [`ThreadSearch::scan`] is to be done ([`StackScan::go_on`], [`StackScan::PIECES`] times), then call again.
+    Scan,
     /// This thread state; `unique` when no other can be this thread's until a thread or interpreter starts.
     State {
         /// Address of the `PyThreadState`.
@@ -85,6 +104,7 @@ impl ThreadSearch {
         layout: &Layout,
         process: &ProcessEntry,
         wanted: ThreadPointer,
+        stack: OwnStack,
     ) -> Result<Self, StopReason> {
         let unreadable = |_| StopReason::UnreadableThread;
         // A page of `_PyRuntime` that cannot be read has not been touched yet, as a rule.
@@ -94,7 +114,9 @@ impl ThreadSearch {
         }
         let mut search = Self {
             wanted,
+            stack,
             interp,
+            interpreters: 1,
             tstate: read_u64(memory, interp, layout.interp_threads_head).map_err(unreadable)?,
             ..Self::default()
         };
@@ -111,37 +133,39 @@ impl ThreadSearch {
     pub fn go_on_from<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, earlier: &Self) {
         let is_state = earlier.tstate == 0
             || read_u64(memory, earlier.tstate, layout.tstate_interp).is_ok_and(|interp| interp == earlier.interp);
-        if !is_state || earlier.matches > 1 || earlier.wanted != self.wanted {
+        if !is_state || earlier.matches > 1 || earlier.framed > 1 || earlier.wanted != self.wanted {
             return;
         }
-        if earlier.matches == 1 {
-            let still = read_u64(memory, earlier.best, layout.tstate_thread_id).is_ok_and(|id| self.wanted.is_of(id));
-            let Ok(rank) = read_u64(memory, earlier.best, layout.tstate_frame) else { return };
-            if !still {
-                return;
-            }
-            self.best = earlier.best;
-            self.best_rank = rank;
-            self.matches = 1;
-            self.framed = earlier.framed;
+        let found = if earlier.best != 0 { earlier.best } else { earlier.idle };
+        let still = || read_u64(memory, found, layout.tstate_thread_id).is_ok_and(|id| self.wanted.is_of(id));
+        if found != 0 && !still() {
+            return;
         }
         self.interp = earlier.interp;
+        self.interpreters = earlier.interpreters;
         self.tstate = earlier.tstate;
+        if found != 0 {
+            // Weighed anew, for it may run elsewhere by now, or nothing any more.
+            (self.tstate, self.after, self.detour) = (found, earlier.tstate, 1);
+        }
     }
 
     /// Looks at up to [`THREADS_PER_STEP`] thread states.
-    pub fn step<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Found {
-        let mut looks = (0..THREADS_PER_STEP).map(|_| self.look(memory, layout));
+    pub fn step<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, slots: &SlotBuffer) -> Found {
+        let mut looks = (0..THREADS_PER_STEP).map(|_| self.look(memory, layout, slots));
         looks.find(|found| *found != Found::More).unwrap_or(Found::More)
     }
 
     /// Looks at one thread state, or at the end of an interpreter's list.
     #[inline(always)]
-    pub fn look<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Found {
+    pub fn look<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, slots: &SlotBuffer) -> Found {
         if self.tstate == 0 {
             match read_u64(memory, self.interp, layout.interp_next) {
                 Ok(0) => return self.verdict(layout),
-                Ok(next) => self.interp = next,
+                Ok(next) => {
+                    self.interp = next;
+                    self.interpreters += 1;
+                }
                 Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
             }
             match read_u64(memory, self.interp, layout.interp_threads_head) {
@@ -153,10 +177,13 @@ impl ThreadSearch {
         let Ok(thread_id) = read_u64(memory, self.tstate, layout.tstate_thread_id) else {
             return Found::Stop(StopReason::UnreadableThread);
         };
-        if self.wanted.is_of(thread_id)
-            && let Some(found) = self.weigh(memory, layout)
-        {
+        if let Some(found) = self.weigh(memory, layout, self.wanted.is_of(thread_id), slots) {
             return found;
+        }
+        if self.detour != 0 {
+            self.detour = 0;
+            self.tstate = self.after;
+            return Found::More;
         }
         match read_u64(memory, self.tstate, layout.tstate_next) {
             Ok(next) => self.tstate = next,
@@ -165,58 +192,163 @@ impl ThreadSearch {
         Found::More
     }
 
-    /// Weighs a thread state that carries the right thread id; an answer ends the search.
+    /// Weighs a thread state; `own`: it carries the thread's id. An answer ends the search.
     #[inline(always)]
-    fn weigh<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Option<Found> {
-        if layout.status_bound_gilstate != 0 {
-            return match is_bound(memory, layout, self.tstate) {
-                Ok(true) => Some(Found::State { tstate: self.tstate, unique: true }),
-                Ok(false) => None,
-                Err(Unreadable) => Some(Found::Stop(StopReason::UnreadableThread)),
-            };
-        }
-        self.matches += 1;
-        // The holder of the GIL is the current thread itself when its state is among the matches.
-        if self.tstate == self.current {
-            return Some(Found::State { tstate: self.tstate, unique: false });
-        }
-        let Ok(mut frame) = read_u64(memory, self.tstate, layout.tstate_frame) else {
-            return Some(Found::Stop(StopReason::UnreadableThread));
+    fn weigh<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        own: bool,
+        slots: &SlotBuffer,
+    ) -> Option<Found> {
+        let weighed = if Layout::present(layout.tstate_cframe) && self.stack.is_known() {
+            self.weigh_cframe(memory, layout, own)
+        } else if layout.status_bound_gilstate != 0 {
+            return self.weigh_bound(memory, layout, own, slots);
+        } else if !layout.has(flags::CFRAME) && self.stack.is_known() {
+            return self.weigh_frame_object(memory, layout, own);
+        } else if own {
+            self.weigh_id(memory, layout)
+        } else {
+            Ok(())
         };
-        let rank = frame;
-        if layout.has(flags::CFRAME) && frame != 0 {
-            frame = match read_u64(memory, frame, layout.cframe_current_frame) {
-                Ok(frame) => frame,
-                Err(Unreadable) => return Some(Found::Stop(StopReason::UnreadableThread)),
-            };
-        }
-        if frame != 0 {
-            self.framed += 1;
-            // 3.11: the `cframe` that lies lower on the C stack is the inner one.
-            if self.best == 0 || self.framed == 1 || rank < self.best_rank {
-                self.best = self.tstate;
-                self.best_rank = rank;
+        weighed.is_err().then_some(Found::Stop(StopReason::UnreadableThread))
+    }
+
+    /// 3.10 to 3.12: on whose C stack the `cframe` lies.
+    #[inline(always)]
+    fn weigh_cframe<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        own: bool,
+    ) -> Result<(), Unreadable> {
+        let cframe = read_u64(memory, self.tstate, layout.tstate_cframe)?;
+        self.matches += u32::from(own);
+        if is_root_cframe(self.tstate, cframe) {
+            let bound = layout.status_bound_gilstate != 0 && is_bound(memory, layout, self.tstate)?;
+            if own && (self.idle == 0 || bound) {
+                self.idle = self.tstate;
             }
-        } else if self.best == 0 {
-            self.best = self.tstate;
+        } else if self.stack.has(cframe) {
+            self.runs(cframe);
+        } else if own {
+            self.elsewhere += 1;
+        }
+        Ok(())
+    }
+
+    /// 3.13+: the one that the thread has bound, which its C library tells, else the one with its id that is bound.
+    #[inline(always)]
+    fn weigh_bound<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        own: bool,
+        slots: &SlotBuffer,
+    ) -> Option<Found> {
+        let attached = is_in_slots(slots, self.tstate);
+        if !own && !attached {
+            return None;
+        }
+        match is_bound(memory, layout, self.tstate) {
+            Ok(true) if attached => return Some(Found::State { tstate: self.tstate, unique: own }),
+            Ok(true) => {
+                self.matches += 1;
+                self.runs(self.tstate);
+            }
+            Ok(false) => {}
+            Err(Unreadable) => return Some(Found::Stop(StopReason::UnreadableThread)),
         }
         None
     }
 
-    /// The answer once the lists are done (up to 3.11; later versions answer at the match).
+    /// 3.8 and 3.9: whose frame the stack refers to.
+    #[inline(always)]
+    fn weigh_frame_object<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, own: bool) -> Option<Found> {
+        // Of other threads' states, that of the GIL's holder, and those of interpreters other than the first, which stands
+        // last: up to 3.12 they are run by whoever runs code in them.
+        if !own && self.tstate != self.current && read_u64(memory, self.interp, layout.interp_next).unwrap_or(0) == 0 {
+            return None;
+        }
+        let Ok(frame) = read_u64(memory, self.tstate, layout.tstate_frame) else {
+            return Some(Found::Stop(StopReason::UnreadableThread));
+        };
+        if frame != 0 && self.scan.frame != frame {
+            self.scan.begin(frame);
+            return Some(Found::Scan);
+        }
+        self.matches += u32::from(own);
+        if frame != 0 && self.scan.place != 0 && !own {
+            // A word that an earlier call left on the stack refers to a frame object as well, whoever has that by now: this
+            // is a reason to doubt, and no proof. (One of some thousand samples of threads that start and end all the time.)
+            self.foreign += 1;
+        } else if frame != 0 && self.scan.place != 0 {
+            self.runs(self.scan.place);
+        } else if own && frame != 0 {
+            self.elsewhere += 1;
+        } else if own && self.idle == 0 {
+            self.idle = self.tstate;
+        }
+        None
+    }
+
+    /// Up to 3.11, where the stack is not known: the one with a frame. (3.11: whose `cframe` lies lower.)
+    #[inline(always)]
+    fn weigh_id<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Result<(), Unreadable> {
+        self.matches += 1;
+        let rank = read_u64(memory, self.tstate, layout.tstate_frame)?;
+        let mut frame = rank;
+        if layout.has(flags::CFRAME) && frame != 0 {
+            frame = read_u64(memory, frame, layout.cframe_current_frame)?;
+        }
+        if frame != 0 {
+            self.runs(rank);
+        } else if self.idle == 0 {
+            self.idle = self.tstate;
+        }
+        Ok(())
+    }
+
+    /// The present state may run on the thread's stack, at this place of it.
+    #[inline(always)]
+    fn runs(&mut self, rank: u64) {
+        self.framed += 1;
+        if self.framed == 1 || rank < self.best_rank {
+            self.best = self.tstate;
+            self.best_rank = rank;
+        }
+    }
+
+    /// The answer once the lists are done.
     #[inline(always)]
     fn verdict(&self, layout: &Layout) -> Found {
-        if self.matches == 0 {
-            return Found::Stop(StopReason::NoThreadState);
+        // Up to 3.11 nothing shows later that the thread has gone over to another interpreter's.
+        let one = self.matches == 1 && (self.interpreters == 1 || layout.status_bound_gilstate != 0);
+        if self.framed > 1 {
+            let by_stack =
+                self.stack.is_known() && (Layout::present(layout.tstate_cframe) || layout.status_bound_gilstate == 0);
+            if !by_stack {
+                return Found::Stop(StopReason::AmbiguousThread);
+            }
         }
-        if self.framed > 1 && !layout.has(flags::CFRAME) {
+        if self.foreign != 0 {
             return Found::Stop(StopReason::AmbiguousThread);
         }
-        Found::State { tstate: self.best, unique: self.matches == 1 }
+        if self.best != 0 {
+            return Found::State {
+                tstate: self.best,
+                unique: one && self.framed == 1 && self.idle | u64::from(self.elsewhere) == 0,
+            };
+        }
+        if self.idle != 0 {
+            return Found::State { tstate: self.idle, unique: one };
+        }
+        Found::Stop(if self.elsewhere != 0 { StopReason::UnknownThread } else { StopReason::NoThreadState })
     }
 }
 
-/// Whether `_status.bound_gilstate` is set: exactly one thread state of an OS thread has it (3.12+).
+/// Whether `_status.bound_gilstate` is set (3.12+): of the states that a thread runs, one has it.
 #[inline(always)]
 fn is_bound<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, tstate: u64) -> Result<bool, Unreadable> {
     Ok(read_u32(memory, tstate, layout.tstate_status)? & layout.status_bound_gilstate != 0)
@@ -246,3 +378,6 @@ pub fn verify_thread(layout: &Layout, wanted: ThreadPointer, thread: &ThreadBuff
     wanted.is_of(thread.u64(layout.tstate_thread_id))
         && (layout.status_bound_gilstate == 0 || thread.u32(layout.tstate_status) & layout.status_bound_gilstate != 0)
 }
+
+const _: () = assert!(core::mem::size_of::<ThreadPointer>() == 16);
+const _: () = assert!(core::mem::size_of::<ThreadSearch>() == 136);

@@ -11,8 +11,8 @@ use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, ThreadPointer, ThreadSearch,
-    Unreadable, UserMemory, innermost_frame, read_thread, settle,
+    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, OwnStack, SlotBuffer, ThreadBuffer,
+    ThreadPointer, ThreadSearch, Unreadable, UserMemory, believable_stop, innermost_frame, read_thread,
 };
 
 /// Pieces of memory by their address. A read must lie within one piece.
@@ -136,6 +136,7 @@ impl Family {
             tstate_thread_id: 104,
             tstate_native_thread_id: when(!objects, 112),
             tstate_frame: 56,
+            tstate_cframe: when(cframe, 56),
             tstate_status: when(!old_gil, 36),
             status_bound_gilstate: bit(!old_gil, 1 << 3),
             status_active: bit(!old_gil, 1 << 2),
@@ -321,11 +322,25 @@ impl Image {
         }
         let mut first = frame;
         if layout.has(flags::CFRAME) {
-            first = self.alloc(32);
-            self.memory.put_u64(first, layout.cframe_current_frame, frame);
+            if frame == 0 {
+                // One of its own, past the fields.
+                let own = u64::from(layout.cframe_current_frame);
+                first = tstate + 120 - own;
+            } else {
+                first = self.alloc(32);
+                self.memory.put_u64(first, layout.cframe_current_frame, frame);
+            }
         }
         self.memory.put_u64(tstate, layout.tstate_frame, first);
         tstate
+    }
+
+    /// Memory around a thread pointer, which keeps a thread state at this offset.
+    #[allow(dead_code, reason = "not all that share this file need it")]
+    pub fn descriptor(&mut self, tstate: u64, offset: u32) -> u64 {
+        let at = self.alloc(0x900);
+        self.memory.put_u64(at, offset, tstate);
+        at
     }
 
     /// A thread with `depth` frames; the leaf (line 1) stands at unit 1, its caller (line 2) at 2, and so on in circles.
@@ -368,15 +383,19 @@ impl FrameSink for Sink {
 pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) -> Outcome {
     let mut sink = Sink::default();
     let ended = |stop, sink: Sink, tstate| Outcome { stop, frames: sink.0, tstate };
-    let mut search = match ThreadSearch::start(memory, layout, entry, ThreadPointer { address: THREAD, reach: 0 }) {
+    // Every address is on the thread's stack, where that matters and a `cframe` tells.
+    let sp = u64::from(layout.has(flags::CFRAME));
+    let (wanted, stack) = (ThreadPointer { address: THREAD, reach: 0 }, OwnStack { sp, end: u64::MAX });
+    let mut search = match ThreadSearch::start(memory, layout, entry, wanted, stack) {
         Ok(search) => search,
         Err(stop) => return ended(stop, sink, 0),
     };
-    let found = (0..MAX_THREAD_STEPS).map(|_| search.step(memory, layout)).find(|found| *found != Found::More);
+    let slots = SlotBuffer::default();
+    let found = (0..MAX_THREAD_STEPS).map(|_| search.step(memory, layout, &slots)).find(|found| *found != Found::More);
     let tstate = match found {
         Some(Found::State { tstate, .. }) => tstate,
         Some(Found::Stop(stop)) => return ended(stop, sink, 0),
-        Some(Found::More) | None => return ended(StopReason::ThreadListTooLong, sink, 0),
+        Some(Found::More | Found::Scan) | None => return ended(StopReason::ThreadListTooLong, sink, 0),
     };
     let mut thread = ThreadBuffer::default();
     if read_thread(memory, layout, tstate, &mut thread).is_err() {
@@ -394,7 +413,7 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {
         let stop = walk.frame(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
         if let Some(stop) = stop {
-            if settle(layout, stop, sink.0.len(), sink.0.first(), sink.0.last()) != stop {
+            if believable_stop(layout, stop, sink.0.len(), sink.0.first(), sink.0.last()) != stop {
                 return ended(StopReason::EnteringEval, Sink::default(), tstate);
             }
             return ended(stop, sink, tstate);

@@ -15,10 +15,16 @@ use tachyon_common::limits::CODES_PER_STEP;
 pub extern "C" fn name_code() -> u64 {
     let Some(Scratch { state, sample, counters }) = Scratch::get() else { return named::ALL };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return named::ALL };
-    let Some(index) = state.codes.next() else { return named::ALL };
+    let Some((index, lacking)) = state.codes.next() else { return named::ALL };
     // SAFETY: masked to a slot of the array.
-    let raw = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)).read() };
-    match names::send(state, layout, sample.record.tgid, &raw) {
+    let frame = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) };
+    // SAFETY: as above.
+    let raw = unsafe { frame.read() };
+    match names::send(state, layout, sample.record.tgid, &raw, lacking) {
+        Named::Nothing => {
+            state.codes.pending_next += 1;
+            return named::GOES_ON;
+        }
         Named::Done => state.codes.pending_next += 1,
         Named::Partly => {}
         Named::RingFull => {

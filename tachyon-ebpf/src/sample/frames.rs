@@ -3,8 +3,9 @@
 use super::{Scratch, go_on, stop, stopped};
 use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config};
 use crate::memory::{CurrentProcess, masked};
-use crate::names::Codes;
+use crate::names;
 use aya_ebpf::programs::PerfEventContext;
+use tachyon_common::codes::Codes;
 use tachyon_common::event::{RawFrame, frame};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
@@ -28,7 +29,7 @@ impl SampleFrames<'_> {
 impl FrameSink for SampleFrames<'_> {
     #[inline(always)]
     fn known(&mut self, code: u64, identity: &mut CodeIdentity) -> bool {
-        let _zero = self.codes.look_up(code, identity);
+        let _zero = names::look_up(self.codes, code, identity);
         core::hint::black_box(&mut *self.codes).known != 0
     }
 
@@ -38,8 +39,7 @@ impl FrameSink for SampleFrames<'_> {
         // SAFETY: `slot` is inside the scratch value.
         unsafe { slot.write(raw) };
         if self.codes.known == 0 {
-            // SAFETY: as above.
-            let _zero = self.codes.note(self.image, index, unsafe { &*slot }, identity);
+            let _zero = names::note(self.codes, self.image, index, raw.code, identity);
         }
     }
 

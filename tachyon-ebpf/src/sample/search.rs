@@ -10,7 +10,7 @@ use tachyon_common::event::status;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::{LossCause, StopReason};
-use tachyon_common::walk::{self, Found};
+use tachyon_common::walk::{self, Found, StackScan};
 
 /// Looks at one thread state of the list: gives one of [`result`], or the number of the reason why the search has ended.
 /// A global function, as [`super::frames::walk_python_frames`] is.
@@ -19,8 +19,9 @@ use tachyon_common::walk::{self, Found};
 pub extern "C" fn look_at_thread() -> u64 {
     let Some(Scratch { state, .. }) = Scratch::get() else { return result::GOES_ON };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return result::GOES_ON };
-    match state.search.look(&CurrentProcess, layout) {
+    match core::hint::black_box(&mut state.search).look(&CurrentProcess, layout, &state.slots) {
         Found::More => result::GOES_ON,
+        Found::Scan => result::SCANS,
         Found::State { tstate, unique } => {
             state.found = tstate;
             if unique { result::UNIQUE } else { result::FOUND }
@@ -37,6 +38,30 @@ mod result {
     pub const FOUND: u64 = GOES_ON + 1;
     /// It is, and it may be remembered.
     pub const UNIQUE: u64 = GOES_ON + 2;
+    /// The stack is to be looked at.
+    pub const SCANS: u64 = GOES_ON + 3;
+}
+
+/// Looks at a piece of the thread's stack for a frame object. A global function, as `look_at_thread` is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn scan_piece() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let (scan, buffer) = (core::hint::black_box(&mut state.search.scan), &mut state.stack_buffer);
+    scan.go_on(&CurrentProcess, state.own_stack, &state.native.leaf, buffer);
+    0
+}
+
+/// Looks at as much of it as is looked at.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn scan_stack() -> u64 {
+    let mut pieces = 0;
+    while pieces < StackScan::PIECES {
+        pieces += 1;
+        scan_piece();
+    }
+    0
 }
 
 /// Searches the thread list; the second stage on a miss of the cache.
@@ -47,6 +72,10 @@ pub fn search_threads(ctx: &PerfEventContext) {
     while steps < THREADS_PER_STEP && found == result::GOES_ON {
         steps += 1;
         found = look_at_thread();
+        if found == result::SCANS {
+            scan_stack();
+            found = result::GOES_ON;
+        }
     }
     let Some(mut scratch) = Scratch::get() else { return };
     let state = &mut *scratch.state;
@@ -61,7 +90,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
             go_on(ctx, &mut scratch, STAGE_SEARCH);
         }
         let state = &mut *scratch.state;
-        let token = thread::token(layout, &state.process);
+        let token = thread::token(layout, &state.process, state.thread_starts);
         thread::break_off(&state.search, &state.process, tid, token);
         return stop(ctx, &mut scratch, StopReason::ThreadListTooLong);
     }
@@ -71,7 +100,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
     }
     let tstate = state.found;
     if found == result::UNIQUE {
-        let token = thread::token(layout, &state.process);
+        let token = thread::token(layout, &state.process, state.thread_starts);
         thread::remember(&state.process, tid, token, tstate);
     }
     if walk::read_thread(&CurrentProcess, layout, tstate, &mut state.thread_buffer).is_err() {
@@ -86,12 +115,14 @@ pub(super) fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layo
     let state = &mut *scratch.state;
     let record = &mut scratch.sample.record;
     let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);
-    let facts = walk::thread_facts(&CurrentProcess, layout, &state.process, tstate, thread, interp);
+    let process = (&state.process, state.thread_pointer);
+    let facts = walk::thread_facts(&CurrentProcess, layout, process, tstate, thread, interp);
     record.tstate = tstate;
     record.status |= facts.status;
     record.interp_id = facts.interp_id;
     record.code_generation = facts.code_generation;
-    state.codes.enter(layout, &state.process, facts.interp_id, facts.code_generation);
+    let process = (state.process.instance, state.process.image);
+    state.codes.enter(layout, process, facts.interp_id, facts.code_generation);
     if config!(flags) & config_flags::GIL_ONLY != 0 && record.status & status::HAS_GIL == 0 {
         scratch.counters.filtered += 1;
         return;

@@ -2,12 +2,16 @@
 
 use super::escape::escape;
 use super::output::{Destination, OutputPlan};
+use super::table::cut_end;
+use crate::profile::package_path;
+use crate::recording::{BusyChildren, Hot};
 use crate::report::Report;
 use crate::sinks::Format;
-use crate::types::Pid;
+use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use unicode_width::UnicodeWidthStr as _;
 
 /// What the account shows beside the [`Report`].
 #[derive(Clone, Debug)]
@@ -16,8 +20,10 @@ pub struct Extras<'a> {
     pub output: &'a OutputPlan,
     /// It is a directory with a file for each process.
     pub split: bool,
+    /// It is a directory with a file for each segment.
+    pub rotated: Option<Rotated>,
     /// Functions by their share of samples as leaf, largest first.
-    pub top: Vec<TopFunction>,
+    pub top: Vec<Hot>,
     /// Where the target waits when it hardly ran, e.g. `selectors.py:468 select`.
     pub waiting: Option<String>,
     /// Selected processes whose children were busy and not selected.
@@ -26,36 +32,47 @@ pub struct Extras<'a> {
     pub gil: bool,
     /// No CPython that was asked for ran at any time: what was asked for, as options; empty for all of them.
     pub nobody: Option<String>,
+    /// How this program is called.
+    pub program: PathBuf,
     /// Whether colours are wanted.
     pub colours: bool,
+    /// Columns of the terminal; `None`: lines may be as long as they like.
+    pub width: Option<usize>,
 }
 
-/// A function and how often it was the running one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TopFunction {
-    /// Qualified name.
-    pub function: String,
-    /// Source file; empty for code outside Python.
-    pub filename: String,
-    /// Its line, where known.
-    pub lineno: Option<u32>,
-    /// Samples that found it at the leaf.
-    pub samples: u64,
+/// How this program can be called again: by its name where the shell finds this very file by it, else as it was called.
+#[must_use]
+pub fn program() -> PathBuf {
+    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let Some(name) = called.file_name() else { return env!("CARGO_PKG_NAME").into() };
+    let found = on_path(name).and_then(|path| path.canonicalize().ok());
+    let own = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
+    if found.is_some() && found == own { name.into() } else { called }
 }
 
-/// A process with busy Python children that were not recorded.
+/// The file that a shell runs by this name.
+fn on_path(name: impl AsRef<Path>) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name.as_ref())).find(|file| file.is_file())
+}
+
+/// What became of the segments of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BusyChildren {
-    /// The process.
-    pub pid: Pid,
-    /// How many of its children were busy.
-    pub count: u64,
+pub struct Rotated {
+    /// Segments whose files were finished.
+    pub finished: u64,
+    /// Segments, of this recording or earlier ones, that were removed for `--keep`.
+    pub removed: u64,
 }
 
 /// Below this share of the time a target counts as blocked, and the account says where it waits.
 const BLOCKED_SHARE: f64 = 0.01;
 /// Most functions that are shown.
 const TOP_SHOWN: usize = 5;
+/// Below this share of stacks nothing is said of those that were cut.
+const LEAST_CUT: f64 = 0.001;
+/// Function names are not cut below this many columns.
+const NARROWEST_NAME: usize = 20;
 
 /// Writes the account, one fact a line.
 ///
@@ -87,15 +104,21 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
     if extras.gil && report.stored == 0 && share.is_some_and(|share| share >= BLOCKED_SHARE) {
         writeln!(out, "no sample held the GIL: a free-threaded CPython has none unless it is switched on")?;
     }
-    for TopFunction { function, filename, lineno, samples } in extras.top.iter().take(TOP_SHOWN) {
+    for Hot { function, file, line, samples } in extras.top.iter().take(TOP_SHOWN) {
         let share = ratio(*samples, report.stored);
-        write!(out, "{:>8}  {}", percent(share), escape(function))?;
-        match (filename.as_str(), lineno) {
-            // Code outside Python has no file.
-            ("", _) => writeln!(out)?,
-            (filename, Some(lineno)) => writeln!(out, " ({}:{lineno})", escape(filename))?,
-            (filename, None) => writeln!(out, " ({})", escape(filename))?,
-        }
+        let (function, file) = match native_name(function).filter(|_| file.is_empty()) {
+            Some((object, function)) => (fold_templates(function), object),
+            None => (function.as_str().into(), package_path(file)),
+        };
+        let place = match (file, line) {
+            ("", _) => String::new(),
+            (file, Some(line)) => format!(" ({}:{line})", escape(file)),
+            (file, None) => format!(" ({})", escape(file)),
+        };
+        let function = escape(&function);
+        let room =
+            extras.width.map_or(usize::MAX, |width| width.saturating_sub(10 + place.width()).max(NARROWEST_NAME));
+        writeln!(out, "{:>8}  {}{place}", percent(share), cut_end(&function, room))?;
     }
     write_loss(report, extras.colours, out)?;
     for BusyChildren { pid, count } in &extras.busy_children {
@@ -119,9 +142,22 @@ fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result
         let (share, causes) = (percent(ratio(lost, of)), causes.join(", "));
         writeln!(out, "{warn}lost {} of {} ({share}): {causes}{plain}", HumanCount(lost), HumanCount(of))?;
     }
-    if let (Some(missed @ 1..), Some(expected)) = (report.not_fired, report.expected) {
+    let cut = report.cut_stacks();
+    let stacks: u64 = cut.iter().map(|(_, count)| count).sum();
+    let share = ratio(stacks, report.stored);
+    if share >= LEAST_CUT {
+        let reasons: Vec<_> = cut.iter().map(|(reason, count)| format!("{} {reason}", HumanCount(*count))).collect();
+        let (share, reasons) = (percent(share), escape(&reasons.join(", ")).into_owned());
+        writeln!(
+            out,
+            "{warn}cut {} of {} stacks ({share}): {reasons}{plain}",
+            HumanCount(stacks),
+            HumanCount(report.stored)
+        )?;
+    }
+    if let Some((missed, expected)) = report.missed() {
         let share = percent(ratio(missed, expected));
-        writeln!(out, "about {} of {} expected never fired ({share})", HumanCount(missed), HumanCount(expected))?;
+        writeln!(out, "about {} of {} expected samples missed ({share})", HumanCount(missed), HumanCount(expected))?;
     }
     Ok(())
 }
@@ -140,11 +176,16 @@ fn write_next(extras: &Extras<'_>, report: &Report, out: &mut dyn Write) -> io::
             output.format
         );
     }
+    if let Some(Rotated { finished, removed }) = extras.rotated {
+        let plural = if finished == 1 { "segment" } else { "segments" };
+        write!(out, "written: {}, a directory: {} {plural}", escape(&path.to_string_lossy()), HumanCount(finished))?;
+        return if removed > 0 { writeln!(out, "; {} old ones removed", HumanCount(removed)) } else { writeln!(out) };
+    }
     writeln!(out, "written: {}", escape(&path.to_string_lossy()))?;
     if output.format == Format::Tach {
-        let converted = path.with_extension("collapsed");
-        writeln!(out, "next: tachyon-bpf export {} -o {}", quoted(path), quoted(&converted))?;
-    } else if output.format == Format::Collapsed {
+        let (program, picture) = (quoted(&extras.program), path.with_extension("html"));
+        writeln!(out, "next: {program} export {} -o {}", quoted(path), quoted(&picture))?;
+    } else if output.format == Format::Collapsed && on_path("flamegraph.pl").is_some() {
         writeln!(out, "next: flamegraph.pl {} > {}", quoted(path), quoted(&path.with_extension("svg")))?;
     }
     Ok(())
@@ -186,6 +227,7 @@ fn quoted(path: &Path) -> String {
 mod tests {
     use super::*;
     use crate::report::ProcessReport;
+    use crate::types::Pid;
     use std::collections::BTreeMap;
 
     fn output(path: &str, format: Format) -> OutputPlan {
@@ -196,12 +238,15 @@ mod tests {
         Extras {
             output,
             split: false,
+            rotated: None,
             top: Vec::new(),
             waiting: None,
             busy_children: Vec::new(),
             nobody: None,
             gil: false,
+            program: "./tachyon-bpf".into(),
             colours: false,
+            width: None,
         }
     }
 
@@ -232,23 +277,25 @@ mod tests {
         let output = output("out.tach", Format::Tach);
         let mut extras = extras(&output);
         extras.top = vec![
-            TopFunction { function: "work".into(), filename: "app.py".into(), lineno: Some(3), samples: 1_000 },
-            TopFunction { function: "x\x1b[2J".into(), filename: "~".into(), lineno: None, samples: 234 },
+            Hot { function: "work".into(), file: "app.py".into(), line: Some(3), samples: 1_000 },
+            Hot { function: "x\x1b[2J".into(), file: "~".into(), line: None, samples: 234 },
         ];
         extras.busy_children = vec![BusyChildren { pid: Pid(12), count: 4 }];
         let mut report = report(1_234, Some(12.5));
         report.loss = BTreeMap::from([("ring_full".into(), 1), ("uninspected".into(), 2), ("internal".into(), 0)]);
-        (report.expected, report.not_fired) = (Some(1_237), Some(5));
+        (report.expected, report.not_fired) = (Some(1_437), Some(203));
+        report.stops = BTreeMap::from([("complete".into(), 1_000), ("thread_list_too_long".into(), 234)]);
         assert_eq!(
             account(&report, &extras),
             "1,234 samples of 1 process in 30 s; on a CPU 41.7 % of the time\n\
              \x20 81.0 %  work (app.py:3)\n\
              \x20 19.0 %  x\\x1b[2J (~)\n\
              lost 3 of 1,237 (0.2 %): 2 uninspected, 1 ring_full\n\
-             about 5 of 1,237 expected never fired (0.4 %)\n\
+             cut 234 of 1,234 stacks (19.0 %): 234 thread_list_too_long\n\
+             about 203 of 1,437 expected samples missed (14.1 %)\n\
              pid 12 has 4 busy Python children: add --subprocesses\n\
              written: out.tach\n\
-             next: tachyon-bpf export out.tach -o out.collapsed\n"
+             next: ./tachyon-bpf export out.tach -o out.html\n"
         );
     }
 
@@ -270,12 +317,12 @@ mod tests {
         let mut extras = extras(&output);
         extras.waiting = Some("selectors.py:468 select".into());
         assert_eq!(
-            account(&report(8, Some(0.09)), &extras),
+            // Who has that program is told of it.
+            account(&report(8, Some(0.09)), &extras).split_inclusive('\n').take(4).collect::<String>(),
             "8 samples of 1 process in 30 s; on a CPU 0.3 % of the time\n\
              ran 0.3 % of 30 s; waiting in selectors.py:468 select\n\
              nothing lost\n\
-             written: my file.collapsed\n\
-             next: flamegraph.pl 'my file.collapsed' > 'my file.svg'\n"
+             written: my file.collapsed\n"
         );
         assert!(
             account(&report(0, None), &extras).contains("\nran 0.0 % of 30 s; waiting in selectors.py:468 select\n")

@@ -11,6 +11,7 @@
 //! recording ends with it.
 
 use super::caller::Caller;
+use crate::advice::Advice;
 use crate::types::Pid;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -18,10 +19,8 @@ use nix::unistd::{ForkResult, User, fork, getgrouplist, pipe2};
 use std::ffi::{CString, NulError, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 /// Why a command could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -57,10 +56,9 @@ impl From<nix::Error> for CommandError {
     }
 }
 
-impl CommandError {
+impl Advice for CommandError {
     /// The status a shell would end with: 127 for a command not found, 126 for one that cannot be executed.
-    #[must_use]
-    pub fn exit_status(&self) -> u8 {
+    fn exit_status(&self) -> u8 {
         match self {
             Self::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Self::Exec { .. } => 126,
@@ -68,9 +66,7 @@ impl CommandError {
         }
     }
 
-    /// What to do next.
-    #[must_use]
-    pub fn hint(&self) -> Option<String> {
+    fn hint(&self) -> Option<String> {
         match self {
             Self::Exec { program, source } if source.kind() == io::ErrorKind::NotFound => {
                 Some(match program.as_bytes().contains(&b'/') {
@@ -116,6 +112,8 @@ pub enum CommandOutput {
     Inherited,
     /// To standard error: ours is the profile's (`perf record -o -` does the same).
     StandardError,
+    /// Nowhere, and there is no input: the terminal is ours alone.
+    Nowhere,
 }
 
 /// A child process that waits for its start, runs, or has ended.
@@ -227,26 +225,6 @@ impl PreparedCommand {
         }
     }
 
-    /// Waits for its end in a tokio runtime with I/O enabled. Safe to drop and call again.
-    ///
-    /// # Errors
-    /// When the kernel refuses a pidfd or knows no such child.
-    pub async fn ended(&mut self) -> io::Result<CommandStatus> {
-        if let Some(status) = self.try_wait()? {
-            return Ok(status);
-        }
-        let pidfd = pidfd_open(self.pid)?;
-        // SAFETY: an `OwnedFd` is open and keeps its number until it is dropped, with the `AsyncFd`.
-        let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
-        loop {
-            let mut ready = pidfd.readable().await?;
-            if let Some(status) = self.try_wait()? {
-                return Ok(status);
-            }
-            ready.clear_ready();
-        }
-    }
-
     /// Sends it a signal that reached us alone. Its end, if it has ended, makes this nothing.
     ///
     /// # Errors
@@ -300,6 +278,8 @@ struct Image {
     environment: CStrings,
     credentials: Option<Credentials>,
     output: CommandOutput,
+    /// What a command without a terminal reads and writes.
+    nothing: Option<File>,
 }
 
 struct Credentials {
@@ -328,7 +308,9 @@ impl Image {
             [name.as_os_str(), OsStr::new("="), &value].into_iter().collect::<OsString>()
         });
         let (argv, environment) = (CStrings::new(argv.iter().cloned())?, CStrings::new(environment)?);
-        Ok(Self { argv, environment, credentials, output })
+        let nowhere = output == CommandOutput::Nowhere;
+        let nothing = nowhere.then(|| File::options().read(true).write(true).open("/dev/null")).transpose()?;
+        Ok(Self { argv, environment, credentials, output, nothing })
     }
 
     /// The child's life from fork to exec. Async-signal-safe: only system calls and memory made before.
@@ -355,6 +337,12 @@ impl Image {
         if self.output == CommandOutput::StandardError {
             // SAFETY: takes numbers only. Both are open: Rust's runtime opens `/dev/null` for those that are not.
             unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) };
+        }
+        if let Some(nothing) = &self.nothing {
+            for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+                // SAFETY: takes numbers only, and the file is open.
+                unsafe { libc::dup2(nothing.as_raw_fd(), stream) };
+            }
         }
         let step = match self.credentials.as_ref().map(Credentials::assume) {
             Some(false) => STEP_CREDENTIALS,
@@ -428,17 +416,6 @@ fn users_own(name: &OsStr, value: &OsStr, user: &User) -> Option<OsString> {
         _ => (OsString::from(root.name), OsString::from(&user.name)),
     };
     (value == roots).then_some(own)
-}
-
-fn pidfd_open(pid: nix::unistd::Pid) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers only.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
-    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A NULL-terminated array of C strings, as `exec` takes it.

@@ -1,12 +1,16 @@
 //! `tachyon-bpf doctor`: can this machine profile? One line for each thing that profiling needs, with its mend.
 
 mod interpreters;
+mod running;
 
 pub use self::interpreters::RunningInterpreter;
+pub use self::running::running_interpreters;
 
 use super::escape::escape;
 use super::failure::cause_text;
-use super::preflight::{self, PreflightError};
+use crate::advice::Advice as _;
+use crate::machine::preflight::{self, PreflightError};
+use crate::machine::raise_open_files;
 use crate::sinks::text::write_json;
 use caps::Capability;
 use serde::Serialize;
@@ -68,7 +72,8 @@ impl Check {
             Err(error) => {
                 let hint = error.hint();
                 let cause = std::error::Error::source(&error).map(|source| format!(": {}", cause_text(source)));
-                Self::new(name, Status::Fail, format!("{error}{}", cause.unwrap_or_default())).with_hint(hint)
+                Self::new(name, Status::Fail, format!("{error}{}", cause.unwrap_or_default()))
+                    .with_hint(hint.unwrap_or_default())
             }
         }
     }
@@ -96,6 +101,7 @@ impl Diagnosis {
 /// Looks at this machine.
 #[must_use]
 pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
+    raise_open_files();
     let checks = vec![
         kernel(),
         lockdown(),
@@ -143,7 +149,7 @@ pub fn show(diagnosis: &Diagnosis, each: bool, out: &mut dyn Write) -> io::Resul
     interpreters::show(&diagnosis.interpreters, each, out)?;
     match diagnosis.possible {
         true => writeln!(out, "this machine can profile"),
-        false => writeln!(out, "this machine cannot profile: mend what says FAIL"),
+        false => writeln!(out, "this machine cannot profile: fix what says FAIL"),
     }
 }
 
@@ -160,7 +166,7 @@ fn lockdown() -> Check {
 fn capabilities() -> Check {
     if preflight::in_user_namespace() {
         return Check::new("capabilities", Status::Warn, "those of a user namespace, which count for nothing here")
-            .with_hint("run it outside of the user namespace (of a rootless container?)");
+            .with_hint("run it outside the user namespace (a rootless container?)");
     }
     const WANTED: [(Capability, &str, bool); 6] = [
         (Capability::CAP_BPF, "loading", true),
@@ -223,7 +229,7 @@ fn kptr_restrict(level: &str, paranoid: Option<i32>, syslog: bool) -> Check {
         "0" if paranoid.is_some_and(|paranoid| paranoid <= 1) => check(Status::Ok),
         "0" | "1" if !syslog => check(Status::Note).with_hint("kernel names need CAP_SYSLOG; Python names do not"),
         "2" => check(Status::Note)
-            .with_hint("no kernel names; `sysctl kernel.kptr_restrict=1` for them; Python names need nothing"),
+            .with_hint("no kernel names; `sysctl kernel.kptr_restrict=1` enables them; Python names need nothing"),
         _ => check(Status::Ok),
     }
 }
@@ -278,7 +284,7 @@ mod tests {
                 String::from_utf8(out).unwrap(),
                 format!(
                     "FAIL  BTF: cannot read; boot another kernel\nok    {interpreter}/bin/python3.12\n\
-                     this machine cannot profile: mend what says FAIL\n"
+                     this machine cannot profile: fix what says FAIL\n"
                 )
             );
         }

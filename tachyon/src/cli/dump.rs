@@ -1,23 +1,27 @@
 //! `dump`: every thread's stack once, now, for people and as JSON.
 
-use super::access;
 use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
 use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
+use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
-use crate::remote::{RemoteError, RemoteProcess};
+use crate::remote::{RemoteError, RemoteProcess, not_waited_for};
 use crate::sinks::text;
 use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
 use crate::symbolize::native::NativeName;
 use crate::types::Pid;
 use serde::Serialize;
 use std::io::{self, Write};
+use std::time::Instant;
 use tachyon_common::stop::StopReason;
 
 /// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
 const SCHEMA: u32 = 1;
+
+/// Most bytes of a command line that are shown.
+const MAX_CMDLINE: u64 = 64 << 10;
 
 /// What is known of a process. The JSON's schema; `docs/dump.md` describes the keys.
 #[derive(Debug, Serialize)]
@@ -89,13 +93,13 @@ struct Frame {
 /// # Errors
 /// When there is no such process, it is no CPython that is supported, it may not be read, or `out` fails.
 pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let pid = args.pid;
+    let (pid, start) = (args.pid, Instant::now());
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
     let interpreter = interpreter(&process)?;
     let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames });
     let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT, native)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
-    let dump = Dump::new(&process, &interpreter, &snapshot);
+    let dump = Dump::new(&process, &interpreter, &snapshot, start);
     if args.json {
         text::write_json(&mut *out, &dump)?;
         writeln!(out)?;
@@ -150,7 +154,7 @@ fn named(process: &RemoteProcess) -> String {
 }
 
 impl Dump {
-    fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot) -> Self {
+    fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot, start: Instant) -> Self {
         // A process that ended meanwhile has no names any more, which is told by what they lack.
         let gone = |_: RemoteError| ();
         Self {
@@ -158,11 +162,11 @@ impl Dump {
             tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")),
             pid: process.pid().0,
             comm: process.comm().map_err(gone).unwrap_or_default(),
-            cmdline: process.cmdline().map_err(gone).unwrap_or_default(),
+            cmdline: process.cmdline(MAX_CMDLINE).map_err(gone).unwrap_or_default(),
             python_version: interpreter.version_text(),
             free_threaded: interpreter.free_threaded(),
             python_file: interpreter.path.to_string_lossy().into_owned(),
-            problems: snapshot.problems.clone(),
+            problems: snapshot.problems.iter().cloned().chain(not_waited_for(start)).collect(),
             threads: snapshot.threads.iter().map(|thread| Thread::new(thread, snapshot)).collect(),
         }
     }

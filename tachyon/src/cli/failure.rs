@@ -3,12 +3,16 @@
 use super::command::CommandError;
 use super::escape::escape;
 use super::output::OutputError;
-use super::preflight::PreflightError;
 use super::recover::RecoverError;
+use crate::advice::{Advice, Refusal};
+use crate::input::InputError;
+use crate::input::budget::Exceeded;
 use crate::kernel::KernelError;
+use crate::machine::PreflightError;
 use crate::remote::NamespaceError;
 use crate::sinks::export::ExportError;
 use crate::tach::ReadError;
+use std::error::Error;
 use std::io::{self, Write};
 
 /// Exit status when no profile could be made.
@@ -58,16 +62,14 @@ impl Failure {
         self.source = Some(source.into());
         self
     }
+}
 
-    /// What to do next.
-    #[must_use]
-    pub fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
+impl Advice for Failure {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
     }
 
-    /// The exit status it asks for.
-    #[must_use]
-    pub fn status(&self) -> u8 {
+    fn exit_status(&self) -> u8 {
         self.status
     }
 }
@@ -111,37 +113,49 @@ fn lines(error: &anyhow::Error, hint: Option<&str>) -> String {
 }
 
 /// A cause in our own style: the kernel's errors in lower case and without their number.
-pub(super) fn cause_text(cause: &(dyn std::error::Error + 'static)) -> String {
+pub(super) fn cause_text(cause: &(dyn Error + 'static)) -> String {
     match cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
         Some(errno) => nix::Error::from_raw(errno).desc().to_lowercase(),
         None => cause.to_string(),
     }
 }
 
+/// Takes an error for one of a certain type.
+type Adviser = for<'a> fn(&'a (dyn Error + 'static)) -> Option<&'a dyn Advice>;
+
+/// Errors of all rooms that carry advice. (An error behind `dyn Error` has to be asked for by its type.)
+const ADVISERS: [Adviser; 12] = [
+    adviser::<Failure>,
+    adviser::<Refusal>,
+    adviser::<OutputError>,
+    adviser::<PreflightError>,
+    adviser::<CommandError>,
+    adviser::<KernelError>,
+    adviser::<NamespaceError>,
+    adviser::<ReadError>,
+    adviser::<ExportError>,
+    adviser::<RecoverError>,
+    adviser::<InputError>,
+    exceeded,
+];
+
+fn adviser<'a, E: Advice + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
+    error.downcast_ref::<E>().map(|error| error as &dyn Advice)
+}
+
 /// Hint and exit status of an error that has them.
-fn told(cause: &(dyn std::error::Error + 'static)) -> Option<(Option<String>, u8)> {
-    if let Some(failure) = cause.downcast_ref::<Failure>() {
-        Some((failure.hint.clone(), failure.status))
-    } else if let Some(error) = cause.downcast_ref::<OutputError>() {
-        Some((error.hint(), STATUS_FAILED))
-    } else if let Some(error) = cause.downcast_ref::<PreflightError>() {
-        Some((Some(error.hint()), STATUS_FAILED))
-    } else if let Some(error) = cause.downcast_ref::<CommandError>() {
-        Some((error.hint(), error.exit_status()))
-    } else {
-        let hint = if let Some(error) = cause.downcast_ref::<KernelError>() {
-            error.hint()
-        } else if let Some(error) = cause.downcast_ref::<NamespaceError>() {
-            error.hint()
-        } else if let Some(error) = cause.downcast_ref::<RecoverError>() {
-            error.hint()
-        } else if let Some(error) = cause.downcast_ref::<ReadError>() {
-            error.hint()
-        } else {
-            cause.is::<ExportError>().then_some(ExportError::HINT)
-        };
-        hint.map(|hint| (Some(hint.to_owned()), STATUS_FAILED))
-    }
+fn told(cause: &(dyn Error + 'static)) -> Option<(Option<String>, u8)> {
+    let advice = ADVISERS.into_iter().find_map(|adviser| adviser(cause))?;
+    let (hint, status) = (advice.hint(), advice.exit_status());
+    // An error further down may know more than one that knows nothing.
+    (hint.is_some() || status != STATUS_FAILED).then_some((hint, status))
+}
+
+/// A budget that was exceeded, also where an output's error holds it.
+fn exceeded<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
+    let held = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let found = cause.downcast_ref::<Exceeded>().or_else(|| held?.downcast_ref::<Exceeded>());
+    found.map(|error| error as &dyn Advice)
 }
 
 #[cfg(test)]

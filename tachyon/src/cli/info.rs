@@ -1,20 +1,29 @@
 //! `info`: what a TACH file holds, ours or CPython's, for people and as JSON.
 
-use crate::report::Report;
+use super::args::InfoArgs;
+use super::lines::{Lines, terminal_width};
+use crate::input::Source;
+use crate::input::budget::Budget;
+use crate::profile::{self, Meta, Profile};
+use crate::report::{ProcessReport, Report};
 use crate::sinks::metadata::Metadata;
 use crate::sinks::text::{escape_controls, write_json};
-use crate::tach::{Features, ReadError, Reader, RecordCounts, Sample, Statistics};
+use crate::sinks::{Sink, file_thread_id};
+use crate::tach::{Features, Reader, RecordCounts, Sample, Statistics};
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::HashMap;
-use std::io::{BufReader, Read, Seek, Write};
-use std::path::Path;
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// What is known of a file. The JSON's schema; `docs/formats/tach.md` names the keys.
 #[derive(Debug, Serialize)]
 struct Info {
     file: String,
+    /// Where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<OneOf>,
     file_bytes: u64,
     format: &'static str,
     version: u32,
@@ -49,48 +58,72 @@ struct ThreadSamples {
     samples: u64,
 }
 
-/// Writes what the file at `path` holds. The samples are read to their end, so that what is said is true.
+/// Writes what files hold: of one what is in it, of several what they are as one profile. The samples are read to their
+/// end, so that what is said is true.
 ///
 /// # Errors
-/// When the file is no profile, when its samples cannot be read to their end (which is said in the output, too), or
-/// when `out` fails.
-pub fn run(path: &Path, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let reading = || format!("cannot read {}", path.display());
-    let file = super::input::open(path).with_context(reading)?;
-    let mut reader = Reader::new(BufReader::new(file)).with_context(reading)?;
-    let (info, error) = inspect(path, &mut reader);
-    if json {
+/// When a file is no profile, when its samples cannot be read to their end (of a single file that is said in the output,
+/// too), when they cost too much, or when `out` fails.
+pub fn run(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let found = crate::input::find(&args.files)?;
+    let (info, error) = match &found.files[..] {
+        [path] if args.files.len() == 1 => {
+            let reading = || format!("cannot read {}", path.display());
+            let mut reader = crate::input::read(path).with_context(reading)?;
+            let budget = (!args.force_large).then(|| Budget::of_size(reader.header().file_size));
+            let (info, error) = inspect(path, &mut reader, budget.as_ref());
+            (info, error.map(|error| error.context(reading())))
+        }
+        files => (inspect_all(files, args.force_large)?, None),
+    };
+    for note in &found.notes {
+        writeln!(std::io::stderr(), "{}", escape_controls(note))?;
+    }
+    if args.json {
         write_json(&mut *out, &info)?;
         writeln!(out)?;
     } else {
-        info.print(out)?;
+        info.print(&mut Lines::new(out, terminal_width()))?;
     }
     out.flush()?;
-    error.map_or(Ok(()), |error| Err(error).with_context(reading))
+    error.map_or(Ok(()), Err)
 }
 
-fn inspect<R: Read + Seek>(path: &Path, reader: &mut Reader<R>) -> (Info, Option<ReadError>) {
+/// Samples that are read in one step.
+const RUN: usize = 64 * 1024;
+
+fn inspect<R: Read + Seek>(
+    path: &Path,
+    reader: &mut Reader<R>,
+    budget: Option<&Budget>,
+) -> (Info, Option<anyhow::Error>) {
     let header = *reader.header();
     let statistics = reader.statistics().copied();
     let metadata = Metadata::find(reader.tables());
     let mut threads = Threads::default();
+    let mut times_us = Vec::new();
     let (records, sample_bytes, error) = match reader.samples() {
         Ok(mut samples) => {
             let error = loop {
-                match samples.next_sample() {
-                    Ok(Some(sample)) => threads.count(&sample),
+                if let Some(Err(exceeded)) = budget.map(Budget::step) {
+                    break Some(exceeded.into());
+                }
+                times_us.clear();
+                match samples.next_run(&mut times_us, RUN) {
+                    Ok(Some(sample)) => threads.count(&sample, times_us.len()),
                     Ok(None) => break None,
-                    Err(error) => break Some(error),
+                    Err(error) => break Some(error.into()),
                 }
             };
             (samples.records(), samples.bytes_read(), error)
         }
-        Err(error) => (RecordCounts::default(), 0, Some(error)),
+        Err(error) => (RecordCounts::default(), 0, Some(anyhow::Error::from(error))),
     };
     let stored_bytes = header.string_table_offset.saturating_sub(crate::tach::HEADER_LEN);
     let [major, minor, micro] = header.python_version;
     let info = Info {
         file: path.display().to_string(),
+        files: Vec::new(),
         file_bytes: header.file_size,
         format: "tach",
         version: crate::tach::VERSION,
@@ -118,6 +151,116 @@ fn inspect<R: Read + Seek>(path: &Path, reader: &mut Reader<R>) -> (Info, Option
     (info, error)
 }
 
+/// One of several files.
+#[derive(Debug, Serialize)]
+struct OneOf {
+    file: String,
+    file_bytes: u64,
+    samples: u64,
+    start_unix: f64,
+}
+
+/// Several files as one profile. What they do not have in common is told as `mixed`.
+fn inspect_all(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Info> {
+    let mut files = Vec::new();
+    let (mut stored_bytes, mut ways) = (0, Vec::new());
+    for path in paths {
+        let reading = || format!("cannot read {}", path.display());
+        let reader = crate::input::read(path).with_context(reading)?;
+        let header = reader.header();
+        stored_bytes += header.string_table_offset.saturating_sub(crate::tach::HEADER_LEN);
+        ways.push([header.layout.name(), header.byte_order.name(), header.compression.name()]);
+        files.push(OneOf {
+            file: path.display().to_string(),
+            file_bytes: header.file_size,
+            samples: header.sample_count,
+            start_unix: Metadata::find(reader.tables()).map_or(0.0, |metadata| metadata.start_unix),
+        });
+    }
+    let way = |place: usize| {
+        let first = ways.first().map_or("mixed", |way: &[&'static str; 3]| way[place]);
+        if ways.iter().all(|way| way[place] == first) { first } else { "mixed" }
+    };
+    let mut source = Source::open(paths).context("cannot read these files as one profile")?;
+    if force_large {
+        source = source.without_limits();
+    }
+    let options = source.tach_options();
+    let origin = options.origin.unwrap_or_default();
+    let mut all = All::default();
+    let fed = source.feed(&mut all).context("cannot read these files as one profile")?;
+    let (meta, metadata) = all.told.unwrap_or_default();
+    let (major, minor, micro) = meta.python_version;
+    Ok(Info {
+        file: format!("{} files", files.len()),
+        file_bytes: files.iter().map(|file| file.file_bytes).sum(),
+        files,
+        format: "tach",
+        version: crate::tach::VERSION,
+        layout: way(0),
+        byte_order: way(1),
+        python_version: format!("{major}.{minor}.{micro}"),
+        start_time_us: meta.start_us,
+        sample_interval_us: meta.interval_us,
+        mode: origin.mode.map(crate::tach::Mode::name),
+        features: origin.features.map(feature_names),
+        samples: fed.samples,
+        threads: u32::try_from(fed.threads).unwrap_or(u32::MAX),
+        strings: all.strings,
+        frames: all.frames,
+        records: fed.records,
+        thread_samples: all.threads,
+        compression: way(2),
+        sample_bytes: fed.sample_bytes,
+        stored_bytes,
+        compression_ratio: ratio(fed.sample_bytes, stored_bytes),
+        statistics: origin.statistics,
+        metadata: Some(metadata),
+        error: None,
+    })
+}
+
+/// Counts the samples of each thread.
+#[derive(Default)]
+struct All {
+    counts: Vec<u64>,
+    threads: Vec<ThreadSamples>,
+    strings: u32,
+    frames: u32,
+    told: Option<(Meta, Metadata)>,
+}
+
+impl Sink for All {
+    fn sample(&mut self, profile: &Profile, sample: &profile::Sample<'_>) -> std::io::Result<()> {
+        self.repeated(profile, sample, &[sample.time_us])
+    }
+
+    fn repeated(&mut self, _: &Profile, sample: &profile::Sample<'_>, times_us: &[u64]) -> std::io::Result<()> {
+        let place = sample.thread.0 as usize;
+        if place >= self.counts.len() {
+            self.counts.resize(place + 1, 0);
+        }
+        self.counts[place] += times_us.len() as u64;
+        Ok(())
+    }
+
+    fn finish(&mut self, profile: &Profile, report: &Report) -> std::io::Result<()> {
+        self.threads = (0..)
+            .map(profile::ThreadId)
+            .zip(&self.counts)
+            .map(|(id, &samples)| ThreadSamples {
+                thread_id: file_thread_id(profile, id),
+                interpreter: profile.thread(id).interpreter,
+                samples,
+            })
+            .collect();
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        (self.strings, self.frames) = (count(profile.strings.len()), count(profile.frames.len()));
+        self.told = Some((profile.meta.clone(), Metadata::new(profile, report)));
+        Ok(())
+    }
+}
+
 /// Threads in order of their first samples.
 #[derive(Default)]
 struct Threads {
@@ -126,13 +269,13 @@ struct Threads {
 }
 
 impl Threads {
-    fn count(&mut self, sample: &Sample<'_>) {
+    fn count(&mut self, sample: &Sample<'_>, count: usize) {
         let (thread_id, interpreter) = (sample.thread_id, sample.interpreter_id);
         let place = *self.places.entry((thread_id, interpreter)).or_insert_with(|| {
             self.list.push(ThreadSamples { thread_id, interpreter, samples: 0 });
             self.list.len() - 1
         });
-        self.list[place].samples += 1;
+        self.list[place].samples += count as u64;
     }
 }
 
@@ -151,6 +294,9 @@ impl Info {
             "{file}: TACH version {}, {} layout, {}, {} bytes",
             self.version, self.layout, self.byte_order, self.file_bytes
         )?;
+        for OneOf { file, file_bytes, samples, .. } in &self.files {
+            writeln!(out, "    {}: {file_bytes} bytes, {samples} samples", escape_controls(file))?;
+        }
         if let Some(error) = &self.error {
             writeln!(out, "  DAMAGED      {}", error.replace('\n', "; "))?;
         }
@@ -234,9 +380,11 @@ fn print_loss(report: &Report, out: &mut dyn Write) -> std::io::Result<()> {
         write!(out, "{} {} {count}", if index == 0 { ":" } else { "," }, escape_controls(cause))?;
     }
     writeln!(out)?;
-    if let Some(not_fired) = report.not_fired {
-        let expected = report.expected.map_or_else(|| "unknown".to_owned(), |expected| expected.to_string());
-        writeln!(out, "  not fired    {not_fired} of {expected} expected")?;
+    for (reason, count) in report.cut_stacks() {
+        writeln!(out, "  stacks cut   {count}: {}", escape_controls(reason))?;
+    }
+    if let Some((missed, expected)) = report.missed() {
+        writeln!(out, "  missed       about {missed} of {expected} expected")?;
     }
     Ok(())
 }
@@ -244,8 +392,14 @@ fn print_loss(report: &Report, out: &mut dyn Write) -> std::io::Result<()> {
 fn print_processes(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn Write) -> std::io::Result<()> {
     let report = &metadata.report;
     writeln!(out, "  processes    {}", metadata.processes.len())?;
-    for process in &metadata.processes {
-        let known = report.processes.iter().find(|known| known.pid == process.pid);
+    // In a file of ours they are in the same order; of many processes no search.
+    let mut by_pid: HashMap<u32, &ProcessReport> = HashMap::new();
+    for known in report.processes.iter().rev() {
+        by_pid.insert(known.pid, known);
+    }
+    for (place, process) in metadata.processes.iter().enumerate() {
+        let here = report.processes.get(place).filter(|known| known.pid == process.pid);
+        let known = here.or_else(|| by_pid.get(&process.pid).copied());
         let samples =
             known.map_or_else(String::new, |known| format!(", {} samples, {} named", known.samples, known.named));
         let version = if process.python_version.is_empty() { "unknown" } else { &process.python_version };

@@ -10,9 +10,8 @@ mod error;
 mod place;
 mod stdout;
 
-pub use directory::{OutputDirectory, WHOLE};
+pub use directory::{OutputDirectory, WHOLE, check_directory, create_directory};
 pub use error::OutputError;
-pub(super) use place::not_regular;
 pub use stdout::is_unread;
 
 use super::caller::Caller;

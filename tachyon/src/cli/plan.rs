@@ -2,15 +2,17 @@
 //!
 //! All that can be refused before anything is loaded into the kernel is refused here.
 
-use super::access;
-use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, RecordArgs};
+use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, MergeArgs, NativeFrames, RecordArgs};
 use super::command::CommandOutput;
 use super::escape::escape;
 use super::failure::Failure;
 use super::format;
 use super::output::{self, Destination, OutputDirectory, OutputError, OutputPlan};
+use super::record::compact_utc;
 use crate::discover::Filter;
-use crate::recording::NativePlan;
+use crate::machine::access;
+use crate::merge::Keep as KeepFrames;
+use crate::recording::{self, NativePlan, Request};
 use crate::sinks::Format;
 use crate::tach::Layout;
 use crate::types::Pid;
@@ -36,6 +38,24 @@ pub enum Targets {
     },
 }
 
+/// What is kept of the files of `--rotate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// So many bytes.
+    Bytes(u64),
+    /// Those that are no older.
+    Age(Duration),
+}
+
+/// How a recording is made in segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rotate {
+    /// Length of one.
+    pub length: Duration,
+    /// Bounds of what the directory holds; all of them.
+    pub keep: Vec<Keep>,
+}
+
 /// A recording to make.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -59,10 +79,14 @@ pub struct Plan {
     pub output: OutputPlan,
     /// The profile is a directory, with a file for each process.
     pub split: bool,
+    /// The profile is a directory, with a file for each segment.
+    pub rotate: Option<Rotate>,
     /// Where the account goes as JSON.
     pub report: Option<Destination>,
     /// Threads stay apart in formats that join them.
     pub threads: bool,
+    /// Processes of one program are one.
+    pub merge_processes: bool,
     /// Only samples that hold the GIL.
     pub gil: bool,
     /// The opcode of each frame too.
@@ -111,11 +135,28 @@ impl Surroundings {
 }
 
 impl Plan {
-    /// Whether the profile may hold more than one process: its stacks then start with `comm (pid)`. (So do those of
-    /// the file that holds a recording until it is split.)
+    /// What is asked of the recorder. `child` is the command's process, where there is one.
     #[must_use]
-    pub fn many_processes(&self) -> bool {
-        self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)
+    pub fn request(&self, child: Option<Pid>) -> Request {
+        let targets = match (&self.targets, child) {
+            (Targets::Pids(pids), _) => recording::Targets::Pids(pids.clone()),
+            (Targets::Command { .. }, Some(child)) => recording::Targets::Child(child),
+            (Targets::Command { .. }, None) | (Targets::AllPython, _) => recording::Targets::AllPython,
+        };
+        Request {
+            follow_children: self.follow_children,
+            filter: self.filter.clone(),
+            rate_hz: self.rate_hz,
+            max_cpu: self.max_cpu,
+            max_memory: self.max_memory,
+            gil: self.gil,
+            opcodes: self.opcodes,
+            native: self.native,
+            kernel: self.kernel,
+            keep_stacks: false,
+            ring_bytes: ring_override(),
+            ..Request::new(targets, self.interval)
+        }
     }
 
     /// Where the output of a command goes that is profiled: standard output is the profile's or the report's alone.
@@ -134,13 +175,18 @@ impl Plan {
     /// [`Failure`] with exit status 2 when the arguments do not fit together, 1 when a process or the output cannot
     /// be had.
     pub fn new(args: RecordArgs, surroundings: &Surroundings) -> Result<Self, anyhow::Error> {
+        #[cfg(debug_assertions)]
+        if let Some(object) = &args.bpf_log {
+            crate::kernel::log_with(object.clone());
+        }
         let targets = targets(&args)?;
         let (interval, rate_hz) = interval_and_rate(&args);
         let output = record_output(&args, surroundings)?;
+        let format = output.format;
         let report = args.report.map(Destination::from_argument);
         if report.as_ref().is_some_and(|report| report.is_same(&output.destination)) {
             return Err(Failure::usage("--report and --output are the same file")
-                .with_hint("give the report a path of its own")
+                .with_hint("give the report its own path")
                 .into());
         }
         if let Targets::Pids(pids) = &targets {
@@ -150,33 +196,39 @@ impl Plan {
         }
         match &output.destination {
             Destination::Path(path) if args.split.is_some() => OutputDirectory::check(path, output.force)?,
+            Destination::Path(path) if args.rotate.is_some() => output::check_directory(path)?,
             _ => output.check()?,
         }
         if let Some(report) = &report {
             output::check(report, output.force)?;
         }
         Ok(Self {
-            follow_children: args.subprocesses || !matches!(targets, Targets::Pids(_)),
+            follow_children: args.targets.subprocesses || !matches!(targets, Targets::Pids(_)),
             progress: surroundings.stderr_is_terminal && !matches!(targets, Targets::Command { .. }),
             colours: surroundings.stderr_is_terminal && !surroundings.no_color,
             duration: args.duration,
             interval,
             rate_hz,
-            max_cpu: args.max_cpu,
+            max_cpu: args.sampling.max_cpu,
             max_memory: args.max_memory,
             output,
             split: args.split.is_some(),
+            rotate: args.rotate.map(|length| Rotate { length, keep: args.keep }),
             report,
             threads: args.threads,
-            gil: args.gil,
+            merge_processes: args.merge.wanted(format)?,
+            gil: args.sampling.gil,
             opcodes: args.opcodes,
             kernel: args.kernel,
-            native: (!args.no_native).then_some(NativePlan {
-                interpreter_frames: args.interpreter_frames,
+            native: (!args.sampling.no_native).then_some(NativePlan {
+                keep: KeepFrames {
+                    interpreter: args.interpreter_frames,
+                    roots: args.interpreter_frames || args.sampling.native == Some(NativeFrames::All),
+                },
                 ..NativePlan::new(args.unwind_memory)
             }),
             compression: args.compression,
-            filter: Filter { cgroups: args.cgroups, containers: args.containers, comms: args.comms, uids: args.uids },
+            filter: Filter { cgroups: args.targets.cgroups, containers: args.targets.containers, comms: args.targets.comms, uids: args.targets.uids },
             tach_layout: args.tach_layout.into(),
             sync: args.sync,
             targets,
@@ -201,23 +253,52 @@ pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<O
     Ok(output)
 }
 
-fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
-    if !args.command.is_empty() {
-        return Ok(Targets::Command { argv: args.command.clone(), as_root: args.as_root });
+/// Where `merge` writes to.
+///
+/// # Errors
+/// When it is no file for TACH.
+pub fn merge_output(args: &MergeArgs) -> Result<OutputPlan, anyhow::Error> {
+    let destination = Destination::from_argument(args.output.clone());
+    let other = match &destination {
+        Destination::Stdout => true,
+        Destination::Path(path) => Format::from_extension(path).is_some_and(|format| format != Format::Tach),
+    };
+    if other {
+        return Err(Failure::usage("merge writes a TACH file")
+            .with_hint("`tachyon-bpf export IN... -o OUT` writes several files in other formats")
+            .into());
     }
-    if args.as_root {
+    let output = OutputPlan { destination, format: Format::Tach, force: args.force };
+    output.check()?;
+    Ok(output)
+}
+
+/// `TACHYON_RING_BYTES`: a ring of another size, for tests of a full one; a power of two of whole pages.
+fn ring_override() -> Option<u32> {
+    let bytes: u32 = std::env::var("TACHYON_RING_BYTES").ok()?.parse().ok()?;
+    (bytes.is_power_of_two() && bytes >= 4096).then_some(bytes)
+}
+
+fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
+    if !args.targets.command.is_empty() {
+        return Ok(Targets::Command { argv: args.targets.command.clone(), as_root: args.targets.as_root });
+    }
+    if args.targets.as_root {
         return Err(Failure::usage("--as-root without a program to run")
             .with_hint("it is for `--as-root -- CMD`; with -p and --all-python leave it out"));
     }
-    if args.all_python {
+    let filtered =
+        !(args.targets.cgroups.is_empty() && args.targets.containers.is_empty() && args.targets.comms.is_empty() && args.targets.uids.is_empty());
+    // Filters alone say whom to profile: of all processes those that fit.
+    if args.targets.all_python || (args.targets.pids.is_empty() && filtered) {
         return Ok(Targets::AllPython);
     }
-    if args.pids.is_empty() {
+    if args.targets.pids.is_empty() {
         return Err(Failure::usage("no process to profile")
             .with_hint("give -p PID, --all-python, or a program to run: -- python app.py"));
     }
-    let mut pids = Vec::with_capacity(args.pids.len());
-    for &pid in &args.pids {
+    let mut pids = Vec::with_capacity(args.targets.pids.len());
+    for &pid in &args.targets.pids {
         if !pids.contains(&pid) {
             pids.push(pid);
         }
@@ -226,10 +307,10 @@ fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
 }
 
 fn interval_and_rate(args: &RecordArgs) -> (Duration, f64) {
-    match args.interval {
+    match args.sampling.interval {
         Some(interval) => (interval, 1.0 / interval.as_secs_f64()),
         None => {
-            let rate_hz = args.frequency.unwrap_or(DEFAULT_RATE_HZ).max(1);
+            let rate_hz = args.sampling.frequency.unwrap_or(DEFAULT_RATE_HZ).max(1);
             let interval_ns = (1_000_000_000 + u64::from(rate_hz) / 2) / u64::from(rate_hz);
             (Duration::from_nanos(interval_ns), f64::from(rate_hz))
         }
@@ -237,8 +318,8 @@ fn interval_and_rate(args: &RecordArgs) -> (Duration, f64) {
 }
 
 fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, anyhow::Error> {
-    if args.split.is_some() {
-        return Ok(split_output(args, surroundings)?);
+    if args.split.is_some() || args.rotate.is_some() {
+        return Ok(directory_output(args, surroundings)?);
     }
     let destination = match &args.output {
         Some(path) => Destination::from_argument(path.clone()),
@@ -258,13 +339,14 @@ fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<Outpu
 }
 
 /// A directory has no extension that could tell the format of its files.
-fn split_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, Failure> {
+fn directory_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, Failure> {
     let destination = match &args.output {
         Some(path) => Destination::from_argument(path.clone()),
         None => Destination::Path(default_path("", surroundings.now)),
     };
     if destination == Destination::Stdout {
-        return Err(Failure::usage("cannot write one file for each process to standard output")
+        let what = if args.rotate.is_some() { "segment" } else { "process" };
+        return Err(Failure::usage(format!("cannot write one file per {what} to standard output"))
             .with_hint("give a directory with -o"));
     }
     Ok(OutputPlan { destination, format: args.format.unwrap_or(Format::Tach), force: args.force })
@@ -293,8 +375,8 @@ fn check_stream(output: &OutputPlan, surroundings: &Surroundings) -> Result<(), 
 
 /// `tachyon-<UTC date-time>.tach` in the current directory, e.g. `tachyon-20260131T080910Z.tach`; a second recording
 /// of the same second gets `-2`.
-fn default_path(ending: &str, now: SystemTime) -> PathBuf {
-    let time = humantime::format_rfc3339_seconds(now).to_string().replace(['-', ':'], "");
+pub(super) fn default_path(ending: &str, now: SystemTime) -> PathBuf {
+    let time = compact_utc(now);
     let path = |suffix: &str| PathBuf::from(format!("tachyon-{time}{suffix}{ending}"));
     let mut candidate = path("");
     for number in 2..100 {
@@ -322,7 +404,7 @@ fn check_process(pid: Pid) -> Result<(), Failure> {
     let name = escape(field("Name:").unwrap_or("?")).into_owned();
     if let Some(tgid) = field("Tgid:").filter(|tgid| *tgid != pid.to_string()) {
         return Err(Failure::new(format!("{pid} ({name}) is a thread of process {tgid}"))
-            .with_hint(format!("give -p {tgid}; threads are told apart in the profile")));
+            .with_hint(format!("give -p {tgid}; the profile keeps threads separate")));
     }
     // Address 0 is never mapped: EFAULT tells that reading is allowed.
     let mut byte = [0];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Numbers of a running recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct Numbers {
     /// Since its start.
     pub elapsed: Duration,
     /// Samples taken so far.
@@ -40,9 +40,9 @@ impl Progress {
     }
 
     /// Redraws the line.
-    pub fn show(&self, snapshot: &Snapshot) {
-        self.bar.set_position(millis(snapshot.elapsed));
-        self.bar.set_message(line(snapshot, self.duration));
+    pub fn show(&self, numbers: &Numbers) {
+        self.bar.set_position(millis(numbers.elapsed));
+        self.bar.set_message(line(numbers, self.duration));
     }
 
     /// Prints a message of its own above the line, or plainly where there is none.
@@ -76,8 +76,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn line(snapshot: &Snapshot, duration: Option<Duration>) -> String {
-    let &Snapshot { elapsed, samples, processes, lost } = snapshot;
+fn line(numbers: &Numbers, duration: Option<Duration>) -> String {
+    let &Numbers { elapsed, samples, processes, lost } = numbers;
     let time = match duration {
         Some(duration) => format!("{}, {} left", clock(elapsed), clock(duration.saturating_sub(elapsed))),
         None => format!("{}, Ctrl-C ends", clock(elapsed)),
@@ -88,7 +88,7 @@ fn line(snapshot: &Snapshot, duration: Option<Duration>) -> String {
 }
 
 /// `0:07`, `12:34`, `1:02:03`.
-fn clock(duration: Duration) -> String {
+pub(super) fn clock(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn lines() {
-        let snapshot = Snapshot { elapsed: Duration::from_millis(7_900), samples: 12_345, processes: 1, lost: 0 };
-        let with_end = line(&snapshot, Some(Duration::from_secs(30)));
+        let numbers = Numbers { elapsed: Duration::from_millis(7_900), samples: 12_345, processes: 1, lost: 0 };
+        let with_end = line(&numbers, Some(Duration::from_secs(30)));
         assert_eq!(with_end, "0:07, 0:22 left · 12,345 samples · 1 process · 0 lost");
-        let snapshot = Snapshot { elapsed: Duration::from_secs(3723), processes: 3, lost: 2, ..snapshot };
-        assert_eq!(line(&snapshot, None), "1:02:03, Ctrl-C ends · 12,345 samples · 3 processes · 2 lost");
+        let numbers = Numbers { elapsed: Duration::from_secs(3723), processes: 3, lost: 2, ..numbers };
+        assert_eq!(line(&numbers, None), "1:02:03, Ctrl-C ends · 12,345 samples · 3 processes · 2 lost");
     }
 }

@@ -5,7 +5,8 @@
 //! everything up to the last second before the cut can be read.
 
 use super::export::{self, WriteSeek};
-use super::input;
+use crate::advice::Advice;
+use crate::input::{self, Source};
 use crate::report::Report;
 use crate::sinks::journal::{self, Start};
 use crate::sinks::metadata::Metadata;
@@ -31,6 +32,8 @@ pub struct Recovered {
     pub lost_tail: Option<LostTail>,
     /// From the recording's start to the last sample.
     pub recorded: Duration,
+    /// Somebody records to it still: this is a snapshot.
+    pub live: bool,
     /// The file was cut: what came later, and what was lost, is not known.
     pub cut: bool,
 }
@@ -57,13 +60,11 @@ pub enum RecoverError {
     Schema(u32),
 }
 
-impl RecoverError {
-    /// What to do next.
-    #[must_use]
-    pub const fn hint(&self) -> Option<&'static str> {
+impl Advice for RecoverError {
+    fn hint(&self) -> Option<String> {
         match self {
-            Self::NoJournal { .. } => Some("give its journal with --journal"),
-            Self::OtherRecording(_) => Some("give the file's own with --journal"),
+            Self::NoJournal { .. } => Some("give its journal with --journal".to_owned()),
+            Self::OtherRecording(_) => Some("give the file's own with --journal".to_owned()),
             Self::EmptyJournal(_) | Self::Schema(_) => None,
         }
     }
@@ -74,6 +75,19 @@ impl RecoverError {
 /// # Errors
 /// When nothing can be read: the names are lost, or it is no profile. When `good` cannot be written.
 pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> anyhow::Result<Recovered> {
+    run_at_any_cost(broken, journal, good, false)
+}
+
+/// The same; with `force_large` whatever it costs.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_at_any_cost(
+    broken: &Path,
+    journal: Option<&Path>,
+    good: &mut dyn WriteSeek,
+    force_large: bool,
+) -> anyhow::Result<Recovered> {
     let recovering = || format!("cannot recover {}", broken.display());
     let file = input::open(broken).with_context(recovering)?;
     let whole = match Reader::new(BufReader::new(file.try_clone()?)) {
@@ -93,14 +107,19 @@ pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> a
         Ok(reader) => ((reader, None), false),
         Err(source) => (with_journal(source)?, true),
     };
-    let (summary, report) = export::rescue(reader, good).with_context(recovering)?;
+    let mut source = Source::of_reader(reader);
+    if force_large {
+        source = source.without_limits();
+    }
+    let fed = export::rescue(source, good).with_context(recovering)?;
     Ok(Recovered {
-        samples: summary.samples,
-        threads: summary.threads,
+        samples: fed.samples,
+        threads: fed.threads,
         from_journal,
         lost_tail,
-        recorded: Duration::try_from_secs_f64(report.duration_s).unwrap_or_default(),
-        cut: report.cut,
+        recorded: Duration::try_from_secs_f64(fed.report.duration_s).unwrap_or_default(),
+        live: input::recorder(&file).is_some(),
+        cut: fed.report.cut,
     })
 }
 
@@ -140,12 +159,14 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
         return Err(RecoverError::OtherRecording(path).into());
     }
     let metadata = Metadata {
+        objects: read.objects.clone(),
         tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")).to_owned(),
         host: start.host.clone(),
         start_unix: start.start_unix,
         many_processes: start.many_processes,
         part: 1,
         parts: 1,
+        merge_in_status: start.merge_in_status,
         processes: read.processes.clone(),
         threads: read.threads.clone(),
         report: Report { cut: true, ..Report::default() },
@@ -194,8 +215,10 @@ fn count(reader: &mut Reader<BufReader<File>>) -> Result<u64, ReadError> {
         Err(_) => return Ok(0),
         Ok(samples) => samples,
     };
+    let mut times_us = Vec::new();
     loop {
-        match samples.next_sample() {
+        times_us.clear();
+        match samples.next_run(&mut times_us, 64 * 1024) {
             Ok(Some(_)) => {}
             Err(ReadError::Io(error)) => return Err(ReadError::Io(error)),
             Ok(None) | Err(_) => return Ok(samples.records().samples()),

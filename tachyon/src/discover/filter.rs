@@ -6,6 +6,7 @@
 //! anew.
 
 use crate::remote::{RemoteError, RemoteProcess};
+use crate::types::Pid;
 use std::path::Path;
 
 /// Where control groups are mounted, which may stand before a group's path.
@@ -43,6 +44,12 @@ impl Filter {
         options.collect::<Vec<_>>().join(" ")
     }
 
+    /// A control group that is asked for and that does not exist: it has no folder, and nothing runs in it.
+    #[must_use]
+    pub fn missing_cgroup(&self) -> Option<&str> {
+        self.cgroups.iter().map(String::as_str).find(|path| !has_folder(path) && !has_process(path))
+    }
+
     /// Whether a process is wanted. Reads only what is asked for.
     ///
     /// # Errors
@@ -65,6 +72,19 @@ impl Filter {
         Ok((self.cgroups.is_empty() || self.cgroups.iter().any(|path| cgroups.is_below(path)))
             && (self.containers.is_empty() || self.containers.iter().any(in_container)))
     }
+}
+
+/// Whether a control group has a folder: of version 2, or in any of the hierarchies of version 1.
+fn has_folder(path: &str) -> bool {
+    let below = |mount: &Path| mount.join(path.trim_start_matches('/')).is_dir();
+    let mount = Path::new(CGROUP_MOUNT);
+    below(mount) || std::fs::read_dir(mount).is_ok_and(|all| all.flatten().any(|hierarchy| below(&hierarchy.path())))
+}
+
+/// Whether a process is in a control group or below it. Where the groups are not mounted nothing else tells.
+fn has_process(path: &str) -> bool {
+    let is_below = |pid: &Pid| RemoteProcess::at(*pid).cgroups().is_ok_and(|cgroups| cgroups.is_below(path));
+    super::pids().is_ok_and(|pids| pids.iter().any(is_below))
 }
 
 /// The path of a control group, without the mount point and with a slash in front.
@@ -128,7 +148,6 @@ pub fn user_id(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Pid;
 
     #[test]
     fn arguments() {
@@ -149,6 +168,21 @@ mod tests {
         assert!(comm_pattern("[").is_err());
         assert_eq!(user_id("root"), Ok(0));
         assert_eq!(user_id("4711"), Ok(4711));
+    }
+
+    #[test]
+    fn control_groups_that_do_not_exist() {
+        let missing = |paths: &[&str]| {
+            let cgroups = paths.iter().map(|&path| path.to_owned()).collect();
+            Filter { cgroups, ..Filter::default() }.missing_cgroup().map(str::to_owned)
+        };
+        assert_eq!(missing(&[]), None);
+        assert_eq!(missing(&["/no/such/group"]).as_deref(), Some("/no/such/group"));
+        let own = std::fs::read_to_string("/proc/self/cgroup").expect("readable");
+        let own = own.lines().filter_map(|line| line.rsplit_once(':')).map(|(_, path)| path);
+        for path in own.filter(|path| *path != "/") {
+            assert_eq!(missing(&[path]), None, "this process is in {path}");
+        }
     }
 
     #[test]

@@ -89,6 +89,18 @@ impl<'a> Events<'a> {
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
+
+    /// What kind of record comes next ([`kind`]), as its header tells it; `None` at the end.
+    #[must_use]
+    pub fn next_kind(&self) -> Option<u16> {
+        read::<RecordHeader>(self.rest).map(|header| header.kind)
+    }
+
+    /// What has not been taken apart yet.
+    #[must_use]
+    pub const fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
 }
 
 impl<'a> Iterator for Events<'a> {

@@ -7,11 +7,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tachyon_common::event::kind;
+use tachyon_common::segment::BANKS;
 
 /// Records as they lay in the ring, one after another ([`super::Events`] takes them apart).
 pub type Batch = Bytes;
@@ -27,17 +29,17 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// what no longer fits: memory stays bounded and nothing is lost uncounted.
 const QUEUE_BYTES: usize = 64 * 1024 * 1024;
 
-/// What woke the reader: the ring's forced wake-up, or the stop signal.
+/// What woke the reader: the ring's forced wake-up, or one of us.
 const RING: u64 = 0;
-const STOP: u64 = 1;
+const ASKED: u64 = 1;
 
-/// What the reader did.
+/// What the reader did since it was asked last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReaderStats {
-    /// Records read.
-    pub records: u64,
-    /// Bytes read.
-    pub bytes: u64,
+    /// Sample records read since the start, by the bank of counters that their runs counted in.
+    pub samples: [u64; BANKS as usize],
+    /// Records read since the start that are none.
+    pub bad_records: u64,
     /// Longest time between two looks at the ring, beyond the polling interval.
     pub longest_stall: Duration,
     /// Of it, the time in which the reader could have run and no CPU ran it.
@@ -47,8 +49,16 @@ pub struct ReaderStats {
 /// The reading thread.
 #[derive(Debug)]
 pub struct Reader {
-    stop: Arc<EventFd>,
-    thread: JoinHandle<ReaderStats>,
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Wakes the reader.
+    ask: EventFd,
+    stopping: AtomicBool,
+    stats: Mutex<ReaderStats>,
 }
 
 impl Reader {
@@ -56,46 +66,78 @@ impl Reader {
     /// dealt with them. About `most_queued` bytes may wait there, and 64 MiB at most.
     ///
     /// # Errors
-    /// When the thread or its stop signal cannot be made.
-    pub fn start(
+    /// When the thread or its signal cannot be made.
+    pub fn start<T: From<Batch> + Send + 'static>(
         ring: RingBuf<MapData>,
-        batches: Sender<Batch>,
+        batches: Sender<T>,
         queued: Arc<AtomicUsize>,
         most_queued: usize,
     ) -> std::io::Result<Self> {
-        let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let ask = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         // Edge-triggered: the ring holds something nearly always, and only the kernel's forced wake-up shall wake us.
         epoll.add(ring.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, RING))?;
-        epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+        epoll.add(ask.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, ASKED))?;
+        let shared = Arc::new(Shared { ask, stopping: AtomicBool::new(false), stats: Mutex::default() });
+        let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("tachyon-reader".to_owned()).spawn(move || {
             crate::kernel::make_immediate();
-            // It reads a mapped ring, which needs nothing; where the kernel refuses, the main thread says so.
+            // It reads a mapped ring, which needs nothing; where the kernel refuses, it reads with more rights than it needs.
             let _refused = crate::kernel::drop_privileges();
             let queue = Queue { batches, queued, most: most_queued.min(QUEUE_BYTES) };
-            read_all(ring, &epoll, &queue)
+            read_all(ring, &epoll, &queue, &of_thread);
         })?;
-        Ok(Self { stop, thread })
+        Ok(Self { shared, thread })
+    }
+
+    /// Has the ring read until `samples` records of a bank are with the next stage, for at most `patience`. Returns what
+    /// the reader did; its stall is measured anew from then on.
+    pub fn read_until(&self, bank: u32, samples: u64, patience: Duration) -> ReaderStats {
+        let asked = Instant::now();
+        loop {
+            self.shared.ask();
+            let mut stats = self.shared.stats();
+            let read = stats.samples.get(bank as usize).copied().unwrap_or(u64::MAX);
+            if read >= samples || asked.elapsed() > patience || self.thread.is_finished() {
+                let taken = *stats;
+                (stats.longest_stall, stats.stalled_without_cpu) = (Duration::ZERO, Duration::ZERO);
+                return taken;
+            }
+            drop(stats);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Reads what is left and ends. The timer's program must not run any more.
     pub fn stop(self) -> ReaderStats {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.ask();
+        // A panic of the reader is on standard error; what it had read by then is what there is.
+        let _panicked = self.thread.join();
+        *self.shared.stats()
+    }
+}
+
+impl Shared {
+    fn ask(&self) {
         // An event descriptor's write fails only when its count would overflow.
-        let _full = self.stop.write(1);
-        self.thread.join().unwrap_or_default()
+        let _full = self.ask.write(1);
+    }
+
+    fn stats(&self) -> MutexGuard<'_, ReaderStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What the next stage takes from.
-struct Queue {
-    batches: Sender<Batch>,
+struct Queue<T> {
+    batches: Sender<T>,
     /// Bytes in it.
     queued: Arc<AtomicUsize>,
     most: usize,
 }
 
-fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue) -> ReaderStats {
-    let mut stats = ReaderStats::default();
+fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue<T>, shared: &Shared) {
     let mut last_look = Instant::now();
     let mut run_delay = RunDelay::of_this_thread();
     // One buffer for all batches: its parts go back into it when the next stage has let go of them, so that the reader
@@ -105,31 +147,45 @@ fn read_all(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue) -> ReaderS
     loop {
         let mut ready = [EpollEvent::empty(); 2];
         // An interrupted wait is a look at the ring like any other.
-        let count = epoll.wait(&mut ready, timeout).unwrap_or(0);
-        let stopping = ready.iter().take(count).any(|event| event.data() == STOP);
+        let _count = epoll.wait(&mut ready, timeout).unwrap_or(0);
+        let stopping = shared.stopping.load(Ordering::Acquire);
         let (stall, without_cpu) = (last_look.elapsed().saturating_sub(POLL), run_delay.since_last());
+        last_look = Instant::now();
+        let mut read = ReaderStats::default();
+        let listened_to = drain(&mut ring, queue, &mut batch, &mut read, stopping);
+        // Counted when they are with the next stage: who is told of them there may rely on it.
+        let mut stats = shared.stats();
+        for (sum, read) in stats.samples.iter_mut().zip(read.samples) {
+            *sum += read;
+        }
+        stats.bad_records += read.bad_records;
         if stall > stats.longest_stall {
             (stats.longest_stall, stats.stalled_without_cpu) = (stall, without_cpu.min(stall));
         }
-        last_look = Instant::now();
-        if !drain(&mut ring, queue, &mut batch, &mut stats, stopping) || stopping {
-            return stats;
+        if !listened_to || stopping {
+            return;
         }
     }
 }
 
 /// Sends everything in the ring on; false when nobody listens any more.
-fn drain(
+fn drain<T: From<Batch>>(
     ring: &mut RingBuf<MapData>,
-    queue: &Queue,
+    queue: &Queue<T>,
     batch: &mut BytesMut,
-    stats: &mut ReaderStats,
+    read: &mut ReaderStats,
     last: bool,
 ) -> bool {
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
-        stats.records += 1;
-        stats.bytes += item.len() as u64;
+        match kind_and_flags(&item) {
+            Some((kind::SAMPLE, bank)) => match read.samples.get_mut(usize::from(bank)) {
+                Some(count) => *count += 1,
+                None => read.bad_records += 1,
+            },
+            Some((kind::CODE, _)) => {}
+            _ => read.bad_records += 1,
+        }
         batch.extend_from_slice(&item);
         drop(item);
         if batch.len() >= BATCH_BYTES && !queue.send(batch) {
@@ -139,11 +195,17 @@ fn drain(
     batch.is_empty() || queue.send(batch)
 }
 
-impl Queue {
+/// The first two fields of a record's header.
+fn kind_and_flags(record: &[u8]) -> Option<(u16, u16)> {
+    let [a, b, c, d] = *record.first_chunk()?;
+    Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+}
+
+impl<T: From<Batch>> Queue<T> {
     fn send(&self, batch: &mut BytesMut) -> bool {
         let batch = batch.split().freeze();
         self.queued.fetch_add(batch.len(), Ordering::Relaxed);
-        self.batches.send(batch).is_ok()
+        self.batches.send(batch.into()).is_ok()
     }
 }
 

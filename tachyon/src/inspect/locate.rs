@@ -131,8 +131,14 @@ impl ElfCache {
             // What other files of this process cost must not decide what is remembered of this one.
             return Ok(None);
         }
-        // A file that is no ELF file, or a malformed one, cannot be running code of CPython that we could find.
-        let facts = Arc::new(examined.unwrap_or(Facts::Other));
+        let facts = match examined {
+            // What did not come this time may come another time.
+            Err(ElfError::Read { source, .. }) if source.kind() == std::io::ErrorKind::TimedOut => {
+                return Err(RemoteError::File { path: file.found_at().to_owned(), source });
+            }
+            // A file that is no ELF file, or a malformed one, cannot be running code of CPython that we could find.
+            examined => Arc::new(examined.unwrap_or(Facts::Other)),
+        };
         if self.files.len() >= MAX_FILES {
             self.files.clear();
         }

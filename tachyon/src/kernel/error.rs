@@ -1,6 +1,7 @@
 //! Why the kernel side could not be set up, in words that name the mend.
 
 use super::btf::BtfError;
+use crate::advice::Advice;
 use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
@@ -64,11 +65,9 @@ pub enum KernelError {
     TooManyLayouts,
 }
 
-impl KernelError {
-    /// What to do next.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
+impl Advice for KernelError {
+    fn hint(&self) -> Option<String> {
+        let mend = match self {
             Self::Btf(error) => error.hint(),
             Self::Load(error) if matches!(&**error, EbpfError::MapError(error) if is_memlock(error)) => Some(MEMLOCK),
             Self::Map { reason, .. } if is_memlock(reason) => Some(MEMLOCK),
@@ -83,9 +82,12 @@ impl KernelError {
             | Self::Missing(_)
             | Self::Cpus { .. }
             | Self::TooManyLayouts => None,
-        }
+        };
+        mend.map(str::to_owned)
     }
+}
 
+impl KernelError {
     pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
         move |reason| Self::Map { map, reason }
     }

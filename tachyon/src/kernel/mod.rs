@@ -5,7 +5,9 @@
 //! profiler dies, however it dies, the kernel detaches all of it.
 
 mod btf;
+mod diagnostics;
 mod error;
+mod jitter;
 mod loader;
 mod native;
 mod object;
@@ -14,9 +16,12 @@ mod pod;
 mod privileges;
 mod programs;
 mod rows;
+mod segment;
 mod shared;
 
 pub use btf::{BtfError, kernel_config};
+#[cfg(debug_assertions)]
+pub use diagnostics::log_with;
 pub use error::KernelError;
 pub use native::NativeMaps;
 pub use object::{Kernel, LoadTimes, Options, RunStats, ring_bytes};
@@ -24,3 +29,4 @@ pub use perf::Event;
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};
 pub use programs::{Verified, Verifying};
+pub use segment::{Cut, since};

@@ -1,18 +1,18 @@
 //! The BPF object: loaded, its maps typed, its programs attached and detached.
 
 use super::btf::kernel_config;
+use super::diagnostics::{self, Diagnostics};
 use super::error::{KernelError, program_error};
 use super::loader::loader;
 use super::native::NativeMaps;
-use super::perf::{self, Event};
+use super::perf::{self, Event, Sampling};
 use super::pod::{FileKey, Pod};
 use super::programs::{
     ENTRY, STAGES, TRACEPOINTS, Verified, Verifying, hooks, load_programs, perf_program, samplers, tracepoint,
 };
 use super::rows::RowChunks;
 use aya::Ebpf;
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray, RingBuf};
-use aya::programs::perf_event::PerfEventLinkId;
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -22,8 +22,7 @@ use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, RULE_SLOTS};
-use tachyon_common::process::ProcessEntry;
-use tachyon_common::stop::LossCause;
+use tachyon_common::process::{Life, ProcessEntry, flags};
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
@@ -90,15 +89,18 @@ pub struct RunStats {
 pub struct Kernel {
     /// Not there while the verifier looks at the programs that make samples.
     ebpf: Option<Ebpf>,
-    processes: HashMap<MapData, u32, Pod<ProcessEntry>>,
-    verdicts: Array<MapData, u64>,
+    lives: HashMap<MapData, u32, Pod<Life>>,
+    entries: HashMap<MapData, u64, Pod<ProcessEntry>>,
+    pub(super) verdicts: Array<MapData, u64>,
     /// Made to the process table by user space.
     changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     layouts: Array<MapData, Pod<Layout>>,
     known_layouts: Vec<Layout>,
-    counters: PerCpuArray<MapData, Pod<Counters>>,
-    events_lost: PerCpuArray<MapData, u64>,
+    pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
+    pub(super) events_lost: PerCpuArray<MapData, u64>,
+    /// The bank of `counters` that runs count in.
+    pub(super) bank: u32,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
     /// The programs that make samples.
@@ -107,8 +109,9 @@ pub struct Kernel {
     seed: u64,
     map_bytes: Arc<AtomicU64>,
     load_times: LoadTimes,
-    sampling: Vec<PerfEventLinkId>,
+    sampling: Option<Sampling>,
     lifecycle: Vec<(&'static str, RawTracePointLinkId)>,
+    _diagnostics: Option<Diagnostics>,
 }
 
 impl Kernel {
@@ -161,21 +164,26 @@ impl Kernel {
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
+        let processes = processes_override().unwrap_or(MAX_PROCESSES);
         let mut ebpf = loader()
             .override_global("CONFIG", &config, true)
+            .map_max_entries("PROCESSES", processes)
+            .map_max_entries("ENTRIES", processes)
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))
             .map_max_entries("RULES", native(RULE_SLOTS))
-            .load(OBJECT)
+            .load(&diagnostics::object_or(OBJECT))
             .map_err(|error| KernelError::Load(Box::new(error)))?;
+        let diagnostics = Diagnostics::start(&mut ebpf);
         let map_bytes = Arc::default();
         let rows = options.unwind_memory.map(|bytes| RowChunks::put_in_place(&ebpf, bytes, &map_bytes)).transpose()?;
         map_bytes.store(ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum(), Ordering::Relaxed);
         load_programs(&mut ebpf, &hooks())?;
         Ok(Self {
-            processes: take(&mut ebpf, "PROCESSES")?,
+            lives: take(&mut ebpf, "PROCESSES")?,
+            entries: take(&mut ebpf, "ENTRIES")?,
             verdicts: take(&mut ebpf, "VERDICTS")?,
             changes: 0,
             executables: take(&mut ebpf, "EXECUTABLES")?,
@@ -183,14 +191,16 @@ impl Kernel {
             known_layouts: Vec::new(),
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
+            bank: 0,
             stages: take(&mut ebpf, "STAGES")?,
             samplers: samplers(options.unwind_memory.is_some()),
             native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
             seed,
             map_bytes,
             load_times: LoadTimes { types, maps: start.elapsed() - types, programs: Duration::ZERO },
-            sampling: Vec::new(),
+            sampling: None,
             lifecycle: Vec::new(),
+            _diagnostics: diagnostics,
             ebpf: Some(ebpf),
         })
     }
@@ -264,23 +274,16 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn attach_sampling(&mut self, interval: Duration) -> Result<Event, KernelError> {
-        perf::attach(
-            perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?,
-            interval,
-            &mut self.sampling,
-        )
+        let program = perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?;
+        let sampling = perf::attach(program, interval)?;
+        let event = sampling.event;
+        self.sampling = Some(sampling);
+        Ok(event)
     }
 
     /// Detaches the timer's program: when this returns it runs no more, and the counters stand still.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn detach_sampling(&mut self) -> Result<(), KernelError> {
-        let program = perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?;
-        for link in self.sampling.drain(..) {
-            program.detach(link).map_err(program_error(ENTRY))?;
-        }
-        Ok(())
+    pub fn detach_sampling(&mut self) {
+        self.sampling = None;
     }
 
     /// Detaches the lifecycle hooks.
@@ -295,19 +298,57 @@ impl Kernel {
         Ok(())
     }
 
-    /// The entry of a process, if it has one. `tgid` is of the profiler's namespace.
+    /// What the kernel side keeps of a process, if it knows it. `tgid` is of the profiler's namespace.
     #[must_use]
-    pub fn process(&self, tgid: u32) -> Option<ProcessEntry> {
-        self.processes.get(&tgid, 0).ok().map(|entry| entry.0)
+    pub fn process(&self, tgid: u32) -> Option<Life> {
+        self.lives.get(&tgid, 0).ok().map(|life| life.0)
     }
 
-    /// Sets the entry of a process.
+    /// What was found out of the program that a process runs; `None` when nobody has decided yet.
+    #[must_use]
+    pub fn entry(&self, life: &Life) -> Option<ProcessEntry> {
+        self.entries.get(&life.entry, 0).ok().map(|entry| entry.0)
+    }
+
+    /// How many processes are known, and how many entries there are.
+    #[must_use]
+    pub fn table_sizes(&self) -> (usize, usize) {
+        (self.lives.keys().count(), self.entries.keys().count())
+    }
+
+    /// Sets what was found out of a program that a process runs. Image and instance are filled in. False when that program is
+    /// over by now: then nothing has been changed.
     ///
     /// # Errors
     /// When the table is full.
+    pub fn decide(&mut self, tgid: u32, life: &Life, entry: &ProcessEntry) -> Result<bool, KernelError> {
+        let entry = ProcessEntry { image: life.image, instance: life.instance, ..*entry };
+        self.entries.insert(life.entry, Pod(entry), 0).map_err(KernelError::map("ENTRIES"))?;
+        // A hook that ends the program takes the entry away after it has changed the table of processes: either it finds this
+        // one, or the change is seen here.
+        let runs = self.process(tgid).is_some_and(|now| now.entry == life.entry);
+        if runs {
+            self.changed()?;
+        } else {
+            // The key is used for nothing else, ever.
+            let _removed_by_hook = self.entries.remove(&life.entry);
+        }
+        Ok(runs)
+    }
+
+    /// Sets the entry of a process, whether it is known already or not.
+    ///
+    /// # Errors
+    /// When the tables are full.
     pub fn set_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<(), KernelError> {
-        self.processes.insert(tgid, Pod(*entry), 0).map_err(KernelError::map("PROCESSES"))?;
-        self.changed()
+        while !self.add_process(tgid, entry)? {
+            if let Some(life) = self.process(tgid)
+                && self.decide(tgid, &life, entry)?
+            {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Says that the process table has been changed: what the kernel side decided of processes before ends to hold.
@@ -316,17 +357,30 @@ impl Kernel {
         self.verdicts.set(CHANGES_BY_USER_SPACE, self.changes, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// Sets the entry of a process that has none; false when a lifecycle hook was quicker.
+    /// Makes a process known that is not, with what was found out of it; false when a lifecycle hook was quicker.
     ///
     /// # Errors
-    /// When the table is full.
+    /// When the tables are full.
     pub fn add_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<bool, KernelError> {
         const BPF_NOEXIST: u64 = 1;
-        match self.processes.insert(tgid, Pod(*entry), BPF_NOEXIST) {
-            Ok(()) => self.changed().map(|()| true),
+        let life = Life::new(entry.flags & (flags::SELECTED | flags::FOLLOW), entry.image, entry.instance);
+        let decided = entry.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0;
+        if self.process(tgid).is_some() {
+            return Ok(false);
+        }
+        if decided {
+            self.entries.insert(life.entry, Pod(*entry), 0).map_err(KernelError::map("ENTRIES"))?;
+        }
+        let added = match self.lives.insert(tgid, Pod(life), BPF_NOEXIST) {
+            Ok(()) => return self.changed().map(|()| true),
             Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             Err(reason) => Err(KernelError::Map { map: "PROCESSES", reason }),
+        };
+        if decided {
+            // Nobody was told the key.
+            let _gone = self.entries.remove(&life.entry);
         }
+        added
     }
 
     /// The entry that processes of an executable get at `exec`, before user space has seen them.
@@ -362,29 +416,18 @@ impl Kernel {
         self.native.take().ok_or(KernelError::Missing("ROWS"))
     }
 
-    /// Sum of the counters of all CPUs.
+    /// Processes that found the tables of processes full.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn counters(&self) -> Result<Counters, KernelError> {
-        let per_cpu: PerCpuValues<Pod<Counters>> = self.counters.get(&0, 0).map_err(KernelError::map("COUNTERS"))?;
-        let mut sum = Counters::default();
-        for Pod(cpu) in per_cpu.iter() {
-            sum.ran += cpu.ran;
-            sum.idle += cpu.idle;
-            sum.filtered += cpu.filtered;
-            sum.not_python += cpu.not_python;
-            sum.sent += cpu.sent;
-            for cause in 0..LossCause::COUNT {
-                sum.loss[cause] += cpu.loss[cause];
-            }
-            sum.code_ring_full += cpu.code_ring_full;
-            sum.codes_sent += cpu.codes_sent;
-            sum.events_lost += cpu.events_lost;
-        }
-        let lost = self.events_lost.get(&0, 0).map_err(KernelError::map("EVENTS_LOST"))?;
-        sum.events_lost += lost.iter().sum::<u64>();
-        Ok(sum)
+    pub fn without_room(&self) -> Result<u64, KernelError> {
+        self.lost(1)
+    }
+
+    /// A count of `EVENTS_LOST`.
+    pub(super) fn lost(&self, index: u32) -> Result<u64, KernelError> {
+        let lost = self.events_lost.get(&index, 0).map_err(KernelError::map("EVENTS_LOST"))?;
+        Ok(lost.iter().sum())
     }
 
     /// What the kernel measured of the programs; zeros unless it was asked to measure.
@@ -453,6 +496,12 @@ fn map_fd(map: &Map) -> Option<i32> {
 pub(super) fn memlock(fd: i32) -> Option<u64> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
     info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
+}
+
+/// `TACHYON_MAX_PROCESSES`: tables for fewer processes, for tests of full ones.
+fn processes_override() -> Option<u32> {
+    let processes: u32 = std::env::var("TACHYON_MAX_PROCESSES").ok()?.parse().ok()?;
+    (1..=MAX_PROCESSES).contains(&processes).then_some(processes)
 }
 
 fn random_seed() -> u64 {

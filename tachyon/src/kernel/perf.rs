@@ -1,10 +1,14 @@
-//! The sampling event: one on each CPU.
+//! The sampling event: one on each CPU, whose intervals are drawn anew again and again.
 
 use super::KernelError;
-use aya::programs::PerfEvent;
-use aya::programs::perf_event::PerfEventLinkId;
-use aya::programs::perf_event::{HardwareEvent, PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
+use super::jitter::{Jitter, Mean};
+use aya::programs::{PerfEvent, ProgramError};
+use aya::sys::SyscallError;
 use aya::util::online_cpus;
+use perf_event::events::{Hardware, Software};
+use perf_event::{Builder, Counter};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What makes the timer's program run.
@@ -25,48 +29,75 @@ impl Event {
             Self::Cycles => "cycles",
         }
     }
+
+    /// How far an interval may lie from their mean, as a share of it. The kernel itself adapts those of `cycles` all the time.
+    #[must_use]
+    pub const fn jitter(self) -> f64 {
+        match self {
+            Self::CpuClock => super::jitter::SPREAD,
+            Self::Cycles => 0.0,
+        }
+    }
 }
 
-/// Attaches `program` on every online CPU: to hardware cycles where there is a PMU, else to cpu-clock. Adds what was
-/// attached to `links`.
+/// The events of all CPUs, with the timer's program attached to each. Once this is dropped the program runs no more.
+pub(super) struct Sampling {
+    pub(super) event: Event,
+    // Before the events: it holds them too.
+    _jitter: Option<Jitter>,
+    _counters: Arc<Vec<Counter>>,
+}
+
+/// Attaches `program` on every online CPU: to hardware cycles where there is a PMU, else to cpu-clock.
 ///
 /// # Errors
 /// When no event can be opened, with the reason of the last try.
-pub(super) fn attach(
-    program: &mut PerfEvent,
-    interval: Duration,
-    links: &mut Vec<PerfEventLinkId>,
-) -> Result<Event, KernelError> {
+pub(super) fn attach(program: &PerfEvent, interval: Duration) -> Result<Sampling, KernelError> {
     let cpus = online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })?;
     let nanos = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX).max(1);
     let mut event = Event::Cycles;
+    let mut counters = Vec::with_capacity(cpus.len());
     for (index, cpu) in cpus.into_iter().enumerate() {
         if index == 0 {
-            if let Ok(link) = attach_one(program, cpu, event, nanos) {
-                links.push(link);
+            if let Ok(counter) = attach_one(program, cpu, event, nanos) {
+                counters.push(counter);
                 continue;
             }
             event = Event::CpuClock;
         }
-        let link = attach_one(program, cpu, event, nanos)
+        let counter = attach_one(program, cpu, event, nanos)
             .map_err(|source| KernelError::Attach { what: format!("{} on CPU {cpu}", event.name()), source })?;
-        links.push(link);
+        counters.push(counter);
     }
-    Ok(event)
+    let counters = Arc::new(counters);
+    let jitter = match event {
+        Event::Cycles => None,
+        Event::CpuClock => Some(Jitter::start(Arc::clone(&counters), Mean::of(nanos)).map_err(|source| {
+            let what = "the thread that varies the interval".to_owned();
+            KernelError::Attach { what, source: refused("clone")(source) }
+        })?),
+    };
+    Ok(Sampling { event, _jitter: jitter, _counters: counters })
 }
 
-fn attach_one(
-    program: &mut PerfEvent,
-    cpu: u32,
-    event: Event,
-    interval_ns: u64,
-) -> Result<PerfEventLinkId, aya::programs::ProgramError> {
-    let (config, policy) = match event {
-        Event::CpuClock => (PerfEventConfig::Software(SoftwareEvent::CpuClock), SamplePolicy::Period(interval_ns)),
-        Event::Cycles => (
-            PerfEventConfig::Hardware(HardwareEvent::CpuCycles),
-            SamplePolicy::Frequency((1_000_000_000 / interval_ns).max(1)),
-        ),
+/// Our own event rather than the library's: that one keeps no descriptor, and without one the interval cannot be changed.
+fn attach_one(program: &PerfEvent, cpu: u32, event: Event, interval_ns: u64) -> Result<Counter, ProgramError> {
+    let mut builder = match event {
+        Event::CpuClock => Builder::new(Software::CPU_CLOCK),
+        Event::Cycles => Builder::new(Hardware::CPU_CYCLES),
     };
-    program.attach(config, PerfEventScope::AllProcessesOneCpu { cpu }, policy, false)
+    match event {
+        Event::CpuClock => builder.sample_period(interval_ns),
+        Event::Cycles => builder.sample_frequency((1_000_000_000 / interval_ns).max(1)),
+    };
+    let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
+    let mut counter =
+        builder.any_pid().one_cpu(cpu).include_kernel().include_hv().build().map_err(refused("perf_event_open"))?;
+    counter.set_bpf(program.fd()?.as_fd().as_raw_fd()).map_err(refused("PERF_EVENT_IOC_SET_BPF"))?;
+    counter.enable().map_err(refused("PERF_EVENT_IOC_ENABLE"))?;
+    Ok(counter)
+}
+
+fn refused(call: &'static str) -> impl FnOnce(std::io::Error) -> ProgramError {
+    move |io_error| SyscallError { call, io_error }.into()
 }

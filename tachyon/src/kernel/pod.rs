@@ -18,6 +18,7 @@ pod!(
     tachyon_common::config::Config,
     tachyon_common::event::Counters,
     tachyon_common::layout::Layout,
+    tachyon_common::process::Life,
     tachyon_common::process::ProcessEntry,
     tachyon_common::unwind::Space,
     FileKey,

@@ -24,6 +24,10 @@ pub enum NativeKind {
     Handler,
     /// Call machinery of the interpreter, or code of its that has no name: says nothing that Python frames do not.
     Plumbing,
+    /// The first function that the interpreter runs in a thread: what called it runs no Python.
+    Root,
+    /// The garbage collector.
+    Collector,
     /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
     Interpreter,
     /// Anything else.
@@ -75,10 +79,27 @@ const PLUMBING: &[&str] = &[
     "wrapper_call",
 ];
 
+/// First functions of the interpreter in a process or thread (`Modules/main.c`, `Modules/_threadmodule.c`,
+/// `Python/thread_pthread.h`).
+const ROOTS: &[&str] =
+    &["Py_BytesMain", "Py_Main", "Py_RunMain", "pymain_main", "pythread_wrapper", "t_bootstrap", "thread_run"];
+
+/// Functions that collect garbage, clones (`.constprop.0`) too: `collect` up to 3.8, `gc_collect_main` from 3.9 on, and the
+/// free-threaded builds' (`Modules/gcmodule.c`, `Python/gc.c`, `Python/gc_free_threading.c`).
+const COLLECTOR: &[&str] = &["collect", "gc_collect_main", "gc_collect_internal", "gc_collect_region"];
+
 impl NativeKind {
     /// The kind of a frame in the interpreter's file that is no part of the evaluator.
     #[must_use]
     pub fn of_interpreter(function: Option<&str>) -> Self {
+        let is_one_of =
+            |list: &[&str]| function.is_some_and(|name| list.contains(&name.split('.').next().unwrap_or(name)));
+        if is_one_of(COLLECTOR) {
+            return Self::Collector;
+        }
+        if is_one_of(ROOTS) {
+            return Self::Root;
+        }
         let plumbing = |name: &str| PLUMBING.iter().any(|start| name.starts_with(start));
         if function.is_none_or(plumbing) { Self::Plumbing } else { Self::Interpreter }
     }
@@ -135,6 +156,27 @@ impl Native<'_> {
             _ => None,
         }
     }
+
+    /// Whether all of its activations are there: it reaches the thread's first function, or the interpreter's first one.
+    /// (musl's first functions have no unwind tables: all main threads' stacks are cut there.)
+    fn has_all_evaluators(&self) -> bool {
+        let outer = self
+            .frames
+            .iter()
+            .rev()
+            .take_while(|kind| !matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler));
+        self.whole || outer.into_iter().any(|kind| *kind == NativeKind::Root)
+    }
+
+    /// Whether the outermost activation may be of another thread state than the rest: code that is not the interpreter's
+    /// stands between, and could have changed it.
+    fn outermost_may_be_foreign(&self) -> bool {
+        let mut evaluators = (0..self.frames.len()).rev().filter(|&index| self.entering(index).is_some());
+        match (evaluators.next(), evaluators.next()) {
+            (Some(outer), Some(inner)) => self.frames[inner..outer].contains(&NativeKind::Other),
+            _ => true,
+        }
+    }
 }
 
 /// A Python frame: [`tachyon_common::event::RawFrame`] has both.
@@ -166,12 +208,14 @@ pub enum Joined {
     Python(usize),
     /// A native frame.
     Native(usize),
+    /// The garbage collector, above what asked for it.
+    Collector,
 }
 
 /// How far a joined stack can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quality {
-    /// Both stacks are whole, and have the same activations.
+    /// Both stacks are whole, and have the same activations, but for one that is just being entered or left.
     Exact,
     /// They differ in a way that has an explanation.
     Repaired(Repair),
@@ -183,7 +227,7 @@ pub enum Quality {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repair {
     /// The thread was just entering or leaving the evaluator: its innermost activation has no Python frame yet, or any
-    /// more.
+    /// more, and the outermost one may be another thread state's.
     Entering,
     /// There is no Python stack for the evaluators in the native one: it could not be read.
     NoPython,
@@ -218,19 +262,49 @@ impl Quality {
     }
 }
 
-/// Joins two stacks of one thread at one moment; `out` gets the frames, leaf first. `keep_interpreter` keeps the
-/// interpreter's own frames, too; the evaluator's stands below the Python frames it runs.
-pub fn join(native: &Native<'_>, python: &Python<'_>, keep_interpreter: bool, out: &mut Vec<Joined>) -> Quality {
+/// Native frames that are kept although they say nothing about the Python code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// The interpreter's own; the evaluator's stands below the Python frames it runs.
+    pub interpreter: bool,
+    /// What called the outermost Python frame, such as `_start` or `clone3`.
+    pub roots: bool,
+}
+
+/// Joins two stacks of one thread at one moment; `out` gets the frames, leaf first.
+pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<Joined>) -> Quality {
     out.clear();
     let activations = activations(python);
     let evaluators = (0..native.frames.len()).filter(|&index| native.entering(index).is_some()).count();
     let (first, quality) = align(native, python, evaluators, activations.len());
-    let mut joining = Joining { native, activations: &activations, keep_interpreter, out };
+    let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
+    let trims = !native.has_all_evaluators() && python_whole && evaluators == activations.len() && evaluators > 0;
+    let mut joining = Joining { native, activations: &activations, keep_interpreter: keep.interpreter, trims, out };
     match first {
         Some(first) => joining.interleave(first),
         None => joining.apart(),
     }
+    if !keep.roots {
+        fold_roots(native, out);
+    }
     quality
+}
+
+/// Folds what called the outermost Python frame, or the outermost evaluator whose Python frames are not known. A stack
+/// without either keeps all its frames.
+fn fold_roots(native: &Native<'_>, out: &mut Vec<Joined>) {
+    let runs_python = |frame: &Joined| match *frame {
+        Joined::Python(_) => true,
+        Joined::Native(index) => native.entering(index).is_some(),
+        Joined::Collector => false,
+    };
+    let Some(outermost) = out.iter().rposition(runs_python) else { return };
+    let mut place = 0;
+    out.retain(|frame| {
+        place += 1;
+        // That the collector called it is not told by any frame.
+        place <= outermost + 1 || *frame == Joined::Collector
+    });
 }
 
 /// A run of Python frames, leaf first: indices. Empty for an activation that has none (yet, or any more).
@@ -277,7 +351,8 @@ fn activations(python: &Python<'_>) -> Vec<Activation> {
 fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
     let entering = (0..native.frames.len()).find_map(|index| native.entering(index)) == Some(true);
-    let both_whole = native.whole && python_whole;
+    let native_whole = native.has_all_evaluators();
+    let both_whole = native_whole && python_whole;
     if activations == 0 && evaluators > 0 {
         let entering = evaluators == 1 && entering && both_whole;
         return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
@@ -285,14 +360,21 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
         // A thread that never entered Python has no thread state: then nothing is missing either.
-        std::cmp::Ordering::Equal if native.whole && python.stop.is_whole() => (Some(0), Quality::Exact),
+        std::cmp::Ordering::Equal if native_whole && python.stop.is_whole() => (Some(0), Quality::Exact),
+        // Its Python frame is not linked yet, so what was cut off has one evaluator more than is seen.
+        std::cmp::Ordering::Equal if !native_whole && python_whole && entering => {
+            (Some(1), Quality::Repaired(Repair::OuterPython))
+        }
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
         // In the evaluator's first and last instructions its Python frame is not linked.
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
-            (Some(1), Quality::Repaired(Repair::Entering))
+            // The others are all there then, unless the one too many is the outermost, of a thread state that C code has
+            // changed for another one in between.
+            let sure = !native.foreign && !native.switching && !native.outermost_may_be_foreign();
+            (Some(1), if sure { Quality::Exact } else { Quality::Repaired(Repair::Entering) })
         }
         std::cmp::Ordering::Greater => (Some(0), Quality::Repaired(Repair::OuterNative)),
-        std::cmp::Ordering::Less if !native.whole => (Some(0), Quality::Repaired(Repair::OuterPython)),
+        std::cmp::Ordering::Less if !native_whole => (Some(0), Quality::Repaired(Repair::OuterPython)),
         std::cmp::Ordering::Less => (None, Quality::Failed),
     }
 }
@@ -301,6 +383,9 @@ struct Joining<'a> {
     native: &'a Native<'a>,
     activations: &'a [Activation],
     keep_interpreter: bool,
+    /// What follows the outermost Python frame is left out: where a native stack was cut and the innermost evaluator was
+    /// about to return, it is an inner call's, and its evaluator was cut off.
+    trims: bool,
     out: &'a mut Vec<Joined>,
 }
 
@@ -310,6 +395,9 @@ impl Joining<'_> {
         let mut evaluators = 0_usize;
         let mut left = self.activations.iter();
         for (index, kind) in self.native.frames.iter().enumerate() {
+            if self.trims && evaluators > 0 && left.len() == 0 {
+                break;
+            }
             if self.native.entering(index).is_none() {
                 self.native_frame(index, *kind, evaluators == 0);
                 continue;
@@ -340,11 +428,15 @@ impl Joining<'_> {
     fn native_frame(&mut self, index: usize, kind: NativeKind, above_all: bool) {
         let told = match kind {
             NativeKind::Other => true,
-            NativeKind::Interpreter => above_all,
-            NativeKind::Plumbing | NativeKind::Handler | NativeKind::Evaluator { .. } => false,
+            NativeKind::Interpreter | NativeKind::Collector => above_all,
+            NativeKind::Plumbing | NativeKind::Root | NativeKind::Handler | NativeKind::Evaluator { .. } => false,
         };
         if told || self.keep_interpreter {
             self.out.push(Joined::Native(index));
+        }
+        // Its functions call each other: one mark for them all.
+        if kind == NativeKind::Collector && self.native.frames.get(index + 1) != Some(&NativeKind::Collector) {
+            self.out.push(Joined::Collector);
         }
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! A stack is its Python frames, with native ones between them where those were recorded; where the walk could not give
 //! all Python frames, a marker frame says so in their place, so that no sample vanishes and no cut stack passes for a
-//! whole one. Which process a record belongs to is told by the record's instance, never by its pid alone: pids are used
+//! whole one. Which process a record belongs to is told by the record's instance and image, never by its pid alone: pids are used
 //! again.
 
 mod mixed;
 
-pub use mixed::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, Repair, join};
+pub use mixed::{Boundaries, Joined, Keep, Native, NativeKind, Python, PythonFrame, Quality, Repair, join};
 
 use crate::events::Frames;
 use crate::profile::{FrameId, Process, ProcessId, Profile, Thread, ThreadId};
@@ -23,17 +23,32 @@ pub const GC: &str = "<GC>";
 /// Name of the frame of a thread that was just entering the evaluator ([`StopReason::EnteringEval`]).
 pub const ENTERING: &str = "<entering evaluator>";
 
-/// What the kernel side calls a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Instance(pub u64);
+/// What the kernel side calls a program in a process. One that execs is another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ProgramKey {
+    /// The process.
+    pub instance: u64,
+    /// Its program; forked children share it.
+    pub image: u64,
+}
+
+impl ProgramKey {
+    /// Whose a record is.
+    #[must_use]
+    pub const fn of(record: &SampleRecord) -> Self {
+        Self { instance: record.instance, image: record.image }
+    }
+}
 
 /// Turns records into samples.
 #[derive(Debug, Default)]
 pub struct Merger {
-    processes: HashMap<Instance, ProcessId>,
-    threads: HashMap<(Instance, u32, i64), ThreadId>,
+    processes: HashMap<ProgramKey, ProcessId>,
+    threads: HashMap<(ProgramKey, u32, i64), ThreadId>,
+    /// Names of threads that the profile before had.
+    named: HashMap<(ProgramKey, u32, i64), String>,
     /// Who has a tid, and for the how-manieth time it was given out.
-    tids: HashMap<u32, (Instance, u64)>,
+    tids: HashMap<u32, (ProgramKey, u64)>,
     stack: Vec<FrameId>,
     python: Vec<PythonFrame>,
     joined: Vec<Joined>,
@@ -50,25 +65,27 @@ pub struct Owner {
     pub thread: ThreadId,
     /// Whether this is the process's first sample.
     pub first: bool,
+    /// Whether this is the first sample of a thread whose name is still to be asked for.
+    pub nameless: bool,
 }
 
 impl Merger {
     /// Whose the record is. A process met for the first time is described by `describe`.
     pub fn owner(&mut self, profile: &mut Profile, record: &SampleRecord, describe: impl FnOnce() -> Process) -> Owner {
-        let instance = Instance(record.instance);
-        let known = self.processes.get(&instance).copied();
+        let program = ProgramKey::of(record);
+        let known = self.processes.get(&program).copied();
         let process = known.unwrap_or_else(|| {
             let id = ProcessId(u32::try_from(profile.processes.len()).unwrap_or(u32::MAX));
             profile.processes.push(describe());
-            self.processes.insert(instance, id);
+            self.processes.insert(program, id);
             id
         });
-        let key = (instance, record.tid, record.interp_id.max(0));
-        let tids = &mut self.tids;
+        let key = (program, record.tid, record.interp_id.max(0));
+        let (tids, named, mut nameless) = (&mut self.tids, &mut self.named, false);
         let thread = *self.threads.entry(key).or_insert_with(|| {
-            let (holder, generation) = tids.entry(record.tid).or_insert((instance, 0));
-            if *holder != instance {
-                *holder = instance;
+            let (holder, generation) = tids.entry(record.tid).or_insert((program, 0));
+            if *holder != program {
+                *holder = program;
                 *generation += 1;
             }
             let id = ThreadId(u32::try_from(profile.threads.len()).unwrap_or(u32::MAX));
@@ -78,11 +95,29 @@ impl Merger {
                 unique_tid: u64::from(record.tid) | (*generation << 32),
                 ns_tid: record.ns_tid,
                 interpreter: u32::try_from(record.interp_id.max(0)).unwrap_or(u32::MAX),
-                name: comm_text(&record.comm),
+                name: named.remove(&key).unwrap_or_else(|| {
+                    nameless = true;
+                    comm_text(&record.comm)
+                }),
             });
             id
         });
-        Owner { process, thread, first: known.is_none() }
+        Owner { process, thread, first: known.is_none(), nameless }
+    }
+
+    /// A profile begins that has no processes, threads and frames yet. Threads of processes that are `alive` keep the names
+    /// that they have in the profile that ends; of the others nothing is kept.
+    pub fn begin_profile(&mut self, ended: &Profile, alive: impl Fn(ProgramKey) -> bool) {
+        self.processes.clear();
+        self.named = self
+            .threads
+            .drain()
+            .filter(|((program, ..), _)| alive(*program))
+            .map(|(key, thread)| (key, ended.thread(thread).name.clone()))
+            .collect();
+        self.markers.clear();
+        self.gc = None;
+        self.tids.retain(|_, (holder, _)| alive(*holder));
     }
 
     /// Makes the whole stack of a record: [`Merger::last`].
@@ -132,18 +167,28 @@ impl Merger {
             foreign: native.foreign || record.interp_id > 0,
             switching: native.switching,
         };
-        let mut quality = join(&with, &python, native.keep_interpreter, &mut joined);
+        let mut quality = join(&with, &python, native.keep, &mut joined);
         if record.status & status::BY_FRAME_POINTER != 0 && quality == Quality::Exact {
             quality = Quality::Repaired(Repair::FramePointers);
         }
-        let raw: Vec<RawFrame> = frames.iter().collect();
-        // Where Python's part of the stack was cut, the mark of it stands below its outermost frame.
+        // Where the native stack shows the collector, it is in its place already.
+        let flags = if joined.contains(&Joined::Collector) { !frame::GC } else { u8::MAX };
+        let raw: Vec<RawFrame> = frames.iter().map(|raw| RawFrame { flags: raw.flags & flags, ..raw }).collect();
+        // Where Python's part of the stack was cut, the mark of it stands below its outermost frame; without any, where the
+        // innermost evaluator runs what is not known.
         let cut = !matches!(
             stop,
             StopReason::Complete | StopReason::NoFrame | StopReason::NoThreadState | StopReason::RuntimeNotInitialized
         );
         let last = joined.iter().rposition(|frame| matches!(frame, Joined::Python(_)));
-        let marked = cut.then(|| last.map_or(joined.len(), |last| last + 1));
+        let evaluator = |joined: &Joined| match joined {
+            Joined::Native(index) => {
+                matches!(native.kinds[*index], NativeKind::Evaluator { .. } | NativeKind::Handler)
+            }
+            Joined::Python(_) | Joined::Collector => false,
+        };
+        let unknown = || joined.iter().position(evaluator).unwrap_or(joined.len());
+        let marked = cut.then(|| last.map_or_else(unknown, |last| last + 1));
         self.stack.clear();
         for (at, frame) in joined.iter().enumerate() {
             if marked == Some(at) {
@@ -153,6 +198,7 @@ impl Merger {
             match *frame {
                 Joined::Python(index) => self.push_python(profile, symbolizer, record, &raw[index]),
                 Joined::Native(index) => self.stack.extend_from_slice(native.frames(index)),
+                Joined::Collector => self.push_gc(profile),
             }
         }
         if marked == Some(joined.len()) || joined.is_empty() {
@@ -186,10 +232,17 @@ impl Merger {
         raw: &RawFrame,
     ) {
         if raw.flags & frame::GC != 0 {
-            self.stack.push(*self.gc.get_or_insert_with(|| profile.special_frame(GC)));
+            self.push_gc(profile);
         }
         let key = CodeKey { image: record.image, code: raw.code, fingerprint: raw.fingerprint };
+        if symbolizer.is_shim(key) {
+            return;
+        }
         self.stack.push(symbolizer.frame(profile, key, raw.lasti, raw.opcode));
+    }
+
+    fn push_gc(&mut self, profile: &mut Profile) {
+        self.stack.push(*self.gc.get_or_insert_with(|| profile.special_frame(GC)));
     }
 
     fn marker(&mut self, profile: &mut Profile, record: &SampleRecord) -> FrameId {
@@ -213,8 +266,8 @@ pub struct MixedWith<'a> {
     pub foreign: bool,
     /// Whether one of them called what switches between them.
     pub switching: bool,
-    /// Whether the interpreter's own frames are wanted, too.
-    pub keep_interpreter: bool,
+    /// Which native frames are wanted that say nothing about the Python code.
+    pub keep: Keep,
 }
 
 impl MixedWith<'_> {
@@ -222,6 +275,20 @@ impl MixedWith<'_> {
     fn frames(&self, index: usize) -> &[FrameId] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
         &self.ids[start..self.ends[index] as usize]
+    }
+}
+
+/// The number of the reason why a record's Python stack ended, once its native frames are known: whether evaluators stand
+/// among them tells a thread without Python from one whose state was not found.
+#[must_use]
+pub fn thread_told(record: &SampleRecord, kinds: &[NativeKind]) -> u8 {
+    const NONE: u8 = StopReason::NoThreadState as u8;
+    const UNKNOWN: u8 = StopReason::UnknownThread as u8;
+    let evaluators = kinds.iter().any(|kind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler));
+    match record.stop {
+        NONE if evaluators => UNKNOWN,
+        UNKNOWN if !evaluators && record.native_stop == StopReason::Complete as u8 => NONE,
+        stop => stop,
     }
 }
 
@@ -261,6 +328,16 @@ mod tests {
         assert_ne!(first.process, other.process);
         assert_eq!(profile.thread(first.thread).unique_tid, 100);
         assert_eq!(profile.thread(other.thread).unique_tid, 100 | 1 << 32);
+    }
+
+    #[test]
+    fn a_process_that_execs_is_another_one() {
+        let (mut merger, mut profile) = (Merger::default(), Profile::default());
+        let first = owner_of(&mut merger, &mut profile, 1, 100, 0);
+        let record = SampleRecord { instance: 1, image: 5, tid: 100, ..SampleRecord::default() };
+        let later = merger.owner(&mut profile, &record, Process::default);
+        assert!(later.first && first.process != later.process);
+        assert_eq!(profile.thread(later.thread).unique_tid, 100 | 1 << 32);
     }
 
     #[test]

@@ -4,12 +4,18 @@
 //! an index into its table. A frame may be *pending*: it has its place in the table, but its names arrive later
 //! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
+mod adopt;
 mod frames;
+mod library;
+mod nameless;
 mod native;
 mod script;
 mod strings;
 
+pub use adopt::{Adopted, Adopter};
 pub use frames::{Frame, FrameId, FrameTable};
+pub use library::{Library, library, package, package_path};
+pub use nameless::{address_of_name, name_of_address};
 pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::script;
 pub use strings::{StrId, StringTable};
@@ -26,7 +32,7 @@ pub struct ProcessId(pub u32);
 pub struct ThreadId(pub u32);
 
 /// One process that was sampled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Process {
     /// Its pid as the profiler's own namespace numbers it.
     pub pid: u32,
@@ -40,6 +46,9 @@ pub struct Process {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
+    /// What tells it from every other process of this boot of its host, one with the same pid included: hexadecimal
+    /// digits. Empty when not known.
+    pub instance: String,
 }
 
 impl Process {
@@ -128,7 +137,7 @@ impl Merge {
 }
 
 /// Everything that samples refer to.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Profile {
     /// Interned strings.
     pub strings: StringTable,

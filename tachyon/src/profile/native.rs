@@ -14,7 +14,7 @@
 
 use super::{Frame, FrameId, Profile, SPECIAL_FILENAME, StrId};
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Index of a [`NativeMapping`] in [`NativePlaces::mappings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +80,8 @@ pub struct NativePlaces {
     objects_by_name: HashMap<(String, String), Holder>,
     known: HashMap<FrameId, Known, RandomState>,
     places: HashMap<(Holder, u64, StrId), FrameId, RandomState>,
+    /// Path and build id of objects without a mapping here: those of a profile that was read from a file.
+    told: BTreeSet<(String, String)>,
 }
 
 impl NativePlaces {
@@ -96,6 +98,19 @@ impl NativePlaces {
     #[must_use]
     pub fn mapping(&self, id: MappingId) -> &NativeMapping {
         &self.mappings[id.0 as usize]
+    }
+
+    /// Adds an object of which no mapping is known.
+    pub fn tell_object(&mut self, path: String, build_id: String) {
+        self.told.insert((path, build_id));
+    }
+
+    /// Path and build id of all objects that have one, each once.
+    #[must_use]
+    pub fn objects(&self) -> BTreeSet<(&str, &str)> {
+        let told = self.told.iter().map(|(path, id)| (&**path, &**id));
+        let mapped = self.mappings.iter().map(|mapping| (&*mapping.path, &*mapping.build_id));
+        mapped.chain(told).filter(|(_, id)| !id.is_empty()).collect()
     }
 
     /// Whether there is no place.

@@ -1,14 +1,16 @@
 //! The account of a recording, put together from what each room counted.
 
 use super::native::Mapped;
-use super::registry::Registry;
+use super::registry::SegmentCounts;
+use super::request::Request;
 use super::samples::{Made, Merges};
-use super::throttle::Rates;
-use crate::cli::plan::Plan;
-use crate::events::ReaderStats;
 use crate::kernel::{Event, Kernel};
+use crate::merge::ProgramKey;
 use crate::profile::script;
+use crate::remote::helpers_cpu_time;
 use crate::report::{CostReport, NativeReport, ProcessReport, Report, StartReport};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,6 +23,15 @@ pub(super) const SCHEMA: u32 = 1;
 /// The kernel's own measuring of BPF programs, on while this lives.
 pub(super) struct Stats {
     held: Result<OwnedFd, String>,
+}
+
+/// What was used by a moment, since the start of everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used {
+    runs: Option<u64>,
+    run_ns: Option<u64>,
+    /// User and system time of this process, seconds.
+    cpu_s: f64,
 }
 
 impl Stats {
@@ -39,23 +50,30 @@ impl Stats {
     }
 
     /// CPU time of this process, and of the BPF programs where the kernel tells it, up to now.
-    pub fn used(&self, kernel: &Kernel) -> Duration {
+    pub fn time(&self, kernel: &Kernel) -> Duration {
         let bpf_ns = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok()).map_or(0, |stats| stats.run_ns);
         Duration::from_nanos(bpf_ns + super::registry::cpu_time_ns(std::process::id()).unwrap_or(0))
+            + helpers_cpu_time()
     }
 
-    /// What it measured, and this process's own cost.
-    pub fn finish(&self, kernel: &Kernel, ring_bytes: u32, start: StartReport) -> CostReport {
+    /// What was used up to now.
+    pub fn used(&self, kernel: &Kernel) -> Used {
         let measured = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok());
-        let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).ok();
-        let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+        let own_s = usage().map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()));
+        let cpu_s = own_s + helpers_cpu_time().as_secs_f64();
+        Used { runs: measured.map(|it| it.run_count), run_ns: measured.map(|it| it.run_ns), cpu_s }
+    }
+
+    /// What was used between two moments.
+    pub fn cost(&self, before: &Used, now: &Used, kernel: &Kernel, ring_bytes: u32, start: StartReport) -> CostReport {
+        let since = |before: Option<u64>, now: Option<u64>| now.map(|now| now.saturating_sub(before.unwrap_or(0)));
         CostReport {
-            bpf_run_count: measured.map(|stats| stats.run_count),
-            bpf_run_ns: measured.map(|stats| stats.run_ns),
+            bpf_run_count: since(before.runs, now.runs),
+            bpf_run_ns: since(before.run_ns, now.run_ns),
             bpf_stats: self.held.as_ref().map_or_else(Clone::clone, |_| "on".to_owned()),
-            user_cpu_s: usage.map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
+            user_cpu_s: now.cpu_s - before.cpu_s,
             // Linux counts `ru_maxrss` in KiB (getrusage(2)).
-            peak_rss_bytes: usage.map_or(0, |usage| usage.max_rss().unsigned_abs() * 1024),
+            peak_rss_bytes: usage().map_or(0, |usage| usage.max_rss().unsigned_abs() * 1024),
             map_bytes: kernel.map_bytes(),
             ring_bytes: u64::from(ring_bytes),
             start,
@@ -63,80 +81,117 @@ impl Stats {
     }
 }
 
-/// What the account is made of.
+fn usage() -> Option<Usage> {
+    getrusage(UsageWho::RUSAGE_SELF).ok()
+}
+
+fn seconds(time: TimeVal) -> f64 {
+    time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6
+}
+
+/// What the account of a segment is made of.
 pub(super) struct Facts<'a> {
-    pub plan: &'a Plan,
-    pub rates: &'a Rates,
+    pub request: &'a Request,
+    /// Samples to expect of the segment's CPU time; `None` where none could be measured.
+    pub expected: Option<f64>,
+    pub cpu_ns: u64,
     pub event: Event,
     pub duration: Duration,
     pub counters: &'a Counters,
-    pub reader: &'a ReaderStats,
+    /// Lifecycle records that found their ring full.
+    pub events_lost: u64,
+    /// Whether a run was under way when the counters were read.
+    pub unsettled: bool,
+    pub reader: &'a Read,
     pub made: &'a Made,
-    pub registry: &'a Registry,
+    pub counts: &'a SegmentCounts,
     pub mapped: Option<&'a Mapped>,
     pub cost: CostReport,
 }
 
+/// What the reader did in a segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Read {
+    /// Sample records of the segment's bank.
+    pub samples: u64,
+    /// Records that are neither samples nor code objects.
+    pub bad_records: u64,
+    pub longest_stall: Duration,
+    pub stalled_without_cpu: Duration,
+}
+
+/// By how much two counts of the same differ, summed over all that are counted twice: the kernel side's runs and their ends,
+/// records sent, read, received and dealt with. 0, or something is wrong with the recorder itself.
+fn inconsistent(facts: &Facts<'_>) -> u64 {
+    let Facts { counters, reader, made, .. } = facts;
+    let dealt_with = made.stored + made.write_errors + made.bad_samples;
+    counters.ran.abs_diff(counters.ended())
+        + counters.sent.abs_diff(reader.samples)
+        + reader.samples.abs_diff(made.received)
+        + made.received.abs_diff(dealt_with)
+        + reader.bad_records
+        + u64::from(facts.unsettled)
+}
+
 /// Puts the report together. `ran = stored + idle + filtered + not_python + Σ loss`, to the unit.
 pub(super) fn report(facts: &Facts<'_>) -> Report {
-    let Facts { plan, counters, made, registry, .. } = facts;
+    let Facts { request, counters, made, counts, .. } = facts;
     let mut loss: BTreeMap<String, u64> =
         LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), counters.loss[cause as usize])).collect();
     let mut add = |cause: LossCause, count: u64| *loss.entry(cause.name().to_owned()).or_default() += count;
-    // A record that was sent and is neither stored nor refused by the sink was no record that could be read.
-    add(LossCause::BadRecord, counters.sent.saturating_sub(made.stored + made.write_errors));
+    // What was sent and never came is no less lost than what came and could not be read; `inconsistent` tells that it was.
+    let never_came = counters.sent.saturating_sub(made.stored + made.write_errors + made.bad_samples);
+    add(LossCause::BadRecord, made.bad_samples + never_came);
     add(LossCause::WriteError, made.write_errors);
-    // Programs that turned out not to be CPython before anybody could look at them.
-    let uninspected = loss.entry(LossCause::Uninspected.name().to_owned()).or_default();
-    let reclaimed = registry.reclaimed().min(*uninspected);
-    *uninspected -= reclaimed;
-    let turned_away = registry.reclaimed_filtered().min(*uninspected);
-    *uninspected -= turned_away;
-    let gone = loss.entry(LossCause::ProcessGone.name().to_owned()).or_default();
-    let reclaimed_gone = registry.reclaimed_gone().min(*gone);
-    *gone -= reclaimed_gone;
+    add(LossCause::Internal, counters.ran.saturating_sub(counters.ended()));
+    // Programs that turned out not to be CPython, or were over, before anybody could look at them.
+    let reclaimed = { counts.reclaimed }.reclassify(&mut loss);
 
-    let cpu_ns = registry.python_cpu_ns();
-    let expected = cpu_ns.map(|ns| facts.rates.expected(ns).round() as u64);
+    let expected = facts.expected.map(|expected| expected.round() as u64);
     let met = made.stored + loss.values().sum::<u64>();
     // Samples that did not hold the GIL were met too, though they are not wanted.
-    let met = if plan.gil { met + counters.filtered } else { met };
+    let met = if request.gil { met + counters.filtered } else { met };
+    let cpu_s = facts.cpu_ns as f64 / 1e9;
     Report {
         schema: SCHEMA,
         ran: counters.ran,
         stored: made.stored,
         cut: false,
         idle: counters.idle,
-        filtered: counters.filtered + turned_away,
-        not_python: counters.not_python + reclaimed + reclaimed_gone,
+        filtered: counters.filtered + reclaimed.filtered,
+        not_python: counters.not_python + reclaimed.not_python + reclaimed.not_python_gone,
         loss,
+        inconsistent: inconsistent(facts),
         expected,
         not_fired: expected.map(|expected| expected.saturating_sub(met)),
         stops: stops(&made.stops),
         native: native(made, facts.mapped),
-        rate_hz: plan.rate_hz,
-        effective_rate_hz: facts.rates.effective_hz(cpu_ns.unwrap_or(0)),
+        rate_hz: request.rate_hz,
+        effective_rate_hz: facts.expected.filter(|_| cpu_s > 0.0).map_or(request.rate_hz, |expected| expected / cpu_s),
         event: facts.event.name().to_owned(),
+        jitter: facts.event.jitter(),
         duration_s: facts.duration.as_secs_f64(),
         longest_reader_stall_s: facts.reader.longest_stall.as_secs_f64(),
         reader_stall_without_cpu_s: facts.reader.stalled_without_cpu.as_secs_f64(),
+        codes_sent: counters.codes_sent,
         codes_not_sent: counters.code_ring_full,
-        process_events_lost: counters.events_lost,
-        refused: registry.refused.clone(),
-        notes: notes(registry),
-        processes: processes(made, registry),
+        process_events_lost: facts.events_lost,
+        refused: counts.refused.clone(),
+        notes: notes(counts),
+        processes: processes(made, counts),
         cost: facts.cost.clone(),
+        ..Report::default()
     }
 }
 
 /// What was noted, and what is too much to be listed.
-fn notes(registry: &Registry) -> Vec<String> {
-    let mut notes: Vec<String> = registry.notes.iter().cloned().collect();
-    if registry.refused_more > 0 {
-        notes.push(format!("{} processes more could not be profiled than are listed", registry.refused_more));
+fn notes(counts: &SegmentCounts) -> Vec<String> {
+    let mut notes: Vec<String> = counts.notes.iter().cloned().collect();
+    if counts.refused_more > 0 {
+        notes.push(format!("{} more processes could not be profiled and are not listed", counts.refused_more));
     }
-    if registry.forgotten > 0 {
-        let forgotten = registry.forgotten;
+    if counts.forgotten > 0 {
+        let forgotten = counts.forgotten;
         notes.push(format!("{forgotten} short-lived CPython processes without a sample are not listed one by one"));
     }
     notes
@@ -153,7 +208,7 @@ fn stops(by_number: &HashMap<u8, u64>) -> BTreeMap<String, u64> {
 }
 
 fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
-    let (native, mapped) = made.native.as_ref().zip(mapped)?;
+    let mapped = mapped?;
     let sum = |of: fn(&Merges) -> u64| made.processes.iter().map(|process| of(&process.merges)).sum::<u64>();
     let [exact, repaired, failed] = [sum(|it| it.exact), sum(|it| it.repaired), sum(|it| it.failed)];
     Some(NativeReport {
@@ -161,8 +216,8 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
         repaired,
         failed,
         missing: made.stored.saturating_sub(exact + repaired + failed),
-        repairs: native.repairs.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect(),
-        stops: stops(&native.stops),
+        repairs: made.native.repairs.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect(),
+        stops: stops(&made.native.stops),
         table_bytes: mapped.table_bytes,
         refused: mapped.refused.clone(),
     })
@@ -170,14 +225,15 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
 
 /// Sampled processes in order of first sample, then those that were CPython and met only before they were inspected,
 /// or not at all.
-fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
+fn processes(made: &Made, segment: &SegmentCounts) -> Vec<ProcessReport> {
     let mut reports: Vec<ProcessReport> = made
         .processes
         .iter()
         .zip(&made.profile.processes)
         .map(|(counts, process)| {
-            let info = registry.get(counts.instance);
+            let info = segment.get(counts.program);
             ProcessReport {
+                instance: (counts.program.instance, counts.program.image),
                 pid: process.pid,
                 comm: process.comm.clone(),
                 python_version: process.python_version.clone(),
@@ -195,12 +251,15 @@ fn processes(made: &Made, registry: &Registry) -> Vec<ProcessReport> {
             }
         })
         .collect();
-    let sampled: HashSet<u64> = made.processes.iter().map(|counts| counts.instance).collect();
-    let mut others: Vec<_> = registry
-        .python()
+    let sampled: HashSet<ProgramKey> = made.processes.iter().map(|counts| counts.program).collect();
+    let mut others: Vec<_> = segment
+        .processes
+        .iter()
         // A child of a Python process that ran something else is none, whatever its first moments were.
-        .filter(|(instance, info)| !sampled.contains(instance) && !info.version().is_empty())
-        .map(|(_, info)| ProcessReport {
+        .filter(|(key, info)| !sampled.contains(*key) && !info.version().is_empty())
+        .filter(|(_, info)| info.uninspected > 0 || !info.execs_later())
+        .map(|(&key, info)| ProcessReport {
+            instance: (key.instance, key.image),
             pid: info.pid,
             comm: info.comm.clone(),
             python_version: info.version().to_owned(),

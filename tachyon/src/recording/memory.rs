@@ -8,7 +8,7 @@
 
 use super::follow::lock;
 use super::samples::Maker;
-use crate::cli::failure::Failure;
+use crate::advice::Refusal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl Memory {
     ///
     /// # Errors
     /// When that is too much already.
-    pub fn start(limit: u64, maps: Arc<AtomicU64>) -> Result<Self, Failure> {
+    pub fn start(limit: u64, maps: Arc<AtomicU64>) -> Result<Self, Refusal> {
         let used = resident() + maps.load(Ordering::Relaxed);
         if used >= limit / 4 * 3 {
             // Half as much again is the least that leaves room for names.
@@ -62,7 +62,7 @@ impl Memory {
                 mebibytes(limit),
                 mebibytes(used)
             );
-            return Err(Failure::new(what).with_hint(format!("give it {}", mebibytes(enough))));
+            return Err(Refusal::new(what).with_hint(format!("give it {}", mebibytes(enough))));
         }
         Ok(Self { limit, maps, looked: None, shrunk: None, no_names: false, start: Instant::now() })
     }
@@ -144,7 +144,7 @@ fn resident() -> u64 {
 }
 
 /// Gives memory that was freed back to the system: glibc keeps it.
-fn return_freed() {
+pub(super) fn return_freed() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time, by any thread.
     unsafe {

@@ -57,6 +57,11 @@ impl Names {
         self.layouts.entry(image).or_insert(number);
     }
 
+    /// A profile begins that has no threads yet.
+    pub fn begin_profile(&mut self) {
+        self.pending.clear();
+    }
+
     /// Ends an image whose last process is gone.
     pub fn forget(&mut self, image: u64) {
         self.layouts.remove(&image);

@@ -1,203 +1,40 @@
 //! What is known of every process of a recording, for those who name, account and report.
 //!
 //! Shared by the thread that follows processes (writer) and the one that makes samples (reader). Keyed by the
-//! kernel side's *instance*, never by pid alone: a pid is used again. What turns out not to be CPython leaves it at
+//! kernel side's *instance*, never by pid alone: a pid is used again. A process that execs is several entries, one for each
+//! of its programs, which are told apart by their *image*. What turns out not to be CPython leaves it at
 //! once, for the kernel side does not tell of its end; an always-on recording would collect every program of the host.
 
-use crate::remote::RemoteProcess;
-use crate::types::Pid;
-use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+mod counts;
+mod process;
+
+pub(super) use counts::{Reclaimed, SegmentCounts};
+pub(super) use process::{ProcessInfo, Program, cpu_time_ns};
+
+use crate::merge::ProgramKey;
+use crate::types::KtimeNs;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use tachyon_common::event::ProcessRecord;
 use tachyon_common::layout::Layout;
-use tachyon_common::process::flags;
-
-/// Whether a process runs CPython.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// Not told yet.
-    Unknown,
-    /// CPython of this version, `PY_VERSION_HEX` and as text.
-    Python(u32, String),
-    /// Something else, or a CPython that was refused.
-    Other,
-}
-
-impl Verdict {
-    fn python(&self) -> Option<(u32, String)> {
-        match self {
-            Self::Python(hex, text) => Some((*hex, text.clone())),
-            Self::Unknown | Self::Other => None,
-        }
-    }
-}
-
-/// One process.
-#[derive(Clone, Debug)]
-pub(super) struct ProcessInfo {
-    pub pid: u32,
-    pub image: u64,
-    pub verdict: Verdict,
-    pub comm: String,
-    pub cmdline: Vec<String>,
-    /// Container and pod, empty when there are none.
-    pub container: String,
-    pub pod: String,
-    /// CPU time it had when it was selected, or when its present program began, nanoseconds.
-    cpu_start_ns: u64,
-    /// CPU time of its earlier programs that were CPython.
-    cpu_before_ns: u64,
-    /// CPU time at its exit, as the kernel side told it.
-    cpu_end_ns: Option<u64>,
-    /// Runs that met it before it was inspected, over all its images that were CPython or are undecided.
-    pub uninspected: u64,
-    pub alive: bool,
-    /// Version of its latest image that was CPython, as in [`Verdict::Python`].
-    last_python: Option<(u32, String)>,
-    /// Whether the profile has samples of it: it refers to what is known here, at the end.
-    pub sampled: bool,
-}
-
-impl ProcessInfo {
-    pub fn new(pid: u32, image: u64, verdict: Verdict, cpu_start_ns: u64) -> Self {
-        let (container, pod) = read_container(pid);
-        Self {
-            pid,
-            image,
-            container,
-            pod,
-            last_python: verdict.python(),
-            verdict,
-            comm: read_comm(pid),
-            cmdline: read_cmdline(pid),
-            cpu_start_ns,
-            cpu_before_ns: 0,
-            cpu_end_ns: None,
-            uninspected: 0,
-            alive: true,
-            sampled: false,
-        }
-    }
-
-    /// CPython's version as text; empty when it is not CPython (any more).
-    pub fn version(&self) -> &str {
-        match &self.verdict {
-            Verdict::Python(_, version) => version,
-            Verdict::Unknown | Verdict::Other => "",
-        }
-    }
-
-    /// Whether any of its images was CPython.
-    pub fn ever_python(&self) -> bool {
-        self.last_python.is_some()
-    }
-
-    /// Version of its latest CPython, `PY_VERSION_HEX` and as text, whatever it runs now.
-    pub fn last_python(&self) -> Option<(u32, &str)> {
-        self.last_python.as_ref().map(|(hex, text)| (*hex, text.as_str()))
-    }
-
-    /// CPU time of all its threads while it was selected and ran CPython, nanoseconds; `None` when it could not be
-    /// measured.
-    pub fn cpu_ns(&self) -> Option<u64> {
-        if !self.is_python() {
-            return Some(self.cpu_before_ns);
-        }
-        let now = || if self.alive { cpu_time_ns(self.pid) } else { None };
-        self.cpu_end_ns.or_else(now).map(|end| self.cpu_before_ns + end.saturating_sub(self.cpu_start_ns))
-    }
-
-    fn is_python(&self) -> bool {
-        matches!(self.verdict, Verdict::Python(..))
-    }
-
-    /// What it has used so far is not what its samples will stand for.
-    pub fn cpu_starts_now(&mut self) {
-        let now = if self.alive { cpu_time_ns(self.pid) } else { None };
-        // One that has ended, whether that has been told or not, uses no more.
-        self.cpu_start_ns = now.unwrap_or(u64::MAX);
-    }
-
-    /// A new program begins, at this CPU time.
-    fn exec(&mut self, comm: String, cpu_ns: Option<u64>) {
-        if let Some(cpu_ns) = cpu_ns {
-            if self.is_python() {
-                self.cpu_before_ns += cpu_ns.saturating_sub(self.cpu_start_ns);
-            }
-            self.cpu_start_ns = cpu_ns;
-        }
-        self.verdict = Verdict::Unknown;
-        self.comm = comm;
-        // Rather none than its parent's.
-        self.cmdline = read_cmdline(self.pid);
-    }
-
-    /// Sets the verdict on the present image.
-    pub fn decide(&mut self, verdict: Verdict) {
-        self.last_python = verdict.python().or(self.last_python.take());
-        self.verdict = verdict;
-    }
-
-    /// Brings name and command line up to date (they change at `exec`).
-    pub fn refresh(&mut self) {
-        let (comm, cmdline) = (read_comm(self.pid), read_cmdline(self.pid));
-        if !comm.is_empty() {
-            self.comm = comm;
-        }
-        if !cmdline.is_empty() {
-            self.cmdline = cmdline;
-        }
-        // A runtime moves a process into its container before it execs the program.
-        (self.container, self.pod) = read_container(self.pid);
-    }
-}
-
-/// CPU time of a live process, dead threads included (`CLOCK_PROCESS_CPUTIME_ID` of another process).
-pub(super) fn cpu_time_ns(pid: u32) -> Option<u64> {
-    let clock: ClockId = clock_getcpuclockid(nix::unistd::Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
-    let time = clock_gettime(clock).ok()?;
-    Some(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
-}
-
-fn read_comm(pid: u32) -> String {
-    let text = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
-}
-
-/// Container and pod of a process; empty where it is in none.
-fn read_container(pid: u32) -> (String, String) {
-    let cgroups = RemoteProcess::at(Pid(pid)).cgroups().unwrap_or_default();
-    (cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default())
-}
-
-/// At most 4 KiB of the command line: a target can make it as long as it likes.
-fn read_cmdline(pid: u32) -> Vec<String> {
-    use std::io::Read as _;
-    let mut text = Vec::new();
-    if let Ok(file) = std::fs::File::open(format!("/proc/{pid}/cmdline")) {
-        // A process that vanishes meanwhile has no command line.
-        let _gone = file.take(4096).read_to_end(&mut text);
-    }
-    let text = text.strip_suffix(b"\0").unwrap_or(&text);
-    if text.is_empty() {
-        return Vec::new();
-    }
-    text.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
-}
+use tachyon_common::process::{Life, flags};
 
 /// All processes of a recording.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     by_instance: HashMap<u64, ProcessInfo>,
+    /// CPythons that their processes have left by `exec`.
+    past: HashMap<ProgramKey, ProcessInfo>,
+    /// Programs that had samples before anything was known of them; the first [`MAX_EARLY`].
+    early: HashSet<ProgramKey>,
     current: HashMap<u32, u64>,
     layouts: Vec<Layout>,
-    /// Runs counted as "not inspected" that turned out to have met something that is not CPython.
-    not_python: u64,
-    /// The same for runs counted as "process gone".
-    not_python_gone: u64,
-    /// Runs counted as "not inspected" that met a process that is not asked for.
-    filtered: u64,
+    /// Runs that the kernel side counts as lost, and what is known of them by now.
+    reclaimed: Reclaimed,
+    /// Processes that ended undecided and were looked at: no CPython. The latest [`MAX_OTHERS`].
+    others: VecDeque<u64>,
+    /// When sampling ended: what processes use later stands for no samples.
+    ended_ns: Option<u64>,
     /// What was met and refused, by reason, with the pids; the first [`MAX_REFUSED`].
     pub refused: Vec<String>,
     /// How many more there were.
@@ -206,18 +43,18 @@ pub(super) struct Registry {
     pub notes: BTreeSet<String>,
     /// Notes that are to be told on the terminal while the recording runs.
     pub told: Vec<String>,
-    /// Those that have been: its end does not repeat them.
-    pub said: BTreeSet<String>,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.
     pub dead_images: Vec<(u64, Instant)>,
     /// Images whose code objects make no sense: their layout is not what it was taken for.
     pub nonsense: Vec<u64>,
-    /// Processes that were CPython and have become something else or ended, each with the time.
-    left: VecDeque<(u64, Instant)>,
+    /// Programs that were CPython and have been left or ended, each with the time.
+    left: VecDeque<(ProgramKey, Instant)>,
     /// CPU time, as CPython, of those of them that are forgotten.
     forgotten_cpu_ns: u64,
+    /// CPU time of segments that have been accounted for.
+    cpu_of_segments_ns: u64,
     /// How many of these had run CPython to their end.
     pub forgotten: u64,
     /// Ended processes that are known only because runs met them before they were inspected.
@@ -228,6 +65,10 @@ pub(super) struct Registry {
 const MAX_REFUSED: usize = 1000;
 /// Notes are about interpreters, of which a host may see a new one each minute.
 const MAX_NOTES: usize = 256;
+/// Of a healthy recording these are a few at a time: an `exec` is told within milliseconds.
+const MAX_EARLY: usize = 4096;
+/// Ended programs that are remembered until their `task_struct` goes, which is mostly at once.
+const MAX_OTHERS: usize = 4096;
 /// Ended processes that were met, but never sampled, and are listed one by one.
 const MAX_UNINSPECTED_ONLY: usize = 1000;
 
@@ -238,22 +79,42 @@ impl Registry {
             info.cpu_before_ns = 0;
             info.cpu_starts_now();
         }
+        self.past.values_mut().for_each(ProcessInfo::never_counts);
         self.forgotten_cpu_ns = 0;
     }
 
     /// Sampling has ended: what processes use from now on (on a busy machine the rest takes seconds) is not counted.
     pub fn sampling_ended(&mut self) {
+        self.ended_ns = Some(KtimeNs::now().0);
         for info in self.by_instance.values_mut().filter(|info| info.alive) {
             info.cpu_end_ns = cpu_time_ns(info.pid);
         }
     }
 
-    pub fn insert(&mut self, instance: u64, info: ProcessInfo) {
+    /// CPU time of all processes as CPython since the start, all segments included.
+    pub fn python_cpu_ns_in_all(&self) -> u64 {
+        self.cpu_of_segments_ns + self.python_cpu_ns().unwrap_or(0)
+    }
+
+    /// CPU time that was told or measured at this moment, without what may have been used since sampling ended.
+    fn until_the_end(&self, cpu_ns: u64, ktime_ns: u64) -> u64 {
+        self.ended_ns.map_or(cpu_ns, |ended_ns| cpu_ns.saturating_sub(ktime_ns.saturating_sub(ended_ns)))
+    }
+
+    pub fn insert(&mut self, instance: u64, mut info: ProcessInfo) {
+        info.sampled |= self.early.remove(&ProgramKey { instance, image: info.image });
+        if self.ended_ns.is_some() && info.alive && info.cpu_end_ns.is_none() {
+            // Of one that is gone its exit tells.
+            info.cpu_end_ns = cpu_time_ns(info.pid).map(|cpu_ns| self.until_the_end(cpu_ns, KtimeNs::now().0));
+        }
         let before = self.current.insert(info.pid, instance).filter(|&before| before != instance);
         // Its end was told to nobody (a full ring): it has ended all the same, for its pid is used again.
         if let Some((before, ended)) = before.and_then(|before| Some((before, self.by_instance.get_mut(&before)?))) {
             ended.alive = false;
-            self.left.push_back((before, Instant::now()));
+            let program = ProgramKey { instance: before, image: ended.image };
+            self.left.push_back((program, Instant::now()));
+            self.by_instance.insert(instance, info);
+            return self.image_left(program.image);
         }
         self.by_instance.insert(instance, info);
     }
@@ -262,11 +123,29 @@ impl Registry {
         self.by_instance.get(&instance)
     }
 
-    /// The profile has a first sample of a process. Returns what is known of it.
-    pub fn sampled(&mut self, instance: u64) -> Option<&ProcessInfo> {
-        let info = self.by_instance.get_mut(&instance)?;
+    /// What is known of a program, which its process may have left.
+    fn program(&self, key: ProgramKey) -> Option<&ProcessInfo> {
+        let present = self.by_instance.get(&key.instance).filter(|info| info.image == key.image);
+        present.or_else(|| self.past.get(&key))
+    }
+
+    /// The profile has a first sample of a program. Returns what is known of it.
+    pub fn sampled(&mut self, key: ProgramKey) -> Option<&mut ProcessInfo> {
+        let present = self.by_instance.get_mut(&key.instance).filter(|info| info.image == key.image);
+        let Some(info) = present.or_else(|| self.past.get_mut(&key)) else {
+            // The kernel side knew it by its executable, and its `exec` is still to be read.
+            if self.early.len() < MAX_EARLY {
+                self.early.insert(key);
+            }
+            return None;
+        };
         info.sampled = true;
         Some(info)
+    }
+
+    /// A program is the present one of a process that has not ended.
+    pub fn is_alive(&self, key: ProgramKey) -> bool {
+        self.by_instance.get(&key.instance).is_some_and(|info| info.alive && info.image == key.image)
     }
 
     /// The process that has this pid now.
@@ -298,7 +177,7 @@ impl Registry {
 
     /// Whether any process is still alive that is or may become CPython.
     pub fn any_alive(&self) -> bool {
-        self.live().any(|info| info.verdict != Verdict::Other)
+        self.live().any(|info| info.program != Program::Other)
     }
 
     /// Adds runs that met a process before it was inspected: lost if it is CPython, else none of ours.
@@ -306,28 +185,73 @@ impl Registry {
         match self.by_instance.get_mut(&instance) {
             Some(info) if python => info.uninspected += count,
             _ if python => {}
-            _ => self.not_python += count,
+            _ => self.reclaimed.not_python += count,
         }
     }
 
-    /// Runs that were counted as "not inspected" and belong to `not_python`.
-    pub fn reclaimed(&self) -> u64 {
-        self.not_python
+    /// A process runs CPython, now that it has been looked at.
+    pub fn is_python(&mut self, pid: u32, life: &Life, program: Program) {
+        match self.by_instance.get_mut(&life.instance) {
+            Some(info) => {
+                // Its `exec` was told to nobody (a full ring).
+                if info.image != life.image && info.is_python() {
+                    let (comm, cpu_ns) = (info.comm.clone(), cpu_time_ns(pid));
+                    self.begin_program(life.instance, life.image, comm, cpu_ns);
+                }
+                let Some(info) = self.by_instance.get_mut(&life.instance) else { return };
+                info.image = life.image;
+                info.sampled |= self.early.remove(&ProgramKey { instance: life.instance, image: life.image });
+                info.decide(program);
+                info.refresh();
+            }
+            None => self.insert(life.instance, ProcessInfo::new(pid, life.image, program, 0)),
+        }
     }
 
-    /// Runs that were counted as "not inspected" and belong to `filtered`.
-    pub fn reclaimed_filtered(&self) -> u64 {
-        self.filtered
+    /// A program was decided on that had met this many runs by then.
+    pub fn inspected(&mut self, instance: u64, uninspected: u64, python: bool) {
+        let told = self.by_instance.get_mut(&instance).map(|info| info.new_of(uninspected));
+        self.add_uninspected(instance, told.unwrap_or(uninspected), python);
+    }
+
+    /// A program that was none of ours has become CPython: what it did before was accounted for then.
+    pub fn late(&mut self, instance: u64, uninspected: u64) {
+        if let Some(info) = self.by_instance.get_mut(&instance) {
+            info.new_of(uninspected);
+            info.cpu_starts_now();
+        }
+    }
+
+    /// The same when a program is over: one that nobody has looked at may have been CPython.
+    fn add_uninspected_of_ended(&mut self, instance: u64, count: u64) {
+        let Some(info) = self.by_instance.get_mut(&instance) else {
+            self.reclaimed.never_inspected += count;
+            return;
+        };
+        let count = info.new_of(count);
+        if info.program == Program::Unknown && !info.looked_at {
+            self.reclaimed.never_inspected += count;
+        } else {
+            let python = info.is_python();
+            self.add_uninspected(instance, count, python);
+        }
+    }
+
+    /// A program was inspected while it ran, and was no CPython so far.
+    pub fn looked_at(&mut self, instance: u64, image: u64) {
+        if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
+            info.looked_at = true;
+        }
     }
 
     /// Runs that the kernel side counts as lost and that are not.
     pub fn not_lost(&self) -> u64 {
-        self.not_python + self.not_python_gone + self.filtered
+        self.reclaimed.not_lost()
     }
 
     /// A process whose new program is not asked for. What it was before stays known if it was CPython.
     pub fn turn_away(&mut self, instance: u64, uninspected: u64) {
-        self.filtered += uninspected;
+        self.reclaimed.filtered += uninspected;
         self.leave(instance);
     }
 
@@ -335,11 +259,31 @@ impl Registry {
     /// leaves now, and comes again with its next `exec`. One that was CPython may still have samples on their way.
     pub fn leave(&mut self, instance: u64) {
         let Some(info) = self.by_instance.get_mut(&instance) else { return };
-        info.decide(Verdict::Other);
+        info.decide(Program::Other);
         if info.ever_python() {
-            self.left.push_back((instance, Instant::now()));
+            self.left.push_back((ProgramKey { instance, image: info.image }, Instant::now()));
         } else {
             self.remove(instance);
+        }
+    }
+
+    /// Another program begins. The one before has an entry of its own from now on, if it was CPython.
+    fn begin_program(&mut self, instance: u64, image: u64, comm: String, cpu_ns: Option<u64>) {
+        let Some(info) = self.by_instance.get_mut(&instance) else { return };
+        let key = ProgramKey { instance, image: info.image };
+        let before = info.exec(image, comm, cpu_ns);
+        info.sampled |= self.early.remove(&ProgramKey { instance, image });
+        if let Some(before) = before {
+            self.past.insert(key, before);
+            self.left.push_back((key, Instant::now()));
+            self.image_left(key.image);
+        }
+    }
+
+    /// Forgets a program.
+    fn remove_program(&mut self, key: ProgramKey) {
+        if self.past.remove(&key).is_none() {
+            self.remove(key.instance);
         }
     }
 
@@ -355,39 +299,83 @@ impl Registry {
     /// programs that hardly ran. Of those that were met too early only so many are listed one by one.
     pub fn forget_left(&mut self, age: Duration) {
         while self.left.front().is_some_and(|(_, since)| since.elapsed() >= age) {
-            let Some((instance, _)) = self.left.pop_front() else { return };
-            let Some(info) = self.by_instance.get(&instance) else { continue };
+            let Some((key, _)) = self.left.pop_front() else { return };
+            let Some(info) = self.program(key) else { continue };
             // Else it runs CPython again, or may do so: when that ends it gets another entry here.
-            let over = info.verdict == Verdict::Other || !info.alive;
+            let over = info.program == Program::Other || !info.alive;
             if !over || info.sampled {
                 continue;
             }
-            let to_its_end = !info.alive && info.is_python();
+            let to_its_end = !info.alive && info.is_python() && !info.accounted;
             if to_its_end && info.uninspected > 0 && self.uninspected_only < MAX_UNINSPECTED_ONLY {
                 self.uninspected_only += 1;
                 continue;
             }
+            // What a process was before it ran something else is no process of its own.
+            let listed = to_its_end && !info.execs_later();
             self.forgotten_cpu_ns += info.cpu_ns().unwrap_or(0);
-            self.forgotten += u64::from(to_its_end);
-            self.remove(instance);
+            self.forgotten += u64::from(listed);
+            self.remove_program(key);
         }
     }
 
     /// CPU time of all processes as CPython while they were selected; `None` when none could be measured.
     pub fn python_cpu_ns(&self) -> Option<u64> {
-        let known: Vec<u64> = self.python().filter_map(|(_, info)| info.cpu_ns()).collect();
-        (!known.is_empty() || self.forgotten_cpu_ns > 0).then(|| self.forgotten_cpu_ns + known.iter().sum::<u64>())
+        counts::python_cpu_ns(self.python(), self.forgotten_cpu_ns)
     }
 
-    /// Runs that were counted as "process gone" and belong to `not_python`.
-    pub fn reclaimed_gone(&self) -> u64 {
-        self.not_python_gone
+    /// Ends a segment: gives its numbers away and begins the next. To be called when all records of the segment have been
+    /// dealt with. What has ended is forgotten, but for the last `settled`, whose records may still be on their way.
+    pub fn cut(&mut self, settled: Duration) -> SegmentCounts {
+        self.end_those_that_are_gone();
+        let mut processes = HashMap::new();
+        for (&instance, info) in self.by_instance.iter_mut().filter(|(_, info)| info.has_news()) {
+            processes.insert(ProgramKey { instance, image: info.image }, info.cut());
+        }
+        for (&key, info) in self.past.iter_mut().filter(|(_, info)| info.has_news()) {
+            processes.insert(key, info.cut());
+        }
+        let counts = SegmentCounts {
+            processes,
+            reclaimed: std::mem::take(&mut self.reclaimed),
+            refused: std::mem::take(&mut self.refused),
+            refused_more: std::mem::take(&mut self.refused_more),
+            notes: std::mem::take(&mut self.notes),
+            forgotten: std::mem::take(&mut self.forgotten),
+            forgotten_cpu_ns: std::mem::take(&mut self.forgotten_cpu_ns),
+        };
+        self.cpu_of_segments_ns += counts.python_cpu_ns().unwrap_or(0);
+        self.uninspected_only = 0;
+        // Those that had samples, or were listed, wait for nothing but this.
+        let waiting: HashSet<ProgramKey> = self.left.iter().map(|(key, _)| *key).collect();
+        self.past.retain(|key, _| waiting.contains(key));
+        let over = |info: &ProcessInfo| !info.alive || info.program == Program::Other;
+        let is_waiting =
+            |instance: u64, info: &ProcessInfo| waiting.contains(&ProgramKey { instance, image: info.image });
+        let over = self.by_instance.iter().filter(|(instance, info)| over(info) && !is_waiting(**instance, info));
+        for instance in over.map(|(&instance, _)| instance).collect::<Vec<_>>() {
+            self.remove(instance);
+        }
+        self.forget_left(settled);
+        counts
+    }
+
+    /// Ends processes whose end was told to nobody (a full ring): they would stay for ever.
+    fn end_those_that_are_gone(&mut self) {
+        let gone = |info: &ProcessInfo| info.alive && cpu_time_ns(info.pid).is_none();
+        let gone: Vec<u64> =
+            self.by_instance.iter().filter(|(_, info)| gone(info)).map(|(&instance, _)| instance).collect();
+        for instance in gone {
+            self.end(instance);
+        }
     }
 
     /// Nothing can run as this process any more. One that never was CPython has left the registry at its exit, or before.
     pub fn free(&mut self, record: &ProcessRecord) {
-        if !self.by_instance.contains_key(&record.instance) {
-            self.not_python_gone += record.uninspected;
+        let undecided = record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0;
+        let other = record.flags & flags::NOT_PYTHON != 0 || (undecided && self.others.contains(&record.instance));
+        if other {
+            self.reclaimed.not_python_gone += record.uninspected;
         }
     }
 
@@ -413,63 +401,90 @@ impl Registry {
     /// A child: what its parent is, until it execs.
     pub fn fork(&mut self, record: &ProcessRecord, comm: String) {
         let parent = self.current.get(&record.parent).and_then(|instance| self.by_instance.get(instance));
-        let (container, pod) = parent.map_or_else(Default::default, |it| (it.container.clone(), it.pod.clone()));
-        let (verdict, cmdline) =
-            parent.map_or((Verdict::Unknown, Vec::new()), |parent| (parent.verdict.clone(), parent.cmdline.clone()));
-        let info = ProcessInfo {
-            container,
-            pod,
-            pid: record.tgid,
-            image: record.image,
-            last_python: verdict.python(),
-            verdict,
-            comm,
-            cmdline,
-            cpu_start_ns: 0,
-            cpu_before_ns: 0,
-            cpu_end_ns: None,
-            uninspected: 0,
-            alive: true,
-            sampled: false,
+        let (pid, image) = (record.tgid, record.image);
+        let mut info = match parent {
+            Some(parent) => parent.child(pid, image, comm),
+            None => ProcessInfo::unread(pid, image, comm),
         };
+        if self.ended_ns.is_some_and(|ended_ns| record.ktime_ns >= ended_ns) {
+            info.never_counts();
+        }
         self.insert(record.instance, info);
     }
 
-    /// A new program begins: runs that met the old one uninspected get its verdict. `cpu_ns` is the process's CPU time
+    /// A new program begins: runs that met the old one uninspected are what that was. `cpu_ns` is the process's CPU time
     /// at this moment, when it could be measured.
     pub fn exec(&mut self, record: &ProcessRecord, comm: String, cpu_ns: Option<u64>) {
-        let was_python = self.get(record.instance).is_some_and(ProcessInfo::is_python);
-        self.add_uninspected(record.instance, record.uninspected, was_python);
-        if self.get(record.instance).is_none() {
-            self.insert(record.instance, ProcessInfo::new(record.tgid, record.image, Verdict::Unknown, 0));
+        // Those that met what is none of ours were dealt with when that was decided.
+        if record.flags & flags::NOT_PYTHON == 0 {
+            self.add_uninspected_of_ended(record.instance, record.uninspected);
         }
-        if let Some(info) = self.by_instance.get_mut(&record.instance) {
-            info.exec(comm, cpu_ns);
+        if self.get(record.instance).is_none() {
+            self.insert(record.instance, ProcessInfo::new(record.tgid, record.image, Program::Unknown, 0));
+        }
+        let late = self.ended_ns.is_some_and(|ended_ns| record.ktime_ns >= ended_ns);
+        self.begin_program(record.instance, record.image, comm, cpu_ns);
+        if let Some(info) = self.by_instance.get_mut(&record.instance).filter(|_| late) {
+            info.never_counts();
         }
     }
 
     /// A process ended. One that never was CPython leaves no trace.
     pub fn exit(&mut self, record: &ProcessRecord) {
+        let decided = record.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0;
+        if record.flags & flags::PYTHON != 0 {
+            self.decide_by_kernel(record);
+        }
         if self.current.get(&record.tgid) == Some(&record.instance) {
             self.current.remove(&record.tgid);
         }
-        let decided = record.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0;
+        let cpu_ns = self.until_the_end(record.cpu_ns, record.ktime_ns);
         let Some(info) = self.by_instance.get_mut(&record.instance) else {
-            self.not_python += if decided { 0 } else { record.uninspected };
+            self.reclaimed.never_inspected += if decided { 0 } else { record.uninspected };
             return;
         };
+        info.cpu_end_ns.get_or_insert(cpu_ns);
+        let looked_at = info.looked_at;
+        self.add_uninspected_of_ended(record.instance, record.uninspected);
+        if looked_at && !decided {
+            self.others.push_back(record.instance);
+            self.others.drain(..self.others.len().saturating_sub(MAX_OTHERS));
+        }
+        self.end(record.instance);
+    }
+
+    /// The kernel side found a CPython by itself, and it has ended before anybody here could look.
+    fn decide_by_kernel(&mut self, record: &ProcessRecord) {
+        let hex = self.layout(record.layout).map(|layout| layout.version_hex);
+        let unknown = |info: &&mut ProcessInfo| info.program == Program::Unknown && info.image == record.image;
+        if let Some(hex) = hex
+            && let Some(info) = self.by_instance.get_mut(&record.instance).filter(unknown)
+        {
+            info.decide(Program::Python(hex, crate::inspect::version_text(hex)));
+        }
+    }
+
+    /// Marks a process as ended; one that never was CPython is forgotten.
+    fn end(&mut self, instance: u64) {
+        let Some(info) = self.by_instance.get_mut(&instance) else { return };
         info.alive = false;
-        info.cpu_end_ns.get_or_insert(record.cpu_ns);
-        let (python, was_python) = (info.is_python(), info.ever_python());
-        self.add_uninspected(record.instance, record.uninspected, python);
+        let (image, was_python) = (info.image, info.ever_python());
         if !was_python {
-            self.by_instance.remove(&record.instance);
+            self.remove(instance);
             return;
         }
-        if self.pids_of_image(record.image).is_empty() {
-            self.dead_images.push((record.image, Instant::now()));
+        if self.current.get(&info.pid) == Some(&instance) {
+            self.current.remove(&info.pid);
         }
-        self.left.push_back((record.instance, Instant::now()));
+        self.left.push_back((ProgramKey { instance, image }, Instant::now()));
+        self.image_left(image);
+    }
+
+    /// A process has left an image: when it was the last one, the image is over.
+    fn image_left(&mut self, image: u64) {
+        if self.pids_of_image(image).is_empty() {
+            self.dead_images.push((image, Instant::now()));
+        }
     }
 
     /// Takes the images that have been dead so long that none of their records can still be on its way.
@@ -483,9 +498,9 @@ impl Registry {
         self.live().filter(|info| info.image == image).map(|info| info.pid).collect()
     }
 
-    /// All processes that are or were CPython.
-    pub fn python(&self) -> impl Iterator<Item = (u64, &ProcessInfo)> {
-        self.by_instance.iter().filter(|(_, info)| info.ever_python()).map(|(&instance, info)| (instance, info))
+    /// All programs that are or were CPython.
+    pub fn python(&self) -> impl Iterator<Item = &ProcessInfo> {
+        self.by_instance.values().filter(|info| info.ever_python()).chain(self.past.values())
     }
 }
 

@@ -8,10 +8,10 @@ use super::memory::Memory;
 use super::names::Names;
 use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
-use crate::cli::account::TopFunction;
+use super::segment::StackCount;
 use crate::events::{Batch, Event, Events, Frames};
-use crate::merge::{Boundaries, Merger, MixedWith, Quality, comm_text};
-use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, SPECIAL_FILENAME, Sample};
+use crate::merge::{self, Boundaries, Merger, MixedWith, ProgramKey, Quality, comm_text};
+use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, Sample, ThreadId};
 use crate::remote::RemoteProcess;
 use crate::sinks::Sink;
 use crate::symbolize::Symbolizer;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, frame, status};
+use tachyon_common::event::{SampleRecord, frame, kind, status};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
@@ -48,7 +48,7 @@ pub(super) struct Live {
 /// Counts of one process, in the order of [`Profile::processes`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PerProcess {
-    pub instance: u64,
+    pub program: ProgramKey,
     pub samples: u64,
     pub named: u64,
     pub not_initialized: u64,
@@ -75,28 +75,80 @@ impl Merges {
     }
 }
 
-/// What native stacks need, and what became of them.
+/// What native stacks need.
 pub(super) struct NativeSide {
     mixer: Mixer,
-    mapper: Option<Sender<News>>,
+    mapper: Sender<News>,
+}
+
+/// What the samples of one segment came to.
+#[derive(Default)]
+pub(super) struct Made {
+    pub profile: Profile,
+    /// `None`: samples are only kept by stack.
+    pub sink: Option<Box<dyn Sink + Send>>,
+    /// Sample records that arrived.
+    pub received: u64,
+    pub stored: u64,
+    /// Those of them that could not be read.
+    pub bad_samples: u64,
+    pub write_errors: u64,
+    pub first_error: Option<std::io::Error>,
+    pub processes: Vec<PerProcess>,
+    pub stops: HashMap<u8, u64>,
+    pub leaves: HashMap<FrameId, u64>,
+    /// Samples by thread, status and stack, where those are kept.
+    pub stacks: Option<HashMap<StackKey, u64>>,
+    pub native: NativeCounts,
+}
+
+/// Thread, status and stack of a sample.
+pub(super) type StackKey = (ThreadId, u8, Box<[FrameId]>);
+
+/// What became of native stacks.
+#[derive(Debug, Default)]
+pub(super) struct NativeCounts {
     /// Samples whose stacks were not plainly exact, by reason.
     pub repairs: HashMap<&'static str, u64>,
     /// Samples by the reason why their native stack ended.
     pub stops: HashMap<u8, u64>,
 }
 
-/// What is left when all records are dealt with.
-pub(super) struct Made {
-    pub profile: Profile,
-    pub sink: Box<dyn Sink + Send>,
-    pub stored: u64,
-    pub bad_records: u64,
-    pub write_errors: u64,
-    pub first_error: Option<std::io::Error>,
-    pub processes: Vec<PerProcess>,
-    pub stops: HashMap<u8, u64>,
-    pub leaves: HashMap<FrameId, u64>,
-    pub native: Option<NativeSide>,
+impl Made {
+    /// Nothing yet, for a segment with this profile and sink.
+    pub fn new(profile: Profile, sink: Option<Box<dyn Sink + Send>>, keep_stacks: bool) -> Self {
+        Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
+    }
+
+    /// The samples by stack.
+    pub fn take_stacks(&mut self) -> Vec<StackCount> {
+        let counted = self.stacks.take().into_iter().flatten();
+        counted.map(|((thread, status, frames), samples)| StackCount { thread, status, frames, samples }).collect()
+    }
+}
+
+/// What the thread is told.
+pub(super) enum Told {
+    /// Records, as they lay in the ring.
+    Batch(Batch),
+    /// All records of a bank of counters have been told: what follows belongs to the next segment.
+    Cut(Box<Cut>),
+}
+
+impl From<Batch> for Told {
+    fn from(batch: Batch) -> Self {
+        Self::Batch(batch)
+    }
+}
+
+/// The end of a segment, and what the next one begins with.
+pub(super) struct Cut {
+    /// The next segment.
+    pub next: Made,
+    /// Its bank of counters.
+    pub bank: u32,
+    /// Who wants the segment that has ended.
+    pub reply: Sender<Made>,
 }
 
 /// A record as it is to be believed.
@@ -144,45 +196,50 @@ pub(super) struct Maker {
     images: HashSet<u64>,
     /// Names the kernel's frames, where those are wanted.
     pub kernel: Option<KernelFrames>,
+    native: Option<NativeSide>,
+    /// The bank of counters of the present segment.
+    bank: u32,
+    /// Sample records of the next segment that came before this one was over.
+    early: Vec<u8>,
 }
 
 impl Maker {
     pub fn new(
-        profile: Profile,
-        sink: Box<dyn Sink + Send>,
+        made: Made,
         registry: Arc<Mutex<Registry>>,
         seed: u64,
         live: Arc<Live>,
         native: Option<NativeSide>,
     ) -> Self {
-        let made = Made {
-            profile,
-            sink,
-            stored: 0,
-            bad_records: 0,
-            write_errors: 0,
-            first_error: None,
-            processes: Vec::new(),
-            stops: HashMap::new(),
-            leaves: HashMap::new(),
+        Self {
+            made,
+            merger: Merger::default(),
+            symbolizer: Symbolizer::default(),
+            names: Names::new(),
+            registry,
+            seed,
+            live,
+            memory: None,
+            unnamed: HashMap::new(),
+            images: HashSet::new(),
+            kernel: None,
             native,
-        };
-        let (merger, symbolizer) = (Merger::default(), Symbolizer::default());
-        let (names, images) = (Names::new(), HashSet::new());
-        let unnamed = HashMap::new();
-        Self { made, merger, symbolizer, names, registry, seed, live, memory: None, unnamed, images, kernel: None }
+            bank: 0,
+            early: Vec::new(),
+        }
     }
 
-    /// Deals with batches until the reader has gone.
-    pub fn run(mut self, batches: &Receiver<Batch>, queued: &AtomicUsize) -> Made {
+    /// Deals with what it is told until nobody can tell it anything. Returns the last segment.
+    pub fn run(mut self, told: &Receiver<Told>, queued: &AtomicUsize) -> Made {
         let (mut last_tick, mut last_flush) = (Instant::now(), Instant::now());
         loop {
-            match batches.recv_timeout(FLUSH.saturating_sub(last_flush.elapsed())) {
-                Ok(batch) => {
+            match told.recv_timeout(FLUSH.saturating_sub(last_flush.elapsed())) {
+                Ok(Told::Batch(batch)) => {
                     self.batch(&batch);
                     self.names.read(&mut self.made.profile, &self.registry, false);
                     queued.fetch_sub(batch.len(), Ordering::Relaxed);
                 }
+                Ok(Told::Cut(cut)) => self.cut(*cut),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -196,7 +253,7 @@ impl Maker {
             }
             if last_flush.elapsed() >= FLUSH {
                 last_flush = Instant::now();
-                let result = self.made.sink.tick(&self.made.profile);
+                let result = self.made.sink.as_mut().map_or(Ok(()), |sink| sink.tick(&self.made.profile));
                 self.note_error(result);
             }
         }
@@ -207,10 +264,47 @@ impl Maker {
         self.made
     }
 
-    fn batch(&mut self, batch: &Batch) {
-        for event in Events::new(batch) {
+    /// Ends the segment, hands it over and begins the next. What is known of code objects, names and mappings stays; what
+    /// refers to the profile that ends is found anew in the next one.
+    fn cut(&mut self, cut: Cut) {
+        let Cut { next, bank, reply } = cut;
+        self.read_missing();
+        self.names.read(&mut self.made.profile, &self.registry, true);
+        self.judge_unnamed(&[]);
+        self.unnamed.clear();
+        let ended = std::mem::replace(&mut self.made, next);
+        self.symbolizer.begin_profile(&ended.profile, &mut self.made.profile);
+        let registry = lock(&self.registry);
+        self.merger.begin_profile(&ended.profile, |program| registry.is_alive(program));
+        drop(registry);
+        self.names.begin_profile();
+        if let Some(native) = &mut self.native {
+            native.mixer.begin_profile();
+        }
+        if let Some(kernel) = &mut self.kernel {
+            kernel.begin_profile();
+        }
+        self.bank = bank;
+        // Who asked has gone only if the recording is being dropped.
+        let _gone = reply.send(ended);
+        let early = std::mem::take(&mut self.early);
+        self.batch(&early);
+    }
+
+    fn batch(&mut self, batch: &[u8]) {
+        let mut events = Events::new(batch);
+        loop {
+            let (before, is_sample) = (events.rest(), events.next_kind() == Some(kind::SAMPLE));
+            let Some(event) = events.next() else { return };
             match event {
-                Ok(Event::Sample(record, frames)) => self.sample(&record, frames),
+                Ok(Event::Sample(record, frames)) if u32::from(record.header.flags) == self.bank => {
+                    self.made.received += 1;
+                    self.sample(&record, frames);
+                }
+                Ok(Event::Sample(..)) => {
+                    let bytes = before.len() - events.rest().len();
+                    self.early.extend_from_slice(&before[..bytes]);
+                }
                 Ok(Event::Code(record, payload)) => {
                     self.names.learn_layout(record.image, record.layout);
                     let registry = lock(&self.registry);
@@ -221,13 +315,18 @@ impl Maker {
                     // What a target claims of its code objects may be nonsense: its frames then have no names.
                     let _refused = self.symbolizer.add_code(&mut self.made.profile, &record, payload, &layout);
                 }
-                Ok(Event::Process(_)) | Err(_) => self.made.bad_records += 1,
+                // A sample whose header is all that can be read; the reader has counted records of no known kind.
+                Err(_) if is_sample => {
+                    self.made.received += 1;
+                    self.made.bad_samples += 1;
+                }
+                Ok(Event::Process(_)) | Err(_) => {}
             }
         }
     }
 
     /// The record as it is to be believed.
-    fn settle<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> Settled<'a> {
+    fn believe<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> Settled<'a> {
         let (mut leaf_first, record) = (frames.iter(), *record);
         let leaf = leaf_first.next();
         let root = leaf_first.next_back().or(leaf);
@@ -244,7 +343,7 @@ impl Maker {
             }
             return settled;
         }
-        let reason = walk::settle(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
+        let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
         if reason != stop {
             // C entered the evaluator for the leaf alone: the native stack can tell whether that is so.
             if stop == StopReason::Complete && leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0) {
@@ -257,20 +356,19 @@ impl Maker {
     }
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
-        let mut settled = self.settle(record, frames);
+        let mut settled = self.believe(record, frames);
         let registry = &self.registry;
         let made = &mut self.made;
-        let known_threads = made.profile.threads.len();
         let owner = self.merger.owner(&mut made.profile, record, || describe(registry, record));
-        if made.profile.threads.len() > known_threads {
+        if owner.nameless {
             self.names.expect(owner.thread, record);
         }
         if owner.first {
-            made.processes.push(PerProcess { instance: record.instance, ..PerProcess::default() });
+            made.processes.push(PerProcess { program: ProgramKey::of(record), ..PerProcess::default() });
         }
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
-        let merge = match &mut made.native {
-            Some(native) => native.stack(&mut made.profile, merger, symbolizer, owner.process, &mut settled),
+        let merge = match &mut self.native {
+            Some(native) => native.stack(made, merger, symbolizer, owner.process, &mut settled),
             None => {
                 merger.stack(&mut made.profile, symbolizer, &settled.record, settled.frames);
                 Merge::None
@@ -282,14 +380,17 @@ impl Maker {
         let (record, stack) = (&settled.record, merger.last());
         let status = (record.status & 0x3f) as u8;
         let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge };
-        let result = made.sink.sample(&made.profile, &sample);
+        let result = made.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&made.profile, &sample));
         if result.is_err() {
             made.write_errors += 1;
             self.note_error(result);
             return;
         }
         made.stored += 1;
-        self.live.stored.store(made.stored, Ordering::Relaxed);
+        self.live.stored.fetch_add(1, Ordering::Relaxed);
+        if let Some(stacks) = &mut made.stacks {
+            *stacks.entry((owner.thread, status, stack.into())).or_default() += 1;
+        }
         *made.stops.entry(record.stop).or_default() += 1;
         if let Some(&leaf) = stack.first() {
             *made.leaves.entry(leaf).or_default() += 1;
@@ -326,7 +427,7 @@ impl Maker {
         for &image in &dead {
             self.symbolizer.forget(&mut self.made.profile, image);
             self.names.forget(image);
-            if let Some(native) = &self.made.native {
+            if let Some(native) = &self.native {
                 native.mixer.forget(image);
             }
         }
@@ -376,39 +477,46 @@ impl Maker {
 impl NativeSide {
     /// Nothing yet.
     pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
-        Self { mixer, mapper: Some(mapper), repairs: HashMap::new(), stops: HashMap::new() }
-    }
-
-    /// Nothing is to be told to the mapper any more: it ends when nobody can.
-    pub fn hang_up(&mut self) {
-        self.mapper = None;
+        Self { mixer, mapper }
     }
 
     /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
     /// bears it out.
     fn stack(
         &mut self,
-        profile: &mut Profile,
+        made: &mut Made,
         merger: &mut Merger,
         symbolizer: &mut Symbolizer,
         process: ProcessId,
         settled: &mut Settled<'_>,
     ) -> Merge {
+        let (profile, counts) = (&mut made.profile, &mut made.native);
         let (record, frames) = (&settled.record, settled.frames);
         const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
-        *self.stops.entry(record.native_stop).or_default() += 1;
-        if let Some(mapper) = &self.mapper
-            && STALE.contains(&record.native_stop)
-        {
+        *counts.stops.entry(record.native_stop).or_default() += 1;
+        if STALE.contains(&record.native_stop) {
+            let pid = record.tgid;
+            let unmade = record.native_stop == StopReason::NoUnwindTables as u8;
+            let news = match frames.native().last().filter(|_| unmade) {
+                Some(address) => News::Met { pid, address, sp: record.user_sp },
+                None => News::Unknown { pid },
+            };
             // One that has panicked is told of at the end.
-            let _ended = mapper.send(News::Unknown { pid: record.tgid });
+            let _ended = self.mapper.send(news);
         }
         let mixer = &mut self.mixer;
         mixer.take(profile, process, record, frames);
+        if mixer.rooted {
+            settled.record.native_stop = StopReason::Complete as u8;
+        }
+        let record = &settled.record;
         if mixer.kinds.is_empty() {
             merger.stack(profile, symbolizer, record, frames);
             return Merge::None;
         }
+        let thread = merge::thread_told(record, &mixer.kinds);
+        settled.record.stop = thread;
+        let (record, frames) = (&settled.record, settled.frames);
         let with = MixedWith {
             kinds: &mixer.kinds,
             ends: &mixer.ends,
@@ -416,7 +524,7 @@ impl NativeSide {
             boundaries: settled.boundaries,
             foreign: mixer.foreign,
             switching: mixer.switching,
-            keep_interpreter: mixer.keep_interpreter,
+            keep: mixer.keep,
         };
         if let Some(doubted) = settled.doubted {
             let complete = SampleRecord { stop: StopReason::Complete as u8, ..*record };
@@ -432,7 +540,7 @@ impl NativeSide {
             Quality::Failed => Merge::Failed,
         };
         if merge != Merge::Exact {
-            *self.repairs.entry(quality.name()).or_default() += 1;
+            *counts.repairs.entry(quality.name()).or_default() += 1;
         }
         merge
     }
@@ -441,7 +549,7 @@ impl NativeSide {
 /// What is known of the process of a record.
 fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
-    match registry.sampled(record.instance) {
+    match registry.sampled(ProgramKey::of(record)) {
         Some(info) => Process {
             pid: info.pid,
             comm: info.comm.clone(),
@@ -449,32 +557,13 @@ fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
             python_version: info.version().to_owned(),
             container: info.container.clone(),
             pod: info.pod.clone(),
+            instance: info.identity(record.instance).to_owned(),
         },
-        None => Process { pid: record.tgid, comm: comm_text(&record.comm), ..Process::default() },
+        None => Process {
+            pid: record.tgid,
+            comm: comm_text(&record.comm),
+            instance: format!("{:016x}-{:x}", record.instance, record.image),
+            ..Process::default()
+        },
     }
-}
-
-/// Functions by how often they were the leaf, most often first.
-pub(super) fn top_functions(profile: &Profile, leaves: &HashMap<FrameId, u64>) -> Vec<TopFunction> {
-    let mut functions: HashMap<(&str, &str), (u64, u64, i32)> = HashMap::new();
-    for (&frame, &samples) in leaves {
-        let frame = profile.frames.get(frame);
-        let key = (profile.strings.get(frame.filename), profile.strings.get(frame.function));
-        let (sum, most, line) = functions.entry(key).or_insert((0, 0, -1));
-        *sum += samples;
-        if samples > *most {
-            (*most, *line) = (samples, frame.lineno);
-        }
-    }
-    let mut top: Vec<_> = functions
-        .into_iter()
-        .map(|((filename, function), (samples, _, line))| TopFunction {
-            function: function.to_owned(),
-            filename: if filename == SPECIAL_FILENAME { String::new() } else { filename.to_owned() },
-            lineno: u32::try_from(line).ok(),
-            samples,
-        })
-        .collect();
-    top.sort_by(|a, b| b.samples.cmp(&a.samples).then_with(|| a.function.cmp(&b.function)));
-    top
 }

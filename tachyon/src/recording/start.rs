@@ -5,7 +5,7 @@ use crate::report::StartReport;
 use std::time::Instant;
 
 /// Takes the time of each part of the start.
-pub(super) struct Clock {
+pub(crate) struct Clock {
     start: Instant,
     last: Instant,
 }

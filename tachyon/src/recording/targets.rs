@@ -1,20 +1,17 @@
 //! Which processes at the start, and what the rest of the host does beside them.
 
 use super::follow::{Follower, lock};
-use super::registry::{Registry, cpu_time_ns};
+use super::registry::{ProcessInfo, Registry, SegmentCounts, cpu_time_ns};
+use super::request::{Request, Targets};
 use super::samples::Made;
-use crate::cli::access;
-use crate::cli::account::BusyChildren;
-use crate::cli::command::PreparedCommand;
-use crate::cli::doctor::RunningInterpreter;
-use crate::cli::failure::Failure;
-use crate::cli::plan::{Plan, Targets};
-use crate::cli::preflight::target_hint;
+use super::segment::BusyChildren;
+use crate::advice::Refusal;
 use crate::discover;
 use crate::inspect::{self, ElfCache, InspectError};
-use crate::remote::{RemoteError, RemoteProcess};
-use crate::types::{Pid, RemoteAddr};
-use std::collections::HashMap;
+use crate::machine::{access, target_hint};
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -22,25 +19,25 @@ use std::time::Duration;
 ///
 /// # Errors
 /// When a process asked for by pid is not a CPython that can be profiled.
-pub(super) fn select(
-    targets: &Targets,
-    command: Option<&PreparedCommand>,
-    follower: &mut Follower,
-    registry: &Mutex<Registry>,
-) -> anyhow::Result<()> {
+pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+    if let Some(path) = follower.missing_cgroup() {
+        return Err(Refusal::new(format!("there is no control group {path}"))
+            .with_hint("`cat /proc/PID/cgroup` tells in which ones a process is")
+            .into());
+    }
     match targets {
         Targets::Pids(pids) => {
             for &pid in pids {
                 if !follower.admits(pid).unwrap_or(true) {
                     let what = format!("pid {pid} ({}) is not among the processes asked for", comm(pid));
-                    return Err(Failure::new(what)
+                    return Err(Refusal::new(what)
                         .with_hint("--cgroup, --container, --comm and --uid hold for -p too: all of them must match")
                         .into());
                 }
                 match follower.adopt(pid.0) {
                     Ok(Some(_)) => {}
                     Ok(None) => {
-                        return Err(Failure::new(format!("pid {pid} ({}) is not a Python process", comm(pid)))
+                        return Err(Refusal::new(format!("pid {pid} ({}) is not a Python process", comm(pid)))
                             .with_hint("it has no CPython mapped; `tachyon-bpf doctor -v` lists the Python processes")
                             .into());
                     }
@@ -50,17 +47,37 @@ pub(super) fn select(
                             "`tachyon-bpf doctor -v` lists the Python processes and says of each whether it can be profiled"
                                 .to_owned()
                         });
-                        return Err(Failure::new(what).with_source(error).with_hint(hint).into());
+                        return Err(Refusal::new(what).with_source(error).with_hint(hint).into());
                     }
                 }
             }
-        }
-        Targets::Command { .. } => {
-            if let Some(command) = command {
-                follower.expect(command.pid().0)?;
+            if follower.follows_children() {
+                follower.sweep(|follower| adopt_descendants(pids, follower, registry))?;
             }
         }
+        Targets::Child(pid) => follower.expect(pid.0)?,
         Targets::AllPython => follower.sweep(|follower| adopt_all(follower, registry))?,
+    }
+    Ok(())
+}
+
+/// Gives the children that these processes have already their entries, theirs as well, whatever they run: a shell's children may be
+/// what is looked for. Again and again until there is no new one: a child of one that had no entry yet was told to nobody.
+fn adopt_descendants(targets: &[Pid], follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+    // A program that forks faster than this looks has children that are told of, for all others have their entries by then.
+    const ROUNDS: usize = 16;
+    let own = Pid(std::process::id());
+    let mut known: HashSet<Pid> = targets.iter().copied().chain([own]).collect();
+    for _ in 0..ROUNDS {
+        let processes = discover::scan()?;
+        let all = targets.iter().flat_map(|&target| discover::descendants(&processes, target));
+        let new: Vec<Pid> = all.filter(|&pid| known.insert(pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        for pid in new {
+            adopt_one(pid, follower, registry)?;
+        }
     }
     Ok(())
 }
@@ -73,16 +90,21 @@ fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Res
             follower.ignore(pid.0)?;
             continue;
         }
-        let Err(error) = follower.adopt(pid.0) else { continue };
-        match discover::look_at(pid) {
-            // One process that cannot be profiled does not stop the others.
-            Ok(process) if process.has_memory() => {
-                lock(registry).refuse(format!("pid {pid}: {}", reason(pid, &error)));
-            }
-            Ok(_) => follower.ignore(pid.0)?,
-            // One that is gone is no news.
-            Err(_) => {}
+        adopt_one(pid, follower, registry)?;
+    }
+    Ok(())
+}
+
+/// Gives one of many processes its entry. One that cannot be profiled does not stop the others.
+fn adopt_one(pid: Pid, follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+    let Err(error) = follower.adopt(pid.0) else { return Ok(()) };
+    match discover::look_at(pid) {
+        Ok(process) if process.has_memory() => {
+            lock(registry).refuse(format!("pid {pid}: {}", reason(pid, &error)));
         }
+        Ok(_) => follower.ignore(pid.0)?,
+        // One that is gone is no news.
+        Err(_) => {}
     }
     Ok(())
 }
@@ -100,20 +122,24 @@ fn reason(pid: Pid, error: &anyhow::Error) -> String {
 
 fn comm(pid: Pid) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    crate::cli::escape::escape(text.trim_end()).to_string()
+    text.trim_end().to_owned()
 }
 
 /// Version of the header, as far as it is known: major, minor, micro; of several the newest.
 pub(super) fn newest_version(registry: &Registry) -> Option<(u8, u8, u8)> {
-    let newest = registry.python().filter_map(|(_, info)| info.last_python()).map(|(hex, _)| hex).max()?;
+    newest(registry.python())
+}
+
+fn newest<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Option<(u8, u8, u8)> {
+    let newest = processes.filter_map(ProcessInfo::last_python).map(|(hex, _)| hex).max()?;
     let [major, minor, micro, _] = newest.to_be_bytes();
     Some((major, minor, micro))
 }
 
 /// Fills in what was not known yet when a process was first sampled.
-pub(super) fn complete(made: &mut Made, registry: &Registry) {
+pub(super) fn complete(made: &mut Made, segment: &SegmentCounts) {
     for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
-        let Some(info) = registry.get(counts.instance) else { continue };
+        let Some(info) = segment.get(counts.program) else { continue };
         if process.python_version.is_empty() {
             // Of one that runs something else by now, or has never been more than a copy of its parent: what was sampled.
             info.last_python().map_or("", |(_, version)| version).clone_into(&mut process.python_version);
@@ -122,13 +148,13 @@ pub(super) fn complete(made: &mut Made, registry: &Registry) {
             process.cmdline.clone_from(&info.cmdline);
         }
     }
-    made.profile.meta.python_version = newest_version(registry).unwrap_or(made.profile.meta.python_version);
+    let newest = newest(segment.processes.values());
+    made.profile.meta.python_version = newest.unwrap_or(made.profile.meta.python_version);
 }
 
-/// With `--all-python`: what was asked for, when no CPython was met that fits.
-pub(super) fn nobody(plan: &Plan, registry: &Registry) -> Option<String> {
-    let met = registry.python().next().is_some() || registry.forgotten > 0;
-    (plan.targets == Targets::AllPython && !met).then(|| plan.filter.options())
+/// Whether a CPython that fits was met in a segment.
+pub(super) fn met(segment: &SegmentCounts) -> bool {
+    !segment.processes.is_empty() || segment.forgotten > 0
 }
 
 /// CPU time of the targets' children when the recording starts, for "add --subprocesses".
@@ -141,10 +167,10 @@ const BUSY: f64 = 0.05;
 
 impl Children {
     /// Measures the children of processes whose children are not recorded.
-    pub fn of(plan: &Plan) -> Self {
+    pub fn of(request: &Request) -> Self {
         let mut at_start = HashMap::new();
-        if let Targets::Pids(pids) = &plan.targets
-            && !plan.follow_children
+        if let Targets::Pids(pids) = &request.targets
+            && !request.follow_children
         {
             for &pid in pids {
                 let times = children(pid).map(|child| (child, cpu_time_ns(child.0).unwrap_or(0))).collect();
@@ -183,63 +209,4 @@ fn children(pid: Pid) -> impl Iterator<Item = Pid> {
 fn is_python(pid: Pid, cache: &mut ElfCache) -> bool {
     RemoteProcess::open(pid)
         .is_ok_and(|process| matches!(inspect::inspect(&process, cache), Ok(inspect::Verdict::Python(_))))
-}
-
-/// Python processes that run now, for `doctor`: all of them, or those among `pids`, of which each gets an answer.
-#[must_use]
-pub fn running_interpreters(pids: &[Pid]) -> Vec<RunningInterpreter> {
-    let mut cache = ElfCache::default();
-    if pids.is_empty() {
-        let scanned = discover::scan().unwrap_or_default();
-        return scanned.iter().filter_map(|process| running_interpreter(process, &mut cache, false)).collect();
-    }
-    let mut answer = |&pid| match discover::look_at(pid) {
-        Err(_) => RunningInterpreter::new(pid, "").with_problem("no process has this pid"),
-        Ok(process) => running_interpreter(&process, &mut cache, true).unwrap_or_else(|| {
-            RunningInterpreter::new(pid, process.stat.comm).with_problem("it is not a Python process")
-        }),
-    };
-    pids.iter().map(&mut answer).collect()
-}
-
-/// What `doctor` says of a process; `None` when it is no Python. Where it cannot be known, as little as there is of one that
-/// was `asked_for` or is called so.
-fn running_interpreter(
-    process: &discover::ScannedProcess,
-    cache: &mut ElfCache,
-    asked_for: bool,
-) -> Option<RunningInterpreter> {
-    if !process.has_memory() {
-        return None;
-    }
-    let remote = RemoteProcess::open(process.pid).ok()?;
-    let unreadable =
-        |error: &RemoteError| error.is_denied().then(|| format!("it cannot be read; {}", access::hint(process.pid)));
-    let found = RunningInterpreter::new(process.pid, &*process.stat.comm);
-    match inspect::inspect(&remote, cache) {
-        // Its mappings may be open to us where its memory is not (CAP_PERFMON is enough for them on newer kernels).
-        Ok(inspect::Verdict::Python(interpreter)) => {
-            let read = remote.read_array::<1>(RemoteAddr(interpreter.runtime));
-            Some(RunningInterpreter {
-                implementation: "CPython".to_owned(),
-                python_version: interpreter.version_text(),
-                free_threaded: interpreter.free_threaded(),
-                problem: read.err().as_ref().and_then(unreadable),
-                file: interpreter.path,
-                ..found
-            })
-        }
-        Ok(inspect::Verdict::Unsupported { implementation, reason }) => {
-            let (implementation, version) = implementation.split_once(' ').unwrap_or((&implementation, ""));
-            let (implementation, python_version) = (implementation.to_owned(), version.to_owned());
-            Some(RunningInterpreter { implementation, python_version, ..found.with_problem(reason.to_string()) })
-        }
-        Err(InspectError::Process(error)) if asked_for || process.stat.comm.starts_with("python") => {
-            Some(found.with_problem(unreadable(&error)?))
-        }
-        Err(InspectError::File(error)) if asked_for || process.stat.comm.starts_with("python") => {
-            Some(found.with_problem(access::file_problem(process.pid, error)?))
-        }
-        Ok(inspect::Verdict::NotPython) | Err(_) => None,
-    }
 }

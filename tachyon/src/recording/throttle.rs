@@ -6,7 +6,7 @@
 use super::account::Stats;
 use super::follow::lock;
 use super::registry::Registry;
-use crate::cli::plan::Plan;
+use super::request::Request;
 use crate::kernel::{Kernel, KernelError, drop_privileges_but_sampling};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -141,26 +141,21 @@ impl Rates {
     pub fn expected(&self, cpu_ns: u64) -> f64 {
         self.expected + cpu_ns.saturating_sub(self.cpu_ns) as f64 / 1e9 * self.rate_hz
     }
-
-    /// The mean rate of so much CPU time.
-    pub fn effective_hz(&self, cpu_ns: u64) -> f64 {
-        if self.cpu_ns == 0 || cpu_ns == 0 { self.rate_hz } else { self.expected(cpu_ns) / (cpu_ns as f64 / 1e9) }
-    }
 }
 
 /// Keeps a recording within its limit: a thread of its own where there is one, for it keeps the right to attach the
 /// event anew, which the others drop.
 pub(super) struct Limiter {
-    rates: Rates,
-    running: Option<Running>,
+    rates: Arc<Mutex<Rates>>,
+    running: Option<Thread>,
 }
 
-struct Running {
+struct Thread {
     /// The thread ends when this is dropped.
     stop: mpsc::Sender<()>,
     /// What is to be told while it runs.
     told: mpsc::Receiver<String>,
-    thread: JoinHandle<Rates>,
+    thread: JoinHandle<()>,
 }
 
 impl Limiter {
@@ -169,18 +164,18 @@ impl Limiter {
     /// # Errors
     /// When the thread cannot be made.
     pub fn start(
-        plan: &Plan,
+        request: &Request,
         stats: &Arc<Stats>,
         kernel: &Arc<Mutex<Kernel>>,
         registry: &Arc<Mutex<Registry>>,
     ) -> std::io::Result<Self> {
-        let rates = Rates::new(plan.rate_hz);
-        let Some(limit) = plan.max_cpu else { return Ok(Self { rates, running: None }) };
+        let rates = Arc::new(Mutex::new(Rates::new(request.rate_hz)));
+        let Some(limit) = request.max_cpu else { return Ok(Self { rates, running: None }) };
         let (stop, stopped) = mpsc::channel();
         let (sender, told) = mpsc::channel();
         let worker = Worker {
-            throttle: Throttle::new(limit, plan.interval),
-            rates,
+            throttle: Throttle::new(limit, request.interval),
+            rates: Arc::clone(&rates),
             stats: Arc::clone(stats),
             kernel: Arc::clone(kernel),
             registry: Arc::clone(registry),
@@ -189,9 +184,9 @@ impl Limiter {
         let thread = std::thread::Builder::new().name("tachyon-limit".to_owned()).spawn(move || {
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges_but_sampling();
-            worker.run(&stopped)
+            worker.run(&stopped);
         })?;
-        Ok(Self { rates, running: Some(Running { stop, told, thread }) })
+        Ok(Self { rates, running: Some(Thread { stop, told, thread }) })
     }
 
     /// What is to be told now.
@@ -199,19 +194,25 @@ impl Limiter {
         self.running.as_ref()?.told.try_recv().ok()
     }
 
-    /// Ends it: from now on the event stays as it is. Returns how often was sampled.
-    pub fn stop(self) -> Rates {
-        let Some(Running { stop, thread, told }) = self.running else { return self.rates };
-        drop((stop, told));
-        // Its panic is on standard error; the rate asked for is the best that is known then.
-        thread.join().unwrap_or(self.rates)
+    /// How often was sampled so far.
+    pub fn rates(&self) -> Rates {
+        *lock(&self.rates)
+    }
+
+    /// Ends it: from now on the event stays as it is.
+    pub fn stop(&mut self) {
+        if let Some(Thread { stop, thread, told }) = self.running.take() {
+            drop((stop, told));
+            // Its panic is on standard error; the rate that was asked for last holds.
+            let _panicked = thread.join();
+        }
     }
 }
 
 /// The thread's own.
 struct Worker {
     throttle: Throttle,
-    rates: Rates,
+    rates: Arc<Mutex<Rates>>,
     stats: Arc<Stats>,
     kernel: Arc<Mutex<Kernel>>,
     registry: Arc<Mutex<Registry>>,
@@ -219,7 +220,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self, stopped: &mpsc::Receiver<()>) -> Rates {
+    fn run(mut self, stopped: &mpsc::Receiver<()>) {
         let start = Instant::now();
         let (mut lowest_hz, mut told) = (f64::INFINITY, false);
         if !self.stats.are_on() {
@@ -229,17 +230,18 @@ impl Worker {
         }
         while stopped.recv_timeout(SECOND) == Err(mpsc::RecvTimeoutError::Timeout) {
             let before = self.throttle.interval;
-            let used = self.stats.used(&lock(&self.kernel));
+            let used = self.stats.time(&lock(&self.kernel));
             let Some(interval) = self.throttle.turn(start.elapsed(), used) else { continue };
             if let Err(error) = self.reattach(interval, before) {
                 let note = format!("the sampling rate cannot be changed any more: {error}");
                 lock(&self.registry).notes.insert(note.clone());
                 // The recording may just be ending.
                 let _over = self.told.send(note);
-                return self.rates;
+                return;
             }
             let rate_hz = 1.0 / interval.as_secs_f64();
-            self.rates.change(lock(&self.registry).python_cpu_ns().unwrap_or(0), rate_hz);
+            let cpu_ns = lock(&self.registry).python_cpu_ns_in_all();
+            lock(&self.rates).change(cpu_ns, rate_hz);
             lowest_hz = lowest_hz.min(rate_hz);
             if !std::mem::replace(&mut told, true) {
                 // As it was given: with two decimals at most.
@@ -250,21 +252,19 @@ impl Worker {
             }
         }
         if told {
-            let last_hz = self.rates.rate_hz;
+            let last_hz = lock(&self.rates).rate_hz;
             let raised =
                 if last_hz > lowest_hz { format!(", and was {last_hz:.1} Hz at the end") } else { String::new() };
             let note = format!("the sampling rate was lowered to {lowest_hz:.1} Hz to keep within --max-cpu{raised}");
             lock(&self.registry).notes.insert(note);
         }
-        self.rates
     }
 
     /// Attaches the event with another interval. Where that fails it is as it was, if the kernel lets it.
     fn reattach(&self, interval: Duration, before: Duration) -> Result<(), KernelError> {
         let mut kernel = lock(&self.kernel);
-        kernel.detach_sampling()?;
+        kernel.detach_sampling();
         if let Err(error) = kernel.attach_sampling(interval) {
-            kernel.detach_sampling()?;
             kernel.attach_sampling(before)?;
             return Err(error);
         }
@@ -349,12 +349,11 @@ mod tests {
     fn expected_is_the_sum_over_rates() {
         let second = 1_000_000_000;
         let mut rates = Rates::new(100.0);
-        assert_eq!((rates.expected(3 * second), rates.effective_hz(3 * second)), (300.0, 100.0));
+        assert_eq!(rates.expected(3 * second), 300.0);
         rates.change(2 * second, 50.0);
         // A process that ended and is not told of yet.
         rates.change(second, 25.0);
         assert_eq!(rates.expected(2 * second), 200.0);
-        assert_eq!((rates.expected(6 * second), rates.effective_hz(6 * second)), (300.0, 50.0));
-        assert_eq!(Rates::new(99.0).effective_hz(0), 99.0);
+        assert_eq!(rates.expected(6 * second), 300.0);
     }
 }

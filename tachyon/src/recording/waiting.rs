@@ -2,7 +2,7 @@
 
 use super::follow::lock;
 use super::registry::Registry;
-use crate::cli::plan::Targets;
+use super::request::Targets;
 use crate::inspect::{self, ElfCache};
 use crate::remote::RemoteProcess;
 use crate::snapshot;

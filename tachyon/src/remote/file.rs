@@ -1,15 +1,45 @@
-//! Files that a process has mapped, opened without trusting what their paths lead to.
+//! Files that a process has mapped, opened without trusting what their paths lead to, nor that their bytes ever come.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
+use super::aside::{self, For, Found};
+use super::elf::ReadAt;
+use super::ledger::Debtor;
 use super::{Mapping, RemoteError, RemoteProcess};
+use crate::types::Pid;
+
+/// File systems of this machine's own disks and memory, by their numbers (`linux/magic.h`, statfs(2)): whoever could stall one
+/// has stalled the host. All others are read by helpers: FUSE, NFS and their like, but also overlays, whose lower layers may be
+/// one of those.
+const LOCAL: [i64; 16] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x0102_1994, // tmpfs, memfd_create(2)
+    0x8584_58f6, // ramfs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
+    0x7371_7368, // SquashFS
+    0xe0f5_e1e2, // EROFS
+    0x9660,      // ISO 9660
+    0x9584_58f6, // hugetlbfs
+    0x3153_464a, // JFS
+    0x5265_4973, // ReiserFS
+    0x3434,      // NILFS
+    0x2405_1905, // UBIFS
+];
+
+/// How much of a file is read by a helper at once.
+const BLOCK: usize = 64 << 10;
 
 /// What tells one state of one file from all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,7 +58,11 @@ pub struct FileIdentity {
 #[derive(Debug)]
 pub struct MappedFile {
     /// An `O_PATH` descriptor: it names the file without opening it, so that no driver is woken.
-    handle: OwnedFd,
+    handle: Arc<OwnedFd>,
+    /// The process that led there.
+    pid: Pid,
+    /// Its bytes are this machine's own.
+    local: bool,
     /// The path by which it was found, for messages.
     found_at: PathBuf,
     identity: FileIdentity,
@@ -44,9 +78,12 @@ impl RemoteProcess {
     /// When there is no such file, it cannot be reached, or it is not a regular file.
     pub fn mapped_file(&self, mapping: &Mapping) -> Result<MappedFile, RemoteError> {
         let direct = self.proc_path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
-        match open(&direct, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
-            Ok(handle) => MappedFile::new(handle, direct),
-            Err(errno) => self.file_by_path(mapping, io::Error::from(errno)),
+        let (major, minor) = mapping.dev;
+        let system = Debtor::FileSystem(libc::makedev(major, minor));
+        match self.find(system, &[direct.as_os_str().as_bytes()], &direct) {
+            Err(error) if error.is_not_waited_for() => Err(error),
+            Err(RemoteError::File { source, .. }) => self.file_by_path(mapping, source),
+            found => found,
         }
     }
 
@@ -55,11 +92,15 @@ impl RemoteProcess {
     fn file_by_path(&self, mapping: &Mapping, cause: io::Error) -> Result<MappedFile, RemoteError> {
         let mut error = RemoteError::File { path: self.proc_path("map_files"), source: cause };
         let Some(path) = mapping.file_path() else { return Err(error) };
+        let mut below_own = false;
         for root in [self.proc_path("root"), PathBuf::from("/")] {
-            match file_below(&root, path, Some(mapping.inode)) {
+            match self.file_below(&root, path, Some(mapping.inode)) {
                 Ok(file) => return Ok(file),
+                // Who may not look into the target's root finds another file below ours, or none: that is no news.
+                Err(_) if below_own && error.is_denied() => {}
                 Err(refused) => error = refused,
             }
+            below_own = true;
         }
         Err(error)
     }
@@ -69,7 +110,7 @@ impl RemoteProcess {
     /// # Errors
     /// When there is none, or it is not a regular file.
     pub fn file_at(&self, path: &Path) -> Result<MappedFile, RemoteError> {
-        file_below(&self.proc_path("root"), path, None)
+        self.file_below(&self.proc_path("root"), path, None)
     }
 
     /// The process's executable, also when it is deleted or lies in another mount namespace.
@@ -78,46 +119,44 @@ impl RemoteProcess {
     /// When it cannot be reached or is not a regular file.
     pub fn exe_file(&self) -> Result<MappedFile, RemoteError> {
         let path = self.proc_path("exe");
-        match open(&path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
-            Ok(handle) => MappedFile::new(handle, path),
-            Err(errno) => Err(RemoteError::File { path, source: errno.into() }),
+        self.find(Debtor::Paths(self.pid()), &[path.as_os_str().as_bytes()], &path)
+    }
+
+    /// The file at `path` below `root`, if it has this inode number (when one is given). No symbolic link leads out of
+    /// `root`.
+    fn file_below(&self, root: &Path, path: &Path, inode: Option<u64>) -> Result<MappedFile, RemoteError> {
+        let found_at = root.join(path.strip_prefix("/").unwrap_or(path));
+        let paths = Debtor::Paths(self.pid());
+        let file = self.find(paths, &[root.as_os_str().as_bytes(), path.as_os_str().as_bytes()], &found_at)?;
+        if inode.is_none_or(|inode| file.identity.inode == inode) {
+            Ok(file)
+        } else {
+            Err(RemoteError::File { path: found_at, source: io::Error::other("another file lies there now") })
         }
     }
-}
 
-/// The file at `path` below `root`, if it has this inode number (when one is given). No symbolic link leads out of
-/// `root`.
-fn file_below(root: &Path, path: &Path, inode: Option<u64>) -> Result<MappedFile, RemoteError> {
-    let found_at = root.join(path.strip_prefix("/").unwrap_or(path));
-    let error = |errno: nix::errno::Errno| RemoteError::File { path: found_at.clone(), source: errno.into() };
-    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).map_err(error)?;
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let handle = openat2(&root, path, how).map_err(error)?;
-    let file = MappedFile::new(handle, found_at.clone())?;
-    if inode.is_none_or(|inode| file.identity.inode == inode) {
-        Ok(file)
-    } else {
-        Err(RemoteError::File { path: found_at, source: io::Error::other("another file lies there now") })
+    /// Finds a file by its path, or by one below a root directory.
+    fn find(&self, debtor: Debtor, root_and_path: &[&[u8]], found_at: &Path) -> Result<MappedFile, RemoteError> {
+        let found = aside::find(For { debtor, pid: self.pid() }, root_and_path);
+        let (found, handle) =
+            found.map_err(|error| RemoteError::File { path: found_at.to_owned(), source: error.into() })?;
+        MappedFile::new(self.pid(), &found, handle, found_at)
     }
 }
 
 impl MappedFile {
-    fn new(handle: OwnedFd, found_at: PathBuf) -> Result<Self, RemoteError> {
-        // fstat works on O_PATH descriptors since Linux 3.6.
-        let handle = File::from(handle);
-        let stat = handle.metadata().map_err(|source| RemoteError::File { path: found_at.clone(), source })?;
-        if !stat.is_file() {
-            return Err(RemoteError::NotRegular(found_at));
+    fn new(pid: Pid, found: &Found, handle: OwnedFd, found_at: &Path) -> Result<Self, RemoteError> {
+        if found.regular == 0 {
+            return Err(RemoteError::NotRegular(found_at.to_owned()));
         }
         let identity = FileIdentity {
-            dev: stat.dev(),
-            inode: stat.ino(),
-            mtime_ns: i128::from(stat.mtime()) * 1_000_000_000 + i128::from(stat.mtime_nsec()),
-            size: stat.size(),
+            dev: found.dev,
+            inode: found.inode,
+            mtime_ns: i128::from(found.mtime_s) * 1_000_000_000 + i128::from(found.mtime_ns),
+            size: found.size,
         };
-        Ok(Self { handle: handle.into(), found_at, identity })
+        let local = LOCAL.contains(&found.system);
+        Ok(Self { handle: Arc::new(handle), pid, local, found_at: found_at.to_owned(), identity })
     }
 
     /// What tells it from other files.
@@ -136,18 +175,112 @@ impl MappedFile {
     ///
     /// # Errors
     /// When the file may not be read.
-    pub fn open(&self) -> Result<File, RemoteError> {
+    pub fn open(&self) -> Result<TargetFile, RemoteError> {
+        if !self.local {
+            // That it may be read is seen when it is.
+            return Ok(TargetFile(Reached::Aside {
+                handle: Arc::clone(&self.handle),
+                whose: For { debtor: Debtor::FileSystem(self.identity.dev), pid: self.pid },
+                len: self.identity.size,
+                block: Mutex::default(),
+            }));
+        }
         let through = format!("/proc/self/fd/{}", self.handle.as_raw_fd());
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let opened = open(through.as_str(), flags, Mode::empty());
-        opened.map(File::from).map_err(|errno| RemoteError::File { path: self.found_at.clone(), source: errno.into() })
+        opened
+            .map(|file| File::from(file).into())
+            .map_err(|errno| RemoteError::File { path: self.found_at.clone(), source: errno.into() })
+    }
+}
+
+/// A file to read from, whose bytes may be far away.
+#[derive(Debug)]
+pub struct TargetFile(Reached);
+
+#[derive(Debug)]
+enum Reached {
+    /// By this process.
+    Here(File),
+    /// By helpers, which open it anew for each block: it is closed by them too, which may take for ever as well.
+    Aside {
+        handle: Arc<OwnedFd>,
+        whose: For,
+        len: u64,
+        /// The last that was read, with its offset: most reads are small and lie near each other.
+        block: Mutex<(u64, Vec<u8>)>,
+    },
+}
+
+impl From<File> for TargetFile {
+    /// A file that nobody but its reader has chosen.
+    fn from(file: File) -> Self {
+        Self(Reached::Here(file))
+    }
+}
+
+impl TargetFile {
+    /// Reads what there is at an offset, at most as much as there is room for.
+    ///
+    /// # Errors
+    /// When it cannot be read, or does not come.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.0 {
+            Reached::Here(file) => std::os::unix::fs::FileExt::read_at(file, into, offset),
+            Reached::Aside { handle, whose, .. } if into.len() >= BLOCK => {
+                Ok(aside::file(*whose, handle.as_fd(), offset, into)?)
+            }
+            Reached::Aside { handle, whose, block, .. } => {
+                let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
+                let within = |(start, bytes): &(u64, Vec<u8>)| {
+                    let from = usize::try_from(offset.checked_sub(*start)?).ok()?;
+                    (from + into.len() <= bytes.len()).then_some(from)
+                };
+                let from = match within(&block) {
+                    Some(from) => from,
+                    None => {
+                        let mut bytes = vec![0; BLOCK];
+                        let got = aside::file(*whose, handle.as_fd(), offset, &mut bytes)?;
+                        bytes.truncate(got);
+                        *block = (offset, bytes);
+                        0
+                    }
+                };
+                let bytes = block.1.get(from..).unwrap_or_default();
+                let len = bytes.len().min(into.len());
+                into[..len].copy_from_slice(&bytes[..len]);
+                Ok(len)
+            }
+        }
+    }
+}
+
+impl ReadAt for TargetFile {
+    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match self.read_at(&mut into[done..], offset.saturating_add(done as u64)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => done += got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        match &self.0 {
+            Reached::Here(file) => file.metadata().map(|metadata| metadata.len()),
+            Reached::Aside { len, .. } => Ok(*len),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::unix::fs::FileExt as _;
+    use std::os::unix::fs::MetadataExt as _;
 
     use super::*;
     use crate::remote::MappedPath;
@@ -178,7 +311,7 @@ mod tests {
         let file = process.mapped_file(mapping).expect("it is a file");
         assert_eq!(file.identity().inode, mapping.inode);
         let mut magic = [0; 4];
-        file.open().expect("readable").read_exact_at(&mut magic, 0).expect("long enough");
+        file.open().expect("readable").read_exact_at(0, &mut magic).expect("long enough");
         assert_eq!(&magic, b"\x7fELF");
     }
 
@@ -202,5 +335,24 @@ mod tests {
         std::os::unix::fs::symlink(format!("/proc/self/fd/{}", File::open(&file).expect("there").as_raw_fd()), &magic)
             .expect("a link");
         assert!(process.mapped_file(&mapping_of(&magic, inode)).is_err());
+    }
+
+    #[test]
+    fn far_files_read_as_near_ones() {
+        let process = RemoteProcess::open(Pid(std::process::id())).expect("this process exists");
+        let exe = process.exe_file().expect("it was started from a file");
+        let near = exe.open().expect("readable");
+        let far = MappedFile { local: false, ..exe };
+        let far = far.open().expect("readable");
+        let len = near.len_bytes().expect("known");
+        assert_eq!(far.len_bytes().expect("known"), len);
+        for (offset, size) in
+            [(0, 64), (64, 4096), (60_000, 70_000), (70_000, 8), (len - 100, 100), (len - 100, 1 << 20)]
+        {
+            let (mut here, mut there) = (vec![0; size], vec![0; size]);
+            let exact = near.read_exact_at(offset, &mut here).map_err(|error| error.kind());
+            assert_eq!(far.read_exact_at(offset, &mut there).map_err(|error| error.kind()), exact, "{offset}, {size}");
+            assert!(exact.is_err() || here == there, "{offset}, {size}");
+        }
     }
 }

@@ -1,11 +1,13 @@
-//! The target's memory, through `process_vm_readv`.
+//! The target's memory, through `process_vm_readv` in a process that may be left behind.
 
 use std::io::{self, IoSliceMut};
 
+use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd;
 use tachyon_common::walk::{Unreadable, UserMemory};
 
+use super::aside::{self, Refused};
 use super::{RemoteError, RemoteProcess};
 use crate::types::RemoteAddr;
 
@@ -20,15 +22,26 @@ impl RemoteProcess {
             return Ok(());
         }
         let error = |source: io::Error| RemoteError::Memory { pid: self.pid(), addr, len, source };
-        // An address beyond the pointer's width cannot be mapped.
-        let base = usize::try_from(addr.0).map_err(|_| error(io::Error::from_raw_os_error(libc::EFAULT)))?;
-        let remote = [RemoteIoVec { base, len }];
-        let pid = unistd::Pid::from_raw(self.pid().as_raw());
-        let got = process_vm_readv(pid, &mut [IoSliceMut::new(into)], &remote).map_err(|errno| match errno {
-            nix::errno::Errno::ESRCH => RemoteError::NoSuchProcess(self.pid()),
+        let got = match aside::memory(self.pid(), addr.0, into) {
+            // A security module may let its ancestor, and nobody else, look into a process (Yama).
+            Err(Refused::Errno(Errno::EPERM) | Refused::NoHelper) => self.read_memory_here(addr, into),
+            Err(Refused::Errno(errno)) => Err(errno),
+            Err(refused @ Refused::NotWaitedFor) => return Err(error(refused.into())),
+            Ok(got) => Ok(got),
+        };
+        let got = got.map_err(|errno| match errno {
+            Errno::ESRCH => RemoteError::NoSuchProcess(self.pid()),
             _ => error(errno.into()),
         })?;
         if got == len { Ok(()) } else { Err(RemoteError::Short { pid: self.pid(), addr, len, got }) }
+    }
+
+    /// The same by this thread itself, which waits until it is done.
+    fn read_memory_here(&self, addr: RemoteAddr, into: &mut [u8]) -> Result<usize, Errno> {
+        // An address beyond the pointer's width cannot be mapped.
+        let base = usize::try_from(addr.0).map_err(|_| Errno::EFAULT)?;
+        let remote = [RemoteIoVec { base, len: into.len() }];
+        process_vm_readv(unistd::Pid::from_raw(self.pid().as_raw()), &mut [IoSliceMut::new(into)], &remote)
     }
 
     /// Reads a fixed number of bytes.

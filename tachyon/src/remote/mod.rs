@@ -2,14 +2,16 @@
 //!
 //! Everything here only looks: nothing in the target is written, stopped or attached to. What is read was made by
 //! somebody else and is untrusted: short and failed reads are errors, sizes are bounded, and of the files behind
-//! mappings only regular ones are opened. Which bytes mean what is left to the rooms that ask.
+//! mappings only regular ones are opened. What may never come is read by processes that can be left behind. Which bytes mean what is left to the rooms that ask.
 //!
 //! The crate `procfs` was considered and does not fit a hostile target: one path that is not UTF-8 hides all mappings
 //! of the process, and one named `/SYSV` panics its parser (`procfs-core` 0.18, `MMapPath::from`).
 
+mod aside;
 mod cgroup;
 pub mod elf;
 mod file;
+mod ledger;
 mod maps;
 mod memory;
 mod namespace;
@@ -21,8 +23,9 @@ use std::path::PathBuf;
 
 use crate::types::{Pid, RemoteAddr};
 
+pub use aside::{Concerned, End, Patience, helpers_cpu_time, not_waited_for, prepare_to_read};
 pub use cgroup::Cgroups;
-pub use file::{FileIdentity, MappedFile};
+pub use file::{FileIdentity, MappedFile, TargetFile};
 pub use maps::{MappedPath, Mapping, parse_maps};
 pub use namespace::{NamespaceError, own_pid_namespace};
 pub use status::{Stat, parse_stat};
@@ -102,6 +105,15 @@ impl RemoteError {
     pub fn is_denied(&self) -> bool {
         match self {
             Self::Memory { source, .. } | Self::File { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            _ => false,
+        }
+    }
+
+    /// Whether it did not come in time, and is not waited for.
+    #[must_use]
+    pub fn is_not_waited_for(&self) -> bool {
+        match self {
+            Self::Memory { source, .. } | Self::File { source, .. } => source.kind() == io::ErrorKind::TimedOut,
             _ => false,
         }
     }

@@ -1,5 +1,6 @@
 //! The pid namespace of the profiler itself, in which it and its kernel side number processes.
 
+use crate::advice::Advice;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
@@ -17,13 +18,11 @@ pub enum NamespaceError {
     Unreadable(#[source] io::Error),
 }
 
-impl NamespaceError {
-    /// What to do next.
-    #[must_use]
-    pub const fn hint(&self) -> Option<&'static str> {
+impl Advice for NamespaceError {
+    fn hint(&self) -> Option<String> {
         match self {
             Self::OtherProc => {
-                Some("mount the namespace's own first: unshare --mount-proc, or `mount -t proc proc /proc`")
+                Some("mount the namespace's own first: unshare --mount-proc, or `mount -t proc proc /proc`".to_owned())
             }
             Self::Unreadable(_) => None,
         }

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::path::Path;
 
+use super::aside::{self, Refused};
 use super::{MAX_PROC_FILE_BYTES, RemoteError, RemoteProcess};
 use crate::types::Pid;
 
@@ -46,15 +48,17 @@ impl RemoteProcess {
         Ok(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
     }
 
-    /// The command line; empty when the process has none (a kernel thread, a zombie).
+    /// The command line, of which so many bytes are read: a process can make it as long as it likes. Empty when it has none
+    /// (a kernel thread, a zombie).
     ///
     /// # Errors
     /// When the process is gone.
-    pub fn cmdline(&self) -> Result<Vec<String>, RemoteError> {
-        let text = self.proc_file("cmdline")?;
-        let Some(text) = text.strip_suffix(b"\0").or((!text.is_empty()).then_some(&text[..])) else {
+    pub fn cmdline(&self, most: u64) -> Result<Vec<String>, RemoteError> {
+        let text = self.proc_file_within("cmdline", most)?;
+        let text = text.strip_suffix(b"\0").unwrap_or(&text);
+        if text.is_empty() {
             return Ok(Vec::new());
-        };
+        }
         Ok(text.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect())
     }
 
@@ -63,12 +67,24 @@ impl RemoteProcess {
     /// # Errors
     /// When the process is gone.
     pub fn effective_uid(&self) -> Result<u32, RemoteError> {
+        self.uid(1)
+    }
+
+    /// Its real user id: whose process it is.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn real_uid(&self) -> Result<u32, RemoteError> {
+        self.uid(0)
+    }
+
+    /// One of its user ids: real, effective, saved, file system (proc_pid_status(5)).
+    fn uid(&self, number: usize) -> Result<u32, RemoteError> {
         let text = self.proc_file("status")?;
         let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
-        // Real, effective, saved, file system (proc_pid_status(5)).
-        let effective =
-            line.and_then(|line| std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok());
-        effective.ok_or_else(|| RemoteError::Odd {
+        let uid =
+            line.and_then(|line| std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(number)?.parse().ok());
+        uid.ok_or_else(|| RemoteError::Odd {
             path: self.proc_path("status"),
             line: String::from_utf8_lossy(line.unwrap_or_default()).into_owned(),
         })
@@ -86,17 +102,35 @@ impl RemoteProcess {
 
     /// Reads a file of `/proc/PID` whole.
     pub(super) fn proc_file(&self, name: &str) -> Result<Vec<u8>, RemoteError> {
+        self.proc_file_within(name, MAX_PROC_FILE_BYTES)
+    }
+
+    /// The same as far as `most` bytes.
+    fn proc_file_within(&self, name: &str, most: u64) -> Result<Vec<u8>, RemoteError> {
         let path = self.proc_path(name);
-        // The kernel gives a page at a time; of a small buffer's steps a start with 2,000 processes would feel each.
-        let mut text = Vec::with_capacity(4096);
-        let read = File::open(&path).and_then(|file| file.take(MAX_PROC_FILE_BYTES).read_to_end(&mut text));
+        let read = match name {
+            // These wait for nothing that the process has.
+            "stat" | "status" | "comm" | "cgroup" => read_here(&path, most),
+            _ => match aside::whole(self.pid(), &path.to_string_lossy(), most) {
+                Err(Refused::NoHelper) => read_here(&path, most),
+                read => read.map_err(std::io::Error::from),
+            },
+        };
         match read {
-            Ok(_) => Ok(text),
+            Ok(text) => Ok(text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(RemoteError::NoSuchProcess(self.pid())),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(RemoteError::NoSuchProcess(self.pid())),
             Err(source) => Err(RemoteError::File { path, source }),
         }
     }
+}
+
+/// Reads a file by this thread itself, which waits until it is done.
+fn read_here(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    // The kernel gives a page at a time; of a small buffer's steps a start with 2,000 processes would feel each.
+    let mut text = Vec::with_capacity(4096);
+    File::open(path)?.take(most).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// The `NSpid` line of a `status` file: the outermost namespace first.
@@ -148,7 +182,7 @@ mod tests {
         assert_eq!(stat.comm, process.comm().expect("readable"));
         assert!(!stat.kernel_thread);
         let args: Vec<String> = std::env::args().collect();
-        assert_eq!(process.cmdline().expect("readable"), args);
+        assert_eq!(process.cmdline(1 << 20).expect("readable"), args);
         assert_eq!(process.ns_pids().expect("readable").first(), Some(&std::process::id()));
     }
 }

@@ -8,9 +8,12 @@ use super::stacks::Counts;
 use super::{Sink, file_thread_id, process_frame_name, text};
 use crate::profile::{Frame, FrameId, Profile, SPECIAL_FILENAME, Sample, ThreadId};
 use crate::report::Report;
+use foldhash::fast::RandomState;
+use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::rc::Rc;
 
 /// Counts equal stacks and writes them at the end. Memory grows with the number of distinct stacks.
 pub struct CollapsedSink<W> {
@@ -34,69 +37,169 @@ impl<W: Write> CollapsedSink<W> {
 
 impl<W: Write> Sink for CollapsedSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.counts.add_shown(profile, sample);
+        self.counts.add_shown(profile, sample, 1);
         self.stored += 1;
         Ok(())
     }
 
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.counts.add_shown(profile, sample, times_us.len());
+        self.stored += times_us.len() as u64;
+        Ok(())
+    }
+
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
+        let mut names = Names::default();
         // Different frames may look the same here, which knows neither directories nor columns.
-        let mut lines: HashMap<String, u64> = HashMap::new();
-        let mut line = String::new();
+        let mut lines: HashMap<Box<[u32]>, u64, RandomState> = HashMap::default();
+        let mut line = Vec::new();
         for (key, count) in self.counts.sorted() {
             line.clear();
-            put_stack(&mut line, profile, ThreadId(key.thread), self.counts.stacks.get(key.stack));
-            match lines.get_mut(&line) {
+            names.put_root(&mut line, profile, ThreadId(key.thread));
+            let stack = self.counts.stacks.get(key.stack).iter().rev();
+            line.extend(stack.map(|&frame| names.of_frame(profile, frame)));
+            match lines.get_mut(line.as_slice()) {
                 Some(sum) => *sum += count,
                 None => {
-                    lines.insert(line.clone(), count);
+                    lines.insert(line.as_slice().into(), count);
                 }
             }
         }
         let mut lines: Vec<_> = lines.into_iter().collect();
-        lines.sort_unstable_by(|(a, a_count), (b, b_count)| b_count.cmp(a_count).then_with(|| a.cmp(b)));
+        lines.sort_unstable_by(|(a, a_count), (b, b_count)| b_count.cmp(a_count).then_with(|| names.compare(a, b)));
         let mut out = io::BufWriter::new(&mut self.out);
         for (line, count) in lines {
-            writeln!(out, "{line} {count}")?;
+            for (place, &name) in line.iter().enumerate() {
+                if place > 0 {
+                    out.write_all(b";")?;
+                }
+                out.write_all(names.texts[name as usize].as_bytes())?;
+            }
+            writeln!(out, " {count}")?;
         }
         out.flush()
     }
 }
 
-fn put_stack(out: &mut String, profile: &Profile, thread: ThreadId, frames: &[FrameId]) {
-    write!(out, "tid:{}", file_thread_id(profile, thread)).expect("a String takes every text");
-    if profile.meta.many_processes {
-        out.push(';');
-        out.push_str(&name(&process_frame_name(profile.process_of(thread))));
+/// Most bytes of a name: far more than any programmer writes, and a file of few samples cannot fill a disk.
+const LONGEST_NAME: usize = 1024;
+
+/// What stands between semicolons, each text once.
+#[derive(Default)]
+struct Names {
+    texts: Vec<Rc<str>>,
+    ids: HashMap<Rc<str>, u32, RandomState>,
+    /// By [`FrameId`].
+    of_frames: Vec<Option<u32>>,
+}
+
+impl Names {
+    fn id(&mut self, text: String) -> u32 {
+        if let Some(&id) = self.ids.get(text.as_str()) {
+            return id;
+        }
+        let id = u32::try_from(self.texts.len()).expect("fewer than 2^32 names fit in memory");
+        let text: Rc<str> = text.into();
+        self.texts.push(Rc::clone(&text));
+        self.ids.insert(text, id);
+        id
     }
-    for &frame in frames.iter().rev() {
-        out.push(';');
-        put_frame(out, profile, profile.frames.get(frame));
+
+    fn put_root(&mut self, line: &mut Vec<u32>, profile: &Profile, thread: ThreadId) {
+        line.push(self.id(format!("tid:{}", file_thread_id(profile, thread))));
+        if profile.meta.many_processes {
+            let process = name(&process_frame_name(profile.process_of(thread))).into_owned();
+            line.push(self.id(process));
+        }
+    }
+
+    fn of_frame(&mut self, profile: &Profile, frame: FrameId) -> u32 {
+        let place = frame.0 as usize;
+        if place >= self.of_frames.len() {
+            self.of_frames.resize(place + 1, None);
+        }
+        if let Some(id) = self.of_frames[place] {
+            return id;
+        }
+        let id = self.id(frame_text(profile, profile.frames.get(frame)));
+        self.of_frames[place] = Some(id);
+        id
+    }
+
+    /// The order of two lines as texts.
+    fn compare(&self, a: &[u32], b: &[u32]) -> Ordering {
+        let shared = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let bytes = |line: &[u32]| {
+            let line: Vec<_> = line[shared..].iter().map(|&name| Rc::clone(&self.texts[name as usize])).collect();
+            line.join(";")
+        };
+        match (shared == a.len(), shared == b.len()) {
+            (false, false) => bytes(a).cmp(&bytes(b)),
+            // One is the other's beginning.
+            _ => a.len().cmp(&b.len()),
+        }
     }
 }
 
-fn put_frame(out: &mut String, profile: &Profile, frame: &Frame) {
+fn frame_text(profile: &Profile, frame: &Frame) -> String {
     let filename = profile.strings.get(frame.filename);
     let function = name(profile.strings.get(frame.function));
     // CPython's word for "no location" is line 0.
     let lineno = if frame.lineno == -1 { 0 } else { frame.lineno };
     if filename == SPECIAL_FILENAME && lineno == 0 {
-        out.push_str(&function);
+        function.into_owned()
     } else {
         let base = filename.rsplit('/').next().unwrap_or(filename);
-        write!(out, "{}:{function}:{lineno}", name(base)).expect("a String takes every text");
+        format!("{}:{function}:{lineno}", name(base))
     }
 }
 
-/// A name without what would break the format.
-fn name(text: &str) -> std::borrow::Cow<'_, str> {
-    text::escape(text, |character| character == ';')
+/// A name without what would break the format, or fill a disk.
+fn name(text: &str) -> Cow<'_, str> {
+    match text::cut(text, LONGEST_NAME) {
+        Cow::Borrowed(text) => text::escape(text, |character| character == ';'),
+        Cow::Owned(text) => Cow::Owned(text::escape(&text, |character| character == ';').into_owned()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::profile::{Merge, Process, Thread};
+
+    #[test]
+    fn few_samples_with_long_names_make_a_small_file() {
+        let mut profile = Profile::default();
+        profile.processes.push(Process::default());
+        profile.threads.push(Thread::default());
+        let long = "n".repeat(60_000);
+        let frames: Vec<_> = (0..256).map(|number| profile.special_frame(&format!("{long}{number}"))).collect();
+        let mut sink = CollapsedSink::new(Vec::new());
+        for number in 0..20 {
+            let frames = &frames[number..];
+            let sample = Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None };
+            sink.repeated(&profile, &sample, &[1, 2, 3]).unwrap();
+        }
+        sink.finish(&profile, &Report::default()).unwrap();
+        // Whole names would take 300 MB.
+        assert!(sink.out.len() < 20 * 256 * 1100, "{} bytes", sink.out.len());
+        let text = String::from_utf8(sink.out).unwrap();
+        assert_eq!(text.lines().count(), 20, "names that differ behind the cut stay apart");
+        assert!(text.lines().all(|line| line.ends_with(" 3")));
+    }
+
+    #[test]
+    fn lines_are_in_the_order_of_their_texts() {
+        let mut names = Names::default();
+        let lines = [["a", "b"], ["a", "b c"], ["a!", "b"], ["a", "z"], ["aa", "b"]];
+        let ids = lines.map(|line| line.map(|text| names.id(text.to_owned())));
+        for (a, a_ids) in lines.iter().zip(&ids) {
+            for (b, b_ids) in lines.iter().zip(&ids) {
+                assert_eq!(names.compare(a_ids, b_ids), a.join(";").cmp(&b.join(";")), "{a:?} {b:?}");
+            }
+            assert_eq!(names.compare(&a_ids[..1], a_ids), Ordering::Less);
+        }
+    }
 
     #[test]
     fn frames_and_order() {

@@ -80,7 +80,7 @@ fn changed() -> io::Error {
 
 /// Writes an object up to where its last member goes.
 fn begin_object(out: &mut impl Write, object: &Value) -> io::Result<()> {
-    let text = serde_json::to_string(object)?;
+    let text = super::text::json_line(object);
     let members = text.strip_suffix('}').ok_or_else(changed)?;
     out.write_all(members.as_bytes())?;
     if members == "{" { Ok(()) } else { out.write_all(b",") }
@@ -246,7 +246,7 @@ mod tests {
         let file: Value = serde_json::from_slice(&sink.out).unwrap();
         let thread = &file["threads"][0];
         // The encoder gives main threads their process's name.
-        assert_eq!((&thread["name"], &thread["isMainThread"]), (&json!("app (5) -m app"), &json!(true)));
+        assert_eq!((&thread["name"], &thread["isMainThread"]), (&json!("python3 -m app (5)"), &json!(true)));
         let cpu = json!([10, 10, 10, 10]);
         assert_eq!(
             thread["samples"],

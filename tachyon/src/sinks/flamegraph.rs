@@ -2,9 +2,9 @@
 //!
 //! `inferno` draws; search and zoom are its script's. Python code is warm, native code blue, the kernel grey-violet.
 
-use super::label::{Kind, Label, roots};
+use super::label::{Kind, Label, RootOptions, Roots};
 use super::stacks::Counts;
-use super::text::escape;
+use super::text::{cut, escape};
 use super::{Sink, process_title};
 use crate::profile::{Profile, Sample, ThreadId};
 use crate::report::Report;
@@ -21,29 +21,33 @@ const PAGE: &str = include_str!("flamegraph.html");
 pub struct FlamegraphSink<W> {
     out: W,
     counts: Counts,
-    by_thread: bool,
+    roots: RootOptions,
     html: bool,
 }
 
 impl<W: Write> FlamegraphSink<W> {
-    /// Nothing is written to `out` before the end. `html`: a page with both views, else an SVG with one. `by_thread`
-    /// puts threads at the root.
-    pub fn new(out: W, by_thread: bool, html: bool) -> Self {
-        Self { out, counts: Counts::default(), by_thread, html }
+    /// Nothing is written to `out` before the end. `html`: a page with both views, else an SVG with one. `roots`:
+    /// what stands below the stacks.
+    pub fn new(out: W, roots: RootOptions, html: bool) -> Self {
+        Self { out, counts: Counts::default(), roots, html }
     }
 }
 
 impl<W: Write> Sink for FlamegraphSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.counts.add_shown(profile, sample);
+        self.counts.add_shown(profile, sample, 1);
+        Ok(())
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.counts.add_shown(profile, sample, times_us.len());
         Ok(())
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        let mut graph = Graph::new(profile, &self.counts, self.by_thread, report);
+        let mut graph = Graph::new(profile, &self.counts, self.roots, report);
         let mut out = io::BufWriter::new(&mut self.out);
         if self.html {
-            let [flames, icicles] = [graph.svg(false)?, graph.svg(true)?];
             let title = xml(&graph.title);
             let caption = xml(&graph.caption);
             for (place, part) in PAGE.split("@@").enumerate() {
@@ -51,88 +55,186 @@ impl<W: Write> Sink for FlamegraphSink<W> {
                     (0, text) => out.write_all(text.as_bytes())?,
                     (_, "title") => out.write_all(title.as_bytes())?,
                     (_, "caption") => out.write_all(caption.as_bytes())?,
-                    (_, "flames") => out.write_all(script_text(&flames).as_bytes())?,
-                    (_, "reversed") => out.write_all(script_text(&icicles).as_bytes())?,
+                    (_, "flames") => out.write_all(script_text(&graph.svg(View::Flames)?).as_bytes())?,
+                    (_, "reversed") => out.write_all(script_text(&graph.svg(View::Reversed)?).as_bytes())?,
                     (_, other) => unreachable!("the page has no part {other}"),
                 }
             }
         } else {
-            out.write_all(graph.svg(false)?.as_bytes())?;
+            out.write_all(graph.svg(View::Icicles)?.as_bytes())?;
         }
         out.flush()
     }
 }
 
+/// How a graph stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    /// Roots at the bottom, where the page opens it.
+    Flames,
+    /// Roots at the top, where a viewer opens a drawing.
+    Icicles,
+    /// Leaves at the top, their callers below.
+    Reversed,
+}
+
+/// Most bytes of a name: boxes show far less, and the line that tells of one is no wider.
+const LONGEST_NAME: usize = 160;
+/// Most bytes of all stacks as text that are given to inferno.
+const MOST_BYTES: usize = 48 << 20;
+/// The share of all samples below which inferno leaves a box out, as a divisor: a hundredth of a percent.
+const NARROWEST: u64 = 10_000;
+
 struct Graph {
-    /// Root first, `;` between frames, then the count.
-    lines: Vec<String>,
+    names: Vec<String>,
+    /// Names of frames, root first, and how often.
+    stacks: Vec<(Box<[u32]>, u64)>,
+    total: u64,
     colours: color::PaletteMap,
     title: String,
     caption: String,
 }
 
 impl Graph {
-    fn new(profile: &Profile, counts: &Counts, by_thread: bool, report: &Report) -> Self {
+    fn new(profile: &Profile, counts: &Counts, roots: RootOptions, report: &Report) -> Self {
         let mut colours = color::PaletteMap::default();
         // inferno's own root.
         colours.insert("", colour(Kind::Special, ""));
-        let mut names: Vec<Option<String>> = vec![None; profile.frames.len()];
-        let mut lines: HashMap<String, u64, RandomState> = HashMap::default();
-        let mut total = 0;
+        let mut names = Names::default();
+        let mut of_frames: Vec<Option<u32>> = vec![None; profile.frames.len()];
+        let mut stacks: HashMap<Box<[u32]>, u64, RandomState> = HashMap::default();
+        let (mut total, mut stack) = (0, Vec::new());
+        let roots = Roots::new(profile, roots);
         for (key, count) in counts.sorted() {
             total += count;
-            let mut line = String::new();
-            for root in roots(profile, ThreadId(key.thread), by_thread) {
-                let name = frame_name(&root);
-                colours.insert(&name, colour(Kind::Special, &name));
-                push(&mut line, &name);
+            stack.clear();
+            for root in roots.of(ThreadId(key.thread)) {
+                stack.push(names.id(&mut colours, Kind::Special, &root));
             }
             for frame in counts.stacks.get(key.stack).iter().rev() {
-                let name = names[frame.0 as usize].get_or_insert_with(|| {
+                stack.push(*of_frames[frame.0 as usize].get_or_insert_with(|| {
                     let label = Label::of(profile, profile.frames.get(*frame));
-                    let name = frame_name(&label.to_text());
-                    colours.insert(&name, colour(label.kind, &name));
-                    name
-                });
-                push(&mut line, name);
+                    names.id(&mut colours, label.kind, &label.to_text())
+                }));
             }
-            if line.is_empty() {
-                line.push_str("<no frames>");
+            if stack.is_empty() {
+                stack.push(names.id(&mut colours, Kind::Special, "<no frames>"));
             }
-            *lines.entry(line).or_default() += count;
+            match stacks.get_mut(stack.as_slice()) {
+                Some(sum) => *sum += count,
+                None => drop(stacks.insert(stack.as_slice().into(), count)),
+            }
         }
-        let mut lines: Vec<_> = lines.into_iter().map(|(line, count)| format!("{line} {count}")).collect();
-        lines.sort_unstable();
-        Self { lines, colours, title: title(profile), caption: caption(total, report) }
+        let (stacks, names) = (stacks.into_iter().collect(), names.texts);
+        Self { names, stacks, total, colours, title: title(profile), caption: caption(total, report) }
     }
 
-    fn svg(&mut self, reversed: bool) -> io::Result<String> {
+    fn svg(&mut self, view: View) -> io::Result<String> {
         let mut options = Options::default();
         options.title.clone_from(&self.title);
         options.subtitle = Some(self.caption.clone());
-        options.palette_map = Some(&mut self.colours);
         options.text_truncate_direction = TextTruncateDirection::Right;
         options.hash = true;
         options.deterministic = true;
-        options.reverse_stack_order = reversed;
-        if reversed {
+        if view != View::Flames {
             options.direction = Direction::Inverted;
-            options.title.push_str(": callers of leaves");
         }
-        if self.lines.is_empty() {
+        if view == View::Reversed {
+            options.title.push_str(": callers of leaves");
+            self.stacks.iter_mut().for_each(|(stack, _)| stack.reverse());
+        }
+        let lines = self.lines();
+        if view == View::Reversed {
+            self.stacks.iter_mut().for_each(|(stack, _)| stack.reverse());
+        }
+        if lines.is_empty() {
             // inferno takes an empty profile for an error.
             return Ok(EMPTY.replace("@@", &xml(&format!("{}: {}", self.title, self.caption))));
         }
+        options.palette_map = Some(&mut self.colours);
         let mut svg = Vec::new();
-        flamegraph::from_lines(&mut options, self.lines.iter().map(String::as_str), &mut svg)?;
+        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
         String::from_utf8(svg).map_err(io::Error::other)
+    }
+
+    /// What inferno draws: stacks in order, each with its count. Frames too rare to be drawn count for their callers, so
+    /// what is drawn stays as wide as it is; where stacks are very many, what is rare is left out sooner.
+    fn lines(&mut self) -> Vec<String> {
+        self.stacks.sort_unstable();
+        let mut least = self.total.div_ceil(NARROWEST);
+        loop {
+            let mut lines = Lines { names: &self.names, least, path: Vec::new(), bytes: 0, lines: Vec::new() };
+            lines.put(&self.stacks, 0);
+            if lines.bytes <= MOST_BYTES || least >= self.total {
+                lines.lines.sort_unstable();
+                return lines.lines;
+            }
+            least = 2 * least.max(1);
+        }
+    }
+}
+
+/// Stacks on their way to inferno.
+struct Lines<'a> {
+    names: &'a [String],
+    /// Fewest samples of a frame that is shown.
+    least: u64,
+    path: Vec<u32>,
+    bytes: usize,
+    lines: Vec<String>,
+}
+
+impl Lines<'_> {
+    /// Puts the lines of stacks that are the same up to `depth`, and sorted. What is too rare counts here.
+    fn put(&mut self, stacks: &[(Box<[u32]>, u64)], depth: usize) {
+        let mut own = 0;
+        for group in stacks.chunk_by(|(a, _), (b, _)| a.get(depth) == b.get(depth)) {
+            let count: u64 = group.iter().map(|(_, count)| count).sum();
+            match group.first().and_then(|(stack, _)| stack.get(depth)) {
+                Some(&name) if count >= self.least || depth == 0 => {
+                    self.path.push(name);
+                    self.put(group, depth + 1);
+                    self.path.pop();
+                }
+                _ => own += count,
+            }
+        }
+        if own > 0 {
+            let names: Vec<&str> = self.path.iter().map(|&name| self.names[name as usize].as_str()).collect();
+            self.bytes += names.iter().map(|name| name.len() + 1).sum::<usize>();
+            // Beyond, only the size is asked.
+            if self.bytes <= MOST_BYTES {
+                self.lines.push(format!("{} {own}", names.join(";")));
+            }
+        }
+    }
+}
+
+/// Names as inferno gets them, each once.
+#[derive(Default)]
+struct Names {
+    texts: Vec<String>,
+    ids: HashMap<String, u32, RandomState>,
+}
+
+impl Names {
+    fn id(&mut self, colours: &mut color::PaletteMap, kind: Kind, name: &str) -> u32 {
+        let name = frame_name(&cut(name, LONGEST_NAME));
+        if let Some(&id) = self.ids.get(&name) {
+            return id;
+        }
+        colours.insert(&name, colour(kind, &name));
+        let id = u32::try_from(self.texts.len()).expect("fewer than 2^32 names fit in memory");
+        self.texts.push(name.clone());
+        self.ids.insert(name, id);
+        id
     }
 }
 
 const EMPTY: &str = "<?xml version=\"1.0\" standalone=\"no\"?>\n<svg version=\"1.1\" width=\"1200\" height=\"60\" \
      xmlns=\"http://www.w3.org/2000/svg\"><text x=\"10\" y=\"35\" font-family=\"monospace\">@@</text></svg>\n";
 
-fn title(profile: &Profile) -> String {
+pub(super) fn title(profile: &Profile) -> String {
     match &profile.processes[..] {
         [process] if process.pid != 0 => shown(&process_title(process)),
         [_] | [] => "Flame graph".to_owned(),
@@ -141,7 +243,7 @@ fn title(profile: &Profile) -> String {
 }
 
 /// Totals and loss.
-fn caption(total: u64, report: &Report) -> String {
+pub(super) fn caption(total: u64, report: &Report) -> String {
     let lost: u64 = report.loss.values().sum();
     let mut caption = format!("{total} samples");
     if report.duration_s > 0.0 {
@@ -159,21 +261,14 @@ fn caption(total: u64, report: &Report) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a share for people")]
     let share = if lost == 0 { 0.0 } else { lost as f64 * 100.0 / (total + lost) as f64 };
     caption.push_str(&format!(", {lost} lost ({share:.1} %)"));
-    if let Some(not_fired) = report.not_fired.filter(|&count| count > 0) {
-        caption.push_str(&format!(", about {not_fired} not taken"));
+    if let Some((missed, _)) = report.missed() {
+        caption.push_str(&format!(", about {missed} missed"));
     }
     caption
 }
 
-fn push(line: &mut String, name: &str) {
-    if !line.is_empty() {
-        line.push(';');
-    }
-    line.push_str(name);
-}
-
 fn shown(name: &str) -> String {
-    escape(name, |_| false).into_owned()
+    escape(&cut(name, LONGEST_NAME), |_| false).into_owned()
 }
 
 /// A name that inferno takes as it is: `;` separates frames, and a number at a line's end is a count.
@@ -208,7 +303,7 @@ impl Hash for Bytes<'_> {
     }
 }
 
-fn xml(text: &str) -> String {
+pub(super) fn xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -227,7 +322,7 @@ mod tests {
         let mut profile = Profile::default();
         profile.processes.push(Process { pid: 9, comm: "a<b".into(), ..Process::default() });
         profile.threads.push(Thread { ns_tid: 5, ..Thread::default() });
-        let mut sink = FlamegraphSink::new(Vec::new(), false, html);
+        let mut sink = FlamegraphSink::new(Vec::new(), RootOptions::default(), html);
         for stack in names {
             let frames: Vec<_> = stack.iter().map(|name| profile.special_frame(name)).collect();
             sink.sample(
@@ -261,6 +356,33 @@ mod tests {
             assert!(written(html, &[]).contains("0 samples"));
             assert!(written(html, &[&[]]).contains("no frames"));
         }
+    }
+
+    #[test]
+    fn few_samples_with_long_names_make_a_small_picture() {
+        let names: Vec<String> = (0..256).map(|number| format!("{}{number}", "n".repeat(60_000))).collect();
+        let stack: Vec<&str> = names.iter().map(String::as_str).collect();
+        let stacks: Vec<&[&str]> = (0..10).map(|number| &stack[number..]).collect();
+        let svg = written(false, &stacks);
+        // Whole names would take 300 MB.
+        assert!(svg.len() < 10 * 256 * 1000 && svg.contains("…#"), "{} bytes", svg.len());
+        assert!(svg.contains("10 samples in"));
+    }
+
+    #[test]
+    fn what_is_too_rare_to_be_drawn_counts_for_its_caller() {
+        let names: Vec<String> = ["main", "often", "rare", "leaf"].map(str::to_owned).into();
+        let put = |least, counts: [u64; 3]| {
+            let paths: [&[u32]; 3] = [&[0], &[0, 1], &[0, 2, 3]];
+            let stacks: Vec<_> = paths.into_iter().map(Into::into).zip(counts).collect();
+            let mut lines = Lines { names: &names, least, path: Vec::new(), bytes: 0, lines: Vec::new() };
+            lines.put(&stacks, 0);
+            lines.lines.sort();
+            lines.lines
+        };
+        assert_eq!(put(0, [5, 90, 1]), ["main 5", "main;often 90", "main;rare;leaf 1"]);
+        assert_eq!(put(2, [5, 90, 1]), ["main 6", "main;often 90"]);
+        assert_eq!(put(99, [5, 90, 1]), ["main 96"], "roots stay");
     }
 
     #[test]

@@ -18,7 +18,9 @@ pub enum Format {
     Pprof,
     /// speedscope's JSON.
     Speedscope,
-    /// A flame graph as a page that needs nothing else.
+    /// A page that needs nothing else: flame graph, time line, functions.
+    Report,
+    /// A flame graph, as a drawing or a page that needs nothing else.
     Flamegraph,
     /// The Firefox profiler's JSON.
     Firefox,
@@ -33,12 +35,13 @@ pub struct UnknownFormat(String);
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Tach,
         Self::Collapsed,
         Self::Gperftools,
         Self::Pprof,
         Self::Speedscope,
+        Self::Report,
         Self::Flamegraph,
         Self::Firefox,
         Self::Jsonl,
@@ -56,8 +59,8 @@ impl Format {
         (".pb", Self::Pprof),
         (".speedscope.json", Self::Speedscope),
         (".speedscope", Self::Speedscope),
+        (".html", Self::Report),
         (".svg", Self::Flamegraph),
-        (".html", Self::Flamegraph),
         (".firefox.json", Self::Firefox),
         (".jsonl", Self::Jsonl),
     ];
@@ -71,6 +74,7 @@ impl Format {
             Self::Gperftools => "gperftools",
             Self::Pprof => "pprof",
             Self::Speedscope => "speedscope",
+            Self::Report => "report",
             Self::Flamegraph => "flamegraph",
             Self::Firefox => "firefox",
             Self::Jsonl => "jsonl",
@@ -94,7 +98,8 @@ impl Format {
             Self::Gperftools => "prof",
             Self::Pprof => "pb.gz",
             Self::Speedscope => "speedscope.json",
-            Self::Flamegraph => "html",
+            Self::Report => "html",
+            Self::Flamegraph => "svg",
             Self::Firefox => "firefox.json",
             Self::Jsonl => "jsonl",
         }
@@ -159,7 +164,7 @@ mod tests {
     fn errors_name_the_choices() {
         assert_eq!(
             "gif".parse::<Format>().unwrap_err().to_string(),
-            "unknown format \"gif\"\nhint: one of tach, collapsed, gperftools, pprof, speedscope, flamegraph, firefox, jsonl"
+            "unknown format \"gif\"\nhint: one of tach, collapsed, gperftools, pprof, speedscope, report, flamegraph, firefox, jsonl"
         );
     }
 }

@@ -3,11 +3,11 @@
 //! One JSON object a line, each line written at once, only ever appended: a last line that is not whole is dropped. A
 //! frame may come twice, when its names arrived late; the later line counts. `docs/formats/tach.md` has the keys.
 
-use super::metadata::{ProcessMetadata, ThreadMetadata};
+use super::metadata::{ObjectMetadata, ProcessMetadata, ThreadMetadata};
 use crate::profile::Meta;
 use crate::tach::{Compression, Frame, Layout, Options, Tables};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, BufRead, Write};
@@ -24,6 +24,8 @@ pub enum Line {
     Process(ProcessMetadata),
     /// The next thread.
     Thread(ThreadMetadata),
+    /// An object with native code.
+    Object(ObjectMetadata),
     /// The samples are complete: they end at this offset of the (last) file.
     SamplesEnd(u64),
 }
@@ -58,6 +60,8 @@ pub struct Start {
     pub host: String,
     /// Start, seconds since 1970, UTC.
     pub start_unix: f64,
+    /// As in the metadata.
+    pub merge_in_status: bool,
 }
 
 impl Start {
@@ -81,6 +85,7 @@ impl Start {
             many_processes: meta.many_processes,
             host: meta.hostname.clone(),
             start_unix: meta.start_unix,
+            merge_in_status: true,
         }
     }
 }
@@ -110,14 +115,25 @@ pub(super) struct Journal {
     begun: bool,
     processes: usize,
     threads: usize,
+    mappings: usize,
+    objects: HashSet<ObjectMetadata>,
     /// By index in the file: what was written.
     pub frames: Vec<crate::profile::Frame>,
 }
 
 impl Journal {
     pub fn new(out: File) -> Self {
-        let id = RandomState::new().hash_one(0);
-        Self { out, id, buffer: Vec::new(), begun: false, processes: 0, threads: 0, frames: Vec::new() }
+        Self {
+            out,
+            id: RandomState::new().hash_one(0),
+            buffer: Vec::new(),
+            begun: false,
+            processes: 0,
+            threads: 0,
+            mappings: 0,
+            objects: HashSet::new(),
+            frames: Vec::new(),
+        }
     }
 
     pub fn put(&mut self, line: &Line) {
@@ -139,6 +155,15 @@ impl Journal {
             self.put(&Line::Thread(ThreadMetadata::new(profile, id)));
         }
         self.threads = profile.threads.len();
+        let mappings = profile.native.mappings();
+        for mapping in mappings[self.mappings..].iter().filter(|mapping| !mapping.build_id.is_empty()) {
+            // Every process has a mapping of its own.
+            let object = ObjectMetadata::new(&mapping.path, &mapping.build_id);
+            if self.objects.insert(object.clone()) {
+                self.put(&Line::Object(object));
+            }
+        }
+        self.mappings = mappings.len();
     }
 
     /// Brings what was put to the file.
@@ -161,6 +186,8 @@ pub struct Read {
     pub processes: Vec<ProcessMetadata>,
     /// Threads.
     pub threads: Vec<ThreadMetadata>,
+    /// Objects with native code.
+    pub objects: Vec<ObjectMetadata>,
     /// Where the samples end, if they were complete.
     pub samples_end: Option<u64>,
     frames: HashMap<u32, FrameLine>,
@@ -187,6 +214,7 @@ impl Read {
                 }
                 Ok(Line::Process(process)) => read.processes.push(process),
                 Ok(Line::Thread(thread)) => read.threads.push(thread),
+                Ok(Line::Object(object)) => read.objects.push(object),
                 Ok(Line::SamplesEnd(offset)) => read.samples_end = Some(offset),
                 Err(_) => return Ok(read),
             }

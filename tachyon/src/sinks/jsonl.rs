@@ -164,7 +164,7 @@ fn describe(profile: &Profile, id: FrameId) -> String {
 }
 
 fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("strings and numbers become JSON")
+    super::text::json_line(value)
 }
 
 #[cfg(test)]

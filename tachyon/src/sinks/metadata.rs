@@ -5,10 +5,11 @@
 //! `docs/formats/tach.md`.
 
 use super::file_thread_id;
-use crate::profile::{Process, Profile, ThreadId, script};
+use crate::profile::{Process, Profile, ThreadId, address_of_name, script};
 use crate::report::Report;
 use crate::tach::Tables;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 
 /// What the entry starts with; the document follows.
 pub const PREFIX: &str = "tachyon-bpf:metadata:1:";
@@ -29,12 +30,45 @@ pub struct Metadata {
     pub part: u32,
     /// How many files the recording takes.
     pub parts: u32,
+    /// The upper two bits of each sample's status are its [`crate::profile::Merge`].
+    pub merge_in_status: bool,
     /// Processes.
     pub processes: Vec<ProcessMetadata>,
     /// Threads of those.
     pub threads: Vec<ThreadMetadata>,
+    /// Objects that have functions without a name.
+    pub objects: Vec<ObjectMetadata>,
     /// The account of the whole recording.
     pub report: Report,
+}
+
+/// An object whose functions are named by their addresses: what is needed to name them later.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ObjectMetadata {
+    /// As in the names of its frames.
+    pub name: String,
+    /// Path as its process saw it.
+    pub path: String,
+    /// In hexadecimal digits.
+    pub build_id: String,
+}
+
+impl ObjectMetadata {
+    /// Those of a profile.
+    fn of(profile: &Profile) -> Vec<Self> {
+        let nameless: HashSet<&str> =
+            profile.strings.iter().filter_map(|name| Some(address_of_name(name)?.0)).collect();
+        let objects = profile.native.objects().into_iter().map(|(path, build_id)| Self::new(path, build_id));
+        objects.filter(|object| nameless.contains(&*object.name)).collect()
+    }
+
+    /// Of an object.
+    #[must_use]
+    pub fn new(path: &str, build_id: &str) -> Self {
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        Self { name, path: path.to_owned(), build_id: build_id.to_owned() }
+    }
 }
 
 /// One process.
@@ -55,6 +89,8 @@ pub struct ProcessMetadata {
     pub pod: String,
     /// Script or module of its command line ([`crate::profile::script`]); empty when it has none.
     pub script: String,
+    /// What tells it from every other process of this boot of its host, in hexadecimal digits; empty when not known.
+    pub instance: String,
 }
 
 /// One thread of one interpreter.
@@ -85,7 +121,15 @@ impl From<&Process> for ProcessMetadata {
             container: process.container.clone(),
             pod: process.pod.clone(),
             script: script(&process.cmdline),
+            instance: process.instance.clone(),
         }
+    }
+}
+
+impl From<ProcessMetadata> for Process {
+    fn from(process: ProcessMetadata) -> Self {
+        let ProcessMetadata { pid, comm, cmdline, python_version, container, pod, instance, script: _ } = process;
+        Self { pid, comm, cmdline, python_version, container, pod, instance }
     }
 }
 
@@ -117,8 +161,10 @@ impl Metadata {
             many_processes: profile.meta.many_processes,
             part: 1,
             parts: 1,
+            merge_in_status: true,
             processes: profile.processes.iter().map(ProcessMetadata::from).collect(),
             threads: threads.map(|id| ThreadMetadata::new(profile, id)).collect(),
+            objects: ObjectMetadata::of(profile),
             report: report.clone(),
         }
     }
@@ -137,6 +183,50 @@ impl Metadata {
         if tables.frames().iter().any(|frame| frame.filename == last || frame.function == last) {
             return None;
         }
-        serde_json::from_str(tables.string(last)?.strip_prefix(PREFIX)?).ok()
+        let document = tables.string(last)?.strip_prefix(PREFIX)?;
+        if entries(document) > MOST_EMPTY_ENTRIES + document.len() / LEAST_ENTRY {
+            return None;
+        }
+        serde_json::from_str(document).ok()
+    }
+}
+
+/// Fewest bytes of a process, a thread or a process's account in a document of ours, whose members are all written.
+const LEAST_ENTRY: usize = 32;
+/// Entries that a document may have in any case.
+const MOST_EMPTY_ENTRIES: usize = 1000;
+
+/// How many objects there are in a document. One of nine million bytes has room for three million empty ones, which
+/// would take fifty times the memory.
+fn entries(document: &str) -> usize {
+    let (mut count, mut in_text, mut escaped) = (0, false, false);
+    for byte in document.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_of_empty_entries_is_none_of_ours() {
+        let find = |document: &str| Metadata::find(&Tables::new(["a", &format!("{PREFIX}{document}")], Vec::new()));
+        assert!(find("{}").is_some());
+        // Braces of a command line are text.
+        let odd = format!(r#"{{"processes":[{{"pid":7,"cmdline":["\"{}"]}}]}}"#, "{".repeat(100_000));
+        assert_eq!(find(&odd).expect("it is ours").processes[0].pid, 7);
+        for key in ["processes", "threads"] {
+            let many = |entry: &str| format!(r#"{{"{key}":[{}]}}"#, vec![entry; 60_000].join(","));
+            assert!(find(&many("{}")).is_none());
+            assert!(find(&many(r#"{"pid":1,"comm":"a","cmdline":[],"python_version":""}"#)).is_some());
+        }
     }
 }

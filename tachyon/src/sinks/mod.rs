@@ -11,13 +11,14 @@ mod format;
 pub mod gperftools;
 pub mod journal;
 pub mod jsonl;
-mod label;
+pub(crate) mod label;
 pub mod metadata;
+pub mod page;
 pub mod pprof;
 pub mod speedscope;
 pub mod split;
 mod spool;
-mod stacks;
+pub(crate) mod stacks;
 mod streams;
 pub mod tach;
 pub mod tail;
@@ -25,9 +26,10 @@ pub mod text;
 
 pub use collapsed::CollapsedSink;
 pub use format::{Format, UnknownFormat};
+pub use label::RootOptions;
 pub use tach::TachSink;
 
-use crate::profile::{Process, Profile, Sample, ThreadId, script};
+use crate::profile::{FrameId, Process, Profile, Sample, ThreadId, script};
 use crate::report::Report;
 
 /// Takes samples in time order per thread and makes one file of them.
@@ -42,6 +44,15 @@ pub trait Sink {
     /// # Errors
     /// When the output cannot be written. The sample is then counted as `write_error`.
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> std::io::Result<()>;
+
+    /// Takes samples that differ in their times only: `times_us` has all of them, that of `sample`, the first one, included.
+    /// The same as [`Sink::sample`] for each; a sink that does not look at times counts them in one step.
+    ///
+    /// # Errors
+    /// As [`Sink::sample`].
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> std::io::Result<()> {
+        times_us.iter().try_for_each(|&time_us| self.sample(profile, &Sample { time_us, ..*sample }))
+    }
 
     /// Brings what was taken so far to the file. A sink that writes all at the end has nothing to bring.
     ///
@@ -59,6 +70,13 @@ pub trait Sink {
     fn finish(&mut self, profile: &Profile, report: &Report) -> std::io::Result<()>;
 }
 
+/// Whether a frame is native code or the kernel's: neither a line of Python nor a mark.
+#[must_use]
+pub fn is_machine_code(profile: &Profile, frame: FrameId) -> bool {
+    let kind = label::Label::of(profile, profile.frames.get(frame)).kind;
+    matches!(kind, label::Kind::Native | label::Kind::Kernel)
+}
+
 /// The thread id that files show: unique on the host when the profile has many processes (viewers group by it alone),
 /// the target's own in a profile of one process, as CPython's profiler writes it.
 #[must_use]
@@ -71,13 +89,35 @@ pub fn file_thread_id(profile: &Profile, id: ThreadId) -> u64 {
 /// Name of a process for people: with the script or module it runs, if it has one.
 #[must_use]
 pub fn process_title(process: &Process) -> String {
-    let script = script(&process.cmdline);
-    let name = process_frame_name(process);
-    if script.is_empty() { name } else { format!("{name} {script}") }
+    format!("{} ({})", named(process, |script| script), process.pid)
 }
 
-/// Name of the outermost frame that tells a process in a profile of many.
+/// Name of the outermost frame that tells a process in a profile of many: `python3 app.py (4242)`.
 #[must_use]
 pub fn process_frame_name(process: &Process) -> String {
+    format!("{} ({})", program_name(process), process.pid)
+}
+
+/// The same in files that older versions wrote.
+#[must_use]
+pub(crate) fn former_process_frame_name(process: &Process) -> String {
     format!("{} ({})", process.comm, process.pid)
+}
+
+/// What a process runs, without directories: `python3 app.py`, or its `comm` if its command line is not a Python's.
+pub(crate) fn program_name(process: &Process) -> String {
+    named(process, |script| if script.starts_with('-') { script } else { label::base_name(script) })
+}
+
+/// Most bytes of a script's name: a program may write into its command line what it likes.
+const LONGEST_SCRIPT: usize = 100;
+
+fn named(process: &Process, shown: fn(&str) -> &str) -> String {
+    let script = script(&process.cmdline);
+    let program = process.cmdline.first().map_or("", |word| label::base_name(word).trim_start_matches('-'));
+    if script.is_empty() {
+        process.comm.clone()
+    } else {
+        format!("{program} {}", text::cut(shown(&script), LONGEST_SCRIPT))
+    }
 }

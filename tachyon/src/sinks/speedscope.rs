@@ -223,7 +223,7 @@ impl List {
 }
 
 fn json(out: &mut impl Write, text: &str) -> io::Result<()> {
-    Ok(serde_json::to_writer(out, text)?)
+    Ok(super::text::write_json_line(out, text)?)
 }
 
 #[cfg(test)]
@@ -252,7 +252,7 @@ mod tests {
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();
-        assert_eq!(file["name"], "app (9) app.py");
+        assert_eq!(file["name"], "python3 app.py (9)");
         assert_eq!(file["shared"]["frames"], json!([{"name": "<no frames>"}, {"name": "b"}, {"name": "a"}]));
         let one = &file["profiles"][0];
         assert_eq!((&one["endValue"], &one["name"]), (&json!(110), &json!("thread 5")));

@@ -8,11 +8,11 @@ use tachyon_common::event::status;
 
 /// Index of a stack in [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct StackId(pub u32);
+pub(crate) struct StackId(pub u32);
 
 /// Stacks stored once, in order of first use. Memory grows with the number of distinct stacks only.
-#[derive(Debug, Default)]
-pub(super) struct Stacks {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stacks {
     stacks: Vec<Arc<[FrameId]>>,
     ids: HashMap<Arc<[FrameId]>, StackId, RandomState>,
 }
@@ -62,19 +62,19 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts one sample by what is shown of its frames: native addresses do not matter.
-    pub fn add_shown(&mut self, profile: &Profile, sample: &Sample<'_>) {
+    /// Counts `count` samples by what is shown of their frames: native addresses do not matter.
+    pub fn add_shown(&mut self, profile: &Profile, sample: &Sample<'_>, count: usize) {
         let mut buffer = std::mem::take(&mut self.shown);
         let frames = profile.shown_stack(sample.frames, &mut buffer);
-        self.add(&Sample { frames, ..*sample }, false);
+        self.add(&Sample { frames, ..*sample }, false, count);
         self.shown = buffer;
     }
 
-    /// Counts one sample.
-    pub fn add(&mut self, sample: &Sample<'_>, by_gil: bool) {
+    /// Counts `count` samples that differ in nothing that is looked at here.
+    pub fn add(&mut self, sample: &Sample<'_>, by_gil: bool, count: usize) {
         let stack = self.stacks.intern(sample.frames);
         let gil = if by_gil { gil_held(sample.status) } else { None };
-        *self.counts.entry(Key { thread: sample.thread.0, stack, gil }).or_default() += 1;
+        *self.counts.entry(Key { thread: sample.thread.0, stack, gil }).or_default() += count as u64;
     }
 
     /// All counts, in an order that is the same for the same samples.
@@ -86,7 +86,7 @@ impl Counts {
 }
 
 /// Whether a status byte says that the thread held the GIL; `None` when it says that nothing is known.
-pub(super) fn gil_held(status: u8) -> Option<bool> {
+pub(crate) fn gil_held(status: u8) -> Option<bool> {
     let bits = u32::from(status);
     if bits & status::HAS_GIL != 0 {
         Some(true)
@@ -108,7 +108,7 @@ mod tests {
         let (a, b) = ([FrameId(1), FrameId(0)], [FrameId(0)]);
         for (thread, status, frames) in [(0, 1, &a[..]), (0, 1, &a), (0, 0, &a), (1, 4, &b), (0, 1, &[])] {
             let sample = Sample { thread: ThreadId(thread), time_us: 0, status, frames, merge: Merge::None };
-            counts.add(&sample, true);
+            counts.add(&sample, true, 1);
         }
         let key = |thread, stack, gil| Key { thread, stack: StackId(stack), gil };
         assert_eq!(

@@ -290,7 +290,8 @@ impl<W: Write + Seek> Sink for TachSink<W> {
                 thread_id: file_thread_id(profile, sample.thread),
                 interpreter_id: profile.thread(sample.thread).interpreter,
                 timestamp_us: sample.time_us,
-                status: sample.status,
+                // CPython looks at six of its bits.
+                status: sample.status | sample.merge.number() << 6,
                 frames: &stack,
             })?;
             Ok(())
@@ -350,7 +351,7 @@ fn version(meta: &Meta) -> [u8; 3] {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts below 2^53 are exact, and this is a share for people")]
-pub(super) fn percent(part: u64, whole: u64) -> Option<f64> {
+pub(crate) fn percent(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 

@@ -1,7 +1,7 @@
 //! Names from other programs, made harmless where they are shown.
 
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter};
+use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
@@ -52,50 +52,79 @@ pub fn is_unsafe(character: char) -> bool {
 /// # Errors
 /// When the value has no form in JSON, or `out` fails.
 pub fn write_json<T: Serialize + ?Sized>(out: impl io::Write, value: &T) -> serde_json::Result<()> {
-    value.serialize(&mut serde_json::Serializer::with_formatter(out, Harmless::default()))
+    value.serialize(&mut serde_json::Serializer::with_formatter(out, Harmless { like: PrettyFormatter::new() }))
 }
 
-/// The pretty formatter, with more escapes.
+/// JSON in one line, for programs, with the same escapes.
+///
+/// # Errors
+/// As [`write_json`].
+pub fn write_json_line<T: Serialize + ?Sized>(out: impl io::Write, value: &T) -> serde_json::Result<()> {
+    let formatter = Harmless { like: CompactFormatter };
+    value.serialize(&mut serde_json::Serializer::with_formatter(out, formatter))
+}
+
+/// The same as a text.
+///
+/// # Panics
+/// When the value has no form in JSON.
+pub fn json_line<T: Serialize + ?Sized>(value: &T) -> String {
+    let mut text = Vec::new();
+    write_json_line(&mut text, value).expect("strings, numbers and maps with string keys become JSON");
+    String::from_utf8(text).expect("JSON is text")
+}
+
+/// The longest beginning of a name that has `most` bytes, with a mark that tells it from others that begin so.
+#[must_use]
+pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(most);
+    Cow::Owned(format!("{}…#{:08x}", &text[..end], crc32fast::hash(text.as_bytes())))
+}
+
+/// Another formatter, with more escapes.
 #[derive(Default)]
-struct Harmless<'a> {
-    pretty: PrettyFormatter<'a>,
+struct Harmless<F> {
+    like: F,
 }
 
-impl Formatter for Harmless<'_> {
+impl<F: Formatter> Formatter for Harmless<F> {
     fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_array(writer)
+        self.like.begin_array(writer)
     }
 
     fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_array(writer)
+        self.like.end_array(writer)
     }
 
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.pretty.begin_array_value(writer, first)
+        self.like.begin_array_value(writer, first)
     }
 
     fn end_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_array_value(writer)
+        self.like.end_array_value(writer)
     }
 
     fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_object(writer)
+        self.like.begin_object(writer)
     }
 
     fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_object(writer)
+        self.like.end_object(writer)
     }
 
     fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.pretty.begin_object_key(writer, first)
+        self.like.begin_object_key(writer, first)
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.begin_object_value(writer)
+        self.like.begin_object_value(writer)
     }
 
     fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.pretty.end_object_value(writer)
+        self.like.end_object_value(writer)
     }
 
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
@@ -138,5 +167,19 @@ mod tests {
         assert!(!text.contains(|character| is_unsafe(character) && character != '\n'), "{text:?}");
         assert!(text.contains("\\u009b31m") && text.contains("🐍é"), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON"), value);
+        let line = json_line(&value);
+        assert!(!line.contains(is_unsafe) && !line.contains("\n "), "{line:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).expect("it is JSON"), value);
+        let plain = serde_json::json!({"a": [1, 2.5, null, {"b": "c"}], "d": {}});
+        assert_eq!(json_line(&plain), plain.to_string());
+    }
+
+    #[test]
+    fn long_names_are_cut_and_stay_apart() {
+        assert_eq!(cut("short", 5), "short");
+        let names = ["猫".repeat(100), "猫".repeat(101)];
+        let [a, b] = [cut(&names[0], 20), cut(&names[1], 20)];
+        assert!(a.starts_with("猫猫猫猫猫猫…#") && a.len() < 40, "{a}");
+        assert_ne!(a, b);
     }
 }

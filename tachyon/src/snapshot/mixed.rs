@@ -1,16 +1,15 @@
 //! Python and native frames of a thread in one stack, in call order.
 
 use std::collections::HashMap;
-use std::fs::File;
 
 use super::memory::Pages;
 use super::stack::Stack;
 use super::unwind::{NativeAddress, NativeStack, Unwinder};
 use crate::inspect::{Evaluator, EvaluatorCode, Interpreter};
-use crate::merge::{Boundaries, Joined, Native, NativeKind, Python, PythonFrame, Quality, join};
+use crate::merge::{Boundaries, Joined, Keep, Native, NativeKind, Python, PythonFrame, Quality, join};
 use crate::profile::FrameId;
 use crate::remote::elf::Load;
-use crate::remote::{Blocked, Mapping, RemoteProcess};
+use crate::remote::{Blocked, Mapping, RemoteProcess, TargetFile};
 use crate::symbolize::native::{Detail, NativeName, NativeSymbols, Pinned};
 use tachyon_common::event::frame;
 use tachyon_common::layout::Layout;
@@ -60,7 +59,7 @@ pub enum NoNative {
 }
 
 /// Reads native stacks of one process and joins them with Python's.
-pub(super) struct Mixer<'a> {
+pub(super) struct NativeStacks<'a> {
     process: &'a RemoteProcess,
     maps: &'a [Mapping],
     unwinder: Unwinder<'a>,
@@ -72,7 +71,7 @@ pub(super) struct Mixer<'a> {
     loads: Vec<Load>,
 }
 
-impl<'a> Mixer<'a> {
+impl<'a> NativeStacks<'a> {
     pub(super) fn new(
         process: &'a RemoteProcess,
         maps: &'a [Mapping],
@@ -86,7 +85,7 @@ impl<'a> Mixer<'a> {
             let file = process.mapped_file(mapping).ok()?;
             (file.identity() == interpreter.file).then(|| file.open().ok()).flatten()
         });
-        let loads = |file: &File| crate::remote::elf::Elf::parse(file).map(|elf| elf.loads().to_vec());
+        let loads = |file: &TargetFile| crate::remote::elf::Elf::parse(file).map(|elf| elf.loads().to_vec());
         let loads = file.as_ref().and_then(|file| loads(file).ok()).unwrap_or_default();
         let evaluator = file.and_then(|file| Evaluator::of_file(file).ok()).map(|evaluator| (evaluator, code));
         Self {
@@ -129,12 +128,12 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// Puts a thread's two stacks together. `named` are the Python frames, as many as `python` has.
+    /// Puts a thread's two stacks together. `named` are the Python frames, as many as `python` has; `None` is not shown.
     pub(super) fn mix(
         &mut self,
         native: &NativeStack,
         python: Option<&Stack>,
-        named: &[FrameId],
+        named: &[Option<FrameId>],
     ) -> Result<MixedStack, NoNative> {
         if self.evaluator.is_none() && python.is_some() {
             return Err(NoNative::NoEvaluator);
@@ -152,10 +151,13 @@ impl<'a> Mixer<'a> {
         let mut joined = Vec::new();
         // A thread that sleeps is not in the evaluator's first or last instructions.
         let native_frames = Native { frames: &kinds, whole: native.whole, foreign: true, switching: false };
-        let quality = join(&native_frames, &python, self.choice.interpreter_frames, &mut joined);
+        // One stack is no tower: it is shown down to its root.
+        let keep = Keep { interpreter: self.choice.interpreter_frames, roots: true };
+        let quality = join(&native_frames, &python, keep, &mut joined);
         let frame = |frame: Joined| match frame {
-            Joined::Python(index) => named.get(index).copied().map(MixedFrame::Python),
+            Joined::Python(index) => named.get(index).copied().flatten().map(MixedFrame::Python),
             Joined::Native(index) => Some(MixedFrame::Native(self.name(*native.frames.get(index)?))),
+            Joined::Collector => None,
         };
         let frames = joined.into_iter().filter_map(frame).collect();
         Ok(MixedStack { frames, quality, whole: native.whole })

@@ -9,6 +9,7 @@ mod memory;
 mod mixed;
 mod names;
 mod objects;
+mod owner;
 mod stack;
 mod threads;
 mod unwind;
@@ -21,7 +22,7 @@ use crate::profile::{FrameId, Profile};
 use crate::remote::{RemoteError, RemoteProcess, Task};
 use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
-use mixed::Mixer;
+use mixed::NativeStacks;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{RawFrame, status};
@@ -132,8 +133,9 @@ pub fn take(
     if !tids_told {
         snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
     }
-    let maps = if native.is_some() { process.maps()? } else { Vec::new() };
-    let mut mixer = native.map(|choice| Mixer::new(process, &maps, interpreter, &target.layout, choice));
+    let maps = process.maps()?;
+    owner::settle(&target, &mut states, &tasks, &maps, deadline);
+    let mut mixer = native.map(|choice| NativeStacks::new(process, &maps, interpreter, &target.layout, choice));
     let mut stacks = read_stacks(&target, &states, &tasks, mixer.as_mut(), deadline);
     let unread = states.len() - stacks.len();
     if unread > 0 {
@@ -148,9 +150,9 @@ pub fn take(
     }
     let names = names_by_interpreter(&target, &stacks, deadline);
     snapshot.threads = arrange(process, &tasks, &stacks, &names, |read| {
-        let python = namer.name(read);
-        let mix = |mixer: &mut Mixer<'_>| match &read.native {
-            Ok(native) => mixer.mix(native, Some(&read.stack), &python.frames),
+        let (python, named) = namer.name(read);
+        let mix = |mixer: &mut NativeStacks<'_>| match &read.native {
+            Ok(native) => mixer.mix(native, Some(&read.stack), &named),
             Err(reason) => Err(*reason),
         };
         let mixed = mixer.as_mut().map(mix);
@@ -188,7 +190,7 @@ fn read_stacks(
     target: &Target<'_>,
     states: &[ThreadState],
     tasks: &[Task],
-    mut mixer: Option<&mut Mixer<'_>>,
+    mut mixer: Option<&mut NativeStacks<'_>>,
     deadline: Deadline,
 ) -> Vec<ReadStack> {
     let by_ns_tid: HashMap<u32, u32> = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
@@ -220,18 +222,19 @@ fn one_gil_one_holder(stacks: &mut [ReadStack]) {
 }
 
 /// A thread that has been in several interpreters has a state in each, and up to 3.11 the state of a thread that is
-/// just being started carries its creator's id: of those that are one thread's, the ones that run something count. In
+/// just being started carries its creator's id: of those that are one thread's ([`owner`]), the ones that run something count. In
 /// one interpreter the newest does: a child that C code forked keeps the states of its parent's threads, whose ids are
 /// given to its own.
 fn only_those_with_frames(stacks: &mut Vec<ReadStack>) {
     let framed = |read: &ReadStack| !read.stack.frames.is_empty() || read.stack.stop != StopReason::NoFrame;
-    let busy: HashSet<u64> = stacks.iter().filter(|read| framed(read)).map(|read| read.state.thread_id).collect();
+    let whose = |read: &ReadStack| read.state.ns_tid.ok_or(read.state.thread_id);
+    let busy: HashSet<_> = stacks.iter().filter(|read| framed(read)).map(whose).collect();
     let mut met = HashSet::new();
-    stacks.retain(|read| !framed(read) || met.insert((read.state.thread_id, read.state.interp)));
+    stacks.retain(|read| !framed(read) || met.insert((whose(read), read.state.interp)));
     let mut idle = HashSet::new();
     // From the oldest interpreter and thread on: it is the one that an idle thread came from.
     stacks.reverse();
-    stacks.retain(|read| framed(read) || (!busy.contains(&read.state.thread_id) && idle.insert(read.state.thread_id)));
+    stacks.retain(|read| framed(read) || (!busy.contains(&whose(read)) && idle.insert(whose(read))));
 }
 
 /// Python's own names of threads, by interpreter and ident.
@@ -293,10 +296,11 @@ struct Namer<'a> {
 }
 
 impl Namer<'_> {
-    fn name(&mut self, read: &ReadStack) -> PythonStack {
+    /// The stack, and all of its frames: `None` for the interpreter's own, which are not shown.
+    fn name(&mut self, read: &ReadStack) -> (PythonStack, Vec<Option<FrameId>>) {
         let stack = &read.stack;
         let mut steady = stack.steady;
-        let frames = stack
+        let frames: Vec<Option<FrameId>> = stack
             .frames
             .iter()
             .map(|raw| {
@@ -310,17 +314,18 @@ impl Namer<'_> {
         // Without a GIL that is switched on nobody fails to hold it.
         let without = self.target.layout.has(flags::FREE_THREADED) && !holds;
         let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some() && !without;
-        PythonStack {
+        let python = PythonStack {
             interpreter: u64::try_from(facts.interp_id).ok(),
             holds_gil: known.then_some(holds),
-            frames,
+            frames: frames.iter().copied().flatten().collect(),
             stop: stack.stop,
             steady,
-        }
+        };
+        (python, frames)
     }
 
     /// The frame, and whether its names could be read: its code object may be another one by now.
-    fn frame(&mut self, raw: &RawFrame) -> (FrameId, bool) {
+    fn frame(&mut self, raw: &RawFrame) -> (Option<FrameId>, bool) {
         let key = CodeKey { image: 0, code: raw.code, fingerprint: raw.fingerprint };
         let frame = self.symbolizer.frame(self.profile, key, raw.lasti, raw.opcode);
         if !self.symbolizer.is_named(frame) && !self.deadline.passed() {
@@ -328,7 +333,7 @@ impl Namer<'_> {
             let _unnamed =
                 self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.target.process);
         }
-        (frame, self.symbolizer.is_named(frame))
+        (Some(frame).filter(|_| !self.symbolizer.is_shim(key)), self.symbolizer.is_named(frame))
     }
 }
 

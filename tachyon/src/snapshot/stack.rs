@@ -11,8 +11,8 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::MAX_PY_FRAMES;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, InterpBuffer, ThreadBuffer, ThreadFacts,
-    UserMemory,
+    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, InterpBuffer, OwnStack, ThreadBuffer,
+    ThreadFacts, ThreadPointer, UserMemory,
 };
 
 /// Readings of one stack. A thread that makes a million calls a second agrees after a few.
@@ -58,6 +58,35 @@ pub(super) fn read<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tsta
     }
 }
 
+/// Where on a C stack the evaluator was entered innermost with a thread state; `None`: it runs nothing, or nothing tells
+/// (3.8 and 3.9). Up to 3.12 it is the `cframe`, later the entry frame.
+pub(super) fn entered_at<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) -> Option<u64> {
+    let (pages, layout) = (Pages::new(memory), &target.layout);
+    let mut thread = ThreadBuffer::default();
+    walk::read_thread(&pages, layout, tstate, &mut thread).ok()?;
+    if Layout::present(layout.tstate_cframe) {
+        // On no stack at all lies the one in the state itself, with which nothing runs.
+        let nowhere = OwnStack { sp: 1, end: 1 };
+        let runs = !walk::runs_here(layout, tstate, nowhere, &thread);
+        return runs.then(|| thread.u64(layout.tstate_cframe));
+    }
+    let mut chain = FrameWalk::start(walk::innermost_frame(&pages, layout, &thread).ok()?);
+    if Layout::present(layout.tstate_base_frame) {
+        chain.base_frame = thread.u64(layout.tstate_base_frame);
+    }
+    let (mut frame_buffer, mut code_buffer, mut frames) =
+        (FrameBuffer::default(), CodeBuffer::default(), Frames::default());
+    let code_type = target.entry.code_type;
+    for _ in 0..MAX_LOOKS {
+        let stop =
+            chain.frame(&pages, layout, code_type, super::SEED, &mut frame_buffer, &mut code_buffer, &mut frames);
+        if chain.entry_frame != 0 || stop.is_some() {
+            break;
+        }
+    }
+    Some(chain.entry_frame).filter(|&entry| entry != 0)
+}
+
 /// Whether two readings show the same stack. The leaf's instruction may have moved on: it runs.
 fn agree(a: &Stack, b: &Stack) -> bool {
     let (leaf_a, leaf_b) = (a.frames.first(), b.frames.first());
@@ -84,7 +113,8 @@ fn once<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) ->
         };
     }
     let (stop, root_shims) = chain(&pages, target, &thread, &mut frames);
-    let facts = walk::thread_facts(&pages, layout, entry, tstate, &thread, &mut InterpBuffer::default());
+    let pointer = ThreadPointer { address: thread.u64(layout.tstate_thread_id), reach: 0 };
+    let facts = walk::thread_facts(&pages, layout, (entry, pointer), tstate, &thread, &mut InterpBuffer::default());
     Stack { frames: frames.0, stop, root_shims, facts, steady: false }
 }
 
@@ -115,7 +145,7 @@ fn chain<M: UserMemory + ?Sized>(
             frames,
         );
         if let Some(reason) = stopped {
-            let settled = walk::settle(layout, reason, frames.0.len(), frames.0.first(), frames.0.last());
+            let settled = walk::believable_stop(layout, reason, frames.0.len(), frames.0.first(), frames.0.last());
             if settled != reason {
                 frames.0.clear();
             }

@@ -125,7 +125,7 @@ pub(super) fn find_tids<M: UserMemory + ?Sized>(memory: &M, states: &mut [Thread
 }
 
 /// The words at `address`, as many as can be read.
-fn control_block<M: UserMemory + ?Sized>(memory: &M, address: u64) -> Vec<u32> {
+pub(super) fn control_block<M: UserMemory + ?Sized>(memory: &M, address: u64) -> Vec<u32> {
     let mut bytes = [0; CONTROL_BLOCK];
     let mut len = CONTROL_BLOCK;
     while len >= 128 {

@@ -13,7 +13,7 @@ use gimli::{
 use tachyon_common::walk::{UserMemory, read_u64};
 
 use crate::remote::elf::{Elf, Load};
-use crate::remote::{FileIdentity, MappedFile, Mapping, RemoteProcess};
+use crate::remote::{FileIdentity, MappedFile, Mapping, RemoteProcess, TargetFile};
 
 /// Most native frames of a stack.
 const MAX_FRAMES: usize = 4096;
@@ -180,7 +180,7 @@ impl<'a> Unwinder<'a> {
 }
 
 impl Tables {
-    fn read(file: &std::fs::File, left: u64) -> Option<Self> {
+    fn read(file: &TargetFile, left: u64) -> Option<Self> {
         let elf = Elf::parse(file).ok()?;
         let frames = elf.section(".eh_frame")?;
         let header = elf.section(".eh_frame_hdr")?;

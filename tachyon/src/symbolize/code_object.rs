@@ -10,11 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
+use tachyon_common::limits;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{self, CodeBuffer, CodeIdentity, TextHash, Unreadable, UserMemory, code_identity};
 
-/// Bytes kept of one line table: over a million instructions. What a longer one says of later ones is not known.
-pub const MAX_LINETABLE_BYTES: usize = 4 << 20;
+/// Bytes kept of one line table: those that are part of its code object's identity. What a longer one says of later
+/// instructions is not known.
+pub const MAX_LINETABLE_BYTES: usize = limits::MAX_LINETABLE_BYTES as usize;
 
 /// CPython 3.15.1's words for names that could not be read.
 pub(super) const UNKNOWN_FUNCTION: &str = "<unknown function>";
@@ -146,6 +148,10 @@ pub(super) struct Code {
     pub(super) seen: Option<Seen>,
     /// Times that the live process could not be read.
     pub(super) failed_reads: u8,
+    /// Its function's and its file's name are one string object, and it has no first line: `_Py_InitCleanup`, which the
+    /// evaluator runs between a constructor's caller and `__init__` (3.13+, `Python/specialize.c` [v3.13.0]). No frame of
+    /// it is ever complete, so tracebacks and `inspect` leave it out.
+    pub(super) shim: bool,
 }
 
 impl Code {
@@ -158,6 +164,7 @@ impl Code {
             uses: Vec::new(),
             seen: None,
             failed_reads: 0,
+            shim: false,
         }
     }
 
@@ -187,7 +194,7 @@ impl Code {
     }
 
     /// Takes a part of the line table; `Some` when that was the last one missing.
-    pub(super) fn add_part(&mut self, start: u32, part: &[u8], total: u32) -> Option<(Box<[u8]>, bool)> {
+    pub(super) fn add_part(&mut self, start: u32, part: &[u8], total: u32, cut: bool) -> Option<(Box<[u8]>, bool)> {
         let Table::Parts(parts) = &mut self.table else { return None };
         if parts.get(&start).is_none_or(|known| known.len() < part.len()) {
             parts.insert(start, part.into());
@@ -200,7 +207,7 @@ impl Code {
         }
         let mut bytes = prefix(parts);
         bytes.truncate(wanted);
-        (bytes.len() == wanted).then(|| (bytes.into_boxed_slice(), wanted == total))
+        (bytes.len() == wanted).then(|| (bytes.into_boxed_slice(), wanted == total && !cut))
     }
 
     /// What is known of a table of which parts are missing, once no more will come.
@@ -300,6 +307,13 @@ pub(super) struct LiveCode {
     pub(super) linetable: Box<[u8]>,
     pub(super) whole: bool,
     pub(super) firstlineno: i32,
+    /// [`Code::shim`].
+    pub(super) shim: bool,
+}
+
+/// Whether a code object with these names and first line is [`Code::shim`].
+pub(super) const fn is_shim(qualname: u64, filename: u64, firstlineno: i32) -> bool {
+    qualname == filename && qualname != 0 && firstlineno <= 0
 }
 
 impl LiveCode {
@@ -319,6 +333,7 @@ impl LiveCode {
             linetable: Box::default(),
             whole: linetable_len <= MAX_LINETABLE_BYTES as u64,
             firstlineno: identity.firstlineno,
+            shim: is_shim(identity.qualname, identity.filename, identity.firstlineno),
         };
         let read_text = |address| {
             text::read(memory, layout, address).map_err(|source| match source {
@@ -349,5 +364,9 @@ fn check<M: UserMemory + ?Sized>(
 ) -> Result<CodeIdentity, ReadCodeError> {
     let identity = code_identity(memory, layout, seed, key.code, &mut CodeBuffer::default(), &mut TextHash::default())
         .map_err(|_: StopReason| ReadCodeError::Unreadable(key.code))?;
+    if identity.lacks != 0 {
+        // A fingerprint without its names or its table proves nothing of them.
+        return Err(ReadCodeError::Unreadable(key.code));
+    }
     if identity.fingerprint == key.fingerprint { Ok(identity) } else { Err(ReadCodeError::Changed(key.code)) }
 }

@@ -2,13 +2,14 @@
 
 use super::cache::LineTables;
 use super::code_object::{
-    BadCodeRecord, Code, CodeKey, LiveCode, Name, Part, ReadCodeError, Seen, Table, UNKNOWN_FILE, UNKNOWN_FUNCTION, Use,
+    BadCodeRecord, Code, CodeKey, LiveCode, Name, Part, ReadCodeError, Seen, Table, UNKNOWN_FILE, UNKNOWN_FUNCTION,
+    Use, is_shim,
 };
 use super::linetable::{Format, LineTable};
 use crate::profile::{Frame, FrameId, Profile};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use tachyon_common::event::CodeRecord;
+use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::UserMemory;
 
@@ -128,6 +129,7 @@ impl Symbolizer {
             let &CodeRecord { tgid, layout, firstlineno, .. } = record;
             code.seen = Some(Seen { tgid, layout, format, firstlineno });
         }
+        code.shim |= is_shim(record.qualname, record.filename, record.firstlineno);
         let mut bad = None;
         match part.qualname(record) {
             Ok(Some((name, whole))) => learn(&mut code.qualname, profile, image, &name, whole),
@@ -145,12 +147,13 @@ impl Symbolizer {
         let readable = record.linetable_len != 0 || format == Format::Lnotab;
         if let Some(bytes) = part.linetable.filter(|_| readable) {
             image.bytes += bytes.len();
-            if let Some((bytes, whole)) = code.add_part(record.linetable_start, bytes, record.linetable_len) {
+            let cut = record.flags & code_flags::LINETABLE_CUT != 0;
+            if let Some((bytes, whole)) = code.add_part(record.linetable_start, bytes, record.linetable_len, cut) {
                 let table = LineTable::new(format, record.firstlineno, bytes, whole);
                 code.table = Table::Ready(keep(&mut self.tables, image, table));
             }
         }
-        self.settle(profile, key, false);
+        self.update_frames(profile, key, false);
         bad.map_or(Ok(()), Err)
     }
 
@@ -194,6 +197,12 @@ impl Symbolizer {
         code.uses.push(Use { lasti, opcode, pending, frame });
         self.frames.insert(frame_key, frame);
         frame
+    }
+
+    /// Whether a code object is known to be one of the interpreter's own, whose frames Python never shows.
+    #[must_use]
+    pub fn is_shim(&self, key: CodeKey) -> bool {
+        self.codes.get(&key).is_some_and(|code| code.shim)
     }
 
     /// Whether both names of `frame` are known. Frames of other rooms are.
@@ -241,12 +250,13 @@ impl Symbolizer {
         match LiveCode::read(memory, layout, seed, key) {
             Ok(live) => {
                 image.health.codes += u64::from(code.seen.is_none() && !code.has_table());
+                code.shim |= live.shim;
                 learn(&mut code.qualname, profile, image, &live.qualname, true);
                 learn(&mut code.filename, profile, image, &live.filename, true);
                 if !code.has_table() {
                     code.table = Table::Ready(keep(&mut self.tables, image, live.table(layout)));
                 }
-                self.settle(profile, key, false);
+                self.update_frames(profile, key, false);
                 Ok(())
             }
             Err(why) => {
@@ -264,11 +274,11 @@ impl Symbolizer {
     /// `<unknown file>`.
     pub fn finish(&mut self, profile: &mut Profile) {
         for key in std::mem::take(&mut self.incomplete) {
-            self.settle(profile, key, true);
+            self.update_frames(profile, key, true);
         }
         let given_up: Vec<_> = self.codes.iter().filter(|(_, code)| !code.is_complete()).map(|(&key, _)| key).collect();
         for key in given_up {
-            self.settle(profile, key, true);
+            self.update_frames(profile, key, true);
         }
     }
 
@@ -276,12 +286,28 @@ impl Symbolizer {
     pub fn forget(&mut self, profile: &mut Profile, image: u64) {
         let Some(image) = self.images.remove(&image) else { return };
         for key in image.codes {
-            self.settle(profile, key, true);
+            self.update_frames(profile, key, true);
             self.incomplete.remove(&key);
             let Some(code) = self.codes.remove(&key) else { continue };
             for Use { lasti, opcode, .. } in code.uses {
                 self.frames.remove(&FrameKey { key, lasti, opcode });
             }
+        }
+    }
+
+    /// From now on frames are those of the profile `next`: names go over to it, frames are made anew when they are asked
+    /// for. In the one before they keep the names that they have.
+    pub fn begin_profile(&mut self, ended: &Profile, next: &mut Profile) {
+        self.frames.clear();
+        self.unnamed.clear();
+        for (key, code) in &mut self.codes {
+            for name in code.qualname.iter_mut().chain(&mut code.filename) {
+                name.id = next.strings.intern(ended.strings.get(name.id));
+            }
+            if let Some(image) = self.images.get_mut(&key.image) {
+                image.bytes = image.bytes.saturating_sub(code.uses.len() * FRAME_BYTES);
+            }
+            code.uses = Vec::new();
         }
     }
 
@@ -308,7 +334,7 @@ impl Symbolizer {
     }
 
     /// Brings the pending frames of one code object up to date. `last`: nothing more will come.
-    fn settle(&mut self, profile: &mut Profile, key: CodeKey, last: bool) {
+    fn update_frames(&mut self, profile: &mut Profile, key: CodeKey, last: bool) {
         let Some(code) = self.codes.get_mut(&key) else { return };
         if last && let Some(table) = code.cut_table() {
             code.table = Table::Ready(self.tables.share(table));

@@ -3,7 +3,7 @@
 //! In: the bytes of a `str` object in its own kind (PEP 393), as the kernel side copied them, or a live process's
 //! memory. Out: the text, verbatim: control characters and NULs are kept, escaping is for those who show it. A code
 //! point that is no Unicode scalar value (a lone surrogate, as `surrogateescape` makes of a file name that is not
-//! UTF-8) becomes U+FFFD.
+//! UTF-8) is written as an escape, `\udcff`; one that no string can have becomes U+FFFD.
 
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{UserMemory, read_u32, read_u64};
@@ -50,16 +50,28 @@ pub fn decode(kind: u8, bytes: &[u8], cut: bool) -> Result<String, BadText> {
     if !cut && !bytes.len().is_multiple_of(usize::from(kind)) {
         return Err(BadText::Length { kind, bytes: bytes.len() });
     }
-    let scalar = |code_point: u32| char::from_u32(code_point).unwrap_or(char::REPLACEMENT_CHARACTER);
-    let mut text: String = match kind {
-        1 => bytes.iter().copied().map(char::from).collect(),
-        2 => bytes.as_chunks().0.iter().map(|unit| scalar(u32::from(u16::from_ne_bytes(*unit)))).collect(),
-        _ => bytes.as_chunks().0.iter().map(|unit| scalar(u32::from_ne_bytes(*unit))).collect(),
-    };
+    let mut text = String::with_capacity(bytes.len() / usize::from(kind));
+    match kind {
+        1 => text.extend(bytes.iter().copied().map(char::from)),
+        2 => bytes.as_chunks().0.iter().for_each(|unit| push(&mut text, u16::from_ne_bytes(*unit).into())),
+        _ => bytes.as_chunks().0.iter().for_each(|unit| push(&mut text, u32::from_ne_bytes(*unit))),
+    }
     if cut {
         text.push(CUT_MARK);
     }
     Ok(text)
+}
+
+/// Adds a code point. A surrogate is no Unicode scalar value, and is written as CPython's error handler `backslashreplace`
+/// does (`PyCodec_BackslashReplaceErrors` in `Python/codecs.c`): two file names that differ in one stay two.
+fn push(text: &mut String, code_point: u32) {
+    use std::fmt::Write as _;
+    match (char::from_u32(code_point), code_point) {
+        (Some(scalar), _) => text.push(scalar),
+        // Writing to a string does not fail.
+        (None, 0xd800..=0xdfff) => drop(write!(text, "\\u{code_point:04x}")),
+        (None, _) => text.push(char::REPLACEMENT_CHARACTER),
+    }
 }
 
 /// Reads the `str` object at `address` of a live process.
@@ -104,10 +116,10 @@ mod tests {
             ("latin-1", 1, vec![b'n', 0xe4, 0xff, 0x80], false, "nä\u{ff}\u{80}"),
             ("controls and NUL are kept", 1, b"a\0\x1b[31m\n".to_vec(), false, "a\0\x1b[31m\n"),
             ("UCS-2", 2, ucs2(&[0x3b1, 0x66, 0xfffd]), false, "αf\u{fffd}"),
-            ("UCS-2 lone surrogates, also in pairs", 2, ucs2(&[0xd83d, 0xde00, 0x61]), false, "\u{fffd}\u{fffd}a"),
-            ("surrogateescape", 2, ucs2(&[0x2f, 0xdcff]), false, "/\u{fffd}"),
+            ("UCS-2 lone surrogates, also in pairs", 2, ucs2(&[0xd83d, 0xde00, 0x61]), false, "\\ud83d\\ude00a"),
+            ("surrogateescape", 2, ucs2(&[0x2f, 0xdcff]), false, "/\\udcff"),
             ("UCS-4", 4, ucs4(&[0x1f600, 0x61]), false, "😀a"),
-            ("UCS-4 out of range", 4, ucs4(&[0x11_0000, u32::MAX, 0xd800]), false, "\u{fffd}\u{fffd}\u{fffd}"),
+            ("UCS-4 out of range", 4, ucs4(&[0x11_0000, u32::MAX, 0xd800]), false, "\u{fffd}\u{fffd}\\ud800"),
             ("cut", 1, b"abc".to_vec(), true, "abc…"),
             ("cut inside a code point", 4, [ucs4(&[0x61]), vec![1, 2]].concat(), true, "a…"),
         ];

@@ -1,7 +1,8 @@
 //! Samples read by a thread of their own, so that decoding one file and writing another take turns on no CPU.
 
-use super::{ReadError, Reader, Sample};
-use std::io::{self, Read, Seek};
+use super::{ReadError, Reader, RecordCounts, Sample};
+use std::io::{self, Seek};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::Scope;
 
@@ -9,25 +10,36 @@ use std::thread::Scope;
 const MAX_SAMPLES: usize = 1024;
 /// Frames of a batch: of deep stacks fewer samples fit.
 const MAX_FRAMES: usize = 64 * 1024;
+/// Times of a batch: of samples that repeat one stack more fit.
+const MAX_TIMES: usize = 64 * 1024;
 /// Batches that are read and not yet taken.
 const QUEUE: usize = 4;
 
-/// A sample whose stack lies with others in [`Batch::frames`].
+/// Samples that differ in their times only, which lie with others in [`Batch::times_us`], as their stack does in
+/// [`Batch::frames`].
 struct Entry {
     thread_id: u64,
     interpreter_id: u32,
-    timestamp_us: u64,
     status: u8,
-    start: usize,
-    end: usize,
+    times: Range<usize>,
+    frames: Range<usize>,
+}
+
+/// What all samples came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Read {
+    pub records: RecordCounts,
+    /// Bytes of the records, decompressed.
+    pub bytes: u64,
 }
 
 #[derive(Default)]
 struct Batch {
     entries: Vec<Entry>,
     frames: Vec<u32>,
+    times_us: Vec<u64>,
     /// What comes after the last sample.
-    end: Option<Result<(), ReadError>>,
+    end: Option<Result<Read, ReadError>>,
 }
 
 /// The samples of a file, as [`super::Samples`] has them.
@@ -36,6 +48,7 @@ pub(crate) struct ReadAhead {
     empty: Sender<Batch>,
     batch: Batch,
     next: usize,
+    read: Option<Read>,
 }
 
 impl ReadAhead {
@@ -43,29 +56,30 @@ impl ReadAhead {
     ///
     /// # Errors
     /// When there can be no thread.
-    pub fn start<'scope, 'env, R: Read + Seek + Send>(
+    pub fn start<'scope, 'env, R: io::Read + Seek + Send>(
         scope: &'scope Scope<'scope, 'env>,
         reader: &'env mut Reader<R>,
     ) -> io::Result<Self> {
         let ((full_in, full), (empty, empty_out)) = (sync_channel(QUEUE), channel());
         let thread = std::thread::Builder::new().name("tachyon-decode".to_owned());
         thread.spawn_scoped(scope, move || read(reader, &full_in, &empty_out))?;
-        Ok(Self { full, empty, batch: Batch::default(), next: 0 })
+        Ok(Self { full, empty, batch: Batch::default(), next: 0, read: None })
     }
 
-    /// The next sample, or `None` after the last.
+    /// The next samples that differ in their times only, and all their times, or `None` after the last.
     ///
     /// # Errors
     /// As [`super::Samples::next_sample`], and when the samples cannot be had at all.
-    pub fn next_sample(&mut self) -> Result<Option<Sample<'_>>, ReadError> {
+    pub fn next_run(&mut self) -> Result<Option<(Sample<'_>, &mut [u64])>, ReadError> {
         while self.next >= self.batch.entries.len() {
             match self.batch.end.take() {
-                Some(Ok(())) => {
-                    self.batch.end = Some(Ok(()));
+                Some(Ok(read)) => {
+                    self.batch.end = Some(Ok(read));
+                    self.read = Some(read);
                     return Ok(None);
                 }
                 Some(Err(error)) => {
-                    self.batch.end = Some(Ok(()));
+                    self.batch.end = Some(Ok(Read::default()));
                     return Err(error);
                 }
                 None => {}
@@ -76,13 +90,21 @@ impl ReadAhead {
             let _gone = self.empty.send(std::mem::replace(&mut self.batch, batch));
             self.next = 0;
         }
-        let Entry { thread_id, interpreter_id, timestamp_us, status, start, end } = self.batch.entries[self.next];
+        let Entry { thread_id, interpreter_id, status, times, frames } = &self.batch.entries[self.next];
         self.next += 1;
-        Ok(Some(Sample { thread_id, interpreter_id, timestamp_us, status, frames: &self.batch.frames[start..end] }))
+        let times_us = &mut self.batch.times_us[times.clone()];
+        let frames = &self.batch.frames[frames.clone()];
+        let (thread_id, interpreter_id, status) = (*thread_id, *interpreter_id, *status);
+        Ok(Some((Sample { thread_id, interpreter_id, timestamp_us: times_us[0], status, frames }, times_us)))
+    }
+
+    /// What all samples came to, once they are at their end.
+    pub fn read(&self) -> Read {
+        self.read.unwrap_or_default()
     }
 }
 
-fn read<R: Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, empty: &Receiver<Batch>) {
+fn read<R: io::Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, empty: &Receiver<Batch>) {
     let mut samples = match reader.samples() {
         Ok(samples) => samples,
         Err(error) => {
@@ -95,11 +117,13 @@ fn read<R: Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, empty:
         let mut batch = empty.try_recv().unwrap_or_default();
         batch.entries.clear();
         batch.frames.clear();
+        batch.times_us.clear();
         batch.end = None;
-        while batch.entries.len() < MAX_SAMPLES && batch.frames.len() < MAX_FRAMES {
-            match samples.next_sample() {
-                Ok(Some(sample)) => batch.push(&sample),
-                Ok(None) => batch.end = Some(Ok(())),
+        while batch.entries.len() < MAX_SAMPLES && batch.frames.len() < MAX_FRAMES && batch.times_us.len() < MAX_TIMES {
+            let first = batch.times_us.len();
+            match samples.next_run(&mut batch.times_us, MAX_TIMES - first) {
+                Ok(Some(sample)) => push(&mut batch.entries, &mut batch.frames, &sample, first..batch.times_us.len()),
+                Ok(None) => batch.end = Some(Ok(Read { records: samples.records(), bytes: samples.bytes_read() })),
                 Err(error) => batch.end = Some(Err(error)),
             }
             if batch.end.is_some() {
@@ -113,20 +137,18 @@ fn read<R: Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, empty:
     }
 }
 
-impl Batch {
-    fn push(&mut self, sample: &Sample<'_>) {
-        let &Sample { thread_id, interpreter_id, timestamp_us, status, frames } = sample;
-        // Repeated stacks are told once.
-        let (start, end) = match self.entries.last() {
-            Some(last) if self.frames[last.start..last.end] == *frames => (last.start, last.end),
-            _ => {
-                let start = self.frames.len();
-                self.frames.extend_from_slice(frames);
-                (start, self.frames.len())
-            }
-        };
-        self.entries.push(Entry { thread_id, interpreter_id, timestamp_us, status, start, end });
-    }
+fn push(entries: &mut Vec<Entry>, all: &mut Vec<u32>, sample: &Sample<'_>, times: Range<usize>) {
+    let &Sample { thread_id, interpreter_id, status, frames, .. } = sample;
+    // Repeated stacks are told once.
+    let frames = match entries.last() {
+        Some(last) if all[last.frames.clone()] == *frames => last.frames.clone(),
+        _ => {
+            let start = all.len();
+            all.extend_from_slice(frames);
+            start..all.len()
+        }
+    };
+    entries.push(Entry { thread_id, interpreter_id, status, times, frames });
 }
 
 #[cfg(test)]
@@ -164,11 +186,13 @@ mod tests {
         std::thread::scope(|scope| {
             let mut samples = ReadAhead::start(scope, &mut reader).unwrap();
             loop {
-                match samples.next_sample() {
-                    Ok(Some(sample)) => all.push(seen(&sample)),
+                match samples.next_run() {
+                    Ok(Some((sample, times_us))) => {
+                        all.extend(times_us.iter().map(|&timestamp_us| seen(&Sample { timestamp_us, ..sample })));
+                    }
                     Ok(None) => return (all, None),
                     Err(error) => {
-                        assert!(samples.next_sample().unwrap().is_none(), "an error is the end");
+                        assert!(samples.next_run().unwrap().is_none(), "an error is the end");
                         return (all, Some(error.to_string()));
                     }
                 }
@@ -199,7 +223,7 @@ mod tests {
         let mut reader = Reader::new(Cursor::new(&bytes)).unwrap();
         std::thread::scope(|scope| {
             let mut samples = ReadAhead::start(scope, &mut reader).unwrap();
-            assert!(samples.next_sample().unwrap().is_some());
+            assert!(samples.next_run().unwrap().is_some());
         });
     }
 }

@@ -143,6 +143,30 @@ impl<R: Read> Bytes<R> {
         Ok(())
     }
 
+    /// Gives `take` the LEB128 numbers of the next pairs of such a number and the byte `second`, `most` of them at most,
+    /// and says how many there were: those in the buffer up to the first other pair. Nothing else is consumed.
+    pub(super) fn pairs(&mut self, most: u32, second: u8, mut take: impl FnMut(u64)) -> u32 {
+        let bytes = &self.buffer[self.start..self.end];
+        let (mut at, mut count) = (0, 0);
+        while count < most {
+            let (number, len) = match bytes.get(at..) {
+                Some(&[number, byte, ..]) if number & 0x80 == 0 && byte == second => (u64::from(number), 2),
+                Some(&[low, high, byte, ..]) if low & 0x80 != 0 && high & 0x80 == 0 && byte == second => {
+                    (u64::from(low & 0x7f) | u64::from(high) << 7, 3)
+                }
+                Some(&[low, mid, high, byte, ..]) if low & mid & 0x80 != 0 && high & 0x80 == 0 && byte == second => {
+                    (u64::from(low & 0x7f) | u64::from(mid & 0x7f) << 7 | u64::from(high) << 14, 4)
+                }
+                _ => break,
+            };
+            take(number);
+            at += len;
+            count += 1;
+        }
+        self.start += at;
+        count
+    }
+
     /// A zigzag number.
     pub(super) fn varint_i32(&mut self) -> Result<i32, ReadError> {
         self.varint_u32().map(unzigzag)
@@ -205,6 +229,20 @@ mod tests {
             bytes(&[1, 0xff, 0xff, 0xff, 0xff, 0x1f]).varints_u32(2, refuse),
             Err(ReadError::MalformedVarint(_))
         ));
+    }
+
+    #[test]
+    fn pairs_that_are_alike() {
+        let data = [5, 7, 0x80, 1, 7, 0xff, 0xff, 1, 7, 9, 7, 9, 8, 9, 7, 1];
+        let mut reader = bytes(&data);
+        assert_eq!(reader.pairs(9, 7, |_| panic!("nothing was read yet")), 0);
+        reader.have(1).unwrap();
+        let mut read = Vec::new();
+        assert_eq!(reader.pairs(3, 7, |number| read.push(number)), 3);
+        assert_eq!(reader.pairs(9, 7, |number| read.push(number)), 1);
+        assert_eq!(read, [5, 128, 0x7fff, 9]);
+        assert_eq!((reader.u8().unwrap(), reader.u8().unwrap()), (9, 8));
+        assert_eq!((reader.pairs(9, 7, |_| ()), reader.pairs(9, 7, |_| ())), (1, 0), "half a pair is none");
     }
 
     #[test]

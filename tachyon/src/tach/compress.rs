@@ -92,7 +92,7 @@ impl SampleOutput {
     }
 
     /// Brings to the file what can be brought without a change of what it will be.
-    pub(super) fn settle(&mut self, file: &mut impl Write) -> io::Result<()> {
+    pub(super) fn bring(&mut self, file: &mut impl Write) -> io::Result<()> {
         if self.zstd.is_none() { self.drain(file) } else { Ok(()) }
     }
 

@@ -9,6 +9,9 @@ use super::samples::Source;
 use super::{HEADER_LEN, Layout, Options, ReadError, Reader, Samples, Summary, WriteError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
+/// Samples that are read in one step.
+const RUN: usize = 64 * 1024;
+
 /// Why a file could not be copied.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
@@ -51,7 +54,22 @@ impl<R: Read + Seek> Reader<R> {
     ///
     /// # Panics
     /// When [`Reader::can_be_copied`] says no.
-    pub fn copy_to<W: Write + Seek>(self, mut out: W) -> Result<(W, Summary), CopyError> {
+    pub fn copy_to<W: Write + Seek>(self, out: W) -> Result<(W, Summary), CopyError> {
+        self.copy_renamed(out, |_| None)
+    }
+
+    /// The same with other texts for some entries of the string table, by their index.
+    ///
+    /// # Errors
+    /// As [`Reader::copy_to`].
+    ///
+    /// # Panics
+    /// As [`Reader::copy_to`].
+    pub fn copy_renamed<W: Write + Seek>(
+        self,
+        mut out: W,
+        renamed: impl Fn(u32) -> Option<String>,
+    ) -> Result<(W, Summary), CopyError> {
         assert!(self.can_be_copied(), "the caller asks first");
         let Self { source, header, statistics, tables, end: _ } = self;
         let options = Options { layout: Layout::Released, ..Options::from(&header) };
@@ -60,7 +78,10 @@ impl<R: Read + Seek> Reader<R> {
         tee.source.seek(SeekFrom::Start(HEADER_LEN)).map_err(ReadError::Io)?;
         let read = Source::new(&mut tee, &header, None).and_then(|source| {
             let mut samples = Samples::new(source, &header, &tables);
-            while samples.next_sample()?.is_some() {}
+            let mut times_us = Vec::new();
+            while samples.next_run(&mut times_us, RUN)?.is_some() {
+                times_us.clear();
+            }
             Ok((samples.records(), samples.thread_count(), samples.bytes_read()))
         });
         if let Some(error) = tee.failed {
@@ -77,7 +98,9 @@ impl<R: Read + Seek> Reader<R> {
             stored_bytes: tee.written,
         };
         let frames = tables.frames().iter().copied();
-        Ok(finish_file(tee.out, &options, &body, tables.strings(), frames, statistics.as_ref())?)
+        let renamed: Vec<Option<String>> = (0..tables.string_count() as u32).map(renamed).collect();
+        let strings = tables.strings().zip(&renamed).map(|(old, new)| new.as_deref().unwrap_or(old));
+        Ok(finish_file(tee.out, &options, &body, strings, frames, statistics.as_ref())?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can be wrong with a file, each kind under its own name.
 
 use super::{FOOTER_LEN, HEADER_LEN, MAX_DEPTH, MAX_SAMPLE_BYTES};
+use crate::advice::Advice;
 use std::fmt;
 use std::io;
 
@@ -182,15 +183,14 @@ pub enum ReadError {
     },
 }
 
-impl ReadError {
-    /// What to do next.
-    #[must_use]
-    pub const fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Unfinished => Some("`tachyon-bpf recover` makes a readable file of a recording that was cut"),
-            Self::BadOffsets { .. } => Some("the file may have been cut"),
-            _ => None,
-        }
+impl Advice for ReadError {
+    fn hint(&self) -> Option<String> {
+        let mend = match self {
+            Self::Unfinished => "`tachyon-bpf recover` makes a readable file of a recording that was cut",
+            Self::BadOffsets { .. } => "the file may have been cut",
+            _ => return None,
+        };
+        Some(mend.to_owned())
     }
 }
 

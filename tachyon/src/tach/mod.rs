@@ -51,7 +51,7 @@ mod tables;
 mod varint;
 mod writer;
 
-pub(crate) use ahead::ReadAhead;
+pub(crate) use ahead::{Read, ReadAhead};
 pub use checkpoint::{Base, Checkpoint};
 pub use copy::CopyError;
 pub use error::{OffsetFault, ReadError, Section, WriteError};
@@ -117,6 +117,16 @@ pub struct RecordCounts {
     pub suffix: u64,
     /// Records that exchange innermost frames.
     pub pop_push: u64,
+}
+
+impl std::ops::AddAssign for RecordCounts {
+    fn add_assign(&mut self, more: Self) {
+        self.repeat += more.repeat;
+        self.repeat_samples += more.repeat_samples;
+        self.full += more.full;
+        self.suffix += more.suffix;
+        self.pop_push += more.pop_push;
+    }
 }
 
 impl RecordCounts {

@@ -200,6 +200,40 @@ impl<'a, R: Read> Samples<'a, R> {
         }))
     }
 
+    /// The next sample, with those that follow it in the same record and have its status: all times, its own first, are added
+    /// to `times_us`, `most` at most. Thousands of samples that repeat one stack cost little more than one.
+    ///
+    /// # Errors
+    /// As [`Samples::next_sample`].
+    pub fn next_run(&mut self, times_us: &mut Vec<u64>, most: usize) -> Result<Option<Sample<'_>>, ReadError> {
+        if self.done {
+            return Ok(None);
+        }
+        // Set back below: an error leaves it.
+        self.done = true;
+        let Some((index, status)) = self.step()? else { return Ok(None) };
+        self.done = false;
+        let thread = &mut self.threads[index];
+        let first_us = thread.timestamp_us;
+        times_us.push(first_us);
+        if let Some((_, left)) = &mut self.repeat {
+            let room = u32::try_from(most.saturating_sub(1)).unwrap_or(u32::MAX);
+            let taken = self.bytes.pairs(room.min(*left), status, |delta| {
+                thread.timestamp_us = thread.timestamp_us.wrapping_add(delta);
+                times_us.push(thread.timestamp_us);
+            });
+            *left -= taken;
+            self.records.repeat_samples += u64::from(taken);
+        }
+        Ok(Some(Sample {
+            thread_id: thread.id,
+            interpreter_id: thread.interpreter,
+            timestamp_us: first_us,
+            status,
+            frames: thread.stack.frames(),
+        }))
+    }
+
     /// Reads up to the next sample: its thread's place in [`Self::threads`] and its status.
     fn step(&mut self) -> Result<Option<(usize, u8)>, ReadError> {
         loop {

@@ -215,7 +215,7 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     /// Counts the samples that [`Self::repeats`] took, and lets it take no more.
-    fn settle(&mut self) {
+    fn count_repeats(&mut self) {
         let taken = std::mem::take(&mut self.granted) - std::mem::take(&mut self.room);
         if let Some(thread) = self.threads.get_mut(self.last) {
             self.pending_bytes += thread.pending.count_samples(taken);
@@ -233,7 +233,7 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn write_any(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
-        self.settle();
+        self.count_repeats();
         if self.broken || self.samples_end.is_some() {
             return Err(WriteError::Broken);
         }
@@ -332,12 +332,12 @@ impl<W: Write + Seek> Writer<W> {
     /// # Panics
     /// Without [`Writer::keep_checkpoints`].
     pub fn checkpoint(&mut self) -> Result<Checkpoint<'_>, WriteError> {
-        self.settle();
+        self.count_repeats();
         if self.samples_end.is_some() {
             return Err(WriteError::Broken);
         }
         self.guard(|writer| {
-            writer.output.settle(&mut writer.file)?;
+            writer.output.bring(&mut writer.file)?;
             Ok(writer.file.flush()?)
         })?;
         let log = self.log.as_mut().expect("the caller prepared for it");
@@ -453,7 +453,7 @@ impl<W: Write + Seek> Writer<W> {
 
     /// Writes all threads' repeated samples, in order of the threads' first samples.
     fn write_all_pending(&mut self) -> Result<(), WriteError> {
-        self.settle();
+        self.count_repeats();
         for index in 0..self.threads.len() {
             self.write_pending(index)?;
         }

@@ -5,15 +5,17 @@
 //! bounded, and one function whose rules make no sense costs that function.
 
 mod arm64;
+mod eh_return;
+mod pieces;
+mod window;
 mod x86_64;
 
 pub use arm64::is_outermost;
+pub use window::Windows;
 
-use crate::remote::elf::{Elf, ElfError, ReadAt};
-use gimli::{
-    BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian, Pointer,
-    UnwindContext, UnwindExpression, UnwindSection, Vendor,
-};
+use self::pieces::{Pieces, expression, rows_of};
+use crate::remote::elf::{Elf, ElfError, Load, ReadAt};
+use gimli::{BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Pointer, UnwindSection, Vendor};
 use std::collections::HashMap;
 use tachyon_common::unwind::{Row, Rule};
 
@@ -126,16 +128,13 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     }
     let mut bytes = vec![0; usize::try_from(size).map_err(|_| Refusal::TooLarge(size))?];
     elf.read_vaddr(address, &mut bytes)?;
-    let mut section = EhFrame::new(&bytes, LittleEndian);
-    section.set_address_size(8);
-    section.set_vendor(machine.vendor());
+    let section = section(&bytes, machine);
     let code: Vec<_> = elf.loads().iter().filter(|load| load.executable).collect();
     let base = code.iter().map(|load| load.vaddr).min().ok_or(Refusal::NoTable)?;
     let bases = BaseAddresses::default().set_eh_frame(address).set_text(base);
-    let (context, pieces) = (UnwindContext::new(), Vec::new());
-    let mut pieces = Pieces { section: &section, bases: &bases, machine, context, pieces };
+    let mut pieces = Pieces::new(elf, &section, &bases, machine);
     if machine == Machine::Arm64 {
-        pieces.pieces.extend(arm64::linkage_table(elf));
+        pieces.extend(arm64::linkage_table(elf));
     }
     let mut cies = HashMap::new();
     let mut run = 0_usize;
@@ -155,25 +154,43 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
         });
         // A function that was thrown away when the file was linked is left at address 0, or in no segment.
         let Ok(fde) = fde else { continue };
-        let (start, end) = (fde.initial_address(), fde.end_address());
-        let mapped =
-            |load: &&&crate::remote::elf::Load| start >= load.vaddr && end <= load.vaddr.saturating_add(load.mem_size);
-        if start < end && code.iter().any(|load| mapped(&load)) {
+        if is_mapped(&code, fde.initial_address(), fde.end_address()) {
             run = run.saturating_add(fde.cie().entry_len().saturating_add(fde.entry_len()));
             if run > bytes.len().saturating_mul(MAX_RUN) {
                 return Err(Refusal::TooDear);
             }
             pieces.add(&fde);
         }
-        if pieces.pieces.len() > MAX_ROWS {
+        if pieces.len() > MAX_ROWS {
             return Err(Refusal::TooManyRows);
         }
     }
-    if pieces.pieces.is_empty() {
+    let pieces = pieces.finish();
+    if pieces.is_empty() {
         // The compiler's own start files leave an end mark in files that were compiled without tables.
         return Err(Refusal::NoTable);
     }
-    Ok(rows_of(pieces.pieces, base))
+    Ok(rows_of(pieces, base))
+}
+
+/// How many bytes of rules a file has: what its table costs to make.
+///
+/// # Errors
+/// When it has none.
+pub fn rules_len<R: ReadAt>(elf: &Elf<R>) -> Result<u64, Refusal> {
+    Ok(locate(elf)?.1)
+}
+
+fn section(bytes: &[u8], machine: Machine) -> EhFrame<Slice<'_>> {
+    let mut section = EhFrame::new(bytes, LittleEndian);
+    section.set_address_size(8);
+    section.set_vendor(machine.vendor());
+    section
+}
+
+/// Whether a function lies in a segment that is mapped executable.
+fn is_mapped(code: &[&Load], start: u64, end: u64) -> bool {
+    start < end && code.iter().any(|load| start >= load.vaddr && end <= load.vaddr.saturating_add(load.mem_size))
 }
 
 /// Compiles the rules of the kernel's vdso, which on arm64 has none.
@@ -209,88 +226,6 @@ fn locate<R: ReadAt>(elf: &Elf<R>) -> Result<(u64, u64), Refusal> {
         |load: &&crate::remote::elf::Load| start >= load.vaddr && start < load.vaddr.saturating_add(load.file_size);
     let load = elf.loads().iter().find(holds).ok_or(Refusal::NoTable)?;
     Ok((start, (load.vaddr + load.file_size - start).min(MAX_EH_FRAME)))
-}
-
-/// Collects pieces, function by function.
-struct Pieces<'a> {
-    section: &'a EhFrame<Slice<'a>>,
-    bases: &'a BaseAddresses,
-    machine: Machine,
-    context: UnwindContext<usize>,
-    pieces: Vec<Piece>,
-}
-
-impl<'a> Pieces<'a> {
-    fn add(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) {
-        let (start, end) = (fde.initial_address(), fde.end_address());
-        let before = self.pieces.len();
-        if self.add_rows(fde).is_err() {
-            self.pieces.truncate(before);
-            self.pieces.push(Piece { start, end, rule: Rule::UNSUPPORTED });
-        }
-    }
-
-    fn add_rows(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) -> gimli::Result<()> {
-        let limit = fde.end_address();
-        let signal = fde.is_signal_trampoline();
-        let outermost = self.machine == Machine::Arm64 && arm64::is_outermost(fde, self.section, self.bases);
-        let mut rows = fde.rows(self.section, self.bases, &mut self.context)?;
-        while let Some(row) = rows.next_row()? {
-            let (start, end) = (row.start_address(), row.end_address().min(limit));
-            if start >= end {
-                continue;
-            }
-            let rule = match self.machine {
-                Machine::X86_64 => x86_64::compact(self.section, row, signal),
-                Machine::Arm64 => arm64::compact(row, signal, outermost),
-            };
-            match self.pieces.last_mut() {
-                Some(last) if last.end == start && last.rule == rule => last.end = end,
-                _ => self.pieces.push(Piece { start, end, rule }),
-            }
-            if self.pieces.len() > MAX_ROWS {
-                break;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The bytes of an expression.
-fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindExpression<usize>) -> Option<&'a [u8]> {
-    expression.get(section).ok().map(|found| found.0.slice())
-}
-
-/// Sorts pieces and makes them rows. Where two overlap, the one that starts later is believed.
-fn rows_of(mut pieces: Vec<Piece>, base: u64) -> Table {
-    pieces.sort_by_key(|piece| piece.start);
-    let mut table = Table { base, rows: Vec::with_capacity(pieces.len() + pieces.len() / 8), unsupported: 0 };
-    for (at, piece) in pieces.iter().enumerate() {
-        let next = pieces.get(at + 1).map(|next| next.start);
-        if next == Some(piece.start) {
-            continue;
-        }
-        let Ok(pc) = u32::try_from(piece.start - base) else { break };
-        table.push(Row::new(pc, piece.rule));
-        // Between two functions the linker pads; a hole of less than 16 bytes that no code runs in is not worth a row.
-        let gap = next.is_none_or(|next| next > piece.end.saturating_add(15));
-        if gap && let Ok(end) = u32::try_from(piece.end - base) {
-            table.push(Row::new(end, Rule::GAP));
-        }
-    }
-    table.rows.shrink_to_fit();
-    table
-}
-
-impl Table {
-    /// Adds a row, unless the one before says the same.
-    fn push(&mut self, row: Row) {
-        if self.rows.last().is_some_and(|last| last.rule() == row.rule()) {
-            return;
-        }
-        self.unsupported += usize::from(row.rule() == Rule::UNSUPPORTED);
-        self.rows.push(row);
-    }
 }
 
 #[cfg(test)]

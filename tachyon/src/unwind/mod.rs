@@ -7,7 +7,9 @@
 mod compile;
 mod part;
 mod store;
+mod trampoline;
 
-pub use compile::{MAX_ROWS, Refusal, Slice, Table, compile, compile_vdso, is_outermost};
+pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vdso, is_outermost, rules_len};
 pub use part::{TablePart, parts};
-pub use store::{NoRoom, TableMemory, UnwindTables};
+pub use store::{NoRoom, TableMemory, UnwindTables, Wanted};
+pub use trampoline::{PREFIX, trampolines};

@@ -4,16 +4,23 @@
 //! table is made once and shared by all processes that map it. What is in use is not told by events, which can be lost,
 //! but read from the memory itself ([`TableMemory::spaces`]): what no process has any more is given away after a while,
 //! the file used longest ago first.
+//!
+//! A program may map gigabytes of code and run little of it. So what is made at once has an allowance ([`Wanted`]): the
+//! interpreter, then files in the order of their size. Of all others a window is made when a sample was met in it
+//! ([`UnwindTables::meet`]), and until then a walk ends there and says so.
 
-use super::compile::{Refusal, Table, compile, compile_vdso};
+use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
+use super::trampoline::ARENA;
 use crate::remote::elf::{Elf, ReadAt};
 use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::limits::{MAX_SPACE_RANGES, ROWS_PER_CHUNK};
-use tachyon_common::unwind::{Range, Row, Space, no_table, pages};
+use tachyon_common::unwind::{Range, Row, Rule, Space, no_table, pages};
 
 /// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
 const REST: Duration = Duration::from_secs(1);
@@ -37,6 +44,25 @@ pub trait TableMemory {
     /// The spaces of all processes.
     fn spaces(&self) -> Vec<Space>;
 }
+
+/// What is asked for of a process.
+#[derive(Debug, Default)]
+pub struct Wanted<'a> {
+    /// Its image.
+    pub image: u64,
+    /// Files whose tables are made whatever they cost: those of interpreters.
+    pub first: Option<&'a HashSet<FileIdentity>>,
+    /// Tables of generated code, by where its mapping starts.
+    pub generated: Option<&'a HashMap<u64, Arc<Table>>>,
+    /// Most bytes of `.eh_frame` that are made rows of; `None`: all there are.
+    pub allowance: Option<u64>,
+}
+
+/// Of the memory for rows, what is filled with tables that no sample has asked for: one in so many parts.
+const UNASKED: u32 = 8;
+
+/// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
+const MOST_UNASKED: u64 = 2 << 20;
 
 /// Why a process has no ranges: those of all processes are more than there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,15 +89,29 @@ impl Part {
 /// How the reason begins of a file whose table does not fit.
 const NO_ROOM: &str = "no room for its";
 
-/// One file's table, and where its rows are.
+/// Tables of one file, and where their rows are.
 #[derive(Debug)]
 struct Placed {
-    base: u64,
-    parts: Vec<Part>,
+    /// By the first address that they are for, before relocation.
+    tables: BTreeMap<u64, PlacedTable>,
+    /// How further ones are made; `None`: there is one for all of the file.
+    windows: Option<Windows>,
+    /// Bytes of its `.eh_frame`.
+    rules: u64,
     /// Segments that are mapped executable.
     code: Vec<Code>,
     /// When it was last asked for, in calls of [`UnwindTables::map`].
     used: u64,
+}
+
+#[derive(Debug)]
+struct PlacedTable {
+    /// First address that it is not for.
+    end: u64,
+    base: u64,
+    parts: Vec<Part>,
+    /// When it was made, in calls of [`UnwindTables::map`].
+    made: u64,
 }
 
 /// An executable segment: where in the file, and what to add to a file offset to get its address before relocation.
@@ -87,6 +127,8 @@ struct Code {
 enum Source {
     File(FileIdentity),
     Vdso,
+    /// Generated code, by its rules.
+    Generated(u64),
 }
 
 /// What is known of a file.
@@ -118,6 +160,8 @@ pub struct UnwindTables {
     ranges: Room,
     calls: u64,
     refusals: BTreeMap<String, String>,
+    /// Windows for which there was no room, with the room they need.
+    starved: HashMap<(Source, u64), u32>,
 }
 
 impl UnwindTables {
@@ -131,6 +175,7 @@ impl UnwindTables {
             ranges: Room::new(ranges, ranges),
             calls: 0,
             refusals: BTreeMap::new(),
+            starved: HashMap::new(),
         }
     }
 
@@ -139,10 +184,20 @@ impl UnwindTables {
         self.refusals.iter().map(|(path, reason)| (path.as_str(), reason.as_str()))
     }
 
-    /// How many files have no table for want of room.
+    /// How many files or parts of files that samples have met have no table for want of room.
     #[must_use]
     pub fn without_room(&self) -> usize {
-        self.refusals.values().filter(|reason| reason.starts_with(NO_ROOM)).count()
+        self.starved.len()
+    }
+
+    /// Bytes of memory with which all that was asked for would have had room.
+    #[must_use]
+    pub fn bytes_wanted(&self) -> u64 {
+        let starved: u64 = self.starved.values().map(|&words| u64::from(words)).sum();
+        // No part straddles two chunks: some room is left at the end of each.
+        let words = u64::from(self.rows.used) + starved;
+        let words = words + words / 8 + u64::from(ROWS_PER_CHUNK);
+        words.next_multiple_of(u64::from(ROWS_PER_CHUNK)) * size_of::<Row>() as u64
     }
 
     /// Rows in use, those that an index takes the room of among them.
@@ -168,15 +223,50 @@ impl UnwindTables {
         image: u64,
         memory: &mut impl TableMemory,
     ) -> Result<Space, NoRoom> {
+        Ok(self.map_some(process, maps, &Wanted { image, ..Wanted::default() }, memory)?.0)
+    }
+
+    /// Writes as much of that as is wanted, and says whether to ask again: small files were left out.
+    ///
+    /// # Errors
+    /// When there is no room for the ranges.
+    pub fn map_some(
+        &mut self,
+        process: &RemoteProcess,
+        maps: &[Mapping],
+        wanted: &Wanted<'_>,
+        memory: &mut impl TableMemory,
+    ) -> Result<(Space, bool), NoRoom> {
         self.calls += 1;
         self.sweep(memory);
-        let (mut ranges, mut sources) = (Vec::new(), HashSet::new());
-        for mapping in maps.iter().filter(|mapping| mapping.executable) {
-            match self.source(process, mapping, &sources, memory) {
-                Some(source) => {
-                    self.add_ranges(&mut ranges, mapping, source);
-                    sources.insert(source);
+        let mut code: Vec<(&Mapping, Option<Source>)> =
+            maps.iter().filter(|mapping| mapping.executable).map(|mapping| (mapping, None)).collect();
+        let named_first = |mapping: &Mapping| {
+            let identity = || Some(process.mapped_file(mapping).ok()?.identity());
+            wanted.first.is_some_and(|first| identity().is_some_and(|file| first.contains(&file)))
+        };
+        let first: HashSet<u64> =
+            code.iter().filter(|(mapping, _)| named_first(mapping)).map(|(mapping, _)| mapping.start).collect();
+        let is_first = |mapping: &Mapping| first.contains(&mapping.start);
+        // What costs little first, and interpreters before all.
+        code.sort_by_cached_key(|(mapping, _)| (!is_first(mapping), mapping.end - mapping.start));
+        let (mut sources, mut left, mut more) = (HashSet::new(), wanted.allowance, false);
+        for (mapping, source) in &mut code {
+            let generated = wanted.generated.and_then(|generated| generated.get(&mapping.start));
+            *source = match generated {
+                Some(table) => self.generated(table, &sources, memory),
+                None => {
+                    let allowance = if is_first(mapping) { None } else { left.as_mut() };
+                    self.source(process, mapping, &sources, allowance, memory, &mut more)
                 }
+            };
+            sources.extend(*source);
+        }
+        code.sort_by_key(|(mapping, _)| mapping.start);
+        let mut ranges = Vec::new();
+        for (mapping, source) in code {
+            match source {
+                Some(source) => self.add_ranges(&mut ranges, mapping, source),
                 // Generated code, or a file that is out of reach.
                 None => {
                     let bare = mapping.path == MappedPath::Anonymous;
@@ -190,7 +280,60 @@ impl UnwindTables {
         memory.write_ranges(first, &ranges);
         self.blocks.push(Block { first, count, sources, unused: None });
         // As many address spaces as numbers are more than a recording sees.
-        Ok(Space { image, first, count, version: self.calls as u32, _pad: 0 })
+        Ok((Space { image: wanted.image, first, count, version: self.calls as u32, _pad: 0 }, more))
+    }
+
+    /// Makes the rows of the window that holds an address of a process, if they are not made yet. True: a [`Space`] of this
+    /// version does not have them, and the next one will.
+    pub fn meet(
+        &mut self,
+        process: &RemoteProcess,
+        mapping: &Mapping,
+        address: u64,
+        version: u32,
+        memory: &mut impl TableMemory,
+    ) -> bool {
+        let Ok(file) = process.mapped_file(mapping) else { return false };
+        let source = Source::File(file.identity());
+        let Some(Known::Placed(placed)) = self.known.get(&source) else { return false };
+        let Some((_, vaddr)) = placed.addresses(mapping) else { return false };
+        let vaddr = address.wrapping_sub(mapping.start).wrapping_add(vaddr);
+        if let Some((_, table)) = placed.tables.range(..=vaddr).next_back().filter(|(_, table)| vaddr < table.end) {
+            return u32::try_from(table.made).is_ok_and(|made| made >= version);
+        }
+        let Some((windows, window)) = placed.windows.and_then(|windows| Some((windows, windows.at(vaddr)?))) else {
+            return false;
+        };
+        if self.starved.contains_key(&(source, window.start)) {
+            return false;
+        }
+        let compiled = file.open().map_err(|error| error.to_string()).and_then(|file| {
+            let elf = Elf::parse(file).map_err(|error| error.to_string())?;
+            windows.compile(&elf, &window).map_err(|error| error.to_string())
+        });
+        let table = match compiled {
+            // Code without any rule: so it is said from then on.
+            Ok(table) if table.rows.is_empty() => {
+                Table { base: window.start, rows: vec![Row::new(0, Rule::GAP)], unsupported: 0 }
+            }
+            Ok(table) => table,
+            Err(reason) => {
+                self.refusals.insert(path_of(mapping), reason);
+                return false;
+            }
+        };
+        // Of files that live processes have mapped none gives way for another: their samples would ask for it again at once, by
+        // turns, and nobody would be told that the room is short.
+        let living = self.blocks.iter().filter(|block| block.unused.is_none());
+        let in_use = living.flat_map(|block| block.sources.iter().copied()).chain([source]).collect();
+        let Some(table) = self.place(&table, window.end, &in_use, memory) else {
+            self.starved.insert((source, window.start), words(&table));
+            return false;
+        };
+        if let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
+            placed.tables.insert(window.start, table);
+        }
+        true
     }
 
     /// Finds blocks that no process has any more, and gives away those that have rested.
@@ -212,57 +355,111 @@ impl UnwindTables {
     }
 
     /// What stands behind a mapping, which is looked at if it is new; `in_use` is of the process in hand. `None` when it
-    /// cannot be told, or there is no room for it.
+    /// cannot be told, or there is no room for it. `more` becomes true when the allowance was too small for it.
     fn source(
         &mut self,
         process: &RemoteProcess,
         mapping: &Mapping,
         in_use: &HashSet<Source>,
+        mut allowance: Option<&mut u64>,
         memory: &mut impl TableMemory,
+        more: &mut bool,
     ) -> Option<Source> {
         let is_vdso = mapping.path == MappedPath::Special(b"[vdso]".to_vec());
         let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
         let source = file.as_ref().map_or(Source::Vdso, |file| Source::File(file.identity()));
-        if let Some(known) = self.known.get_mut(&source) {
-            if let Known::Placed(placed) = known {
-                placed.used = self.calls;
+        let room = self.rows.used <= self.rows.size / UNASKED;
+        // Whether all of a file is made now; a file of which there is something already stays as it is.
+        let mut all = |rules: u64| match &mut allowance {
+            None => true,
+            Some(_) if rules > MOST_UNASKED || !room => false,
+            Some(left) => {
+                let affordable = **left >= rules;
+                *more |= !affordable;
+                **left = if affordable { **left - rules } else { 0 };
+                affordable
             }
-            return Some(source);
+        };
+        let mut known_rules = None;
+        match self.known.get_mut(&source) {
+            Some(Known::Placed(placed)) => {
+                placed.used = self.calls;
+                if placed.windows.is_none() || !placed.tables.is_empty() || !all(placed.rules) {
+                    return Some(source);
+                }
+                known_rules = Some(placed.rules);
+            }
+            Some(_) => return Some(source),
+            None => {}
         }
         let compiled = match &file {
             Some(file) => file.open().map_err(|error| error.to_string()).and_then(|file| {
                 let elf = Elf::parse(file).map_err(|error| error.to_string())?;
-                Ok((code_of(&elf), compile_own(&elf)))
+                let rules = known_rules.unwrap_or_else(|| rules_len(&elf).unwrap_or_default());
+                let windows = Windows::of(&elf).filter(|_| elf.machine() == MACHINE);
+                let whole = (windows.is_none() || known_rules.is_some() || all(rules)).then(|| compile_own(&elf));
+                Ok((code_of(&elf), rules, windows, whole))
             }),
             None => own_vdso().and_then(|bytes| {
                 let elf = Elf::parse(&bytes[..]).map_err(|error| error.to_string())?;
-                Ok((code_of(&elf), compile_vdso(&elf)))
+                Ok((code_of(&elf), 0, None, Some(compile_vdso(&elf))))
             }),
         };
-        let path = || mapping.file_path().map_or_else(|| "[vdso]".to_owned(), |path| path.display().to_string());
         let known = match compiled {
-            Ok((code, Ok(table))) => match self.place(&table, code, in_use, memory) {
-                Some(placed) => Known::Placed(placed),
+            Ok((code, rules, windows, None)) => {
+                Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
+            }
+            Ok((code, rules, windows, Some(Ok(table)))) => match self.place(&table, u64::MAX, in_use, memory) {
+                Some(placed) => {
+                    let tables = BTreeMap::from([(0, placed)]);
+                    Known::Placed(Placed { tables, windows: None, rules, code, used: self.calls })
+                }
+                // Parts of it may have room, when they are asked for.
+                None if windows.is_some() => {
+                    Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
+                }
                 None => {
-                    self.refusals.insert(path(), format!("{NO_ROOM} {} rows", table.rows.len()));
+                    self.starved.insert((source, 0), words(&table));
+                    self.refusals.insert(path_of(mapping), format!("{NO_ROOM} {} rows", table.rows.len()));
                     return None;
                 }
             },
-            Ok((_, Err(refusal))) => {
-                self.refusals.insert(path(), refusal.to_string());
+            Ok((.., Some(Err(refusal)))) => {
+                self.refusals.insert(path_of(mapping), refusal.to_string());
                 if matches!(refusal, Refusal::NoTable) { Known::Bare } else { Known::Refused }
             }
             Err(reason) => {
-                self.refusals.insert(path(), reason);
+                self.refusals.insert(path_of(mapping), reason);
                 Known::Refused
             }
         };
+        self.remember(source, known);
+        Some(source)
+    }
+
+    fn remember(&mut self, source: Source, known: Known) {
         if self.known.len() >= MAX_FILES {
             // What has no table costs little to look at again.
-            self.known.retain(|_, known| matches!(known, Known::Placed(_)));
+            self.known.retain(|_, known| matches!(known, Known::Placed(placed) if !placed.tables.is_empty()));
             self.refusals.clear();
+            self.starved.clear();
         }
         self.known.insert(source, known);
+    }
+
+    /// The source of generated code with these rules, which are written if they are new.
+    fn generated(&mut self, table: &Table, in_use: &HashSet<Source>, memory: &mut impl TableMemory) -> Option<Source> {
+        let mut hasher = DefaultHasher::new();
+        table.rows.iter().for_each(|row| row.0.hash(&mut hasher));
+        let source = Source::Generated(hasher.finish());
+        if let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
+            placed.used = self.calls;
+            return Some(source);
+        }
+        let placed = self.place(table, ARENA, in_use, memory)?;
+        let code = vec![Code { start: 0, end: ARENA, to_vaddr: 0 }];
+        let tables = BTreeMap::from([(0, placed)]);
+        self.remember(source, Known::Placed(Placed { tables, windows: None, rules: 0, code, used: self.calls }));
         Some(source)
     }
 
@@ -270,10 +467,10 @@ impl UnwindTables {
     fn place(
         &mut self,
         table: &Table,
-        code: Vec<Code>,
+        end: u64,
         in_use: &HashSet<Source>,
         memory: &mut impl TableMemory,
-    ) -> Option<Placed> {
+    ) -> Option<PlacedTable> {
         let mut placed = Vec::new();
         for part in parts(&table.rows) {
             let Some(part) = self.place_part(&part, in_use, memory) else {
@@ -282,7 +479,7 @@ impl UnwindTables {
             };
             placed.push(part);
         }
-        Some(Placed { base: table.base, parts: placed, code, used: self.calls })
+        Some(PlacedTable { end, base: table.base, parts: placed, made: self.calls })
     }
 
     fn place_part(
@@ -316,43 +513,102 @@ impl UnwindTables {
         let is_used =
             |source: &Source| in_use.contains(source) || blocks.iter().any(|block| block.sources.contains(source));
         let placed = self.known.iter().filter_map(|(source, known)| match known {
-            Known::Placed(placed) if !is_used(source) => Some((placed.used, *source)),
+            Known::Placed(placed) if !placed.tables.is_empty() && !is_used(source) => Some((placed.used, *source)),
             _ => None,
         });
         let (_, oldest) = placed.min()?;
         if let Some(Known::Placed(placed)) = self.known.remove(&oldest) {
-            self.give_back(&placed.parts);
+            placed.tables.values().for_each(|table| self.give_back(&table.parts));
         }
         Some(())
     }
 
-    /// Adds the ranges of a mapping: one for each part of the file's table.
+    /// Adds the ranges of a mapping: one for each part of the file's tables.
     fn add_ranges(&self, ranges: &mut Vec<Range>, mapping: &Mapping, source: Source) {
         let placed = match self.known.get(&source) {
             Some(Known::Placed(placed)) => placed,
             Some(Known::Bare) => return ranges.push(without_table(mapping, no_table::FRAME_POINTERS)),
             _ => return ranges.push(without_table(mapping, no_table::STOP)),
         };
+        if let Source::Generated(_) = source {
+            // The kernel makes one mapping of arenas that lie side by side.
+            for start in (mapping.start..mapping.end).step_by(ARENA as usize) {
+                let end = mapping.end.min(start + ARENA);
+                placed.add_ranges(ranges, start, 0..end - start);
+            }
+            return;
+        }
+        let Some((_, vaddr)) = placed.addresses(mapping) else {
+            return ranges.push(without_table(mapping, no_table::STOP));
+        };
+        placed.add_ranges(ranges, mapping.start, vaddr..vaddr.saturating_add(mapping.end - mapping.start));
+    }
+}
+
+impl Placed {
+    /// The segment of a mapping, and the address before relocation of its start.
+    fn addresses(&self, mapping: &Mapping) -> Option<(Code, u64)> {
         // A mapping starts at a page, a segment anywhere in it.
-        let code = placed.code.iter().find(|code| mapping.offset >= code.start & !0xfff && mapping.offset < code.end);
-        let Some(code) = code else { return ranges.push(without_table(mapping, no_table::STOP)) };
-        let vaddr = mapping.offset.wrapping_add(code.to_vaddr);
-        let base = mapping.start.wrapping_sub(vaddr).wrapping_add(placed.base);
-        let mut start = mapping.start;
-        let at = |part: &Part| base.wrapping_add(u64::from(part.pc));
-        for (place, part) in placed.parts.iter().enumerate() {
-            let next = placed.parts.get(place + 1).map(at);
-            let end = next.unwrap_or(mapping.end).min(mapping.end);
-            if end > start && at(part) < mapping.end {
-                let Part { first, rows, pages, .. } = *part;
-                ranges.push(Range { start, end, bias: at(part), first_row: first, rows, pages });
-                start = end;
+        let code = self.code.iter().find(|code| mapping.offset >= code.start & !0xfff && mapping.offset < code.end)?;
+        Some((*code, mapping.offset.wrapping_add(code.to_vaddr)))
+    }
+
+    /// Adds ranges for these addresses before relocation, which are mapped from `start` on.
+    fn add_ranges(&self, ranges: &mut Vec<Range>, start: u64, addresses: std::ops::Range<u64>) {
+        let bias = start.wrapping_sub(addresses.start);
+        let to = |vaddr: u64| vaddr.wrapping_add(bias);
+        let stop = |start, end| Range {
+            start: to(start),
+            end: to(end),
+            bias: 0,
+            first_row: no_table::STOP,
+            rows: 0,
+            pages: 0,
+        };
+        let mut next = addresses.start;
+        for (&first, table) in self.tables.range(..addresses.end) {
+            let (first, end) = (first.max(next), table.end.min(addresses.end));
+            if first >= end {
+                continue;
+            }
+            if first > next {
+                ranges.push(stop(next, first));
+            }
+            next = first;
+            let at = |part: &Part| table.base.wrapping_add(u64::from(part.pc));
+            for (place, part) in table.parts.iter().enumerate() {
+                let until = table.parts.get(place + 1).map_or(end, at).min(end);
+                if until > next && at(part) < end {
+                    let Part { first, rows, pages, .. } = *part;
+                    ranges.push(Range {
+                        start: to(next),
+                        end: to(until),
+                        bias: to(at(part)),
+                        first_row: first,
+                        rows,
+                        pages,
+                    });
+                    next = until;
+                }
+            }
+            if next < end {
+                ranges.push(stop(next, end));
+                next = end;
             }
         }
-        if start < mapping.end {
-            ranges.push(Range { start, ..without_table(mapping, no_table::STOP) });
+        if next < addresses.end {
+            ranges.push(stop(next, addresses.end));
         }
     }
+}
+
+fn path_of(mapping: &Mapping) -> String {
+    mapping.file_path().map_or_else(|| "[vdso]".to_owned(), |path| path.display().to_string())
+}
+
+/// Room that a table needs.
+fn words(table: &Table) -> u32 {
+    parts(&table.rows).map(|part| part.words.len() as u32).sum()
 }
 
 fn without_table(mapping: &Mapping, what: u32) -> Range {
@@ -388,6 +644,7 @@ fn own_vdso() -> Result<Vec<u8>, String> {
 /// Which parts of a memory are free.
 #[derive(Debug)]
 struct Room {
+    size: u32,
     /// First index and length of each free part, sorted, with something used between any two.
     free: Vec<(u32, u32)>,
     used: u32,
@@ -397,7 +654,7 @@ struct Room {
 
 impl Room {
     fn new(size: u32, chunk: u32) -> Self {
-        Self { free: vec![(0, size)], used: 0, chunk: chunk.max(1) }
+        Self { size, free: vec![(0, size)], used: 0, chunk: chunk.max(1) }
     }
 
     /// Takes from the first free part where so many lie in one chunk.

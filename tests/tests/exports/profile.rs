@@ -102,10 +102,15 @@ fn frame(profile: &mut Profile, name: &str) -> FrameId {
 /// Exports to `path`, as the program does.
 pub fn export(input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     let format = Format::from_extension(&path).unwrap();
+    export_as(format, input, path, by_thread)
+}
+
+/// Exports to `path` in a format that need not be its extension's.
+pub fn export_as(format: Format, input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     let plan = OutputPlan { destination: Destination::Path(path.clone()), format, force: true };
     let output = OutputFile::create(&plan.destination, true).unwrap();
     let (companion_output, companion) = plan.create_companion(None).unwrap().unzip();
-    let options = ExportOptions { by_thread, svg: plan.is_svg(), companion };
+    let options = ExportOptions { by_thread, merge_processes: false, svg: plan.is_svg(), companion };
     let mut file = output.try_clone_file().unwrap();
     let summary = export::run(input, Output::File(&mut file), format, options).unwrap();
     assert_eq!(summary.format, format);

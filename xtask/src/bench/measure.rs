@@ -34,6 +34,8 @@ pub(crate) struct Bench {
     pub(crate) python: PathBuf,
     /// One that counts the code objects that are freed (3.14+): of those that are known nothing has to be read.
     pub(crate) counting: Python,
+    /// One whose code objects have no version (before 3.12): the strings and the line table of each are hashed anew.
+    pub(crate) hashed: Python,
     /// The target's CPU; no tool runs there.
     pub(crate) cpu: usize,
     pub(crate) effort: Effort,
@@ -49,7 +51,7 @@ pub(crate) const DEPTH: usize = 30;
 pub(crate) const DEPTHS: [usize; 3] = [2, DEPTH, 200];
 /// Frames that C calls where native frames are measured: with those that start the program, native stacks of pyenv's
 /// 3.13 then have 20 frames.
-const THROUGH_C: usize = 1;
+pub(super) const THROUGH_C: usize = 1;
 /// Memory the target reads through between samples, so that they find cold caches: more than a core's own.
 pub(crate) const SWEEP_MIB: usize = 8;
 

@@ -14,6 +14,7 @@ mod stats;
 mod tach;
 mod target;
 mod tools;
+mod turns;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,6 +45,12 @@ pub(crate) struct BenchArgs {
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
+    /// Another build's `tachyon-bpf`: measure both by turns and print the ratios, nothing else
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement"])]
+    against: Option<PathBuf>,
+    /// Rounds of `--against`
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), requires = "against")]
+    rounds: u16,
     /// Interpreter of the target [default: the newest supported one of pyenv]
     #[arg(long)]
     python: Option<PathBuf>,
@@ -88,16 +95,23 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let (python, tools) = tools_for(&args, others.join(","))?;
     let mut machine = Machine::look(&python, &[&tools.tachyon, &tools.py_spy])?;
     let counting = zoo::in_sid("3.14").context("hint: cargo xtask zoo")?;
-    let bench = Bench { tools, python, counting, cpu: *cpu, effort };
+    let hashed = zoo::in_pyenv("3.11").context("hint: pyenv install 3.11")?;
+    let mut bench = Bench { tools, python, counting, hashed, cpu: *cpu, effort };
+    if let Some(other) = &args.against {
+        bench.effort.kernel = Duration::from_secs(2);
+        bench.effort.cost = Duration::from_secs(3);
+        return turns::run(&mut bench, other, args.rounds.into());
+    }
     let nothing = measure::nothing_selected(&bench)?;
     let samples = measure::sample_costs(&bench, &bench.ordinary(), nothing)?;
     let counting = measure::sample_costs(&bench, &bench.counting, nothing)?;
+    let hashed = measure::sample_costs(&bench, &bench.hashed, nothing)?;
     let native = measure::native_costs(&bench, nothing)?;
     let tools = measure::tool_costs(&bench)?;
     let crowd = crowd::crowd(&bench, nothing)?;
     let slowdowns = measure::slowdowns(&bench)?;
     machine.end();
-    let results = Results { machine, nothing, samples, counting, native, tools, crowd, slowdowns };
+    let results = Results { machine, nothing, samples, counting, hashed, native, tools, crowd, slowdowns };
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
     let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;

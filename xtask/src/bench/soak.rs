@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -25,7 +25,14 @@ pub(crate) struct SoakArgs {
     /// How long, in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(20..))]
     seconds: u64,
-    /// Write the page to docs/soak.md as well
+    /// Cut the recording into segments of this length, e.g. 500ms, beside 20 interpreters and 3 starts of CPython a second:
+    /// segments must add up to the unit, and memory must not grow at all
+    #[arg(long, value_name = "TIME", conflicts_with = "write")]
+    rotate: Option<String>,
+    /// Python frames only: nothing warms up then, and memory after the last look is held to that after the first
+    #[arg(long, requires = "rotate")]
+    no_native: bool,
+    /// Write the page to docs/dev/soak.md as well
     #[arg(long)]
     write: bool,
     /// The program to soak [default: built from this project, as a release]
@@ -33,13 +40,25 @@ pub(crate) struct SoakArgs {
     profiler: Option<PathBuf>,
 }
 
-const PAGE: &str = "docs/soak.md";
-/// Interpreters that live all the time.
-const LIVE: usize = 200;
-/// Between two program starts: a thousand a minute.
-const BETWEEN: Duration = Duration::from_millis(60);
-/// Every so manieth of them is CPython.
-const PYTHON_EVERY: u64 = 10;
+const PAGE: &str = "docs/dev/soak.md";
+/// What runs beside the profiler.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Interpreters that live all the time.
+    live: usize,
+    /// Between two program starts.
+    between: Duration,
+    /// Every so manieth of them is CPython.
+    python_every: u64,
+    /// What each CPython that was started may cost in memory.
+    process_bytes: u64,
+}
+
+/// A thousand program starts a minute.
+const BUSY: Load =
+    Load { live: 200, between: Duration::from_millis(60), python_every: 10, process_bytes: PROCESS_BYTES };
+/// Of what has ended a recording in segments keeps nothing.
+const CUT: Load = Load { live: 20, between: Duration::from_millis(333), python_every: 1, process_bytes: 0 };
 /// Between two looks at memory.
 const LOOK: Duration = Duration::from_secs(5);
 /// Most of the time that counts as warming up, two thirds of a short run: compile units of a file's DWARF are read when
@@ -53,6 +72,10 @@ const PROCESS_BYTES: u64 = 6 << 10;
 const STEP_BYTES: u64 = 1 << 20;
 /// Most that all steps may come to: the profiler's own bound on symbols.
 const STEPS_BYTES: u64 = 64 << 20;
+/// Growth in a recording in segments without native frames.
+const FLAT_BYTES: u64 = 2 << 20;
+/// Name of the interpreters that a recording in segments is of: no other Python on the machine counts.
+const NAME: &str = "soak-python";
 /// Longest the reader should ever be late.
 const STALL_S: f64 = 0.1;
 
@@ -112,13 +135,15 @@ impl Look {
 pub(crate) fn run(args: SoakArgs) -> Result<()> {
     command::require_root("loading BPF programs")?;
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
-    let profiler = match args.profiler {
+    let profiler = match args.profiler.clone() {
         Some(profiler) => profiler,
         None => tools::build()?,
     };
     let mut machine = Machine::look(&python, &[&profiler])?;
     let work = tempfile::tempdir().context("cannot create a directory for profiles")?;
-    let soaked = soak(&python, &profiler, work.path(), Duration::from_secs(args.seconds))?;
+    let load = if args.rotate.is_some() { CUT } else { BUSY };
+    let length = Duration::from_secs(args.seconds);
+    let soaked = soak(&python, &profiler, work.path(), length, load, &args)?;
     machine.end();
     let page = page(&machine, &soaked);
     print!("{page}");
@@ -130,17 +155,85 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     let Account { ran, accounted, kernels } = soaked.account()?;
     ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
     ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
+    if args.rotate.is_some() {
+        segments(&work.path().join(SEGMENTS), &soaked.report)?;
+    }
+    if args.no_native {
+        return flat(&soaked.looks);
+    }
     let (warm, last) = soaked.ends()?;
-    let (allowed, steps) = (allowed_growth(&warm, &last), steps(&soaked.looks, warm.at));
+    let (allowed, steps) = (allowed_growth(&warm, &last, load), steps(&soaked.looks, warm.at));
     ensure!(last.rss <= warm.rss + steps + allowed, "resident memory grew from {} to {} bytes", warm.rss, last.rss);
     ensure!(steps <= STEPS_BYTES, "resident memory grew by steps of {steps} bytes");
     ensure!(last.maps == warm.maps, "the maps grew from {} to {} bytes", warm.maps, last.maps);
     Ok(())
 }
 
+/// Memory after all the cuts is what it was after the first.
+fn flat(looks: &[Look]) -> Result<()> {
+    let (Some(first), Some(last)) = (looks.iter().find(|look| look.at >= LOOK), looks.last()) else {
+        bail!("a run of {} looks shows nothing", looks.len());
+    };
+    let grown = last.rss.saturating_sub(first.rss);
+    println!(
+        "resident memory: {} KiB after {:.0} s, {} KiB at the end",
+        first.rss >> 10,
+        first.at.as_secs_f64(),
+        last.rss >> 10
+    );
+    ensure!(
+        grown <= FLAT_BYTES,
+        "resident memory grew by {} KiB, which is more than {}",
+        grown >> 10,
+        FLAT_BYTES >> 10
+    );
+    ensure!(last.maps == first.maps, "the maps grew from {} to {} bytes", first.maps, last.maps);
+    Ok(())
+}
+
 /// What resident memory may grow by between two looks.
-fn allowed_growth(warm: &Look, last: &Look) -> u64 {
-    SLACK_BYTES + PROCESS_BYTES * (last.pythons - warm.pythons)
+fn allowed_growth(warm: &Look, last: &Look, load: Load) -> u64 {
+    SLACK_BYTES + load.process_bytes * (last.pythons - warm.pythons)
+}
+
+/// Where segments go, below the directory of a soak.
+const SEGMENTS: &str = "segments";
+
+/// Holds the accounts of all segments against each other and against the whole recording's.
+fn segments(directory: &Path, whole: &Value) -> Result<()> {
+    let entries = fs::read_dir(directory).context("there are no segments")?;
+    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    ensure!(!paths.iter().any(|path| path.to_string_lossy().contains(".part")), "a segment was not finished");
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    const COUNTS: [&str; 6] = ["ran", "stored", "idle", "filtered", "not_python", "inconsistent"];
+    let count = |report: &Value, name: &str| report[name].as_u64().with_context(|| format!("an account has no {name}"));
+    let lost = |report: &Value| -> u64 {
+        report["loss"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64()).sum()
+    };
+    let mut sums = [0; COUNTS.len()];
+    let (mut losses, mut kernels) = (0, 0);
+    for (sequence, path) in (0_u64..).zip(&paths) {
+        let report: Value = serde_json::from_slice(&fs::read(path)?).context("an account is JSON")?;
+        for (sum, name) in sums.iter_mut().zip(COUNTS) {
+            *sum += count(&report, name)?;
+        }
+        losses += lost(&report);
+        kernels +=
+            report.pointer("/cost/bpf_run_count").and_then(Value::as_u64).context("the kernel keeps no count")?;
+        let ended: u64 = COUNTS[1..5].iter().map(|name| count(&report, name)).sum::<Result<u64>>()? + lost(&report);
+        ensure!(count(&report, "ran")? == ended, "{}: the account does not add up", path.display());
+        let told = report.pointer("/segment/sequence").and_then(Value::as_u64);
+        ensure!(told == Some(sequence), "{}: it is segment {told:?}, not {sequence}", path.display());
+    }
+    for (sum, name) in sums.into_iter().zip(COUNTS) {
+        ensure!(count(whole, name)? == sum, "{name}: the segments have {sum}, the whole {}", whole[name]);
+    }
+    ensure!(sums[5] == 0, "counts of the same thing differ by {}", sums[5]);
+    ensure!(lost(whole) == losses, "lost: the segments have {losses}, the whole {}", lost(whole));
+    ensure!(kernels == sums[0], "the kernel counted {kernels} runs, the segments {}", sums[0]);
+    println!("{} segments add up: {} runs, {} samples, the kernel's own count too", paths.len(), sums[0], sums[1]);
+    Ok(())
 }
 
 /// What resident memory grew by in steps since it was warm. What leaks grows at each look, by less.
@@ -152,6 +245,7 @@ fn steps(looks: &[Look], warm: Duration) -> u64 {
 struct Soaked {
     looks: Vec<Look>,
     execs: u64,
+    load: Load,
     report: Value,
 }
 
@@ -184,12 +278,15 @@ impl Soaked {
     }
 }
 
-fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration) -> Result<Soaked> {
-    eprintln!("{LIVE} interpreters, a program start each {} ms, {} s", BETWEEN.as_millis(), length.as_secs());
+fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Load, args: &SoakArgs) -> Result<Soaked> {
+    let Load { live: count, between, python_every, .. } = load;
+    eprintln!("{count} interpreters, a program start each {} ms, {} s", between.as_millis(), length.as_secs());
     let quiet = |mut line: Command| line.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut live = Crowd(Vec::new());
-    for _ in 0..LIVE {
-        let mut line = Command::new(python);
+    let named = work.join(NAME);
+    std::os::unix::fs::symlink(python, &named).context("cannot name the interpreter")?;
+    for _ in 0..count {
+        let mut line = Command::new(&named);
         line.args(["-S", "-c", WORK]);
         live.0.push(quiet(line).context("cannot start an interpreter")?);
     }
@@ -197,7 +294,14 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration) -> Result
     sleep(Duration::from_secs(5));
     let report = work.join("report.json");
     let mut line = Command::new(profiler);
-    line.arg("--all-python").arg("--output").arg(work.join("soak.tach")).arg("--report").arg(&report);
+    line.arg("--all-python").arg("--report").arg(&report);
+    if args.no_native {
+        line.arg("--no-native");
+    }
+    match &args.rotate {
+        Some(time) => line.args(["--comm", NAME, "--rotate", time, "--output"]).arg(work.join(SEGMENTS)),
+        None => line.arg("--output").arg(work.join("soak.tach")),
+    };
     let mut profiler = Crowd(vec![line.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start")?]);
     let pid = profiler.0[0].id();
     while probe::BpfObjects::of(pid).timer_runs == 0 {
@@ -211,10 +315,10 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration) -> Result
             looks.push(Look::of(pid, start.elapsed(), pythons)?);
         }
         // After a while in which this had no CPU, what was missed is made up for.
-        while u128::from(execs) * BETWEEN.as_millis() <= start.elapsed().as_millis() {
-            let line = if execs % PYTHON_EVERY == 0 {
+        while u128::from(execs) * between.as_millis() <= start.elapsed().as_millis() {
+            let line = if execs % python_every == 0 {
                 pythons += 1;
-                let mut line = Command::new(python);
+                let mut line = Command::new(&named);
                 line.args(["-S", "-c", "sum(i * i for i in range(200_000))"]);
                 line
             } else {
@@ -231,7 +335,7 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration) -> Result
     let status = profiler.0[0].wait()?;
     ensure!(status.success(), "the profiler failed: {status}");
     let report = fs::read(&report).context("the profiler left no report")?;
-    Ok(Soaked { looks, execs, report: serde_json::from_slice(&report)? })
+    Ok(Soaked { looks, execs, load, report: serde_json::from_slice(&report)? })
 }
 
 fn page(machine: &Machine, soaked: &Soaked) -> String {
@@ -252,11 +356,11 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
     let (ran, accounted) = soaked.account().map_or((0, 0), |account| (account.ran, account.accounted));
     let cost = seconds("/cost/user_cpu_s") + number("/cost/bpf_run_ns") as f64 / 1e9;
     let growth = mib(last.rss) - mib(warm.rss);
-    let (allowed, steps) = (allowed_growth(&warm, &last), steps(&soaked.looks, warm.at));
+    let (allowed, steps) = (allowed_growth(&warm, &last, soaked.load), steps(&soaked.looks, warm.at));
     let _ = write!(
         page,
         "| | |\n|---|---:|\n\
-         | live interpreters | {LIVE} |\n\
+         | live interpreters | {} |\n\
          | program starts a minute | {:.0} |\n\
          | of them CPython | {:.0} |\n\
          | length | {minutes:.1} min |\n\
@@ -273,6 +377,7 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
          | longest that the reader was late | {:.0} ms{} |\n\
          | of that, ready to run while no CPU ran it | {:.0} ms |\n\
          | the profiler's CPU, BPF included | {:.2} % of a core |\n",
+        soaked.load.live,
         soaked.execs as f64 / minutes,
         last.pythons as f64 / minutes,
         number("/stored"),

@@ -1,6 +1,6 @@
 //! `cargo xtask layouts --diff A B`: what changed between two versions' headers, as far as a walk minds.
 //!
-//! The first thing to look at when a new CPython is out; `docs/new-python-version.md` says what to make of it.
+//! The first thing to look at when a new CPython is out; `docs/dev/new-python-version.md` says what to make of it.
 
 use std::path::Path;
 

@@ -54,7 +54,7 @@ pub(super) fn run(known: &[Headers]) -> anyhow::Result<()> {
     }
     if !faults.is_empty() {
         bail!(
-            "the table differs from CPython's headers:\n{}\nhint: docs/new-python-version.md, step 2",
+            "the table differs from CPython's headers:\n{}\nhint: docs/dev/new-python-version.md, step 2",
             faults.join("\n")
         );
     }

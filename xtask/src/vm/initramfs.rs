@@ -39,6 +39,7 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bo
     root.add(&scripts.join("deepest.py"), "deepest.py")?;
     root.add_python(&program)?;
     root.add_program(&extension(work, machine)?, "extension.so")?;
+    root.add_program(&kick(work, machine)?, "usr/bin/kick")?;
     if with_profiler {
         root.add_program(&profiler(work, machine)?, "usr/bin/tachyon-bpf")?;
     }
@@ -53,6 +54,15 @@ fn extension(work: &Path, machine: Machine) -> Result<PathBuf> {
     let source = project_root().join("tests/programs/extension.c");
     command::run_quietly("compiling extension.c", compiler.arg(&library).arg(source))?;
     Ok(library)
+}
+
+/// The program that tries out whether a thread can be met between its wait and its own code.
+fn kick(work: &Path, machine: Machine) -> Result<PathBuf> {
+    let program = work.join("kick");
+    let mut compiler = Command::new(machine.cc());
+    compiler.args(["-O2", "-Wall", "-o"]).arg(&program).arg(project_root().join("tests/kernel/kick.c"));
+    command::run_quietly("compiling kick.c", &mut compiler)?;
+    Ok(program)
 }
 
 /// The profiler as the tests build it, without its debug information.

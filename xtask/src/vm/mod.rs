@@ -7,6 +7,7 @@
 mod guest;
 mod initramfs;
 mod kernels;
+mod kick;
 pub(crate) mod machine;
 mod refusals;
 mod verdict;

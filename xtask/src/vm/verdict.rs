@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::refusals;
+use super::{kick, refusals};
 
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
@@ -113,6 +113,7 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     let truth = truth(&target)?;
     ensure!(target.ends_with("ready\n"), "python did not get ready: {}", read("target.log").unwrap_or_default());
     let mut summary = format!("{}, python ready with {} frames", release.trim(), truth.stack.len());
+    kick::judge(&read("kick")?, &mut summary)?;
     if !with_profiler {
         return Ok(summary);
     }
@@ -412,7 +413,7 @@ mod tests {
             )
         };
         let native = r#""native": {"exact": 396, "repaired": 1, "failed": 0},"#;
-        for (name, text) in [("kernel", "5.10\n"), ("dmesg", ""), ("target", TARGET)] {
+        for (name, text) in [("kernel", "5.10\n"), ("dmesg", ""), ("target", TARGET), ("kick", kick::tests::SENT)] {
             write(name, text);
         }
         for (recording, report, leading) in [

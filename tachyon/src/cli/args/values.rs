@@ -1,11 +1,18 @@
 //! Values of options: what their text may be, and what is said of a text that is none.
 
+use crate::analysis::live::HISTORY;
+use crate::cli::plan::Keep;
 use crate::types::Pid;
 use std::time::Duration;
 
 /// Most samples per second: at 10 kHz one sample of 10 µs is a tenth of the program's time.
 const MAX_RATE_HZ: u32 = 10_000;
 const MIN_INTERVAL: Duration = Duration::from_micros(100);
+/// Shortest `--rotate`.
+const MIN_SEGMENT: Duration = Duration::from_millis(100);
+/// Of `top`: more often than this nobody reads, and more rarely it is no live view.
+const MIN_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(3600);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest `--duration`: far beyond any use, and safe to add to a clock.
 const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -41,6 +48,23 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Time between two updates of a live view.
+pub(super) fn delay(text: &str) -> Result<Duration, String> {
+    let delay = time(text, "2s or 500ms")?;
+    if (MIN_DELAY..=MAX_DELAY).contains(&delay) { Ok(delay) } else { Err("must be 100ms to 1h".to_owned()) }
+}
+
+/// The sliding window of a live view.
+pub(super) fn window(text: &str) -> Result<Duration, String> {
+    let window = time(text, "10s or 1m")?;
+    if (MIN_DELAY..=HISTORY).contains(&window) { Ok(window) } else { Err("must be 100ms to 1m".to_owned()) }
+}
+
+/// A time after a recording's start.
+pub(super) fn moment(text: &str) -> Result<Duration, String> {
+    if text.trim() == "0" { Ok(Duration::ZERO) } else { time(text, "10s, 500ms or 1m") }
+}
+
 pub(super) fn frequency(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(rate @ 1..=MAX_RATE_HZ) => Ok(rate),
@@ -60,6 +84,30 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
         Err("must be 100us to 1s: rarer samples say nothing".to_owned())
     } else {
         Ok(interval)
+    }
+}
+
+/// Length of a segment.
+pub(super) fn rotation(text: &str) -> Result<Duration, String> {
+    let length = time(text, "60s or 5m")?;
+    if (MIN_SEGMENT..=MAX_DURATION).contains(&length) {
+        Ok(length)
+    } else {
+        Err("must be 100ms at least: a segment costs some milliseconds".to_owned())
+    }
+}
+
+/// What is kept of segments: a size or an age.
+pub(super) fn keep(text: &str) -> Result<Keep, String> {
+    const HELP: &str = "must be a size or an age with its unit, such as 2GiB or 7d";
+    if text.parse::<f64>().is_ok() {
+        return Err(HELP.to_owned());
+    }
+    // `m` is minutes, `M` megabytes: an age is tried first, which has no upper-case units but M for months.
+    match (humantime::parse_duration(text), text.parse::<bytesize::ByteSize>()) {
+        (_, Ok(size)) if size.as_u64() > 0 => Ok(Keep::Bytes(size.as_u64())),
+        (Ok(age), _) if age > Duration::ZERO => Ok(Keep::Age(age)),
+        _ => Err(HELP.to_owned()),
     }
 }
 

@@ -77,19 +77,6 @@ fn starts_with_plain_signals_and_no_descriptor_of_ours() {
 }
 
 #[test]
-fn its_end_can_be_awaited() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut command = shell("sleep 0.2; exit 3");
-        command.start().unwrap();
-        let early = tokio::time::timeout(std::time::Duration::from_millis(20), command.ended()).await;
-        assert!(early.is_err());
-        assert_eq!(command.ended().await.unwrap(), CommandStatus::Exited(3));
-        assert_eq!(command.ended().await.unwrap(), CommandStatus::Exited(3));
-    });
-}
-
-#[test]
 fn runs_as_the_calling_user() {
     if !nix::unistd::Uid::effective().is_root() {
         crate::not_run::not_run("root");

@@ -6,8 +6,9 @@
 //! rename them can lead us elsewhere.
 
 use super::error::CHOWN;
-use super::place::{Place, not_regular};
+use super::place::Place;
 use super::{OutputError, OutputFile, PART, give_to_caller};
+use crate::input::not_regular;
 use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, mkdirat};
@@ -35,6 +36,38 @@ pub struct OutputDirectory {
     force: bool,
     /// It is ours to remove.
     pending: AtomicBool,
+}
+
+/// Looks whether files could be written into a directory, or it be made, without touching anything.
+///
+/// # Errors
+/// What [`create_directory`] would say.
+pub fn check_directory(path: &Path) -> Result<(), OutputError> {
+    if path.is_dir() {
+        return Place::of(&path.join("x"), PART).map(drop);
+    }
+    let place = Place::of(plain(path), PART)?;
+    match place.stat(&place.name) {
+        Ok(_) => Err(OutputError::NotDirectory { path: path.to_owned(), found: "something that is no directory" }),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Makes a directory that files are put into one by one, unless it is there: its owner's alone, who is the calling user
+/// under sudo.
+///
+/// # Errors
+/// When something else stands there, or the directory around it cannot be written.
+pub fn create_directory(path: &Path) -> Result<(), OutputError> {
+    check_directory(path)?;
+    if path.is_dir() {
+        return Ok(());
+    }
+    let place = Place::of(plain(path), "")?;
+    mkdirat(&place.directory, place.name.as_os_str(), Mode::S_IRWXU)
+        .map_err(|errno| place.part_error("create", errno.into()))?;
+    let inside = open_inside(&place).map_err(|errno| place.part_error("open", errno.into()))?;
+    give_to_caller(&inside).map_err(|source| place.part_error(CHOWN, source))
 }
 
 impl OutputDirectory {
@@ -224,6 +257,7 @@ fn remove(place: &Place, inside: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::advice::Advice as _;
     use std::fs;
     use std::io::Write as _;
     use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -1,5 +1,6 @@
 //! Why a file could not be written, and what to do about it.
 
+use crate::advice::Advice;
 use std::io;
 use std::path::PathBuf;
 
@@ -117,10 +118,8 @@ fn not_kept(kept: &io::Result<PathBuf>) -> String {
     }
 }
 
-impl OutputError {
-    /// What to do next.
-    #[must_use]
-    pub fn hint(&self) -> Option<String> {
+impl Advice for OutputError {
+    fn hint(&self) -> Option<String> {
         match self {
             Self::Exists { .. } => Some("give another path, or --force to replace it".to_owned()),
             Self::NotRegular { .. } => Some("only a regular file is replaced: give another path".to_owned()),

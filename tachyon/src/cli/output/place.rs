@@ -1,8 +1,9 @@
 //! A name in a directory: creating, judging and renaming the file that stands there.
 
 use super::OutputError;
+use crate::input::not_regular;
 use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstatat};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
@@ -154,16 +155,4 @@ fn rename_no_replace(directory: libc::c_int, from: &OsStr, to: &OsStr) -> io::Re
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// What stands there, when it is no regular file.
-pub(in crate::cli) fn not_regular(stat: &FileStat) -> Option<&'static str> {
-    match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => None,
-        SFlag::S_IFLNK => Some("a symbolic link"),
-        SFlag::S_IFDIR => Some("a directory"),
-        SFlag::S_IFIFO => Some("a FIFO"),
-        SFlag::S_IFCHR | SFlag::S_IFBLK => Some("a device"),
-        _ => Some("no regular file"),
-    }
 }

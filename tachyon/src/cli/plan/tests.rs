@@ -142,7 +142,7 @@ fn refusals() {
         ),
         (
             &["--all-python", "--split", "process", "-o", "-"],
-            "tachyon-bpf: cannot write one file for each process to standard output".to_owned(),
+            "tachyon-bpf: cannot write one file per process to standard output".to_owned(),
             STATUS_USAGE,
         ),
         (

@@ -34,7 +34,7 @@ fn the_kernel_accepts_the_object() {
         println!("{program}: {verified:?} instructions verified");
         assert!(verified.is_none_or(|verified| verified < 500_000), "{program}: {verified:?}");
     }
-    kernel.detach_sampling().expect("the event detaches");
+    kernel.detach_sampling();
     let counters = kernel.counters().expect("the counters can be read");
     assert!(counters.ran > 0, "the program ran");
     let accounted = counters.sent + counters.idle + counters.filtered + counters.not_python;

@@ -4,12 +4,14 @@ use super::{Follower, QUICK_TURN, TURN};
 use crate::discover::watch::{Drained, Watch};
 use crate::events::{Event, Events};
 use crate::kernel::{drop_privileges, make_urgent};
+use crate::remote::{End, Patience};
 use aya::maps::{MapData, RingBuf};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The following thread.
 pub(in super::super) struct Follow {
@@ -21,6 +23,11 @@ const EVENTS: u64 = 0;
 const WATCH: u64 = 1;
 const STOP: u64 = 2;
 
+/// How long one kind of work goes on before the next has its turn.
+const SLICE: Duration = Duration::from_millis(50);
+/// What is left at the end has this long.
+const LAST: Duration = Duration::from_millis(400);
+
 impl Follow {
     /// Starts following. `watch` is for recordings that new processes may join: it is told of every program start on the
     /// host. Without it, a target that execs is looked at again and again until it is known.
@@ -31,6 +38,7 @@ impl Follow {
         mut follower: Follower,
         mut events: RingBuf<MapData>,
         mut watch: Option<Watch>,
+        end: End,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -43,51 +51,77 @@ impl Follow {
             make_urgent();
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges();
+            let _concerned = end.concerns_this_thread(Patience::Short);
             loop {
                 let quick = watch.is_none() && !follower.undecided.is_empty();
-                let timeout =
-                    EpollTimeout::try_from(if quick { QUICK_TURN } else { TURN }).unwrap_or(EpollTimeout::NONE);
-                let mut ready = [EpollEvent::empty(); 3];
-                let count = epoll.wait(&mut ready, timeout).unwrap_or(0);
-                // Process events first: a mapping means something only of a process that is known.
-                drain(&mut follower, &mut events);
-                while let Some(watch) = &mut watch
-                    && watch.drain(&mut |event| follower.on_watch(&event)) == Drained::More
-                {
-                    drain(&mut follower, &mut events);
+                let timeout = if quick { QUICK_TURN } else { TURN };
+                let timeout = follower.until_next_look().map_or(timeout, |wait| wait.min(timeout));
+                let mut more = false;
+                let mut stopped = has_stopped(&epoll, timeout);
+                // However much there is to be dealt with, it is seen when the recording ends.
+                while !stopped {
+                    // Process events first: a mapping means something only of a process that is known.
+                    more = drain(&mut follower, &mut events, Instant::now() + SLICE);
+                    if let Some(watch) = &mut watch {
+                        more |= watch.drain(&mut |event| follower.on_watch(&event)) == Drained::More;
+                    }
+                    more |= follower.look_at_due(Instant::now() + SLICE);
+                    if !more {
+                        break;
+                    }
+                    stopped = has_stopped(&epoll, Duration::ZERO);
                 }
-                if quick {
-                    follower.look_at_undecided();
-                }
-                follower.turn();
-                if ready.iter().take(count).any(|event| event.data() == STOP) {
-                    drain(&mut follower, &mut events);
-                    follower.settle();
-                    // The ends of those that could not be looked at any more.
-                    drain(&mut follower, &mut events);
+                if stopped {
+                    let until = Instant::now() + LAST;
+                    more |= drain(&mut follower, &mut events, until);
+                    // The ends of those that could not be looked at any more come last.
+                    more |= !follower.decide_all(until);
+                    more |= drain(&mut follower, &mut events, until + SLICE);
+                    if more && Instant::now() >= until {
+                        follower.note("too much happened on the host at the end: processes may be missing".to_owned());
+                    }
                     return;
                 }
+                if quick {
+                    follower.ask_for_undecided();
+                }
+                follower.turn();
             }
         })?;
         Ok(Self { stop, thread })
     }
 
     /// Deals with what has been told so far, and ends.
-    pub fn stop(self) {
+    ///
+    /// # Errors
+    /// When the thread has panicked: what that means for the recording.
+    pub fn stop(self) -> Result<(), &'static str> {
         // An event descriptor's write fails only when its count would overflow.
         let _full = self.stop.write(1);
-        if self.thread.join().is_err() {
-            eprintln!("tachyon-bpf: the thread that follows processes ended early: later processes are missing");
-        }
+        self.thread.join().map_err(|_| "the thread that follows processes ended early: later processes are missing")
     }
 }
 
-fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>) {
+/// Waits until something is told; true when the recording has ended.
+fn has_stopped(epoll: &Epoll, timeout: Duration) -> bool {
+    // In whole milliseconds, and one more: never before its time.
+    let timeout = if timeout.is_zero() { timeout } else { timeout + Duration::from_millis(1) };
+    let mut ready = [EpollEvent::empty(); 3];
+    let count = epoll.wait(&mut ready, EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO)).unwrap_or(0);
+    ready.iter().take(count).any(|event| event.data() == STOP)
+}
+
+/// Deals with process events until then; true when there may be more.
+fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>, until: Instant) -> bool {
     while let Some(item) = events.next() {
         for event in Events::new(&item) {
             if let Ok(Event::Process(record)) = event {
                 follower.on_process(&record);
             }
         }
+        if Instant::now() >= until {
+            return true;
+        }
     }
+    false
 }

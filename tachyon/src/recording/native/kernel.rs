@@ -18,6 +18,11 @@ impl KernelFrames {
         Self { symbols, known: HashMap::new(), ids: Vec::new() }
     }
 
+    /// A profile begins that has no frames yet.
+    pub fn begin_profile(&mut self) {
+        self.known.clear();
+    }
+
     /// The kernel's frames of a sample, leaf first.
     pub fn of(&mut self, profile: &mut Profile, frames: Frames<'_>) -> &[FrameId] {
         self.ids.clear();

@@ -9,12 +9,14 @@ use crate::inspect::Evaluator;
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::elf::Elf;
-use crate::remote::{FileIdentity, Mapping, RemoteProcess};
+use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
 use crate::symbolize::native::NativeSymbols;
-use crate::types::Pid;
-use crate::unwind::UnwindTables;
+use crate::types::{Pid, RemoteAddr};
+use crate::unwind::{PREFIX, Slice, Table, UnwindTables, Wanted, trampolines};
+use gimli::LittleEndian;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -23,8 +25,36 @@ use std::time::{Duration, Instant};
 /// A process is looked at this long after it mapped something: most libraries come with others.
 const BURST: Duration = Duration::from_millis(20);
 
+/// After a look at a process it rests this many times as long as that took: reading mappings takes as long as the process likes,
+/// who may have any number of them and change one each millisecond.
+const REST: u32 = 19;
+/// But no longer than this: a look that made the tables of large files is no storm.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
 /// A process whose samples meet code that is not known is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Who asks the thread what it has waits no longer.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Code that samples were met in has its rules this long after it was told of at the earliest: samples come in bursts.
+const MEETING: Duration = Duration::from_millis(2);
+
+/// Most bytes of `.eh_frame` that rows are made of at a time, beside those of interpreters: some 25 ms. The first sample waits for
+/// this once, what samples meet is made between.
+const AT_A_TIME: u64 = 1 << 20;
+
+/// Most addresses of one process that are looked at at a time, and most stacks.
+const MAX_MET: usize = 256;
+const MAX_STACKS: usize = 8;
+
+/// What is read of such a stack.
+const STACK: u64 = 32 << 10;
+
+/// Most pieces of code that the words of stacks lead to at a time.
+const MAX_HINTS: usize = 128;
+
+/// Words that lead to the same piece of code of this size are one.
+const HINT_SHIFT: u32 = 18;
 
 /// What the thread is told.
 #[derive(Clone, Debug)]
@@ -39,10 +69,14 @@ pub(in crate::recording) enum News {
     Lost,
     /// A process's samples meet code that is not known.
     Unknown { pid: u32 },
+    /// A process's stack, which began at `sp`, ends at an address of code whose rules are not made yet.
+    Met { pid: u32, address: u64, sp: u64 },
     /// A process has ended, or executes another program.
     Gone { pid: u32 },
     /// Everything that is due is to be done now, and told.
     Finish(Sender<()>),
+    /// What it would leave behind now is to be told.
+    Tell(Sender<Mapped>),
 }
 
 /// What the thread leaves behind.
@@ -61,12 +95,21 @@ pub(in crate::recording) struct Mapper {
     news: Sender<News>,
     waiting: Option<(Worker, Receiver<News>)>,
     thread: Option<JoinHandle<Mapped>>,
+    /// Nobody needs what it would still do.
+    stop: Arc<AtomicBool>,
 }
 
 impl Mapper {
     /// Makes what the thread will work with.
-    pub fn new(maps: NativeMaps, kernel: Arc<Mutex<Kernel>>, spaces: Arc<Spaces>, symbols: Arc<NativeSymbols>) -> Self {
+    pub fn new(
+        maps: NativeMaps,
+        kernel: Arc<Mutex<Kernel>>,
+        spaces: Arc<Spaces>,
+        symbols: Arc<NativeSymbols>,
+        end: End,
+    ) -> Self {
         let (news, told) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
         let tables = maps.tables();
         let worker = Worker {
             kernel,
@@ -77,8 +120,10 @@ impl Mapper {
             interpreters: HashMap::new(),
             processes: HashMap::new(),
             left: Mapped::default(),
+            end,
+            stop: Arc::clone(&stop),
         };
-        Self { news, waiting: Some((worker, told)), thread: None }
+        Self { news, waiting: Some((worker, told)), thread: None, stop }
     }
 
     /// Starts the thread, once.
@@ -109,8 +154,16 @@ impl Mapper {
         let _ended = wait.recv();
     }
 
+    /// What it would leave behind if it ended now; `None` when it does not answer soon: it makes the table of a large file.
+    pub fn left(&self) -> Option<Mapped> {
+        let (tell, told) = channel();
+        self.news.send(News::Tell(tell)).ok()?;
+        told.recv_timeout(PATIENCE).ok()
+    }
+
     /// Ends it, when nobody else can tell it anything any more.
     pub fn stop(self) -> Mapped {
+        self.stop.store(true, Ordering::Release);
         drop(self.news);
         self.thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| {
             let note = "the thread that looks at mappings ended early: later native stacks are missing".to_owned();
@@ -120,7 +173,7 @@ impl Mapper {
 }
 
 /// A process that is looked after.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Process {
     image: u64,
     instance: u64,
@@ -128,13 +181,50 @@ struct Process {
     due: Option<Instant>,
     /// When it was looked at last.
     looked: Option<Instant>,
+    /// It is not looked at before, unless samples meet code without rules.
+    rests_until: Option<Instant>,
+    /// Nor for those before this: as long as the look before took.
+    meets_from: Option<Instant>,
     /// Digest of its executable mappings at that time.
     mapped: u64,
+    /// Where its stacks end for want of rules.
+    met: BTreeSet<u64>,
+    /// Where such stacks began.
+    stacks: BTreeSet<u64>,
+    /// Of its small files some have no rules yet.
+    more: bool,
+    /// Of the space that was written last.
+    version: u32,
 }
 
 impl Process {
-    const fn new(image: u64, instance: u64) -> Self {
-        Self { image, instance, due: None, looked: None, mapped: 0 }
+    fn new(image: u64, instance: u64) -> Self {
+        let (met, stacks) = (BTreeSet::new(), BTreeSet::new());
+        Self {
+            image,
+            instance,
+            due: None,
+            looked: None,
+            rests_until: None,
+            meets_from: None,
+            mapped: 0,
+            met,
+            stacks,
+            more: false,
+            version: 0,
+        }
+    }
+
+    /// The same where its samples meet code without rules: those are told of until it has been looked at.
+    fn meet(&mut self, at: Instant) {
+        let at = self.meets_from.map_or(at, |from| from.max(at));
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+
+    /// Asks for a look at it at a time, or earlier where one was asked for; not while it rests.
+    fn ask(&mut self, at: Instant) {
+        let at = self.rests_until.map_or(at, |until| until.max(at));
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 }
 
@@ -157,10 +247,13 @@ struct Worker {
     interpreters: HashMap<FileIdentity, Evaluated>,
     processes: HashMap<u32, Process>,
     left: Mapped,
+    end: End,
+    stop: Arc<AtomicBool>,
 }
 
 impl Worker {
     fn run(mut self, told: &Receiver<News>) -> Mapped {
+        let _concerned = self.end.concerns_this_thread(Patience::Usual);
         loop {
             let next = self.processes.values().filter_map(|process| process.due).min();
             let news = match next.map(|due| due.saturating_duration_since(Instant::now())) {
@@ -178,15 +271,21 @@ impl Worker {
             }
             self.look_at_due(Instant::now());
         }
-        let refused = self.tables.refusals().map(|(path, reason)| (path.to_owned(), reason.to_owned()));
-        self.left.refused.extend(refused);
+        self.left_now()
+    }
+
+    /// What there is to tell.
+    fn left_now(&self) -> Mapped {
+        let mut left = self.left.clone();
+        left.refused.extend(self.tables.refusals().map(|(path, reason)| (path.to_owned(), reason.to_owned())));
         let without_room = self.tables.without_room();
         if without_room > 0 {
-            let note = "native stacks are cut in files whose unwind tables have no room";
-            self.left.notes.insert(format!("{note} ({without_room}): give more --unwind-memory"));
+            let note = "native stacks are cut in code whose unwind tables have no room";
+            let enough = self.tables.bytes_wanted().div_ceil(1 << 20);
+            left.notes.insert(format!("{note} ({without_room} pieces): --unwind-memory {enough}MiB would do"));
         }
-        self.left.table_bytes = self.tables.bytes_used();
-        self.left
+        left.table_bytes = self.tables.bytes_used();
+        left
     }
 
     fn hear(&mut self, news: News) {
@@ -203,24 +302,38 @@ impl Worker {
             }
             News::Mapped { pid } => {
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.due = process.due.or(Some(now + BURST));
+                    process.ask(now + BURST);
                 }
             }
             News::Lost => {
                 for process in self.processes.values_mut() {
-                    process.due = process.due.or(Some(now + BURST));
+                    process.ask(now + BURST);
                 }
             }
             News::Unknown { pid } => {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     let at = process.looked.map_or(now, |looked| (looked + AGAIN).max(now));
-                    process.due = process.due.or(Some(at));
+                    process.ask(at);
+                }
+            }
+            News::Met { pid, address, sp } => {
+                if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.met.len() < MAX_MET)
+                    && process.met.insert(address)
+                {
+                    if process.stacks.len() < MAX_STACKS {
+                        process.stacks.insert(sp);
+                    }
+                    process.meet(now + MEETING);
                 }
             }
             News::Gone { pid } => {
                 if let Some(process) = self.processes.remove(&pid) {
                     self.spaces.forget(process.image, process.instance);
                 }
+            }
+            News::Tell(tell) => {
+                // Who asked may have given up waiting.
+                let _gone = tell.send(self.left_now());
             }
             News::Finish(done) => {
                 self.look_at_due(now + BURST);
@@ -236,28 +349,58 @@ impl Worker {
         let due = |process: &Process| process.due.is_some_and(|due| due <= until);
         let pids: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(&pid, _)| pid).collect();
         for pid in pids {
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
             let Some(process) = self.processes.get_mut(&pid) else { continue };
-            (process.due, process.looked) = (None, Some(Instant::now()));
-            let process = *process;
-            self.look(pid, process);
+            let begun = Instant::now();
+            (process.due, process.looked) = (None, Some(begun));
+            let met = (std::mem::take(&mut process.met), std::mem::take(&mut process.stacks));
+            let process = process.clone();
+            self.look(pid, process, met);
+            if let Some(process) = self.processes.get_mut(&pid) {
+                let (now, took) = (Instant::now(), begun.elapsed());
+                process.rests_until = Some(now + (took * REST).min(LONGEST_REST));
+                process.meets_from = Some(now + took.min(LONGEST_REST));
+            }
         }
     }
 
-    fn look(&mut self, pid: u32, known: Process) {
+    fn look(&mut self, pid: u32, mut known: Process, (mut met, stacks): (BTreeSet<u64>, BTreeSet<u64>)) {
         // One that is gone is told of soon.
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let Ok(mut maps) = process.maps() else { return };
         maps.retain(|mapping| mapping.executable);
         let mapped = digest(&maps);
-        if mapped == known.mapped {
+        let generated = trampolines_of(&process, &maps);
+        if mapped != known.mapped {
+            let code = maps.iter().map(|mapping| self.code(&process, mapping, &generated)).collect();
+            let before = self.spaces.get(known.image, known.instance);
+            // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
+            self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
+        }
+        let mut stale = mapped != known.mapped || known.more;
+        // What samples wait for comes first, and what nobody has asked for later.
+        let allowance = if met.is_empty() { AT_A_TIME } else { 0 };
+        if !met.is_empty() {
+            met.extend(hints(&process, &maps, &stacks));
+        }
+        for address in met {
+            if let Some(mapping) = maps.iter().find(|mapping| mapping.contains(address)) {
+                stale |= self.tables.meet(&process, mapping, address, known.version, &mut self.maps);
+            }
+        }
+        if !stale {
             return;
         }
-        let code = maps.iter().map(|mapping| self.code(&process, mapping)).collect();
-        let before = self.spaces.get(known.image, known.instance);
-        // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
-        self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
-        let space = match self.tables.map(&process, &maps, known.image, &mut self.maps) {
-            Ok(space) => space,
+        let first = self.interpreters.keys().copied().collect();
+        let wanted =
+            Wanted { image: known.image, first: Some(&first), generated: Some(&generated), allowance: Some(allowance) };
+        let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
+            Ok((space, more)) => {
+                (known.version, known.more) = (space.version, more);
+                space
+            }
             Err(no_room) => {
                 self.left.notes.insert(format!("native stacks of some processes are missing: {no_room}"));
                 return;
@@ -272,12 +415,15 @@ impl Worker {
             // It ended, or executed another program, before its space was written: nobody else would remove that.
             self.maps.remove_space(pid);
         } else if let Some(process) = self.processes.get_mut(&pid) {
-            process.mapped = mapped;
+            (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
+            if process.more {
+                process.ask(Instant::now() + MEETING);
+            }
         }
     }
 
     /// What stands behind an executable mapping.
-    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping) -> Code {
+    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Code {
         let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
         let file = match &found {
             Some(found) => self.symbols.pin_file(process, mapping, found),
@@ -302,12 +448,62 @@ impl Worker {
         });
         let object: Arc<str> = mapping.name().into();
         let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
-        Code { start: mapping.start, end: mapping.end, offset: mapping.offset, object, path, file, interpreter }
+        let trampolines = generated.contains_key(&mapping.start);
+        Code {
+            start: mapping.start,
+            end: mapping.end,
+            offset: mapping.offset,
+            object,
+            path,
+            file,
+            interpreter,
+            trampolines,
+        }
     }
 }
 
+/// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes
+/// through many files. Any word may be a return address, and one that is none costs some rules that nobody needed.
+fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet<u64>) -> Vec<u64> {
+    let mut found: HashMap<u64, u64> = HashMap::new();
+    for &sp in stacks {
+        for page in (sp..sp.saturating_add(STACK)).step_by(4096) {
+            let mut bytes = [0; 4096];
+            if process.read_memory(RemoteAddr(page), &mut bytes).is_err() {
+                break;
+            }
+            for word in bytes.chunks_exact(8) {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes")).wrapping_sub(1);
+                let at = maps.partition_point(|mapping| mapping.end <= word);
+                let of_file =
+                    maps.get(at).is_some_and(|mapping| mapping.contains(word) && mapping.file_path().is_some());
+                if of_file && found.len() < MAX_HINTS {
+                    found.entry(word >> HINT_SHIFT).or_insert(word);
+                }
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Rules of generated code that is known by its instructions, by where its mapping starts.
+fn trampolines_of(process: &RemoteProcess, maps: &[Mapping]) -> HashMap<u64, Arc<Table>> {
+    let mut found: HashMap<u64, Arc<Table>> = HashMap::new();
+    for mapping in maps.iter().filter(|mapping| mapping.path == MappedPath::Anonymous) {
+        let mut bytes = [0; PREFIX];
+        if process.read_memory(RemoteAddr(mapping.start), &mut bytes).is_err() {
+            continue;
+        }
+        if let Some(table) = trampolines(Slice::new(&bytes, LittleEndian)) {
+            let same = found.values().find(|known| ***known == table).cloned();
+            found.insert(mapping.start, same.unwrap_or_else(|| Arc::new(table)));
+        }
+    }
+    found
+}
+
 /// Finds the evaluator in an interpreter's file.
-fn interpreter(file: &std::fs::File) -> Result<InterpreterCode, String> {
+fn interpreter(file: &TargetFile) -> Result<InterpreterCode, String> {
     let evaluator = Evaluator::of_file(file).map_err(|error| error.to_string())?;
     let loads = Elf::parse(file).map_err(|error| error.to_string())?.loads().to_vec();
     Ok(InterpreterCode { evaluator, loads })

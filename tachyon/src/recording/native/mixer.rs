@@ -2,8 +2,8 @@
 
 use super::spaces::{Code, Spaces};
 use crate::events::Frames;
-use crate::merge::NativeKind;
-use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile};
+use crate::merge::{Keep, NativeKind};
+use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
 use crate::symbolize::native::{Detail, NativeName, NativeSymbols};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,14 +17,17 @@ const MAX_KNOWN: usize = 1 << 20;
 const UNKNOWN: &str = "<unknown>";
 /// Beginning of the name of greenlet's library, `_greenlet.cpython-….so`.
 const GREENLET: &str = "_greenlet.";
+/// The function of that library that starts a greenlet (`TGreenlet.cpp`, `TUserGreenlet.cpp`, before 2.0 `greenlet.c`). Its caller,
+/// `g_switch`, is a greenlet's first: what lies below on the stack belongs to whoever ran there, and is exchanged beneath it.
+const GREENLET_START: &str = "g_initialstub";
 const ANONYMOUS: &str = "[anonymous]";
 
 /// Turns addresses into frames.
 pub(in crate::recording) struct Mixer {
     spaces: Arc<Spaces>,
     symbols: Arc<NativeSymbols>,
-    /// Whether the interpreter's own frames are wanted.
-    pub keep_interpreter: bool,
+    /// Which native frames are wanted that say nothing about the Python code.
+    pub keep: Keep,
     /// By number of the file and offset in it.
     known: HashMap<(u64, u64), Known>,
     /// Frames of all of those.
@@ -35,6 +38,8 @@ pub(in crate::recording) struct Mixer {
     pub foreign: bool,
     /// Whether its innermost activation has called such code.
     pub switching: bool,
+    /// Whether its stack has been followed to the first function of a greenlet, where it ends.
+    pub rooted: bool,
     /// Of the present sample: what each native frame is, and where its frames end.
     pub kinds: Vec<NativeKind>,
     pub ends: Vec<u32>,
@@ -47,20 +52,23 @@ struct Known {
     kind: NativeKind,
     /// Indices into [`Mixer::frames`].
     frames: Range<usize>,
+    /// It is [`GREENLET_START`].
+    starts_greenlet: bool,
 }
 
 impl Mixer {
     /// Knows nothing yet.
-    pub fn new(spaces: Arc<Spaces>, symbols: Arc<NativeSymbols>, keep_interpreter: bool) -> Self {
+    pub fn new(spaces: Arc<Spaces>, symbols: Arc<NativeSymbols>, keep: Keep) -> Self {
         Self {
             spaces,
             symbols,
-            keep_interpreter,
+            keep,
             known: HashMap::new(),
             frames: Vec::new(),
             nameless: HashMap::new(),
             foreign: false,
             switching: false,
+            rooted: false,
             kinds: Vec::new(),
             ends: Vec::new(),
             ids: Vec::new(),
@@ -72,7 +80,7 @@ impl Mixer {
         self.kinds.clear();
         self.ends.clear();
         self.ids.clear();
-        (self.foreign, self.switching) = (false, false);
+        (self.foreign, self.switching, self.rooted) = (false, false, false);
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
@@ -83,13 +91,32 @@ impl Mixer {
             self.frames.clear();
         }
         for address in addresses {
+            let root = self.rooted;
             let kind = match space.at(address) {
                 Some(code) => self.in_code(profile, process, code, address),
                 None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
             };
             self.kinds.push(kind);
             self.ends.push(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
+            if root {
+                // All of it is this greenlet's. Its first evaluator, while it is entered, runs nothing yet: what Python frames
+                // there are then are those of whoever started it.
+                let mut evaluators = self.kinds.iter().filter_map(|kind| match kind {
+                    NativeKind::Evaluator { entering } => Some(*entering),
+                    _ => None,
+                });
+                self.switching |= evaluators.next() == Some(true) && evaluators.next().is_none();
+                self.foreign = false;
+                break;
+            }
         }
+    }
+
+    /// A profile begins that has no frames yet: files keep what is known of their symbols.
+    pub fn begin_profile(&mut self) {
+        self.known.clear();
+        self.frames.clear();
+        self.nameless.clear();
     }
 
     /// Forgets an image whose last process has ended.
@@ -104,12 +131,15 @@ impl Mixer {
         }
         let Some(file) = &code.file else {
             let object = if code.object.is_empty() { ANONYMOUS } else { &code.object };
-            let kind = code.interpreter.as_ref().map_or(NativeKind::Other, |_| NativeKind::Plumbing);
+            let plumbing = code.interpreter.is_some() || code.trampolines;
+            let kind = if plumbing { NativeKind::Plumbing } else { NativeKind::Other };
             return self.nameless(profile, object, kind);
         };
         let key = (file.number(), address - code.start + code.offset);
         if let Some(known) = self.known.get(&key) {
             self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
+            // A greenlet that has not called Python yet: whose Python stack it is nobody can tell.
+            self.rooted |= known.starts_greenlet && !self.switching;
             return known.kind;
         }
         let name = self.symbols.name(file, key.1, Detail::Lines);
@@ -129,12 +159,17 @@ impl Mixer {
             let (line, inlined) = (name.lines.get(at), at + 1 < functions);
             let function =
                 if inlined { line.and_then(|line| line.function.as_deref()) } else { name.function.as_deref() };
-            let shown = format!("{}!{}", code.object, function.unwrap_or(UNKNOWN));
+            let by_address = || name.function_vaddr.filter(|_| !inlined).map(name_of_address);
+            let function = function.map(str::to_owned).or_else(by_address);
+            let shown = format!("{}!{}", code.object, function.as_deref().unwrap_or(UNKNOWN));
             let place = NativePlace { mapping, address, vaddr: name.vaddr, inlined };
             let (file, line) = (line.and_then(|line| line.file.as_deref()), line.and_then(|line| line.line));
             self.frames.push(profile.native_frame(&shown, file, line, place));
         }
-        let known = Known { kind: kind(code, key.1, &name), frames: start..self.frames.len() };
+        let starts_greenlet = code.object.starts_with(GREENLET)
+            && name.function.as_deref().is_some_and(|function| function.contains(GREENLET_START));
+        self.rooted |= starts_greenlet && !self.switching;
+        let known = Known { kind: kind(code, key.1, &name), frames: start..self.frames.len(), starts_greenlet };
         self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
         let kind = known.kind;
         self.known.insert(key, known);

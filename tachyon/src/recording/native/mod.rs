@@ -15,11 +15,13 @@ pub(super) use mapper::{Mapped, Mapper, News};
 pub(super) use mixer::Mixer;
 pub(super) use spaces::Spaces;
 
+pub use crate::merge::Keep;
+
 /// What is wanted of native stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativePlan {
-    /// The interpreter's own frames between Python frames are kept.
-    pub interpreter_frames: bool,
+    /// Native frames that are kept although they say nothing about the Python code.
+    pub keep: Keep,
     /// Bytes for unwind tables.
     pub unwind_memory: u32,
     /// Bytes for symbol tables and DWARF.
@@ -30,7 +32,7 @@ impl NativePlan {
     /// What is wanted when nothing is said but the memory for unwind tables.
     #[must_use]
     pub fn new(unwind_memory: u32) -> Self {
-        Self { interpreter_frames: false, unwind_memory, symbol_memory: crate::symbolize::native::MAX_BYTES }
+        Self { keep: Keep::default(), unwind_memory, symbol_memory: crate::symbolize::native::MAX_BYTES }
     }
 
     /// The same with at most `share` bytes for each of the two, where there is a limit.

@@ -41,6 +41,8 @@ pub struct Code {
     pub file: Option<Pinned>,
     /// The interpreter's, in its file.
     pub interpreter: Option<Arc<InterpreterCode>>,
+    /// Copies of the function through which `-X perf` calls the evaluator.
+    pub trampolines: bool,
 }
 
 /// Code of one process, by address.
@@ -122,7 +124,16 @@ mod tests {
     use super::*;
 
     fn code(start: u64, end: u64, object: &str) -> Code {
-        Code { start, end, offset: 0, object: object.into(), path: object.into(), file: None, interpreter: None }
+        Code {
+            start,
+            end,
+            offset: 0,
+            object: object.into(),
+            path: object.into(),
+            file: None,
+            interpreter: None,
+            trampolines: false,
+        }
     }
 
     fn name(space: &AddressSpace, address: u64) -> Option<&str> {

@@ -8,7 +8,7 @@ mod space;
 mod symbols;
 
 use super::Sink;
-use super::label::{Kind, Label, base_name, roots};
+use super::label::{Kind, Label, RootOptions, Roots, base_name};
 use super::stacks::Counts;
 use super::text::escape_controls;
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
@@ -32,7 +32,7 @@ pub struct GperftoolsSink<W> {
     symbols: Box<dyn Write + Send>,
     symbols_path: PathBuf,
     counts: Counts,
-    by_thread: bool,
+    roots: RootOptions,
 }
 
 /// Where the companion of a profile lies: `app.prof.so` beside `app.prof`. Perl's `pprof` knows libraries by their
@@ -46,20 +46,25 @@ pub fn companion_path(profile: &Path) -> PathBuf {
 
 impl<W: Write> GperftoolsSink<W> {
     /// Nothing is written before the end. `symbols` takes the companion, which will lie at `symbols_path`;
-    /// `by_thread` puts threads at the root.
-    pub fn new(out: W, symbols: Box<dyn Write + Send>, symbols_path: PathBuf, by_thread: bool) -> Self {
-        Self { out, symbols, symbols_path, counts: Counts::default(), by_thread }
+    /// `roots`: what stands below the stacks.
+    pub fn new(out: W, symbols: Box<dyn Write + Send>, symbols_path: PathBuf, roots: RootOptions) -> Self {
+        Self { out, symbols, symbols_path, counts: Counts::default(), roots }
     }
 }
 
 impl<W: Write> Sink for GperftoolsSink<W> {
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.counts.add(sample, false);
+        self.counts.add(sample, false, 1);
+        Ok(())
+    }
+
+    fn repeated(&mut self, _profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.counts.add(sample, false, times_us.len());
         Ok(())
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
-        let code = Code::new(profile, &self.counts, self.by_thread);
+        let code = Code::new(profile, &self.counts, self.roots);
         self.symbols.write_all(&elf_file(&code.map)?)?;
         self.symbols.flush()?;
         let mut out = io::BufWriter::new(&mut self.out);
@@ -135,7 +140,7 @@ struct Code {
 }
 
 impl Code {
-    fn new(profile: &Profile, counts: &Counts, by_thread: bool) -> Self {
+    fn new(profile: &Profile, counts: &Counts, roots: RootOptions) -> Self {
         let mut used = vec![false; profile.frames.len()];
         for frame in counts.stacks.iter().flatten() {
             used[frame.0 as usize] = true;
@@ -148,9 +153,10 @@ impl Code {
         }
         let named = |name: &str| place(&Label { kind: Kind::Special, function: name, filename: "", line: None });
         let threads = counts.sorted().into_iter().map(|(key, _)| key.thread);
+        let names = Roots::new(profile, roots);
         let roots: HashMap<u32, Vec<Place>> = threads
             .map(|thread| {
-                let names = roots(profile, ThreadId(thread), by_thread);
+                let names = names.of(ThreadId(thread));
                 (thread, names.iter().rev().map(|name| named(name)).collect())
             })
             .collect();

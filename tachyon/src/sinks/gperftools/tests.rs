@@ -34,7 +34,12 @@ fn profile() -> (Profile, [FrameId; 3]) {
 
 fn write(profile: &Profile, by_thread: bool, samples: &[&[FrameId]]) -> (Vec<u64>, String, Vec<u8>) {
     let elf = Shared::default();
-    let mut sink = GperftoolsSink::new(Vec::new(), Box::new(elf.clone()), "/tmp/app.prof.so".into(), by_thread);
+    let mut sink = GperftoolsSink::new(
+        Vec::new(),
+        Box::new(elf.clone()),
+        "/tmp/app.prof.so".into(),
+        RootOptions { by_thread, ..RootOptions::default() },
+    );
     for frames in samples {
         sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None })
             .unwrap();

@@ -3,7 +3,7 @@
 pub mod proto;
 
 use super::Sink;
-use super::label::{Kind, Label, roots};
+use super::label::{Kind, Label, RootOptions, Roots};
 use super::stacks::{Counts, Key};
 use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sample, ThreadId};
 use crate::report::Report;
@@ -20,24 +20,30 @@ const NO_FRAMES: &str = "<no frames>";
 pub struct PprofSink<W> {
     out: W,
     counts: Counts,
-    by_thread: bool,
+    roots: RootOptions,
 }
 
 impl<W: Write> PprofSink<W> {
-    /// Nothing is written to `out` before the end. Threads are labels; `by_thread` also puts them at the root.
-    pub fn new(out: W, by_thread: bool) -> Self {
-        Self { out, counts: Counts::default(), by_thread }
+    /// Nothing is written to `out` before the end. Threads are labels; `roots` also puts them at the root, or programs for
+    /// processes.
+    pub fn new(out: W, roots: RootOptions) -> Self {
+        Self { out, counts: Counts::default(), roots }
     }
 }
 
 impl<W: Write> Sink for PprofSink<W> {
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.counts.add(sample, true);
+        self.counts.add(sample, true, 1);
+        Ok(())
+    }
+
+    fn repeated(&mut self, _profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.counts.add(sample, true, times_us.len());
         Ok(())
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        let message = Builder::new(profile, self.by_thread).build(&self.counts, report);
+        let message = Builder::new(profile, self.roots).build(&self.counts, report);
         let mut gzip = flate2::write::GzEncoder::new(&mut self.out, flate2::Compression::default());
         gzip.write_all(&prost::Message::encode_to_vec(&message))?;
         gzip.finish()?.flush()
@@ -65,7 +71,7 @@ enum MappingKey {
 /// Puts the message together.
 struct Builder<'a> {
     profile: &'a Profile,
-    by_thread: bool,
+    roots: Roots<'a>,
     message: proto::Profile,
     strings: HashMap<String, i64, RandomState>,
     functions: HashMap<(Kind, String, String, i64), u64, RandomState>,
@@ -76,10 +82,10 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(profile: &'a Profile, by_thread: bool) -> Self {
+    fn new(profile: &'a Profile, roots: RootOptions) -> Self {
         let mut builder = Self {
             profile,
-            by_thread,
+            roots: Roots::new(profile, roots),
             message: proto::Profile::default(),
             strings: HashMap::default(),
             functions: HashMap::default(),
@@ -262,7 +268,7 @@ impl<'a> Builder<'a> {
     }
 
     fn roots(&mut self, id: ThreadId) -> Vec<u64> {
-        let names = roots(self.profile, id, self.by_thread);
+        let names = self.roots.of(id);
         names.iter().rev().map(|name| self.special(name)).collect()
     }
 
@@ -304,7 +310,7 @@ mod tests {
     use std::io::Read;
 
     fn message(profile: &Profile, by_thread: bool, samples: &[(u8, &[FrameId])]) -> proto::Profile {
-        let mut sink = PprofSink::new(Vec::new(), by_thread);
+        let mut sink = PprofSink::new(Vec::new(), RootOptions { by_thread, ..RootOptions::default() });
         for &(status, frames) in samples {
             sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status, frames, merge: Merge::None })
                 .unwrap();

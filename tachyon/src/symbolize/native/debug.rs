@@ -2,14 +2,12 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::remote::RemoteProcess;
-use crate::remote::elf::Elf;
+use crate::remote::elf::{Elf, ReadAt as _};
+use crate::remote::{RemoteProcess, TargetFile};
 
 /// Where distributions put debug files (GDB manual, "Separate Debug Files").
 const DEBUG_ROOT: &str = "/usr/lib/debug";
@@ -25,9 +23,10 @@ const MAX_UNPACKING_KIB: u32 = 70 << 10;
 
 /// The debug file of a file that the process has mapped from `path`, searched in the process's own mount namespace.
 /// By its build id, else by the name and the checksum that the file holds.
-pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&File>) -> Option<File> {
+pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&TargetFile>) -> Option<TargetFile> {
     let build_id = elf.build_id();
-    let own = |file: &File| build_id.is_some() && Elf::parse(file).ok().and_then(|elf| elf.build_id()) == build_id;
+    let own =
+        |file: &TargetFile| build_id.is_some() && Elf::parse(file).ok().and_then(|elf| elf.build_id()) == build_id;
     if let Some(id) = &build_id
         && let Some(found) = open(process, &build_id_path(id), own)
     {
@@ -39,7 +38,7 @@ pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&File>)
     let below = Path::new(DEBUG_ROOT).join(folder.strip_prefix("/").ok()?);
     // A build id tells more than a checksum, and reading all of a file is dear.
     let fits =
-        |file: &File| if build_id.is_some() { own(file) } else { checksum(file).is_ok_and(|found| found == sum) };
+        |file: &TargetFile| if build_id.is_some() { own(file) } else { checksum(file).is_ok_and(|found| found == sum) };
     [folder.join(name), folder.join(".debug").join(name), below.join(name)]
         .iter()
         .filter(|candidate| *candidate != path)
@@ -61,14 +60,14 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn open(process: &RemoteProcess, path: &Path, fits: impl Fn(&File) -> bool) -> Option<File> {
+fn open(process: &RemoteProcess, path: &Path, fits: impl Fn(&TargetFile) -> bool) -> Option<TargetFile> {
     let file = process.file_at(path).ok()?.open().ok()?;
     fits(&file).then_some(file)
 }
 
 /// CRC-32 of a whole file.
-fn checksum(file: &File) -> io::Result<u32> {
-    if file.metadata()?.len() > MAX_SUMMED {
+fn checksum(file: &TargetFile) -> io::Result<u32> {
+    if file.len_bytes()? > MAX_SUMMED {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let mut sum = flate2::Crc::new();
@@ -87,7 +86,7 @@ fn checksum(file: &File) -> io::Result<u32> {
 
 /// The small ELF file with a symbol table that a stripped file may hold (`.gnu_debugdata`, packed with xz; GDB manual,
 /// "Debugging information in a special section").
-pub(super) fn mini_debug_info(elf: &Elf<&File>) -> Option<Vec<u8>> {
+pub(super) fn mini_debug_info(elf: &Elf<&TargetFile>) -> Option<Vec<u8>> {
     let packed = elf.section_bytes(elf.section(".gnu_debugdata")?, MAX_MINI).ok()?;
     unpack(&packed)
 }
@@ -120,6 +119,6 @@ mod tests {
     fn the_checksum_is_that_of_the_debuglink() {
         let mut file = tempfile::tempfile().expect("a file");
         io::Write::write_all(&mut file, b"123456789").expect("written");
-        assert_eq!(checksum(&file).expect("read"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
+        assert_eq!(checksum(&file.into()).expect("read"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
     }
 }

@@ -1,6 +1,5 @@
 //! Source lines and inlined functions from DWARF, through `addr2line`.
 
-use std::fs::File;
 use std::io::Read as _;
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use object::pod::from_bytes;
 use super::demangle::demangle;
 use super::effort::Effort;
 use super::units::{Bytes, Found, Info, Units};
+use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ReadAt};
 
 /// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; of larger files the symbol table
@@ -60,7 +60,7 @@ impl std::fmt::Debug for Lines {
 
 impl Lines {
     /// Reads a file's DWARF; `None` when it has none, too much, or it makes no sense.
-    pub(super) fn of_file(file: &Arc<File>) -> Option<Self> {
+    pub(super) fn of_file(file: &Arc<TargetFile>) -> Option<Self> {
         let elf = Elf::parse(&**file).ok()?;
         let info = elf.section(".debug_info").filter(|section| section.kind != elf::SHT_NOBITS)?;
         let mut left = MAX_DWARF;
@@ -91,7 +91,7 @@ impl Lines {
     }
 
     /// All units at once.
-    pub(super) fn whole(elf: &Elf<&File>) -> Option<Self> {
+    pub(super) fn whole(elf: &Elf<&TargetFile>) -> Option<Self> {
         let mut left = MAX_DWARF;
         let mut load = |id: SectionId| -> Result<Bytes, TooMuch> {
             let is_used = matches!(id, SectionId::DebugInfo | SectionId::DebugAranges) || USED.contains(&id);
@@ -188,6 +188,6 @@ fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, 
 }
 
 /// A file's lines, from its debug file when it has one.
-pub(super) fn of_either(debug: Option<&Arc<File>>, file: &Arc<File>) -> Option<Lines> {
+pub(super) fn of_either(debug: Option<&Arc<TargetFile>>, file: &Arc<TargetFile>) -> Option<Lines> {
     debug.and_then(Lines::of_file).or_else(|| Lines::of_file(file))
 }

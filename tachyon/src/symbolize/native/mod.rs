@@ -12,6 +12,7 @@ mod debug;
 mod demangle;
 mod dwarf;
 mod effort;
+mod nameless;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -19,16 +20,16 @@ mod units;
 mod vdso;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
+pub use nameless::FunctionNames;
 
 use self::dwarf::Lines;
 use self::table::SymbolTable;
 use crate::remote::elf::{Elf, Load};
-use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile};
 
 /// Most files held open, with as many debug files at most, where the limit of open files allows them.
 const MAX_FILES: usize = 2_000;
@@ -45,7 +46,7 @@ pub struct NativeName {
     pub vaddr: u64,
     /// The function that holds the address, demangled.
     pub function: Option<String>,
-    /// Its first address, before relocation.
+    /// Its first address, before relocation, also where it has no name.
     pub function_vaddr: Option<u64>,
     /// Source lines and inlined functions, innermost first; the last one is `function`. Empty without DWARF.
     pub lines: Vec<SourceFrame>,
@@ -104,8 +105,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 struct NativeFile {
     object: String,
     build_id: String,
-    file: Option<Arc<File>>,
-    debug: Option<Arc<File>>,
+    file: Option<Arc<TargetFile>>,
+    debug: Option<Arc<TargetFile>>,
     loads: Vec<Load>,
     tables: Option<Vec<SymbolTable>>,
     lines: Option<Option<Lines>>,
@@ -227,7 +228,7 @@ pub enum Detail {
 /// What lies at an offset of an ELF file that no process has mapped, as [`NativeSymbols::name`] tells it; its tables are read
 /// for this one answer. `None`: it is no ELF file, or cannot be read.
 #[must_use]
-pub fn name_in_file(file: File, offset: u64, detail: Detail) -> Option<NativeName> {
+pub fn name_in_file(file: TargetFile, offset: u64, detail: Detail) -> Option<NativeName> {
     let loads = Elf::parse(&file).ok()?.loads().to_vec();
     let (object, build_id) = (String::new(), String::new());
     let file = Some(Arc::new(file));
@@ -269,6 +270,9 @@ impl NativeFile {
                 _ => {}
             }
         }
+        if name.function.is_none() {
+            name.function_vaddr = self.file.as_ref().and_then(|file| nameless::start_of_function(file, vaddr));
+        }
         name
     }
 
@@ -294,8 +298,8 @@ impl NativeFile {
 }
 
 /// All functions where a table has them; else what is exported and what the packed table adds.
-fn tables_of(file: &Arc<File>, debug: Option<&Arc<File>>, loads: &[Load]) -> Vec<SymbolTable> {
-    let of = |file: &Arc<File>, kind| SymbolTable::of_file(file, kind, loads).ok().flatten();
+fn tables_of(file: &Arc<TargetFile>, debug: Option<&Arc<TargetFile>>, loads: &[Load]) -> Vec<SymbolTable> {
+    let of = |file: &Arc<TargetFile>, kind| SymbolTable::of_file(file, kind, loads).ok().flatten();
     if let Some(all) = of(file, table::ALL).or_else(|| of(debug?, table::ALL)) {
         return vec![all];
     }

@@ -1,11 +1,11 @@
 //! The functions of one symbol table, sorted by address. Names stay in the file until they are asked for: most never
 //! are, and a large library has tens of megabytes of them.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use object::elf;
 
+use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ElfError, Function, Load, ReadAt};
 
 /// Longest name that is read.
@@ -28,7 +28,7 @@ const LOOK_BACK: usize = 8;
 #[derive(Debug)]
 enum Names {
     /// In a file that is held open.
-    File { file: Arc<File>, offset: u64, len: u64 },
+    File { file: Arc<TargetFile>, offset: u64, len: u64 },
     /// Here: they were unpacked.
     Memory(Box<[u8]>),
 }
@@ -59,7 +59,7 @@ pub(super) struct Found {
 
 impl SymbolTable {
     /// The table of a file that is held open; `None` when it has none of this kind.
-    pub(super) fn of_file(file: &Arc<File>, kind: u32, loads: &[Load]) -> Result<Option<Self>, ElfError> {
+    pub(super) fn of_file(file: &Arc<TargetFile>, kind: u32, loads: &[Load]) -> Result<Option<Self>, ElfError> {
         let elf = Elf::parse(&**file)?;
         Self::read(&elf, kind, loads, |names| {
             Ok(Names::File { file: Arc::clone(file), offset: names.offset, len: names.size })

@@ -249,7 +249,7 @@ fn a_unit_by_itself_tells_all() {
         std::fs::write(&first, SOURCE.replace("hidden(2);", "int second(int); hidden(second(2));")).expect("written");
         std::fs::write(&other, second).expect("written");
         tool("cc", &[&["-g", "-O1", "-o"], flags].concat(), &[&path, &first, &other]);
-        let file = Arc::new(File::open(&path).expect("there"));
+        let file = Arc::new(std::fs::File::open(&path).expect("there").into());
         let elf = Elf::parse(&*file).expect("good");
         let mut lines = Lines::of_file(&file).expect("it has DWARF");
         let mut whole = Lines::whole(&elf).expect("it has DWARF");
@@ -299,7 +299,7 @@ fn changed_files_are_refused_or_read() {
         bytes.truncate(if roll(8) == 0 { roll(bytes.len()) } else { bytes.len() });
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(&bytes).expect("written");
-        let file = Arc::new(file);
+        let file = Arc::new(file.into());
         let found = tables_of(&file, None, &loads);
         tables += usize::from(!found.is_empty());
         let mut dwarf = Lines::of_file(&file);

@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use addr2line::gimli::{
 };
 
 use super::effort::Effort;
+use crate::remote::TargetFile;
 use crate::remote::elf::ReadAt as _;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
@@ -38,7 +38,7 @@ const PARSED: usize = 3;
 #[derive(Debug)]
 pub(super) enum Info {
     /// In the file, from this offset on.
-    File(Arc<File>, u64),
+    File(Arc<TargetFile>, u64),
     /// In memory: it was packed.
     Unpacked(Arc<[u8]>),
 }

@@ -107,8 +107,23 @@ fn what_does_not_fit_stops_a_walk_and_is_told() {
     let space = tables.map(&own(), &maps(), 7, &mut memory).expect("own mappings");
     let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
     assert!(ranges.iter().any(|range| range.rows == 0 && range.first_row == no_table::STOP));
-    assert!(tables.refusals().any(|(_, reason)| reason.starts_with("no room")), "{tables:?}");
-    assert!(tables.without_room() > 0, "{tables:?}");
+    assert_eq!(tables.without_room(), 0, "no sample has asked for any");
+    let here = what_does_not_fit_stops_a_walk_and_is_told as *const () as u64;
+    let maps_now = maps();
+    let mapping = maps_now.iter().find(|mapping| mapping.contains(here)).expect("this test's code");
+    assert!(!tables.meet(&own(), mapping, here, space.version, &mut memory), "there is no room for it");
+    assert_eq!(tables.without_room(), 1, "{tables:?}");
+    let mut enough = UnwindTables::new((tables.bytes_wanted() / 8) as u32, 1 << 12);
+    let nothing = Wanted { image: 7, allowance: Some(0), ..Wanted::default() };
+    let (space, more) = enough.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
+    assert!(more, "the allowance was too small");
+    assert!(enough.meet(&own(), mapping, here, space.version, &mut memory), "what was told to do does");
+    assert!(enough.meet(&own(), mapping, here, space.version, &mut memory), "the process does not have it yet");
+    let (space, _) = enough.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
+    let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
+    let range = ranges.iter().find(|range| (range.start..range.end).contains(&here)).expect("covered");
+    assert!(range.rows > 0 && range.end - range.start <= 1 << 20, "{range:?}: one window of a large file");
+    assert!(!enough.meet(&own(), mapping, here, space.version, &mut memory), "now it has");
     let mut none = UnwindTables::new(64, 1);
     assert!(matches!(none.map(&own(), &maps(), 7, &mut memory), Err(NoRoom(_))));
 }
@@ -122,16 +137,18 @@ fn only_what_no_process_has_is_evicted_the_oldest_first() {
     let source = |inode| Source::File(FileIdentity { dev: 1, inode, mtime_ns: 0, size: 0 });
     for inode in 1..=3 {
         tables.calls += 1;
-        let placed = tables.place(&table(inode), Vec::new(), &HashSet::new(), &mut memory).expect("fits");
+        let placed = tables.place(&table(inode), u64::MAX, &HashSet::new(), &mut memory).expect("fits");
+        let (tables_of, code) = (BTreeMap::from([(0, placed)]), Vec::new());
+        let placed = Placed { tables: tables_of, windows: None, rules: 0, code, used: tables.calls };
         tables.known.insert(source(inode), Known::Placed(placed));
     }
     // The oldest is in use: by a process, then by the one in hand.
     tables.blocks.push(Block { first: 0, count: 1, sources: HashSet::from([source(1)]), unused: None });
-    assert!(tables.place(&table(4), Vec::new(), &HashSet::from([source(2)]), &mut memory).is_some());
+    assert!(tables.place(&table(4), u64::MAX, &HashSet::from([source(2)]), &mut memory).is_some());
     let left: Vec<u64> = [1, 2, 3].into_iter().filter(|inode| tables.known.contains_key(&source(*inode))).collect();
     assert_eq!(left, [1, 2]);
     let all = HashSet::from([source(2)]);
-    assert!(tables.place(&table(5), Vec::new(), &all, &mut memory).is_none(), "everything is in use");
+    assert!(tables.place(&table(5), u64::MAX, &all, &mut memory).is_none(), "everything is in use");
 }
 
 #[test]
@@ -177,4 +194,32 @@ fn what_is_taken_lies_in_one_chunk() {
     room.give_back(10, 7);
     room.give_back(17, 3);
     assert_eq!((room.take(11), room.take(10), room.used), (None, Some(10), 25));
+}
+
+/// Arenas of trampolines that lie side by side are one mapping, and share one table.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn each_arena_of_trampolines_has_the_same_rules() {
+    let copy = [0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3, 0, 0, 0, 0, 0];
+    let bytes = copy.repeat(crate::unwind::PREFIX / 16);
+    let table = crate::unwind::trampolines(gimli::EndianSlice::new(&bytes, gimli::LittleEndian)).expect("they are");
+    let path = MappedPath::Anonymous;
+    let mapping = Mapping { start: 0x7000_0000, end: 0x7000_0000 + 2 * ARENA, path, ..maps()[0].clone() };
+    let mapping = Mapping { executable: true, offset: 0, ..mapping };
+    let generated = HashMap::from([(mapping.start, Arc::new(table))]);
+    let mut memory = Memory::default();
+    let mut tables = UnwindTables::new(1 << 18, 1 << 12);
+    let wanted = Wanted { image: 7, generated: Some(&generated), ..Wanted::default() };
+    let (space, more) = tables.map_some(&own(), &[mapping], &wanted, &mut memory).expect("room");
+    assert_eq!((space.count, more), (2, false));
+    let rule = |at: u64| {
+        use tachyon_common::unwind::Slices;
+        let tables = Slices { ranges: &memory.ranges, rows: &memory.rows, machine: 0 };
+        let range = memory.ranges.iter().find(|range| (range.start..range.end).contains(&at)).expect("covered");
+        let rows = &tables.rows[range.first_row as usize..][..usize::from(range.rows)];
+        let pc = (at - range.bias) as u32;
+        rows[rows.partition_point(|row| row.pc() <= pc) - 1].rule()
+    };
+    let inside = Rule::new(tachyon_common::unwind::kind::SP, 16, 0).expect("compact");
+    assert!([5, 16 + 5, 0x8005, ARENA + 5, ARENA + 0x1005].iter().all(|at| rule(0x7000_0000 + at) == inside));
 }

@@ -43,7 +43,7 @@ fn described(entries: &str) -> Vec<SourceFrame> {
     let (source, path) = (folder.path().join("spot.s"), folder.path().join("spot.so"));
     std::fs::write(&source, format!("{FUNCTION}{entries}\n.byte 0, 0\ninfo_end:\n")).expect("written");
     tool("cc", &["-shared", "-nostdlib", "-o"], &[&path, &source]);
-    let file = Arc::new(File::open(&path).expect("there"));
+    let file = Arc::new(std::fs::File::open(&path).expect("there").into());
     let elf = Elf::parse(&*file).expect("good");
     let spot = elf.dynamic_symbol("spot").expect("a good table").expect("it is exported");
     let mut lines = Lines::of_file(&file).expect("it has DWARF");

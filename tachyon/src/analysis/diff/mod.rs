@@ -1,0 +1,336 @@
+//! What changed between two profiles, and what of it is more than noise.
+//!
+//! Each row's share (or CPU time per unit of work) before and after is a ratio over replicates (`replicates`); whether
+//! it changed is Student's test with the bootstrap's error, and of many rows those are significant whose q, by Benjamini
+//! and Hochberg, is at most [`LEVEL`].
+//!
+//! Cost that only has another name is no change. A function that one side lacks is charged to its nearest caller that
+//! both have, on both sides: what was renamed, split, put into its caller or moved to another file adds up to the same
+//! there. So a row is significant only when this ancestor changed, too.
+
+mod align;
+mod replicates;
+mod side;
+mod test;
+
+pub use test::{LEVEL, POWER};
+
+use super::aggregate::Aggregate;
+use super::module::Distributions;
+use super::rows::{By, RowKind, RowName, RowTable};
+use replicates::{Estimate, Replicates};
+use side::{Outside, Places, Side, Values, presence};
+use test::{Tested, false_discoveries, visible, welch};
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// What has a row: a function, a line or a module.
+    pub by: By,
+    /// Units of work that were done before and after: what is compared is then CPU seconds for each.
+    pub per_unit: Option<(f64, f64)>,
+    /// Rounds of the bootstrap.
+    pub rounds: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { by: By::Function, per_unit: None, rounds: 1000 }
+    }
+}
+
+/// One side, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Whole {
+    /// Samples.
+    pub samples: u64,
+    /// Length of its recordings, seconds.
+    pub seconds: f64,
+    /// What the samples stand for, seconds.
+    pub sampled_seconds: f64,
+    /// Replicates.
+    pub replicates: usize,
+}
+
+/// A quantity before and after.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Before.
+    pub before: f64,
+    /// After.
+    pub after: f64,
+    /// After less before.
+    pub change: f64,
+    /// The interval that has the true change in it in 99 of 100 cases; `None` without enough replicates.
+    pub interval: Option<(f64, f64)>,
+    /// Share of false alarms when all rows with a q as low are believed; `None`: not tested.
+    pub q: Option<f64>,
+    /// More than noise, and no mere move.
+    pub significant: bool,
+}
+
+/// A row that one of the sides has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// What it is told by.
+    pub name: RowName,
+    /// Samples before and after.
+    pub samples: (u64, u64),
+    /// What was asked for: its share, or with [`Options::per_unit`] its CPU seconds for each unit.
+    pub measured: Measured,
+    /// CPU seconds in each second of recording; with [`Options::per_unit`] its share.
+    pub other: Measured,
+    /// It changed, but what it is set against did not: it was moved, renamed, split, or put into its caller.
+    pub only_moved: bool,
+    /// The row that most of what it lost went to, when it only moved.
+    pub moved_to: Option<RowName>,
+}
+
+/// A comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Before.
+    pub before: Whole,
+    /// After.
+    pub after: Whole,
+    /// The smallest change, as a part of the whole, that would have been found in four of five cases in a function with
+    /// 1 % of it; `None` without enough replicates.
+    pub smallest_visible_share: Option<f64>,
+    /// Significant ones first, then the largest.
+    pub changes: Vec<Change>,
+}
+
+/// Rows with fewer samples on both sides together are not tested: nothing could be told of them.
+const FEWEST_SAMPLES: u64 = 10;
+/// What one side has less than this part of, compared with the other, it does not have.
+const HARDLY_ANY: f64 = 0.02;
+/// Changes that chance makes more often than this are not looked at any closer.
+const UNREMARKABLE: f64 = 0.2;
+/// The share that the smallest visible change is told for.
+const TOLD_FOR: f64 = 0.01;
+
+/// Compares two profiles.
+#[must_use]
+pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributions: &dyn Distributions) -> Difference {
+    let by = options.by;
+    let (mut rows, mut ancestors) = (RowTable::default(), RowTable::default());
+    let above = if by == By::Module { By::Module } else { By::Function };
+    let aggregates = [before, after];
+    let aligned = align::aligned(before, after);
+    let places = [&aligned[..], after.places()].map(|places| Places {
+        row: rows.places(places, by, distributions),
+        ancestor: ancestors.places(places, above, distributions),
+    });
+    let ((row_python, row_frames), (python, frames)) = (rows.without_python(), ancestors.without_python());
+    let root = RowName { name: String::new(), function: None, file: None, line: None, kind: RowKind::Special };
+    let root = ancestors.intern(root);
+    let outside = Outside { no_python: (row_python, python), no_frames: (row_frames, frames), root };
+    let present = [0, 1].map(|side| presence(aggregates[side], &places[side], by, ancestors.names.len()));
+    let whole = aggregates.map(|aggregate| aggregate.sampled_seconds() * 1e6);
+    let common: Vec<bool> = (0..ancestors.names.len())
+        .map(|ancestor| {
+            let [a, b] = [0, 1].map(|side| present[side][ancestor] / whole[side].max(1.0));
+            a.min(b) > HARDLY_ANY * a.max(b)
+        })
+        .collect();
+    let sides =
+        [0, 1].map(|side| Side::new(aggregates[side], &places[side], by, (&rows, &ancestors), &common, outside));
+    let compared = Compared::new(&sides, rows.names.len(), root);
+    let shares = Measure::shares(&sides, options.rounds);
+    let rates = Measure::rates(&sides, options, aggregates);
+    let (share, rate) = (compared.measure(&shares, &rows), compared.measure(&rates, &rows));
+    let (asked, other) = if options.per_unit.is_some() { (rate, share) } else { (share, rate) };
+
+    let mut changes: Vec<Change> = Vec::new();
+    for (row, name) in rows.names.iter().enumerate() {
+        let samples = (sides[0].samples[row], sides[1].samples[row]);
+        if samples != (0, 0) {
+            let moved_to = asked.moved_to[row].map(|to| rows.names[to].clone());
+            let (measured, other) = (asked.rows[row], other.rows[row]);
+            let only_moved = asked.only_moved[row];
+            changes.push(Change { name: name.clone(), samples, measured, other, only_moved, moved_to });
+        }
+    }
+    changes.sort_by(|a, b| {
+        (b.measured.significant, b.measured.change.abs())
+            .partial_cmp(&(a.measured.significant, a.measured.change.abs()))
+            .expect("changes are numbers")
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    let whole = |side: usize| Whole {
+        samples: aggregates[side].samples(),
+        seconds: aggregates[side].seconds(),
+        sampled_seconds: aggregates[side].sampled_seconds(),
+        replicates: shares.replicates[side].len(),
+    };
+    let smallest_visible_share = compared.smallest_visible(&shares, [before.samples(), after.samples()]);
+    Difference { before: whole(0), after: whole(1), smallest_visible_share, changes }
+}
+
+/// What is compared: a ratio to a whole, times what the whole stands for.
+struct Measure {
+    replicates: [Replicates; 2],
+    scale: [f64; 2],
+}
+
+/// The replicates of a side, whose blocks are as long as its rows show that they must be.
+fn replicates(side: &Side, units: &[(replicates::Unit, f64)], seed: u64, rounds: usize) -> Replicates {
+    let mut replicates = Replicates::new(units, seed, rounds);
+    let well_known = side.own.iter().zip(&side.samples).filter(|(_, samples)| **samples >= 5 * FEWEST_SAMPLES);
+    replicates.learn(well_known.map(|(values, _)| &values[..]));
+    replicates
+}
+
+impl Measure {
+    /// Shares of the samples' CPU time.
+    fn shares(sides: &[Side; 2], rounds: usize) -> Self {
+        let replicates = [0, 1].map(|side| replicates(&sides[side], &sides[side].units, side as u64, rounds));
+        Self { replicates, scale: [1.0, 1.0] }
+    }
+
+    /// CPU seconds in each second, or for each unit of work.
+    fn rates(sides: &[Side; 2], options: Options, aggregates: [&Aggregate; 2]) -> Self {
+        let replicates =
+            [0, 1].map(|side| replicates(&sides[side], &sides[side].lengths, 2 + side as u64, options.rounds));
+        let scale = match options.per_unit {
+            Some((before, after)) => [aggregates[0].seconds() / before, aggregates[1].seconds() / after],
+            None => [1.0, 1.0],
+        };
+        // Values are microseconds.
+        Self { replicates, scale: scale.map(|scale| scale / 1e6) }
+    }
+
+    fn are_enough(&self) -> bool {
+        self.replicates.iter().all(Replicates::are_enough)
+    }
+
+    fn estimate(&self, side: usize, values: &Values) -> Estimate {
+        self.scaled(side, self.replicates[side].estimate(values))
+    }
+
+    fn scaled(&self, side: usize, estimate: Estimate) -> Estimate {
+        let scale = self.scale[side];
+        Estimate { value: estimate.value * scale, variance: estimate.variance * scale * scale, ..estimate }
+    }
+
+    fn test(&self, values: [&Values; 2]) -> (Tested, [Estimate; 2]) {
+        let raw = [0, 1].map(|side| self.replicates[side].estimate(values[side]));
+        let estimates = [0, 1].map(|side| self.scaled(side, raw[side]));
+        let tested = welch(&estimates[0], &estimates[1]);
+        if tested.p > UNREMARKABLE || !self.are_enough() {
+            return (tested, estimates);
+        }
+        let resampled = [0, 1].map(|side| {
+            let variance = self.replicates[side].bootstrap(values[side], &raw[side]);
+            self.scaled(side, Estimate { variance, ..raw[side] })
+        });
+        (welch(&resampled[0], &resampled[1]), resampled)
+    }
+}
+
+/// All rows of a measure.
+struct Rows {
+    rows: Vec<Measured>,
+    only_moved: Vec<bool>,
+    moved_to: Vec<Option<usize>>,
+}
+
+/// Both sides' rows, and the ancestors that they are set against.
+struct Compared<'a> {
+    sides: &'a [Side; 2],
+    /// By row: the ancestor that most of it is charged to.
+    ancestor: Vec<usize>,
+    tested: Vec<bool>,
+}
+
+impl<'a> Compared<'a> {
+    fn new(sides: &'a [Side; 2], rows: usize, root: usize) -> Self {
+        let mut most = vec![(0.0, root); rows];
+        let mut charged: Vec<_> = sides.iter().flat_map(|side| &side.charged).collect();
+        charged.sort_by_key(|(pair, _)| **pair);
+        let mut pairs: Vec<((usize, usize), f64)> = Vec::new();
+        for (&pair, &weight) in charged {
+            match pairs.last_mut() {
+                Some((last, sum)) if *last == pair => *sum += weight,
+                _ => pairs.push((pair, weight)),
+            }
+        }
+        for ((row, ancestor), weight) in pairs {
+            if weight > most[row].0 {
+                most[row] = (weight, ancestor);
+            }
+        }
+        let tested = (0..rows).map(|row| sides.iter().map(|side| side.samples[row]).sum::<u64>() >= FEWEST_SAMPLES);
+        let tested = tested.collect();
+        Self { sides, ancestor: most.into_iter().map(|(_, ancestor)| ancestor).collect(), tested }
+    }
+
+    fn measure(&self, measure: &Measure, table: &RowTable) -> Rows {
+        let enough = measure.are_enough();
+        let mut rows = Vec::with_capacity(self.tested.len());
+        let (mut places, mut alone, mut together) = (Vec::new(), Vec::new(), Vec::new());
+        for (row, &is_tested) in self.tested.iter().enumerate() {
+            let (tested, [before, after]) = measure.test([&self.sides[0].own[row], &self.sides[1].own[row]]);
+            rows.push(Measured {
+                before: before.value,
+                after: after.value,
+                change: tested.change,
+                interval: enough.then(|| tested.interval()),
+                q: None,
+                significant: false,
+            });
+            if is_tested && enough {
+                let collapsed = [0, 1].map(|side| &self.sides[side].collapsed[self.ancestor[row]]);
+                let ancestor = if tested.p > UNREMARKABLE { tested.p } else { measure.test(collapsed).0.p };
+                places.push(row);
+                alone.push(tested.p);
+                together.push(tested.p.max(ancestor));
+            }
+        }
+        let (alone, together) = (false_discoveries(&alone), false_discoveries(&together));
+        let (mut only_moved, mut moved_to) = (vec![false; rows.len()], vec![None; rows.len()]);
+        for ((&row, alone), together) in places.iter().zip(alone).zip(together) {
+            rows[row].q = Some(together);
+            rows[row].significant = together <= LEVEL;
+            only_moved[row] = alone <= LEVEL && together > LEVEL;
+            if only_moved[row] && rows[row].change < 0.0 {
+                // What else is charged to the same ancestor and grew most; one that is still called the same comes first.
+                let others = (0..rows.len()).filter(|&other| self.ancestor[other] == self.ancestor[row]);
+                let rank = |other: &usize| {
+                    let namesake = table.names[*other].function == table.names[row].function;
+                    (namesake && rows[*other].change > 0.0, rows[*other].change)
+                };
+                let grown = others.max_by(|a, b| rank(a).partial_cmp(&rank(b)).expect("changes are numbers"));
+                moved_to[row] = grown.filter(|&other| rows[other].change > 0.0);
+            }
+        }
+        Rows { rows, only_moved, moved_to }
+    }
+
+    /// The smallest visible change of a row with 1 %, whose samples depend on each other as those of other rows do.
+    fn smallest_visible(&self, measure: &Measure, samples: [u64; 2]) -> Option<f64> {
+        if !measure.are_enough() || samples.contains(&0) {
+            return None;
+        }
+        let binomial = |share: f64, samples: u64| share * (1.0 - share) / samples as f64;
+        let (mut variance, mut freedom) = (0.0, f64::INFINITY);
+        for (side, samples) in samples.into_iter().enumerate() {
+            let mut effects: Vec<f64> = (0..self.tested.len())
+                .filter(|&row| self.sides[side].samples[row] >= 5 * FEWEST_SAMPLES)
+                .map(|row| measure.estimate(side, &self.sides[side].own[row]))
+                .filter(|estimate| estimate.value < 1.0)
+                .map(|estimate| estimate.variance / binomial(estimate.value, samples))
+                .collect();
+            effects.sort_by(f64::total_cmp);
+            // Less than independent samples would deviate is chance.
+            let effect = effects.get(effects.len() / 2).copied().unwrap_or(1.0).max(1.0);
+            variance += effect * binomial(TOLD_FOR, samples);
+            freedom = freedom.min(measure.replicates[side].len() as f64 - 1.0);
+        }
+        let tests = self.tested.iter().filter(|tested| **tested).count();
+        Some(visible(variance.sqrt(), 2.0 * freedom, tests))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,396 @@
+//! The rows of a report: self and total of functions, lines, modules, processes or threads.
+//!
+//! *Self* of Python code has in it what native code does that it called; *total* also what Python functions do that it
+//! called. A stack in which a function stands several times counts once in its total. Native code has rows of its own
+//! where it is asked for; their self is what ran in them, and is a part of some Python row's.
+
+use super::aggregate::{Aggregate, Place, PlaceId};
+use super::filter::Filter;
+use super::module::{Distributions, module};
+use super::ratio;
+use crate::profile::package_path;
+use crate::sinks::label::Kind;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What has a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// A function of a file.
+    #[default]
+    Function,
+    /// A line of a function.
+    Line,
+    /// A distribution, the standard library, a native object, or a file of the program.
+    Module,
+    /// A process.
+    Process,
+    /// A thread.
+    Thread,
+}
+
+impl By {
+    /// Its word in options and files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Function => "function",
+            Self::Line => "line",
+            Self::Module => "module",
+            Self::Process => "process",
+            Self::Thread => "thread",
+        }
+    }
+}
+
+/// What a row stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RowKind {
+    /// Python code.
+    Python,
+    /// Native or kernel code.
+    Native,
+    /// No code: the garbage collector, a cut stack, samples without Python.
+    Special,
+    /// A process or thread.
+    Group,
+}
+
+impl RowKind {
+    /// Its word in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Native => "native",
+            Self::Special => "special",
+            Self::Group => "group",
+        }
+    }
+}
+
+/// What a row is told by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RowName {
+    /// For people, and unique among the rows of its kind that have no file.
+    pub name: String,
+    /// Qualified name, of functions and lines.
+    pub function: Option<Arc<str>>,
+    /// Source file or object, of functions and lines.
+    pub file: Option<Arc<str>>,
+    /// Line, of lines.
+    pub line: Option<u32>,
+    /// What it stands for.
+    pub kind: RowKind,
+}
+
+/// Samples, and the CPU time that they stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sum {
+    /// Samples.
+    pub samples: u64,
+    /// Microseconds.
+    pub cpu_us: u64,
+}
+
+impl std::ops::AddAssign for Sum {
+    fn add_assign(&mut self, other: Self) {
+        self.samples += other.samples;
+        self.cpu_us = self.cpu_us.saturating_add(other.cpu_us);
+    }
+}
+
+/// A row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What it is told by.
+    pub name: RowName,
+    /// In itself.
+    pub own: Sum,
+    /// In itself and what it called.
+    pub total: Sum,
+    /// The line that has most of its self, of functions.
+    pub hottest_line: Option<u32>,
+    /// What native code its self went into, most first: symbol, object, samples.
+    pub native: Vec<(Arc<str>, Arc<str>, u64)>,
+}
+
+/// A report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// What has a row.
+    pub by: By,
+    /// Samples that the filter lets through.
+    pub samples: u64,
+    /// All samples.
+    pub all_samples: u64,
+    /// Length of all recordings together.
+    pub seconds: f64,
+    /// Time that the samples stand for, seconds: CPU time, unless waiting threads were sampled too.
+    pub sampled_seconds: f64,
+    /// Share of samples that held the GIL, of those of which that is known.
+    pub gil_share: Option<f64>,
+    /// Share of samples in the garbage collector.
+    pub gc_share: f64,
+    /// Share of samples that ran on a CPU.
+    pub cpu_share: f64,
+    /// Share of samples whose leaf is native code.
+    pub native_share: f64,
+    /// Samples lost; `None`: not known of all recordings.
+    pub lost: Option<u64>,
+    /// Distinct processes, and distinct threads.
+    pub processes: usize,
+    /// Likewise.
+    pub threads: usize,
+    /// Rows: most self first, then most total, then by name.
+    pub rows: Vec<Row>,
+}
+
+/// What a stack shows that no frame names: its threads run no Python.
+const NO_PYTHON: &str = "<no Python frame>";
+/// A stack without frames.
+const NO_FRAMES: &str = "<no frames>";
+
+/// Rows by name, and what row a place belongs to.
+#[derive(Debug, Default)]
+pub(super) struct RowTable {
+    pub names: Vec<RowName>,
+    ids: HashMap<RowName, usize, RandomState>,
+}
+
+impl RowTable {
+    pub fn intern(&mut self, name: RowName) -> usize {
+        if let Some(&id) = self.ids.get(&name) {
+            return id;
+        }
+        self.names.push(name.clone());
+        self.ids.insert(name, self.names.len() - 1);
+        self.names.len() - 1
+    }
+
+    /// The row of each place.
+    pub fn places(&mut self, places: &[Place], by: By, distributions: &dyn Distributions) -> Vec<usize> {
+        places.iter().map(|place| self.intern(row_name(place, by, distributions))).collect()
+    }
+
+    /// The row of stacks without Python, and that of stacks without frames.
+    pub fn without_python(&mut self) -> (usize, usize) {
+        let mut special = |name: &str| {
+            let function = Some(Arc::from(name));
+            self.intern(RowName { name: name.to_owned(), function, file: None, line: None, kind: RowKind::Special })
+        };
+        (special(NO_PYTHON), special(NO_FRAMES))
+    }
+}
+
+fn row_name(place: &Place, by: By, distributions: &dyn Distributions) -> RowName {
+    let kind = match place.kind {
+        Kind::Python => RowKind::Python,
+        Kind::Native | Kind::Kernel => RowKind::Native,
+        Kind::Special => RowKind::Special,
+    };
+    if by == By::Module {
+        let name = module(place, distributions);
+        return RowName { name, function: None, file: None, line: None, kind };
+    }
+    let line = place.line.filter(|_| by == By::Line && kind == RowKind::Python);
+    let name = match line {
+        Some(line) => format!("{} ({}:{line})", place.function, package_path(&place.file)),
+        None => place.function.to_string(),
+    };
+    let file = (!place.file.is_empty()).then(|| Arc::clone(&place.file));
+    RowName { name, function: Some(Arc::clone(&place.function)), file, line, kind }
+}
+
+/// A stack as its rows see it.
+pub(super) struct Charged {
+    /// The innermost frame of Python, which the sample is charged to.
+    pub python: Option<PlaceId>,
+    /// The leaf, where it is native code.
+    pub native: Option<PlaceId>,
+}
+
+impl Charged {
+    pub fn of(aggregate: &Aggregate, stack: &[PlaceId]) -> Self {
+        let python = stack.iter().copied().find(|&id| aggregate.place(id).is_python());
+        let native = stack.first().copied().filter(|&id| !aggregate.place(id).is_python());
+        Self { python, native }
+    }
+}
+
+/// Makes a report.
+#[must_use]
+pub fn report(
+    aggregate: &Aggregate,
+    by: By,
+    filter: &Filter,
+    native: bool,
+    distributions: &dyn Distributions,
+) -> Report {
+    let kept = filter.stacks(aggregate);
+    let mut sums = Totals::default();
+    let mut by_stack = vec![Sum::default(); aggregate.stacks().len()];
+    let mut by_thread = vec![Sum::default(); aggregate.threads().len()];
+    for (entry, count) in aggregate.entries() {
+        if !kept[entry.stack as usize] {
+            continue;
+        }
+        let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
+        let sum = Sum { samples: *count, cpu_us: count.saturating_mul(interval_us) };
+        by_stack[entry.stack as usize] += sum;
+        by_thread[entry.thread as usize] += sum;
+        sums.add(sum, entry.gil, entry.on_cpu);
+    }
+    for (stack, sum) in aggregate.stacks().iter().zip(&by_stack) {
+        let gc = stack.iter().any(|&place| aggregate.place(place).is_gc());
+        sums.gc += if gc { sum.samples } else { 0 };
+        sums.native += if Charged::of(aggregate, stack).native.is_some() { sum.samples } else { 0 };
+    }
+    let mut rows = match by {
+        By::Process | By::Thread => group_rows(aggregate, by, &by_thread),
+        By::Function | By::Line | By::Module => {
+            code_rows(aggregate, by, native || by == By::Module, &by_stack, distributions)
+        }
+    };
+    rows.retain(|row| row.total.samples > 0);
+    rows.sort_by(|a, b| {
+        let order = |row: &Row| std::cmp::Reverse((row.own.samples, row.total.samples));
+        order(a).cmp(&order(b)).then_with(|| a.name.cmp(&b.name))
+    });
+    let threads = aggregate.threads().iter().zip(&by_thread).filter(|(_, sum)| sum.samples > 0);
+    let mut processes: Vec<_> = threads.clone().map(|(thread, _)| &thread.process).collect();
+    let threads = threads.count();
+    processes.sort_unstable();
+    processes.dedup();
+    Report {
+        by,
+        samples: sums.all.samples,
+        all_samples: aggregate.samples(),
+        seconds: aggregate.seconds(),
+        sampled_seconds: sums.all.cpu_us as f64 / 1e6,
+        gil_share: (sums.gil_known > 0).then(|| ratio(sums.gil, sums.gil_known)),
+        gc_share: ratio(sums.gc, sums.all.samples),
+        cpu_share: ratio(sums.on_cpu, sums.all.samples),
+        native_share: ratio(sums.native, sums.all.samples),
+        lost: aggregate.recordings().iter().map(|recording| recording.lost).sum(),
+        processes: processes.len(),
+        threads,
+        rows,
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    all: Sum,
+    gil: u64,
+    gil_known: u64,
+    on_cpu: u64,
+    gc: u64,
+    native: u64,
+}
+
+impl Totals {
+    fn add(&mut self, sum: Sum, gil: Option<bool>, on_cpu: bool) {
+        self.all += sum;
+        self.gil_known += if gil.is_some() { sum.samples } else { 0 };
+        self.gil += if gil == Some(true) { sum.samples } else { 0 };
+        self.on_cpu += if on_cpu { sum.samples } else { 0 };
+    }
+}
+
+/// Rows of processes or threads: what ran in them is theirs.
+fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
+    let mut groups: HashMap<String, Sum> = HashMap::new();
+    // Threads of several processes are told by both.
+    let many = aggregate.threads().iter().any(|thread| thread.process != aggregate.threads()[0].process);
+    for (thread, &sum) in aggregate.threads().iter().zip(by_thread) {
+        let name = match by {
+            By::Thread if many => format!("{}, {}", thread.process, thread.thread),
+            By::Thread => thread.thread.clone(),
+            _ => thread.process.clone(),
+        };
+        *groups.entry(name).or_default() += sum;
+    }
+    let row = |(name, sum)| Row {
+        name: RowName { name, function: None, file: None, line: None, kind: RowKind::Group },
+        own: sum,
+        total: sum,
+        hottest_line: None,
+        native: Vec::new(),
+    };
+    groups.into_iter().map(row).collect()
+}
+
+/// Rows of functions, lines or modules: one for each that the aggregate has, in the same order for all sums.
+pub(super) fn code_rows(
+    aggregate: &Aggregate,
+    by: By,
+    native: bool,
+    by_stack: &[Sum],
+    distributions: &dyn Distributions,
+) -> Vec<Row> {
+    let mut table = RowTable::default();
+    let of_place = table.places(aggregate.places(), by, distributions);
+    let (no_python, no_frames) = table.without_python();
+    let mut own = vec![Sum::default(); table.names.len()];
+    let mut total = own.clone();
+    let mut seen = vec![usize::MAX; own.len()];
+    let mut lines: HashMap<(usize, u32), u64, RandomState> = HashMap::default();
+    let mut detail: HashMap<(usize, PlaceId), u64, RandomState> = HashMap::default();
+    for (number, (stack, &sum)) in aggregate.stacks().iter().zip(by_stack).enumerate() {
+        if sum.samples == 0 {
+            continue;
+        }
+        let charged = Charged::of(aggregate, stack);
+        let row = match charged.python {
+            Some(place) => of_place[place.0 as usize],
+            None => {
+                let row = if stack.is_empty() { no_frames } else { no_python };
+                total[row] += sum;
+                row
+            }
+        };
+        own[row] += sum;
+        if let Some(line) = charged.python.and_then(|place| aggregate.place(place).line) {
+            *lines.entry((row, line)).or_default() += sum.samples;
+        }
+        if let Some(leaf) = charged.native {
+            *detail.entry((row, leaf)).or_default() += sum.samples;
+            if native {
+                own[of_place[leaf.0 as usize]] += sum;
+            }
+        }
+        for &place in &**stack {
+            let row = of_place[place.0 as usize];
+            if seen[row] != number && (native || aggregate.place(place).is_python()) {
+                seen[row] = number;
+                total[row] += sum;
+            }
+        }
+    }
+    let mut rows: Vec<Row> = table
+        .names
+        .into_iter()
+        .zip(own.iter().zip(&total))
+        .map(|(name, (&own, &total))| Row { name, own, total, hottest_line: None, native: Vec::new() })
+        .collect();
+    if by == By::Function {
+        let mut most = vec![0; rows.len()];
+        let mut lines: Vec<_> = lines.into_iter().collect();
+        lines.sort_unstable();
+        for ((row, line), samples) in lines {
+            if samples > most[row] {
+                (most[row], rows[row].hottest_line) = (samples, Some(line));
+            }
+        }
+    }
+    for ((row, place), samples) in detail {
+        let Place { function, file, .. } = aggregate.place(place);
+        rows[row].native.push((Arc::clone(function), Arc::clone(file), samples));
+    }
+    for row in &mut rows {
+        row.native.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.cmp(b)));
+    }
+    rows
+}

@@ -1,0 +1,50 @@
+//! The files that `report` and `diff` are asked about, summed up.
+
+use super::escape::escape;
+use crate::analysis::{Aggregate, Collector};
+use crate::input::{InputError, Source, find};
+use anyhow::Context as _;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Sums up files and directories as one profile.
+///
+/// # Errors
+/// When one of them is no profile that can be read to its end, or a directory holds none.
+pub fn as_one(paths: &[PathBuf]) -> anyhow::Result<Aggregate> {
+    let reading = || match paths {
+        [path] => format!("cannot read {}", path.display()),
+        _ => format!("cannot read {} files", paths.len()),
+    };
+    let source = Source::open(paths).with_context(reading)?;
+    tell(source.notes());
+    let mut aggregate = Aggregate::default();
+    source.feed(&mut Collector::new(&mut aggregate)).with_context(reading)?;
+    Ok(aggregate)
+}
+
+/// Sums up files and directories, each file as a recording of its own.
+///
+/// # Errors
+/// As [`as_one`].
+pub fn as_recordings(paths: &[PathBuf]) -> anyhow::Result<Aggregate> {
+    let found = find(paths).context("cannot compare")?;
+    tell(&found.notes);
+    let mut aggregate = Aggregate::default();
+    let mut read = |file: &Path| -> Result<(), InputError> {
+        Source::open(&[file.to_owned()])?.feed(&mut Collector::new(&mut aggregate))?;
+        Ok(())
+    };
+    for file in &found.files {
+        read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    }
+    Ok(aggregate)
+}
+
+/// What was left out, to standard error: standard output may be JSON.
+fn tell(notes: &[String]) {
+    for note in notes {
+        // It may be closed: that is no reason to show nothing.
+        let _closed = writeln!(io::stderr(), "note: {}", escape(note));
+    }
+}

@@ -1,0 +1,277 @@
+//! A report as text: the first screen answers where the time went, the last lines say how to look closer.
+
+use super::Asked;
+use crate::analysis::{By, Edge, Edges, Report, Row, RowKind, RowName, ratio};
+use crate::cli::escape::escape;
+use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, percent};
+use crate::profile::{Library, library};
+use indicatif::HumanCount;
+use std::io::{self, Write};
+
+/// Rows where nobody says how many and no terminal tells how many it has room for.
+const ROWS: usize = 20;
+/// Lines of the first screen that are no rows of the table.
+const AROUND: usize = 10;
+/// Most native functions that are told below a Python function.
+const NATIVE_SHOWN: usize = 3;
+/// Modules and processes in the lines that sum them up.
+const SUMMED_UP: usize = 6;
+
+/// Share of samples on a CPU from which all of them count as CPU time.
+const ON_CPU: f64 = 0.995;
+
+/// What the text is made of.
+pub(super) struct Text<'a> {
+    pub asked: &'a Asked<'a>,
+    pub report: &'a Report,
+    pub modules: Option<Report>,
+    pub processes: Option<Report>,
+    pub style: Style,
+}
+
+impl Text<'_> {
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_head(out)?;
+        if self.report.samples == 0 {
+            return writeln!(out, "no samples{}", if self.report.all_samples > 0 { " match" } else { "" });
+        }
+        if self.asked.callers.is_none() && self.asked.callees.is_none() {
+            return self.write_rows(out);
+        }
+        for (found, of) in [(&self.asked.callers, true), (&self.asked.callees, false)] {
+            if let Some(found) = found {
+                self.write_edges(found, of, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_head(&self, out: &mut dyn Write) -> io::Result<()> {
+        let report = self.report;
+        let files = self.asked.args.files.iter().map(|file| escape(&file.to_string_lossy()).into_owned());
+        let files: Vec<_> = files.collect();
+        let (bold, more) = (files[0].clone(), files.len() - 1);
+        write!(out, "{}", self.style.paint(&bold, Colour::Bold))?;
+        match more {
+            0 => writeln!(out)?,
+            _ => writeln!(out, " and {more} more")?,
+        }
+        if self.style == Style::Markdown {
+            writeln!(out)?;
+        }
+        // Samples of waiting threads, which CPython's profiler takes by default, are no CPU time.
+        let time = if report.cpu_share < ON_CPU { "threads' time" } else { "CPU time" };
+        let sampled = seconds(report.sampled_seconds);
+        let count = plural(usize::try_from(report.samples).unwrap_or(usize::MAX), "sample", "samples");
+        let mut line = format!("{count} in {} s: {sampled} s of {time}", seconds(report.seconds));
+        if report.samples < report.all_samples {
+            let share = percent(ratio(report.samples, report.all_samples));
+            line = format!(
+                "{} of {} samples match ({share}): {sampled} s of {time}",
+                HumanCount(report.samples),
+                HumanCount(report.all_samples),
+            );
+        }
+        writeln!(
+            out,
+            "{line}, {}, {}",
+            plural(report.processes, "process", "processes"),
+            plural(report.threads, "thread", "threads")
+        )?;
+        let mut shares = Vec::new();
+        if let Some(gil) = report.gil_share {
+            shares.push(format!("GIL held {}", percent(gil)));
+        }
+        shares.push(format!("garbage collector {}", percent(report.gc_share)));
+        shares.push(format!("native code {}", percent(report.native_share)));
+        if report.cpu_share < ON_CPU {
+            shares.push(format!("on a CPU {}", percent(report.cpu_share)));
+        }
+        match report.lost {
+            Some(0) => shares.push("nothing lost".to_owned()),
+            Some(lost) => shares.push(format!("lost {}", percent(ratio(lost, lost + report.all_samples)))),
+            None => {}
+        }
+        writeln!(out, "{}\n", shares.join(", "))
+    }
+
+    fn rows_wanted(&self) -> usize {
+        let height = || match self.style {
+            Style::Text { width: Some(_), .. } => Style::height(),
+            _ => None,
+        };
+        self.asked.args.lines.unwrap_or_else(|| height().map_or(ROWS, |rows| rows.saturating_sub(AROUND).clamp(8, 40)))
+    }
+
+    fn write_rows(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (python, native): (Vec<&Row>, Vec<&Row>) =
+            self.report.rows.iter().partition(|row| row.name.kind != RowKind::Native);
+        let wanted = self.rows_wanted();
+        let with_native = if native.is_empty() { 0 } else { wanted.div_ceil(3) };
+        let shown = if self.asked.args.lines.is_some() { wanted } else { wanted - with_native };
+        self.write_table(&python, shown, self.asked.args.native, out)?;
+        if !native.is_empty() {
+            writeln!(out, "\n{}", self.style.paint("Native code, which is part of the rows above:", Colour::Bold))?;
+            if self.style == Style::Markdown {
+                writeln!(out)?;
+            }
+            let shown = if self.asked.args.lines.is_some() { wanted } else { with_native };
+            self.write_table(&native, shown, false, out)?;
+        }
+        self.write_summaries(python.len() > shown, out)
+    }
+
+    fn write_table(&self, rows: &[&Row], wanted: usize, detail: bool, out: &mut dyn Write) -> io::Result<()> {
+        let by = self.report.by;
+        let is_group = matches!(by, By::Process | By::Thread);
+        let is_native = rows.first().is_some_and(|row| row.name.kind == RowKind::Native);
+        let mut columns = vec![("SELF", Column::Number), ("SECONDS", Column::Extra)];
+        columns.push(("TOTAL", Column::Number));
+        columns.push((heading(by), Column::Text));
+        let placed = matches!(by, By::Function | By::Line);
+        if placed {
+            columns.push((if is_native { "OBJECT" } else { "FILE" }, Column::Text));
+        }
+        if is_group {
+            columns = vec![("SHARE", Column::Number), ("SECONDS", Column::Extra), (heading(by), Column::Text)];
+        }
+        let mut table = Table::new(columns);
+        for row in rows.iter().take(wanted) {
+            let (own, total) = (self.share(row.own.samples), self.share(row.total.samples));
+            let mut cells = vec![Cell::new(&percent(own), heat(own)), seconds(row.own.cpu_us as f64 / 1e6).into()];
+            if !is_group {
+                cells.push(percent(total).into());
+            }
+            let name = if placed { row.name.function.as_deref().unwrap_or_default() } else { &row.name.name };
+            let name = if by == By::Module { short(name) } else { name };
+            cells.push(Cell::new(name, Colour::Plain));
+            if placed {
+                cells.push(Cell::new(&place(&row.name, row.hottest_line), Colour::Plain));
+            }
+            table.push(cells);
+            let natives = row.native.iter().filter(|_| detail && placed).take(NATIVE_SHOWN);
+            for (symbol, object, samples) in natives {
+                let dim = |text: &str| Cell::new(text, Colour::Dim);
+                let own = percent(self.share(*samples));
+                table.push(vec![dim(&own), dim(""), dim(""), dim(&format!("  {symbol}")), dim(object)]);
+            }
+        }
+        table.write(self.style, out)?;
+        let rest = &rows[wanted.min(rows.len())..];
+        if !rest.is_empty() {
+            let own = self.share(rest.iter().map(|row| row.own.samples).sum());
+            let text = format!("… and {} with {} of self", plural(rest.len(), "more row", "more rows"), percent(own));
+            writeln!(out, "{}", self.style.paint(&text, Colour::Dim))?;
+        }
+        Ok(())
+    }
+
+    fn write_summaries(&self, cut: bool, out: &mut dyn Write) -> io::Result<()> {
+        let summary = |heading: &str, report: &Report, out: &mut dyn Write| {
+            let rows = report.rows.iter().filter(|row| row.name.kind != RowKind::Native && row.own.samples > 0);
+            let texts: Vec<_> = rows
+                .clone()
+                .take(SUMMED_UP)
+                .map(|row| format!("{} {}", escape(short(&row.name.name)), percent(self.share(row.own.samples))))
+                .collect();
+            let (line, fits) = self.style.fitting(heading.len() + 1, &texts);
+            let more = if fits && rows.count() == texts.len() { "" } else { ", …" };
+            writeln!(out, "{heading} {line}{more}")
+        };
+        let Some(modules) = &self.modules else { return Ok(()) };
+        writeln!(out)?;
+        summary("by module:", modules, out)?;
+        if let Some(processes) = &self.processes {
+            summary("by process:", processes, out)?;
+        }
+        let native = if self.report.native_share > 0.0 && !self.asked.args.native { " --native," } else { "" };
+        let lines = if cut { " --lines N," } else { "" };
+        let text = format!("closer:{lines}{native} --by line|module|thread, --callers NAME, --callees NAME");
+        writeln!(out, "{}", self.style.paint(&text, Colour::Dim))
+    }
+
+    fn write_edges(&self, found: &Edges, callers: bool, out: &mut dyn Write) -> io::Result<()> {
+        let names: Vec<_> = found.functions.iter().map(|name| escape(&name.name).into_owned()).collect();
+        let share = percent(ratio(found.samples, found.all));
+        let (what, edges) = if callers { ("called by", &found.callers) } else { ("calls", &found.callees) };
+        let mut names_shown = names.iter().take(SUMMED_UP).cloned().collect::<Vec<_>>().join(", ");
+        if names.len() > SUMMED_UP {
+            names_shown += &format!(" and {} more", names.len() - SUMMED_UP);
+        }
+        writeln!(out, "{} ({share} total) {what}:", self.style.paint(&names_shown, Colour::Bold))?;
+        if self.style == Style::Markdown {
+            writeln!(out)?;
+        }
+        if edges.is_empty() {
+            return writeln!(out, "no function{}\n", if self.asked.args.native { "" } else { " of Python" });
+        }
+        let mut table = Table::new(vec![
+            ("TOTAL", Column::Number),
+            ("OF IT", Column::Number),
+            ("SAMPLES", Column::Extra),
+            ("FUNCTION", Column::Text),
+            ("FILE", Column::Text),
+        ]);
+        let wanted = self.rows_wanted();
+        for Edge { name, samples, .. } in edges.iter().take(wanted) {
+            let share = ratio(*samples, found.all);
+            table.push(vec![
+                Cell::new(&percent(share), heat(share)),
+                percent(ratio(*samples, found.samples)).into(),
+                HumanCount(*samples).to_string().into(),
+                Cell::new(&name.name, Colour::Plain),
+                Cell::new(&place(name, None), Colour::Plain),
+            ]);
+        }
+        table.write(self.style, out)?;
+        if edges.len() > wanted {
+            let text = format!("… and {}", plural(edges.len() - wanted, "more", "more"));
+            writeln!(out, "{}", self.style.paint(&text, Colour::Dim))?;
+        }
+        writeln!(out)
+    }
+
+    fn share(&self, samples: u64) -> f64 {
+        ratio(samples, self.report.samples)
+    }
+}
+
+pub(in crate::cli) fn heading(by: By) -> &'static str {
+    match by {
+        By::Function | By::Line => "FUNCTION",
+        By::Module => "MODULE",
+        By::Process => "PROCESS",
+        By::Thread => "THREAD",
+    }
+}
+
+/// File and line for people: without the directories that libraries lie in.
+pub(in crate::cli) fn place(name: &RowName, hottest: Option<u32>) -> String {
+    let file = short(name.file.as_deref().unwrap_or_default());
+    match name.line.or(hottest) {
+        Some(line) if !file.is_empty() => format!("{file}:{line}"),
+        _ => file.to_owned(),
+    }
+}
+
+/// A path as people know it.
+pub(in crate::cli) fn short(path: &str) -> &str {
+    match library(path) {
+        Some(Library::Site { inside, .. } | Library::Standard(inside)) => inside,
+        None => path,
+    }
+}
+
+/// `2 threads`.
+pub(in crate::cli) fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{} {}", HumanCount(count as u64), if count == 1 { one } else { many })
+}
+
+/// Seconds for people.
+pub(in crate::cli) fn seconds(seconds: f64) -> String {
+    match seconds {
+        100.0.. => format!("{seconds:.0}"),
+        1.0.. => format!("{seconds:.1}"),
+        _ => format!("{seconds:.2}"),
+    }
+}

@@ -1,0 +1,146 @@
+//! What reading files from elsewhere may cost.
+//!
+//! A file of some kilobytes can hold hundreds of millions of samples, or millions of threads. So that it costs nobody a machine,
+//! there is a limit on CPU time and memory by the size of the files, far above what a recording of that size takes.
+
+use crate::advice::Advice;
+use nix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A file up to that size gets what one of it may cost, a larger one so many times more.
+const UNIT_BYTES: u64 = 16 << 20;
+/// CPU time of all threads.
+const CPU: Duration = Duration::from_secs(10);
+/// Resident memory of the process.
+const MEMORY_BYTES: u64 = 512 << 20;
+/// Steps between two looks at clock and memory.
+const STEPS: u64 = 4096;
+
+/// How much may be used, and where it began.
+#[derive(Debug)]
+pub struct Budget {
+    cpu: Duration,
+    memory_bytes: u64,
+    began: Duration,
+    steps: AtomicU64,
+}
+
+/// Files took more than they may.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it takes more than files of its size should: stopped after {:.1} s of CPU time with {} MiB of memory",
+    used.as_secs_f64(), used_bytes >> 20
+)]
+pub struct Exceeded {
+    /// CPU time used.
+    pub used: Duration,
+    /// Resident memory.
+    pub used_bytes: u64,
+}
+
+impl Advice for Exceeded {
+    fn hint(&self) -> Option<String> {
+        Some("if the file is to be trusted, --force-large goes on".to_owned())
+    }
+}
+
+impl Budget {
+    /// For files of this size, all in all.
+    #[must_use]
+    pub fn of_size(bytes: u64) -> Self {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).max(1);
+        Self::new(CPU.saturating_mul(units), MEMORY_BYTES.saturating_mul(units.into()))
+    }
+
+    /// With limits of its own, from now on.
+    #[must_use]
+    pub fn new(cpu: Duration, memory_bytes: u64) -> Self {
+        Self { cpu, memory_bytes, began: cpu_time(), steps: AtomicU64::new(0) }
+    }
+
+    /// Counts a step, and now and then looks at what was used.
+    ///
+    /// # Errors
+    /// When it is too much.
+    pub fn step(&self) -> Result<(), Exceeded> {
+        if self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(STEPS) { self.check() } else { Ok(()) }
+    }
+
+    /// Looks at what was used.
+    ///
+    /// # Errors
+    /// When it is too much.
+    pub fn check(&self) -> Result<(), Exceeded> {
+        let (used, used_bytes) = (cpu_time().saturating_sub(self.began), resident_bytes());
+        if used > self.cpu || used_bytes > self.memory_bytes { Err(Exceeded { used, used_bytes }) } else { Ok(()) }
+    }
+}
+
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+}
+
+/// 0 where it is not known.
+fn resident_bytes() -> u64 {
+    let read = || {
+        let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+        let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+        Some(pages.saturating_mul(u64::try_from(page).ok()?))
+    };
+    read().unwrap_or_default()
+}
+
+/// An output that is refused when too much was used for it.
+pub struct Guarded<'a, W> {
+    out: W,
+    budget: Option<&'a Budget>,
+}
+
+impl<'a, W> Guarded<'a, W> {
+    /// Without a budget everything is let through.
+    pub fn new(out: W, budget: Option<&'a Budget>) -> Self {
+        Self { out, budget }
+    }
+}
+
+impl<W: std::io::Write> std::io::Write for Guarded<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // Sinks write some ten kilobytes at once: far fewer steps than samples.
+        if let Some(budget) = self.budget {
+            budget.check().map_err(std::io::Error::other)?;
+        }
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    #[test]
+    fn time_and_memory_are_in_the_error() {
+        assert_eq!(Budget::of_size(1).check(), Ok(()));
+        let error = Budget::new(Duration::from_secs(1000), 1).check().unwrap_err();
+        assert!(error.used_bytes > 1 << 20);
+        let told = error.to_string();
+        assert!(told.contains(" s of CPU time with ") && told.ends_with(" MiB of memory"), "{told}");
+        let none = Budget::new(Duration::ZERO, u64::MAX);
+        while none.check().is_ok() {}
+        let mut out = Guarded::new(Vec::new(), Some(&none));
+        assert!(out.write_all(b"x").unwrap_err().to_string().contains("CPU time"));
+        Guarded::new(Vec::new(), None).write_all(b"x").unwrap();
+    }
+
+    #[test]
+    fn larger_files_may_cost_more() {
+        let of = |bytes| Budget::of_size(bytes).cpu;
+        assert_eq!([of(0), of(16 << 20), of(17 << 20), of(160 << 20)].map(|cpu| cpu.as_secs()), [10, 10, 20, 100]);
+    }
+}

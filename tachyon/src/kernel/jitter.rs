@@ -1,0 +1,176 @@
+//! Intervals that vary, so that no program can be in step with them.
+//!
+//! A program that does one thing for 5 ms and another for 5 ms, again and again, is met in the same one by every firing of a
+//! timer of 10 ms: 0 : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about every tenth of a second.
+//!
+//! When the kernel is given another interval (`PERF_EVENT_IOC_PERIOD`), it forgets how much of the old one had passed
+//! (`__perf_event_period()`, kernel/events/core.c): that moves the phase to anywhere, and costs half an interval on average.
+//! What was forgotten is owed, and the following intervals are shorter by so much that the asked rate is kept: see [`Pace`].
+
+use super::privileges::drop_privileges;
+use perf_event::Counter;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How far an interval may lie from their mean, as a share of it.
+pub(super) const SPREAD: f64 = 0.2;
+/// An interval is never shorter or longer than these shares of the asked one, whatever is owed.
+const SHORTEST: f64 = 0.5;
+const LONGEST: f64 = 1.5;
+/// Between two changes, on average: short beside a recording ...
+const BETWEEN: Duration = Duration::from_millis(100);
+/// ... and so many intervals at least, for each change costs half of one.
+const INTERVALS_BETWEEN: u32 = 10;
+/// A change interrupts its CPU for some microseconds: on large machines there are fewer of them on each.
+const BETWEEN_FOR_EACH_CPU: Duration = Duration::from_millis(5);
+
+mod request {
+    nix::ioctl_write_ptr!(
+        /// `PERF_EVENT_IOC_PERIOD` (include/uapi/linux/perf_event.h).
+        set_period,
+        b'$',
+        4,
+        u64
+    );
+}
+
+/// The interval that was asked for, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean(f64);
+
+impl Mean {
+    pub(super) fn of(interval_ns: u64) -> Self {
+        Self(interval_ns as f64)
+    }
+}
+
+/// How one CPU keeps the asked rate.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    mean: Mean,
+    interval: f64,
+    /// Firings that there should have been and were not.
+    owed: f64,
+}
+
+impl Pace {
+    fn new(mean: Mean) -> Self {
+        Self { mean, interval: mean.0, owed: 0.0 }
+    }
+
+    /// The interval to go on with, in nanoseconds, when the last one has been in use for `passed` and the next will be for
+    /// about `planned`. `draw` is uniform between 0 and 1.
+    fn next(&mut self, passed: Duration, planned: Duration, draw: f64) -> u64 {
+        let passed = passed.as_nanos() as f64;
+        let fired = (passed / self.interval).floor();
+        self.owed += passed / self.mean.0 - fired;
+        let planned = planned.as_nanos() as f64;
+        // Half an interval will be lost at the next change.
+        let wanted = planned / self.mean.0 + self.owed + 0.5;
+        let rate = 1.0 + SPREAD * (2.0 * draw - 1.0);
+        let interval = planned / wanted.max(f64::MIN_POSITIVE) / rate;
+        // In whole nanoseconds, as the kernel counts them: long runs of short intervals would add the rest up.
+        self.interval = interval.clamp(self.mean.0 * SHORTEST, self.mean.0 * LONGEST).round().max(1.0);
+        self.interval as u64
+    }
+}
+
+/// The thread that draws intervals.
+pub(super) struct Jitter {
+    /// Dropped first, which ends the thread.
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Jitter {
+    /// `events`: one for each CPU, whose interval is `mean` now.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub(super) fn start(events: Arc<Vec<Counter>>, mean: Mean) -> io::Result<Self> {
+        let (end, ended) = channel::<()>();
+        let between = between(mean, events.len());
+        let draw = move || {
+            // An open event's interval may be changed without any.
+            let _refused = drop_privileges();
+            let mut paces = vec![Pace::new(mean); events.len()];
+            let mut since = vec![Instant::now(); events.len()];
+            loop {
+                let planned = between.mul_f64(0.5 + fastrand::f64());
+                if ended.recv_timeout(planned) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                for ((event, pace), since) in events.iter().zip(&mut paces).zip(&mut since) {
+                    let now = Instant::now();
+                    let interval = pace.next(now - *since, between, fastrand::f64());
+                    *since = now;
+                    // SAFETY: an open descriptor, and a number that lives as long as the call.
+                    let changed = unsafe { request::set_period(event.as_raw_fd(), &raw const interval) };
+                    if changed.is_err() {
+                        // The event of a CPU that has gone: it owes nothing when it is back.
+                        *pace = Pace::new(mean);
+                    }
+                }
+            }
+        };
+        let thread = Builder::new().name("tachyon-jitter".to_owned()).spawn(draw)?;
+        Ok(Self { end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Jitter {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        // A panic there has been printed; the intervals stay as they are.
+        let _panicked = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// How long an interval is in use, on average.
+fn between(mean: Mean, cpus: usize) -> Duration {
+    let intervals = Duration::from_nanos(mean.0 as u64).saturating_mul(INTERVALS_BETWEEN);
+    let for_cpus = BETWEEN_FOR_EACH_CPU.saturating_mul(u32::try_from(cpus).unwrap_or(u32::MAX));
+    BETWEEN.max(intervals).max(for_cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A timer as the kernel's, and a thread that changes it at moments that it does not choose.
+    #[test]
+    fn the_asked_rate_is_kept() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for hz in [19.0, 99.0, 100.0, 997.0, 10_000.0_f64] {
+            let mean = Mean::of((1e9 / hz) as u64);
+            let between = between(mean, 2);
+            let mut pace = Pace::new(mean);
+            let (mut passed, mut fired) = (0.0, 0.0);
+            let mut spread = (f64::MAX, 0.0_f64);
+            for change in 0..2_000 {
+                // Now and then the thread gets no CPU for long.
+                let late = if change % 50 == 0 { 5.0 } else { 1.0 };
+                let used = between.mul_f64((0.5 + random.f64()) * late);
+                passed += used.as_secs_f64();
+                fired += (used.as_nanos() as f64 / pace.interval).floor();
+                let interval = pace.next(used, between, random.f64()) as f64 / mean.0;
+                spread = (spread.0.min(interval), spread.1.max(interval));
+            }
+            let error = fired / (passed * hz) - 1.0;
+            assert!(error.abs() < 2e-4, "{hz} Hz: {fired} firings in {passed} s, {error}");
+            assert!(spread.0 < 0.9 && spread.1 > 1.1, "{hz} Hz: {spread:?}");
+        }
+    }
+
+    #[test]
+    fn changes_are_rare_where_they_cost_most() {
+        let seconds = |hz: f64, cpus| between(Mean::of((1e9 / hz) as u64), cpus).as_secs_f64();
+        assert!((seconds(1000.0, 2) - 0.1).abs() < 1e-6);
+        assert!((seconds(10.0, 2) - 1.0).abs() < 1e-6);
+        assert!((seconds(1000.0, 128) - 0.64).abs() < 1e-6);
+    }
+}

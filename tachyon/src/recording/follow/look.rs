@@ -1,0 +1,255 @@
+//! Looks at a process, and writes what follows: the only place where an entry of the kernel side's table is decided.
+
+use super::decision::{Before, Found, Step, decide};
+use super::{Follower, is_other, lock};
+use crate::discover;
+use crate::inspect::{self, Interpreter};
+use crate::kernel::{FileKey, KernelError};
+use crate::machine::target_hint;
+use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns};
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use tachyon_common::process::{Life, ProcessEntry, flags};
+
+/// Flags that a decision sets or takes back.
+const DECIDED: u32 = flags::PYTHON | flags::NOT_PYTHON;
+
+impl Follower {
+    /// Looks at a process that exists already and gives it an entry. `Ok(None)`: not CPython, or one that is not asked for.
+    ///
+    /// # Errors
+    /// When it cannot be inspected or profiled, or the kernel's tables are full.
+    pub fn adopt(&mut self, pid: u32) -> anyhow::Result<Option<Box<Interpreter>>> {
+        if !self.admits(Pid(pid))? {
+            self.set_aside(pid, self.flags & !flags::SELECTED)?;
+            return Ok(None);
+        }
+        let found = self.examine(&RemoteProcess::at(Pid(pid)));
+        let (entry, program) = match (decide(&found, Before::LastLook), &found) {
+            (Step::Python, Found::Python(interpreter)) => (self.entry_of(interpreter)?, program(interpreter)),
+            (Step::Other { .. }, _) => (other(), Program::Other),
+            _ => return Err(found.into_error()),
+        };
+        let fresh = self.fresh();
+        let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
+        if !lock(&self.kernel).add_process(pid, &entry)? {
+            // It has one from its parent, or from its `exec`, which may know less of it.
+            self.look(pid, true);
+        } else if program != Program::Other {
+            let info = ProcessInfo::new(pid, fresh, program, cpu_time_ns(pid).unwrap_or(0));
+            lock(&self.registry).insert(fresh, info);
+            if let Found::Python(interpreter) = &found {
+                self.is_python(pid, fresh, fresh, Some(interpreter.file));
+            }
+        }
+        match found {
+            Found::Python(interpreter) => Ok(Some(interpreter)),
+            Found::Nothing => Ok(None),
+            found => Err(found.into_error()),
+        }
+    }
+
+    /// Inspects a process whose image is new, or which has mapped something since, and decides on it.
+    pub(super) fn look(&mut self, pid: u32, last_look: bool) {
+        let known = {
+            let kernel = lock(&self.kernel);
+            kernel.process(pid).map(|life| (life, kernel.entry(&life)))
+        };
+        let Some((life, entry)) = known else { return };
+        let entry_flags = entry.map_or(life.flags, |entry| entry.flags);
+        let before = match entry_flags & (flags::SELECTED | DECIDED) {
+            // An executable served in the kernel at its exec still has to be known here.
+            python if python & flags::PYTHON != 0 => {
+                self.undecided.remove(&pid);
+                return self.confirm(pid, &life, entry.map_or(0, |entry| entry.layout));
+            }
+            _ if is_other(entry_flags) => Before::Other,
+            flags::SELECTED if last_look => Before::LastLook,
+            flags::SELECTED => Before::Open,
+            // Not one of ours.
+            _ => {
+                self.undecided.remove(&pid);
+                return;
+            }
+        };
+        // Of one that has exited, undecided, the exit record tells the rest.
+        if life.flags & flags::EXITED != 0 {
+            self.undecided.remove(&pid);
+            return;
+        }
+        match self.admits(Pid(pid)) {
+            Ok(true) => {}
+            Ok(false) if before == Before::Other => return,
+            Ok(false) => {
+                let kept = entry_flags & !(DECIDED | flags::SELECTED);
+                let entry = ProcessEntry { flags: kept | flags::NOT_PYTHON, ..other() };
+                return self.write(pid, &life, before, &entry, None);
+            }
+            // It is gone.
+            Err(_) => return,
+        }
+        let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
+        let found = self.examine(&process);
+        let step = decide(&found, before);
+        match (step, found) {
+            (Step::Python, Found::Python(interpreter)) => match self.entry_of(&interpreter) {
+                Ok(entry) => {
+                    let entry = ProcessEntry { flags: entry.flags | (entry_flags & !DECIDED), ..entry };
+                    self.write(pid, &life, before, &entry, Some(&interpreter));
+                }
+                Err(error) => self.refuse(pid, &error.to_string()),
+            },
+            (Step::Leave { tell: true }, found) => self.tell_why(pid, found),
+            (Step::Other { tell }, found) => {
+                if tell {
+                    self.tell_why(pid, found);
+                }
+                let entry = ProcessEntry { flags: (entry_flags & !DECIDED) | flags::NOT_PYTHON, ..other() };
+                self.write(pid, &life, before, &entry, None);
+            }
+            // One that has ended has no mappings, which says nothing of what it was.
+            (Step::Wait { looked_at: true }, _) if is_running(pid) => {
+                lock(&self.registry).looked_at(life.instance, life.image);
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes a decision, if the program that it is about still runs, and lets everybody know.
+    fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
+        self.undecided.remove(&pid);
+        let mut kernel = lock(&self.kernel);
+        let written = kernel.decide(pid, life, entry);
+        // Read afterwards: from now on nothing is added to it.
+        let uninspected = kernel.process(pid).filter(|now| now.entry == life.entry).map_or(0, |now| now.uninspected);
+        drop(kernel);
+        match written {
+            Ok(true) => {}
+            // What was looked at is not what runs there.
+            Ok(false) => return,
+            Err(error) => return self.refuse(pid, &error.to_string()),
+        }
+        let mut registry = lock(&self.registry);
+        match found {
+            Some(interpreter) => {
+                registry.is_python(pid, life, program(interpreter));
+                if before == Before::Other {
+                    // What it did before was decided then.
+                    registry.late(life.instance, uninspected);
+                } else {
+                    registry.inspected(life.instance, uninspected, true);
+                }
+                drop(registry);
+                self.is_python(pid, life.image, life.instance, Some(interpreter.file));
+            }
+            None if entry.flags & flags::SELECTED == 0 => registry.turn_away(life.instance, uninspected),
+            None => {
+                registry.inspected(life.instance, uninspected, false);
+                registry.leave(life.instance);
+            }
+        }
+    }
+
+    /// Completes what is known of a process whose entry the kernel side made by itself.
+    fn confirm(&mut self, pid: u32, life: &Life, layout: u32) {
+        // An exec whose fork was not told of has put it there, and nothing is decided.
+        let decided = |info: &ProcessInfo| info.image == life.image && info.program != Program::Unknown;
+        if lock(&self.registry).get(life.instance).is_some_and(decided) {
+            return;
+        }
+        self.is_python(pid, life.image, life.instance, None);
+        let mut registry = lock(&self.registry);
+        let hex = registry.layout(layout).map_or(0, |layout| layout.version_hex);
+        registry.is_python(pid, life, Program::Python(hex, inspect::version_text(hex)));
+    }
+
+    /// What a process is, with its layout tested on the live runtime where that is needed.
+    fn examine(&mut self, process: &RemoteProcess) -> Found {
+        let found = Found::of(inspect::inspect(process, &mut self.cache));
+        if let Found::Python(interpreter) = &found
+            && let Err(error) = self.is_sane(process, interpreter)
+        {
+            let version = interpreter.version_text();
+            return Found::Refused(format!(
+                "CPython {version}: its layout fails the test on the live process: {error}"
+            ));
+        }
+        found
+    }
+
+    /// Says why a process is not profiled.
+    fn tell_why(&self, pid: u32, found: Found) {
+        match found {
+            Found::Refused(why) | Found::Unclear(why) => self.refuse(pid, &why),
+            Found::Unreadable(error) => {
+                if let Some(hint) = target_hint(&anyhow::Error::new(error)) {
+                    self.refuse(pid, &format!("it cannot be looked at; {hint}"));
+                }
+            }
+            Found::Python(_) | Found::Nothing | Found::Gone(_) => {}
+        }
+    }
+
+    /// Tests a layout that was not taken from this very build's headers on the live runtime.
+    fn is_sane(&self, process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), inspect::SelfTestError> {
+        if let Some(error) = &interpreter.entering_error {
+            let note = format!(
+                "{}: {error}: samples taken while the evaluator is entered may be wrong",
+                interpreter.path.display()
+            );
+            lock(&self.registry).note(note);
+        }
+        if interpreter.known_build {
+            return Ok(());
+        }
+        match inspect::self_test(process, interpreter) {
+            Err(inspect::SelfTestError::NotInitialized) => Ok(()),
+            tested => tested,
+        }
+    }
+
+    fn entry_of(&mut self, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
+        let mut kernel = lock(&self.kernel);
+        let layout = interpreter.layout.complete();
+        let number = kernel.layout_number(&layout)?;
+        lock(&self.registry).set_layout(number, &layout);
+        let (window, cframe_offset, evaluator) = match &interpreter.entering {
+            Some(window) => (window.addresses.clone(), window.cframe_offset, window.evaluator.clone()),
+            None => (0..0, None, 0..0),
+        };
+        let entry = ProcessEntry {
+            runtime: interpreter.runtime,
+            code_type: interpreter.code_type,
+            none: interpreter.none,
+            entering_start: window.start,
+            entering_end: window.end,
+            cframe_offset: cframe_offset.unwrap_or(0),
+            evaluator_start: evaluator.start,
+            evaluator_end: evaluator.end,
+            layout: number,
+            flags: flags::PYTHON,
+            ..ProcessEntry::default()
+        };
+        // Which processes of it are wanted is known to user space alone.
+        if interpreter.static_address && self.filter.is_empty() {
+            let key = FileKey::of_stat(interpreter.file.dev, interpreter.file.inode);
+            kernel.set_executable(key, &entry)?;
+        }
+        Ok(entry)
+    }
+}
+
+/// Entry of what is not CPython.
+fn other() -> ProcessEntry {
+    ProcessEntry { flags: flags::NOT_PYTHON, ..ProcessEntry::default() }
+}
+
+/// What the registry calls it.
+fn program(interpreter: &Interpreter) -> Program {
+    Program::Python(interpreter.layout.version_hex, interpreter.version_text())
+}
+
+/// Whether a process has memory of its own still.
+fn is_running(pid: u32) -> bool {
+    discover::look_at(Pid(pid)).is_ok_and(|process| process.has_memory())
+}

@@ -1,0 +1,216 @@
+//! Which process is looked at next.
+//!
+//! A look reads all mappings of a process, which takes as long as the process likes: it may have as many as it likes, and may
+//! map another file each millisecond. So looks are asked for, not made: several for one process are one, users have their
+//! turns, and who has cost much waits until that is worn off. Time is handed in, so nothing here needs a clock.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// What looks at one process may cost at once, and then as a share of all time.
+const OF_PROCESS: Budget = Budget { burst: Duration::from_millis(20), share: 0.05 };
+/// The same for all processes of one user.
+const OF_USER: Budget = Budget { burst: Duration::from_millis(200), share: 0.3 };
+/// Debts of more processes than this are looked through for such as are worn off.
+const MANY: usize = 1024;
+
+#[derive(Clone, Copy)]
+struct Budget {
+    burst: Duration,
+    share: f64,
+}
+
+/// What was spent, as far as it is not worn off.
+#[derive(Clone, Copy, Debug)]
+struct Debt {
+    spent: Duration,
+    at: Instant,
+}
+
+impl Debt {
+    const fn none(now: Instant) -> Self {
+        Self { spent: Duration::ZERO, at: now }
+    }
+
+    fn left(&self, budget: Budget, now: Instant) -> Duration {
+        self.spent.saturating_sub(now.saturating_duration_since(self.at).mul_f64(budget.share))
+    }
+
+    fn add(&mut self, took: Duration, budget: Budget, now: Instant) {
+        *self = Self { spent: self.left(budget, now) + took, at: now };
+    }
+
+    /// When the next look may begin.
+    fn until(&self, budget: Budget) -> Instant {
+        self.at + self.spent.saturating_sub(budget.burst).div_f64(budget.share)
+    }
+}
+
+/// The looks that are asked for.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// By user, each in the order in which they were asked for.
+    waiting: BTreeMap<u32, VecDeque<u32>>,
+    /// The user of each process that waits.
+    user_of: HashMap<u32, u32>,
+    processes: HashMap<u32, Debt>,
+    users: HashMap<u32, Debt>,
+    /// Whose turn was last.
+    last: u32,
+}
+
+impl Queue {
+    /// Whether a look at this process is asked for already.
+    pub fn has(&self, pid: u32) -> bool {
+        self.user_of.contains_key(&pid)
+    }
+
+    /// Asks for a look at a process of this user.
+    pub fn ask(&mut self, pid: u32, user: u32) {
+        if !self.has(pid) {
+            self.user_of.insert(pid, user);
+            self.waiting.entry(user).or_default().push_back(pid);
+        }
+    }
+
+    /// No look is wanted any more; the pid may be another process's next.
+    pub fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        let Some(user) = self.user_of.remove(&pid) else { return };
+        if let Some(waiting) = self.waiting.get_mut(&user) {
+            waiting.retain(|&other| other != pid);
+        }
+    }
+
+    /// Whether a process of this user may be looked at now, without waiting for its turn.
+    pub fn may(&self, pid: u32, user: u32, now: Instant) -> bool {
+        self.process_may(pid, now) && self.user_may(user, now)
+    }
+
+    fn process_may(&self, pid: u32, now: Instant) -> bool {
+        self.processes.get(&pid).is_none_or(|debt| debt.until(OF_PROCESS) <= now)
+    }
+
+    fn user_may(&self, user: u32, now: Instant) -> bool {
+        self.users.get(&user).is_none_or(|debt| debt.until(OF_USER) <= now)
+    }
+
+    /// Takes the process whose turn it is: users one after another, of each the first that may.
+    pub fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
+        let after = self.waiting.range(self.last.saturating_add(1)..).chain(self.waiting.range(..=self.last));
+        let (user, index) = after
+            .filter(|(user, _)| self.user_may(**user, now))
+            .find_map(|(&user, pids)| Some((user, pids.iter().position(|&pid| self.process_may(pid, now))?)))?;
+        self.last = user;
+        let waiting = self.waiting.get_mut(&user)?;
+        let pid = waiting.remove(index)?;
+        if waiting.is_empty() {
+            self.waiting.remove(&user);
+        }
+        self.user_of.remove(&pid);
+        Some((pid, user))
+    }
+
+    /// A look has cost this.
+    pub fn spent(&mut self, pid: u32, user: u32, took: Duration, now: Instant) {
+        self.processes.entry(pid).or_insert_with(|| Debt::none(now)).add(took, OF_PROCESS, now);
+        self.users.entry(user).or_insert_with(|| Debt::none(now)).add(took, OF_USER, now);
+        if self.processes.len() > MANY {
+            self.processes.retain(|_, debt| !debt.left(OF_PROCESS, now).is_zero());
+            self.users.retain(|_, debt| !debt.left(OF_USER, now).is_zero());
+        }
+    }
+
+    /// How long until somebody's turn comes; `None` when nobody waits.
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        let until = self.user_of.iter().map(|(pid, user)| {
+            let process = self.processes.get(pid).map_or(now, |debt| debt.until(OF_PROCESS));
+            process.max(self.users.get(user).map_or(now, |debt| debt.until(OF_USER)))
+        });
+        until.min().map(|until| until.saturating_duration_since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn users_take_turns() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for pid in 1..=5 {
+            queue.ask(pid, 1000);
+            queue.ask(pid, 1000);
+        }
+        queue.ask(10, 0);
+        queue.ask(20, 2000);
+        let mut order = Vec::new();
+        while let Some((pid, _)) = queue.next(now) {
+            order.push(pid);
+        }
+        assert_eq!(order, [1, 20, 10, 2, 3, 4, 5], "one that maps a lot keeps nobody waiting");
+        assert_eq!(queue.wait(now), None);
+    }
+
+    /// One process maps another file each millisecond, and a look at its mappings takes ten.
+    #[test]
+    fn a_storm_has_its_share() {
+        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut now, mut storm, mut honest) = (start, Duration::ZERO, Vec::new());
+        for step in 0..10_000_u32 {
+            queue.ask(1, 1000);
+            if step % 1000 == 500 {
+                // Of the same user.
+                queue.ask(100 + step, 1000);
+            }
+            match queue.next(now) {
+                Some((1, user)) => {
+                    (now, storm) = (now + 10 * MS, storm + 10 * MS);
+                    queue.spent(1, user, 10 * MS, now);
+                }
+                Some((pid, user)) => {
+                    honest.push(pid);
+                    now += MS;
+                    queue.spent(pid, user, MS, now);
+                }
+                None => now += MS,
+            }
+        }
+        let share = storm.as_secs_f64() / (now - start).as_secs_f64();
+        assert!((0.04..0.06).contains(&share), "{share}");
+        assert_eq!(honest.len(), 10, "those beside it are looked at");
+    }
+
+    #[test]
+    fn many_processes_of_a_user_are_one() {
+        let (mut queue, start) = (Queue::default(), Instant::now());
+        let (mut now, mut spent) = (start, Duration::ZERO);
+        for pid in 0..5_000 {
+            queue.ask(pid, 1000);
+            while let Some((pid, user)) = queue.next(now) {
+                (now, spent) = (now + 5 * MS, spent + 5 * MS);
+                queue.spent(pid, user, 5 * MS, now);
+            }
+            now += MS;
+        }
+        let share = spent.as_secs_f64() / (now - start).as_secs_f64();
+        assert!((0.25..0.36).contains(&share), "{share}");
+        assert!(queue.may(9_999, 0, now), "another user does not wait");
+        assert!(queue.processes.len() <= MANY + 1);
+        let wait = queue.wait(now).expect("some wait");
+        assert!(queue.next(now + wait + MS).is_some(), "and they are told when it is their turn");
+    }
+
+    #[test]
+    fn the_dead_do_not_wait() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.ask(1, 0);
+        queue.spent(1, 0, Duration::from_secs(1), now);
+        assert!(!queue.may(1, 0, now));
+        queue.forget(1);
+        assert!(!queue.has(1) && queue.wait(now).is_none());
+        assert!(queue.processes.is_empty(), "the next process of that number has debts of its own");
+    }
+}

@@ -1,0 +1,266 @@
+//! The start of a recording: what the kernel side needs is loaded and fed, then sampling begins.
+//!
+//! The order at the start is part of the account: mappings and lifecycle hooks first, then the processes that exist, so that
+//! one that starts between is seen twice rather than never; the sampling event last.
+
+use super::account::Stats;
+use super::follow::{Follow, Follower, Wanted, lock};
+use super::memory::{self, Memory};
+use super::native::{KernelFrames, Mapper, Mixer, NativePlan, Spaces};
+use super::registry::Registry;
+use super::request::{Request, Targets};
+use super::running::{Parts, Running, Threads};
+use super::samples::{Live, Made, Maker, NativeSide};
+use super::start::Clock;
+use super::targets::{self, Children};
+use super::throttle::Limiter;
+use crate::discover::watch::Watch;
+use crate::events::Reader;
+use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, ring_bytes};
+use crate::profile::{Meta, Profile};
+use crate::remote::{End, Patience, own_pid_namespace, prepare_to_read};
+use crate::sinks::Sink;
+use crate::symbolize::KernelSymbols;
+use crate::symbolize::native::NativeSymbols;
+use crate::types::KtimeNs;
+use anyhow::Context as _;
+use aya::maps::{MapData, RingBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// A recording that can begin: everything is loaded, targets are known and followed, nothing is sampled yet.
+pub struct Opened {
+    request: Request,
+    kernel: Arc<Mutex<Kernel>>,
+    registry: Arc<Mutex<Registry>>,
+    stats: Arc<Stats>,
+    samples: RingBuf<MapData>,
+    follow: Follow,
+    mapper: Option<Mapper>,
+    mixer: Option<Mixer>,
+    children: Children,
+    most_queued: usize,
+    ring_bytes: u32,
+    clock: Clock,
+    machine_s: f64,
+    processes_s: f64,
+    load_times: LoadTimes,
+    opened: Instant,
+    /// Told to all threads that read what targets have.
+    end: End,
+}
+
+impl Request {
+    /// Loads the kernel side and finds the targets. Limits and capabilities of the calling process and thread stay as they
+    /// are, and its signals; the recorder's own threads give up what they do not need. (Before Linux 5.11, where maps count
+    /// as locked memory, the library that makes them raises `RLIMIT_MEMLOCK` when it is refused.)
+    ///
+    /// # Errors
+    /// When the kernel lacks something or refuses, and when a target given by pid is no CPython that can be profiled.
+    /// [`Advice`](crate::advice::Advice) of what is behind the error tells what to do.
+    pub fn open(self) -> anyhow::Result<Opened> {
+        self.open_timed(Clock::start())
+    }
+
+    /// The same, with a clock that has been running since before the machine was asked what it can.
+    pub(crate) fn open_timed(self, mut clock: Clock) -> anyhow::Result<Opened> {
+        let (request, opened, end) = (self, Instant::now(), End::default());
+        prepare_to_read();
+        let machine_s = clock.lap();
+        let pid_namespace = own_pid_namespace()?;
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let share = request.max_memory.map(memory::share);
+        let wanted_native = request.native.map(|native| native.within(share.map(|share| share.0)));
+        let (most_ring, most_queued) = share.unwrap_or((u32::MAX, usize::MAX));
+        let options = Options {
+            interval: request.interval,
+            all_python: request.targets == Targets::AllPython,
+            gil_only: request.gil,
+            filtered: !request.filter.is_empty(),
+            opcodes: request.opcodes,
+            kernel_stacks: request.kernel,
+            unwind_memory: wanted_native.map(|native| native.unwind_memory),
+            ring_bytes: request.ring_bytes.unwrap_or_else(|| ring_bytes(request.rate_hz, cpus).min(most_ring)),
+            pid_namespace,
+        };
+        let mut kernel = Kernel::open(&options)?;
+        clock.lap();
+        let stats = Arc::new(Stats::start());
+        let samples = kernel.take_samples()?;
+        let events = kernel.take_events()?;
+        let kernel = Arc::new(Mutex::new(kernel));
+        let registry = Arc::new(Mutex::new(Registry::default()));
+        let wanted = Wanted {
+            all_python: options.all_python,
+            follow_children: request.follow_children,
+            filter: request.filter.clone(),
+        };
+        let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted);
+        let watch = (request.follow_children || request.native.is_some()).then(Watch::open).transpose()?;
+        lock(&kernel).attach_lifecycle()?;
+        let verifying = lock(&kernel).verify()?;
+        let (mut mapper, mixer) = match wanted_native {
+            Some(wanted) => {
+                let (mapper, mixer) = native(wanted, &kernel, &end)?;
+                follower.tell(mapper.news());
+                (Some(mapper), Some(mixer))
+            }
+            None => (None, None),
+        };
+        let of_few = !options.all_python;
+        if let Some(mapper) = mapper.as_mut().filter(|_| of_few) {
+            mapper.start()?;
+        }
+        targets::select(&request.targets, &mut follower, &registry)?;
+        let processes_s = clock.lap();
+        let follow = Follow::start(follower, events, watch, end.clone())?;
+        let verified = verifying.wait()?;
+        lock(&kernel).add_samplers(verified)?;
+        let load_times = lock(&kernel).load_times();
+        clock.lap();
+        if let Some(mapper) = mapper.as_mut().filter(|_| !of_few) {
+            // The tables of a whole host's processes come while samples do: beside the verifier they would hold it back.
+            mapper.start()?;
+        }
+        let children = Children::of(&request);
+        Ok(Opened {
+            request,
+            kernel,
+            registry,
+            stats,
+            samples,
+            follow,
+            mapper,
+            mixer,
+            children,
+            most_queued,
+            ring_bytes: options.ring_bytes,
+            clock,
+            machine_s,
+            processes_s,
+            load_times,
+            opened,
+            end,
+        })
+    }
+}
+
+impl Opened {
+    /// Samples from now on. Samples are in the segments by stack, if [`Request::keep_stacks`] asked for that.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or the limit of memory is too small.
+    pub fn start(self) -> anyhow::Result<Running> {
+        self.start_with(|_| Ok(None))
+    }
+
+    /// Samples from now on, into the sink that `open` gives for the profile of the first segment.
+    ///
+    /// # Errors
+    /// As [`Opened::start`], and what `open` says.
+    pub fn start_into(
+        self,
+        open: impl FnOnce(&Profile) -> anyhow::Result<Box<dyn Sink + Send>>,
+    ) -> anyhow::Result<Running> {
+        self.start_with(|profile| open(profile).map(Some))
+    }
+
+    fn start_with(
+        self,
+        open: impl FnOnce(&Profile) -> anyhow::Result<Option<Box<dyn Sink + Send>>>,
+    ) -> anyhow::Result<Running> {
+        let Self { request, kernel, registry, stats, samples, follow, mapper, mixer, children, clock, end, .. } = self;
+        let seed = lock(&kernel).seed();
+        let mut profile = Profile { meta: meta(&request), ..Profile::default() };
+        profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
+        let sink = open(&profile)?;
+        let made = Made::new(profile, sink, request.keep_stacks);
+        let (sender, told) = mpsc::channel();
+        let queued = Arc::new(AtomicUsize::new(0));
+        let live = Arc::new(Live::default());
+        let native = mapper.as_ref().zip(mixer).map(|(mapper, mixer)| NativeSide::new(mixer, mapper.news()));
+        let mut maker = Maker::new(made, Arc::clone(&registry), seed, Arc::clone(&live), native);
+        if request.kernel {
+            // Now, because reading them takes CAP_SYSLOG.
+            maker.kernel = Some(kernel_frames(&registry)?);
+        }
+        let map_bytes = lock(&kernel).live_map_bytes();
+        maker.memory = request.max_memory.map(|limit| Memory::start(limit, map_bytes)).transpose()?;
+        let maker = {
+            let (queued, end) = (Arc::clone(&queued), end.clone());
+            std::thread::Builder::new().name("tachyon-samples".to_owned()).spawn(move || {
+                // Where the kernel refuses, it does its work with more rights than it needs.
+                let _refused = drop_privileges();
+                let _concerned = end.concerns_this_thread(Patience::Usual);
+                maker.run(&told, &queued)
+            })?
+        };
+        let reader = Reader::start(samples, sender.clone(), queued, self.most_queued)?;
+        if let (Some(mapper), Targets::Pids(_)) = (&mapper, &request.targets) {
+            mapper.wait();
+        }
+        let started = Instant::now();
+        lock(&registry).sampling_starts();
+        let start_unix = unix_now();
+        let event = lock(&kernel).attach_sampling(request.interval)?;
+        let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
+        let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
+        let threads = Threads { reader, follow, sender, maker, mapper };
+        let parts = Parts {
+            request,
+            kernel,
+            registry,
+            stats,
+            children,
+            live,
+            limiter,
+            event,
+            start,
+            opened: self.opened,
+            end,
+            started,
+            start_unix,
+            ring_bytes: self.ring_bytes,
+        };
+        Ok(Running::new(parts, threads))
+    }
+}
+
+/// What names the kernel's frames.
+fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
+    let symbols = KernelSymbols::read().context("cannot read /proc/kallsyms")?;
+    if symbols.is_empty() {
+        let note = "kernel frames have no names: give CAP_SYSLOG (`tachyon-bpf doctor` has kptr_restrict)";
+        lock(registry).notes.insert(note.to_owned());
+    }
+    Ok(KernelFrames::new(symbols))
+}
+
+/// What keeps the tables of native stacks, and what names their addresses.
+fn native(wanted: NativePlan, kernel: &Arc<Mutex<Kernel>>, end: &End) -> anyhow::Result<(Mapper, Mixer)> {
+    let (spaces, symbols) = (Arc::new(Spaces::default()), Arc::new(NativeSymbols::with_budget(wanted.symbol_memory)));
+    let maps = lock(kernel).take_native()?;
+    let mapper = Mapper::new(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols), end.clone());
+    Ok((mapper, Mixer::new(spaces, symbols, wanted.keep)))
+}
+
+/// The furniture of a segment that begins now.
+pub(super) fn meta(request: &Request) -> Meta {
+    Meta {
+        start_us: KtimeNs::now().as_micros(),
+        start_unix: unix_now(),
+        interval_us: u64::try_from(request.interval.as_micros()).unwrap_or(u64::MAX),
+        many_processes: request.many_processes(),
+        gil_only: request.gil,
+        opcodes: request.opcodes,
+        native: request.native.is_some(),
+        hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        python_version: (0, 0, 0),
+    }
+}
+
+/// Seconds since 1970, UTC.
+pub(super) fn unix_now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -1,0 +1,289 @@
+//! One process: what it runs, how it is called, what it has used.
+
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use std::sync::OnceLock;
+
+/// What a process runs, as far as the recording is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::recording) enum Program {
+    /// Not told yet.
+    Unknown,
+    /// CPython of this version, `PY_VERSION_HEX` and as text.
+    Python(u32, String),
+    /// Something else, or a CPython that was refused.
+    Other,
+}
+
+impl Program {
+    pub(super) fn python(&self) -> Option<(u32, String)> {
+        match self {
+            Self::Python(hex, text) => Some((*hex, text.clone())),
+            Self::Unknown | Self::Other => None,
+        }
+    }
+}
+
+/// One process.
+#[derive(Clone, Debug)]
+pub(in crate::recording) struct ProcessInfo {
+    pub pid: u32,
+    pub image: u64,
+    pub program: Program,
+    /// The program was inspected while it ran, and had no CPython mapped then.
+    pub looked_at: bool,
+    pub comm: String,
+    pub cmdline: Vec<String>,
+    /// Container and pod, empty when there are none.
+    pub container: String,
+    pub pod: String,
+    /// CPU time it had when it was selected, or when its present program began, nanoseconds.
+    pub(super) cpu_start_ns: u64,
+    /// CPU time of its present program as CPython, before it was something else.
+    pub(super) cpu_before_ns: u64,
+    /// CPU time at its exit, as the kernel side told it.
+    pub(super) cpu_end_ns: Option<u64>,
+    /// Runs that met the program before it was inspected.
+    pub uninspected: u64,
+    /// How many of them that met the present program are dealt with.
+    pub(super) uninspected_told: u64,
+    pub alive: bool,
+    /// Version of its latest CPython, as in [`Program::Python`]: what is found to run something else may have samples.
+    pub(super) last_python: Option<(u32, String)>,
+    /// Whether the profile has samples of it: it refers to what is known here, at the end.
+    pub sampled: bool,
+    /// What tells it from every other process of its host, in this recording and in others; asked for at its first sample.
+    pub(super) identity: Option<String>,
+    /// It has ended, and an earlier segment's account has it.
+    pub(super) accounted: bool,
+    /// Programs that the process has executed since it is followed.
+    pub(super) execs: u32,
+    /// The process has executed another program since.
+    pub(super) is_past: bool,
+}
+
+impl ProcessInfo {
+    pub fn new(pid: u32, image: u64, program: Program, cpu_start_ns: u64) -> Self {
+        let (container, pod) = read_container(pid);
+        Self {
+            container,
+            pod,
+            last_python: program.python(),
+            program,
+            cmdline: read_cmdline(pid),
+            cpu_start_ns,
+            ..Self::unread(pid, image, read_comm(pid))
+        }
+    }
+
+    /// One of which nothing is known but what was told.
+    pub(super) fn unread(pid: u32, image: u64, comm: String) -> Self {
+        Self {
+            pid,
+            image,
+            comm,
+            cmdline: Vec::new(),
+            container: String::new(),
+            pod: String::new(),
+            last_python: None,
+            program: Program::Unknown,
+            looked_at: false,
+            cpu_start_ns: 0,
+            cpu_before_ns: 0,
+            cpu_end_ns: None,
+            uninspected: 0,
+            uninspected_told: 0,
+            alive: true,
+            sampled: false,
+            identity: None,
+            accounted: false,
+            execs: 0,
+            is_past: false,
+        }
+    }
+
+    /// CPython's version as text; empty when it is not CPython (any more).
+    pub fn version(&self) -> &str {
+        match &self.program {
+            Program::Python(_, version) => version,
+            Program::Unknown | Program::Other => "",
+        }
+    }
+
+    /// What tells it from every other process of its host: boot, pid and start, which another recording finds as well, and
+    /// of a later program the how-manieth it is. Of one that is gone before it can be asked, its `instance`, for nobody else
+    /// can ask it either.
+    pub fn identity(&mut self, instance: u64) -> &str {
+        let (pid, execs) = (self.pid, self.execs);
+        self.identity.get_or_insert_with(|| {
+            let program = if execs > 0 { format!("-{execs}") } else { String::new() };
+            match RemoteProcess::at(Pid(pid)).stat() {
+                Ok(stat) => format!("{}-{pid:x}-{:x}{program}", boot(), stat.start_ticks),
+                Err(_) => format!("{}-{pid:x}-{instance:016x}{program}", boot()),
+            }
+        })
+    }
+
+    /// Whether its present program is or was CPython.
+    pub fn ever_python(&self) -> bool {
+        self.last_python.is_some()
+    }
+
+    /// Version of its latest CPython, `PY_VERSION_HEX` and as text, whatever it runs now.
+    pub fn last_python(&self) -> Option<(u32, &str)> {
+        self.last_python.as_ref().map(|(hex, text)| (*hex, text.as_str()))
+    }
+
+    /// CPU time of all its threads while it was selected and ran CPython, nanoseconds; `None` when it could not be
+    /// measured.
+    pub fn cpu_ns(&self) -> Option<u64> {
+        if !self.is_python() {
+            return Some(self.cpu_before_ns);
+        }
+        let now = || if self.alive { cpu_time_ns(self.pid) } else { None };
+        self.cpu_end_ns.or_else(now).map(|end| self.cpu_before_ns + end.saturating_sub(self.cpu_start_ns))
+    }
+
+    /// Whether its process has executed another program since.
+    pub fn execs_later(&self) -> bool {
+        self.is_past
+    }
+
+    pub(super) fn is_python(&self) -> bool {
+        matches!(self.program, Program::Python(..))
+    }
+
+    /// What it has used so far is not what its samples will stand for.
+    pub fn cpu_starts_now(&mut self) {
+        let now = if self.alive { cpu_time_ns(self.pid) } else { None };
+        // One that has ended, whether that has been told or not, uses no more.
+        self.cpu_start_ns = now.unwrap_or(u64::MAX);
+    }
+
+    /// It began when sampling had ended.
+    pub(super) fn never_counts(&mut self) {
+        (self.cpu_start_ns, self.cpu_end_ns) = (u64::MAX, Some(0));
+    }
+
+    /// A new program begins, at this CPU time. Returns the one before if it was CPython.
+    pub(super) fn exec(&mut self, image: u64, comm: String, cpu_ns: Option<u64>) -> Option<Self> {
+        // After the end of sampling nothing it uses counts any more.
+        let cpu_ns = cpu_ns.map(|cpu_ns| self.cpu_end_ns.take().map_or(cpu_ns, |end| end.min(cpu_ns)));
+        let before = Self { cpu_end_ns: cpu_ns, alive: false, is_past: true, ..self.clone() };
+        *self = Self {
+            container: std::mem::take(&mut self.container),
+            pod: std::mem::take(&mut self.pod),
+            cpu_start_ns: cpu_ns.unwrap_or(self.cpu_start_ns),
+            cpu_end_ns: self.cpu_end_ns,
+            execs: self.execs + 1,
+            // Rather none than its parent's.
+            cmdline: read_cmdline(self.pid),
+            ..Self::unread(self.pid, image, comm)
+        };
+        before.ever_python().then_some(before)
+    }
+
+    /// How many of so many runs that met the present program uninspected are new.
+    pub(super) fn new_of(&mut self, uninspected: u64) -> u64 {
+        let new = uninspected.saturating_sub(self.uninspected_told);
+        self.uninspected_told = uninspected.max(self.uninspected_told);
+        new
+    }
+
+    /// Sets what the present image is.
+    pub fn decide(&mut self, program: Program) {
+        self.last_python = program.python().or(self.last_python.take());
+        self.program = program;
+    }
+
+    /// A child of it, which is a copy until it executes another program.
+    pub(super) fn child(&self, pid: u32, image: u64, comm: String) -> Self {
+        Self {
+            pid,
+            image,
+            comm,
+            last_python: self.program.python(),
+            cpu_start_ns: 0,
+            cpu_before_ns: 0,
+            cpu_end_ns: None,
+            uninspected: 0,
+            uninspected_told: 0,
+            alive: true,
+            sampled: false,
+            identity: None,
+            accounted: false,
+            execs: 0,
+            is_past: false,
+            ..self.clone()
+        }
+    }
+
+    /// Whether a segment that ends now has anything to tell of it.
+    pub(super) fn has_news(&self) -> bool {
+        let new = !self.accounted || self.sampled || self.uninspected > 0;
+        self.ever_python() && (new || self.cpu_ns().is_some_and(|ns| ns > 0))
+    }
+
+    /// What a segment that ends now has of it. What it uses from now on is the next segment's.
+    pub(super) fn cut(&mut self) -> Self {
+        let now = if self.alive { cpu_time_ns(self.pid) } else { None };
+        let ended = Self { cpu_end_ns: self.cpu_end_ns.or(now), alive: false, ..self.clone() };
+        if let Some(counted) = ended.cpu_end_ns {
+            self.cpu_start_ns = self.cpu_start_ns.max(counted);
+            self.cpu_before_ns = 0;
+        } else if !self.is_python() {
+            self.cpu_before_ns = 0;
+        }
+        self.uninspected = 0;
+        self.sampled = false;
+        self.accounted = !self.alive;
+        ended
+    }
+
+    /// Brings name and command line up to date (they change at `exec`).
+    pub fn refresh(&mut self) {
+        let (comm, cmdline) = (read_comm(self.pid), read_cmdline(self.pid));
+        if !comm.is_empty() {
+            self.comm = comm;
+        }
+        if !cmdline.is_empty() {
+            self.cmdline = cmdline;
+        }
+        // A runtime moves a process into its container before it execs the program.
+        (self.container, self.pod) = read_container(self.pid);
+    }
+}
+
+/// CPU time of a live process, dead threads included (`CLOCK_PROCESS_CPUTIME_ID` of another process).
+pub(in crate::recording) fn cpu_time_ns(pid: u32) -> Option<u64> {
+    let clock: ClockId = clock_getcpuclockid(nix::unistd::Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    let time = clock_gettime(clock).ok()?;
+    Some(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
+}
+
+/// The beginning of this boot's id, which is random; zeros where it cannot be read.
+fn boot() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        id.get(..8).unwrap_or("00000000").to_owned()
+    })
+}
+
+fn read_comm(pid: u32) -> String {
+    let text = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
+}
+
+/// Container and pod of a process; empty where it is in none.
+fn read_container(pid: u32) -> (String, String) {
+    let cgroups = RemoteProcess::at(Pid(pid)).cgroups().unwrap_or_default();
+    (cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default())
+}
+
+/// At most 4 KiB of the command line: a target can make it as long as it likes.
+fn read_cmdline(pid: u32) -> Vec<String> {
+    // A process that vanishes meanwhile has no command line.
+    RemoteProcess::at(Pid(pid)).cmdline(4096).unwrap_or_default()
+}

@@ -1,0 +1,89 @@
+//! What to record: targets, sampling, limits. No paths, no formats, no words.
+
+use super::native::NativePlan;
+use crate::discover::Filter;
+use crate::types::Pid;
+use std::time::Duration;
+
+/// Which processes are recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// These, in the order given, each once.
+    Pids(Vec<Pid>),
+    /// Every CPython process.
+    AllPython,
+    /// A process that has not begun to run its program: it is looked at when it executes one.
+    Child(Pid),
+}
+
+/// A recording to make.
+///
+/// ```
+/// use std::time::Duration;
+/// use tachyon::recording::{Request, Targets};
+/// use tachyon::types::Pid;
+///
+/// let request = Request { native: None, ..Request::new(Targets::Pids(vec![Pid(4242)]), Duration::from_millis(10)) };
+/// assert!((request.rate_hz - 100.0).abs() < 1e-9);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Which processes.
+    pub targets: Targets,
+    /// Their children too, from now on.
+    pub follow_children: bool,
+    /// Which of those processes.
+    pub filter: Filter,
+    /// CPU time between two samples, in whole nanoseconds.
+    pub interval: Duration,
+    /// The same as samples for each second of CPU time, as it was asked for.
+    pub rate_hz: f64,
+    /// Share of one core that the recorder may use, its BPF programs included; more, and it samples less often.
+    pub max_cpu: Option<f64>,
+    /// Bytes of memory that this process and the recorder's maps may use together; more, and it gives things up.
+    pub max_memory: Option<u64>,
+    /// Only samples that hold the GIL.
+    pub gil: bool,
+    /// The opcode of each frame too.
+    pub opcodes: bool,
+    /// Native frames, if they are wanted.
+    pub native: Option<NativePlan>,
+    /// Kernel frames too.
+    pub kernel: bool,
+    /// Each segment has its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
+    pub keep_stacks: bool,
+    /// Bytes of the sample ring, a power of two of whole pages; `None`: what suits rate and CPUs.
+    pub ring_bytes: Option<u32>,
+}
+
+/// Bytes for unwind tables when nothing else is said.
+const UNWIND_MEMORY: u32 = 64 << 20;
+
+impl Request {
+    /// Python and native frames of `targets`, a sample for each `interval` of CPU time, without limits; samples are kept by
+    /// stack.
+    #[must_use]
+    pub fn new(targets: Targets, interval: Duration) -> Self {
+        Self {
+            targets,
+            follow_children: false,
+            filter: Filter::default(),
+            interval,
+            rate_hz: 1.0 / interval.as_secs_f64(),
+            max_cpu: None,
+            max_memory: None,
+            gil: false,
+            opcodes: false,
+            native: Some(NativePlan::new(UNWIND_MEMORY)),
+            kernel: false,
+            keep_stacks: true,
+            ring_bytes: None,
+        }
+    }
+
+    /// Whether samples may be of more than one process: stacks then start with `comm (pid)`.
+    #[must_use]
+    pub fn many_processes(&self) -> bool {
+        self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)
+    }
+}

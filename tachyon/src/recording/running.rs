@@ -1,0 +1,395 @@
+//! A recording that runs: tells how it is doing, and hands out segments until it is ended.
+//!
+//! A segment ends at a moment of the monotonic clock. The kernel side counts runs from then on in its other bank and marks
+//! their records ([`crate::kernel::Cut`]); when no run of the old bank is left, its count of records sent is final, the
+//! ring is read until they all have come, and the thread that makes samples begins the next profile. Nothing is detached. The
+//! end is the same with the event detached: then the counters stand still.
+
+use super::account::{self, Facts, Read, Stats, Used};
+use super::follow::{Follow, lock};
+use super::memory;
+use super::native::{Mapped, Mapper};
+use super::open::{meta, unix_now};
+use super::registry::{Registry, SegmentCounts};
+use super::request::{Request, Targets};
+use super::samples::{Cut, Live, Made, SETTLED, Told};
+use super::segment::Segment;
+use super::targets::{self, Children};
+use super::throttle::Limiter;
+use super::waiting;
+use crate::events::{Reader, ReaderStats};
+use crate::kernel::{self, Event, Kernel};
+use crate::machine::max_sample_rate;
+use crate::profile::Profile;
+use crate::remote::{End, Patience, not_waited_for};
+use crate::report::{SegmentReport, StartReport};
+use crate::sinks::Sink;
+use crate::types::KtimeNs;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tachyon_common::event::Counters;
+use tachyon_common::segment::BANKS;
+
+/// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a recording is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Since sampling began.
+    pub elapsed: Duration,
+    /// Samples so far.
+    pub samples: u64,
+    /// Selected processes that run CPython now.
+    pub processes: u64,
+    /// Runs lost so far, by whatever cause.
+    pub lost: u64,
+    /// Why there is no point in going on.
+    pub over: Option<Over>,
+    /// What has become weaker than it should be since this was asked last, each once.
+    pub told: Vec<String>,
+}
+
+/// Why a recording has nothing more to record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// All targets that were given by pid have ended.
+    TargetsGone,
+    /// The sink failed.
+    SinkFailed,
+    /// The limit of memory is reached.
+    NoMemory,
+}
+
+/// What a running recording is made of.
+pub(super) struct Parts {
+    pub request: Request,
+    pub kernel: Arc<Mutex<Kernel>>,
+    pub registry: Arc<Mutex<Registry>>,
+    pub stats: Arc<Stats>,
+    pub children: Children,
+    pub live: Arc<Live>,
+    pub limiter: Limiter,
+    pub event: Event,
+    pub start: StartReport,
+    pub opened: Instant,
+    pub end: End,
+    pub started: Instant,
+    pub start_unix: f64,
+    pub ring_bytes: u32,
+}
+
+/// The threads that records go through; the end waits for them in this order.
+pub(super) struct Threads {
+    pub reader: Reader,
+    pub follow: Follow,
+    pub sender: Sender<Told>,
+    pub maker: JoinHandle<Made>,
+    pub mapper: Option<Mapper>,
+}
+
+/// A recording that runs. Dropped, it ends and its samples are lost.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use tachyon::recording::{Request, Targets};
+/// let request = Request::new(Targets::AllPython, Duration::from_millis(50));
+/// let mut running = request.open()?.start()?;
+/// for _minute in 0..60 {
+///     std::thread::sleep(Duration::from_secs(60));
+///     let segment = running.cut()?;
+///     println!("{}: {} samples", segment.sequence, segment.report.stored);
+/// }
+/// let last = running.finish()?;
+/// assert_eq!(last.report.inconsistent, 0);
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub struct Running {
+    parts: Parts,
+    threads: Option<Threads>,
+    since: Since,
+    /// What was told of by [`Running::status`]: segments do not repeat it.
+    said: BTreeSet<String>,
+    mapped: Option<Mapped>,
+    /// Runs of earlier segments that the kernel side counts as lost and that are not.
+    not_lost: u64,
+    /// Whether a CPython that was asked for has been met.
+    met: bool,
+}
+
+/// Where a segment's counts begin.
+#[derive(Clone, Copy, Debug)]
+struct Since {
+    sequence: u64,
+    start: Instant,
+    start_unix: f64,
+    /// The last readings of both banks.
+    counters: [Counters; BANKS as usize],
+    samples_read: [u64; BANKS as usize],
+    bad_records: u64,
+    events_lost: u64,
+    used: Used,
+    cpu_ns: u64,
+    expected: f64,
+}
+
+/// What is known of a segment when its samples are complete.
+struct Ended {
+    bank: u32,
+    counters: Counters,
+    unsettled: bool,
+    reader: ReaderStats,
+    end: Instant,
+    end_unix: f64,
+    made: Made,
+    counts: SegmentCounts,
+}
+
+impl Running {
+    pub(super) fn new(parts: Parts, threads: Threads) -> Self {
+        let since = Since {
+            sequence: 0,
+            start: parts.started,
+            start_unix: parts.start_unix,
+            counters: Default::default(),
+            samples_read: Default::default(),
+            bad_records: 0,
+            events_lost: 0,
+            // What the start took belongs to the first segment.
+            used: Used::default(),
+            cpu_ns: 0,
+            expected: 0.0,
+        };
+        Self { parts, threads: Some(threads), since, said: BTreeSet::new(), mapped: None, not_lost: 0, met: false }
+    }
+
+    /// How it is doing.
+    ///
+    /// # Errors
+    /// When the kernel refuses to tell.
+    pub fn status(&mut self) -> anyhow::Result<Status> {
+        let Parts { request, live, limiter, started, .. } = &self.parts;
+        let counters = lock(&self.parts.kernel).counters()?;
+        let mut told: Vec<String> = limiter.told().into_iter().collect();
+        let mut registry = lock(&self.parts.registry);
+        told.append(&mut registry.told);
+        self.said.extend(told.iter().cloned());
+        let over = if live.failed.load(Ordering::Relaxed) {
+            Some(Over::SinkFailed)
+        } else if live.no_memory.load(Ordering::Relaxed) {
+            Some(Over::NoMemory)
+        } else {
+            let gone = matches!(request.targets, Targets::Pids(_)) && !registry.any_alive();
+            gone.then_some(Over::TargetsGone)
+        };
+        Ok(Status {
+            elapsed: started.elapsed(),
+            samples: live.stored.load(Ordering::Relaxed),
+            processes: registry.live_python(),
+            lost: counters.loss.iter().sum::<u64>().saturating_sub(self.not_lost + registry.not_lost()),
+            over,
+            told,
+        })
+    }
+
+    /// Ends the present segment now, and begins the next without a gap. Its samples are kept by stack, if that was asked for.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or a thread of the recorder has ended early.
+    pub fn cut(&mut self) -> anyhow::Result<Segment> {
+        self.cut_with(|_| Ok(None))
+    }
+
+    /// The same; samples of the next segment go into the sink that `open` gives for its profile.
+    ///
+    /// # Errors
+    /// As [`Running::cut`], and what `open` says: nothing was cut then.
+    pub fn cut_into(
+        &mut self,
+        open: impl FnOnce(&Profile) -> anyhow::Result<Box<dyn Sink + Send>>,
+    ) -> anyhow::Result<Segment> {
+        self.cut_with(|profile| open(profile).map(Some))
+    }
+
+    fn cut_with(
+        &mut self,
+        open: impl FnOnce(&Profile) -> anyhow::Result<Option<Box<dyn Sink + Send>>>,
+    ) -> anyhow::Result<Segment> {
+        let threads = self.threads.as_ref().expect("only the end takes them");
+        let mut profile = Profile { meta: meta(&self.parts.request), ..Profile::default() };
+        profile.meta.python_version = targets::newest_version(&lock(&self.parts.registry)).unwrap_or_default();
+        let sink = open(&profile)?;
+        let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
+        let cut = lock(&self.parts.kernel).cut()?;
+        // Now, when the CPU time of processes is that of this moment.
+        let counts = take_counts(&self.parts.registry, &mut self.not_lost);
+        let (end, end_unix) = at(cut.at);
+        (next.profile.meta.start_us, next.profile.meta.start_unix) = (cut.at.as_micros(), end_unix);
+        let reader = threads.reader.read_until(cut.bank, cut.counters.sent, PATIENCE);
+        let (reply, ended) = mpsc::channel();
+        let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
+        let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
+        threads.sender.send(message).map_err(|_| no_maker())?;
+        let made = ended.recv().map_err(|_| no_maker())?;
+        if let Some(mapped) = threads.mapper.as_ref().and_then(Mapper::left) {
+            self.mapped = Some(mapped);
+        }
+        let (counters, unsettled) = (cut.counters, cut.unsettled);
+        let segment = self.account(Ended { bank: cut.bank, counters, unsettled, reader, end, end_unix, made, counts });
+        // What the segment before this one had is free by now, in pieces between what lives on.
+        memory::return_freed();
+        Ok(segment)
+    }
+
+    /// The account of a segment whose samples are complete, and the end of its file.
+    fn account(&mut self, ended: Ended) -> Segment {
+        let Ended { bank, counters, unsettled, reader, end, end_unix, mut made, mut counts } = ended;
+        let Parts { request, stats, limiter, ring_bytes, start, .. } = &self.parts;
+        let bank = bank as usize;
+        let (events_lost, used) = {
+            let kernel = lock(&self.parts.kernel);
+            (kernel.counters().map_or(self.since.events_lost, |all| all.events_lost), stats.used(&kernel))
+        };
+        let read = Read {
+            samples: reader.samples[bank] - self.since.samples_read[bank],
+            bad_records: reader.bad_records - self.since.bad_records,
+            longest_stall: reader.longest_stall,
+            stalled_without_cpu: reader.stalled_without_cpu,
+        };
+        let start = if self.since.sequence == 0 { *start } else { StartReport::default() };
+        let cost = stats.cost(&self.since.used, &used, &lock(&self.parts.kernel), *ring_bytes, start);
+        if let Some(mapped) = &self.mapped {
+            counts.notes.extend(mapped.notes.iter().cloned());
+        }
+        let since = if self.since.sequence == 0 { self.parts.opened } else { self.since.start };
+        counts.notes.extend(not_waited_for(since));
+        targets::complete(&mut made, &counts);
+        let cpu_ns = counts.python_cpu_ns();
+        let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));
+        let mut report = account::report(&Facts {
+            request,
+            expected: cpu_ns.map(|_| expected - self.since.expected),
+            cpu_ns: cpu_ns.unwrap_or(0),
+            event: self.parts.event,
+            duration: end.duration_since(self.since.start),
+            counters: &kernel::since(&self.since.counters[bank], &counters),
+            events_lost: events_lost - self.since.events_lost,
+            unsettled,
+            reader: &read,
+            made: &made,
+            counts: &counts,
+            mapped: self.mapped.as_ref(),
+            cost,
+        });
+        self.met |= targets::met(&counts);
+        let nobody = request.targets == Targets::AllPython && !self.met;
+        let notes = counts.notes.iter().filter(|note| !self.said.contains(*note)).cloned().collect();
+        if self.since.sequence == 0 && self.threads.is_none() {
+            // It is the whole recording.
+            report.segments = Some(1);
+        } else {
+            let (sequence, start_unix) = (self.since.sequence, self.since.start_unix);
+            report.segment = Some(SegmentReport { sequence, start_unix, end_unix });
+        }
+        if report.effective_rate_hz < report.rate_hz {
+            // Formats that tell times count samples: they stand for the mean interval.
+            made.profile.meta.interval_us = report.mean_interval_us();
+        }
+        self.since = Since {
+            sequence: self.since.sequence + 1,
+            start: end,
+            start_unix: end_unix,
+            counters: self.since.counters,
+            samples_read: self.since.samples_read,
+            bad_records: reader.bad_records,
+            events_lost,
+            used,
+            cpu_ns: self.since.cpu_ns + cpu_ns.unwrap_or(0),
+            expected,
+        };
+        (self.since.counters[bank], self.since.samples_read[bank]) = (counters, reader.samples[bank]);
+        let finished = made.sink.take().map(|mut sink| sink.finish(&made.profile, &report));
+        let stacks = made.take_stacks();
+        let sink_error = made.first_error.take().or(finished.and_then(Result::err));
+        Segment {
+            sequence: self.since.sequence - 1,
+            stacks,
+            sink_error,
+            notes,
+            nobody,
+            ..Segment::new(report, made.profile, made.leaves)
+        }
+    }
+
+    /// Ends the recording. Returns its last segment, which is the whole of one that was never cut.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
+    pub fn finish(mut self) -> anyhow::Result<Segment> {
+        self.parts.limiter.stop();
+        lock(&self.parts.kernel).detach_sampling();
+        self.parts.end.come();
+        let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
+        lock(&self.parts.registry).sampling_ended();
+        let (end, end_unix) = (Instant::now(), unix_now());
+        let rate_hz = self.parts.request.rate_hz;
+        if let Some(limit) = max_sample_rate().filter(|&limit| f64::from(limit) < rate_hz) {
+            lock(&self.parts.registry).note(format!(
+                "kernel.perf_event_max_sample_rate is {limit}, the most that a CPU samples in a second: ask for less, or raise it"
+            ));
+        }
+        // Where the targets wait and what their children do is asked before the slower part of the end.
+        let waiting = waiting::place(&self.parts.request.targets, &self.parts.registry);
+        let busy_children = self.parts.children.busy(self.parts.started.elapsed());
+        let bank = lock(&self.parts.kernel).bank();
+        let (counters, settled) = lock(&self.parts.kernel).bank_counters(bank)?;
+        // Who tells whom decides the order: the reader tells the maker, and the maker and the follower tell the mapper.
+        let Threads { reader, follow, sender, maker, mapper } = self.threads.take().expect("only the end takes them");
+        let reader = reader.stop();
+        if let Err(early) = follow.stop() {
+            lock(&self.parts.registry).note(early.to_owned());
+        }
+        lock(&self.parts.kernel).detach_lifecycle()?;
+        drop(sender);
+        let made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+        self.mapped = mapper.map(Mapper::stop);
+        let counts = take_counts(&self.parts.registry, &mut self.not_lost);
+        let segment = self.account(Ended { bank, counters, unsettled: !settled, reader, end, end_unix, made, counts });
+        Ok(Segment { waiting, busy_children, ..segment })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Only where it was not finished.
+        let Some(Threads { reader, follow, sender, maker, mapper }) = self.threads.take() else { return };
+        self.parts.limiter.stop();
+        self.parts.end.come();
+        // There is nobody left to tell of what fails.
+        lock(&self.parts.kernel).detach_sampling();
+        let _read = reader.stop();
+        let _followed = follow.stop();
+        let _detached = lock(&self.parts.kernel).detach_lifecycle();
+        drop(sender);
+        let _made = maker.join();
+        let _mapped = mapper.map(Mapper::stop);
+    }
+}
+
+/// What the registry knows of the segment that ends.
+fn take_counts(registry: &Mutex<Registry>, not_lost: &mut u64) -> SegmentCounts {
+    let mut registry = lock(registry);
+    *not_lost += registry.not_lost();
+    registry.cut(SETTLED)
+}
+
+/// A moment of the monotonic clock, on the other clocks. It lies at most some milliseconds ago.
+fn at(moment: KtimeNs) -> (Instant, f64) {
+    let ago = Duration::from_nanos(KtimeNs::now().0.saturating_sub(moment.0));
+    let now = Instant::now();
+    (now.checked_sub(ago).unwrap_or(now), unix_now() - ago.as_secs_f64())
+}

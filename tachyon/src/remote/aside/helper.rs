@@ -1,0 +1,284 @@
+//! What the helper processes do. They are forked from a program with threads: here nothing is allocated, nothing panics, and
+//! nothing returns.
+
+use std::ffi::CStr;
+use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::stat::{Mode, fstat};
+use nix::sys::statfs::fstatfs;
+use nix::sys::uio::{RemoteIoVec, pread, process_vm_readv};
+use nix::unistd::{ForkResult, Pid, chdir, fork, read};
+
+use super::message::{self, CHUNK, Found, Kind, MAX_PATHS, REQUEST, Reply, Request};
+use crate::types::KtimeNs;
+
+/// Most helpers that one recorder has in its life: each but a few was left behind by a read that did not come back.
+const MAX_HELPERS: usize = 256;
+
+/// Forks the process that makes helpers. It is small, for it is forked early, and has one thread.
+///
+/// # Errors
+/// When there is no room for it.
+pub(super) fn start_nursery() -> Result<OwnedFd, Errno> {
+    let (ours, theirs) = pair()?;
+    // No handler of ours may run in a child.
+    let mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)?;
+    // SAFETY: the children use what they were given on their stacks and system calls only, and leave by `_exit`.
+    let forked = unsafe { fork() };
+    if let Ok(ForkResult::Child) = forked {
+        // Forked once more: nobody who waits for the caller's children meets it.
+        // SAFETY: as above.
+        if let Ok(ForkResult::Child) = unsafe { fork() } {
+            nursery(theirs.as_raw_fd());
+        }
+        exit();
+    }
+    let restored = mask.thread_set_mask();
+    if let ForkResult::Parent { child } = forked? {
+        // The caller may wait for whatever child ends.
+        let _waited_for = nix::sys::wait::waitpid(child, None);
+    }
+    restored?;
+    Ok(ours)
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+}
+
+fn exit() -> ! {
+    // SAFETY: it does not return, and runs no handler.
+    unsafe { libc::_exit(0) }
+}
+
+/// Makes helpers until the recorder has gone, and takes those with it that can be ended.
+fn nursery(socket: RawFd) -> ! {
+    become_helper(socket);
+    // Descriptor and children are this process's own from here on.
+    // SAFETY: it is open, and nobody else's in this process.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let mut helpers = [None; MAX_HELPERS];
+    let mut word = [0; 1];
+    for slot in &mut helpers {
+        if !message::receive(socket.as_fd(), &mut word).is_ok_and(|(len, _)| len > 0) {
+            break;
+        }
+        let Ok((ours, theirs)) = pair() else { break };
+        // SAFETY: as in `start_nursery`; this process has one thread.
+        match unsafe { fork() } {
+            Ok(ForkResult::Child) => {
+                drop((ours, socket));
+                serve(&theirs);
+            }
+            Ok(ForkResult::Parent { child }) => {
+                // It is never waited for, so that its pid stays its own until this process ends.
+                *slot = Some(child);
+                let word = child.as_raw().to_ne_bytes();
+                if message::send(socket.as_fd(), &[IoSlice::new(&word)], Some(ours.as_fd())).is_err() {
+                    break;
+                }
+            }
+            Err(_) => break,
+        }
+    }
+    // Where no more are made, those that are there go on.
+    while message::receive(socket.as_fd(), &mut word).is_ok_and(|(len, _)| len > 0) {
+        let none = 0_i32.to_ne_bytes();
+        let _gone = message::send(socket.as_fd(), &[IoSlice::new(&none)], None);
+    }
+    for helper in helpers.into_iter().flatten() {
+        // One that waits in the kernel for a page may be beyond this: it is left behind.
+        let _ended = kill(helper, Signal::SIGKILL);
+    }
+    exit();
+}
+
+/// Lets go of all that a helper has from its recorder and does not need: standard output above all, for whoever reads that
+/// waits for its end.
+fn become_helper(socket: RawFd) {
+    let _named = nix::sys::prctl::set_name(c"tachyon-reader-");
+    let _moved = chdir(c"/");
+    let socket = socket.unsigned_abs();
+    for (first, last) in [(0, socket.checked_sub(1)), (socket + 1, Some(u32::MAX))] {
+        let Some(last) = last else { continue };
+        // SAFETY: nothing in this process uses these descriptors any more.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+    // Whoever asks keeps its processor meanwhile: where all are busy, each answer would else come a time slice later. What
+    // helpers do at a time is little.
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameter outlives the call; 0 means the calling thread. Where it is refused, answers come later.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const lowest) };
+    // A helper with more rights than it needs does no more with them.
+    let _kept = keep_rights();
+}
+
+/// What helpers use: other users' memory and files, and the files behind mappings.
+const NEEDED: u64 = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_CHECKPOINT_RESTORE;
+/// Numbers of include/uapi/linux/capability.h.
+const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_CHECKPOINT_RESTORE: u32 = 40;
+
+/// Drops all other capabilities. (The crate for that allocates.)
+fn keep_rights() -> Result<(), Errno> {
+    // `_LINUX_CAPABILITY_VERSION_3`, and the calling thread.
+    let mut header = [0x2008_0522_u32, 0];
+    // Effective, permitted and inheritable; their lower halves, then the upper ones.
+    let mut sets = [[0_u32; 3]; 2];
+    // SAFETY: both have the kernel's layout and outlive the call.
+    let got = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) };
+    Errno::result(got)?;
+    for ([effective, permitted, inheritable], needed) in sets.iter_mut().zip([NEEDED as u32, (NEEDED >> 32) as u32]) {
+        (*effective, *permitted, *inheritable) = (*effective & needed, *permitted & needed, 0);
+    }
+    // SAFETY: as above.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) };
+    Errno::result(set).map(drop)
+}
+
+/// Answers until nobody asks any more.
+fn serve(socket: &OwnedFd) -> ! {
+    let mut request = [0; REQUEST + MAX_PATHS];
+    let mut chunk = [0; CHUNK];
+    loop {
+        let (len, file) = match message::receive(socket.as_fd(), &mut request) {
+            Ok((0, _)) | Err(_) => exit(),
+            Ok(received) => received,
+        };
+        let Some((asked, paths)) = request.get(..len).and_then(Request::parse) else { exit() };
+        let mut answer = Answer { socket: socket.as_fd(), waited: 0 };
+        let result = match asked.kind {
+            Kind::Memory => answer.memory(&asked, &mut chunk),
+            Kind::Whole => answer.whole(&asked, paths, &mut chunk),
+            Kind::Find => answer.find(paths),
+            Kind::File => answer.file(&asked, file, &mut chunk),
+        };
+        // Where the recorder has gone, the next request is the end.
+        let _gone = match result {
+            Ok(()) => Ok(()),
+            Err(errno) => answer.send(errno as i32, true, &[], None),
+        };
+    }
+}
+
+/// An answer under way.
+struct Answer<'a> {
+    socket: BorrowedFd<'a>,
+    /// Microseconds for which the reads so far did not have what they needed, and slept.
+    waited: u32,
+}
+
+impl Answer<'_> {
+    fn send(&self, errno: i32, last: bool, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let reply = Reply { errno, last: u32::from(last), waited_us: self.waited };
+        message::send(self.socket, &[IoSlice::new(&reply.bytes()), IoSlice::new(bytes)], file)
+    }
+
+    /// Does something, and notes how long it slept. Waiting for a processor is nobody's fault.
+    fn timed<T>(&mut self, act: impl FnOnce() -> T) -> T {
+        let slept = || getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches());
+        let (before, start) = (slept(), KtimeNs::now().0);
+        let result = act();
+        if slept() > before {
+            let took = KtimeNs::now().0.saturating_sub(start) / 1000;
+            self.waited = self.waited.saturating_add(u32::try_from(took).unwrap_or(u32::MAX));
+        }
+        result
+    }
+
+    fn memory(&mut self, asked: &Request, chunk: &mut [u8; CHUNK]) -> Result<(), Errno> {
+        let pid = Pid::from_raw(asked.pid);
+        let (mut base, mut left) = (asked.addr as usize, asked.len as usize);
+        loop {
+            let len = left.min(CHUNK);
+            let Some(into) = chunk.get_mut(..len) else { return Err(Errno::EINVAL) };
+            let from = [RemoteIoVec { base, len }];
+            let got = self.timed(|| process_vm_readv(pid, &mut [IoSliceMut::new(into)], &from));
+            let got = match got {
+                // What was read before is told, and that there is no more.
+                Err(_) if left < asked.len as usize => 0,
+                got => got?,
+            };
+            (base, left) = (base.wrapping_add(got), left.saturating_sub(got));
+            let last = got < len || left == 0;
+            self.send(0, last, chunk.get(..got).unwrap_or_default(), None)?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A file whole, as far as `len`: one of `/proc`.
+    fn whole(&mut self, asked: &Request, paths: &[u8], chunk: &mut [u8; CHUNK]) -> Result<(), Errno> {
+        let path = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
+        let file = self.timed(|| open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()))?;
+        let mut left = asked.len as usize;
+        loop {
+            let Some(into) = chunk.get_mut(..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+            let got = if into.is_empty() { 0 } else { self.timed(|| read(&file, into))? };
+            left = left.saturating_sub(got);
+            self.send(0, got == 0, chunk.get(..got).unwrap_or_default(), None)?;
+            if got == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What lies at a path, or at one below a root directory.
+    fn find(&mut self, paths: &[u8]) -> Result<(), Errno> {
+        let first = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
+        let rest = paths.get(first.count_bytes() + 1..).unwrap_or_default();
+        let handle = match CStr::from_bytes_until_nul(rest) {
+            Err(_) => self.timed(|| open(first, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()))?,
+            Ok(below) => self.timed(|| {
+                let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+                let root = open(first, flags, Mode::empty())?;
+                let how = OpenHow::new()
+                    .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+                    .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+                openat2(&root, below, how)
+            })?,
+        };
+        let (stat, system) = self.timed(|| (fstat(&handle), fstatfs(&handle)));
+        let (stat, system) = (stat?, system?);
+        #[allow(clippy::unnecessary_cast, reason = "musl has another type")]
+        let system = system.filesystem_type().0 as i64;
+        let found = Found {
+            dev: stat.st_dev,
+            inode: stat.st_ino,
+            mtime_s: stat.st_mtime,
+            mtime_ns: stat.st_mtime_nsec,
+            size: stat.st_size.unsigned_abs(),
+            regular: u64::from(stat.st_mode & libc::S_IFMT == libc::S_IFREG),
+            system,
+        };
+        self.send(0, true, &found.bytes(), Some(handle.as_fd()))
+    }
+
+    /// A part of a file that was found.
+    fn file(&mut self, asked: &Request, handle: Option<OwnedFd>, chunk: &mut [u8; CHUNK]) -> Result<(), Errno> {
+        let handle = handle.ok_or(Errno::EBADF)?;
+        let mut path = [0; 32];
+        let written = write!(&mut path[..], "/proc/self/fd/{}\0", handle.as_raw_fd());
+        let path = CStr::from_bytes_until_nul(&path).ok().filter(|_| written.is_ok()).ok_or(Errno::EINVAL)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = self.timed(|| open(path, flags, Mode::empty()))?;
+        let (mut at, mut left) = (asked.addr as i64, asked.len as usize);
+        loop {
+            let Some(into) = chunk.get_mut(..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+            let got = if into.is_empty() { 0 } else { self.timed(|| pread(&file, into, at))? };
+            (at, left) = (at.saturating_add(got as i64), left.saturating_sub(got));
+            self.send(0, got == 0 || left == 0, chunk.get(..got).unwrap_or_default(), None)?;
+            if got == 0 || left == 0 {
+                return Ok(());
+            }
+        }
+    }
+}

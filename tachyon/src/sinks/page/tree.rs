@@ -1,0 +1,192 @@
+//! Stacks as one tree, roots first, and the functions that its nodes are.
+
+use crate::profile::{FrameId, Library, Profile, SPECIAL_FILENAME, library, package, package_path};
+use crate::sinks::label::{Kind, Label};
+use crate::sinks::stacks::{StackId, Stacks};
+use crate::sinks::text::{cut, escape_controls};
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+
+/// Most bytes of a name.
+const LONGEST_NAME: usize = 512;
+/// Stands in for stacks that are too rare and too many to be told apart.
+const RARE: &str = "<rare calls, left out>";
+/// A stack without frames.
+const NO_FRAMES: &str = "<no frames>";
+
+/// A function, as indexes into [`Tree::strings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Function {
+    pub kind: Kind,
+    pub name: u32,
+    pub file: u32,
+    /// Where it is, as pictures show it after the name.
+    pub place: u32,
+    pub module: u32,
+}
+
+/// A node: a line of a function that was called by its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Node {
+    /// Its parent's index, which is less than its own; its own for a root.
+    pub parent: u32,
+    /// Index of its function.
+    pub function: u32,
+    /// Running line; 0 where there is none.
+    pub line: u32,
+}
+
+/// The tree.
+#[derive(Debug, Default)]
+pub struct Tree {
+    pub strings: Vec<String>,
+    string_ids: HashMap<String, u32, RandomState>,
+    pub functions: Vec<Function>,
+    function_ids: HashMap<Function, u32, RandomState>,
+    pub nodes: Vec<Node>,
+    /// By stack: its innermost node.
+    leaves: Vec<u32>,
+}
+
+/// Nodes below no other have this parent in [`Tree::child`].
+const NO_PARENT: u32 = u32::MAX;
+
+impl Tree {
+    pub fn new(profile: &Profile, stacks: &Stacks) -> Self {
+        let mut tree = Self::default();
+        let mut known: HashMap<(u32, u32, u32), u32, RandomState> = HashMap::default();
+        let mut of_frames: Vec<Option<(u32, u32)>> = vec![None; profile.frames.len()];
+        for stack in stacks.iter() {
+            let mut at = NO_PARENT;
+            for &frame in stack.iter().rev() {
+                let (function, line) = *of_frames[frame.0 as usize].get_or_insert_with(|| tree.frame(profile, frame));
+                at = tree.child(&mut known, at, function, line);
+            }
+            if stack.is_empty() {
+                let function = tree.special(NO_FRAMES);
+                at = tree.child(&mut known, at, function, 0);
+            }
+            tree.leaves.push(at);
+        }
+        tree
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The innermost node of a stack.
+    pub fn leaf(&self, stack: StackId) -> u32 {
+        self.leaves[stack.0 as usize]
+    }
+
+    /// Leaves nodes out until `most` are left, the rarest first. What was in them is in one node below their parent, so
+    /// all that is left keeps its samples. `counts`: by stack.
+    pub fn prune(&mut self, counts: &[u64], most: usize) {
+        let mut totals = vec![0_u64; self.nodes.len()];
+        for (&leaf, count) in self.leaves.iter().zip(counts) {
+            totals[leaf as usize] += count;
+        }
+        for place in (0..self.nodes.len()).rev() {
+            let parent = self.nodes[place].parent as usize;
+            if parent != place {
+                totals[parent] += totals[place];
+            }
+        }
+        let mut least = 2;
+        // A parent has at most one new node, and so there is room for as many as are kept.
+        while totals.iter().filter(|&&total| total >= least).count() > most / 2 {
+            least *= 2;
+        }
+        let rare = self.special(RARE);
+        let mut known = HashMap::default();
+        let old = std::mem::take(&mut self.nodes);
+        let mut moved = vec![0_u32; old.len()];
+        for (place, node) in old.iter().enumerate() {
+            let parent = if node.parent as usize == place { NO_PARENT } else { moved[node.parent as usize] };
+            let below_rare = parent != NO_PARENT && self.nodes[parent as usize].function == rare;
+            moved[place] = match totals[place] >= least {
+                true => self.child(&mut known, parent, node.function, node.line),
+                false if below_rare => parent,
+                false => self.child(&mut known, parent, rare, 0),
+            };
+        }
+        self.leaves.iter_mut().for_each(|leaf| *leaf = moved[*leaf as usize]);
+    }
+
+    fn child(
+        &mut self,
+        known: &mut HashMap<(u32, u32, u32), u32, RandomState>,
+        parent: u32,
+        function: u32,
+        line: u32,
+    ) -> u32 {
+        *known.entry((parent, function, line)).or_insert_with(|| {
+            let own = index(self.nodes.len());
+            let parent = if parent == NO_PARENT { own } else { parent };
+            self.nodes.push(Node { parent, function, line });
+            own
+        })
+    }
+
+    fn frame(&mut self, profile: &Profile, frame: FrameId) -> (u32, u32) {
+        let label = Label::of(profile, profile.frames.get(frame));
+        let (name, file) = (self.string(label.function), self.string(label.filename));
+        let module = match label.kind {
+            Kind::Python => module(label.filename),
+            Kind::Native | Kind::Kernel if !label.filename.is_empty() => label.filename.to_owned(),
+            Kind::Native | Kind::Kernel | Kind::Special => label.function.to_owned(),
+        };
+        let module = self.string(&module);
+        let place = match label.kind {
+            Kind::Python => self.string(package_path(label.filename)),
+            Kind::Native => file,
+            Kind::Kernel | Kind::Special => self.string(""),
+        };
+        (self.function(Function { kind: label.kind, name, file, place, module }), label.line.unwrap_or(0))
+    }
+
+    fn special(&mut self, name: &str) -> u32 {
+        let (name, file) = (self.string(name), self.string(""));
+        self.function(Function { kind: Kind::Special, name, file, place: file, module: name })
+    }
+
+    fn function(&mut self, function: Function) -> u32 {
+        *self.function_ids.entry(function).or_insert_with(|| {
+            self.functions.push(function);
+            index(self.functions.len() - 1)
+        })
+    }
+
+    /// The index of a text as it is shown.
+    pub fn string(&mut self, text: &str) -> u32 {
+        let shown = escape_controls(&cut(text, LONGEST_NAME)).into_owned();
+        if let Some(&id) = self.string_ids.get(&shown) {
+            return id;
+        }
+        self.strings.push(shown.clone());
+        self.string_ids.insert(shown, index(self.strings.len() - 1));
+        index(self.strings.len() - 1)
+    }
+}
+
+/// The module of a Python file, as the text report tells it where no metadata of distributions is at hand.
+fn module(file: &str) -> String {
+    if file.starts_with("<frozen ") {
+        return "stdlib".to_owned();
+    }
+    if file.is_empty() || file == SPECIAL_FILENAME {
+        return "<unknown>".to_owned();
+    }
+    let path = file.replace('\\', "/");
+    match library(&path) {
+        Some(Library::Site { inside, .. }) => package(inside).to_owned(),
+        Some(Library::Standard(_)) => "stdlib".to_owned(),
+        None => file.to_owned(),
+    }
+}
+
+fn index(len: usize) -> u32 {
+    u32::try_from(len).expect("fewer than 2^32 things fit in memory")
+}

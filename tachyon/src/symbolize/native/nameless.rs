@@ -1,0 +1,36 @@
+//! Functions that no symbol table names: by where they start, which the search table of `.eh_frame` tells even of files that
+//! were stripped of everything else. Such a name is the same in each run of one build, and can be looked up later.
+
+use super::demangle;
+use super::table::{ALL, DYNAMIC, SymbolTable};
+use crate::remote::TargetFile;
+use crate::remote::elf::Elf;
+use crate::unwind::Windows;
+use std::sync::Arc;
+
+/// First address of the function that holds an address of a file.
+pub(super) fn start_of_function(file: &TargetFile, vaddr: u64) -> Option<u64> {
+    let elf = Elf::parse(file).ok()?;
+    Windows::of(&elf)?.function(&elf, vaddr)
+}
+
+/// The functions of a debug file.
+#[derive(Debug)]
+pub struct FunctionNames(SymbolTable);
+
+impl FunctionNames {
+    /// Those of a file; `None`: it has none.
+    #[must_use]
+    pub fn of(file: TargetFile) -> Option<Self> {
+        let loads = Elf::parse(&file).ok()?.loads().to_vec();
+        let file = Arc::new(file);
+        let of = |kind| SymbolTable::of_file(&file, kind, &loads).ok().flatten();
+        of(ALL).or_else(|| of(DYNAMIC)).map(Self)
+    }
+
+    /// The name of the function that holds an address of the file, before relocation.
+    #[must_use]
+    pub fn at(&self, vaddr: u64) -> Option<String> {
+        Some(demangle(&self.0.find(vaddr)?.name))
+    }
+}

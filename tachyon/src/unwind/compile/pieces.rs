@@ -1,0 +1,114 @@
+//! Functions' rules to rows: collected function by function, then sorted.
+
+use super::eh_return::EhReturn;
+use super::{MAX_ROWS, Machine, Piece, Slice, Table, arm64, x86_64};
+use crate::remote::elf::{Elf, ReadAt};
+use gimli::{BaseAddresses, EhFrame, FrameDescriptionEntry, UnwindContext, UnwindExpression};
+use tachyon_common::unwind::{Row, Rule};
+
+/// Collects pieces, function by function.
+pub(super) struct Pieces<'a, R> {
+    elf: &'a Elf<R>,
+    section: &'a EhFrame<Slice<'a>>,
+    bases: &'a BaseAddresses,
+    machine: Machine,
+    context: UnwindContext<usize>,
+    pieces: Vec<Piece>,
+}
+
+impl<'a, R: ReadAt> Pieces<'a, R> {
+    pub fn new(elf: &'a Elf<R>, section: &'a EhFrame<Slice<'a>>, bases: &'a BaseAddresses, machine: Machine) -> Self {
+        Self { elf, section, bases, machine, context: UnwindContext::new(), pieces: Vec::new() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub fn extend(&mut self, pieces: impl IntoIterator<Item = Piece>) {
+        self.pieces.extend(pieces);
+    }
+
+    /// All of them.
+    pub fn finish(self) -> Vec<Piece> {
+        self.pieces
+    }
+
+    /// Adds a function.
+    pub fn add(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) {
+        let (start, end) = (fde.initial_address(), fde.end_address());
+        let before = self.pieces.len();
+        if self.add_rows(fde).is_err() {
+            self.pieces.truncate(before);
+            self.pieces.push(Piece { start, end, rule: Rule::UNSUPPORTED });
+        }
+    }
+
+    fn add_rows(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) -> gimli::Result<()> {
+        let limit = fde.end_address();
+        let signal = fde.is_signal_trampoline();
+        let outermost = self.machine == Machine::Arm64 && arm64::is_outermost(fde, self.section, self.bases);
+        let mut eh_return = EhReturn::default();
+        let mut rows = fde.rows(self.section, self.bases, &mut self.context)?;
+        while let Some(row) = rows.next_row()? {
+            let (start, end) = (row.start_address(), row.end_address().min(limit));
+            if start >= end {
+                continue;
+            }
+            let rule = match self.machine {
+                Machine::X86_64 if eh_return.take(row) => Rule::UNSUPPORTED,
+                Machine::X86_64 => x86_64::compact(self.section, row, signal),
+                Machine::Arm64 => arm64::compact(row, signal, outermost),
+            };
+            match self.pieces.last_mut() {
+                Some(last) if last.end == start && last.rule == rule => last.end = end,
+                _ => self.pieces.push(Piece { start, end, rule }),
+            }
+            if self.pieces.len() > MAX_ROWS {
+                break;
+            }
+        }
+        if let Some(installed) = eh_return.installed(self.elf, fde.initial_address()) {
+            self.pieces.push(Piece { start: installed.start, end: installed.end, rule: Rule::UNSUPPORTED });
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of an expression.
+pub(super) fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindExpression<usize>) -> Option<&'a [u8]> {
+    expression.get(section).ok().map(|found| found.0.slice())
+}
+
+/// Sorts pieces and makes them rows. Where two overlap, the one that starts later is believed.
+pub(super) fn rows_of(mut pieces: Vec<Piece>, base: u64) -> Table {
+    pieces.sort_by_key(|piece| piece.start);
+    let mut table = Table { base, rows: Vec::with_capacity(pieces.len() + pieces.len() / 8), unsupported: 0 };
+    for (at, piece) in pieces.iter().enumerate() {
+        let next = pieces.get(at + 1).map(|next| next.start);
+        if next == Some(piece.start) {
+            continue;
+        }
+        let Ok(pc) = u32::try_from(piece.start - base) else { break };
+        table.push(Row::new(pc, piece.rule));
+        // Between two functions the linker pads; a hole of less than 16 bytes that no code runs in is not worth a row.
+        let gap = next.is_none_or(|next| next > piece.end.saturating_add(15));
+        if gap && let Ok(end) = u32::try_from(piece.end - base) {
+            table.push(Row::new(end, Rule::GAP));
+        }
+    }
+    table.rows.shrink_to_fit();
+    table
+}
+
+impl Table {
+    /// Adds a row, unless the one before says the same.
+    fn push(&mut self, row: Row) {
+        if self.rows.last().is_some_and(|last| last.rule() == row.rule()) {
+            return;
+        }
+        self.unsupported += usize::from(row.rule() == Rule::UNSUPPORTED);
+        self.rows.push(row);
+    }
+}

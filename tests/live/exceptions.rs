@@ -1,0 +1,57 @@
+//! A C++ program that throws and catches: while libgcc installs the context of the frame that catches, its own frame's saved
+//! registers are already those of the caller to be. Such a stack is cut and labelled, not led astray.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, live};
+
+#[derive(Deserialize)]
+struct Line {
+    merge: String,
+    frames: Vec<Frame>,
+}
+
+#[derive(Deserialize)]
+struct Frame {
+    function: String,
+}
+
+/// Before the rows knew of it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower gone.
+#[test]
+fn a_throw_that_is_being_installed_is_not_called_exact() {
+    let Some(_live) = live() else { return };
+    let python = Interpreter::named("pyenv_3_11");
+    let library = SharedLibrary::compile("throwing", &python);
+    let target = Target::start_with(&python, "throwing.py", &[library.text()]);
+    let profiler = Profiler::of(target.pid()).native().rate(1999).arg("--format").arg("jsonl").milliseconds(4_000);
+    let output = profiler.run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
+    let told: Vec<&str> =
+        target.facts["functions"].as_array().expect("told").iter().filter_map(|name| name.as_str()).collect();
+    let (mut labels, mut wrong) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
+    let mut thrown = 0;
+    for line in text.lines() {
+        let line: Line = serde_json::from_str(line).expect("one sample");
+        let names: Vec<&str> = line.frames.iter().map(|frame| frame.function.as_str()).collect();
+        let Some(root) = names.iter().position(|name| *name == "thrower") else { continue };
+        let native = &names[..root];
+        *labels.entry(line.merge.clone()).or_default() += 1;
+        let own: Vec<&str> = native.iter().rev().filter(|name| told.contains(name)).copied().collect();
+        let depth_of = |function: &str| if function == "_Unwind_RaiseException" { 5 } else { 4 };
+        let raises = native.iter().find(|name| ["_Unwind_RaiseException", "_Unwind_Resume"].contains(name));
+        let is_right = told.starts_with(&own) && raises.is_none_or(|function| own.len() == depth_of(function));
+        thrown += usize::from(raises.is_some());
+        if line.merge == "exact" && !is_right {
+            *wrong.entry(names.join(" > ")).or_default() += 1;
+        }
+    }
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(profiler.report()).expect("written")).expect("JSON");
+    let stops = &report["native"];
+    let exact = labels.get("exact").copied().unwrap_or_default();
+    println!("{labels:?} {stops:?}, {thrown} in libgcc, wrong and called exact: {wrong:#?}");
+    assert!(thrown > 1_000, "{thrown} samples in a throw: {labels:?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(exact * 100 >= labels.values().sum::<usize>() * 90, "{labels:?}");
+}

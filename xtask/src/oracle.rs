@@ -1,0 +1,52 @@
+//! The long form of the oracle suite: programs that record their own truth, each kind of work by itself on each interpreter,
+//! until there are tens of thousands of samples of it. `cargo xtask test` runs the short form.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command;
+
+/// Arguments of `cargo xtask oracle`.
+#[derive(clap::Args)]
+pub(crate) struct OracleArgs {
+    /// Samples of each kind of work on each interpreter
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    samples: u32,
+    /// Only interpreters whose names begin so, e.g. pyenv_3_1
+    #[arg(long, value_name = "NAME", default_value = "")]
+    interpreter: String,
+}
+
+/// The tests of `tests/live/truth.rs`.
+const KINDS: [&str; 7] = [
+    "every_stack_of_every_sample",
+    "threads_made_in_c",
+    "greenlets",
+    "embedded",
+    "who_holds_the_gil",
+    "threads_and_their_time",
+    "programs_of_one_process",
+];
+
+/// Runs `cargo xtask oracle`.
+///
+/// # Errors
+/// Not root, or a stack that was called exact is wrong.
+pub(crate) fn run(args: &OracleArgs) -> Result<()> {
+    command::require_root("loading BPF programs")?;
+    let cargo = || {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(command::project_root());
+        cargo
+    };
+    // The tests do not build the profiler: it belongs to another package.
+    command::run(cargo().args(["build", "--package", "tachyon"]))?;
+    let mut tests = cargo();
+    // Not nextest, which ends a test after five minutes.
+    tests.args(["test", "--package", "tachyon-tests", "--test", "live", "--"]);
+    tests.args(KINDS.map(|kinds| format!("truth::{kinds}::{}", args.interpreter)));
+    tests.args(["--test-threads", "1", "--nocapture"]);
+    tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_ORACLE_SAMPLES", args.samples.to_string());
+    command::run(&mut tests)
+}

@@ -1,0 +1,131 @@
+//! The only builder of the HTML report's page, and the check that the committed page is what its sources give.
+//!
+//! The sources are `tachyon/report-page/`; `package-lock.json` pins every package with its hash, and esbuild gives the
+//! same bytes for the same sources. What npm installs lies in the cache directory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::command::{self, project_root};
+use crate::{apt, cache, digest};
+
+/// `cargo xtask page ...`.
+#[derive(clap::Subcommand)]
+pub(crate) enum PageCommand {
+    /// Check the page's types, bundle it, and write it and its manifest into tachyon/prebuilt
+    Build,
+    /// Bundle the page again and compare its bytes with the committed one
+    Check,
+}
+
+const SOURCES: &str = "tachyon/report-page";
+const PAGE: &str = "report.html";
+const MANIFEST: &str = "report.toml";
+
+/// What the page was made of, beside it in `report.toml`. `package-lock.json`, one of the sources, has the tools.
+#[derive(Serialize)]
+struct Manifest {
+    sources: Sources,
+    page: PageFacts,
+}
+
+#[derive(Serialize)]
+struct Sources {
+    sha256: String,
+}
+
+#[derive(Serialize)]
+struct PageFacts {
+    file: &'static str,
+    sha256: String,
+    size: usize,
+}
+
+/// Runs `cargo xtask page ...`.
+///
+/// # Errors
+/// A package cannot be had, the types do not fit, or (check) the bytes differ.
+pub(crate) fn run(command: &PageCommand) -> Result<()> {
+    let prebuilt = project_root().join("tachyon/prebuilt");
+    let page = bundle()?;
+    let manifest = manifest_of(&page)?;
+    let files = [(PAGE, page.as_slice()), (MANIFEST, manifest.as_bytes())];
+    match command {
+        PageCommand::Build => {
+            for (name, contents) in files {
+                let path = prebuilt.join(name);
+                fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+            }
+            eprintln!("wrote {} ({} bytes)", prebuilt.join(PAGE).display(), page.len());
+        }
+        PageCommand::Check => {
+            for (name, contents) in files {
+                let path = prebuilt.join(name);
+                let committed = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                ensure!(
+                    committed == contents,
+                    "the committed {name} differs from what its sources give: {} bytes, sha256 {}; made again: {} bytes, \
+                     sha256 {}\nhint: cargo xtask page build, then commit tachyon/prebuilt",
+                    committed.len(),
+                    digest::of_bytes(&committed),
+                    contents.len(),
+                    digest::of_bytes(contents),
+                );
+            }
+            eprintln!("the committed page is what its sources give: {} bytes, byte for byte", page.len());
+        }
+    }
+    Ok(())
+}
+
+fn manifest_of(page: &[u8]) -> Result<String> {
+    let manifest = Manifest {
+        sources: Sources { sha256: digest::of_page(project_root()).context("cannot read the page's sources")? },
+        page: PageFacts { file: PAGE, sha256: digest::of_bytes(page), size: page.len() },
+    };
+    let text = toml::to_string(&manifest).context("cannot write the manifest")?;
+    Ok(format!("# Written by `cargo xtask page build`, never by hand.\n\n{text}"))
+}
+
+/// Bundles a copy of the sources beside what npm installs for them.
+fn bundle() -> Result<Vec<u8>> {
+    apt::ensure(&[("npm", "npm")])?;
+    let stage = cache::dir()?.join("report-page");
+    let _lock = cache::lock(&stage)?;
+    let sources = project_root().join(SOURCES);
+    cache::remove(&stage.join("src"))?;
+    for file in digest::page_sources(project_root()).context("cannot read the page's sources")? {
+        let target = stage.join(file.strip_prefix(&sources).expect("the sources lie there"));
+        let parent = target.parent().expect("a file below the stage has a parent");
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        fs::copy(&file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    install(&stage)?;
+    command::run_quietly("checking the page's types", npm(&stage).args(["run", "check"]))?;
+    let out: PathBuf = stage.join(PAGE);
+    command::run_quietly("bundling the page", npm(&stage).args(["run", "build", "--"]).arg(&out))?;
+    fs::read(&out).with_context(|| format!("cannot read {}", out.display()))
+}
+
+fn install(stage: &Path) -> Result<()> {
+    let lock = fs::read(stage.join("package-lock.json")).context("the page has no package-lock.json")?;
+    let stamp = digest::of_bytes(&lock);
+    if cache::is_finished(stage, &stamp) {
+        return Ok(());
+    }
+    if cache::was_finished(stage) {
+        cache::reopen(stage)?;
+    }
+    command::run_quietly("npm ci of the page", npm(stage).args(["ci", "--no-audit", "--no-fund", "--ignore-scripts"]))?;
+    cache::finish(stage, &stamp)
+}
+
+fn npm(stage: &Path) -> Command {
+    let mut npm = Command::new("npm");
+    npm.current_dir(stage);
+    npm
+}
