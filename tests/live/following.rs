@@ -1,11 +1,13 @@
 //! Which processes are followed: those that run already, those that come by the hundred, those that nobody could look at.
 
 use std::collections::BTreeSet;
-use std::process::Command;
+use std::io::Read as _;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, live, on_each_interpreter, program};
 
 on_each_interpreter!(on [pyenv_3_12]: living_children);
+on_each_interpreter!(on [pyenv_3_12]: born_during_the_start);
 on_each_interpreter!(on [pyenv_3_12]: ends_late);
 on_each_interpreter!(on [pyenv_3_12]: never_looked_at);
 on_each_interpreter!(on [pyenv_3_12]: a_full_table);
@@ -24,6 +26,28 @@ fn living_children(interpreter: &Interpreter) {
     let recording = Profiler::of(target.pid()).arg("--subprocesses").rate(499).milliseconds(1_000).record();
     assert!(pids(&recording).is_superset(&children), "{children:?}: {:#?}", recording.report);
     assert!(!recording.stderr.contains("add --subprocesses"), "{}", recording.stderr);
+}
+
+/// Who is forked while the processes of the host are looked at, by one whose turn has not come, is known all the same.
+fn born_during_the_start(interpreter: &Interpreter) {
+    let mut host = Vec::new();
+    // Looked at before the one that forks: pids are given out in order.
+    for _ in 0..60 {
+        let mut command = interpreter.command();
+        host.push(command.args(["-S", "-c", "input()"]).stdin(Stdio::piped()).spawn().expect("it runs"));
+    }
+    let forks = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint(flush=True)\nwhile True:\n    \
+                 if not os.fork():\n        while time.process_time() < 0.02: pass\n        os._exit(0)\n    time.sleep(0.02)";
+    let mut command = interpreter.command();
+    let mut parent = command.args(["-S", "-c", forks]).stdout(Stdio::piped()).spawn().expect("it runs");
+    parent.stdout.as_mut().expect("it is a pipe").read_exact(&mut [0]).expect("it tells that it forks");
+    let recording = Profiler::new().arg("--all-python").rate(499).milliseconds(1_000).record();
+    for child in std::iter::once(&mut parent).chain(&mut host) {
+        child.kill().expect("it runs");
+        child.wait().expect("a child can be waited for");
+    }
+    assert!(recording.report.stored > 10, "{:#?}", recording.report);
+    assert_eq!(recording.lost("unknown_process"), 0, "{:#?}", recording.report);
 }
 
 /// What a process has used is known to the end, whichever of its threads ends last.

@@ -197,7 +197,7 @@ mod tests {
         let command = |path: &Path| {
             let words = ["tachyon-bpf".into(), "--".into(), path.into(), "x".into()];
             let Ok(Verb::Record(args)) = parse(words) else { panic!("it is a recording") };
-            args.command
+            args.targets.command
         };
         assert_eq!(command(&script), ["python3".into(), script.clone().into_os_string(), "x".into()]);
         assert_eq!(command(&program), [program.clone().into_os_string(), "x".into()]);

@@ -228,7 +228,12 @@ impl Plan {
                 ..NativePlan::new(args.unwind_memory)
             }),
             compression: args.compression,
-            filter: Filter { cgroups: args.targets.cgroups, containers: args.targets.containers, comms: args.targets.comms, uids: args.targets.uids },
+            filter: Filter {
+                cgroups: args.targets.cgroups,
+                containers: args.targets.containers,
+                comms: args.targets.comms,
+                uids: args.targets.uids,
+            },
             tach_layout: args.tach_layout.into(),
             sync: args.sync,
             targets,
@@ -287,8 +292,10 @@ fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
         return Err(Failure::usage("--as-root without a program to run")
             .with_hint("it is for `--as-root -- CMD`; with -p and --all-python leave it out"));
     }
-    let filtered =
-        !(args.targets.cgroups.is_empty() && args.targets.containers.is_empty() && args.targets.comms.is_empty() && args.targets.uids.is_empty());
+    let filtered = !(args.targets.cgroups.is_empty()
+        && args.targets.containers.is_empty()
+        && args.targets.comms.is_empty()
+        && args.targets.uids.is_empty());
     // Filters alone say whom to profile: of all processes those that fit.
     if args.targets.all_python || (args.targets.pids.is_empty() && filtered) {
         return Ok(Targets::AllPython);

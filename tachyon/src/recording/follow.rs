@@ -137,6 +137,13 @@ impl Follower {
         Ok(())
     }
 
+    /// Whether a process has an entry that says what it is, of its own or from its parent.
+    pub fn has_decided(&self, pid: u32) -> bool {
+        let kernel = lock(&self.kernel);
+        let entry = kernel.process(pid).and_then(|life| kernel.entry(&life));
+        entry.is_some_and(|entry| entry.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0)
+    }
+
     /// Marks a process as none of ours (a kernel thread, the profiler itself).
     ///
     /// # Errors

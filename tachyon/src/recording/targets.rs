@@ -12,6 +12,7 @@ use crate::machine::{access, target_hint};
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -62,35 +63,45 @@ pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mute
 }
 
 /// Gives the children that these processes have already their entries, theirs as well, whatever they run: a shell's children may be
-/// what is looked for. Again and again until there is no new one: a child of one that had no entry yet was told to nobody.
+/// what is looked for.
 fn adopt_descendants(targets: &[Pid], follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
-    // A program that forks faster than this looks has children that are told of, for all others have their entries by then.
-    const ROUNDS: usize = 16;
     let own = Pid(std::process::id());
-    let mut known: HashSet<Pid> = targets.iter().copied().chain([own]).collect();
-    for _ in 0..ROUNDS {
+    let known = targets.iter().copied().chain([own]).collect();
+    adopt_each(known, follower, registry, || {
         let processes = discover::scan()?;
-        let all = targets.iter().flat_map(|&target| discover::descendants(&processes, target));
-        let new: Vec<Pid> = all.filter(|&pid| known.insert(pid)).collect();
-        if new.is_empty() {
-            break;
-        }
-        for pid in new {
-            adopt_one(pid, follower, registry)?;
-        }
-    }
-    Ok(())
+        Ok(targets.iter().flat_map(|&target| discover::descendants(&processes, target)).collect())
+    })
 }
 
 /// Gives every process of the host its entry. Of most nothing is read but their mappings.
 fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
-    let own = std::process::id();
-    for pid in discover::pids()? {
-        if pid.0 == own {
-            follower.ignore(pid.0)?;
-            continue;
+    let own = Pid(std::process::id());
+    // First, for its helper processes, which start while the others are looked at.
+    follower.ignore(own.0)?;
+    adopt_each(HashSet::from([own]), follower, registry, discover::pids)
+}
+
+/// Gives the processes of a list their entries but those that are known, again and again until the list has no new one: a child of
+/// one that had no entry yet was told to nobody.
+fn adopt_each(
+    mut known: HashSet<Pid>,
+    follower: &mut Follower,
+    registry: &Mutex<Registry>,
+    list: impl Fn() -> io::Result<Vec<Pid>>,
+) -> anyhow::Result<()> {
+    // Who forks faster than this looks has children that are told of, for all others have their entries by then.
+    const ROUNDS: usize = 16;
+    for _ in 0..ROUNDS {
+        let new: Vec<Pid> = list()?.into_iter().filter(|&pid| known.insert(pid)).collect();
+        if new.is_empty() {
+            break;
         }
-        adopt_one(pid, follower, registry)?;
+        for pid in new {
+            // A copy of one that has been looked at needs no look of its own.
+            if !follower.has_decided(pid.0) {
+                adopt_one(pid, follower, registry)?;
+            }
+        }
     }
     Ok(())
 }

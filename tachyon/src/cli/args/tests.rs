@@ -1,7 +1,7 @@
 use super::*;
+use crate::advice::Advice as _;
 use crate::sinks::Format;
 use std::time::Duration;
-use crate::advice::Advice as _;
 
 fn words(line: &[&str]) -> Vec<OsString> {
     std::iter::once("tachyon-bpf").chain(line.iter().copied()).map(OsString::from).collect()
@@ -68,7 +68,10 @@ fn record_is_the_default_verb() {
 
 #[test]
 fn what_follows_the_dashes_is_the_command() {
-    assert_eq!(record(&["--", "python", "-c", "pass", "--", "-p"]).targets.command, ["python", "-c", "pass", "--", "-p"]);
+    assert_eq!(
+        record(&["--", "python", "-c", "pass", "--", "-p"]).targets.command,
+        ["python", "-c", "pass", "--", "-p"]
+    );
     assert_eq!(record(&["-d", "3s", "--", "info"]).targets.command, ["info"]);
     assert_eq!(record(&["record", "--as-root", "--", "export", "-o"]).targets.command, ["export", "-o"]);
 }

@@ -94,7 +94,8 @@ fn show(args: &TopArgs, taken: &Taken, out: &mut dyn Write) -> anyhow::Result<()
     let Taken { profile, report: account, batch, .. } = taken;
     let mut aggregate = Aggregate::default();
     batch.feed(profile, account, &mut Collector::new(&mut aggregate))?;
-    let report = report(&aggregate, By::Function, &Filter::default(), args.sampling.native.is_some(), &Installed::default());
+    let report =
+        report(&aggregate, By::Function, &Filter::default(), args.sampling.native.is_some(), &Installed::default());
     let used_s = account.cost.user_cpu_s + account.cost.bpf_run_ns.unwrap_or(0) as f64 / 1e9;
     let profiler = if account.duration_s > 0.0 { used_s / account.duration_s } else { 0.0 };
     if !args.json {
