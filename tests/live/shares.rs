@@ -46,8 +46,8 @@ fn a_program_in_step_with_the_rate_is_met_everywhere() {
     };
     let (first, second) = (count("first"), count("second"));
     println!("{first} : {second}");
-    // The samples between two changes of the interval depend on each other, 10 of them: four times what chance makes then.
-    let (total, changes) = ((first + second) as f64, recording.report.duration_s * 10.0);
+    // The samples between two changes of the interval depend on each other, 25 of them: four times what chance makes then.
+    let (total, changes) = ((first + second) as f64, recording.report.duration_s * 4.0);
     let share = first as f64 / total;
     assert!((share - 0.5).abs() < 4.0 * 0.5 / changes.sqrt(), "{first} : {second}");
     assert!(total > 0.8 * recording.report.expected.expect("it was measured") as f64, "{:#?}", recording.report);

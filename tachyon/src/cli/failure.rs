@@ -13,6 +13,7 @@ use crate::remote::NamespaceError;
 use crate::sinks::export::ExportError;
 use crate::tach::ReadError;
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Write};
 
 /// Exit status when no profile could be made.
@@ -27,20 +28,29 @@ pub const STATUS_USAGE: u8 = 2;
 /// let error = Failure::new("no such process: 4242").with_hint("`tachyon-bpf doctor -v` lists the interpreters that run");
 /// assert_eq!(error.to_string(), "no such process: 4242");
 /// ```
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
+#[derive(Debug)]
 pub struct Failure {
-    message: String,
-    hint: Option<String>,
+    refusal: Refusal,
     status: u8,
-    source: Option<anyhow::Error>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.refusal.fmt(out)
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.refusal.source()
+    }
 }
 
 impl Failure {
     /// No profile could be made: exit status 1.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, status: STATUS_FAILED, source: None }
+        Self { refusal: Refusal::new(message), status: STATUS_FAILED }
     }
 
     /// The command line makes no sense: exit status 2.
@@ -51,22 +61,20 @@ impl Failure {
 
     /// With what to do next.
     #[must_use]
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { refusal: self.refusal.with_hint(hint), ..self }
     }
 
     /// With what was behind it; shown after a colon.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<anyhow::Error>) -> Self {
-        self.source = Some(source.into());
-        self
+    pub fn with_source(self, source: impl Into<anyhow::Error>) -> Self {
+        Self { refusal: self.refusal.with_source(source), ..self }
     }
 }
 
 impl Advice for Failure {
     fn hint(&self) -> Option<String> {
-        self.hint.clone()
+        self.refusal.hint()
     }
 
     fn exit_status(&self) -> u8 {

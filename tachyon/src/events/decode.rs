@@ -163,15 +163,15 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
 /// # Safety
 /// `repr(C)`, integers only, no padding that is not a field.
 unsafe trait Plain: Copy {}
-// SAFETY: see the types: integers, padding spelled out.
+// SAFETY: `repr(C)`, two u16 and a u32, which leave no gap.
 unsafe impl Plain for RecordHeader {}
-// SAFETY: as above.
+// SAFETY: `repr(C)`, integers and arrays of them, padding spelled out; its size is asserted beside it.
 unsafe impl Plain for SampleRecord {}
-// SAFETY: as above.
+// SAFETY: as of `SampleRecord`.
 unsafe impl Plain for CodeRecord {}
-// SAFETY: as above.
+// SAFETY: as of `SampleRecord`.
 unsafe impl Plain for ProcessRecord {}
-// SAFETY: as above.
+// SAFETY: as of `SampleRecord`.
 unsafe impl Plain for RawFrame {}
 
 fn read<T: Plain>(bytes: &[u8]) -> Option<T> {

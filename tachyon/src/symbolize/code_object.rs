@@ -148,10 +148,6 @@ pub(super) struct Code {
     pub(super) seen: Option<Seen>,
     /// Times that the live process could not be read.
     pub(super) failed_reads: u8,
-    /// Its function's and its file's name are one string object, and it has no first line: `_Py_InitCleanup`, which the
-    /// evaluator runs between a constructor's caller and `__init__` (3.13+, `Python/specialize.c` [v3.13.0]). No frame of
-    /// it is ever complete, so tracebacks and `inspect` leave it out.
-    pub(super) shim: bool,
 }
 
 impl Code {
@@ -164,7 +160,6 @@ impl Code {
             uses: Vec::new(),
             seen: None,
             failed_reads: 0,
-            shim: false,
         }
     }
 
@@ -307,11 +302,14 @@ pub(super) struct LiveCode {
     pub(super) linetable: Box<[u8]>,
     pub(super) whole: bool,
     pub(super) firstlineno: i32,
-    /// [`Code::shim`].
+    /// [`is_shim`].
     pub(super) shim: bool,
 }
 
-/// Whether a code object with these names and first line is [`Code::shim`].
+/// Whether a code object with these names and first line is the interpreter's own: its function's and its file's name are
+/// one string object, and it has no first line. It is `_Py_InitCleanup`, which the evaluator runs between a constructor's
+/// caller and `__init__` (3.13+, `Python/specialize.c` [v3.13.0]). No frame of it is ever complete, so tracebacks and
+/// `inspect` leave it out.
 pub(super) const fn is_shim(qualname: u64, filename: u64, firstlineno: i32) -> bool {
     qualname == filename && qualname != 0 && firstlineno <= 0
 }

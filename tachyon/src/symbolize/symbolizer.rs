@@ -7,6 +7,7 @@ use super::code_object::{
 };
 use super::linetable::{Format, LineTable};
 use crate::profile::{Frame, FrameId, Profile};
+use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tachyon_common::event::{CodeRecord, code as code_flags};
@@ -29,8 +30,10 @@ const MAX_FAILED_READS: u8 = 3;
 /// Names code and keeps what it learnt. See the [module documentation](super).
 #[derive(Debug, Default)]
 pub struct Symbolizer {
-    codes: HashMap<CodeKey, Code>,
-    frames: HashMap<FrameKey, FrameId>,
+    codes: HashMap<CodeKey, Code, RandomState>,
+    frames: HashMap<FrameKey, FrameId, RandomState>,
+    /// Those of `codes` that are the interpreter's own; few, so that each frame of each sample can be looked for here.
+    shims: HashSet<CodeKey, RandomState>,
     images: HashMap<u64, Image>,
     tables: LineTables,
     /// Frames that lack a name.
@@ -129,7 +132,9 @@ impl Symbolizer {
             let &CodeRecord { tgid, layout, firstlineno, .. } = record;
             code.seen = Some(Seen { tgid, layout, format, firstlineno });
         }
-        code.shim |= is_shim(record.qualname, record.filename, record.firstlineno);
+        if is_shim(record.qualname, record.filename, record.firstlineno) {
+            self.shims.insert(key);
+        }
         let mut bad = None;
         match part.qualname(record) {
             Ok(Some((name, whole))) => learn(&mut code.qualname, profile, image, &name, whole),
@@ -202,7 +207,7 @@ impl Symbolizer {
     /// Whether a code object is known to be one of the interpreter's own, whose frames Python never shows.
     #[must_use]
     pub fn is_shim(&self, key: CodeKey) -> bool {
-        self.codes.get(&key).is_some_and(|code| code.shim)
+        self.shims.contains(&key)
     }
 
     /// Whether both names of `frame` are known. Frames of other rooms are.
@@ -250,7 +255,9 @@ impl Symbolizer {
         match LiveCode::read(memory, layout, seed, key) {
             Ok(live) => {
                 image.health.codes += u64::from(code.seen.is_none() && !code.has_table());
-                code.shim |= live.shim;
+                if live.shim {
+                    self.shims.insert(key);
+                }
                 learn(&mut code.qualname, profile, image, &live.qualname, true);
                 learn(&mut code.filename, profile, image, &live.filename, true);
                 if !code.has_table() {
@@ -288,6 +295,7 @@ impl Symbolizer {
         for key in image.codes {
             self.update_frames(profile, key, true);
             self.incomplete.remove(&key);
+            self.shims.remove(&key);
             let Some(code) = self.codes.remove(&key) else { continue };
             for Use { lasti, opcode, .. } in code.uses {
                 self.frames.remove(&FrameKey { key, lasti, opcode });

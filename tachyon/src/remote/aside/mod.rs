@@ -506,17 +506,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a measurement"]
-    fn what_a_read_takes() {
-        let (myself, here) = (Pid(std::process::id()), 7_u64);
-        let start = Instant::now();
-        for _ in 0..10_000 {
-            memory(myself, std::ptr::from_ref(&here) as u64, &mut [0; 8]).expect("own memory");
-        }
-        println!("{:?} each", start.elapsed() / 10_000);
-    }
-
-    #[test]
     fn long_answers_come_in_parts() {
         let myself = Pid(std::process::id());
         let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
