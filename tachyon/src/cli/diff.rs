@@ -35,7 +35,7 @@ pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
         DiffBy::Line => By::Line,
         DiffBy::Module => By::Module,
     };
-    let [old, new] = [before, after].map(super::profiles::as_recordings);
+    let [old, new] = [before, after].map(|files| super::profiles::as_recordings(files, args.force_large));
     let options = Options { by, per_unit: args.per_unit, ..Options::default() };
     let difference = diff(&old?, &new?, options, &Installed::default());
     let shown = Shown { args, by, before, after, difference: &difference };

@@ -7,16 +7,16 @@ use anyhow::Context as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Sums up files and directories as one profile.
+/// Sums up files and directories as one profile; with `force_large` whatever it costs.
 ///
 /// # Errors
 /// When one of them is no profile that can be read to its end, or a directory holds none.
-pub fn as_one(paths: &[PathBuf]) -> anyhow::Result<Aggregate> {
+pub fn as_one(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Aggregate> {
     let reading = || match paths {
         [path] => format!("cannot read {}", path.display()),
         _ => format!("cannot read {} files", paths.len()),
     };
-    let source = Source::open(paths).with_context(reading)?;
+    let source = open(paths, force_large).with_context(reading)?;
     tell(source.notes());
     let mut aggregate = Aggregate::default();
     source.feed(&mut Collector::new(&mut aggregate)).with_context(reading)?;
@@ -27,18 +27,23 @@ pub fn as_one(paths: &[PathBuf]) -> anyhow::Result<Aggregate> {
 ///
 /// # Errors
 /// As [`as_one`].
-pub fn as_recordings(paths: &[PathBuf]) -> anyhow::Result<Aggregate> {
+pub fn as_recordings(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Aggregate> {
     let found = find(paths).context("cannot compare")?;
     tell(&found.notes);
     let mut aggregate = Aggregate::default();
     let mut read = |file: &Path| -> Result<(), InputError> {
-        Source::open(&[file.to_owned()])?.feed(&mut Collector::new(&mut aggregate))?;
+        open(&[file.to_owned()], force_large)?.feed(&mut Collector::new(&mut aggregate))?;
         Ok(())
     };
     for file in &found.files {
         read(file).with_context(|| format!("cannot read {}", file.display()))?;
     }
     Ok(aggregate)
+}
+
+fn open(paths: &[PathBuf], force_large: bool) -> Result<Source, InputError> {
+    let source = Source::open(paths)?;
+    Ok(if force_large { source.without_limits() } else { source })
 }
 
 /// What was left out, to standard error: standard output may be JSON.

@@ -49,7 +49,7 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
             .with_hint("this version does not record tasks; --by function shows the coroutines")
             .into());
     }
-    let aggregate = super::profiles::as_one(&args.files)?;
+    let aggregate = super::profiles::as_one(&args.files, args.force_large)?;
     let filter = Filter { focus: args.focus.clone(), ignore: args.ignore.clone() };
     let report = analysis::report(&aggregate, args.by(), &filter, args.native, &Installed::default());
     let edges = |pattern| analysis::edges(&aggregate, pattern, &filter, args.native);

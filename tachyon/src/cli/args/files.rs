@@ -92,7 +92,7 @@ pub struct RecoverArgs {
     #[arg(short, long, value_name = "GOOD")]
     pub output: PathBuf,
 
-    /// Its journal, with its tail next to it [default: BROKEN.journal, else BROKEN.part.journal]
+    /// Its journal, with its tail next to it [default: BROKEN.part.journal if there is one, else BROKEN.journal]
     #[arg(long, value_name = "PATH")]
     pub journal: Option<PathBuf>,
 
@@ -160,7 +160,7 @@ pub enum GroupBy {
     Process,
     /// Threads
     Thread,
-    /// Asyncio tasks
+    /// Asyncio tasks (not recorded yet: refused)
     Task,
 }
 
@@ -172,7 +172,7 @@ pub enum GroupBy {
   tachyon-bpf report app.tach --callers '^Worker.run$'
 Self: time in the function and in the native code it called. Total: plus the Python functions it called.")]
 pub struct ReportArgs {
-    /// TACH files to read, as one profile
+    /// TACH files or directories of them, read as one profile
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 
@@ -215,6 +215,10 @@ pub struct ReportArgs {
     /// Overwrite an existing file
     #[arg(long)]
     pub force: bool,
+
+    /// Continue even if a file takes more time or memory than its size justifies
+    #[arg(long)]
+    pub force_large: bool,
 }
 
 impl ReportArgs {
@@ -284,4 +288,8 @@ pub struct DiffArgs {
     /// Overwrite an existing file
     #[arg(long)]
     pub force: bool,
+
+    /// Continue even if a file takes more time or memory than its size justifies
+    #[arg(long)]
+    pub force_large: bool,
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
   sudo tachyon-bpf top -p 4242                       watch a process; ? lists the keys, q quits
   sudo tachyon-bpf top --all-python                  watch every Python process on this machine
   sudo tachyon-bpf top -p 4242 --once --json -d 10s  ten seconds of it as JSON, for scripts
-A program given after `--` gets no input, its output is discarded, and it is ended with SIGTERM when you quit.
+Without --once, a program given after `--` gets no input, its output is discarded, and it is ended with SIGTERM when you quit.
 Only threads on a CPU are sampled: waiting threads and asyncio tasks are not shown."
 )]
 pub struct TopArgs {
