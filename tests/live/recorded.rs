@@ -2,7 +2,8 @@
 //! called and calls back, and each stack says how far it can be believed.
 
 use std::collections::HashSet;
-use tachyon_tests::{Interpreter, Profiler, Recording, Target, expect, live, on_each_interpreter};
+use std::process::Command;
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, expect, live, on_each_interpreter};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: pythons_part_is_the_same);
 on_each_interpreter!(on [pyenv_3_9 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15 musl_3_13 wheel_3_15t]:
@@ -30,6 +31,32 @@ fn check_merges(python: &Interpreter, recording: &Recording) {
         assert!((known + trampolines) as f64 >= 0.995 * recording.report.stored as f64, "{trampolines}: {native:#?}");
     }
     assert!(native.failed * 1000 <= recording.report.stored, "{native:#?}");
+}
+
+/// What a recording tells at its end is what `report` begins with: native code is charged to the Python function that called it.
+#[test]
+fn the_summary_is_the_head_of_the_report() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "gil_share.py");
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 1_000).record();
+    let mut command = Command::new(binary());
+    let output = command.args(["report", "--json"]).arg(&recording.path).output().expect("it can be run");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    let rows = report["rows"].as_array().expect("rows").iter().filter(|row| row["self"].as_u64() > Some(0));
+    let expected: Vec<String> = rows
+        .take(2)
+        .map(|row| {
+            let share = row["self_share"].as_f64().expect("a share") * 100.0;
+            format!("{share:.1} %  {} (", row["function"].as_str().expect("a name"))
+        })
+        .collect();
+    assert!(expected[0].contains("held") && expected[1].contains("released"), "{expected:?}");
+    let told: Vec<&str> = recording.stderr.lines().map(str::trim_start).collect();
+    let at = told
+        .iter()
+        .position(|line| line.starts_with(&expected[0]))
+        .unwrap_or_else(|| panic!("{expected:?}: {told:#?}"));
+    assert!(told[at + 1].starts_with(&expected[1]), "{expected:?}: {told:#?}");
 }
 
 fn pythons_part_is_the_same(python: &Interpreter) {
@@ -78,17 +105,17 @@ fn c_stands_between_its_caller_and_its_callee(python: &Interpreter) {
     assert_eq!(seen, wanted, "{:#?}", recording.report.native);
 }
 
-/// The least memory for unwind tables: the tables of its libraries alone take ten times as much, but only what samples meet gets
-/// rules, at first sight. (What is told where even that has no room `unwind/store/tests.rs` shows.)
+/// Twice the least memory for unwind tables: the tables of its libraries alone take five times as much, but only what samples meet
+/// gets rules, at first sight. (With 1 MiB it depends on which code is met.) (What is told where even that has no room `unwind/store/tests.rs` shows.)
 #[test]
 fn little_memory_suffices_for_the_code_that_runs() {
     let Some(_live) = live() else { return };
     // It has libcrypto mapped.
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "gil_two.py");
-    let profiler = Profiler::of(target.pid()).native().arg("--unwind-memory").arg("1MiB").rate(499);
+    let profiler = Profiler::of(target.pid()).native().arg("--unwind-memory").arg("2MiB").rate(499);
     let recording = profiler.cpu_milliseconds(target.pid(), 2_000).record();
     let native = recording.report.native.as_ref().expect("native frames were recorded");
-    assert!(native.table_bytes <= 1 << 20, "{native:#?}");
+    assert!(native.table_bytes <= 2 << 20, "{native:#?}");
     assert!(native.stops.get("no_unwind_tables").is_some_and(|stops| *stops > 0), "{native:#?}");
     assert!(native.exact * 2 > recording.report.stored, "{native:#?}");
     assert!(!recording.report.notes.iter().any(|note| note.contains("no room")), "{:?}", recording.report.notes);

@@ -26,7 +26,7 @@ impl Place {
     /// Python code, or one of the marks that stand for none (`<GC>`): what native code is charged to.
     #[must_use]
     pub fn is_python(&self) -> bool {
-        matches!(self.kind, Kind::Python | Kind::Special)
+        self.kind.is_python()
     }
 
     /// The garbage collector's mark.

@@ -1,16 +1,15 @@
 //! What a profile says: where the time goes, and what changed between two of them.
 //!
 //! [`Collector`] takes the samples of one or more recordings and sums them up to an [`Aggregate`]: named stacks with
-//! their counts, nothing else of the files. [`Report`] makes the rows of a report of it, `head` the few lines after a
-//! recording, `live` a recording that is being watched, `edges` the callers and callees of a function, [`diff`] compares two. All of these are pure functions: they print
-//! nothing and read no file. `docs/reading.md` explains to users what the numbers mean.
+//! their counts, nothing else of the files. [`Report`] makes the rows of a report of it, `live` those of a recording that is
+//! being watched, `edges` the callers and callees of a function, [`diff`] compares two. All of these are pure functions: they
+//! print nothing and read no file. `docs/reading.md` explains to users what the numbers mean.
 
 mod aggregate;
 mod collect;
 pub mod diff;
 mod edges;
 mod filter;
-mod head;
 pub mod live;
 mod module;
 mod rows;
@@ -19,7 +18,6 @@ pub use aggregate::{Aggregate, Entry, Place, PlaceId, Recording, ThreadInfo};
 pub use collect::Collector;
 pub use edges::{Edge, Edges, edges};
 pub use filter::Filter;
-pub use head::{HeadLine, head};
 pub use module::{Distributions, NoDistributions, module};
 pub use rows::{By, Report, Row, RowKind, RowName, Sum, report};
 

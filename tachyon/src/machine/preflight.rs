@@ -9,10 +9,10 @@ use aya::programs::ProgramType;
 use caps::{CapSet, Capability};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{SysconfVar, sysconf};
-use perf_event_open_sys as perf;
+use perf_event::Builder;
+use perf_event::events::{Event, Hardware, Software};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{FromRawFd as _, OwnedFd};
 
 /// Where the kernel tells its types.
 pub const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
@@ -269,42 +269,27 @@ pub(crate) fn perf_event_program() -> Result<(), PreflightError> {
 /// The timer's event can be opened for a whole CPU.
 #[doc(alias = "PERF_COUNT_SW_CPU_CLOCK")]
 pub(crate) fn cpu_clock() -> Result<(), PreflightError> {
-    open_event(perf::bindings::PERF_TYPE_SOFTWARE, u64::from(perf::bindings::PERF_COUNT_SW_CPU_CLOCK)).map_err(
-        |source| PreflightError::PerfEvent {
-            source,
-            paranoid: paranoid(),
-            missing: missing(&[Capability::CAP_PERFMON]),
-        },
-    )
+    open_event(Software::CPU_CLOCK).map_err(|source| PreflightError::PerfEvent {
+        source,
+        paranoid: paranoid(),
+        missing: missing(&[Capability::CAP_PERFMON]),
+    })
 }
 
 /// Hardware cycles can be counted: there is a PMU that we may use.
 #[doc(alias = "PERF_COUNT_HW_CPU_CYCLES")]
 pub(crate) fn hardware_cycles() -> io::Result<()> {
-    open_event(perf::bindings::PERF_TYPE_HARDWARE, u64::from(perf::bindings::PERF_COUNT_HW_CPU_CYCLES))
+    open_event(Hardware::CPU_CYCLES)
 }
 
-fn open_event(type_: u32, config: u64) -> io::Result<()> {
-    let mut attributes = perf::bindings::perf_event_attr::default();
-    (attributes.type_, attributes.config) = (type_, config);
-    attributes.size = u32::try_from(size_of::<perf::bindings::perf_event_attr>()).expect("a small struct");
-    attributes.set_disabled(1);
-    attributes.__bindgen_anon_1.sample_period = 1_000_000_000;
-    // `perf_event_open` may write the size that it wants back into `attributes`, hence the mutable pointer.
-    // SAFETY: `attributes` is initialised, tells its own size and outlives the call.
-    let fd = unsafe {
-        perf::perf_event_open(&raw mut attributes, -1, first_cpu(), -1, perf::bindings::PERF_FLAG_FD_CLOEXEC.into())
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
+fn open_event(event: impl Event) -> io::Result<()> {
+    let mut builder = Builder::new(event);
+    builder.any_pid().one_cpu(first_cpu()).include_kernel().include_hv().sample_period(1_000_000_000);
+    builder.build().map(drop)
 }
 
 /// A CPU that is online: CPU 0 need not be.
-fn first_cpu() -> i32 {
+fn first_cpu() -> usize {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     online.split(|c: char| !c.is_ascii_digit()).next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }

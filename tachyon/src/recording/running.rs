@@ -321,7 +321,7 @@ impl Running {
             sink_error,
             notes,
             nobody,
-            ..Segment::new(report, made.profile, made.leaves)
+            ..Segment::new(report, made.profile, made.own)
         }
     }
 

@@ -14,6 +14,7 @@ use crate::merge::{self, Boundaries, Merger, MixedWith, ProgramKey, Quality, com
 use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, Sample, ThreadId};
 use crate::remote::RemoteProcess;
 use crate::sinks::Sink;
+use crate::sinks::label::Label;
 use crate::symbolize::Symbolizer;
 use crate::types::Pid;
 use std::collections::{HashMap, HashSet};
@@ -96,7 +97,8 @@ pub(super) struct Made {
     pub first_error: Option<std::io::Error>,
     pub processes: Vec<PerProcess>,
     pub stops: HashMap<u8, u64>,
-    pub leaves: HashMap<FrameId, u64>,
+    /// Samples by the frame that they are charged to.
+    pub own: HashMap<FrameId, u64>,
     /// Samples by thread, status and stack, where those are kept.
     pub stacks: Option<HashMap<StackKey, u64>>,
     pub native: NativeCounts,
@@ -392,8 +394,9 @@ impl Maker {
             *stacks.entry((owner.thread, status, stack.into())).or_default() += 1;
         }
         *made.stops.entry(record.stop).or_default() += 1;
-        if let Some(&leaf) = stack.first() {
-            *made.leaves.entry(leaf).or_default() += 1;
+        let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
+        if let Some(&charged) = stack.iter().find(is_python).or(stack.first()) {
+            *made.own.entry(charged).or_default() += 1;
         }
         let process = &mut made.processes[owner.process.0 as usize];
         process.samples += 1;

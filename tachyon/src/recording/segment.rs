@@ -16,8 +16,9 @@ pub struct Segment {
     pub profile: Profile,
     /// Its samples by stack, where [`Request::keep_stacks`](super::Request::keep_stacks) asked for them; in no order.
     pub stacks: Vec<StackCount>,
-    /// How often each frame was the innermost of a sample.
-    pub(super) leaves: HashMap<FrameId, u64>,
+    /// Samples by the frame that they are charged to: the innermost of Python, or a mark such as `<GC>`; the innermost of all where
+    /// there is none.
+    pub(super) own: HashMap<FrameId, u64>,
     /// The first error of its sink; what was written is then not whole.
     pub sink_error: Option<std::io::Error>,
     /// In the last one, with targets given by pid: where the first target's main thread waits, if it is alive.
@@ -66,13 +67,13 @@ pub struct Hot {
 }
 
 impl Segment {
-    pub(super) fn new(report: Report, profile: Profile, leaves: HashMap<FrameId, u64>) -> Self {
+    pub(super) fn new(report: Report, profile: Profile, own: HashMap<FrameId, u64>) -> Self {
         Self {
             sequence: 0,
             report,
             profile,
             stacks: Vec::new(),
-            leaves,
+            own,
             sink_error: None,
             waiting: None,
             busy_children: Vec::new(),
@@ -81,7 +82,7 @@ impl Segment {
         }
     }
 
-    /// Functions by how often they were the running one, most often first.
+    /// Functions by samples, most first, as `tachyon-bpf report` has them: native code is charged to the Python function that called it.
     #[must_use]
     pub fn hottest_functions(&self) -> Vec<Hot> {
         self.hottest(|_| None)
@@ -97,7 +98,7 @@ impl Segment {
         // File, function and perhaps line; samples, those of the line that has most, and that line.
         type Place<'a> = (&'a str, &'a str, Option<i32>);
         let mut places: HashMap<Place<'_>, (u64, u64, i32)> = HashMap::new();
-        for (&frame, &samples) in &self.leaves {
+        for (&frame, &samples) in &self.own {
             let frame = self.profile.frames.get(frame);
             let (file, function) = (self.profile.strings.get(frame.filename), self.profile.strings.get(frame.function));
             let (sum, most, line) = places.entry((file, function, apart(frame.lineno))).or_insert((0, 0, -1));
@@ -132,10 +133,10 @@ mod tests {
             (profile.strings.intern("app.py"), profile.strings.intern("work"), profile.strings.intern("idle"));
         let mut at =
             |function, lineno| profile.frames.intern(Frame { lineno, ..Frame::without_location(file, function) });
-        let leaves = HashMap::from([(at(work, 3), 5), (at(work, 4), 7), (at(idle, 9), 8)]);
+        let own = HashMap::from([(at(work, 3), 5), (at(work, 4), 7), (at(idle, 9), 8)]);
         let native = profile.special_frame("libz.so.1!deflate");
-        let leaves = leaves.into_iter().chain([(native, 2)]).collect();
-        let segment = Segment::new(Report::default(), profile, leaves);
+        let own = own.into_iter().chain([(native, 2)]).collect();
+        let segment = Segment::new(Report::default(), profile, own);
         let shown =
             |hot: Vec<Hot>| -> Vec<_> { hot.into_iter().map(|hot| (hot.function, hot.line, hot.samples)).collect() };
         assert_eq!(

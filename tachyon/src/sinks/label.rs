@@ -18,6 +18,13 @@ pub(crate) enum Kind {
     Special,
 }
 
+impl Kind {
+    /// Python code, or one of the marks that stand for none: what native code is charged to.
+    pub const fn is_python(self) -> bool {
+        matches!(self, Self::Python | Self::Special)
+    }
+}
+
 /// A frame in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label<'a> {

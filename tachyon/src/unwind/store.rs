@@ -9,6 +9,11 @@
 //! interpreter, then files in the order of their size. Of all others a window is made when a sample was met in it
 //! ([`UnwindTables::meet`]), and until then a walk ends there and says so.
 
+mod placed;
+mod room;
+
+use self::placed::{Code, Part, Placed, PlacedTable, code_of};
+use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
 use super::trampoline::ARENA;
@@ -20,7 +25,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::limits::{MAX_SPACE_RANGES, ROWS_PER_CHUNK};
-use tachyon_common::unwind::{Range, Row, Rule, Space, no_table, pages};
+use tachyon_common::unwind::{Range, Row, Rule, Space, no_table};
 
 /// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
 const REST: Duration = Duration::from_secs(1);
@@ -69,58 +74,8 @@ const MOST_UNASKED: u64 = 2 << 20;
 #[error("no room for the {0} ranges of its address space")]
 pub struct NoRoom(pub usize);
 
-/// Where a [`TablePart`] is.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    pc: u32,
-    /// Index of its first row.
-    first: u32,
-    rows: u16,
-    pages: u16,
-}
-
-impl Part {
-    /// Room for rows and index, in rows.
-    fn words(&self) -> u32 {
-        u32::from(self.rows) + pages::index_words(u32::from(self.pages))
-    }
-}
-
 /// How the reason begins of a file whose table does not fit.
 const NO_ROOM: &str = "no room for its";
-
-/// Tables of one file, and where their rows are.
-#[derive(Debug)]
-struct Placed {
-    /// By the first address that they are for, before relocation.
-    tables: BTreeMap<u64, PlacedTable>,
-    /// How further ones are made; `None`: there is one for all of the file.
-    windows: Option<Windows>,
-    /// Bytes of its `.eh_frame`.
-    rules: u64,
-    /// Segments that are mapped executable.
-    code: Vec<Code>,
-    /// When it was last asked for, in calls of [`UnwindTables::map`].
-    used: u64,
-}
-
-#[derive(Debug)]
-struct PlacedTable {
-    /// First address that it is not for.
-    end: u64,
-    base: u64,
-    parts: Vec<Part>,
-    /// When it was made, in calls of [`UnwindTables::map`].
-    made: u64,
-}
-
-/// An executable segment: where in the file, and what to add to a file offset to get its address before relocation.
-#[derive(Clone, Copy, Debug)]
-struct Code {
-    start: u64,
-    end: u64,
-    to_vaddr: u64,
-}
 
 /// What stands behind an executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -545,63 +500,6 @@ impl UnwindTables {
     }
 }
 
-impl Placed {
-    /// The segment of a mapping, and the address before relocation of its start.
-    fn addresses(&self, mapping: &Mapping) -> Option<(Code, u64)> {
-        // A mapping starts at a page, a segment anywhere in it.
-        let code = self.code.iter().find(|code| mapping.offset >= code.start & !0xfff && mapping.offset < code.end)?;
-        Some((*code, mapping.offset.wrapping_add(code.to_vaddr)))
-    }
-
-    /// Adds ranges for these addresses before relocation, which are mapped from `start` on.
-    fn add_ranges(&self, ranges: &mut Vec<Range>, start: u64, addresses: std::ops::Range<u64>) {
-        let bias = start.wrapping_sub(addresses.start);
-        let to = |vaddr: u64| vaddr.wrapping_add(bias);
-        let stop = |start, end| Range {
-            start: to(start),
-            end: to(end),
-            bias: 0,
-            first_row: no_table::STOP,
-            rows: 0,
-            pages: 0,
-        };
-        let mut next = addresses.start;
-        for (&first, table) in self.tables.range(..addresses.end) {
-            let (first, end) = (first.max(next), table.end.min(addresses.end));
-            if first >= end {
-                continue;
-            }
-            if first > next {
-                ranges.push(stop(next, first));
-            }
-            next = first;
-            let at = |part: &Part| table.base.wrapping_add(u64::from(part.pc));
-            for (place, part) in table.parts.iter().enumerate() {
-                let until = table.parts.get(place + 1).map_or(end, at).min(end);
-                if until > next && at(part) < end {
-                    let Part { first, rows, pages, .. } = *part;
-                    ranges.push(Range {
-                        start: to(next),
-                        end: to(until),
-                        bias: to(at(part)),
-                        first_row: first,
-                        rows,
-                        pages,
-                    });
-                    next = until;
-                }
-            }
-            if next < end {
-                ranges.push(stop(next, end));
-                next = end;
-            }
-        }
-        if next < addresses.end {
-            ranges.push(stop(next, addresses.end));
-        }
-    }
-}
-
 fn path_of(mapping: &Mapping) -> String {
     mapping.file_path().map_or_else(|| "[vdso]".to_owned(), |path| path.display().to_string())
 }
@@ -620,16 +518,6 @@ fn compile_own<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     if elf.machine() == MACHINE { compile(elf) } else { Err(Refusal::Machine(elf.machine())) }
 }
 
-fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
-    let code = elf.loads().iter().filter(|load| load.executable);
-    code.map(|load| Code {
-        start: load.offset,
-        end: load.offset + load.file_size,
-        to_vaddr: load.vaddr.wrapping_sub(load.offset),
-    })
-    .collect()
-}
-
 /// The vdso, which is the kernel's and the same in every process: this process's own cannot have been tampered with.
 fn own_vdso() -> Result<Vec<u8>, String> {
     let own = RemoteProcess::at(Pid(std::process::id()));
@@ -639,57 +527,6 @@ fn own_vdso() -> Result<Vec<u8>, String> {
     let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
     own.read_memory(RemoteAddr(vdso.start), &mut bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
-}
-
-/// Which parts of a memory are free.
-#[derive(Debug)]
-struct Room {
-    size: u32,
-    /// First index and length of each free part, sorted, with something used between any two.
-    free: Vec<(u32, u32)>,
-    used: u32,
-    /// What is taken lies within one of the chunks of this length.
-    chunk: u32,
-}
-
-impl Room {
-    fn new(size: u32, chunk: u32) -> Self {
-        Self { size, free: vec![(0, size)], used: 0, chunk: chunk.max(1) }
-    }
-
-    /// Takes from the first free part where so many lie in one chunk.
-    fn take(&mut self, count: u32) -> Option<u32> {
-        let (at, taken) = self.free.iter().enumerate().find_map(|(at, part)| Some((at, self.within(*part, count)?)))?;
-        let (first, len) = self.free[at];
-        let before = (first, taken - first);
-        let behind = (taken + count, first + len - taken - count);
-        self.free.splice(at..=at, [before, behind].into_iter().filter(|(_, len)| *len > 0));
-        self.used += count;
-        Some(taken)
-    }
-
-    /// The first index in a free part from which so many lie in one chunk.
-    fn within(&self, (first, len): (u32, u32), count: u32) -> Option<u32> {
-        let left = self.chunk - first % self.chunk;
-        let skipped = if count <= left { 0 } else { left };
-        (count <= self.chunk && u64::from(skipped) + u64::from(count) <= u64::from(len)).then(|| first + skipped)
-    }
-
-    /// Gives a part back, and joins it with its neighbours.
-    fn give_back(&mut self, first: u32, count: u32) {
-        self.used -= count;
-        let at = self.free.partition_point(|(start, _)| *start < first);
-        self.free.insert(at, (first, count));
-        let mut joined: Vec<(u32, u32)> = Vec::with_capacity(self.free.len());
-        for &(start, len) in &self.free {
-            match joined.last_mut() {
-                Some((before, before_len)) if *before + *before_len == start => *before_len += len,
-                _ if len == 0 => {}
-                _ => joined.push((start, len)),
-            }
-        }
-        self.free = joined;
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 use super::super::testing::{HOLDS, PID, model, taken, usual};
 use super::*;
+use crate::analysis::{By, Filter, NoDistributions, report};
 
 fn names(model: &Model) -> Vec<&str> {
     model.rows().iter().map(|row| row.name.as_str()).collect()
@@ -211,9 +212,9 @@ fn a_file_of_what_was_seen_holds_each_sample() {
     assert_eq!(model.seen().write(&path).unwrap(), 400, "also what came while it was paused");
     let aggregate = crate::cli::profiles::as_one(std::slice::from_ref(&path), false).unwrap();
     assert_eq!(aggregate.samples(), 400);
-    let head = crate::analysis::head(&aggregate, 2);
+    let report = report(&aggregate, By::Function, &Filter::default(), false, &NoDistributions);
     assert_eq!(
-        head.iter().map(|line| (line.function.as_str(), line.samples)).collect::<Vec<_>>(),
+        report.rows.iter().map(|row| (row.name.name.as_str(), row.own.samples)).take(2).collect::<Vec<_>>(),
         [("lead", 240), ("pack", 100)]
     );
     assert!(model.seen().write(&path).is_err(), "nothing is replaced");
