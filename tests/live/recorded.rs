@@ -28,7 +28,10 @@ fn check_merges(python: &Interpreter, recording: &Recording) {
         assert!(trampolines <= cut && trampolines * 50 <= recording.report.stored, "{trampolines}: {native:#?}");
         let entering = native.repairs.iter().filter(|(reason, _)| reason.contains("entering"));
         let known = native.exact + entering.map(|(_, count)| count).sum::<u64>() + recording.stopped("entering_eval");
-        assert!((known + trampolines) as f64 >= 0.995 * recording.report.stored as f64, "{trampolines}: {native:#?}");
+        // One in 200 may be met in code without rules, and by chance a few more.
+        let stored = recording.report.stored as f64;
+        let allowed = 0.005 * stored + 4.0 * (0.005 * stored).sqrt();
+        assert!((known + trampolines) as f64 >= stored - allowed, "{trampolines}: {native:#?}");
     }
     assert!(native.failed * 1000 <= recording.report.stored, "{native:#?}");
 }
@@ -106,7 +109,8 @@ fn c_stands_between_its_caller_and_its_callee(python: &Interpreter) {
 }
 
 /// Twice the least memory for unwind tables: the tables of its libraries alone take five times as much, but only what samples meet
-/// gets rules, at first sight. (With 1 MiB it depends on which code is met.) (What is told where even that has no room `unwind/store/tests.rs` shows.)
+/// gets rules, at first sight. With the least it depends on which code is met whether there is room for all of it; what is told
+/// where there is none `unwind/store/tests.rs` shows.
 #[test]
 fn little_memory_suffices_for_the_code_that_runs() {
     let Some(_live) = live() else { return };

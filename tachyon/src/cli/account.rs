@@ -142,6 +142,13 @@ fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result
         let (share, causes) = (percent(ratio(lost, of)), causes.join(", "));
         writeln!(out, "{warn}lost {} of {} ({share}): {causes}{plain}", HumanCount(lost), HumanCount(of))?;
     }
+    if report.inconsistent > 0 {
+        let count = HumanCount(report.inconsistent);
+        writeln!(
+            out,
+            "{warn}independent counts of the same samples differ by {count}: this is a bug in tachyon-bpf, please report it{plain}"
+        )?;
+    }
     let cut = report.cut_stacks();
     let stacks: u64 = cut.iter().map(|(_, count)| count).sum();
     let share = ratio(stacks, report.stored);
@@ -297,6 +304,17 @@ mod tests {
              written: out.tach\n\
              next: ./tachyon-bpf export out.tach -o out.html\n"
         );
+    }
+
+    #[test]
+    fn counts_that_differ_are_a_bug() {
+        let output = output("out.tach", Format::Tach);
+        let mut report = report(8, Some(12.5));
+        let line =
+            "\nindependent counts of the same samples differ by 3: this is a bug in tachyon-bpf, please report it\n";
+        assert!(!account(&report, &extras(&output)).contains("differ"));
+        report.inconsistent = 3;
+        assert!(account(&report, &extras(&output)).contains(line));
     }
 
     #[test]

@@ -98,6 +98,13 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     if let Some(wanted) = nobody {
         return Err(Failure::new(format!("nothing was recorded: no CPython fits {wanted}")).into());
     }
+    // Whoever tests must not overlook it; others have their profile, and have been told.
+    if cfg!(debug_assertions) && report.inconsistent > 0 {
+        return Err(Failure::new(
+            "independent counts of the same samples differ, which a debug build takes for an error",
+        )
+        .into());
+    }
     Ok(Outcome { command: status })
 }
 

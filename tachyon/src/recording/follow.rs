@@ -287,15 +287,7 @@ impl Follower {
         let nonsense = std::mem::take(&mut lock(&self.registry).nonsense);
         for pid in nonsense.into_iter().flat_map(|image| lock(&self.registry).pids_of_image(image)) {
             self.refuse(pid, "its code objects make no sense: it is not the CPython it looks like");
-            let mut kernel = lock(&self.kernel);
-            let Some(life) = kernel.process(pid) else { continue };
-            let Some(entry) = kernel.entry(&life) else { continue };
-            let flags = (entry.flags & !flags::PYTHON) | flags::NOT_PYTHON;
-            let written = kernel.decide(pid, &life, &ProcessEntry { flags, ..entry });
-            drop(kernel);
-            if let Err(error) = written {
-                self.refuse(pid, &error.to_string());
-            }
+            self.take_back(pid);
         }
         let due: Vec<u32> =
             self.undecided.iter().filter(|(_, since)| since.elapsed() > UNDECIDED).map(|(&pid, _)| pid).collect();

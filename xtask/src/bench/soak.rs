@@ -28,7 +28,7 @@ pub(crate) struct SoakArgs {
     /// Cut the recording into segments of this length, e.g. 500ms, beside 20 interpreters and 3 starts of CPython a second:
     /// segments must add up to the unit, and memory must not grow at all
     #[arg(long, value_name = "TIME", conflicts_with = "write")]
-    rotate: Option<String>,
+    rotate: Option<humantime::Duration>,
     /// Python frames only: nothing warms up then, and memory after the last look is held to that after the first
     #[arg(long, requires = "rotate")]
     no_native: bool,
@@ -155,8 +155,8 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     let Account { ran, accounted, kernels } = soaked.account()?;
     ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
     ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
-    if args.rotate.is_some() {
-        segments(&work.path().join(SEGMENTS), &soaked.report)?;
+    if let Some(length) = args.rotate {
+        segments(&work.path().join(SEGMENTS), &soaked.report, *length)?;
     }
     if args.no_native {
         return flat(&soaked.looks);
@@ -200,7 +200,7 @@ fn allowed_growth(warm: &Look, last: &Look, load: Load) -> u64 {
 const SEGMENTS: &str = "segments";
 
 /// Holds the accounts of all segments against each other and against the whole recording's.
-fn segments(directory: &Path, whole: &Value) -> Result<()> {
+fn segments(directory: &Path, whole: &Value, length: Duration) -> Result<()> {
     let entries = fs::read_dir(directory).context("there are no segments")?;
     let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     ensure!(!paths.iter().any(|path| path.to_string_lossy().contains(".part")), "a segment was not finished");
@@ -229,6 +229,9 @@ fn segments(directory: &Path, whole: &Value) -> Result<()> {
     for (sum, name) in sums.into_iter().zip(COUNTS) {
         ensure!(count(whole, name)? == sum, "{name}: the segments have {sum}, the whole {}", whole[name]);
     }
+    let seconds = whole["duration_s"].as_f64().context("an account has no duration")?;
+    let wanted = seconds / length.as_secs_f64();
+    ensure!(paths.len() as f64 >= 0.9 * wanted, "{} segments where there should be {wanted:.0}", paths.len());
     ensure!(sums[5] == 0, "counts of the same thing differ by {}", sums[5]);
     ensure!(lost(whole) == losses, "lost: the segments have {losses}, the whole {}", lost(whole));
     ensure!(kernels == sums[0], "the kernel counted {kernels} runs, the segments {}", sums[0]);
@@ -299,7 +302,9 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
         line.arg("--no-native");
     }
     match &args.rotate {
-        Some(time) => line.args(["--comm", NAME, "--rotate", time, "--output"]).arg(work.join(SEGMENTS)),
+        Some(length) => {
+            line.args(["--comm", NAME, "--rotate", &length.to_string(), "--output"]).arg(work.join(SEGMENTS))
+        }
         None => line.arg("--output").arg(work.join("soak.tach")),
     };
     let mut profiler = Crowd(vec![line.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start")?]);

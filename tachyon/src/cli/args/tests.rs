@@ -1,5 +1,6 @@
 use super::*;
 use crate::advice::Advice as _;
+use crate::cli::plan::Keep;
 use crate::sinks::Format;
 use std::time::Duration;
 
@@ -160,4 +161,18 @@ fn what_is_not_there_yet_is_said_so() {
     assert_eq!(message, "unexpected word 'python'");
     assert!(hint.contains("tachyon-bpf -- python app.py"));
     assert_eq!(refused(&["-p", "1", "--durationn", "3s"]).1, "a similar argument exists: '--duration'");
+}
+
+#[test]
+fn what_is_kept_is_a_size_or_an_age() {
+    let hours = |hours: u64| Ok(Keep::Age(Duration::from_secs(hours * 3600)));
+    assert_eq!(values::keep("7d"), hours(7 * 24));
+    assert_eq!(values::keep("1d 12h"), hours(36));
+    assert_eq!(values::keep("30m"), Ok(Keep::Age(Duration::from_secs(30 * 60))));
+    assert_eq!(values::keep("30M"), Ok(Keep::Bytes(30_000_000)));
+    assert_eq!(values::keep("2GiB"), Ok(Keep::Bytes(2 << 30)));
+    assert_eq!(values::keep("12kb"), Ok(Keep::Bytes(12_000)));
+    for wrong in ["7", "0d", "0GiB", "many", "-1d", ""] {
+        assert!(values::keep(wrong).is_err(), "{wrong}");
+    }
 }

@@ -103,11 +103,14 @@ pub(super) fn keep(text: &str) -> Result<Keep, String> {
     if text.parse::<f64>().is_ok() {
         return Err(HELP.to_owned());
     }
-    // `m` is minutes, `M` megabytes: an age is tried first, which has no upper-case units but M for months.
-    match (humantime::parse_duration(text), text.parse::<bytesize::ByteSize>()) {
-        (_, Ok(size)) if size.as_u64() > 0 => Ok(Keep::Bytes(size.as_u64())),
-        (Ok(age), _) if age > Duration::ZERO => Ok(Keep::Age(age)),
-        _ => Err(HELP.to_owned()),
+    // Both read `30m` and `30M`: minutes and megabytes are meant.
+    let age = humantime::parse_duration(text).ok().filter(|age| *age > Duration::ZERO);
+    let size = text.parse::<bytesize::ByteSize>().ok().map(|size| size.as_u64()).filter(|size| *size > 0);
+    match (age, size) {
+        (Some(age), None) => Ok(Keep::Age(age)),
+        (Some(age), Some(_)) if !text.contains(|c: char| c.is_ascii_uppercase()) => Ok(Keep::Age(age)),
+        (_, Some(size)) => Ok(Keep::Bytes(size)),
+        (None, None) => Err(HELP.to_owned()),
     }
 }
 

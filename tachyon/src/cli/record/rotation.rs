@@ -211,6 +211,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_too_old_goes_with_all_its_files() {
+        let directory = tempfile::tempdir().unwrap();
+        for (sequence, hours) in [(0, 30), (1, 20), (2, 1), (3, 0)] {
+            for extension in ["tach", "json"] {
+                let path = directory.path().join(format!("h-20261122T190113Z-{sequence:06}.{extension}"));
+                let file = fs::File::create(path).unwrap();
+                file.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
+            }
+        }
+        assert_eq!(remove_oldest(directory.path(), Keep::Age(Duration::from_secs(21 * 3600))).unwrap(), 1);
+        assert_eq!(remove_oldest(directory.path(), Keep::Age(Duration::from_secs(2 * 3600))).unwrap(), 1);
+        let left = finished(directory.path()).unwrap();
+        assert_eq!(left.keys().map(|(_, sequence, _)| *sequence).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
+        assert_eq!(remove_oldest(directory.path(), Keep::Age(Duration::from_nanos(1))).unwrap(), 1, "the newest stays");
+    }
+
+    #[test]
     fn the_oldest_go_first_with_all_their_files() {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: usize| fs::write(directory.path().join(name), vec![0; bytes]).unwrap();

@@ -115,6 +115,19 @@ impl Follower {
         }
     }
 
+    /// Takes back that a process is CPython: from now on it is not sampled. What it did before stays what it was.
+    pub(super) fn take_back(&self, pid: u32) {
+        let mut kernel = lock(&self.kernel);
+        let Some(life) = kernel.process(pid) else { return };
+        let Some(entry) = kernel.entry(&life) else { return };
+        let flags = (entry.flags & !flags::PYTHON) | flags::NOT_PYTHON;
+        let written = kernel.decide(pid, &life, &ProcessEntry { flags, ..entry });
+        drop(kernel);
+        if let Err(error) = written {
+            self.refuse(pid, &error.to_string());
+        }
+    }
+
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
         self.undecided.remove(&pid);
