@@ -15,4 +15,5 @@ pub mod process;
 pub mod segment;
 pub mod stop;
 pub mod unwind;
+pub mod verdicts;
 pub mod walk;

@@ -1,51 +1,44 @@
-//! What was decided of processes that are not recorded: on a busy host most runs meet one of these.
+//! The words of `tachyon_common::verdicts`, in a BPF map.
 
 use crate::maps::VERDICTS;
-use tachyon_common::limits::{CHANGES_BY_HOOKS, CHANGES_BY_USER_SPACE, FIRST_VERDICT, VERDICT_SLOTS};
+use tachyon_common::limits::CHANGES_BY_HOOKS;
+use tachyon_common::verdicts::{self, Words};
+pub use tachyon_common::verdicts::{FILTERED, NOT_PYTHON};
 
-/// Samples of the process are not wanted.
-pub const FILTERED: u64 = 1;
-/// It is known not to be CPython.
-pub const NOT_PYTHON: u64 = 2;
+struct Map;
 
-/// Changes of the process table so far. Read before the table is: what is decided afterwards may be older than that, and
-/// then holds under a number that has passed.
+impl Words for Map {
+    #[inline(always)]
+    fn read(&self, index: u32) -> Option<u64> {
+        // SAFETY: a word of a map value, which is written whole.
+        VERDICTS.get_ptr(index).map(|word| unsafe { core::ptr::read_volatile(word) })
+    }
+
+    #[inline(always)]
+    fn write(&self, index: u32, value: u64) {
+        if let Some(word) = VERDICTS.get_ptr_mut(index) {
+            // SAFETY: as above.
+            unsafe { core::ptr::write_volatile(word, value) };
+        }
+    }
+}
+
+/// [`verdicts::changes`].
 #[inline(always)]
 pub fn changes() -> u64 {
-    let count = |index: u32| match VERDICTS.get_ptr(index) {
-        // SAFETY: a word of a map value.
-        Some(count) => unsafe { core::ptr::read_volatile(count) },
-        None => 0,
-    };
-    count(CHANGES_BY_HOOKS).wrapping_add(count(CHANGES_BY_USER_SPACE)) << 32
+    verdicts::changes(&Map)
 }
 
-#[inline(always)]
-fn slot(tgid: u32) -> Option<*mut u64> {
-    VERDICTS.get_ptr_mut(FIRST_VERDICT + (tgid & (VERDICT_SLOTS - 1)))
-}
-
-/// The process and when it was decided, without what: pids have 22 bits.
-#[inline(always)]
-fn of(changes: u64, tgid: u32) -> u64 {
-    changes | u64::from(tgid & 0xff_ffff) << 8
-}
-
-/// What was decided of a process under this number of changes; 0: nothing.
+/// [`verdicts::recall`].
 #[inline(always)]
 pub fn recall(changes: u64, tgid: u32) -> u64 {
-    let Some(slot) = slot(tgid) else { return 0 };
-    // SAFETY: a word of a map value, which is written whole.
-    let verdict = unsafe { core::ptr::read_volatile(slot) } ^ of(changes, tgid);
-    if verdict <= 0xff { verdict } else { 0 }
+    verdicts::recall(&Map, changes, tgid)
 }
 
-/// Remembers it.
+/// [`verdicts::remember`].
 #[inline(always)]
 pub fn remember(changes: u64, tgid: u32, verdict: u64) {
-    let Some(slot) = slot(tgid) else { return };
-    // SAFETY: as above.
-    unsafe { core::ptr::write_volatile(slot, of(changes, tgid) | verdict) };
+    verdicts::remember(&Map, changes, tgid, verdict);
 }
 
 /// Says that the process table has been changed.
