@@ -1,7 +1,10 @@
 """Three functions that take 60, 30 and 10 % of the CPU time, measured by the thread's own CPU clock.
 
-One turn takes 7.31 ms: no multiple of a sampling interval that the test uses.
+The turns are of random length: equal ones may keep step with the sampling, whose interval stays as it is for a quarter of a
+second.
 """
+import random
+
 import handshake
 from time import thread_time
 
@@ -22,9 +25,9 @@ def ten(end):
 
 
 handshake.ready(shares={"sixty": 0.6, "thirty": 0.3, "ten": 0.1})
-turn = 0.00731
 at = thread_time()
 while True:
+    turn = random.uniform(0.003, 0.011)
     # What one function takes too long the next one has less: the shares stay exact.
     sixty(at + 0.6 * turn)
     thirty(at + 0.9 * turn)
