@@ -33,7 +33,7 @@ pub mod kind {
 pub struct RecordHeader {
     /// One of [`kind`].
     pub kind: u16,
-    /// Of a sample: the bank of counters that its run counted in ([`crate::segment`]); else 0.
+    /// The bank of counters that the run counted in which sent it ([`crate::segment`]).
     pub flags: u16,
     /// Bytes of the whole record, header included.
     pub len: u32,

@@ -4,7 +4,7 @@ use crate::maps::{CODE, CodeScratch, KNOWN, SAMPLES, SENT, State};
 use crate::memory::{CurrentProcess, masked};
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::codes::{CodeTables, Codes, KnownCode, SENT_ALL, SentSlot, progress, sent_key, set_progress};
-use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, code, kind};
+use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, SampleRecord, code, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
@@ -135,10 +135,10 @@ pub enum Named {
     RingFull,
 }
 
-/// Sends the next record of the code object of `frame`, which this sample has read and which lacks what the bits of
+/// Sends the next record of the code object of `frame`, which `sample` has read and which lacks what the bits of
 /// [`lacks`] say: the frame holds it, so it is the same one.
 #[inline(always)]
-pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame, lacking: u32) -> Named {
+pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &RawFrame, lacking: u32) -> Named {
     let key = sent_key(state.process.image, frame.code, frame.fingerprint);
     let start = progress(&Maps, key);
     if start == SENT_ALL {
@@ -197,14 +197,14 @@ pub fn send(state: &mut State, layout: &Layout, tgid: u32, frame: &RawFrame, lac
     }
     let bytes = (size_of::<CodeRecord>() + text_bytes + part as usize + 7) & !7;
     scratch.record = CodeRecord {
-        header: RecordHeader { kind: kind::CODE, flags: 0, len: bytes as u32 },
+        header: RecordHeader { kind: kind::CODE, flags: sample.header.flags, len: bytes as u32 },
         image: state.process.image,
         code: frame.code,
         fingerprint: frame.fingerprint,
         qualname: identity.qualname,
         filename: identity.filename,
         linetable: identity.linetable,
-        tgid,
+        tgid: sample.tgid,
         firstlineno: identity.firstlineno,
         layout: state.process.layout,
         flags,

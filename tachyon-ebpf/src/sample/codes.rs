@@ -20,7 +20,7 @@ pub extern "C" fn name_code() -> u64 {
     let frame = unsafe { sample.frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(index)) };
     // SAFETY: as above.
     let raw = unsafe { frame.read() };
-    match names::send(state, layout, sample.record.tgid, &raw, lacking) {
+    match names::send(state, layout, &sample.record, &raw, lacking) {
         Named::Nothing => {
             state.codes.pending_next += 1;
             return named::GOES_ON;

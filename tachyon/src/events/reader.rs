@@ -38,6 +38,8 @@ const ASKED: u64 = 1;
 pub struct ReaderStats {
     /// Sample records read since the start, by the bank of counters that their runs counted in.
     pub samples: [u64; BANKS as usize],
+    /// Records of code objects, likewise.
+    pub codes: [u64; BANKS as usize],
     /// Records read since the start that are none.
     pub bad_records: u64,
     /// Longest time between two looks at the ring, beyond the polling interval.
@@ -90,15 +92,16 @@ impl Reader {
         Ok(Self { shared, thread })
     }
 
-    /// Has the ring read until `samples` records of a bank are with the next stage, for at most `patience`. Returns what
-    /// the reader did; its stall is measured anew from then on.
-    pub fn read_until(&self, bank: u32, samples: u64, patience: Duration) -> ReaderStats {
+    /// Has the ring read until so many records of a bank, samples and code objects, are with the next stage, for at most
+    /// `patience`. Returns what the reader did; its stall is measured anew from then on.
+    pub fn read_until(&self, bank: u32, samples: u64, codes: u64, patience: Duration) -> ReaderStats {
         let asked = Instant::now();
         loop {
             self.shared.ask();
             let mut stats = self.shared.stats();
-            let read = stats.samples.get(bank as usize).copied().unwrap_or(u64::MAX);
-            if read >= samples || asked.elapsed() > patience || self.thread.is_finished() {
+            let read = |counts: &[u64]| counts.get(bank as usize).copied().unwrap_or(u64::MAX);
+            let complete = read(&stats.samples) >= samples && read(&stats.codes) >= codes;
+            if complete || asked.elapsed() > patience || self.thread.is_finished() {
                 let taken = *stats;
                 (stats.longest_stall, stats.stalled_without_cpu) = (Duration::ZERO, Duration::ZERO);
                 return taken;
@@ -154,9 +157,10 @@ fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Q
         let mut read = ReaderStats::default();
         let listened_to = drain(&mut ring, queue, &mut batch, &mut read, stopping);
         // Counted when they are with the next stage: who is told of them there may rely on it.
-        let mut stats = shared.stats();
-        for (sum, read) in stats.samples.iter_mut().zip(read.samples) {
-            *sum += read;
+        let mut held = shared.stats();
+        let stats = &mut *held;
+        for (sums, read) in [(&mut stats.samples, read.samples), (&mut stats.codes, read.codes)] {
+            sums.iter_mut().zip(read).for_each(|(sum, read)| *sum += read);
         }
         stats.bad_records += read.bad_records;
         if stall > stats.longest_stall {
@@ -178,14 +182,12 @@ fn drain<T: From<Batch>>(
 ) -> bool {
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
-        match kind_and_flags(&item) {
-            Some((kind::SAMPLE, bank)) => match read.samples.get_mut(usize::from(bank)) {
-                Some(count) => *count += 1,
-                None => read.bad_records += 1,
-            },
-            Some((kind::CODE, _)) => {}
-            _ => read.bad_records += 1,
-        }
+        let count = match kind_and_flags(&item) {
+            Some((kind::SAMPLE, bank)) => read.samples.get_mut(usize::from(bank)),
+            Some((kind::CODE, bank)) => read.codes.get_mut(usize::from(bank)),
+            _ => None,
+        };
+        *count.unwrap_or(&mut read.bad_records) += 1;
         batch.extend_from_slice(&item);
         drop(item);
         if batch.len() >= BATCH_BYTES && !queue.send(batch) {

@@ -28,7 +28,8 @@ pub(super) struct Stats {
 /// What was used by a moment, since the start of everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
-    runs: Option<u64>,
+    /// Runs of the timer's program since the object was loaded, as the kernel counted them.
+    pub runs: Option<u64>,
     run_ns: Option<u64>,
     /// User and system time of this process, seconds.
     cpu_s: f64,
@@ -102,6 +103,9 @@ pub(super) struct Facts<'a> {
     pub events_lost: u64,
     /// Whether a run was under way when the counters were read.
     pub unsettled: bool,
+    /// Runs since the object was loaded, as the timer's program counted them and as the kernel did: at the end, when none is
+    /// under way, where the kernel counts.
+    pub runs_by_kernel: Option<(u64, u64)>,
     pub reader: &'a Read,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
@@ -114,6 +118,8 @@ pub(super) struct Facts<'a> {
 pub(super) struct Read {
     /// Sample records of the segment's bank.
     pub samples: u64,
+    /// Records of code objects, likewise.
+    pub codes: u64,
     /// Records that are neither samples nor code objects.
     pub bad_records: u64,
     pub longest_stall: Duration,
@@ -121,12 +127,15 @@ pub(super) struct Read {
 }
 
 /// By how much two counts of the same differ, summed over all that are counted twice: the kernel side's runs and their ends,
-/// records sent, read, received and dealt with. 0, or something is wrong with the recorder itself.
+/// records sent, read, received and dealt with; at the end also the runs that the kernel counted. 0, or something is wrong
+/// with the recorder itself.
 fn inconsistent(facts: &Facts<'_>) -> u64 {
     let Facts { counters, reader, made, .. } = facts;
     let dealt_with = made.stored + made.write_errors + made.bad_samples;
     counters.ran.abs_diff(counters.ended())
         + counters.sent.abs_diff(reader.samples)
+        + counters.codes_sent.abs_diff(reader.codes)
+        + facts.runs_by_kernel.map_or(0, |(ours, kernels)| ours.abs_diff(kernels))
         + reader.samples.abs_diff(made.received)
         + made.received.abs_diff(dealt_with)
         + reader.bad_records

@@ -130,6 +130,7 @@ struct Since {
     /// The last readings of both banks.
     counters: [Counters; BANKS as usize],
     samples_read: [u64; BANKS as usize],
+    codes_read: [u64; BANKS as usize],
     bad_records: u64,
     events_lost: u64,
     used: Used,
@@ -157,6 +158,7 @@ impl Running {
             start_unix: parts.start_unix,
             counters: Default::default(),
             samples_read: Default::default(),
+            codes_read: Default::default(),
             bad_records: 0,
             events_lost: 0,
             // What the start took belongs to the first segment.
@@ -229,7 +231,7 @@ impl Running {
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let (end, end_unix) = at(cut.at);
         (next.profile.meta.start_us, next.profile.meta.start_unix) = (cut.at.as_micros(), end_unix);
-        let reader = threads.reader.read_until(cut.bank, cut.counters.sent, PATIENCE);
+        let reader = threads.reader.read_until(cut.bank, cut.counters.sent, cut.counters.codes_sent, PATIENCE);
         let (reply, ended) = mpsc::channel();
         let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
         let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
@@ -256,6 +258,7 @@ impl Running {
         };
         let read = Read {
             samples: reader.samples[bank] - self.since.samples_read[bank],
+            codes: reader.codes[bank] - self.since.codes_read[bank],
             bad_records: reader.bad_records - self.since.bad_records,
             longest_stall: reader.longest_stall,
             stalled_without_cpu: reader.stalled_without_cpu,
@@ -270,6 +273,7 @@ impl Running {
         targets::complete(&mut made, &counts);
         let cpu_ns = counts.python_cpu_ns();
         let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));
+        let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;
         let mut report = account::report(&Facts {
             request,
             expected: cpu_ns.map(|_| expected - self.since.expected),
@@ -279,6 +283,7 @@ impl Running {
             counters: &kernel::since(&self.since.counters[bank], &counters),
             events_lost: events_lost - self.since.events_lost,
             unsettled,
+            runs_by_kernel: used.runs.filter(|_| self.threads.is_none()).map(|runs| (runs_since_load, runs)),
             reader: &read,
             made: &made,
             counts: &counts,
@@ -305,13 +310,15 @@ impl Running {
             start_unix: end_unix,
             counters: self.since.counters,
             samples_read: self.since.samples_read,
+            codes_read: self.since.codes_read,
             bad_records: reader.bad_records,
             events_lost,
             used,
             cpu_ns: self.since.cpu_ns + cpu_ns.unwrap_or(0),
             expected,
         };
-        (self.since.counters[bank], self.since.samples_read[bank]) = (counters, reader.samples[bank]);
+        self.since.counters[bank] = counters;
+        (self.since.samples_read[bank], self.since.codes_read[bank]) = (reader.samples[bank], reader.codes[bank]);
         let finished = made.sink.take().map(|mut sink| sink.finish(&made.profile, &report));
         let stacks = made.take_stacks();
         let sink_error = made.first_error.take().or(finished.and_then(Result::err));
