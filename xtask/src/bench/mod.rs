@@ -7,6 +7,7 @@ mod agreement;
 mod crowd;
 mod machine;
 mod measure;
+mod numbered;
 mod probe;
 mod results;
 pub(crate) mod soak;

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::machine::Machine;
-use super::{probe, tools};
+use super::{numbered, probe, tools};
 use crate::{command, zoo};
 
 /// Arguments of `cargo xtask soak`.
@@ -25,8 +25,8 @@ pub(crate) struct SoakArgs {
     /// How long, in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(20..))]
     seconds: u64,
-    /// Cut the recording into segments of this length, e.g. 500ms, beside 20 interpreters and 3 starts of CPython a second:
-    /// segments must add up to the unit, and memory must not grow at all
+    /// Cut the recording into segments of this length, e.g. 500ms, beside 20 interpreters, one that numbers its work, and 3
+    /// starts of CPython a second: segments must add up to the unit, have each step of that work, and memory must not grow
     #[arg(long, value_name = "TIME", conflicts_with = "write")]
     rotate: Option<humantime::Duration>,
     /// Python frames only: nothing warms up then, and memory after the last look is held to that after the first
@@ -156,7 +156,11 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
     ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
     if let Some(length) = args.rotate {
-        segments(&work.path().join(SEGMENTS), &soaked.report, *length)?;
+        let directory = work.path().join(SEGMENTS);
+        segments(&directory, &soaked.report, *length)?;
+        let samples = numbered::check(&profiler, &files(&directory, "tach")?)?;
+        ensure!(samples > args.seconds * 20, "the program that numbers its work has {samples} samples");
+        println!("{samples} samples of work that numbers itself: none came back at a cut, and none is missing");
     }
     if args.no_native {
         return flat(&soaked.looks);
@@ -196,16 +200,22 @@ fn allowed_growth(warm: &Look, last: &Look, load: Load) -> u64 {
     SLACK_BYTES + load.process_bytes * (last.pythons - warm.pythons)
 }
 
+/// Files of a directory whose names end so, in order.
+fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory).context("there are no segments")?;
+    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|it| it == extension));
+    paths.sort();
+    Ok(paths)
+}
+
 /// Where segments go, below the directory of a soak.
 const SEGMENTS: &str = "segments";
 
 /// Holds the accounts of all segments against each other and against the whole recording's.
 fn segments(directory: &Path, whole: &Value, length: Duration) -> Result<()> {
-    let entries = fs::read_dir(directory).context("there are no segments")?;
-    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    ensure!(!paths.iter().any(|path| path.to_string_lossy().contains(".part")), "a segment was not finished");
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    paths.sort();
+    ensure!(files(directory, "part")?.is_empty(), "a segment was not finished");
+    let paths = files(directory, "json")?;
     const COUNTS: [&str; 6] = ["ran", "stored", "idle", "filtered", "not_python", "inconsistent"];
     let count = |report: &Value, name: &str| report[name].as_u64().with_context(|| format!("an account has no {name}"));
     let lost = |report: &Value| -> u64 {
@@ -292,6 +302,11 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
         let mut line = Command::new(&named);
         line.args(["-S", "-c", WORK]);
         live.0.push(quiet(line).context("cannot start an interpreter")?);
+    }
+    if args.rotate.is_some() {
+        let mut line = Command::new(&named);
+        line.arg("-S").arg(numbered::write(work)?);
+        live.0.push(quiet(line).context("cannot start the program that numbers its work")?);
     }
     // They have started: what they are is found out by looking at them, not by following their start.
     sleep(Duration::from_secs(5));
