@@ -8,7 +8,7 @@ use tachyon::cli::args::{self, ExportArgs, MergeArgs, NoVerb, RecoverArgs, Verb}
 use tachyon::cli::failure::{self, STATUS_FAILED};
 use tachyon::cli::output::{self, Destination, OutputError, OutputFile};
 use tachyon::cli::plan::{self, Plan, Surroundings};
-use tachyon::cli::{diff, doctor, dump, export, info, record, recover, report, symbolize, top};
+use tachyon::cli::{agent, diff, doctor, dump, export, info, record, recover, report, symbolize, top};
 use tachyon::sinks::export::ExportOptions;
 
 fn main() -> ExitCode {
@@ -52,6 +52,7 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
         }
         Verb::Diff(args) => diff::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
         Verb::Top(args) => top::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
+        Verb::Agent(args) => agent::run(&args, &mut StandardOutput::lock()).map(|()| 0),
         Verb::Symbolize(args) => symbolize::run(&args, &mut io::stderr()).map(|()| 0),
         Verb::Dump(args) => {
             dump::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;

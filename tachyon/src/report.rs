@@ -203,6 +203,9 @@ pub struct ProcessReport {
     /// Uid of its Kubernetes pod; empty if none is visible.
     #[serde(default)]
     pub pod: String,
+    /// Labels, by name; the agent's segments have them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// What profiling cost.

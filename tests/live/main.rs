@@ -1,6 +1,7 @@
 //! Whole-program tests: the committed BPF object, the real profiler, live interpreters.
 
 mod account;
+mod agent;
 mod attacks;
 mod borrowed;
 mod children;

@@ -7,7 +7,7 @@ mod manual;
 mod record;
 mod shared;
 mod top;
-mod values;
+pub(in crate::cli) mod values;
 
 pub use self::files::{
     DiffArgs, DiffBy, ExportArgs, GroupBy, InfoArgs, MergeArgs, RecoverArgs, ReportArgs, SymbolizeArgs,
@@ -22,6 +22,7 @@ use crate::types::Pid;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// Samples per second when nothing is asked for: not a divisor of the usual timer rates, so that a program that works
 /// in step with one is not always met at the same place.
@@ -81,6 +82,8 @@ pub enum Verb {
     Diff(DiffArgs),
     /// Show live where the time goes
     Top(Box<TopArgs>),
+    /// Record this host all the time, into a directory that others ship
+    Agent(AgentArgs),
     /// Add names to native functions that a TACH file knows only by address
     Symbolize(SymbolizeArgs),
     /// Show every thread's stack right now, including sleeping threads; needs no BPF
@@ -91,6 +94,29 @@ pub enum Verb {
     Man,
     /// Print shell completions
     Completions(CompletionsArgs),
+}
+
+/// Arguments of `agent`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The configuration is TOML: [record] frequency, native, max_cpu, max_memory, uid, cgroup, comm, container; [segments] length; \
+[spool] path, keep_bytes, keep_age; [labels] environment, command_line; [[labels.rule]] match, keep, drop, rename, set. \
+--check shows all keys with their values; docs/continuous.md explains them. The environment overrides the file \
+(TACHYON_RECORD_FREQUENCY is record.frequency), and --set overrides the environment.
+
+SIGHUP reads the configuration again; SIGTERM ends the last segment and the agent.")]
+pub struct AgentArgs {
+    /// Configuration [default: /etc/tachyon-bpf/agent.toml, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Set a key, e.g. record.frequency=49; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+
+    /// Check the configuration and the spool, show what they come to, and write nothing
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// Arguments of `dump`.

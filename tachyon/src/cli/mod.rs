@@ -6,6 +6,7 @@
 //! is how an error reaches the user, and there is a file for each verb. Nothing here reads a BPF map or a target's memory.
 
 pub mod account;
+pub mod agent;
 pub mod args;
 pub mod caller;
 pub mod command;

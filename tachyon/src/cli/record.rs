@@ -1,7 +1,7 @@
 //! Carries out a recording: the command that is profiled, files, signals, progress, and the account at the end.
 
-mod files;
-mod rotation;
+pub(super) mod files;
+pub(super) mod rotation;
 pub(super) mod signals;
 
 pub(super) use self::rotation::compact_utc;
@@ -108,7 +108,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     Ok(Outcome { command: status })
 }
 
-fn json(report: &Report) -> anyhow::Result<Vec<u8>> {
+pub(super) fn json(report: &Report) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     crate::sinks::text::write_json(&mut text, report)?;
     text.push(b'\n');
@@ -136,7 +136,12 @@ impl Files {
         profile: &crate::profile::Profile,
     ) -> anyhow::Result<Box<dyn crate::sinks::Sink + Send>> {
         let (outputs, sink) = match &mut self.rotation {
-            Some(rotation) => Outputs::open(&rotation.next(plan), profile)?,
+            Some(rotation) => {
+                let opened = Outputs::open(&rotation.next(plan), profile)?;
+                // A file that cannot be had has no number: the segment that goes on has it.
+                rotation.opened();
+                opened
+            }
             None => Outputs::open(plan, profile)?,
         };
         if let (Some(ended), Some(rotation)) = (self.current.replace(outputs), &mut self.rotation) {

@@ -5,6 +5,7 @@
 //! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
 mod adopt;
+mod details;
 mod frames;
 mod library;
 mod nameless;
@@ -13,6 +14,7 @@ mod script;
 mod strings;
 
 pub use adopt::{Adopted, Adopter};
+pub use details::Details;
 pub use frames::{Frame, FrameId, FrameTable};
 pub use library::{Library, library, package, package_path};
 pub use nameless::{address_of_name, name_of_address};
@@ -49,6 +51,8 @@ pub struct Process {
     /// What tells it from every other process of this boot of its host, one with the same pid included: hexadecimal
     /// digits. Empty when not known.
     pub instance: String,
+    /// Whose it is and what it was told by its environment, where the recording asked for that.
+    pub details: Option<Box<Details>>,
 }
 
 impl Process {

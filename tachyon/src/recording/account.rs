@@ -257,6 +257,7 @@ fn processes(made: &Made, segment: &SegmentCounts) -> Vec<ProcessReport> {
                 script: script(&process.cmdline),
                 container: process.container.clone(),
                 pod: process.pod.clone(),
+                labels: BTreeMap::new(),
             }
         })
         .collect();

@@ -51,6 +51,8 @@ pub(super) struct Wanted {
     pub follow_children: bool,
     /// Only these of them.
     pub filter: Filter,
+    /// Variables of their environment, where more than their names is wanted.
+    pub variables: Option<Vec<String>>,
 }
 
 /// What following needs and leaves behind.
@@ -62,6 +64,7 @@ pub(super) struct Follower {
     flags: u32,
     all_python: bool,
     filter: Filter,
+    variables: Option<Vec<String>>,
     /// Selected processes of which nothing has been decided: when their image was new.
     undecided: HashMap<u32, Instant>,
     /// Looks that are asked for.
@@ -75,12 +78,25 @@ pub(super) struct Follower {
 
 impl Follower {
     pub fn new(kernel: Arc<Mutex<Kernel>>, registry: Arc<Mutex<Registry>>, wanted: Wanted) -> Self {
-        let Wanted { all_python, follow_children, filter } = wanted;
+        let Wanted { all_python, follow_children, filter, variables } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
         let (cache, undecided, queue) = (ElfCache::default(), HashMap::new(), Queue::default());
-        let mapper = None;
-        Self { kernel, registry, cache, flags, all_python, filter, undecided, queue, without_room: 0, fresh, mapper }
+        let (without_room, mapper) = (0, None);
+        Self {
+            kernel,
+            registry,
+            cache,
+            flags,
+            all_python,
+            filter,
+            variables,
+            undecided,
+            queue,
+            without_room,
+            fresh,
+            mapper,
+        }
     }
 
     /// From now on tells of processes and their mappings.

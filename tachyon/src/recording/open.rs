@@ -95,6 +95,7 @@ impl Request {
             all_python: options.all_python,
             follow_children: request.follow_children,
             filter: request.filter.clone(),
+            variables: request.variables.clone(),
         };
         let mut follower = Follower::new(Arc::clone(&kernel), Arc::clone(&registry), wanted);
         let watch = (request.follow_children || request.native.is_some()).then(Watch::open).transpose()?;

@@ -9,9 +9,10 @@ mod counts;
 mod process;
 
 pub(super) use counts::{Reclaimed, SegmentCounts};
-pub(super) use process::{ProcessInfo, Program, cpu_time_ns};
+pub(super) use process::{ProcessInfo, Program, cpu_time_ns, read_details};
 
 use crate::merge::ProgramKey;
+use crate::profile::Details;
 use crate::types::KtimeNs;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -205,6 +206,13 @@ impl Registry {
                 info.refresh();
             }
             None => self.insert(life.instance, ProcessInfo::new(pid, life.image, program, 0)),
+        }
+    }
+
+    /// What else was asked for of a process that runs CPython.
+    pub fn add_details(&mut self, instance: u64, image: u64, details: Details) {
+        if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
+            info.details = Some(Box::new(details));
         }
     }
 

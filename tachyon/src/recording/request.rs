@@ -52,6 +52,8 @@ pub struct Request {
     pub kernel: bool,
     /// Each segment has its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
     pub keep_stacks: bool,
+    /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
+    pub variables: Option<Vec<String>>,
     /// Bytes of the sample ring, a power of two of whole pages; `None`: what suits rate and CPUs.
     pub ring_bytes: Option<u32>,
 }
@@ -77,6 +79,7 @@ impl Request {
             native: Some(NativePlan::new(UNWIND_MEMORY)),
             kernel: false,
             keep_stacks: true,
+            variables: None,
             ring_bytes: None,
         }
     }

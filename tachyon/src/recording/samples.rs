@@ -560,6 +560,7 @@ fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
             python_version: info.version().to_owned(),
             container: info.container.clone(),
             pod: info.pod.clone(),
+            details: info.details.clone(),
             instance: info.identity(record.instance).to_owned(),
         },
         None => Process {

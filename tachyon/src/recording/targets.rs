@@ -158,6 +158,9 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts) {
         if process.cmdline.is_empty() {
             process.cmdline.clone_from(&info.cmdline);
         }
+        if process.details.is_none() {
+            process.details.clone_from(&info.details);
+        }
     }
     let newest = newest(segment.processes.values());
     made.profile.meta.python_version = newest.unwrap_or(made.profile.meta.python_version);

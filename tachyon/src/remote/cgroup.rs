@@ -50,6 +50,13 @@ impl Cgroups {
         self.paths.iter().any(|own| own.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
     }
 
+    /// The path of the control group: of the unified hierarchy where there is one, else of the first that is listed.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        let unified = self.paths.iter().find_map(|path| path.strip_prefix("/unified"));
+        unified.filter(|path| path.starts_with('/')).or(self.paths.first().map(String::as_str)).unwrap_or_default()
+    }
+
     /// The id of the innermost container, 64 hexadecimal digits.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
@@ -76,8 +83,12 @@ fn container_of(part: &str) -> Option<&str> {
 
 /// `pod<uid>` (cgroupfs driver) or `kubepods-burstable-pod<uid with underscores>.slice` (systemd driver).
 fn pod_of(part: &str) -> Option<String> {
+    // containerd without a scope: `kubepods-…-pod<uid>.slice:cri-containerd:<id>`.
+    let part = part.split(':').next().unwrap_or(part);
     let name = part.strip_suffix(".slice").unwrap_or(part);
-    let uid = name.strip_prefix("pod").or_else(|| Some(name.strip_prefix("kubepods")?.split_once("-pod")?.1))?;
+    // A kubelet with a cgroup root of its own puts that before it: `kubelet-kubepods-pod<uid>.slice`.
+    let of_slice = || Some(name.split_once("kubepods")?.1.split_once("-pod")?.1);
+    let uid = name.strip_prefix("pod").or_else(of_slice)?;
     // A uid is a UUID; that of a static pod is a hash of 32 digits without hyphens.
     let plausible = uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
     plausible.then(|| uid.replace('_', "-"))
@@ -109,9 +120,43 @@ mod tests {
             (
                 format!("/system.slice/containerd.service/kubepods-besteffort-pod{under}.slice:cri-containerd:{ID}"),
                 Some(ID),
-                None,
+                Some(UID),
             ),
             (format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope"), Some(ID), Some(UID)),
+            (format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope/container"), Some(ID), Some(UID)),
+            (format!("/kubepods/pod{UID}/{ID}"), Some(ID), Some(UID)),
+            (format!("/kubepods/besteffort/pod{UID}/{ID}"), Some(ID), Some(UID)),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{under}.slice/crio-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/docker-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (format!("/kubelet/kubepods/burstable/pod{UID}/{ID}"), Some(ID), Some(UID)),
+            (
+                format!(
+                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{under}.slice/cri-containerd-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container"),
+                Some(ID),
+                None,
+            ),
+            (format!("/libpod_parent/libpod-{ID}"), Some(ID), None),
+            (format!("/default/{ID}"), Some(ID), None),
+            (format!("/system.slice/docker.service/docker/{ID}"), Some(ID), None),
+            (format!("/ecs/0123456789abcdef0123456789abcdef/{ID}"), Some(ID), None),
             ("/user.slice/user-1000.slice/session-2.scope".to_owned(), None, None),
             ("/podium".to_owned(), None, None),
             ("/".to_owned(), None, None),

@@ -62,6 +62,15 @@ impl RemoteProcess {
         Ok(text.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect())
     }
 
+    /// The variables of these names that it was started with (proc_pid_environ(5)), of which so many bytes are read.
+    ///
+    /// # Errors
+    /// When the process is gone, or may not be read.
+    pub fn environment(&self, names: &[String], most: u64) -> Result<Vec<(String, String)>, RemoteError> {
+        let text = self.proc_file_within("environ", most)?;
+        Ok(variables(&text, names))
+    }
+
     /// Its effective user id, as the profiler's user namespace numbers it.
     ///
     /// # Errors
@@ -123,6 +132,15 @@ impl RemoteProcess {
             Err(source) => Err(RemoteError::File { path, source }),
         }
     }
+}
+
+/// Those of `names` that an environment has, in the order of `names`.
+fn variables(environment: &[u8], names: &[String]) -> Vec<(String, String)> {
+    let value_of = |name: &String| {
+        environment.split(|&byte| byte == 0).find_map(|word| word.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+    };
+    let known = |name: &String| Some((name.clone(), String::from_utf8_lossy(value_of(name)?).into_owned()));
+    names.iter().filter_map(known).collect()
 }
 
 /// Reads a file by this thread itself, which waits until it is done.

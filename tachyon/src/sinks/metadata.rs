@@ -129,7 +129,7 @@ impl From<&Process> for ProcessMetadata {
 impl From<ProcessMetadata> for Process {
     fn from(process: ProcessMetadata) -> Self {
         let ProcessMetadata { pid, comm, cmdline, python_version, container, pod, instance, script: _ } = process;
-        Self { pid, comm, cmdline, python_version, container, pod, instance }
+        Self { pid, comm, cmdline, python_version, container, pod, instance, details: None }
     }
 }
 

@@ -17,7 +17,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest `--duration`: far beyond any use, and safe to add to a clock.
 const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
 
-pub(super) fn pid(text: &str) -> Result<Pid, String> {
+pub(in crate::cli) fn pid(text: &str) -> Result<Pid, String> {
     match text.parse::<i32>() {
         Ok(pid @ 1..) => Ok(Pid(pid.unsigned_abs())),
         _ => Err("a pid is a number from 1, as `ps` shows it".to_owned()),
@@ -35,7 +35,7 @@ fn time(text: &str, example: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}, write e.g. {example}"))
 }
 
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn duration(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" {
         return Err("must be longer than 0, leave it out to record until Ctrl-C".to_owned());
     }
@@ -49,23 +49,23 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Time between two updates of a live view.
-pub(super) fn delay(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn delay(text: &str) -> Result<Duration, String> {
     let delay = time(text, "2s or 500ms")?;
     if (MIN_DELAY..=MAX_DELAY).contains(&delay) { Ok(delay) } else { Err("must be 100ms to 1h".to_owned()) }
 }
 
 /// The sliding window of a live view.
-pub(super) fn window(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn window(text: &str) -> Result<Duration, String> {
     let window = time(text, "10s or 1m")?;
     if (MIN_DELAY..=HISTORY).contains(&window) { Ok(window) } else { Err("must be 100ms to 1m".to_owned()) }
 }
 
 /// A time after a recording's start.
-pub(super) fn moment(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn moment(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" { Ok(Duration::ZERO) } else { time(text, "10s, 500ms or 1m") }
 }
 
-pub(super) fn frequency(text: &str) -> Result<u32, String> {
+pub(in crate::cli) fn frequency(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(rate @ 1..=MAX_RATE_HZ) => Ok(rate),
         Ok(0) => Err("must be 1 to 10000 Hz: with 0 there are no samples".to_owned()),
@@ -76,7 +76,7 @@ pub(super) fn frequency(text: &str) -> Result<u32, String> {
     }
 }
 
-pub(super) fn interval(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn interval(text: &str) -> Result<Duration, String> {
     let interval = time(text, "10ms or 500us")?;
     if interval < MIN_INTERVAL {
         Err("must be 100us to 1s: below, sampling would take more than a tenth of the program's time".to_owned())
@@ -88,7 +88,7 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// Length of a segment.
-pub(super) fn rotation(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn rotation(text: &str) -> Result<Duration, String> {
     let length = time(text, "60s or 5m")?;
     if (MIN_SEGMENT..=MAX_DURATION).contains(&length) {
         Ok(length)
@@ -98,7 +98,7 @@ pub(super) fn rotation(text: &str) -> Result<Duration, String> {
 }
 
 /// What is kept of segments: a size or an age.
-pub(super) fn keep(text: &str) -> Result<Keep, String> {
+pub(in crate::cli) fn keep(text: &str) -> Result<Keep, String> {
     const HELP: &str = "must be a size or an age with its unit, such as 2GiB or 7d";
     if text.parse::<f64>().is_ok() {
         return Err(HELP.to_owned());
@@ -115,7 +115,7 @@ pub(super) fn keep(text: &str) -> Result<Keep, String> {
 }
 
 /// Bytes for unwind tables, whole pages of them.
-pub(super) fn unwind_memory(text: &str) -> Result<u32, String> {
+pub(in crate::cli) fn unwind_memory(text: &str) -> Result<u32, String> {
     const MIN: u64 = 1 << 20;
     const MAX: u64 = 1 << 30;
     match text.parse::<bytesize::ByteSize>() {
@@ -130,7 +130,7 @@ pub(super) fn unwind_memory(text: &str) -> Result<u32, String> {
 const MIN_MEMORY: u64 = 32 << 20;
 
 /// Bytes from a number with a unit.
-pub(super) fn memory(text: &str) -> Result<u64, String> {
+pub(in crate::cli) fn memory(text: &str) -> Result<u64, String> {
     match text.parse::<bytesize::ByteSize>() {
         Ok(size) if size.as_u64() >= MIN_MEMORY => Ok(size.as_u64()),
         Ok(_) => Err("must be 32MiB at least: the program and its maps need nearly as much".to_owned()),
@@ -139,7 +139,7 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
 }
 
 /// A share of one core from a percentage.
-pub(super) fn share(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn share(text: &str) -> Result<f64, String> {
     match text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>() {
         Ok(percent) if (0.01..=10_000.0).contains(&percent) => Ok(percent / 100.0),
         _ => Err("must be a number of percent of one core, 0.01 to 10000, such as 1 or 0.5%".to_owned()),

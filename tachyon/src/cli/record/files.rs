@@ -28,7 +28,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// All files of one recording: nearly always one.
-pub(super) struct Outputs {
+pub(in crate::cli) struct Outputs {
     first: OutputFile,
     more: More,
     /// With `--split process`: where the processes' files go. The others are then the recording as a whole, which has

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// Where segments go.
-pub(super) struct Rotation {
+pub(in crate::cli) struct Rotation {
     directory: PathBuf,
     /// `HOST-START`.
     name: String,
@@ -41,7 +41,7 @@ impl Rotation {
         let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(Self {
             directory: directory.clone(),
-            name: format!("{}-{}", plain(&host), compact_utc(SystemTime::now())),
+            name: free_name(directory, &plain(&host))?,
             sequence: 0,
             keep: rotate.keep.clone(),
             format: plan.output.format,
@@ -52,14 +52,24 @@ impl Rotation {
     }
 
     /// The plan of the next segment's file.
-    pub fn next(&mut self, plan: &Plan) -> Plan {
+    pub fn next(&self, plan: &Plan) -> Plan {
         let path = self.path(self.sequence, self.format.extension());
-        self.sequence += 1;
         let output = OutputPlan { destination: Destination::Path(path), ..plan.output.clone() };
         Plan { output, ..plan.clone() }
     }
 
-    fn path(&self, sequence: u64, extension: &str) -> PathBuf {
+    /// The next segment's file is there.
+    pub fn opened(&mut self) {
+        self.sequence += 1;
+    }
+
+    /// From now on with other bounds.
+    pub fn keep(&mut self, keep: &[Keep]) {
+        self.keep = keep.to_vec();
+    }
+
+    /// The file of a segment.
+    pub fn path(&self, sequence: u64, extension: &str) -> PathBuf {
         self.directory.join(format!("{}-{sequence:06}.{extension}", self.name))
     }
 
@@ -86,6 +96,23 @@ impl Rotation {
     /// What it came to.
     pub fn kept(&self) -> Rotated {
         Rotated { finished: self.finished, removed: self.removed }
+    }
+}
+
+/// `HOST-START` that no file of the directory has: of two recordings that start in one second, one waits for the next.
+fn free_name(directory: &Path, host: &str) -> std::io::Result<String> {
+    loop {
+        let now = SystemTime::now();
+        let name = format!("{host}-{}", compact_utc(now));
+        let of_name = |entry: std::io::Result<fs::DirEntry>| {
+            Ok(entry?.file_name().to_string_lossy().strip_prefix(&name).is_some_and(|rest| rest.starts_with('-')))
+        };
+        let taken: Vec<bool> = fs::read_dir(directory)?.map(of_name).collect::<std::io::Result<_>>()?;
+        if !taken.contains(&true) {
+            return Ok(name);
+        }
+        let into_second = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+        std::thread::sleep(Duration::from_nanos(1_000_000_000 - u64::from(into_second)));
     }
 }
 

@@ -6,7 +6,7 @@ use crate::discover;
 use crate::inspect::{self, Interpreter};
 use crate::kernel::{FileKey, KernelError};
 use crate::machine::target_hint;
-use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns};
+use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns, read_details};
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 use tachyon_common::process::{Life, ProcessEntry, flags};
@@ -38,6 +38,7 @@ impl Follower {
         } else if program != Program::Other {
             let info = ProcessInfo::new(pid, fresh, program, cpu_time_ns(pid).unwrap_or(0));
             lock(&self.registry).insert(fresh, info);
+            self.look_closer(pid, fresh, fresh);
             if let Found::Python(interpreter) = &found {
                 self.is_python(pid, fresh, fresh, Some(interpreter.file));
             }
@@ -153,6 +154,7 @@ impl Follower {
                     registry.inspected(life.instance, uninspected, true);
                 }
                 drop(registry);
+                self.look_closer(pid, life.image, life.instance);
                 self.is_python(pid, life.image, life.instance, Some(interpreter.file));
             }
             None if entry.flags & flags::SELECTED == 0 => registry.turn_away(life.instance, uninspected),
@@ -174,6 +176,15 @@ impl Follower {
         let mut registry = lock(&self.registry);
         let hex = registry.layout(layout).map_or(0, |layout| layout.version_hex);
         registry.is_python(pid, life, Program::Python(hex, inspect::version_text(hex)));
+        drop(registry);
+        self.look_closer(pid, life.image, life.instance);
+    }
+
+    /// Reads what else was asked for of a process that runs CPython.
+    fn look_closer(&self, pid: u32, image: u64, instance: u64) {
+        let Some(variables) = &self.variables else { return };
+        let details = read_details(pid, variables);
+        lock(&self.registry).add_details(instance, image, details);
     }
 
     /// What a process is, with its layout tested on the live runtime where that is needed.

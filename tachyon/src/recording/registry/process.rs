@@ -1,5 +1,6 @@
 //! One process: what it runs, how it is called, what it has used.
 
+use crate::profile::Details;
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
@@ -38,6 +39,8 @@ pub(in crate::recording) struct ProcessInfo {
     /// Container and pod, empty when there are none.
     pub container: String,
     pub pod: String,
+    /// Where the recording was asked to look.
+    pub details: Option<Box<Details>>,
     /// CPU time it had when it was selected, or when its present program began, nanoseconds.
     pub(super) cpu_start_ns: u64,
     /// CPU time of its present program as CPython, before it was something else.
@@ -86,6 +89,7 @@ impl ProcessInfo {
             cmdline: Vec::new(),
             container: String::new(),
             pod: String::new(),
+            details: None,
             last_python: None,
             program: Program::Unknown,
             looked_at: false,
@@ -252,6 +256,17 @@ impl ProcessInfo {
         }
         // A runtime moves a process into its container before it execs the program.
         (self.container, self.pod) = read_container(self.pid);
+    }
+}
+
+/// What there is to know of a process, with these variables of its environment, of which at most 64 KiB are read.
+pub(in crate::recording) fn read_details(pid: u32, variables: &[String]) -> Details {
+    let process = RemoteProcess::at(Pid(pid));
+    Details {
+        uid: process.real_uid().ok(),
+        cgroup: process.cgroups().map(|cgroups| cgroups.path().to_owned()).unwrap_or_default(),
+        // One that vanishes meanwhile, or may not be read, has told nothing.
+        environment: process.environment(variables, 64 << 10).unwrap_or_default(),
     }
 }
 
