@@ -255,7 +255,8 @@ impl<'a> Agent<'a> {
         if now.length != before.length {
             self.due = segment_ends(now.length);
         }
-        let same = now.record == before.record && now.labels.variables() == before.labels.variables();
+        let asked = |labels: &config::Labels| (labels.variables(), labels.command_line);
+        let same = now.record == before.record && asked(&now.labels) == asked(&before.labels);
         match &mut self.recorder {
             Some(recorder) if same => {
                 recorder.adjust(now, &self.spool);

@@ -19,7 +19,7 @@ pub use frames::{Frame, FrameId, FrameTable};
 pub use library::{Library, library, package, package_path};
 pub use nameless::{address_of_name, name_of_address};
 pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
-pub use script::script;
+pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.

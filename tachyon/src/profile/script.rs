@@ -32,6 +32,20 @@ pub fn script(cmdline: &[String]) -> String {
     String::new()
 }
 
+/// A command line without what was said to the program: its name, and its script or module.
+#[must_use]
+pub fn without_arguments(cmdline: &[String]) -> Vec<String> {
+    // A program may write its title over its command line, as one word with spaces.
+    let program = cmdline.first().and_then(|word| word.split_whitespace().next()).map(str::to_owned);
+    let script = script(cmdline);
+    let words: Vec<&str> = match script.strip_prefix("-m ") {
+        Some(module) => vec!["-m", module],
+        None if script.is_empty() => Vec::new(),
+        None => vec![&script],
+    };
+    program.into_iter().chain(words.into_iter().map(str::to_owned)).collect()
+}
+
 /// A word of one-letter options: `-m` and `-c` are the last of all, and their value may follow in the same word.
 fn short<'a>(options: &'a str, words: &mut impl Iterator<Item = &'a str>) -> Option<String> {
     for (at, option) in options.char_indices() {
@@ -56,6 +70,23 @@ fn short<'a>(options: &'a str, words: &mut impl Iterator<Item = &'a str>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_are_left_out_and_the_script_stays() {
+        for (line, expected) in [
+            ("python3 -W ignore /srv/app.py --token secret", "python3|/srv/app.py"),
+            ("python3 -m gunicorn --env=KEY=secret", "python3|-m|gunicorn"),
+            ("python3 -c key='secret'", "python3|-c"),
+            ("/opt/app --secret", "/opt/app"),
+            ("", ""),
+        ] {
+            let words: Vec<String> = line.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
+            let left = without_arguments(&words);
+            assert_eq!(left.join("|"), expected);
+            assert_eq!(script(&left), script(&words), "{line}");
+        }
+        assert_eq!(without_arguments(&["celery: worker --token=secret".to_owned()]), ["celery:"]);
+    }
 
     #[test]
     fn scripts_and_modules() {

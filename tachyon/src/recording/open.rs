@@ -91,6 +91,7 @@ impl Request {
         let events = kernel.take_events()?;
         let kernel = Arc::new(Mutex::new(kernel));
         let registry = Arc::new(Mutex::new(Registry::default()));
+        lock(&registry).without_arguments = !request.arguments;
         let wanted = Wanted {
             all_python: options.all_python,
             follow_children: request.follow_children,

@@ -44,6 +44,8 @@ pub(super) struct Registry {
     pub notes: BTreeSet<String>,
     /// Notes that are to be told on the terminal while the recording runs.
     pub told: Vec<String>,
+    /// Of command lines, program and script alone are told.
+    pub without_arguments: bool,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.

@@ -54,6 +54,8 @@ pub struct Request {
     pub keep_stacks: bool,
     /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
     pub variables: Option<Vec<String>>,
+    /// Command lines whole; else programs and their scripts alone.
+    pub arguments: bool,
     /// Bytes of the sample ring, a power of two of whole pages; `None`: what suits rate and CPUs.
     pub ring_bytes: Option<u32>,
 }
@@ -80,6 +82,7 @@ impl Request {
             kernel: false,
             keep_stacks: true,
             variables: None,
+            arguments: true,
             ring_bytes: None,
         }
     }

@@ -549,14 +549,20 @@ impl NativeSide {
     }
 }
 
+/// What the profile has of a command line.
+pub(super) fn told_of(cmdline: &[String], without_arguments: bool) -> Vec<String> {
+    if without_arguments { crate::profile::without_arguments(cmdline) } else { cmdline.to_vec() }
+}
+
 /// What is known of the process of a record.
 fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
+    let without_arguments = registry.without_arguments;
     match registry.sampled(ProgramKey::of(record)) {
         Some(info) => Process {
             pid: info.pid,
             comm: info.comm.clone(),
-            cmdline: info.cmdline.clone(),
+            cmdline: told_of(&info.cmdline, without_arguments),
             python_version: info.version().to_owned(),
             container: info.container.clone(),
             pod: info.pod.clone(),

@@ -3,7 +3,7 @@
 use super::follow::{Follower, lock};
 use super::registry::{ProcessInfo, Registry, SegmentCounts, cpu_time_ns};
 use super::request::{Request, Targets};
-use super::samples::Made;
+use super::samples::{Made, told_of};
 use super::segment::BusyChildren;
 use crate::advice::Refusal;
 use crate::discover;
@@ -148,7 +148,7 @@ fn newest<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Option<(u8, u
 }
 
 /// Fills in what was not known yet when a process was first sampled.
-pub(super) fn complete(made: &mut Made, segment: &SegmentCounts) {
+pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool) {
     for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
         let Some(info) = segment.get(counts.program) else { continue };
         if process.python_version.is_empty() {
@@ -156,7 +156,7 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts) {
             info.last_python().map_or("", |(_, version)| version).clone_into(&mut process.python_version);
         }
         if process.cmdline.is_empty() {
-            process.cmdline.clone_from(&info.cmdline);
+            process.cmdline = told_of(&info.cmdline, !arguments);
         }
         if process.details.is_none() {
             process.details.clone_from(&info.details);

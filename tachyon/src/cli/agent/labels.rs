@@ -81,7 +81,10 @@ impl Labels {
         let nothing = Details::default();
         let details = process.details.as_deref().unwrap_or(&nothing);
         let script = script(&process.cmdline);
-        let program = if script.is_empty() { process.comm.clone() } else { last_part(&script).to_owned() };
+        // Of `python -c …` the name of the program says more.
+        let program = script.strip_prefix("-m ").unwrap_or(&script);
+        let unnamed = program.is_empty() || program.starts_with('-');
+        let program = if unnamed { process.comm.clone() } else { last_part(program).to_owned() };
         let mut labels: BTreeMap<String, String> = [
             ("host", host.to_owned()),
             ("pid", process.pid.to_string()),

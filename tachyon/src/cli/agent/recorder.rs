@@ -41,6 +41,7 @@ impl Recorder {
         let plan = plan(config, spool);
         let mut request = plan.request(None);
         request.variables = Some(config.labels.variables());
+        request.arguments = config.labels.command_line;
         let rotation = Rotation::begin(&plan, plan.rotate.as_ref().expect("an agent's recording is in segments"))?;
         let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let mut segments = Segments { rotation, current: None, ended: None, labels: config.labels.clone(), host };
