@@ -59,6 +59,7 @@ mod targets;
 mod throttle;
 mod totals;
 mod waiting;
+mod waits;
 
 pub use native::NativePlan;
 pub use open::Opened;

@@ -18,7 +18,7 @@ use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::waiting;
 use crate::events::{Reader, ReaderStats};
-use crate::kernel::{self, Event, Kernel};
+use crate::kernel::{self, Event, Kernel, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
 use crate::remote::{End, Patience, not_waited_for};
@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
-use tachyon_common::segment::BANKS;
+use tachyon_common::segment::{ALL_BANKS, BANKS};
 
 /// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -129,8 +129,8 @@ struct Since {
     start_unix: f64,
     /// The last readings of both banks.
     counters: [Counters; BANKS as usize],
-    samples_read: [u64; BANKS as usize],
-    codes_read: [u64; BANKS as usize],
+    samples_read: [u64; ALL_BANKS as usize],
+    codes_read: [u64; ALL_BANKS as usize],
     bad_records: u64,
     events_lost: u64,
     used: Used,
@@ -276,7 +276,8 @@ impl Running {
         let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;
         let mut report = account::report(&Facts {
             request,
-            expected: cpu_ns.map(|_| expected - self.since.expected),
+            // Without samples of running threads there is nothing to expect.
+            expected: cpu_ns.filter(|_| request.waits != Waits::Alone).map(|_| expected - self.since.expected),
             cpu_ns: cpu_ns.unwrap_or(0),
             event: self.parts.event,
             duration: end.duration_since(self.since.start),
@@ -285,6 +286,7 @@ impl Running {
             unsettled,
             runs_by_kernel: used.runs.filter(|_| self.threads.is_none()).map(|runs| (runs_since_load, runs)),
             reader: &read,
+            waits: lock(&self.parts.kernel).waits().unwrap_or_default(),
             made: &made,
             counts: &counts,
             mapped: self.mapped.as_ref(),
@@ -339,6 +341,7 @@ impl Running {
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
         lock(&self.parts.kernel).detach_sampling();
+        lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();

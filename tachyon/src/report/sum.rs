@@ -15,6 +15,15 @@ impl Report {
         self.filtered += more.filtered;
         self.not_python += more.not_python;
         add_counts(&mut self.loss, &more.loss);
+        match (&mut self.wall, &more.wall) {
+            (Some(sum), Some(wall)) => {
+                sum.ticks_due += wall.ticks_due;
+                sum.stored += wall.stored;
+                add_counts(&mut sum.loss, &wall.loss);
+            }
+            (sum, Some(wall)) => *sum = Some(wall.clone()),
+            _ => {}
+        }
         self.inconsistent += more.inconsistent;
         add_known(&mut self.segments, more.segment_count());
         add_known(&mut self.expected, more.expected);
