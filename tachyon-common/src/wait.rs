@@ -5,6 +5,18 @@
 
 use crate::walk::mix;
 
+/// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SeenThread {
+    /// When it left its CPU, `bpf_ktime_get_ns()`; 0: it runs.
+    pub left_ns: u64,
+    /// Thread id in the profiler's namespace.
+    pub tid: u32,
+    /// The kernel's `__state` when it left; 0: it was ready to run.
+    pub state: u32,
+}
+
 /// The moment of a thread's tick in a period, nanoseconds.
 #[inline(always)]
 fn tick(key: u64, tid: u32, period_ns: u64, period: u64) -> u64 {

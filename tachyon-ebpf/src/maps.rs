@@ -17,6 +17,7 @@ use tachyon_common::{
     process::{Life, ProcessEntry},
     segment::BANKS,
     unwind::{NativeWalk, Range, Space, StackBuffer},
+    wait::SeenThread,
     walk::{
         CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
         ThreadSearch,
@@ -252,17 +253,6 @@ pub struct BrokenSearch {
     pub search: ThreadSearch,
     pub tid: u32,
     pub _pad: u32,
-}
-
-/// Value of `THREADS_SEEN`.
-#[repr(C)]
-pub struct SeenThread {
-    /// When it left its CPU, `bpf_ktime_get_ns()`; 0: it runs.
-    pub left_ns: u64,
-    /// Thread id in the profiler's namespace.
-    pub tid: u32,
-    /// The kernel's `__state` when it left; 0: it was ready to run.
-    pub state: u32,
 }
 
 /// Value of `WAITING`.

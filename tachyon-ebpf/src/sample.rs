@@ -167,7 +167,13 @@ pub fn bank() -> u32 {
 
 /// Fills the record's head and finds the thread state.
 #[inline(always)]
-pub fn begin<C: Interrupt>(ctx: &C, scratch: &mut Scratch, process: &mut Life, task: KernelPtr, (tgid, tid): (u32, u32)) {
+pub fn begin<C: Interrupt>(
+    ctx: &C,
+    scratch: &mut Scratch,
+    process: &mut Life,
+    task: KernelPtr,
+    (tgid, tid): (u32, u32),
+) {
     let regs = ctx.user_regs(task);
     let state = &mut *scratch.state;
     state.thread_starts = u64::from(process.thread_starts);

@@ -5,8 +5,8 @@
 use crate::interrupt::Interrupt as _;
 use crate::kernel::{KernelPtr, UserRegs, arm64};
 use crate::maps::{
-    COUNTERS, ENTRIES, KICKS, LAYOUTS, PROCESSES, SAMPLE, SCRATCH_BYTES, STATE, SeenThread, THREADS_SEEN, WAIT_COUNTS,
-    WAITING, Waiting, config,
+    COUNTERS, ENTRIES, KICKS, LAYOUTS, PROCESSES, SAMPLE, SCRATCH_BYTES, STATE, THREADS_SEEN, WAIT_COUNTS, WAITING,
+    Waiting, config,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch};
@@ -25,7 +25,7 @@ use tachyon_common::limits::MAX_WAITS_A_SECOND;
 use tachyon_common::process::flags;
 use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::stop::LossCause;
-use tachyon_common::wait;
+use tachyon_common::wait::{self, SeenThread};
 use tachyon_common::walk;
 
 /// `TASK_DEAD` (`include/linux/sched.h`): the thread never runs again.
@@ -195,7 +195,8 @@ pub fn on_kick(ctx: &RawTracePointContext) {
         return;
     };
     // SAFETY: this CPU's values: neither the timer nor this interrupt interrupts the other.
-    let mut scratch = Scratch { counters: unsafe { &mut *counters }, sample: unsafe { &mut *sample }, state: unsafe { &mut *state } };
+    let mut scratch =
+        Scratch { counters: unsafe { &mut *counters }, sample: unsafe { &mut *sample }, state: unsafe { &mut *state } };
     scratch.counters.ran += ctx.weight();
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);

@@ -143,6 +143,19 @@ pub struct WallReport {
     pub stored: u64,
     /// The others, by cause; causes with 0 are included.
     pub loss: BTreeMap<String, u64>,
+    /// The stored ones by what was waited for.
+    pub causes: BTreeMap<String, CauseReport>,
+}
+
+/// Waits of one cause.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseReport {
+    /// Ticks.
+    pub stored: u64,
+    /// The line where most of them waited, e.g. `db.py:88 execute`, and how many did.
+    pub place: String,
+    /// Ticks of that line.
+    pub at_place: u64,
 }
 
 /// The place of a segment in its recording.

@@ -55,4 +55,5 @@ mod threads;
 mod top;
 mod truth;
 mod unwinders;
+mod wall;
 mod wheels;

@@ -1,11 +1,11 @@
 //! The third stage: the thread's Python frames.
 
 use super::{Scratch, go_on, stop, stopped};
+use crate::interrupt::Interrupt;
 use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
 use tachyon_common::codes::Codes;
-use crate::interrupt::Interrupt;
 use tachyon_common::event::{RawFrame, frame};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;

@@ -1,8 +1,8 @@
 //! The second stage: which of the interpreter's thread states is this thread's.
 
 use super::{Scratch, go_on, lose, stop, stopped};
-use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::interrupt::Interrupt;
+use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
 use tachyon_common::config::flags as config_flags;

@@ -22,6 +22,7 @@ pod!(
     tachyon_common::process::Life,
     tachyon_common::process::ProcessEntry,
     tachyon_common::unwind::Space,
+    tachyon_common::wait::SeenThread,
     FileKey,
 );
 

@@ -7,8 +7,9 @@ use super::object::{Kernel, take};
 use super::pod::Pod;
 use super::programs::tracepoint;
 use super::rows::{array_of_maps, put_in_place};
+use crate::types::KtimeNs;
 use aya::Ebpf;
-use aya::maps::{Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
+use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya_obj::generated::bpf_map_type;
 use std::os::fd::OwnedFd;
@@ -18,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::segment::WAIT_BANKS;
+use tachyon_common::wait::SeenThread;
 
 /// Whether waiting threads are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +61,7 @@ const LAST_KICKS: Duration = Duration::from_millis(20);
 /// What there is only where waits are wanted.
 pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
+    threads: HashMap<MapData, u64, Pod<SeenThread>>,
     // Tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
     _kicks: OwnedFd,
@@ -101,6 +104,7 @@ impl WaitMaps {
         let thread = std::thread::Builder::new().name("tachyon-kicks".to_owned()).spawn(empty);
         Ok(Self {
             counts: take(ebpf, "WAIT_COUNTS")?,
+            threads: take(ebpf, "THREADS_SEEN")?,
             stages: take(ebpf, "WAIT_STAGES")?,
             _kicks: keep,
             stopping,
@@ -159,18 +163,27 @@ impl Kernel {
         Ok(())
     }
 
-    /// Samples waits no more: when this returns, all that were to be looked at have been, or never will be.
+    /// Samples waits no more: when this returns, all that were to be looked at have been, or never will be. Gives the moment up to
+    /// which waits that still last count.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn detach_waits(&mut self) -> Result<(), KernelError> {
-        let Some(waits) = &mut self.waits else { return Ok(()) };
+    pub fn detach_waits(&mut self) -> Result<KtimeNs, KernelError> {
+        let ended = KtimeNs::now();
+        let Some(waits) = &mut self.waits else { return Ok(ended) };
         let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
         while let Some((name, link)) = waits.links.pop() {
             tracepoint(ebpf, name)?.detach(link).map_err(program_error(name))?;
             std::thread::sleep(LAST_KICKS);
         }
-        Ok(())
+        Ok(ended)
+    }
+
+    /// Threads that have been switched since the start, and live.
+    #[must_use]
+    pub fn seen_threads(&self) -> Vec<SeenThread> {
+        let threads = self.waits.iter().flat_map(|waits| waits.threads.iter());
+        threads.filter_map(|entry| Some(entry.ok()?.1.0)).collect()
     }
 
     /// What became of waits since the start; `None` where they are not wanted.

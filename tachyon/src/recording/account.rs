@@ -164,7 +164,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
-    let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited)).unzip();
+    let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
     Report {
         schema: SCHEMA,
         ran: counters.ran,

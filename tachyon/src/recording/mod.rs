@@ -54,6 +54,7 @@ mod request;
 mod running;
 mod samples;
 mod segment;
+mod sleepers;
 mod start;
 mod targets;
 mod throttle;

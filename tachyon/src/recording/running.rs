@@ -14,6 +14,7 @@ use super::registry::{Registry, SegmentCounts};
 use super::request::{Request, Targets};
 use super::samples::{Cut, Live, Made, SETTLED, Told};
 use super::segment::Segment;
+use super::sleepers;
 use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::waiting;
@@ -341,7 +342,9 @@ impl Running {
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
         lock(&self.parts.kernel).detach_sampling();
-        lock(&self.parts.kernel).detach_waits()?;
+        let waits = self.parts.request.waits.are_wanted();
+        let looked = if waits { sleepers::look(&self.parts.registry) } else { Vec::new() };
+        let waits_ended = lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();
@@ -365,7 +368,17 @@ impl Running {
         }
         lock(&self.parts.kernel).detach_lifecycle()?;
         drop(sender);
-        let made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+        let mut made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+        if waits {
+            let kernel = lock(&self.parts.kernel);
+            let lattice = sleepers::Lattice {
+                seed: kernel.seed(),
+                period_ns: made.profile.meta.interval_us * 1000,
+                began_ns: made.profile.meta.start_us * 1000,
+                ended_ns: waits_ended.0,
+            };
+            sleepers::add(&looked, &kernel.seen_threads(), lattice, &self.parts.registry, &mut made);
+        }
         self.mapped = mapper.map(Mapper::stop);
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let segment = self.account(Ended { bank, counters, unsettled: !settled, reader, end, end_unix, made, counts });

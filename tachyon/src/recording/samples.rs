@@ -124,6 +124,27 @@ impl Made {
         Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
     }
 
+    /// Takes in a wait: as many samples as it stands for, a period apart, the last at its end.
+    pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {
+        let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
+        let weight = u64::from(facts.weight);
+        for after in (0..weight).rev() {
+            let time_us = ended.saturating_sub(after * self.profile.meta.interval_us).max(began);
+            let sample = Sample { time_us, ..*sample };
+            let result = self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&self.profile, &sample));
+            if let Err(error) = result {
+                self.waited.write_errors += after + 1;
+                self.first_error.get_or_insert(error);
+                return;
+            }
+            self.waited.stored += 1;
+        }
+        *self.waited.by_place.entry((cause, charged)).or_default() += weight;
+        if let Some(stacks) = &mut self.stacks {
+            *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
+        }
+    }
+
     /// The samples by stack.
     pub fn take_stacks(&mut self) -> Vec<StackCount> {
         let counted = self.stacks.take().into_iter().flatten();
@@ -391,30 +412,22 @@ impl Maker {
 
     /// A wait of weight `n` is `n` samples, a period apart, the last at its end.
     fn wait(&mut self, record: &SampleRecord, frames: Frames<'_>, facts: &WaitFacts) {
+        // What became of native stacks is told of the clock's samples.
+        let native = std::mem::take(&mut self.made.native);
         let (owner, record, merge) = self.stack(record, frames);
+        self.made.native = native;
         let cause = waits::cause(record.tgid, facts);
         let made = &mut self.made;
-        let mark = made.profile.special_frame(&format!("<waiting: {cause}>"));
+        let mark = made.profile.special_frame(&waits::mark(cause));
         self.merger.put_above(&[mark]);
         let stack = self.merger.last();
         let status = (record.status & 0x3f & !status::ON_CPU) as u8;
         let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
         let charged = stack.iter().find(is_python).or(stack.get(1)).copied().unwrap_or(mark);
-        let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
-        for after in (0..u64::from(facts.weight)).rev() {
-            let time_us = ended.saturating_sub(after * made.profile.meta.interval_us).max(began);
-            let sample = Sample { thread: owner.thread, time_us, status, frames: stack, merge };
-            let result = made.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&made.profile, &sample));
-            if result.is_err() {
-                made.waited.write_errors += after + 1;
-                self.note_error(result);
-                return;
-            }
-            made.waited.stored += 1;
-            *made.waited.by_place.entry((cause, charged)).or_default() += 1;
-            if let Some(stacks) = &mut made.stacks {
-                *stacks.entry((owner.thread, status, stack.into())).or_default() += 1;
-            }
+        let sample = Sample { thread: owner.thread, time_us: 0, status, frames: stack, merge };
+        made.wait(&sample, cause, charged, facts);
+        if made.first_error.is_some() {
+            self.live.failed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -591,7 +604,7 @@ impl NativeSide {
 }
 
 /// What is known of the process of a record.
-fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
+pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
     match registry.sampled(ProgramKey::of(record)) {
         Some(info) => Process {

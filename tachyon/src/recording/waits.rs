@@ -1,8 +1,8 @@
 //! What a thread waited for, and the account of waits.
 
 use crate::kernel::WaitTotals;
-use crate::profile::FrameId;
-use crate::report::WallReport;
+use crate::profile::{FrameId, Profile, SPECIAL_FILENAME};
+use crate::report::{CauseReport, WallReport};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
@@ -15,6 +15,9 @@ pub(super) struct Waited {
     pub received: u64,
     /// Those of them that are in the file.
     pub stored: u64,
+    /// In waits that lasted when the recording ended, and those of them whose stack could not be told.
+    pub due_at_end: u64,
+    pub unread: u64,
     /// Those that could not be written.
     pub write_errors: u64,
     /// By cause and by the frame that they are charged to.
@@ -36,7 +39,11 @@ pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     let first = facts.args[0];
     match facts.syscall {
         libc::SYS_futex | libc::SYS_futex_waitv => {
-            if facts.gil != 0 && first.wrapping_sub(facts.gil) < GIL_BYTES { "gil" } else { "lock" }
+            if facts.gil != 0 && first.wrapping_sub(facts.gil) < GIL_BYTES {
+                "gil"
+            } else {
+                "lock"
+            }
         }
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_wait4 | libc::SYS_waitid => "child",
         #[cfg(target_arch = "x86_64")]
@@ -60,6 +67,11 @@ pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
         libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_pread64 | libc::SYS_pwrite64 => "disk",
         _ => "other",
     }
+}
+
+/// The frame that says so, above the others.
+pub(super) fn mark(cause: &str) -> String {
+    format!("<waiting: {cause}>")
 }
 
 /// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.
@@ -94,7 +106,7 @@ fn descriptor(pid: u32, number: u64) -> Option<&'static str> {
 }
 
 /// The account of waits: `ticks_due = stored + Σ loss`. And by how much counts of the same differ.
-pub(super) fn account(totals: &WaitTotals, waited: &Waited) -> (WallReport, u64) {
+pub(super) fn account(totals: &WaitTotals, waited: &Waited, profile: &Profile) -> (WallReport, u64) {
     let WaitTotals { before, walked } = totals;
     let mut loss: BTreeMap<String, u64> =
         LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), walked.loss[cause as usize])).collect();
@@ -102,6 +114,7 @@ pub(super) fn account(totals: &WaitTotals, waited: &Waited) -> (WallReport, u64)
     let mut add = |cause: &str, ticks: u64| *loss.entry(cause.to_owned()).or_default() += ticks;
     add("too_many", before.too_many);
     add("not_kicked", before.not_kicked);
+    add("unread", waited.unread);
     // The last kicks may have been on their way when everything ended.
     add("not_met", before.not_met + before.due.saturating_sub(met));
     add(LossCause::WriteError.name(), waited.write_errors);
@@ -110,9 +123,38 @@ pub(super) fn account(totals: &WaitTotals, waited: &Waited) -> (WallReport, u64)
     let inconsistent = met.saturating_sub(before.due)
         + walked.ran.abs_diff(walked.ended())
         + walked.sent.abs_diff(waited.received)
-        + waited.received.abs_diff(waited.stored + waited.write_errors);
-    let report = WallReport { method: "kick".to_owned(), ticks_due: before.due, stored: waited.stored, loss };
+        + (waited.received + waited.due_at_end).abs_diff(waited.stored + waited.write_errors + waited.unread);
+    let report = WallReport {
+        method: "kick".to_owned(),
+        ticks_due: before.due + waited.due_at_end,
+        stored: waited.stored,
+        loss,
+        causes: causes(waited, profile),
+    };
     (report, inconsistent)
+}
+
+fn causes(waited: &Waited, profile: &Profile) -> BTreeMap<String, CauseReport> {
+    let mut causes: BTreeMap<String, CauseReport> = BTreeMap::new();
+    for (&(cause, frame), &ticks) in &waited.by_place {
+        let known = causes.entry(cause.to_owned()).or_default();
+        known.stored += ticks;
+        if ticks > known.at_place {
+            (known.place, known.at_place) = (place(profile, frame), ticks);
+        }
+    }
+    causes
+}
+
+/// A frame as people name it: `file:line function`.
+fn place(profile: &Profile, frame: FrameId) -> String {
+    let frame = profile.frames.get(frame);
+    let (file, function) = (profile.strings.get(frame.filename), profile.strings.get(frame.function));
+    if file == SPECIAL_FILENAME {
+        return function.to_owned();
+    }
+    let name = file.rsplit('/').next().unwrap_or(file);
+    format!("{name}:{} {function}", frame.lineno)
 }
 
 #[cfg(test)]

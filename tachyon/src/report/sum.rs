@@ -20,6 +20,13 @@ impl Report {
                 sum.ticks_due += wall.ticks_due;
                 sum.stored += wall.stored;
                 add_counts(&mut sum.loss, &wall.loss);
+                for (cause, more) in &wall.causes {
+                    let sum = sum.causes.entry(cause.clone()).or_default();
+                    sum.stored += more.stored;
+                    if more.at_place > sum.at_place {
+                        (sum.place, sum.at_place) = (more.place.clone(), more.at_place);
+                    }
+                }
             }
             (sum, Some(wall)) => *sum = Some(wall.clone()),
             _ => {}
