@@ -21,7 +21,7 @@ pub struct SeenThread {
 #[inline(always)]
 fn tick(key: u64, tid: u32, period_ns: u64, period: u64) -> u64 {
     // Once would leave numbers that rise evenly with the period.
-    let drawn = mix(mix(mix(mix(key, tid as u64), period), 1), 2) >> 20;
+    let drawn = mix(mix(mix(mix(key, u64::from(tid)), period), 1), 2) >> 20;
     period.wrapping_mul(period_ns).wrapping_add(drawn % period_ns)
 }
 
@@ -34,11 +34,11 @@ pub fn ticks(key: u64, tid: u32, period_ns: u64, began_ns: u64, ended_ns: u64) -
     }
     let (first, last) = (began_ns / period_ns, ended_ns / period_ns);
     let first_tick = tick(key, tid, period_ns, first);
-    let in_first = (first_tick > began_ns && first_tick <= ended_ns) as u64;
+    let in_first = u64::from(first_tick > began_ns && first_tick <= ended_ns);
     if first == last {
         return in_first;
     }
-    in_first + (last - first - 1) + (tick(key, tid, period_ns, last) <= ended_ns) as u64
+    in_first + (last - first - 1) + u64::from(tick(key, tid, period_ns, last) <= ended_ns)
 }
 
 #[cfg(test)]
