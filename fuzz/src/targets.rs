@@ -269,7 +269,7 @@ fn decode_events(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let (mut profile, mut symbolizer, mut good) = (Profile::default(), Symbolizer::new(), false);
     for event in Events::new(&bytes) {
         match event {
-            Ok(Event::Sample(record, frames)) => {
+            Ok(Event::Sample(record, frames) | Event::Wait(record, frames, _)) => {
                 good = true;
                 assert_eq!(frames.len(), usize::from(record.python_frames));
                 for frame in frames.iter() {

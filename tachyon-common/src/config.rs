@@ -67,6 +67,10 @@ pub struct Config {
     pub machine: u32,
     /// How far a thread's pointer may lie above its `thread_id`, in bytes ([`crate::walk::ThreadPointer`]).
     pub thread_pointer_reach: u32,
+    /// `task_struct.__state`, or `state` before 5.14.
+    pub task_state: u32,
+    /// The period in which each waiting thread has one tick, microseconds; 0: waits are not wanted.
+    pub wait_period_us: u32,
 }
 
 /// Bits of [`Config::flags`].
@@ -93,4 +97,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 30 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 32 * 4);

@@ -25,6 +25,8 @@ pub mod kind {
     /// A [`super::ProcessRecord`] for a process that met the timer's program after its exit hook, sent when nothing can
     /// run as that process any more.
     pub const FREE: u16 = 7;
+    /// A [`super::SampleRecord`] of a thread whose wait is over, with a [`super::WaitFacts`] behind its frames.
+    pub const WAIT: u16 = 8;
 }
 
 /// First bytes of every record.
@@ -95,6 +97,45 @@ pub struct SampleRecord {
     pub layout: u32,
     /// Explicit padding / room.
     pub _reserved: u32,
+}
+
+/// What is known of a wait: follows the frames of a [`kind::WAIT`] record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct WaitFacts {
+    /// `bpf_ktime_get_ns()` when the thread left its CPU.
+    pub began_ns: u64,
+    /// The same when it came back to one.
+    pub ended_ns: u64,
+    /// Number of the system call in which it waited; negative: in none.
+    pub syscall: i64,
+    /// The first arguments of that.
+    pub args: [u64; 3],
+    /// The word at the first argument, if that is an address: the first `struct pollfd`.
+    pub polled: u64,
+    /// Address of the interpreter's GIL (`struct _gil_runtime_state`); 0: not known.
+    pub gil: u64,
+    /// Ticks in the wait: how many samples this one stands for.
+    pub weight: u32,
+    /// The kernel's `__state` of the thread while it waited; 0: it was ready to run.
+    pub state: u32,
+}
+
+/// Per-CPU counters of waits, in ticks: each tick that is due is in `too_many`, `not_kicked`, `not_met`, or in `ran` of the
+/// [`Counters`] of waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct WaitCounters {
+    /// Ticks in waits of recorded threads.
+    pub due: u64,
+    /// Of waits beyond what one CPU looks at in a second.
+    pub too_many: u64,
+    /// Of waits whose thread could not be kicked.
+    pub not_kicked: u64,
+    /// Of waits whose kick did not meet the thread.
+    pub not_met: u64,
+    /// Threads, not ticks: switches of a thread for which there was no room.
+    pub threads_without_room: u64,
 }
 
 /// Bits of [`SampleRecord::status`]; the first six are TACH's own.
@@ -277,5 +318,8 @@ const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 80);
+const _: () = assert!(core::mem::size_of::<WaitFacts>() == 72);
+const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
+const _: () = assert!(core::mem::size_of::<WaitCounters>() == 40);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (8 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

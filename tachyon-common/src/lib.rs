@@ -16,4 +16,5 @@ pub mod segment;
 pub mod stop;
 pub mod unwind;
 pub mod verdicts;
+pub mod wait;
 pub mod walk;

@@ -1,5 +1,10 @@
 //! Depth, map and buffer sizes, each with its arithmetic.
 
+/// Stacks of waits that one CPU takes in a second; what is beyond is counted.
+pub const MAX_WAITS_A_SECOND: u64 = 1000;
+/// Threads whose waits are followed at the same time.
+pub const MAX_SEEN_THREADS: u32 = 32 * 1024;
+
 /// Python frames kept for one sample. The kernel allows 33 tail calls; see [`PY_FRAMES_PER_STEP`].
 pub const MAX_PY_FRAMES: usize = 1024;
 

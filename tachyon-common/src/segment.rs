@@ -9,6 +9,10 @@ use crate::event::Counters;
 
 /// Banks of counters.
 pub const BANKS: u32 = 2;
+/// The first bank of waits: each bank has one of waits behind it, which counts ticks.
+pub const WAIT_BANKS: u32 = BANKS;
+/// Banks, those of waits included.
+pub const ALL_BANKS: u32 = 2 * BANKS;
 /// Index in the `VERDICTS` map of what selects a bank: the number of the bank in the lowest bit, and [`CUT_DUE`]. It lies
 /// beside the counts of changes, which every run reads too: one line of the cache for all of them.
 pub const SELECTED: u32 = 2;

@@ -1,11 +1,10 @@
 //! A finished record -> the ring buffer.
 
+use crate::interrupt::Interrupt;
 use crate::maps::{SAMPLES, SCRATCH_BYTES, config};
 use crate::memory::masked;
 use crate::sample::{Scratch, lose};
-use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ringbuf_output, bpf_ringbuf_query};
-use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{RawFrame, SampleRecord, status};
 use tachyon_common::limits::MAX_KERNEL_FRAMES;
@@ -13,7 +12,7 @@ use tachyon_common::stop::LossCause;
 
 /// Hands the record to the ring buffer.
 #[inline(always)]
-pub fn emit(ctx: &PerfEventContext, scratch: &mut Scratch) {
+pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
     let record = &mut scratch.sample.record;
     let native = masked::<0x1ff>(usize::from(record.native_frames));
@@ -21,7 +20,8 @@ pub fn emit(ctx: &PerfEventContext, scratch: &mut Scratch) {
     record.python_frames = frames as u16;
     record.root_shims = scratch.state.walk.shims as u8;
     record.tail_calls = scratch.state.tail_calls as u16;
-    if config!(flags) & config_flags::KERNEL != 0 && record.status & status::IN_KERNEL != 0 {
+    bytes += ctx.append(bytes);
+    if C::KERNEL_STACKS && config!(flags) & config_flags::KERNEL != 0 && record.status & status::IN_KERNEL != 0 {
         let kernel = kernel_stack(ctx, (&raw mut *scratch.sample).cast(), bytes);
         scratch.sample.record.kernel_frames = (kernel / 8) as u16;
         bytes += kernel;
@@ -39,15 +39,15 @@ pub fn emit(ctx: &PerfEventContext, scratch: &mut Scratch) {
     // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
     let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
     if sent == 0 {
-        scratch.counters.sent += 1;
+        scratch.counters.sent += ctx.weight();
     } else {
-        lose(scratch.counters, LossCause::RingFull);
+        lose(ctx, scratch.counters, LossCause::RingFull);
     }
 }
 
 /// Puts the kernel's stack behind what the sample has so far, leaf first, and gives its length in bytes.
 #[inline(always)]
-fn kernel_stack(ctx: &PerfEventContext, sample: *mut u8, at: usize) -> usize {
+fn kernel_stack<C: Interrupt>(ctx: &C, sample: *mut u8, at: usize) -> usize {
     const BYTES: usize = MAX_KERNEL_FRAMES * 8;
     let at = masked::<0x7fff>(at);
     if at > SCRATCH_BYTES - BYTES {

@@ -46,7 +46,7 @@ pub struct UserRegs {
 }
 
 /// `struct user_pt_regs` of arm64, with which both the context and `struct pt_regs` begin (`arch/arm64/include/uapi/asm/ptrace.h`).
-mod arm64 {
+pub mod arm64 {
     /// `x29`.
     pub const FP: u32 = 29 * 8;
     /// `x30`.
@@ -55,6 +55,10 @@ mod arm64 {
     pub const SP: u32 = 31 * 8;
     /// `pc`.
     pub const PC: u32 = 32 * 8;
+    /// `orig_x0`, where the system call's first argument stays.
+    pub const ORIG_X0: u32 = 34 * 8;
+    /// `syscallno`, a signed 32-bit word.
+    pub const SYSCALL: u32 = 35 * 8;
     /// `pstate`.
     pub const PSTATE: u32 = 33 * 8;
     /// Of `pstate`: exception level and width, 0 for 64-bit user code (`PSR_MODE_EL0t`).
@@ -144,7 +148,7 @@ impl UserRegs {
     /// The same from the top of the kernel stack. A system call has lost rcx and r11, in which no rule that holds there
     /// can keep anything; an interrupt or a fault keeps all.
     #[inline(always)]
-    fn saved_others(into: &mut [u64; 16]) -> bool {
+    pub fn saved_others(into: &mut [u64; 16]) -> bool {
         let Some(regs) = Self::saved_at(KernelPtr::current_task()) else { return false };
         // `struct pt_regs` begins with r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi.
         let all: [u64; 15] = regs.read(0);
@@ -157,7 +161,7 @@ impl UserRegs {
 
     /// From the top of the kernel stack.
     #[inline(always)]
-    fn saved(task: KernelPtr) -> Self {
+    pub fn saved(task: KernelPtr) -> Self {
         // Offsets of the kernel's user ABI (`struct pt_regs` of x86-64: rbp 32, rip 128, rsp 152).
         match Self::saved_at(task) {
             Some(regs) => Self { ip: regs.read(128), sp: regs.read(152), fp: regs.read(32), in_kernel: true },
@@ -177,6 +181,12 @@ impl UserRegs {
                 in_kernel: false,
             };
         }
+        Self::saved_arm64(task)
+    }
+
+    /// From the top of arm64's kernel stack.
+    #[inline(always)]
+    pub fn saved_arm64(task: KernelPtr) -> Self {
         match Self::saved_at_arm64(task) {
             Some(regs) => {
                 Self { ip: regs.read(arm64::PC), sp: regs.read(arm64::SP), fp: regs.read(arm64::FP), in_kernel: true }
@@ -197,7 +207,7 @@ impl UserRegs {
 
     /// `task_pt_regs()` of arm64: they end where the kernel stack does.
     #[inline(always)]
-    fn saved_at_arm64(task: KernelPtr) -> Option<KernelPtr> {
+    pub fn saved_at_arm64(task: KernelPtr) -> Option<KernelPtr> {
         let top = task.follow(config!(task_stack)).0.wrapping_add(u64::from(config!(thread_size)));
         let regs = KernelPtr(top.wrapping_sub(u64::from(config!(pt_regs_size))));
         let user = regs.read::<u64>(arm64::PC) != 0 && regs.read::<u64>(arm64::PSTATE) & arm64::MODE == 0;
@@ -207,7 +217,7 @@ impl UserRegs {
     /// `task_pt_regs()`: 5.10 has no helper for it. They end where the kernel stack does, less the padding some
     /// configurations leave (16 bytes with FRED, `TOP_OF_KERNEL_STACK_PADDING`); the segment registers tell which.
     #[inline(always)]
-    fn saved_at(task: KernelPtr) -> Option<KernelPtr> {
+    pub fn saved_at(task: KernelPtr) -> Option<KernelPtr> {
         let top = task.follow(config!(task_stack)).0.wrapping_add(u64::from(config!(thread_size)));
         let mut padding = 0;
         while padding <= 16 {

@@ -1,7 +1,7 @@
 //! The kernel side: entry points only.
 //!
 //! Five perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
-//! table. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
+//! table. Six more, loaded only where waits are wanted, find the waits that count and walk the stacks of those. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -11,6 +11,7 @@
 #[cfg(feature = "log")]
 mod diagnostics;
 mod emit;
+mod interrupt;
 mod kernel;
 mod lifecycle;
 mod maps;
@@ -20,6 +21,7 @@ mod native;
 mod sample;
 mod thread;
 mod verdicts;
+mod wall;
 
 use aya_ebpf::{
     macros::{perf_event, raw_tracepoint},
@@ -87,6 +89,49 @@ pub fn on_exit(ctx: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_free")]
 pub fn on_free(ctx: RawTracePointContext) -> i32 {
     lifecycle::on_free(&ctx);
+    0
+}
+
+/// A CPU goes from one thread to another (`--wall`): the one that leaves is noted, the one that arrives is kicked where its wait
+/// counts.
+#[raw_tracepoint(tracepoint = "sched_switch")]
+pub fn on_switch(ctx: RawTracePointContext) -> i32 {
+    wall::on_switch(&ctx);
+    0
+}
+
+/// The kick: fires in a thread whose wait counts, before it runs code of its own. (`ipi_entry` on arm64.)
+#[raw_tracepoint(tracepoint = "irq_work_entry")]
+pub fn on_kick(ctx: RawTracePointContext) -> i32 {
+    wall::on_kick(&ctx);
+    0
+}
+
+/// As [`search_threads`], after [`on_kick`].
+#[raw_tracepoint]
+pub fn wait_search(ctx: RawTracePointContext) -> i32 {
+    sample::search_threads(&ctx);
+    0
+}
+
+/// As [`walk_frames`], after [`on_kick`].
+#[raw_tracepoint]
+pub fn wait_frames(ctx: RawTracePointContext) -> i32 {
+    sample::walk_frames(&ctx);
+    0
+}
+
+/// As [`walk_native`], after [`on_kick`].
+#[raw_tracepoint]
+pub fn wait_native(ctx: RawTracePointContext) -> i32 {
+    sample::walk_native(&ctx);
+    0
+}
+
+/// As [`name_codes`], after [`on_kick`].
+#[raw_tracepoint]
+pub fn wait_codes(ctx: RawTracePointContext) -> i32 {
+    sample::name_codes(&ctx);
     0
 }
 

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use tachyon_common::{
     codes::{Codes, KnownCode, SentSlot},
     config::Config,
-    event::{Counters, RawFrame, SampleRecord},
+    event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
     layout::Layout,
     limits::{
         FIRST_VERDICT, KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS,
@@ -17,6 +17,7 @@ use tachyon_common::{
     process::{Life, ProcessEntry},
     segment::BANKS,
     unwind::{NativeWalk, Range, Space, StackBuffer},
+    wait::SeenThread,
     walk::{
         CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
         ThreadSearch,
@@ -57,6 +58,8 @@ pub static CONFIG: Config = Config {
     own_pid_ns: 0,
     machine: 0,
     thread_pointer_reach: 0,
+    task_state: 0,
+    wait_period_us: 0,
 };
 
 /// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.
@@ -179,6 +182,29 @@ pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
 #[map]
 pub static STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
 
+/// Where a wait's stack goes on from the kick: as `STAGES`, for raw tracepoints. Writer: the loader.
+#[map]
+pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
+
+/// `task_struct` -> a thread that is recorded, and since when it waits. One entry and not used where waits are not wanted.
+/// Writer and reader: `on_switch`, which removes it at the thread's last switch.
+#[map]
+pub static THREADS_SEEN: HashMap<u64, SeenThread> = HashMap::with_max_entries(1, 0);
+
+/// Index 0 -> the wait whose end this CPU is to look at. Writer: `on_switch`; reader: the programs after the kick.
+#[map]
+pub static WAITING: PerCpuArray<Waiting> = PerCpuArray::with_max_entries(1, 0);
+
+/// Index 0 -> what became of waits before a walk. Writers: `on_switch` and `on_kick`, which do not interrupt each other;
+/// reader: user space.
+#[map]
+pub static WAIT_COUNTS: PerCpuArray<WaitCounters> = PerCpuArray::with_max_entries(1, 0);
+
+/// CPU -> ring whose wake-up is the kick: the loader puts an array of rings in the place of this one. Each CPU has its own, for one
+/// ring's wake-up can be in flight only once.
+#[map]
+pub static KICKS: Array<u64> = Array::with_max_entries(1, 0);
+
 /// Index of records that found their ring full in `EVENTS_LOST`.
 pub const LOST_RECORDS: u32 = 0;
 /// Index of processes that found their tables full in `EVENTS_LOST`.
@@ -227,6 +253,17 @@ pub struct BrokenSearch {
     pub search: ThreadSearch,
     pub tid: u32,
     pub _pad: u32,
+}
+
+/// Value of `WAITING`.
+#[repr(C)]
+pub struct Waiting {
+    /// The thread that was kicked; 0: none is awaited.
+    pub task: u64,
+    /// The second in which stacks are counted, and how many there were.
+    pub second: u64,
+    pub stacks: u64,
+    pub facts: WaitFacts,
 }
 
 /// Value of `SENT`.

@@ -1,12 +1,11 @@
 //! The native stack of a sample: tables behind the common walk, and where its addresses go.
 
-use crate::kernel::UserRegs;
+use crate::interrupt::Interrupt;
 use crate::maps::{FoundRule, GOES_ON, RANGES, ROWS, RULES, SCRATCH_BYTES, SPACES, config, repair};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::Scratch;
 use aya_ebpf::cty::c_void;
 use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
-use aya_ebpf::programs::PerfEventContext;
 use core::ptr::NonNull;
 use tachyon_common::config::machine;
 use tachyon_common::event::{RawFrame, SampleRecord};
@@ -118,7 +117,7 @@ impl AddressSink for SampleAddresses<'_> {
 
 /// Starts the walk, or goes on with it: [`GOES_ON`], or the number of the [`StopReason`] why it cannot be walked.
 #[inline(always)]
-pub fn begin(ctx: &PerfEventContext) -> u64 {
+pub fn begin<C: Interrupt>(ctx: &C) -> u64 {
     let Some(Scratch { state, sample, .. }) = Scratch::get() else { return StopReason::TailCallFailed as u64 };
     if state.native_at != 0 {
         return u64::from(GOES_ON);
@@ -136,9 +135,9 @@ pub fn begin(ctx: &PerfEventContext) -> u64 {
         _ => return StopReason::NoUnwindTables as u64,
     }
     if config!(machine) == machine::ARM64 {
-        state.native.link = UserRegs::link(ctx);
+        state.native.link = ctx.link();
     } else {
-        state.native.leaf_known = u32::from(UserRegs::others(ctx, &mut state.native.leaf));
+        state.native.leaf_known = u32::from(ctx.others(&mut state.native.leaf));
     }
     u64::from(GOES_ON)
 }

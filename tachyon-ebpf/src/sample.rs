@@ -9,11 +9,12 @@ pub use frames::walk_frames;
 pub use search::search_threads;
 
 use crate::emit::emit;
-use crate::kernel::{KernelPtr, UserRegs};
+use crate::interrupt::Interrupt;
+use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
     COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
-    STAGE_WALK, STAGES, STATE, SampleScratch, State, VERDICTS, config, repair,
+    STAGE_WALK, STATE, SampleScratch, State, VERDICTS, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
@@ -57,10 +58,10 @@ impl Scratch {
     }
 }
 
-/// Counts a run that left no sample.
+/// Counts what left no sample: a run, or the ticks of a wait.
 #[inline(always)]
-pub fn lose(counters: &mut Counters, cause: LossCause) {
-    counters.loss[cause as usize] += 1;
+pub fn lose<C: Interrupt>(ctx: &C, counters: &mut Counters, cause: LossCause) {
+    counters.loss[cause as usize] += ctx.weight();
 }
 
 /// Counts, filters, identifies; the first stage.
@@ -94,7 +95,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
             counters.filtered += 1;
             verdicts::remember(changes, tgid, verdicts::FILTERED);
         } else {
-            lose(counters, LossCause::UnknownProcess);
+            lose(ctx, counters, LossCause::UnknownProcess);
             lifecycle::tell_unknown(tgid);
         }
         return;
@@ -120,12 +121,12 @@ pub fn on_sample(ctx: &PerfEventContext) {
         return;
     }
     if process.flags & process_flags::EXITED != 0 {
-        lose(counters, LossCause::ProcessGone);
+        lose(ctx, counters, LossCause::ProcessGone);
         process.after_exit += 1;
         return;
     }
     let Some(entry) = entry.filter(|_| flags & process_flags::PYTHON != 0) else {
-        lose(counters, LossCause::Uninspected);
+        lose(ctx, counters, LossCause::Uninspected);
         process.uninspected += 1;
         return;
     };
@@ -133,11 +134,11 @@ pub fn on_sample(ctx: &PerfEventContext) {
     let tid = thread::own_tid(task, pid_tgid);
     if tid == 0 {
         // A thread in its last moments, when its id has been taken from it.
-        lose(counters, LossCause::ProcessGone);
+        lose(ctx, counters, LossCause::ProcessGone);
         return;
     }
     let (Some(sample), Some(state)) = (SAMPLE.get_ptr_mut(0), STATE.get_ptr_mut(0)) else {
-        lose(counters, LossCause::Internal);
+        lose(ctx, counters, LossCause::Internal);
         return;
     };
     // SAFETY: this CPU's values, see `Scratch::get`.
@@ -146,7 +147,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
     scratch.state.process = unsafe { *entry };
     if scratch.state.process.instance != process.instance || scratch.state.process.image != process.image {
         // Removed meanwhile, and used again: another program has begun, or the process has ended.
-        lose(scratch.counters, LossCause::ProcessGone);
+        lose(ctx, scratch.counters, LossCause::ProcessGone);
         return;
     }
     scratch.sample.record.header = RecordHeader { kind: kind::SAMPLE, flags: bank as u16, len: 0 };
@@ -155,7 +156,7 @@ pub fn on_sample(ctx: &PerfEventContext) {
 
 /// The bank of counters of a run that begins now.
 #[inline(always)]
-fn bank() -> u32 {
+pub fn bank() -> u32 {
     // SAFETY: a word of a live map value, read once.
     let word = |index| VERDICTS.get_ptr(index).map_or(0, |word| unsafe { core::ptr::read_volatile(word) });
     segment::bank(word(segment::SELECTED), || {
@@ -166,8 +167,14 @@ fn bank() -> u32 {
 
 /// Fills the record's head and finds the thread state.
 #[inline(always)]
-fn begin(ctx: &PerfEventContext, scratch: &mut Scratch, process: &mut Life, task: KernelPtr, (tgid, tid): (u32, u32)) {
-    let regs = UserRegs::of(ctx, task);
+pub fn begin<C: Interrupt>(
+    ctx: &C,
+    scratch: &mut Scratch,
+    process: &mut Life,
+    task: KernelPtr,
+    (tgid, tid): (u32, u32),
+) {
+    let regs = ctx.user_regs(task);
     let state = &mut *scratch.state;
     state.thread_starts = u64::from(process.thread_starts);
     state.tail_calls = 0;
@@ -217,7 +224,7 @@ fn begin(ctx: &PerfEventContext, scratch: &mut Scratch, process: &mut Life, task
         _reserved: 0,
     };
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
+        lose(ctx, scratch.counters, LossCause::Internal);
         return;
     };
     if state.thread_pointer.address == 0 {
@@ -238,12 +245,12 @@ fn begin(ctx: &PerfEventContext, scratch: &mut Scratch, process: &mut Life, task
         Err(reason) => return stop(ctx, scratch, reason),
     }
     go_on(ctx, scratch, STAGE_SEARCH);
-    lose(scratch.counters, LossCause::Internal);
+    lose(ctx, scratch.counters, LossCause::Internal);
 }
 
 /// Takes down what a search may ask of the thread: what its C library keeps for it, or its registers.
 #[inline(always)]
-fn gather_evidence(ctx: &PerfEventContext, layout: &Layout, state: &mut State) {
+fn gather_evidence<C: Interrupt>(ctx: &C, layout: &Layout, state: &mut State) {
     if Layout::present(layout.tstate_cframe) {
         return;
     }
@@ -252,24 +259,24 @@ fn gather_evidence(ctx: &PerfEventContext, layout: &Layout, state: &mut State) {
     } else if layout.has(layout_flags::FRAME_OBJECTS) {
         state.native.leaf = [0; 16];
         if config!(machine) == machine::X86_64 {
-            UserRegs::others(ctx, &mut state.native.leaf);
+            ctx.others(&mut state.native.leaf);
         }
     }
 }
 
 /// Tail-calls the next stage; comes back only when the kernel refuses.
 #[inline(always)]
-fn go_on(ctx: &PerfEventContext, scratch: &mut Scratch, stage: u32) {
+fn go_on<C: Interrupt>(ctx: &C, scratch: &mut Scratch, stage: u32) {
     scratch.state.tail_calls += 1;
     if scratch.state.tail_calls <= MAX_TAIL_CALLS {
         // SAFETY: nothing here has a destructor, and all state lies in maps.
-        unsafe { STAGES.tail_call(ctx, stage) };
+        unsafe { ctx.stages().tail_call(ctx, stage) };
     }
 }
 
 /// Walks a part of the native stack; the fourth stage, only when native frames are wanted.
 #[inline(always)]
-pub fn walk_native(ctx: &PerfEventContext) {
+pub fn walk_native<C: Interrupt>(ctx: &C) {
     let begun = native::begin(ctx);
     let mut ended = if begun == u64::from(GOES_ON) { native::step() } else { begun };
     let Some(mut scratch) = Scratch::get() else { return };
@@ -293,7 +300,7 @@ const MOST_BEFORE_REPAIR: u32 = 8;
 /// Goes back to the Python frames when the thread was entering the evaluator and the native stack has led to the
 /// evaluator that it was called from: that one's `cframe` is filled. Comes back when there is nothing to go back for.
 #[inline(always)]
-fn walk_callers(ctx: &PerfEventContext, scratch: &mut Scratch) {
+fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     let state = &mut *scratch.state;
     let found = state.repair == repair::WANTED && state.evaluators == 2;
     if !found || state.tail_calls > MOST_BEFORE_REPAIR {
@@ -335,13 +342,13 @@ fn is_being_linked(scratch: &Scratch) -> bool {
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.
 #[inline(always)]
-fn stop(ctx: &PerfEventContext, scratch: &mut Scratch, reason: StopReason) {
+fn stop<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: StopReason) {
     stopped(ctx, scratch, reason as u8);
 }
 
 /// The same, for the number of a reason.
 #[inline(always)]
-fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
+fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
     scratch.sample.record.stop = reason;
     let state = &mut *scratch.state;
     if let Some(layout) = LAYOUTS.get(state.process.layout)
@@ -375,7 +382,7 @@ fn stopped(ctx: &PerfEventContext, scratch: &mut Scratch, reason: u8) {
 
 /// Goes on to new code objects, if there are any, and emits what there is.
 #[inline(always)]
-fn name(ctx: &PerfEventContext, scratch: &mut Scratch) {
+fn name<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if scratch.state.codes.pending_count > 0 {
         go_on(ctx, scratch, STAGE_NAME);
     }

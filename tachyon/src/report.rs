@@ -29,6 +29,9 @@ pub struct Report {
     pub not_python: u64,
     /// Lost runs by cause; causes with 0 are included.
     pub loss: BTreeMap<String, u64>,
+    /// Waiting threads; absent if they were not sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall: Option<WallReport>,
     /// By how much independent counts of the same thing differ. If it is not 0, the recorder has a bug.
     #[serde(default)]
     pub inconsistent: u64,
@@ -127,6 +130,32 @@ impl Report {
         let rate_hz = self.mean_rate_hz();
         if rate_hz > 0.0 { (1e6 / rate_hz).round() as u64 } else { 0 }
     }
+}
+
+/// What became of waiting threads: each has one tick in each interval; `ticks_due = stored + Σ loss`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WallReport {
+    /// How their stacks are read: `kick`, when the wait is over.
+    pub method: String,
+    /// Ticks in waits of the selected processes' threads.
+    pub ticks_due: u64,
+    /// Those of them that are samples in the file.
+    pub stored: u64,
+    /// The others, by cause; causes with 0 are included.
+    pub loss: BTreeMap<String, u64>,
+    /// The stored ones by what was waited for.
+    pub causes: BTreeMap<String, CauseReport>,
+}
+
+/// Waits of one cause.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CauseReport {
+    /// Ticks.
+    pub stored: u64,
+    /// The line where most of them waited, e.g. `db.py:88 execute`, and how many did.
+    pub place: String,
+    /// Ticks of that line.
+    pub at_place: u64,
 }
 
 /// The place of a segment in its recording.

@@ -56,4 +56,5 @@ mod threads;
 mod top;
 mod truth;
 mod unwinders;
+mod wall;
 mod wheels;

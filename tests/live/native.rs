@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use tachyon::events::{Event, Events};
 use tachyon::inspect::{self, ElfCache, Verdict};
-use tachyon::kernel::{Kernel, Options};
+use tachyon::kernel::{Kernel, Options, Waits};
 use tachyon::remote::{Mapping, RemoteProcess};
 use tachyon::types::Pid;
 use tachyon::unwind::UnwindTables;
@@ -96,6 +96,7 @@ impl Sampling {
             filtered: false,
             opcodes: false,
             kernel_stacks: false,
+            waits: Waits::Not,
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,
             pid_namespace: None,

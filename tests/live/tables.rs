@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tachyon::kernel::{Kernel, KernelError, Options};
+use tachyon::kernel::{Kernel, KernelError, Options, Waits};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_LAYOUTS, MAX_PROCESSES};
 use tachyon_common::process::{ProcessEntry, flags};
@@ -21,6 +21,7 @@ fn loaded(all_python: bool) -> Kernel {
         filtered: false,
         opcodes: false,
         kernel_stacks: false,
+        waits: Waits::Not,
         unwind_memory: None,
         ring_bytes: 1 << 20,
         pid_namespace: None,

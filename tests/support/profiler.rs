@@ -388,7 +388,14 @@ impl Recording {
         assert_eq!(report.inconsistent, 0, "counts of the same differ: {report:#?}\n{stderr}");
         let kernels = report.cost.bpf_run_count;
         assert_eq!(kernels, Some(report.ran), "the kernel counted other runs ({}): {report:#?}", report.cost.bpf_stats);
-        assert_eq!(report.stored, recorded.samples.len() as u64, "`stored` is what a reader decodes");
+        let waits = report.wall.as_ref().map_or(0, |wall| wall.stored);
+        assert_eq!(report.stored + waits, recorded.samples.len() as u64, "`stored` is what a reader decodes");
+        if let Some(wall) = &report.wall {
+            let due = wall.stored + wall.loss.values().sum::<u64>();
+            assert_eq!(wall.ticks_due, due, "the account of waits does not add up: {report:#?}\n{stderr}");
+            let causes = wall.causes.values().map(|cause| cause.stored).sum::<u64>();
+            assert_eq!(wall.stored, causes, "each wait has one cause: {report:#?}");
+        }
         assert_eq!(report.stops.values().sum::<u64>(), report.stored, "each sample has one reason: {report:#?}");
         let samples: u64 = report.processes.iter().map(|process| process.samples).sum();
         assert_eq!(samples, report.stored, "each sample has one process: {report:#?}");

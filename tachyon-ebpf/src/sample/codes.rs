@@ -2,10 +2,10 @@
 
 use super::{Scratch, go_on};
 use crate::emit::emit;
+use crate::interrupt::Interrupt;
 use crate::maps::{FRAME_SLOTS, LAYOUTS, STAGE_NAME};
 use crate::memory::masked;
 use crate::names::{self, Named};
-use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::limits::CODES_PER_STEP;
 
 /// Sends the next record of the code objects seen for the first time, and gives one of [`named`]. A global function, as
@@ -48,7 +48,7 @@ mod named {
 
 /// Sends code objects seen for the first time; the last stage, only when there are any.
 #[inline(always)]
-pub fn name_codes(ctx: &PerfEventContext) {
+pub fn name_codes<C: Interrupt>(ctx: &C) {
     let mut steps = 0;
     let mut result = named::GOES_ON;
     while steps < CODES_PER_STEP && result == named::GOES_ON {

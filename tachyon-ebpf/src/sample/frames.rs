@@ -1,10 +1,10 @@
 //! The third stage: the thread's Python frames.
 
 use super::{Scratch, go_on, stop, stopped};
+use crate::interrupt::Interrupt;
 use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
-use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::codes::Codes;
 use tachyon_common::event::{RawFrame, frame};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
@@ -80,7 +80,7 @@ pub extern "C" fn walk_python_frames() -> u64 {
 
 /// Walks a part of the frame chain; the third stage.
 #[inline(always)]
-pub fn walk_frames(ctx: &PerfEventContext) {
+pub fn walk_frames<C: Interrupt>(ctx: &C) {
     let mut steps = 0;
     let mut ended = u64::from(GOES_ON);
     while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {

@@ -1,10 +1,10 @@
 //! The second stage: which of the interpreter's thread states is this thread's.
 
 use super::{Scratch, go_on, lose, stop, stopped};
+use crate::interrupt::Interrupt;
 use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
-use aya_ebpf::programs::PerfEventContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::status;
 use tachyon_common::layout::Layout;
@@ -66,7 +66,7 @@ pub extern "C" fn scan_stack() -> u64 {
 
 /// Searches the thread list; the second stage on a miss of the cache.
 #[inline(always)]
-pub fn search_threads(ctx: &PerfEventContext) {
+pub fn search_threads<C: Interrupt>(ctx: &C) {
     let mut steps = 0;
     let mut found = result::GOES_ON;
     while steps < THREADS_PER_STEP && found == result::GOES_ON {
@@ -80,7 +80,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
     let Some(mut scratch) = Scratch::get() else { return };
     let state = &mut *scratch.state;
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
-        lose(scratch.counters, LossCause::Internal);
+        lose(ctx, scratch.counters, LossCause::Internal);
         return;
     };
     let tid = scratch.sample.record.tid;
@@ -111,7 +111,7 @@ pub fn search_threads(ctx: &PerfEventContext) {
 
 /// Takes down the thread's state, which has been copied, and starts the walk.
 #[inline(always)]
-pub(super) fn enter(ctx: &PerfEventContext, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
+pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layout, tstate: u64) {
     let state = &mut *scratch.state;
     let record = &mut scratch.sample.record;
     let (thread, interp) = (&state.thread_buffer, &mut state.interp_buffer);

@@ -5,7 +5,7 @@ use super::output::{Destination, OutputPlan};
 use super::table::cut_end;
 use crate::profile::package_path;
 use crate::recording::{BusyChildren, Hot};
-use crate::report::Report;
+use crate::report::{Report, WallReport};
 use crate::sinks::Format;
 use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
@@ -94,6 +94,8 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
             out,
             "no CPython that can be profiled{fitting} ran meanwhile: `tachyon-bpf doctor -v` lists those that run"
         )?;
+    } else if let Some(wall) = &report.wall {
+        write_waits(wall, report.stored, out)?;
     } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
         write!(out, "ran {} of {seconds} s", percent(share.unwrap_or(0.0)))?;
         match &extras.waiting {
@@ -126,6 +128,33 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         writeln!(out, "pid {pid} has {count} busy Python {plural}: add --subprocesses")?;
     }
     write_next(extras, report, out)
+}
+
+/// Most causes of waits that are shown.
+const CAUSES_SHOWN: usize = 4;
+
+/// Where the selected threads waited, as shares of their lives.
+fn write_waits(wall: &WallReport, running: u64, out: &mut dyn Write) -> io::Result<()> {
+    let whole = running + wall.stored;
+    let mut causes: Vec<_> = wall.causes.iter().collect();
+    causes.sort_by_key(|(_, cause)| std::cmp::Reverse(cause.stored));
+    let told = causes.iter().take(CAUSES_SHOWN).map(|(name, cause)| {
+        let what = match name.as_str() {
+            "gil" => "for the GIL",
+            "cpu" => "for a CPU",
+            "child" => "for a child",
+            name => name,
+        };
+        format!("{} {what} in {}", percent(ratio(cause.stored, whole)), escape(&cause.place))
+    });
+    let told: Vec<String> = told.collect();
+    let colon = if told.is_empty() { "" } else { ": " };
+    writeln!(out, "{} waiting{colon}{}", percent(ratio(wall.stored, whole)), told.join(", "))?;
+    let lost = wall.ticks_due.saturating_sub(wall.stored);
+    if lost > 0 {
+        writeln!(out, "{} of the samples of waiting threads were lost", percent(ratio(lost, wall.ticks_due)))?;
+    }
+    Ok(())
 }
 
 fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result<()> {

@@ -10,6 +10,7 @@ use super::format;
 use super::output::{self, Destination, OutputDirectory, OutputError, OutputPlan};
 use super::record::compact_utc;
 use crate::discover::Filter;
+use crate::kernel::Waits;
 use crate::machine::access;
 use crate::merge::Keep as KeepFrames;
 use crate::recording::{self, NativePlan, Request};
@@ -95,6 +96,8 @@ pub struct Plan {
     pub native: Option<NativePlan>,
     /// Kernel frames too.
     pub kernel: bool,
+    /// Whether waiting threads are sampled.
+    pub waits: Waits,
     /// How a TACH file is compressed.
     pub compression: Compression,
     /// Which layout a TACH file gets.
@@ -153,6 +156,7 @@ impl Plan {
             opcodes: self.opcodes,
             native: self.native,
             kernel: self.kernel,
+            waits: self.waits,
             keep_stacks: false,
             ring_bytes: ring_override(),
             ..Request::new(targets, self.interval)
@@ -220,6 +224,11 @@ impl Plan {
             gil: args.sampling.gil,
             opcodes: args.opcodes,
             kernel: args.kernel,
+            waits: match (args.off_cpu, args.wall) {
+                (true, _) => Waits::Alone,
+                (false, true) => Waits::Too,
+                (false, false) => Waits::Not,
+            },
             native: (!args.sampling.no_native).then_some(NativePlan {
                 keep: KeepFrames {
                     interpreter: args.interpreter_frames,

@@ -244,7 +244,11 @@ fn options(start: &Start) -> Options {
         start_time_us: start.start_time_us,
         sample_interval_us: start.sample_interval_us,
         python_version: start.python_version,
-        mode: Some(if start.gil_only { Mode::Gil } else { Mode::Cpu }),
+        mode: Some(match (start.gil_only, start.waits) {
+            (true, _) => Mode::Gil,
+            (false, true) => Mode::Wall,
+            (false, false) => Mode::Cpu,
+        }),
         features: Some(Features {
             all_threads: true,
             native: start.native,

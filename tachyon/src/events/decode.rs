@@ -1,12 +1,14 @@
 //! Bytes -> records. Every length is checked; nothing here trusts the writer.
 
-use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, kind};
+use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, WaitFacts, kind};
 
 /// One record.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A sample.
     Sample(SampleRecord, Frames<'a>),
+    /// The stack of a thread whose wait is over.
+    Wait(SampleRecord, Frames<'a>, WaitFacts),
     /// A code object, with its payload: qualified name, file name, line table.
     Code(CodeRecord, &'a [u8]),
     /// A process event; its kind is in the header.
@@ -129,7 +131,7 @@ impl<'a> Iterator for Events<'a> {
 fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
     let short = |len| BadRecord::Short { len, have: bytes.len() };
     match kind {
-        kind::SAMPLE => {
+        kind::SAMPLE | kind::WAIT => {
             let record: SampleRecord = read(bytes).ok_or(short(size_of::<SampleRecord>()))?;
             let body = &bytes[size_of::<SampleRecord>()..];
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
@@ -137,9 +139,15 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
             let all = len + native + kernel;
             let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
+            let facts = &body[all..];
             let (bytes, rest) = frames.split_at(len);
             let (native, kernel) = rest.split_at(native);
-            Ok(Event::Sample(record, Frames { bytes, native, kernel }))
+            let frames = Frames { bytes, native, kernel };
+            if kind == kind::SAMPLE {
+                return Ok(Event::Sample(record, frames));
+            }
+            let facts = read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
+            Ok(Event::Wait(record, frames, facts))
         }
         kind::CODE => {
             let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;
@@ -169,6 +177,8 @@ unsafe impl Plain for RecordHeader {}
 unsafe impl Plain for SampleRecord {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for CodeRecord {}
+// SAFETY: as of `SampleRecord`.
+unsafe impl Plain for WaitFacts {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for ProcessRecord {}
 // SAFETY: as of `SampleRecord`.

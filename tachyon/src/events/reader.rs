@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tachyon_common::event::kind;
-use tachyon_common::segment::BANKS;
+use tachyon_common::segment::ALL_BANKS;
 
 /// Records as they lay in the ring, one after another ([`super::Events`] takes them apart).
 pub type Batch = Bytes;
@@ -37,9 +37,9 @@ const ASKED: u64 = 1;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReaderStats {
     /// Sample records read since the start, by the bank of counters that their runs counted in.
-    pub samples: [u64; BANKS as usize],
+    pub samples: [u64; ALL_BANKS as usize],
     /// Records of code objects, likewise.
-    pub codes: [u64; BANKS as usize],
+    pub codes: [u64; ALL_BANKS as usize],
     /// Records read since the start that are none.
     pub bad_records: u64,
     /// Longest time between two looks at the ring, beyond the polling interval.
@@ -183,7 +183,7 @@ fn drain<T: From<Batch>>(
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
         let count = match kind_and_flags(&item) {
-            Some((kind::SAMPLE, bank)) => read.samples.get_mut(usize::from(bank)),
+            Some((kind::SAMPLE | kind::WAIT, bank)) => read.samples.get_mut(usize::from(bank)),
             Some((kind::CODE, bank)) => read.codes.get_mut(usize::from(bank)),
             _ => None,
         };

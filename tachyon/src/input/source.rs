@@ -508,6 +508,7 @@ fn meta(reader: &FileReader, metadata: Option<&Metadata>) -> Meta {
         interval_us: header.sample_interval_us,
         python_version: (major, minor, micro),
         gil_only: header.mode == Some(Mode::Gil),
+        waits: header.mode == Some(Mode::Wall),
         ..Meta::default()
     };
     if let Some(features) = header.features {
@@ -562,6 +563,7 @@ fn join(whole: &mut Meta, file: &Meta, start_us: u64) {
     }
     whole.many_processes |= file.many_processes;
     whole.gil_only &= file.gil_only;
+    whole.waits |= file.waits;
     whole.opcodes |= file.opcodes;
     whole.native |= file.native;
     whole.python_version = whole.python_version.max(file.python_version);

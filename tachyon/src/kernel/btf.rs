@@ -69,6 +69,8 @@ pub fn kernel_config() -> Result<Config, BtfError> {
         task_mm: offset("task_struct", &["mm"])?,
         task_sum_exec_runtime: offset("task_struct", &["se", "sum_exec_runtime"])?,
         task_comm: offset("task_struct", &["comm"])?,
+        // `state` before 5.14.
+        task_state: offset("task_struct", &["__state"]).or_else(|_| offset("task_struct", &["state"]))?,
         signal_live: offset("signal_struct", &["live"])?,
         signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
         pid_level: offset("pid", &["level"])?,

@@ -18,6 +18,7 @@ mod programs;
 mod rows;
 mod segment;
 mod shared;
+mod waits;
 
 pub use btf::{BtfError, kernel_config};
 #[cfg(debug_assertions)]
@@ -30,3 +31,4 @@ pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};
 pub use programs::{Verified, Verifying};
 pub use segment::{Cut, since};
+pub use waits::{WaitTotals, Waits};

@@ -11,6 +11,7 @@ use super::programs::{
     ENTRY, STAGES, TRACEPOINTS, Verified, Verifying, hooks, load_programs, perf_program, samplers, tracepoint,
 };
 use super::rows::RowChunks;
+use super::waits::{WaitMaps, Waits};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
@@ -21,8 +22,11 @@ use std::time::{Duration, Instant};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
-use tachyon_common::limits::{CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, RULE_SLOTS};
+use tachyon_common::limits::{
+    CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, RULE_SLOTS,
+};
 use tachyon_common::process::{Life, ProcessEntry, flags};
+use tachyon_common::segment::{ALL_BANKS, BANKS};
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
@@ -42,6 +46,8 @@ pub struct Options {
     pub opcodes: bool,
     /// Kernel stacks are wanted.
     pub kernel_stacks: bool,
+    /// Whether waiting threads are sampled, each once in `interval`.
+    pub waits: Waits,
     /// Bytes for unwind rows, where native stacks are wanted.
     pub unwind_memory: Option<u32>,
     /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
@@ -88,7 +94,7 @@ pub struct RunStats {
 /// The loaded object.
 pub struct Kernel {
     /// Not there while the verifier looks at the programs that make samples.
-    ebpf: Option<Ebpf>,
+    pub(super) ebpf: Option<Ebpf>,
     lives: HashMap<MapData, u32, Pod<Life>>,
     entries: HashMap<MapData, u64, Pod<ProcessEntry>>,
     pub(super) verdicts: Array<MapData, u64>,
@@ -104,7 +110,10 @@ pub struct Kernel {
     // Held while attached: tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
     /// The programs that make samples.
-    samplers: Vec<&'static str>,
+    pub(super) samplers: Vec<&'static str>,
+    /// Whether running threads are sampled.
+    running: bool,
+    pub(super) waits: Option<WaitMaps>,
     native: Option<NativeMaps>,
     seed: u64,
     map_bytes: Arc<AtomicU64>,
@@ -161,6 +170,10 @@ impl Kernel {
         if options.unwind_memory.is_some() {
             config.flags |= config_flags::NATIVE;
         }
+        let waits = options.waits.are_wanted();
+        if waits {
+            config.wait_period_us = u32::try_from(options.interval.as_micros()).unwrap_or(u32::MAX).max(1);
+        }
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
@@ -170,6 +183,8 @@ impl Kernel {
             .map_max_entries("PROCESSES", processes)
             .map_max_entries("ENTRIES", processes)
             .map_max_entries("SAMPLES", options.ring_bytes)
+            .map_max_entries("COUNTERS", if waits { ALL_BANKS } else { BANKS })
+            .map_max_entries("THREADS_SEEN", if waits { MAX_SEEN_THREADS } else { 1 })
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))
@@ -179,6 +194,7 @@ impl Kernel {
         let diagnostics = Diagnostics::start(&mut ebpf);
         let map_bytes = Arc::default();
         let rows = options.unwind_memory.map(|bytes| RowChunks::put_in_place(&ebpf, bytes, &map_bytes)).transpose()?;
+        let wait_maps = waits.then(|| WaitMaps::of(&mut ebpf)).transpose()?;
         map_bytes.store(ebpf.maps().filter_map(|(_, map)| memlock(map_fd(map)?)).sum(), Ordering::Relaxed);
         load_programs(&mut ebpf, &hooks())?;
         Ok(Self {
@@ -193,7 +209,9 @@ impl Kernel {
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
             stages: take(&mut ebpf, "STAGES")?,
-            samplers: samplers(options.unwind_memory.is_some()),
+            samplers: samplers(options.unwind_memory.is_some(), waits),
+            running: options.waits != Waits::Alone,
+            waits: wait_maps,
             native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
             seed,
             map_bytes,
@@ -224,6 +242,7 @@ impl Kernel {
             let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
             self.stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
         }
+        self.add_wait_stages(&mut ebpf)?;
         self.ebpf = Some(ebpf);
         self.load_times.programs = took;
         Ok(())
@@ -275,7 +294,12 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn attach_sampling(&mut self, interval: Duration) -> Result<Event, KernelError> {
         let program = perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?;
-        let sampling = perf::attach(program, interval)?;
+        let sampling = match (self.running, &self.waits) {
+            (false, _) => perf::nothing(),
+            // Its interrupt could come in the middle of a waiting thread's walk.
+            (true, Some(_)) => perf::attach_first(program, interval, Event::CpuClock)?,
+            (true, None) => perf::attach(program, interval)?,
+        };
         let event = sampling.event;
         self.sampling = Some(sampling);
         Ok(event)

@@ -53,9 +53,22 @@ pub(super) struct Sampling {
 /// # Errors
 /// When no event can be opened, with the reason of the last try.
 pub(super) fn attach(program: &PerfEvent, interval: Duration) -> Result<Sampling, KernelError> {
+    attach_first(program, interval, Event::Cycles)
+}
+
+/// No event at all.
+pub(super) fn nothing() -> Sampling {
+    Sampling { event: Event::CpuClock, _jitter: None, _counters: Arc::default() }
+}
+
+/// The same with the event that is tried first.
+///
+/// # Errors
+/// As [`attach`].
+pub(super) fn attach_first(program: &PerfEvent, interval: Duration, first: Event) -> Result<Sampling, KernelError> {
     let cpus = online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })?;
     let nanos = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX).max(1);
-    let mut event = Event::Cycles;
+    let mut event = first;
     let mut counters = Vec::with_capacity(cpus.len());
     for (index, cpu) in cpus.into_iter().enumerate() {
         if index == 0 {

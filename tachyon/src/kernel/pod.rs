@@ -17,10 +17,12 @@ macro_rules! pod {
 pod!(
     tachyon_common::config::Config,
     tachyon_common::event::Counters,
+    tachyon_common::event::WaitCounters,
     tachyon_common::layout::Layout,
     tachyon_common::process::Life,
     tachyon_common::process::ProcessEntry,
     tachyon_common::unwind::Space,
+    tachyon_common::wait::SeenThread,
     FileKey,
 );
 

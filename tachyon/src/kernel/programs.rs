@@ -4,6 +4,7 @@
 //! thread of its own ([`Verifying`]), while the processes that there are get their entries.
 
 use super::error::{KernelError, program_error};
+use super::waits::{KICK, NATIVE_WAIT_STAGE, SWITCH, WAIT_STAGES};
 use aya::Ebpf;
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use std::panic::resume_unwind;
@@ -29,8 +30,10 @@ pub(super) fn hooks() -> Vec<&'static str> {
 }
 
 /// The programs that make samples.
-pub(super) fn samplers(native: bool) -> Vec<&'static str> {
-    STAGES.into_iter().chain([ENTRY]).filter(|name| native || *name != NATIVE_STAGE).collect()
+pub(super) fn samplers(native: bool, waits: bool) -> Vec<&'static str> {
+    let of_waits = WAIT_STAGES.into_iter().chain([KICK, SWITCH]).filter(|_| waits);
+    let unwanted = |name: &str| !native && [NATIVE_STAGE, NATIVE_WAIT_STAGE].contains(&name);
+    STAGES.into_iter().chain([ENTRY]).chain(of_waits).filter(|name| !unwanted(name)).collect()
 }
 
 /// The programs that make samples, while the verifier looks at them.

@@ -41,18 +41,13 @@ impl RowChunks {
     /// # Errors
     /// When the kernel refuses a map.
     pub fn put_in_place(ebpf: &Ebpf, bytes: u32, map_bytes: &Arc<AtomicU64>) -> Result<Self, KernelError> {
-        let Some(Map::Array(declared)) = ebpf.map(ROWS) else { return Err(KernelError::Missing(ROWS)) };
         let share = |source| KernelError::Share(ROWS, source);
         let rows = (bytes / size_of::<Row>() as u32).max(1);
         // Whole chunks, so that all of them together are no more than was asked for.
         let (chunk_rows, count) = (rows.min(ROWS_PER_CHUNK), (rows / ROWS_PER_CHUNK).max(1));
         let chunk = new_chunk(chunk_rows).map_err(KernelError::map(ROWS))?;
         let outer = array_of_maps(&chunk, count).map_err(share)?;
-        // SAFETY: both are open descriptors; the declared map's stays that of its owner, who closes it once.
-        let put = unsafe { libc::dup3(outer.as_raw_fd(), declared.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
-        if put < 0 {
-            return Err(share(io::Error::last_os_error()));
-        }
+        put_in_place(ebpf, ROWS, &outer)?;
         let outer = typed(outer).map_err(KernelError::map(ROWS))?;
         let chunks = std::iter::repeat_with(|| None).take(count as usize).collect();
         Ok(Self { outer, chunks, chunk_rows, map_bytes: Arc::clone(map_bytes) })
@@ -82,6 +77,14 @@ impl RowChunks {
     }
 }
 
+/// Puts a map in the place of the declared array of this name.
+pub(super) fn put_in_place(ebpf: &Ebpf, name: &'static str, map: &OwnedFd) -> Result<(), KernelError> {
+    let Some(Map::Array(declared)) = ebpf.map(name) else { return Err(KernelError::Missing(name)) };
+    // SAFETY: both are open descriptors; the declared map's stays that of its owner, who closes it once.
+    let put = unsafe { libc::dup3(map.as_raw_fd(), declared.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
+    if put < 0 { Err(KernelError::Share(name, io::Error::last_os_error())) } else { Ok(()) }
+}
+
 fn new_chunk(rows: u32) -> Result<MapData, MapError> {
     let row = size_of::<Row>() as u32;
     let array = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
@@ -90,7 +93,7 @@ fn new_chunk(rows: u32) -> Result<MapData, MapError> {
 }
 
 /// An array of `count` maps that are like `inner`. (What the library has for this is its own.)
-fn array_of_maps(inner: &MapData, count: u32) -> io::Result<OwnedFd> {
+pub(super) fn array_of_maps(inner: &MapData, count: u32) -> io::Result<OwnedFd> {
     // SAFETY: all zeros are a valid `bpf_attr`.
     let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the member of the union that `BPF_MAP_CREATE` reads; its fields are plain numbers.
@@ -111,6 +114,6 @@ fn array_of_maps(inner: &MapData, count: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-fn typed(outer: OwnedFd) -> Result<ArrayOfMaps<MapData>, MapError> {
+pub(super) fn typed(outer: OwnedFd) -> Result<ArrayOfMaps<MapData>, MapError> {
     ArrayOfMaps::try_from(Map::from_map_data(MapData::from_fd(outer)?)?)
 }

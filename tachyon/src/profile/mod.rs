@@ -170,6 +170,8 @@ pub struct Meta {
     pub many_processes: bool,
     /// Only samples that held the GIL.
     pub gil_only: bool,
+    /// Waiting threads too.
+    pub waits: bool,
     /// Opcodes were recorded.
     pub opcodes: bool,
     /// Native frames were recorded.

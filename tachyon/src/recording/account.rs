@@ -4,7 +4,8 @@ use super::native::Mapped;
 use super::registry::SegmentCounts;
 use super::request::Request;
 use super::samples::{Made, Merges};
-use crate::kernel::{Event, Kernel};
+use super::waits;
+use crate::kernel::{Event, Kernel, WaitTotals};
 use crate::merge::ProgramKey;
 use crate::profile::script;
 use crate::remote::helpers_cpu_time;
@@ -107,6 +108,8 @@ pub(super) struct Facts<'a> {
     /// under way, where the kernel counts.
     pub runs_by_kernel: Option<(u64, u64)>,
     pub reader: &'a Read,
+    /// Where waits were sampled.
+    pub waits: Option<WaitTotals>,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
     pub mapped: Option<&'a Mapped>,
@@ -161,6 +164,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
+    let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
     Report {
         schema: SCHEMA,
         ran: counters.ran,
@@ -170,7 +174,8 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         filtered: counters.filtered + reclaimed.filtered,
         not_python: counters.not_python + reclaimed.not_python + reclaimed.not_python_gone,
         loss,
-        inconsistent: inconsistent(facts),
+        wall,
+        inconsistent: inconsistent(facts) + of_waits.unwrap_or(0),
         expected,
         not_fired: expected.map(|expected| expected.saturating_sub(met)),
         stops: stops(&made.stops),

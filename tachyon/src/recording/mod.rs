@@ -54,11 +54,13 @@ mod request;
 mod running;
 mod samples;
 mod segment;
+mod sleepers;
 mod start;
 mod targets;
 mod throttle;
 mod totals;
 mod waiting;
+mod waits;
 
 pub use native::NativePlan;
 pub use open::Opened;

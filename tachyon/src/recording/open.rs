@@ -80,6 +80,7 @@ impl Request {
             filtered: !request.filter.is_empty(),
             opcodes: request.opcodes,
             kernel_stacks: request.kernel,
+            waits: request.waits,
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
             ring_bytes: request.ring_bytes.unwrap_or_else(|| ring_bytes(request.rate_hz, cpus).min(most_ring)),
             pid_namespace,
@@ -206,6 +207,7 @@ impl Opened {
         lock(&registry).sampling_starts();
         let start_unix = unix_now();
         let event = lock(&kernel).attach_sampling(request.interval)?;
+        lock(&kernel).attach_waits()?;
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
         let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
         let threads = Threads { reader, follow, sender, maker, mapper };
@@ -255,6 +257,7 @@ pub(super) fn meta(request: &Request) -> Meta {
         interval_us: u64::try_from(request.interval.as_micros()).unwrap_or(u64::MAX),
         many_processes: request.many_processes(),
         gil_only: request.gil,
+        waits: request.waits.are_wanted(),
         opcodes: request.opcodes,
         native: request.native.is_some(),
         hostname: nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),

@@ -146,6 +146,12 @@ impl Registry {
         Some(info)
     }
 
+    /// Programs that run now and are CPython, with their pids.
+    pub fn live_programs(&self) -> Vec<(ProgramKey, u32)> {
+        let live = self.by_instance.iter().filter(|(_, info)| info.alive && !info.version().is_empty());
+        live.map(|(&instance, info)| (ProgramKey { instance, image: info.image }, info.pid)).collect()
+    }
+
     /// A program is the present one of a process that has not ended.
     pub fn is_alive(&self, key: ProgramKey) -> bool {
         self.by_instance.get(&key.instance).is_some_and(|info| info.alive && info.image == key.image)

@@ -2,6 +2,7 @@
 
 use super::native::NativePlan;
 use crate::discover::Filter;
+use crate::kernel::Waits;
 use crate::types::Pid;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Request {
     pub native: Option<NativePlan>,
     /// Kernel frames too.
     pub kernel: bool,
+    /// Whether waiting threads are sampled, each once in `interval`. Such a recording cannot be cut.
+    pub waits: Waits,
     /// Each segment has its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
     pub keep_stacks: bool,
     /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
@@ -80,6 +83,7 @@ impl Request {
             opcodes: false,
             native: Some(NativePlan::new(UNWIND_MEMORY)),
             kernel: false,
+            waits: Waits::Not,
             keep_stacks: true,
             variables: None,
             arguments: true,

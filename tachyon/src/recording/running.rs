@@ -14,11 +14,12 @@ use super::registry::{Registry, SegmentCounts};
 use super::request::{Request, Targets};
 use super::samples::{Cut, Live, Made, SETTLED, Told};
 use super::segment::Segment;
+use super::sleepers;
 use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::waiting;
 use crate::events::{Reader, ReaderStats};
-use crate::kernel::{self, Event, Kernel};
+use crate::kernel::{self, Event, Kernel, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
 use crate::remote::{End, Patience, not_waited_for};
@@ -32,7 +33,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
-use tachyon_common::segment::BANKS;
+use tachyon_common::segment::{ALL_BANKS, BANKS};
 
 /// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -129,8 +130,8 @@ struct Since {
     start_unix: f64,
     /// The last readings of both banks.
     counters: [Counters; BANKS as usize],
-    samples_read: [u64; BANKS as usize],
-    codes_read: [u64; BANKS as usize],
+    samples_read: [u64; ALL_BANKS as usize],
+    codes_read: [u64; ALL_BANKS as usize],
     bad_records: u64,
     events_lost: u64,
     used: Used,
@@ -276,7 +277,8 @@ impl Running {
         let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;
         let mut report = account::report(&Facts {
             request,
-            expected: cpu_ns.map(|_| expected - self.since.expected),
+            // Without samples of running threads there is nothing to expect.
+            expected: cpu_ns.filter(|_| request.waits != Waits::Alone).map(|_| expected - self.since.expected),
             cpu_ns: cpu_ns.unwrap_or(0),
             event: self.parts.event,
             duration: end.duration_since(self.since.start),
@@ -285,6 +287,7 @@ impl Running {
             unsettled,
             runs_by_kernel: used.runs.filter(|_| self.threads.is_none()).map(|runs| (runs_since_load, runs)),
             reader: &read,
+            waits: lock(&self.parts.kernel).waits().unwrap_or_default(),
             made: &made,
             counts: &counts,
             mapped: self.mapped.as_ref(),
@@ -339,6 +342,9 @@ impl Running {
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
         lock(&self.parts.kernel).detach_sampling();
+        let waits = self.parts.request.waits.are_wanted();
+        let looked = if waits { sleepers::look(&self.parts.registry) } else { Vec::new() };
+        let waits_ended = lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();
@@ -362,7 +368,17 @@ impl Running {
         }
         lock(&self.parts.kernel).detach_lifecycle()?;
         drop(sender);
-        let made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+        let mut made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
+        if waits {
+            let kernel = lock(&self.parts.kernel);
+            let lattice = sleepers::Lattice {
+                seed: kernel.seed(),
+                period_ns: made.profile.meta.interval_us * 1000,
+                began_ns: made.profile.meta.start_us * 1000,
+                ended_ns: waits_ended.0,
+            };
+            sleepers::add(&looked, &kernel.seen_threads(), lattice, &self.parts.registry, &mut made);
+        }
         self.mapped = mapper.map(Mapper::stop);
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let segment = self.account(Ended { bank, counters, unsettled: !settled, reader, end, end_unix, made, counts });

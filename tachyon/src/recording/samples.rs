@@ -9,8 +9,9 @@ use super::names::Names;
 use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
 use super::segment::StackCount;
+use super::waits::{self, Waited};
 use crate::events::{Batch, Event, Events, Frames};
-use crate::merge::{self, Boundaries, Merger, MixedWith, ProgramKey, Quality, comm_text};
+use crate::merge::{self, Boundaries, Merger, MixedWith, Owner, ProgramKey, Quality, comm_text};
 use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, Sample, ThreadId};
 use crate::remote::RemoteProcess;
 use crate::sinks::Sink;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, frame, kind, status};
+use tachyon_common::event::{SampleRecord, WaitFacts, frame, kind, status};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
@@ -102,6 +103,7 @@ pub(super) struct Made {
     /// Samples by thread, status and stack, where those are kept.
     pub stacks: Option<HashMap<StackKey, u64>>,
     pub native: NativeCounts,
+    pub waited: Waited,
 }
 
 /// Thread, status and stack of a sample.
@@ -120,6 +122,27 @@ impl Made {
     /// Nothing yet, for a segment with this profile and sink.
     pub fn new(profile: Profile, sink: Option<Box<dyn Sink + Send>>, keep_stacks: bool) -> Self {
         Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
+    }
+
+    /// Takes in a wait: as many samples as it stands for, a period apart, the last at its end.
+    pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {
+        let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
+        let weight = u64::from(facts.weight);
+        for after in (0..weight).rev() {
+            let time_us = ended.saturating_sub(after * self.profile.meta.interval_us).max(began);
+            let sample = Sample { time_us, ..*sample };
+            let result = self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&self.profile, &sample));
+            if let Err(error) = result {
+                self.waited.write_errors += after + 1;
+                self.first_error.get_or_insert(error);
+                return;
+            }
+            self.waited.stored += 1;
+        }
+        *self.waited.by_place.entry((cause, charged)).or_default() += weight;
+        if let Some(stacks) = &mut self.stacks {
+            *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
+        }
     }
 
     /// The samples by stack.
@@ -307,6 +330,10 @@ impl Maker {
                     let bytes = before.len() - events.rest().len();
                     self.early.extend_from_slice(&before[..bytes]);
                 }
+                Ok(Event::Wait(record, frames, facts)) => {
+                    self.made.waited.received += u64::from(facts.weight);
+                    self.wait(&record, frames, &facts);
+                }
                 Ok(Event::Code(record, payload)) => {
                     self.names.learn_layout(record.image, record.layout);
                     let registry = lock(&self.registry);
@@ -357,7 +384,8 @@ impl Maker {
         settled
     }
 
-    fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
+    /// The owner of a record, with its stack as the merger has it last.
+    fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, Merge) {
         let mut settled = self.believe(record, frames);
         let registry = &self.registry;
         let made = &mut self.made;
@@ -379,7 +407,33 @@ impl Maker {
         if let Some(kernel) = &mut self.kernel {
             merger.put_above(kernel.of(&mut made.profile, frames));
         }
-        let (record, stack) = (&settled.record, merger.last());
+        (owner, settled.record, merge)
+    }
+
+    /// A wait of weight `n` is `n` samples, a period apart, the last at its end.
+    fn wait(&mut self, record: &SampleRecord, frames: Frames<'_>, facts: &WaitFacts) {
+        // What became of native stacks is told of the clock's samples.
+        let native = std::mem::take(&mut self.made.native);
+        let (owner, record, merge) = self.stack(record, frames);
+        self.made.native = native;
+        let cause = waits::cause(record.tgid, facts);
+        let made = &mut self.made;
+        let mark = made.profile.special_frame(&waits::mark(cause));
+        self.merger.put_above(&[mark]);
+        let stack = self.merger.last();
+        let status = (record.status & 0x3f & !status::ON_CPU) as u8;
+        let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
+        let charged = stack.iter().find(is_python).or(stack.get(1)).copied().unwrap_or(mark);
+        let sample = Sample { thread: owner.thread, time_us: 0, status, frames: stack, merge };
+        made.wait(&sample, cause, charged, facts);
+        if made.first_error.is_some() {
+            self.live.failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
+        let (owner, record, merge) = self.stack(record, frames);
+        let (made, record, stack) = (&mut self.made, &record, self.merger.last());
         let status = (record.status & 0x3f) as u8;
         let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge };
         let result = made.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&made.profile, &sample));
@@ -555,7 +609,7 @@ pub(super) fn told_of(cmdline: &[String], without_arguments: bool) -> Vec<String
 }
 
 /// What is known of the process of a record.
-fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
+pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
     let without_arguments = registry.without_arguments;
     match registry.sampled(ProgramKey::of(record)) {

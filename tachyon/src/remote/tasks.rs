@@ -40,6 +40,22 @@ impl RemoteProcess {
         parse_syscall(&self.proc_file(&format!("task/{tid}/syscall")).ok()?)
     }
 
+    /// When one of its threads started, nanoseconds after boot to a hundredth of a second (as `CLOCK_MONOTONIC` on a machine that
+    /// was never suspended); `None` when it has ended.
+    #[must_use]
+    pub fn task_start_ns(&self, tid: u32) -> Option<u64> {
+        let stat = parse_stat(&self.proc_file(&format!("task/{tid}/stat")).ok()?)?;
+        // `USER_HZ` is 100 everywhere.
+        Some(stat.start_ticks * 10_000_000)
+    }
+
+    /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 where it sleeps outside of
+    /// one. `None` when it runs, has ended or may not be looked at.
+    #[must_use]
+    pub fn system_call(&self, tid: u32) -> Option<(i64, [u64; 3])> {
+        parse_call(&self.proc_file(&format!("task/{tid}/syscall")).ok()?)
+    }
+
     /// Its threads by tid. One that ends while they are listed is left out.
     ///
     /// # Errors
@@ -81,9 +97,20 @@ fn parse_syscall(text: &[u8]) -> Option<Blocked> {
     Some(Blocked::At { pc, sp })
 }
 
+/// The number and the first three arguments of the same.
+fn parse_call(text: &[u8]) -> Option<(i64, [u64; 3])> {
+    let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
+    let number = words.next()?.parse().ok()?;
+    if number < 0 {
+        return Some((number, [0; 3]));
+    }
+    let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    Some((number, [argument()?, argument()?, argument()?]))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Blocked, parse_syscall};
+    use super::{Blocked, parse_call, parse_syscall};
     use crate::remote::RemoteProcess;
     use crate::types::Pid;
 
@@ -96,6 +123,15 @@ mod tests {
         assert_eq!(place("-1 0x20 0x30\n"), at);
         for odd in ["", "-1", "0x30", "0 20 30", "0 0x20 0x10000000000000000"] {
             assert_eq!(place(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn calls_as_the_kernel_tells_them() {
+        assert_eq!(parse_call(b"202 0x10 0x2 0x3 0x4 0x5 0x6 0x20 0x30\n"), Some((202, [0x10, 2, 3])));
+        assert_eq!(parse_call(b"-1 0x20 0x30\n"), Some((-1, [0; 3])));
+        for odd in ["running", "", "1 0x1", "1 2 3 4"] {
+            assert_eq!(parse_call(odd.as_bytes()), None, "{odd}");
         }
     }
 

@@ -15,6 +15,22 @@ impl Report {
         self.filtered += more.filtered;
         self.not_python += more.not_python;
         add_counts(&mut self.loss, &more.loss);
+        match (&mut self.wall, &more.wall) {
+            (Some(sum), Some(wall)) => {
+                sum.ticks_due += wall.ticks_due;
+                sum.stored += wall.stored;
+                add_counts(&mut sum.loss, &wall.loss);
+                for (cause, more) in &wall.causes {
+                    let sum = sum.causes.entry(cause.clone()).or_default();
+                    sum.stored += more.stored;
+                    if more.at_place > sum.at_place {
+                        (sum.place, sum.at_place) = (more.place.clone(), more.at_place);
+                    }
+                }
+            }
+            (sum, Some(wall)) => *sum = Some(wall.clone()),
+            _ => {}
+        }
         self.inconsistent += more.inconsistent;
         add_known(&mut self.segments, more.segment_count());
         add_known(&mut self.expected, more.expected);

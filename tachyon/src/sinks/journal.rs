@@ -50,6 +50,9 @@ pub struct Start {
     pub python_version: [u8; 3],
     /// Only samples that held the GIL.
     pub gil_only: bool,
+    /// Waiting threads too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
     /// Native frames are recorded.
     pub native: bool,
     /// Opcodes are recorded.
@@ -80,6 +83,7 @@ impl Start {
             sample_interval_us: options.sample_interval_us,
             python_version: options.python_version,
             gil_only: meta.gil_only,
+            waits: meta.waits,
             native: meta.native,
             opcodes: meta.opcodes,
             many_processes: meta.many_processes,

@@ -110,7 +110,11 @@ impl<W: Write + Seek> TachSink<W> {
         let (mode, features) = match options.origin {
             Some(origin) => (origin.mode, origin.features),
             None => {
-                let mode = if meta.gil_only { Mode::Gil } else { Mode::Cpu };
+                let mode = match (meta.gil_only, meta.waits) {
+                    (true, _) => Mode::Gil,
+                    (false, true) => Mode::Wall,
+                    (false, false) => Mode::Cpu,
+                };
                 let recorded = Features {
                     all_threads: true,
                     native: meta.native,

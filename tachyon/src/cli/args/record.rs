@@ -37,6 +37,15 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "How")]
     pub kernel: bool,
 
+    /// Also sample waiting threads, each once in every interval, with what they wait for: gil, lock, sleep, poll, socket, pipe,
+    /// disk, child, a cpu
+    #[arg(long, conflicts_with_all = ["gil", "rotate", "split", "max_cpu"], help_heading = "How")]
+    pub wall: bool,
+
+    /// Sample waiting threads only
+    #[arg(long, conflicts_with_all = ["wall", "gil", "rotate", "split", "max_cpu"], help_heading = "How")]
+    pub off_cpu: bool,
+
     /// Keep the interpreter's own frames between and below Python frames, which add no information
     #[arg(long, conflicts_with = "no_native", help_heading = "How")]
     pub interpreter_frames: bool,

@@ -18,6 +18,7 @@ fn the_kernel_accepts_the_object() {
         filtered: false,
         opcodes: false,
         kernel_stacks: false,
+        waits: Waits::Not,
         unwind_memory: Some(1 << 20),
         ring_bytes: 1 << 20,
         pid_namespace: None,

@@ -1,0 +1,98 @@
+//! What interrupted a thread: the timer, or the kick at the end of a wait. The walk is the same.
+
+use crate::kernel::{KernelPtr, UserRegs, arm64};
+use crate::maps::{STAGES, WAIT_STAGES, config};
+use crate::wall;
+use aya_ebpf::EbpfContext;
+use aya_ebpf::maps::ProgramArray;
+use aya_ebpf::programs::{PerfEventContext, RawTracePointContext};
+use tachyon_common::config::machine;
+
+/// The context of the programs that make a sample.
+pub trait Interrupt: EbpfContext {
+    /// Whether the kernel's stack says where the thread was.
+    const KERNEL_STACKS: bool;
+
+    /// The programs of this type, for tail calls.
+    fn stages(&self) -> &'static ProgramArray;
+    /// Registers of the thread in user mode.
+    fn user_regs(&self, task: KernelPtr) -> UserRegs;
+    /// [`UserRegs::others`].
+    fn others(&self, into: &mut [u64; 16]) -> bool;
+    /// [`UserRegs::link`].
+    fn link(&self) -> u64;
+    /// How many samples this one stands for.
+    fn weight(&self) -> u64;
+    /// Puts what the format has for such a sample behind its frames, and gives its length in bytes.
+    fn append(&self, at: usize) -> usize;
+}
+
+impl Interrupt for PerfEventContext {
+    const KERNEL_STACKS: bool = true;
+
+    #[inline(always)]
+    fn stages(&self) -> &'static ProgramArray {
+        &STAGES
+    }
+
+    #[inline(always)]
+    fn user_regs(&self, task: KernelPtr) -> UserRegs {
+        UserRegs::of(self, task)
+    }
+
+    #[inline(always)]
+    fn others(&self, into: &mut [u64; 16]) -> bool {
+        UserRegs::others(self, into)
+    }
+
+    #[inline(always)]
+    fn link(&self) -> u64 {
+        UserRegs::link(self)
+    }
+
+    #[inline(always)]
+    fn weight(&self) -> u64 {
+        1
+    }
+
+    #[inline(always)]
+    fn append(&self, _at: usize) -> usize {
+        0
+    }
+}
+
+/// The kick: the thread is in the kernel, and its registers lie at the top of its kernel stack.
+impl Interrupt for RawTracePointContext {
+    /// It is that of the kick.
+    const KERNEL_STACKS: bool = false;
+
+    #[inline(always)]
+    fn stages(&self) -> &'static ProgramArray {
+        &WAIT_STAGES
+    }
+
+    #[inline(always)]
+    fn user_regs(&self, task: KernelPtr) -> UserRegs {
+        if config!(machine) == machine::ARM64 { UserRegs::saved_arm64(task) } else { UserRegs::saved(task) }
+    }
+
+    #[inline(always)]
+    fn others(&self, into: &mut [u64; 16]) -> bool {
+        UserRegs::saved_others(into)
+    }
+
+    #[inline(always)]
+    fn link(&self) -> u64 {
+        UserRegs::saved_at_arm64(KernelPtr::current_task()).map_or(0, |regs| regs.read(arm64::LINK))
+    }
+
+    #[inline(always)]
+    fn weight(&self) -> u64 {
+        wall::weight()
+    }
+
+    #[inline(always)]
+    fn append(&self, at: usize) -> usize {
+        wall::append_wait(at as u64) as usize & 0xff
+    }
+}

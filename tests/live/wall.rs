@@ -1,0 +1,115 @@
+//! Waiting threads: `--wall` and `--off-cpu`.
+
+use std::process::Command;
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status};
+
+on_each_interpreter!(with_gil: gil);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: shares);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: causes);
+
+/// Samples that have this cause, and all of these functions.
+fn waiting(recording: &Recording, cause: &str, functions: &[&str]) -> usize {
+    let mark = format!("<waiting: {cause}>");
+    let recorded = &recording.recorded;
+    let fits = |sample: &&_| {
+        let mut frames = recorded.frames_of(sample).map(|frame| frame.function.as_str());
+        let names: Vec<&str> = frames.by_ref().collect();
+        names.first() == Some(&mark.as_str()) && functions.iter().all(|wanted| names.contains(wanted))
+    };
+    recorded.samples.iter().filter(fits).count()
+}
+
+fn all_waiting(recording: &Recording) -> usize {
+    usize::try_from(recording.report.wall.as_ref().expect("waits were sampled").stored).expect("not that many")
+}
+
+/// A program in step with the rate: of its main thread 0.7 sleeps and 0.3 is the lock, both read from the program's own waits,
+/// which last a little longer than they were told; a thread that never runs is there all the time.
+fn shares(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "wall_shares.py");
+    let recording = Profiler::of(target.pid()).rate(100).milliseconds(8_000).arg("--wall").record();
+    let sleeps = waiting(&recording, "sleep", &["sleeps"]);
+    let locks = waiting(&recording, "lock", &["locks"]);
+    let forever = waiting(&recording, "lock", &["forever"]);
+    let seconds = recording.report.duration_s;
+    println!("{}: {sleeps} sleep, {locks} lock, {forever} forever in {seconds} s", interpreter.name);
+    let both = sleeps + locks;
+    // Each wait lasts up to a tenth of a millisecond longer where the machine is idle, and any time where it is not.
+    let share = sleeps as f64 / both as f64;
+    let wide = 4.4 * (0.7 * 0.3 / both as f64).sqrt() + 0.04;
+    assert!((share - 0.7).abs() < wide, "{sleeps} of {both}");
+    // One tick in each period, but for those at the two ends.
+    let periods = seconds * 100.0;
+    assert!((forever as f64 - periods).abs() <= 0.02 * periods + 3.0, "{forever} of {periods}");
+    // Running or waiting: the main thread's life.
+    let main = recording.recorded.samples.len() - forever;
+    assert!((main as f64 - periods).abs() <= 0.1 * periods, "{main} of {periods}: {:#?}", recording.report);
+    let on_cpu = recording.recorded.samples.iter().filter(|sample| sample.status & status::ON_CPU != 0).count();
+    assert_eq!(on_cpu as u64, recording.report.stored, "who waits is on no CPU");
+    assert!(recording.stderr.contains(" waiting: "), "{}", recording.stderr);
+}
+
+/// Each program waits for one thing: nearly all its waits at that line are called by that name.
+fn causes(interpreter: &Interpreter) {
+    for (program, cause) in [
+        ("sleep", "sleep"),
+        ("lock", "lock"),
+        ("poll", "poll"),
+        ("socket", "socket"),
+        ("socket_with_timeout", "socket"),
+        ("pipe", "pipe"),
+        ("child", "child"),
+    ] {
+        let target = Target::start_with(interpreter, "wall_causes.py", &[program]);
+        let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--off-cpu").record();
+        let (right, queued) = (waiting(&recording, cause, &["waits"]), waiting(&recording, "cpu", &["waits"]));
+        let recorded = &recording.recorded;
+        let here = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "waits");
+        let all = recorded.samples.iter().filter(here).count();
+        println!("{} {program}: {right} of {all} are {cause}, {queued} for a CPU", interpreter.name);
+        assert!(all > 100, "{program}: {all}");
+        // Of two threads one waits for the other's GIL now and then.
+        let gil = waiting(&recording, "gil", &["waits"]);
+        assert!(right * 100 >= (all - queued - gil) * 98, "{program}: {right} of {all}: {:#?}", recording.report.wall);
+        assert!((gil + queued) * 2 < all, "{program}: {gil} for the GIL, {queued} for a CPU");
+        assert_eq!(recording.report.stored, 0, "only waits were asked for");
+    }
+}
+
+/// Four threads that want the GIL: what is not for a CPU is for it.
+fn gil(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "wall_gil.py");
+    let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--wall").record();
+    let (gil, cpu) = (waiting(&recording, "gil", &["spins"]), waiting(&recording, "cpu", &["spins"]));
+    let all = all_waiting(&recording);
+    if interpreter.name == "musl_3_13" {
+        // musl's condition variables wait for a word on the waiter's own stack, which tells nothing of the GIL.
+        let locks = waiting(&recording, "lock", &["spins"]);
+        assert!(locks * 100 >= (all - cpu) * 97, "{locks} of {all}, {cpu} for a CPU");
+        return;
+    }
+    println!("{}: {gil} of {all} for the GIL, {cpu} for a CPU", interpreter.name);
+    assert!(gil * 100 >= (all - cpu) * 97, "{gil} of {all}, {cpu} for a CPU: {:#?}", recording.report.wall);
+    assert!(gil > 300, "{gil}");
+}
+
+/// What is not asked for is not loaded.
+#[test]
+fn a_recording_without_waits_is_as_before() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_shares.py");
+    let recording = Profiler::of(target.pid()).rate(100).milliseconds(500).record();
+    assert!(recording.report.wall.is_none());
+    assert_eq!(waiting(&recording, "sleep", &[]), 0);
+}
+
+/// A thread that holds the GIL does not wait for anything: both together make no sense.
+#[test]
+fn bad_input() {
+    for words in [["--wall", "--gil"], ["--wall", "--off-cpu"], ["--off-cpu", "--gil"]] {
+        let output = Command::new(binary()).args(words).args(["-p", "1"]).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(words.iter().all(|word| told.contains(word)), "{words:?}: {told}");
+    }
+}
