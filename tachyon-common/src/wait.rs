@@ -41,6 +41,8 @@ pub fn ticks(key: u64, tid: u32, period_ns: u64, began_ns: u64, ended_ns: u64) -
     in_first + (last - first - 1) + u64::from(tick(key, tid, period_ns, last) <= ended_ns)
 }
 
+const _: () = assert!(core::mem::size_of::<SeenThread>() == 16);
+
 #[cfg(test)]
 mod tests {
     use super::*;

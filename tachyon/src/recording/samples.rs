@@ -423,7 +423,7 @@ impl Maker {
         let stack = self.merger.last();
         let status = (record.status & 0x3f & !status::ON_CPU) as u8;
         let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
-        let charged = stack.iter().find(is_python).or(stack.get(1)).copied().unwrap_or(mark);
+        let charged = stack.iter().skip(1).find(is_python).or(stack.get(1)).copied().unwrap_or(mark);
         let sample = Sample { thread: owner.thread, time_us: 0, status, frames: stack, merge };
         made.wait(&sample, cause, charged, facts);
         if made.first_error.is_some() {
