@@ -93,6 +93,15 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         >deepest/record.log 2>&1
     echo $? >deepest/record.status
     kill "$deep"
+    # A thread that waits between its turns: whether what the kick meets is the line that waits.
+    /usr/bin/python3.11 -I -S -X utf8 /waits.py >waits 2>waits.log &
+    waits=$!
+    wait_for ready waits
+    mkdir waiting
+    tachyon-bpf -p "$waits" --off-cpu --frequency 49 --duration 3s -o waiting/out.jsonl --report waiting/report.json \
+        >waiting/record.log 2>&1
+    echo $? >waiting/record.status
+    kill "$waits"
     # Events on many CPUs and nothing to sample.
     if [ "$(nproc)" -gt 2 ]; then
         kill -STOP "$target"

@@ -37,6 +37,7 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bo
     let program = scripts.join("known_stack.py");
     root.add(&program, "known_stack.py")?;
     root.add(&scripts.join("deepest.py"), "deepest.py")?;
+    root.add(&scripts.join("waits.py"), "waits.py")?;
     root.add_python(&program)?;
     root.add_program(&extension(work, machine)?, "extension.so")?;
     root.add_program(&kick(work, machine)?, "usr/bin/kick")?;

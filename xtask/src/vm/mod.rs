@@ -11,6 +11,7 @@ mod kick;
 pub(crate) mod machine;
 mod refusals;
 mod verdict;
+mod waits;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

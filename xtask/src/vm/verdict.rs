@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{kick, refusals};
+use super::{kick, refusals, waits};
 
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
@@ -130,6 +130,9 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     }
     judge_deepest(&read, &mut summary).with_context(|| {
         format!("recording `deepest`: the profiler said:\n{}", read("deepest/record.log").unwrap_or_default())
+    })?;
+    waits::judge(&read, &mut summary).with_context(|| {
+        format!("recording `waiting`: the profiler said:\n{}", read("waiting/record.log").unwrap_or_default())
     })?;
     if promise.many_cpus {
         let idle: Account =
@@ -433,6 +436,10 @@ mod tests {
         write("deepest/record.status", "0\n");
         write("deepest/report.json", &account(32, 30, native));
         write("deepest/out.jsonl", &deepest(256).repeat(30));
+        write("waiting/record.status", "0\n");
+        write("waiting/report.json", r#"{"wall": {"ticks_due": 50, "stored": 50, "loss": {}}, "inconsistent": 0}"#);
+        let wait = r#"{"frames": [{"function": "<waiting: sleep>"}, {"function": "sleeps"}]}"#;
+        write("waiting/out.jsonl", &format!("{wait}\n").repeat(50));
         for (name, text) in refusals::tests::SENT {
             write(name, text);
         }
