@@ -194,9 +194,14 @@ pub fn on_kick(ctx: &RawTracePointContext) {
         counts(|counts| counts.not_met += lost);
         return;
     };
-    // SAFETY: this CPU's values: neither the timer nor this interrupt interrupts the other.
-    let mut scratch =
-        Scratch { counters: unsafe { &mut *counters }, sample: unsafe { &mut *sample }, state: unsafe { &mut *state } };
+    let mut scratch = Scratch {
+        // SAFETY: this CPU's value: neither the timer nor this interrupt interrupts the other.
+        counters: unsafe { &mut *counters },
+        // SAFETY: as above.
+        sample: unsafe { &mut *sample },
+        // SAFETY: as above.
+        state: unsafe { &mut *state },
+    };
     scratch.counters.ran += ctx.weight();
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);

@@ -418,7 +418,7 @@ impl Maker {
         self.made.native = native;
         let cause = waits::cause(record.tgid, facts);
         let made = &mut self.made;
-        let mark = made.profile.special_frame(&waits::mark(cause));
+        let mark = made.profile.special_frame(&crate::profile::waiting(cause));
         self.merger.put_above(&[mark]);
         let stack = self.merger.last();
         let status = (record.status & 0x3f & !status::ON_CPU) as u8;

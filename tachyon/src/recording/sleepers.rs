@@ -130,7 +130,7 @@ fn sample(
     let owner = owner(looked, thread, tid, u32::try_from(interpreter).unwrap_or(u32::MAX), registry, made);
     let cause = waits::cause(looked.pid, facts);
     let frames = thread.python.as_ref().map_or(&[][..], |python| &python.frames);
-    let mut stack = vec![made.profile.special_frame(&waits::mark(cause))];
+    let mut stack = vec![made.profile.special_frame(&crate::profile::waiting(cause))];
     stack.extend(frames.iter().map(|&frame| copy(&looked.snapshot.profile, frame, &mut made.profile)));
     if frames.is_empty() {
         stack.push(made.profile.special_frame(NATIVE));

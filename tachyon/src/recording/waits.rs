@@ -69,11 +69,6 @@ pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     }
 }
 
-/// The frame that says so, above the others.
-pub(super) fn mark(cause: &str) -> String {
-    format!("<waiting: {cause}>")
-}
-
 /// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.
 fn poll(descriptors: u64) -> &'static str {
     if descriptors == 0 { "sleep" } else { "poll" }

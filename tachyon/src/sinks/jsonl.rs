@@ -64,6 +64,12 @@ struct Place<'a> {
     native: Option<Native<'a>>,
 }
 
+/// What a thread waited for.
+#[derive(Serialize)]
+struct Waiting<'a> {
+    cause: &'a str,
+}
+
 /// What is known of a native frame whose address was recorded.
 #[derive(Serialize)]
 struct Native<'a> {
@@ -104,8 +110,12 @@ impl<W: Write> Sink for JsonlSink<W> {
             if let Some(merge) = sample.merge.name() {
                 write!(out, "\"merge\":\"{merge}\",")?;
             }
+            let stack = stacks.get(sample.stack);
+            if let Some(cause) = profile.waits_for(stack) {
+                write!(out, "\"waiting\":{},", json(&Waiting { cause }))?;
+            }
             out.write_all(b"\"frames\":[")?;
-            for (place, &frame) in stacks.get(sample.stack).iter().enumerate() {
+            for (place, &frame) in stack.iter().enumerate() {
                 if place > 0 {
                     out.write_all(b",")?;
                 }

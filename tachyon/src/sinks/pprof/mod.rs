@@ -101,15 +101,20 @@ impl<'a> Builder<'a> {
         let period = i64::try_from(self.profile.meta.interval_us.saturating_mul(1000)).unwrap_or(i64::MAX);
         let samples = self.value_type("samples", "count");
         let cpu = self.value_type("cpu", "nanoseconds");
-        self.message.sample_type = vec![samples, cpu];
+        // Where waiting threads were sampled too: what is no time on a CPU is time of the clock all the same.
+        let profile = self.profile;
+        let waits = |key: &Key| profile.waits_for(counts.stacks.get(key.stack)).is_some();
+        let sorted = counts.sorted();
+        let wall = sorted.iter().any(|(key, _)| waits(key)).then(|| self.value_type("wall", "nanoseconds"));
+        self.message.sample_type = [samples, cpu].into_iter().chain(wall).collect();
         self.message.period_type = Some(cpu);
         self.message.period = period;
-        self.message.default_sample_type = cpu.r#type;
+        self.message.default_sample_type = wall.unwrap_or(cpu).r#type;
         self.message.time_nanos = nanoseconds(self.profile.meta.start_unix);
         self.message.duration_nanos = nanoseconds(report.duration_s);
         self.comments(report);
         let mut threads: HashMap<u32, (Vec<u64>, Vec<proto::Label>)> = HashMap::new();
-        for (key, count) in counts.sorted() {
+        for (key, count) in sorted {
             let id = ThreadId(key.thread);
             let (root, labels) = threads.entry(key.thread).or_insert_with(|| (self.roots(id), self.labels(id))).clone();
             let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -119,7 +124,9 @@ impl<'a> Builder<'a> {
             }
             location_id.extend(root);
             let label = labels.into_iter().chain(self.gil(&key)).collect();
-            let value = vec![count, count.saturating_mul(period)];
+            let time = count.saturating_mul(period);
+            let on_cpu = if waits(&key) { 0 } else { time };
+            let value = [count, on_cpu].into_iter().chain(wall.map(|_| time)).collect();
             self.message.sample.push(proto::Sample { location_id, value, label });
         }
         self.message
@@ -319,6 +326,22 @@ mod tests {
         let mut bytes = Vec::new();
         flate2::read::GzDecoder::new(&sink.out[..]).read_to_end(&mut bytes).unwrap();
         proto::Profile::decode(&bytes[..]).unwrap()
+    }
+
+    #[test]
+    fn waiting_threads_have_a_value_of_their_own() {
+        let mut profile = Profile::default();
+        profile.meta.interval_us = 10_000;
+        profile.processes.push(Process::default());
+        profile.threads.push(Thread::default());
+        let (work, waits) = (profile.special_frame("work"), profile.special_frame(&crate::profile::waiting("socket")));
+        let message = message(&profile, false, &[(0, &[work]), (0, &[waits, work]), (0, &[waits, work])]);
+        let name = |index: i64| message.string_table[usize::try_from(index).unwrap()].as_str();
+        let types: Vec<&str> = message.sample_type.iter().map(|it| name(it.r#type)).collect();
+        assert_eq!((types, name(message.default_sample_type)), (vec!["samples", "cpu", "wall"], "wall"));
+        let values: Vec<&[i64]> = message.sample.iter().map(|sample| &*sample.value).collect();
+        assert!(values.contains(&&[1, 10_000_000, 10_000_000][..]), "{values:?}");
+        assert!(values.contains(&&[2, 0, 20_000_000][..]), "{values:?}");
     }
 
     #[test]
