@@ -5,6 +5,9 @@
 
 use crate::walk::mix;
 
+/// Key of `THREADS_SEEN` under which stands since when waits are sampled: threads that slept then have been switched by nobody.
+pub const BEGAN: u64 = 0;
+
 /// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

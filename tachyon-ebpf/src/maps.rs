@@ -59,7 +59,9 @@ pub static CONFIG: Config = Config {
     machine: 0,
     thread_pointer_reach: 0,
     task_state: 0,
+    task_start_time: 0,
     wait_period_us: 0,
+    _pad: 0,
 };
 
 /// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.

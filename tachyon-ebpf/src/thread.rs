@@ -34,6 +34,12 @@ pub fn own_tid(task: KernelPtr, pid_tgid: u64) -> u32 {
     if config!(own_pid_ns) == 0 { pid_tgid as u32 } else { visible_number(task) }
 }
 
+/// The id of any thread as the profiler's pid namespace numbers it; 0: not visible from there.
+#[inline(always)]
+pub fn tid(task: KernelPtr) -> u32 {
+    if config!(own_pid_ns) == 0 { task.read(config!(task_pid)) } else { visible_number(task) }
+}
+
 /// The number that the profiler's namespace gives the pid of a task (`pid_nr_ns()`). Its own level is not known, so
 /// the namespaces are searched from the innermost outwards: a process beside the profiler is found at once, one of
 /// the host is refused at once.

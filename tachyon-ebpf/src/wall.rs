@@ -28,6 +28,8 @@ use tachyon_common::stop::LossCause;
 use tachyon_common::wait::{self, SeenThread};
 use tachyon_common::walk;
 
+/// `TASK_INTERRUPTIBLE` (`include/linux/sched.h`).
+const TASK_INTERRUPTIBLE: u32 = 1;
 /// `TASK_DEAD` (`include/linux/sched.h`): the thread never runs again.
 const TASK_DEAD: u32 = 0x80;
 /// `BPF_RB_FORCE_WAKEUP`.
@@ -47,6 +49,30 @@ pub fn on_switch(ctx: &RawTracePointContext) {
     if let Some(seen) = THREADS_SEEN.get_ptr_mut(&next) {
         // SAFETY: a live map value of a thread that this CPU alone switches.
         arrive(next, unsafe { &mut *seen }, now);
+    } else {
+        arrive_first(KernelPtr(next), now);
+    }
+}
+
+/// A thread that was asleep when the recording of waits began has been switched by nobody: it waited since then.
+#[inline(always)]
+fn arrive_first(task: KernelPtr, now: u64) {
+    // SAFETY: a live map value that nobody changes.
+    let Some(began_ns) = THREADS_SEEN.get_ptr(&wait::BEGAN).map(|began| unsafe { (*began).left_ns }) else { return };
+    // One that is new waited for its first turn alone.
+    let pid: u32 = task.read(config!(task_pid));
+    if pid == 0 || task.read::<u64>(config!(task_start_time)) >= began_ns || !is_recorded(thread::tgid(task)) {
+        return;
+    }
+    let tid = thread::tid(task);
+    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE };
+    if tid == 0 || THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
+        counts(|counts| counts.threads_without_room += 1);
+        return;
+    }
+    if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
+        // SAFETY: a live map value of a thread that this CPU alone switches.
+        arrive(task.0, unsafe { &mut *seen }, now);
     }
 }
 

@@ -49,6 +49,28 @@ fn shares(interpreter: &Interpreter) {
     assert!(recording.stderr.contains(" waiting: "), "{}", recording.stderr);
 }
 
+/// A wait that began before the recording and ends in it counts from the recording's start: the sleep and what follows are the
+/// thread's whole life, and the main thread waits for it all the time.
+#[test]
+fn a_sleep_from_before_the_recording() {
+    let Some(_live) = live() else { return };
+    let target = Target::start_with(&Interpreter::named("pyenv_3_12"), "wall_asleep.py", &["4"]);
+    let recording = Profiler::of(target.pid()).rate(100).milliseconds(6_000).arg("--wall").record();
+    let (first, then) = (waiting(&recording, "sleep", &["first"]), waiting(&recording, "lock", &["then"]));
+    let periods = recording.report.duration_s * 100.0;
+    println!("{first} first, {then} then, of {periods}");
+    let both = (first + then) as f64;
+    assert!(
+        (both - periods).abs() <= 0.02 * periods + 3.0,
+        "{first} and {then} of {periods}: {:#?}",
+        recording.report.wall
+    );
+    // The recording's own start takes up to the sleep's end on the busiest machine.
+    assert!(first > 0 && then >= 100, "{first} first, {then} then");
+    let main = recording.recorded.samples.len() as f64 - both;
+    assert!((main - periods).abs() <= 0.02 * periods + 3.0, "{main} of {periods}");
+}
+
 /// Each program waits for one thing: nearly all its waits at that line are called by that name.
 fn causes(interpreter: &Interpreter) {
     for (program, cause) in [

@@ -160,7 +160,10 @@ fn write_waits(wall: &WallReport, running: u64, out: &mut dyn Write) -> io::Resu
 fn write_loss(report: &Report, colours: bool, out: &mut dyn Write) -> io::Result<()> {
     let lost: u64 = report.loss.values().fold(0, |sum, &count| sum.saturating_add(count));
     let (warn, plain) = if colours { ("\x1b[33m", "\x1b[0m") } else { ("", "") };
-    if lost == 0 {
+    let waits_lost = report.wall.as_ref().is_some_and(|wall| wall.ticks_due > wall.stored);
+    if lost == 0 && waits_lost {
+        writeln!(out, "no sample of a running thread lost")?;
+    } else if lost == 0 {
         writeln!(out, "nothing lost")?;
     } else {
         let of = report.stored.saturating_add(lost);

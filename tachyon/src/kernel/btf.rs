@@ -71,6 +71,7 @@ pub fn kernel_config() -> Result<Config, BtfError> {
         task_comm: offset("task_struct", &["comm"])?,
         // `state` before 5.14.
         task_state: offset("task_struct", &["__state"]).or_else(|_| offset("task_struct", &["state"]))?,
+        task_start_time: offset("task_struct", &["start_time"])?,
         signal_live: offset("signal_struct", &["live"])?,
         signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
         pid_level: offset("pid", &["level"])?,

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::segment::WAIT_BANKS;
-use tachyon_common::wait::SeenThread;
+use tachyon_common::wait::{BEGAN, SeenThread};
 
 /// Whether waiting threads are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,6 +153,8 @@ impl Kernel {
     pub fn attach_waits(&mut self) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
         let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
+        let began = SeenThread { left_ns: KtimeNs::now().0, ..SeenThread::default() };
+        waits.threads.insert(BEGAN, Pod(began), 0).map_err(KernelError::map("THREADS_SEEN"))?;
         for (name, point) in [(KICK, INTERRUPT), (SWITCH, "sched_switch")] {
             let link = tracepoint(ebpf, name)?.attach(point).map_err(|source| {
                 let what = format!("raw tracepoint {point}, which waiting threads are sampled by");
@@ -183,7 +185,7 @@ impl Kernel {
     #[must_use]
     pub fn seen_threads(&self) -> Vec<SeenThread> {
         let threads = self.waits.iter().flat_map(|waits| waits.threads.iter());
-        threads.filter_map(|entry| Some(entry.ok()?.1.0)).collect()
+        threads.filter_map(Result::ok).filter(|(key, _)| *key != BEGAN).map(|(_, Pod(seen))| seen).collect()
     }
 
     /// What became of waits since the start; `None` where they are not wanted.
