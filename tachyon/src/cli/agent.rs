@@ -21,6 +21,7 @@ use crate::recording::Over;
 use indicatif::HumanCount;
 use nix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -91,8 +92,8 @@ struct Agent<'a> {
     recorder: Option<Recorder>,
     retry_at: Instant,
     due: Interval,
-    /// What was told of last: a full disk is not told of each minute.
-    trouble: Option<String>,
+    /// What was told of since all was well: a full disk is not told of each minute.
+    troubles: BTreeSet<String>,
 }
 
 /// The signals that mean something to an agent.
@@ -160,7 +161,7 @@ impl<'a> Agent<'a> {
             recorder: Some(recorder),
             retry_at: Instant::now(),
             due,
-            trouble: None,
+            troubles: BTreeSet::new(),
         };
         let written = agent.state.write(&agent.spool);
         agent.report(written);
@@ -173,10 +174,7 @@ impl<'a> Agent<'a> {
         ));
         agent.work(&mut signals).await;
         notify(&[NotifyState::Stopping]);
-        if let Some(recorder) = agent.recorder.take() {
-            let finished = recorder.finish(&mut agent.state);
-            agent.report(finished);
-        }
+        agent.finish();
         agent.state.write(&agent.spool)
     }
 
@@ -198,11 +196,13 @@ impl<'a> Agent<'a> {
 
     /// Ends a segment. Where that cannot be written, sampling goes on.
     fn cut(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
-            let cut = recorder.cut(&mut self.state);
-            self.report(cut);
-        }
+        let cut = self.recorder.as_mut().map_or(Ok(()), |recorder| recorder.cut(&mut self.state));
         let written = self.state.write(&self.spool);
+        if cut.is_ok() && written.is_ok() && !self.troubles.is_empty() {
+            self.troubles.clear();
+            tell("segments are written again");
+        }
+        self.report(cut);
         self.report(written);
     }
 
@@ -210,9 +210,9 @@ impl<'a> Agent<'a> {
     fn report(&mut self, result: anyhow::Result<()>) {
         let Err(error) = result else { return };
         let text = format!("{error:#}");
-        if self.trouble.as_ref() != Some(&text) {
+        if !self.troubles.contains(&text) {
             tell(&text);
-            self.trouble = Some(text);
+            self.troubles.insert(text);
         }
     }
 
@@ -228,6 +228,8 @@ impl<'a> Agent<'a> {
                 status.told.iter().for_each(|told| tell(told));
                 // A segment whose file failed is over; the next one may have room again.
                 if status.over == Some(Over::NoMemory) {
+                    // There is no room for two.
+                    self.finish();
                     self.begin_anew("max_memory is reached");
                 }
             }
@@ -266,14 +268,19 @@ impl<'a> Agent<'a> {
         }
     }
 
+    /// Ends the recorder, if there is one.
+    fn finish(&mut self) {
+        if let Some(recorder) = self.recorder.take() {
+            let finished = recorder.finish(&mut self.state);
+            self.report(finished);
+        }
+    }
+
     /// Another recorder takes over: it samples before the old one ends, so that nothing is missed. What both see in between,
     /// some milliseconds, is in two segments.
     fn begin_anew(&mut self, why: &str) {
         let new = Recorder::start(&self.config, &self.spool);
-        if let Some(old) = self.recorder.take() {
-            let finished = old.finish(&mut self.state);
-            self.report(finished);
-        }
+        self.finish();
         self.state.restarts += 1;
         match new {
             Ok(new) => {

@@ -31,7 +31,15 @@ impl Spool {
     pub fn check(directory: &Path) -> Result<(), Failure> {
         let shown = directory.display();
         let metadata = match fs::symlink_metadata(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match directory.parent().filter(|parent| !parent.is_dir()) {
+                    Some(parent) => {
+                        Err(Failure::new(format!("cannot make the spool {shown}: {} is not there", parent.display()))
+                            .with_hint("make that directory, or give another spool.path"))
+                    }
+                    None => Ok(()),
+                };
+            }
             other => {
                 other.map_err(|error| Failure::new(format!("cannot look at the spool {shown}")).with_source(error))?
             }
