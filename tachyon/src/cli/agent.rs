@@ -39,7 +39,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub fn run(args: &AgentArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let config = load(args)?;
     if args.check {
-        Spool::check(&config.spool)?;
+        Spool::check_free(&config.spool)?;
         return show(&config, out);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -9,6 +9,8 @@ pub struct Details {
     pub cgroup: String,
     /// Variables that were asked for and that it was started with, in the order in which they were asked for.
     pub environment: Vec<(String, String)>,
+    /// Whether the environment could be read.
+    pub is_whole: bool,
 }
 
 impl Details {

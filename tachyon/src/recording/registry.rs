@@ -221,7 +221,15 @@ impl Registry {
     pub fn add_details(&mut self, instance: u64, image: u64, details: Details) {
         if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
             info.details = Some(Box::new(details));
+            info.complete_names();
         }
+    }
+
+    /// Live CPythons of which not all could be read when they were met: a page that was not in memory was not waited for.
+    pub fn lacking_details(&self, most: usize) -> Vec<(u64, u64, u32)> {
+        let lacks = |info: &ProcessInfo| info.details.as_ref().is_some_and(|details| !details.is_whole);
+        let lacking = self.by_instance.iter().filter(|(_, info)| info.alive && info.is_python() && lacks(info));
+        lacking.map(|(&instance, info)| (instance, info.image, info.pid)).take(most).collect()
     }
 
     /// A program was decided on that had met this many runs by then.

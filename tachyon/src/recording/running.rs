@@ -10,7 +10,7 @@ use super::follow::{Follow, lock};
 use super::memory;
 use super::native::{Mapped, Mapper};
 use super::open::{meta, unix_now};
-use super::registry::{Registry, SegmentCounts};
+use super::registry::{Registry, SegmentCounts, read_details};
 use super::request::{Request, Targets};
 use super::samples::{Cut, Live, Made, SETTLED, Told};
 use super::segment::Segment;
@@ -218,6 +218,18 @@ impl Running {
         self.cut_with(|profile| open(profile).map(Some))
     }
 
+    /// Reads what could not be read of processes when they were met, where more than their names is wanted.
+    fn look_again(&self) {
+        // Each may take some tenths of a second in the worst case: what is left is read at the next cut.
+        const MOST: usize = 8;
+        let Some(variables) = &self.parts.request.variables else { return };
+        let lacking = lock(&self.parts.registry).lacking_details(MOST);
+        for (instance, image, pid) in lacking {
+            let details = read_details(pid, variables);
+            lock(&self.parts.registry).add_details(instance, image, details);
+        }
+    }
+
     fn cut_with(
         &mut self,
         open: impl FnOnce(&Profile) -> anyhow::Result<Option<Box<dyn Sink + Send>>>,
@@ -227,6 +239,7 @@ impl Running {
         profile.meta.python_version = targets::newest_version(&lock(&self.parts.registry)).unwrap_or_default();
         let sink = open(&profile)?;
         let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
+        self.look_again();
         let cut = lock(&self.parts.kernel).cut()?;
         // Now, when the CPU time of processes is that of this moment.
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
@@ -348,6 +361,7 @@ impl Running {
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();
+        self.look_again();
         let (end, end_unix) = (Instant::now(), unix_now());
         let rate_hz = self.parts.request.rate_hz;
         if let Some(limit) = max_sample_rate().filter(|&limit| f64::from(limit) < rate_hz) {

@@ -158,7 +158,7 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool
         if process.cmdline.is_empty() {
             process.cmdline = told_of(&info.cmdline, !arguments);
         }
-        if process.details.is_none() {
+        if process.details.as_ref().is_none_or(|details| !details.is_whole) {
             process.details.clone_from(&info.details);
         }
     }

@@ -15,6 +15,8 @@ use toml::{Table, Value};
 pub const DEFAULT_PATH: &str = "/etc/tachyon-bpf/agent.toml";
 /// What the environment's variables begin with: `TACHYON_RECORD_FREQUENCY` is `record.frequency`.
 const VARIABLES: &str = "TACHYON_";
+/// And how they go on.
+const SECTIONS: [&str; 4] = ["RECORD_", "SEGMENTS_", "SPOOL_", "LABELS_"];
 
 /// All that can be configured.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,8 +88,12 @@ pub const KEYS: [Key; 15] = [
         config.record.native = truth(text)?;
         Ok(())
     }),
-    key("record.wall", "false", "record waiting threads too; this version cannot", |_, text| {
-        if truth(text)? { Err("this version records threads on a CPU only".to_owned()) } else { Ok(()) }
+    key("record.wall", "false", "record waiting threads too; not possible in segments yet", |_, text| {
+        if truth(text)? {
+            Err("waiting threads cannot be recorded in segments yet, only with `record --wall`".to_owned())
+        } else {
+            Ok(())
+        }
     }),
     key(
         "record.max_cpu",
@@ -219,9 +225,15 @@ impl Config {
         }
         for (name, value) in environment {
             let Some(name) = name.strip_prefix(VARIABLES) else { continue };
-            // Others begin so that are none of the agent's.
-            if let Some(number) = KEYS.iter().position(|key| variable(key.name) == name) {
-                config.set(number, &[&value], &format!("{VARIABLES}{name}"))?;
+            let shown = format!("{VARIABLES}{name}");
+            match KEYS.iter().position(|key| variable(key.name) == name) {
+                Some(number) => config.set(number, &[&value], &shown)?,
+                // Others begin with the prefix alone and are none of the agent's.
+                None if SECTIONS.iter().any(|section| name.starts_with(section)) => {
+                    let key = name.replacen('_', ".", 1).to_lowercase();
+                    return Err(unknown(&shown, &key));
+                }
+                None => {}
             }
         }
         for setting in settings {
@@ -404,7 +416,7 @@ mod tests {
             ("zzz = 1\n", "unknown key zzz", "`tachyon-bpf agent --check` lists all keys"),
             ("[record]\nfrequency = 0\n", "record.frequency = 0: must be 1 to 10000 Hz", "it is: samples per second"),
             ("[record]\nfrequency = [1, 2]\n", "record.frequency is one value, not a list", ""),
-            ("[record]\nwall = true\n", "record.wall = true: this version", "it is: record waiting"),
+            ("[record]\nwall = true\n", "record.wall = true: waiting threads cannot", "it is: record waiting"),
             ("[spool]\npath = \"x\"\n", "spool.path = x: must be an absolute path", "it is: directory"),
             ("[spool]\nkeep_bytes = \"7d\"\n", "must be a size", "it is:"),
             ("[spool\n", "line 1: ", ""),
@@ -415,6 +427,9 @@ mod tests {
             assert!(error.hint().unwrap_or_default().starts_with(hint), "{error}: {:?}", error.hint());
             assert_eq!(error.exit_status(), 2);
         }
+        let odd = load("", &[("TACHYON_RECORD_FREQUENZY", "3")], &[]).unwrap_err();
+        assert!(odd.to_string().contains("TACHYON_RECORD_FREQUENZY: unknown key record.frequenzy"), "{odd}");
+        assert_eq!(odd.hint().as_deref(), Some("did you mean record.frequency?"));
         assert!(load("", &[], &["record.frequency"]).unwrap_err().to_string().contains("no value"));
         let missing = Config::load(Some(Path::new("/nosuch.toml")), std::iter::empty(), &[]).unwrap_err();
         assert_eq!(missing.exit_status(), 1);

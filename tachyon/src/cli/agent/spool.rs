@@ -27,6 +27,18 @@ impl Spool {
     /// Looks whether an agent could write there, without touching anything.
     ///
     /// # Errors
+    /// As [`Spool::check`]; when another agent writes there.
+    pub fn check_free(directory: &Path) -> Result<(), Failure> {
+        Self::check(directory)?;
+        match File::open(directory.join(LOCK)).map(|lock| lock.try_lock()) {
+            Ok(Err(TryLockError::WouldBlock)) => Err(taken(directory)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same, whoever writes there.
+    ///
+    /// # Errors
     /// When it is no directory, is a symbolic link, belongs to somebody else, or others may write to it.
     pub fn check(directory: &Path) -> Result<(), Failure> {
         let shown = directory.display();
@@ -77,13 +89,14 @@ impl Spool {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot("make", error)),
             _ => {}
         }
+        // Who may write to its parent may have put something else there meanwhile.
+        Self::check(directory)?;
         let mut options = OpenOptions::new();
         let options = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(directory.join(LOCK)).map_err(|error| cannot("write to", error))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { directory: directory.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(Failure::new(format!("another agent writes to the spool {shown}"))
-                .with_hint("end it first, or give this one another spool.path")),
+            Err(TryLockError::WouldBlock) => Err(taken(directory)),
             Err(TryLockError::Error(error)) => Err(cannot("lock", error)),
         }
     }
@@ -159,6 +172,11 @@ impl Spool {
         share(&path);
         Ok(())
     }
+}
+
+fn taken(directory: &Path) -> Failure {
+    Failure::new(format!("another agent writes to the spool {}", directory.display()))
+        .with_hint("end it first, or give this one another spool.path")
 }
 
 /// Writes the samples of `part` to `path`, with an account beside it; returns how many there are.

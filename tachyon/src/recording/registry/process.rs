@@ -245,6 +245,13 @@ impl ProcessInfo {
         ended
     }
 
+    /// Reads the command line again, if it could not be read.
+    pub(super) fn complete_names(&mut self) {
+        if self.cmdline.is_empty() {
+            self.cmdline = read_cmdline(self.pid);
+        }
+    }
+
     /// Brings name and command line up to date (they change at `exec`).
     pub fn refresh(&mut self) {
         let (comm, cmdline) = (read_comm(self.pid), read_cmdline(self.pid));
@@ -262,11 +269,13 @@ impl ProcessInfo {
 /// What there is to know of a process, with these variables of its environment, of which at most 64 KiB are read.
 pub(in crate::recording) fn read_details(pid: u32, variables: &[String]) -> Details {
     let process = RemoteProcess::at(Pid(pid));
+    let environment = process.environment(variables, 64 << 10);
     Details {
+        is_whole: environment.is_ok(),
         uid: process.real_uid().ok(),
         cgroup: process.cgroups().map(|cgroups| cgroups.path().to_owned()).unwrap_or_default(),
         // One that vanishes meanwhile, or may not be read, has told nothing.
-        environment: process.environment(variables, 64 << 10).unwrap_or_default(),
+        environment: environment.unwrap_or_default(),
     }
 }
 
