@@ -136,7 +136,8 @@ mod tests {
 
     fn process(environment: &[(&str, &str)]) -> Process {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let details = Details { uid: Some(33), cgroup: "/system.slice/a.service".to_owned(), environment };
+        let details =
+            Details { uid: Some(33), cgroup: "/system.slice/a.service".to_owned(), environment, is_whole: true };
         Process {
             pid: 7,
             comm: "gunicorn".to_owned(),
