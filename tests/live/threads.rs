@@ -37,7 +37,9 @@ fn thread_storm(interpreter: &Interpreter) {
         // A whole stack begins where this kind of thread begins.
         if frames_are_whole(recorded, sample) {
             let bootstrap = if interpreter.minor < 11 { "_bootstrap" } else { "Thread._bootstrap" };
-            assert_eq!(root, if is_main { "<module>" } else { bootstrap }, "{}", shown());
+            // The thread's own object may die last: then `threading._dangling` is told, by a callback that nothing calls.
+            let forgets = !is_main && root == "WeakSet.__init__.<locals>._remove";
+            assert!(forgets || root == if is_main { "<module>" } else { bootstrap }, "{}", shown());
         }
     }
     let threads: BTreeSet<u64> = recorded.samples.iter().map(|sample| sample.thread_id).collect();
