@@ -5,40 +5,80 @@
 //! format and can be used on its own. [`sinks`] writes a [`profile`] in all formats, and [`report`] is the account of a
 //! recording.
 //!
-//! The other modules are public for this project's own program, tests and fuzzers, and hidden here: they change without
-//! notice. `ARCHITECTURE.md` describes all of them, in the order in which data flows through them.
+//! The other modules are private. This project's own tests, benchmarks and fuzzers reach them through the feature
+//! `internals`, which promises nothing: what it opens changes without notice. `ARCHITECTURE.md` describes all modules, in the
+//! order in which data flows through them.
+
+// Some of it only tests and fuzzers use; with the feature, everything is checked.
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 pub mod advice;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod analysis;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod analysis;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod cli;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod cli;
 pub mod discover;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod events;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod events;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod input;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod input;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod inspect;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod inspect;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod kernel;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod kernel;
 pub(crate) mod machine;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod merge;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod merge;
 #[cfg(test)]
 #[path = "../../tests/support/not_run.rs"]
 mod not_run;
 pub mod profile;
 pub mod recording;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod remote;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod remote;
 pub mod report;
 pub mod sinks;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod snapshot;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod snapshot;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod symbolize;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod symbolize;
 pub mod tach;
 pub mod types;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod unwind;
+#[cfg(not(feature = "internals"))]
+pub(crate) mod unwind;
+
+#[doc(hidden)]
+pub use cli::program::main;

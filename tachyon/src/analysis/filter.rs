@@ -27,12 +27,6 @@ impl Filter {
         };
         aggregate.stacks().iter().map(|stack| keeps(stack)).collect()
     }
-
-    /// Whether it lets all through.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.focus.is_none() && self.ignore.is_none()
-    }
 }
 
 /// Whether a place has a name that matches.

@@ -24,6 +24,7 @@ mod lines;
 pub mod output;
 pub mod plan;
 pub mod profiles;
+pub mod program;
 pub mod progress;
 pub mod record;
 pub mod recover;

@@ -62,6 +62,7 @@ mod totals;
 mod waiting;
 mod waits;
 
+pub use crate::kernel::Waits;
 pub use native::NativePlan;
 pub use open::Opened;
 pub use request::{Request, Targets};

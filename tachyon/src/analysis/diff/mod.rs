@@ -13,7 +13,7 @@ mod replicates;
 mod side;
 mod test;
 
-pub use test::{LEVEL, POWER};
+pub use test::LEVEL;
 
 use super::aggregate::Aggregate;
 use super::module::Distributions;

@@ -5,11 +5,9 @@ use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
 /// Share of false alarms among the changes that are called significant.
 pub const LEVEL: f64 = 0.01;
-/// How often a change as small as the smallest visible one is found.
-pub const POWER: f64 = 0.8;
 
-/// What the smallest visible change is reckoned with: now and then blocks look as if they depended on each other, and
-/// hide a change that would have been found.
+/// The power that the smallest visible change is reckoned with, so that in fact four of five such changes are found: now and
+/// then blocks look as if they depended on each other, and hide one.
 const AIM: f64 = 0.87;
 
 /// A difference of two estimates.
@@ -47,7 +45,7 @@ impl Tested {
     }
 }
 
-/// The smallest change that a test finds with [`POWER`] when it is one of `tests`.
+/// The smallest change that a test finds four times in five when it is one of `tests`.
 pub(super) fn visible(error: f64, freedom: f64, tests: usize) -> f64 {
     let level = LEVEL / tests.max(1) as f64;
     (quantile(1.0 - level / 2.0, freedom) + quantile(AIM, freedom)) * error

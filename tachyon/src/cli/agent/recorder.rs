@@ -152,7 +152,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         opcodes: false,
         native: record.native.then(|| NativePlan { keep: KeepFrames::default(), ..NativePlan::new(UNWIND_MEMORY) }),
         kernel: false,
-        waits: crate::kernel::Waits::Not,
+        waits: crate::recording::Waits::Not,
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,
         sync: false,
