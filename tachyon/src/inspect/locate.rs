@@ -4,7 +4,10 @@
 //! by file identity in an [`ElfCache`], also that a file is *not* CPython: 200 workers cost one parse.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use object::elf;
 use tachyon_common::layout::{Layout, flags};
@@ -60,6 +63,10 @@ pub(super) struct PythonFile {
     pub(super) entering: Option<Result<EnteringWindow, EnteringError>>,
 }
 
+/// How long a mapped file that was no Python is not looked up again: an inode that is used again, at the same path, would be
+/// taken for what it was.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
 /// Device and inode of a mapped file, and whether it may be the executable.
 type Place = ((u32, u32), u64, bool);
 
@@ -67,8 +74,8 @@ type Place = ((u32, u32), u64, bool);
 #[derive(Debug, Default)]
 pub struct ElfCache {
     files: HashMap<(FileIdentity, bool), Arc<Facts>>,
-    /// Mapped files that are no Python, with their paths; while many processes are looked at, one after another.
-    swept: Option<HashMap<Place, MappedPath>>,
+    /// Mapped files that are no Python, with their paths, and when that was found: programs that start share most of theirs.
+    others: HashMap<Place, (MappedPath, Instant)>,
     parsed: u64,
 }
 
@@ -85,28 +92,29 @@ impl ElfCache {
         self.parsed
     }
 
-    /// From now on a mapped file that is no Python is not looked up again where another process has it mapped. Only for a
-    /// short time: an inode that is used again, at the same path, would be taken for what it was.
-    pub fn begin_sweep(&mut self) {
-        self.swept = Some(HashMap::new());
+    /// Whether a file that a process maps as a library was found to be no Python within the last seconds. Device, inode and path
+    /// are those of its mapping.
+    #[must_use]
+    pub fn is_no_python(&self, dev: (u32, u32), inode: u64, path: &OsStr, now: Instant) -> bool {
+        self.is_other((dev, inode, false), &MappedPath::of_file(path.as_bytes()), now)
     }
 
-    /// Files are looked up each time again.
-    pub fn end_sweep(&mut self) {
-        self.swept = None;
+    /// The same of a mapping.
+    pub(super) fn is_known(&self, mapping: &Mapping, maybe_exe: bool, now: Instant) -> bool {
+        self.is_other((mapping.dev, mapping.inode, maybe_exe), &mapping.path, now)
     }
 
-    /// Whether a mapped file was found to be no Python in this sweep.
-    pub(super) fn is_swept(&self, mapping: &Mapping, maybe_exe: bool) -> bool {
-        let known = self.swept.as_ref().and_then(|swept| swept.get(&(mapping.dev, mapping.inode, maybe_exe)));
-        known.is_some_and(|path| *path == mapping.path)
+    fn is_other(&self, place: Place, path: &MappedPath, now: Instant) -> bool {
+        let known = self.others.get(&place);
+        known.is_some_and(|(known, at)| known == path && now.saturating_duration_since(*at) < KNOWN_FOR)
     }
 
     /// A mapped file is no Python.
-    pub(super) fn sweep(&mut self, mapping: &Mapping, maybe_exe: bool) {
-        if let Some(swept) = &mut self.swept {
-            swept.insert((mapping.dev, mapping.inode, maybe_exe), mapping.path.clone());
+    pub(super) fn remember(&mut self, mapping: &Mapping, maybe_exe: bool, now: Instant) {
+        if self.others.len() >= MAX_FILES {
+            self.others.clear();
         }
+        self.others.insert((mapping.dev, mapping.inode, maybe_exe), (mapping.path.clone(), now));
     }
 
     /// The facts of a file, read when they are not known. `is_exe` says that the process was started from it. `None`:

@@ -21,6 +21,7 @@ mod validate;
 mod version;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use tachyon_common::layout::{Layout, flags};
 
@@ -197,11 +198,11 @@ pub fn inspect(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Verdict,
     let exe = process.exe_file().ok().map(|file| file.identity());
     let mut refused = None;
     let mut unreadable = None;
-    let budget = ReadBudget::new();
+    let (budget, now) = (ReadBudget::new(), Instant::now());
     for mappings in candidates(&maps, exe.map(|exe| exe.inode)) {
         let Some(first) = mappings.first() else { continue };
         let maybe_exe = exe.is_some_and(|exe| exe.inode == first.inode);
-        if cache.is_swept(first, maybe_exe) {
+        if cache.is_known(first, maybe_exe, now) {
             continue;
         }
         let looked_up = process.mapped_file(first).and_then(|file| {
@@ -222,7 +223,7 @@ pub fn inspect(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Verdict,
             break;
         };
         match &*facts {
-            Facts::Other => cache.sweep(first, maybe_exe),
+            Facts::Other => cache.remember(first, maybe_exe, now),
             Facts::Refused { implementation, reason } => {
                 refused.get_or_insert_with(|| (implementation.clone(), reason.clone()));
             }

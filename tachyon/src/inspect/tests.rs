@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use tachyon_common::layout::{Layout, flags};
@@ -253,7 +254,7 @@ fn old_pythons_and_other_programs_are_told_apart() {
 }
 
 #[test]
-fn in_a_sweep_only_what_is_no_python_is_not_looked_up_again() {
+fn only_what_is_no_python_is_not_looked_up_again_for_a_while() {
     let mut cache = ElfCache::new();
     let mut sleep = Command::new("sleep").arg("60").spawn().expect("sleep runs");
     let process = RemoteProcess::at(Pid(sleep.id()));
@@ -265,16 +266,21 @@ fn in_a_sweep_only_what_is_no_python_is_not_looked_up_again() {
     };
     let own = maps.iter().find(|mapping| mapping.name() == "sleep").expect("just seen");
     let elsewhere = Mapping { path: MappedPath::File { path: b"/elsewhere".to_vec(), deleted: false }, ..own.clone() };
+    let now = Instant::now();
+    assert!(!cache.is_known(own, true, now), "nobody has looked");
     assert_eq!(inspect(&process, &mut cache).expect("readable"), Verdict::NotPython);
-    assert!(!cache.is_swept(own, true), "no sweep, no memory");
-    cache.begin_sweep();
-    assert_eq!(inspect(&process, &mut cache).expect("readable"), Verdict::NotPython);
-    assert!(cache.is_swept(own, true) && !cache.is_swept(own, false) && !cache.is_swept(&elsewhere, true));
+    assert!(
+        cache.is_known(own, true, now) && !cache.is_known(own, false, now) && !cache.is_known(&elsewhere, true, now)
+    );
+    let libc = maps.iter().find(|mapping| mapping.name().starts_with("libc") && mapping.executable);
+    if let Some((libc, path)) = libc.and_then(|libc| libc.file_path().map(|path| (libc, path.as_os_str()))) {
+        assert!(cache.is_no_python(libc.dev, libc.inode, path, now), "as the kernel tells that it is mapped");
+        assert!(!cache.is_no_python(libc.dev, libc.inode + 1, path, now));
+    }
     let python = Target::start(Command::new(&interpreters()[0]).arg("-S"));
     let twice = [(); 2].map(|()| inspect(&python.process, &mut cache).expect("readable"));
     assert!(twice[0] != Verdict::NotPython && twice[0] == twice[1], "{twice:?}");
-    cache.end_sweep();
-    assert!(!cache.is_swept(own, true));
+    assert!(!cache.is_known(own, true, now + Duration::from_secs(11)), "the inode may be another file's by then");
     sleep.kill().expect("it runs");
     sleep.wait().expect("it ends");
 }

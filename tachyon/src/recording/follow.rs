@@ -23,7 +23,7 @@ use crate::kernel::{Kernel, KernelError};
 use crate::merge::comm_text;
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -67,6 +67,10 @@ pub(super) struct Follower {
     variables: Option<Vec<String>>,
     /// Selected processes of which nothing has been decided: when their image was new.
     undecided: HashMap<u32, Instant>,
+    /// Of processes that were no CPython when they were looked at last, those of which the mappings did not tell all.
+    unclear: HashSet<u32>,
+    /// Of the undecided, those that were looked at and had mapped nothing that is CPython.
+    plain: HashSet<u32>,
     /// Looks that are asked for.
     queue: Queue,
     /// Processes that found the kernel side's tables full, as far as they have been told of.
@@ -74,6 +78,8 @@ pub(super) struct Follower {
     fresh: u64,
     /// Who looks at mappings, where native stacks are wanted.
     mapper: Option<Sender<News>>,
+    /// The processes that it has been told of: it is woken for no others.
+    mapped: HashSet<u32>,
 }
 
 impl Follower {
@@ -82,6 +88,7 @@ impl Follower {
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
         let (cache, undecided, queue) = (ElfCache::default(), HashMap::new(), Queue::default());
+        let (unclear, plain) = (HashSet::new(), HashSet::new());
         let (without_room, mapper) = (0, None);
         Self {
             kernel,
@@ -92,16 +99,26 @@ impl Follower {
             filter,
             variables,
             undecided,
+            unclear,
+            plain,
             queue,
             without_room,
             fresh,
             mapper,
+            mapped: HashSet::new(),
         }
     }
 
     /// From now on tells of processes and their mappings.
     pub fn tell(&mut self, mapper: Sender<News>) {
         self.mapper = Some(mapper);
+    }
+
+    /// The program of a process is over.
+    fn is_gone(&mut self, pid: u32) {
+        if self.mapped.remove(&pid) {
+            self.news(|| News::Gone { pid });
+        }
     }
 
     fn news(&self, news: impl FnOnce() -> News) {
@@ -111,7 +128,8 @@ impl Follower {
         }
     }
 
-    fn is_python(&self, pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity>) {
+    fn is_python(&mut self, pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity>) {
+        self.mapped.insert(pid);
         self.news(|| News::Python { pid, image, instance, interpreter });
     }
 
@@ -131,14 +149,6 @@ impl Follower {
     /// Whether children of the targets belong to them.
     pub const fn follows_children(&self) -> bool {
         self.flags & flags::FOLLOW != 0
-    }
-
-    /// Looks at many processes, one after another: a library of all of them is looked up once.
-    pub fn sweep(&mut self, look: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
-        self.cache.begin_sweep();
-        let looked = look(self);
-        self.cache.end_sweep();
-        looked
     }
 
     /// Gives a process that has not begun to run anything an entry; it is inspected at its `exec`.
@@ -187,6 +197,7 @@ impl Follower {
             kind::FORK => {
                 lock(&self.registry).fork(record, comm_text(&record.comm));
                 if record.flags & flags::PYTHON != 0 {
+                    self.mapped.insert(pid);
                     self.news(|| News::Forked { pid, image: record.image, instance: record.instance });
                 }
                 if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
@@ -194,7 +205,7 @@ impl Follower {
                 }
             }
             kind::EXEC => {
-                self.news(|| News::Gone { pid });
+                self.is_gone(pid);
                 self.queue.forget(pid);
                 self.on_exec(record);
                 // At once, if it may: it may live for a few milliseconds only.
@@ -203,9 +214,9 @@ impl Follower {
                 if self.queue.may(pid, user, now) { self.look_for(pid, user, false) } else { self.queue.ask(pid, user) }
             }
             kind::EXIT => {
-                self.undecided.remove(&pid);
+                self.decided(pid);
                 self.queue.forget(pid);
-                self.news(|| News::Gone { pid });
+                self.is_gone(pid);
                 lock(&self.registry).exit(record);
             }
             kind::FREE => lock(&self.registry).free(record),
@@ -223,23 +234,39 @@ impl Follower {
         let since_ns = KtimeNs::now().0.saturating_sub(record.ktime_ns);
         let cpu_ns = cpu_time_ns(record.tgid).map(|now| now.saturating_sub(since_ns));
         lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
+        self.decided(record.tgid);
         self.undecided.insert(record.tgid, Instant::now());
+    }
+
+    /// Nothing is open any more about a process, or about the program that it ran.
+    fn decided(&mut self, pid: u32) {
+        self.undecided.remove(&pid);
+        self.plain.remove(&pid);
+        self.unclear.remove(&pid);
     }
 
     fn on_watch(&mut self, event: &WatchEvent<'_>) {
         match event {
-            WatchEvent::Mapped { pid, .. } => self.news(|| News::Mapped { pid: pid.0 }),
+            WatchEvent::Mapped { pid, .. } if self.mapped.contains(&pid.0) => self.news(|| News::Mapped { pid: pid.0 }),
             WatchEvent::Lost { .. } => self.news(|| News::Lost),
             _ => {}
         }
         match event {
             WatchEvent::Mapped { pid, .. } if self.queue.has(pid.0) => {}
+            // A program that starts maps what others have mapped: most of it was looked into a moment ago.
+            WatchEvent::Mapped { pid, dev, inode, path, .. }
+                if self.has_told_all(pid.0) && self.cache.is_no_python(*dev, *inode, path, Instant::now()) => {}
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.ask(pid.0),
             // A library loaded late may be CPython itself (an embedding program).
             WatchEvent::Mapped { pid, path, .. } if is_library(path) && self.is_other(pid.0) => self.ask(pid.0),
             WatchEvent::Lost { .. } => self.ask_for_undecided(),
             _ => {}
         }
+    }
+
+    /// Whether a process was no CPython when it was looked at last, and only a mapping can make it one.
+    fn has_told_all(&self, pid: u32) -> bool {
+        if self.undecided.contains_key(&pid) { self.plain.contains(&pid) } else { !self.unclear.contains(&pid) }
     }
 
     /// Whether a process was taken for something else than CPython. The kernel's table knows; the registry has such a
@@ -316,6 +343,7 @@ impl Follower {
             }
             self.look_for(pid, user, true);
             self.undecided.remove(&pid);
+            self.plain.remove(&pid);
             if Instant::now() >= until {
                 break;
             }

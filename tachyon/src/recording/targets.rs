@@ -53,11 +53,11 @@ pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mute
                 }
             }
             if follower.follows_children() {
-                follower.sweep(|follower| adopt_descendants(pids, follower, registry))?;
+                adopt_descendants(pids, follower, registry)?;
             }
         }
         Targets::Child(pid) => follower.expect(pid.0)?,
-        Targets::AllPython => follower.sweep(|follower| adopt_all(follower, registry))?,
+        Targets::AllPython => adopt_all(follower, registry)?,
     }
     Ok(())
 }

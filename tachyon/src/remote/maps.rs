@@ -45,6 +45,15 @@ pub enum MappedPath {
     },
 }
 
+impl MappedPath {
+    /// A file's path as the kernel tells it.
+    #[must_use]
+    pub fn of_file(path: &[u8]) -> Self {
+        let live = path.strip_suffix(b" (deleted)");
+        Self::File { path: live.unwrap_or(path).to_vec(), deleted: live.is_some() }
+    }
+}
+
 impl Mapping {
     /// The file's path in the target's mount namespace, when a file is mapped.
     #[must_use]
@@ -110,10 +119,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
         inode: inode.parse().ok()?,
         path: match path {
             b"" => MappedPath::Anonymous,
-            [b'/', ..] => {
-                let live = path.strip_suffix(b" (deleted)");
-                MappedPath::File { path: live.unwrap_or(path).to_vec(), deleted: live.is_some() }
-            }
+            [b'/', ..] => MappedPath::of_file(path),
             _ => MappedPath::Special(path.to_vec()),
         },
     })

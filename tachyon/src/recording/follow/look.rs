@@ -61,21 +61,18 @@ impl Follower {
         let before = match entry_flags & (flags::SELECTED | DECIDED) {
             // An executable served in the kernel at its exec still has to be known here.
             python if python & flags::PYTHON != 0 => {
-                self.undecided.remove(&pid);
+                self.decided(pid);
                 return self.confirm(pid, &life, entry.map_or(0, |entry| entry.layout));
             }
             _ if is_other(entry_flags) => Before::Other,
             flags::SELECTED if last_look => Before::LastLook,
             flags::SELECTED => Before::Open,
             // Not one of ours.
-            _ => {
-                self.undecided.remove(&pid);
-                return;
-            }
+            _ => return self.decided(pid),
         };
         // Of one that has exited, undecided, the exit record tells the rest.
         if life.flags & flags::EXITED != 0 {
-            self.undecided.remove(&pid);
+            self.decided(pid);
             return;
         }
         match self.admits(Pid(pid)) {
@@ -92,6 +89,7 @@ impl Follower {
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let found = self.examine(&process);
         let step = decide(&found, before);
+        self.note_what_was_clear(pid, &found);
         match (step, found) {
             (Step::Python, Found::Python(interpreter)) => match self.entry_of(&interpreter) {
                 Ok(entry) => {
@@ -116,6 +114,22 @@ impl Follower {
         }
     }
 
+    /// Whether the next mapping of a file that is no CPython has to be looked at.
+    fn note_what_was_clear(&mut self, pid: u32, found: &Found) {
+        let is_plain = matches!(found, Found::Nothing);
+        if is_plain && self.undecided.contains_key(&pid) {
+            self.plain.insert(pid);
+        } else {
+            self.plain.remove(&pid);
+        }
+        // Of one that is gone no mapping will be told.
+        if is_plain || matches!(found, Found::Gone(_)) {
+            self.unclear.remove(&pid);
+        } else {
+            self.unclear.insert(pid);
+        }
+    }
+
     /// Takes back that a process is CPython: from now on it is not sampled. What it did before stays what it was.
     pub(super) fn take_back(&self, pid: u32) {
         let mut kernel = lock(&self.kernel);
@@ -132,6 +146,7 @@ impl Follower {
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
         self.undecided.remove(&pid);
+        self.plain.remove(&pid);
         let mut kernel = lock(&self.kernel);
         let written = kernel.decide(pid, life, entry);
         // Read afterwards: from now on nothing is added to it.
