@@ -11,6 +11,29 @@ pub fn waiting(cause: &str) -> String {
     format!("{BEFORE}{cause}{AFTER}")
 }
 
+/// A wait, as far as it is known beside its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Samples that it stands for.
+    pub weight: u64,
+    /// When it began, in microseconds on `CLOCK_MONOTONIC`.
+    pub since_us: u64,
+    /// How long it lasted, or has lasted so far, in microseconds.
+    pub wait_us: u64,
+    /// Number of the system call on this machine's processor; `None`: in none, or not known.
+    pub syscall: Option<u32>,
+    /// Address of the futex, if it waited for one.
+    pub futex: Option<u64>,
+}
+
+impl Wait {
+    /// The name of its system call.
+    #[must_use]
+    pub fn syscall_name(&self) -> Option<&'static str> {
+        syscalls::Sysno::new(self.syscall? as usize).map(|call| call.name())
+    }
+}
+
 impl Profile {
     /// What the thread of a stack, leaf first, waited for; `None`: it ran.
     #[must_use]

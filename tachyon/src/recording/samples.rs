@@ -128,16 +128,24 @@ impl Made {
     pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {
         let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
         let weight = u64::from(facts.weight);
-        for after in (0..weight).rev() {
+        // A sink that takes the wait as one gets it once; it is written then, or it is not.
+        let at_once = self.sink.as_ref().is_some_and(|sink| sink.takes_waits());
+        let step = if at_once { weight.max(1) } else { 1 };
+        for after in (0..weight).rev().step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
+            let after = if at_once { 0 } else { after };
             let time_us = ended.saturating_sub(after * self.profile.meta.interval_us).max(began);
             let sample = Sample { time_us, ..*sample };
-            let result = self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&self.profile, &sample));
+            let result = match &mut self.sink {
+                Some(sink) if at_once => sink.wait(&self.profile, &sample, &waits::told(facts)),
+                Some(sink) => sink.sample(&self.profile, &sample),
+                None => Ok(()),
+            };
             if let Err(error) = result {
-                self.waited.write_errors += after + 1;
+                self.waited.write_errors += after + step;
                 self.first_error.get_or_insert(error);
                 return;
             }
-            self.waited.stored += 1;
+            self.waited.stored += step;
         }
         *self.waited.by_place.entry((cause, charged)).or_default() += weight;
         if let Some(stacks) = &mut self.stacks {

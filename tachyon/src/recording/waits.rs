@@ -1,7 +1,7 @@
 //! What a thread waited for, and the account of waits.
 
 use crate::kernel::WaitTotals;
-use crate::profile::{FrameId, Profile, SPECIAL_FILENAME};
+use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, Wait};
 use crate::report::{CauseReport, WallReport};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
@@ -66,6 +66,20 @@ pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
         libc::SYS_recvmmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => "socket",
         libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_pread64 | libc::SYS_pwrite64 => "disk",
         _ => "other",
+    }
+}
+
+/// What is told of a wait beside its cause and stack.
+pub(super) fn told(facts: &WaitFacts) -> Wait {
+    // One that was preempted was in no system call, whatever its registers say.
+    let syscall = u32::try_from(facts.syscall).ok().filter(|_| facts.state != 0);
+    let is_futex = syscall.is_some_and(|call| libc::c_long::from(call) == libc::SYS_futex);
+    Wait {
+        weight: u64::from(facts.weight),
+        since_us: facts.began_ns / 1000,
+        wait_us: facts.ended_ns.saturating_sub(facts.began_ns) / 1000,
+        syscall,
+        futex: is_futex.then_some(facts.args[0]),
     }
 }
 

@@ -5,8 +5,9 @@
 use super::label::{Kind, Label};
 use super::spool::Spool;
 use super::stacks::gil_held;
+use super::streams::{get, put};
 use super::{Sink, file_thread_id};
-use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Profile, Sample, ThreadId, Wait};
 use crate::report::Report;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -68,6 +69,26 @@ struct Place<'a> {
 #[derive(Serialize)]
 struct Waiting<'a> {
     cause: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    syscall: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    futex: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wait_us: Option<u64>,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(cause: &'a str, wait: Option<&Wait>) -> Self {
+        Self {
+            cause,
+            syscall: wait.and_then(Wait::syscall_name),
+            futex: wait.and_then(|wait| wait.futex).map(|address| format!("{address:#x}")),
+            since_us: wait.map(|wait| wait.since_us),
+            wait_us: wait.map(|wait| wait.wait_us),
+        }
+    }
 }
 
 /// What is known of a native frame whose address was recorded.
@@ -79,9 +100,40 @@ struct Native<'a> {
     inlined: bool,
 }
 
+/// A wait behind its sample. Its weight comes first, which is 0 behind a sample of none.
+fn put_wait(out: &mut Vec<u8>, wait: &Wait) {
+    put(out, wait.weight);
+    if wait.weight == 0 {
+        return;
+    }
+    put(out, wait.since_us);
+    put(out, wait.wait_us);
+    put(out, wait.syscall.map_or(0, |number| u64::from(number) + 1));
+    put(out, wait.futex.unwrap_or(0));
+}
+
+fn get_wait(bytes: &mut &[u8]) -> io::Result<Option<Wait>> {
+    let weight = get(bytes)?;
+    if weight == 0 {
+        return Ok(None);
+    }
+    let (since_us, wait_us) = (get(bytes)?, get(bytes)?);
+    let syscall = get(bytes)?.checked_sub(1).and_then(|number| u32::try_from(number).ok());
+    let futex = Some(get(bytes)?).filter(|&address| address != 0);
+    Ok(Some(Wait { weight, since_us, wait_us, syscall, futex }))
+}
+
 impl<W: Write> Sink for JsonlSink<W> {
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.spool.push(0, sample)
+        self.spool.push_with(0, sample, |out| put(out, 0))
+    }
+
+    fn takes_waits(&self) -> bool {
+        true
+    }
+
+    fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> io::Result<()> {
+        self.spool.push_with(0, sample, |out| put_wait(out, wait))
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
@@ -89,7 +141,8 @@ impl<W: Write> Sink for JsonlSink<W> {
         let mut threads: HashMap<ThreadId, String> = HashMap::new();
         let mut frames: HashMap<FrameId, String> = HashMap::new();
         let stacks = &self.spool.stacks;
-        self.spool.read(0, |sample| {
+        self.spool.read_with(0, |sample, more| {
+            let wait = get_wait(more)?;
             write!(out, "{{\"time_us\":{},", sample.time_us)?;
             let who = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
             out.write_all(who.as_bytes())?;
@@ -111,8 +164,11 @@ impl<W: Write> Sink for JsonlSink<W> {
                 write!(out, "\"merge\":\"{merge}\",")?;
             }
             let stack = stacks.get(sample.stack);
+            if let Some(wait) = wait.filter(|wait| wait.weight != 1) {
+                write!(out, "\"weight\":{},", wait.weight)?;
+            }
             if let Some(cause) = profile.waits_for(stack) {
-                write!(out, "\"waiting\":{},", json(&Waiting { cause }))?;
+                write!(out, "\"waiting\":{},", json(&Waiting::new(cause, wait.as_ref())))?;
             }
             out.write_all(b"\"frames\":[")?;
             for (place, &frame) in stack.iter().enumerate() {
@@ -210,6 +266,35 @@ mod tests {
              {{{who},\"gil\":null,\"status\":[\"unknown\"],\"frames\":[]}}\n"
         );
         assert_eq!(String::from_utf8(sink.out).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_wait_is_one_line_whatever_it_weighs() {
+        let mut profile = Profile::default();
+        profile.processes.push(Process::default());
+        profile.threads.push(Thread::default());
+        let frames = [profile.special_frame(&crate::profile::waiting("lock"))];
+        let sample = Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None };
+        let futex = u32::try_from(libc::SYS_futex).unwrap();
+        let long = Wait { weight: 8, since_us: 10, wait_us: 80, syscall: Some(futex), futex: Some(0x7f10) };
+        let mut sink = JsonlSink::new(Vec::new());
+        sink.wait(&profile, &sample, &long).unwrap();
+        sink.wait(&profile, &sample, &Wait { weight: 1, syscall: None, futex: None, ..long }).unwrap();
+        sink.sample(&profile, &sample).unwrap();
+        sink.finish(&profile, &Report::default()).unwrap();
+        let lines: Vec<serde_json::Value> =
+            sink.out.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        let told: Vec<_> = lines.iter().map(|line| (line["weight"].as_u64(), line["waiting"].to_string())).collect();
+        let of = |text: &str| text.to_owned();
+        assert_eq!(
+            told,
+            [
+                (Some(8), of(r#"{"cause":"lock","futex":"0x7f10","since_us":10,"syscall":"futex","wait_us":80}"#)),
+                (None, of(r#"{"cause":"lock","since_us":10,"wait_us":80}"#)),
+                // As it comes from a file that keeps no more.
+                (None, of(r#"{"cause":"lock"}"#)),
+            ]
+        );
     }
 
     #[test]

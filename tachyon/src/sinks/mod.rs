@@ -29,7 +29,7 @@ pub use format::{Format, UnknownFormat};
 pub use label::RootOptions;
 pub use tach::TachSink;
 
-use crate::profile::{FrameId, Process, Profile, Sample, ThreadId, script};
+use crate::profile::{FrameId, Process, Profile, Sample, ThreadId, Wait, script};
 use crate::report::Report;
 
 /// Takes samples in time order per thread and makes one file of them.
@@ -52,6 +52,19 @@ pub trait Sink {
     /// As [`Sink::sample`].
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> std::io::Result<()> {
         times_us.iter().try_for_each(|&time_us| self.sample(profile, &Sample { time_us, ..*sample }))
+    }
+
+    /// Whether [`Sink::wait`] takes a wait of any weight at once. Others get as many samples.
+    fn takes_waits(&self) -> bool {
+        false
+    }
+
+    /// Takes a wait, whose sample has the time of its end; only where [`Sink::takes_waits`].
+    ///
+    /// # Errors
+    /// As [`Sink::sample`].
+    fn wait(&mut self, profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> std::io::Result<()> {
+        (0..wait.weight).try_for_each(|_| self.sample(profile, sample))
     }
 
     /// Brings what was taken so far to the file. A sink that writes all at the end has nothing to bring.

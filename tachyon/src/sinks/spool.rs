@@ -65,6 +65,14 @@ impl Spool {
     /// # Errors
     /// When the temporary file cannot be made or written.
     pub fn push(&mut self, stream: usize, sample: &Sample<'_>) -> io::Result<()> {
+        self.push_with(stream, sample, |_| {})
+    }
+
+    /// The same, with what its reader takes off again.
+    ///
+    /// # Errors
+    /// As [`Spool::push`].
+    pub fn push_with(&mut self, stream: usize, sample: &Sample<'_>, more: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
         let stack = self.stacks.intern(sample.frames);
         let (first, last) = self.span.unwrap_or((sample.time_us, sample.time_us));
         self.span = Some((first.min(sample.time_us), last.max(sample.time_us)));
@@ -78,6 +86,7 @@ impl Spool {
             put(out, delta);
             out.push(packed(sample));
             put(out, u64::from(stack.0));
+            more(out);
         })
     }
 
@@ -86,6 +95,18 @@ impl Spool {
     /// # Errors
     /// When the temporary file cannot be read, or what `take` says.
     pub fn read(&self, stream: usize, mut take: impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
+        self.read_with(stream, |sample, _| take(sample))
+    }
+
+    /// The same; `take` takes off what was pushed with the sample.
+    ///
+    /// # Errors
+    /// As [`Spool::read`].
+    pub fn read_with(
+        &self,
+        stream: usize,
+        mut take: impl FnMut(Spooled, &mut &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut last_us = 0_u64;
         self.streams.read(stream, |bytes| {
             let thread = ThreadId(get_u32(bytes)?);
@@ -93,7 +114,7 @@ impl Spool {
             let [byte] = super::streams::array(bytes)?;
             let (status, merge) = unpacked(byte);
             let stack = StackId(get_u32(bytes)?);
-            take(Spooled { thread, time_us: last_us, status, stack, merge })
+            take(Spooled { thread, time_us: last_us, status, stack, merge }, bytes)
         })
     }
 }
