@@ -1,5 +1,6 @@
 //! Waiting threads: `--wall` and `--off-cpu`.
 
+use serde_json::Value;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status};
 
@@ -47,6 +48,56 @@ fn shares(interpreter: &Interpreter) {
     let on_cpu = recording.recorded.samples.iter().filter(|sample| sample.status & status::ON_CPU != 0).count();
     assert_eq!(on_cpu as u64, recording.report.stored, "who waits is on no CPU");
     assert!(recording.stderr.contains(" waiting: "), "{}", recording.stderr);
+}
+
+/// A line of JSON lines is a wait with all that is known of it, however long it lasted.
+#[test]
+fn json_lines_tell_the_whole_wait() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_shares.py");
+    let profiler = Profiler::of(target.pid()).rate(100).milliseconds(4_000).arg("--wall").arg("--format").arg("jsonl");
+    let output = profiler.run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(profiler.output()).expect("it was written");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a sample")).collect();
+    let report = std::fs::read_to_string(profiler.report()).expect("it was written");
+    let report: Value = serde_json::from_str(&report).expect("an account");
+    let weight = |line: &&Value| line.get("weight").map_or(1, |weight| weight.as_u64().expect("a number"));
+    let (waits, runs): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line.get("waiting").is_some());
+    let weights: u64 = waits.iter().map(weight).sum();
+    assert_eq!(Some(weights), report["wall"]["stored"].as_u64());
+    assert_eq!(Some(runs.len() as u64), report["stored"].as_u64());
+    assert!(runs.iter().all(|line| line.get("weight").is_none()));
+    let in_function = |line: &Value, name: &str| {
+        line["frames"].as_array().is_some_and(|frames| frames.iter().any(|frame| frame["function"] == name))
+    };
+    for line in &waits {
+        let (since, length) = (&line["waiting"]["since_us"], &line["waiting"]["wait_us"]);
+        let ended = since.as_u64().zip(length.as_u64()).map(|(since, length)| since + length);
+        let now = line["time_us"].as_u64().expect("a time");
+        assert!(ended.is_some_and(|ended| ended.abs_diff(now) <= 1), "{line}");
+    }
+    let of = |name: &str, cause: &str| {
+        let fits = |line: &&&Value| in_function(line, name) && line["waiting"]["cause"] == cause;
+        waits.iter().filter(fits).copied().collect::<Vec<_>>()
+    };
+    let sleeps = of("sleeps", "sleep");
+    assert!(sleeps.len() > 150, "{}", sleeps.len());
+    for line in &sleeps {
+        let waiting = &line["waiting"];
+        assert!(waiting["syscall"] == "clock_nanosleep" && waiting.get("futex").is_none(), "{line}");
+        assert!(waiting["wait_us"].as_u64().is_some_and(|length| length >= 7_000), "{line}");
+    }
+    let [forever] = of("forever", "lock")[..] else { panic!("it waits once") };
+    let periods = report["duration_s"].as_f64().expect("seconds") * 100.0;
+    assert!((weight(&forever) as f64 - periods).abs() <= 0.02 * periods + 3.0, "{forever} of {periods}");
+    assert_eq!(forever["waiting"]["syscall"], "futex");
+    let futex = forever["waiting"]["futex"].as_str().and_then(|address| address.strip_prefix("0x"));
+    let address = futex.and_then(|address| u64::from_str_radix(address, 16).ok()).expect("the lock's address");
+    // Another lock than the one that is waited for with a timeout.
+    let others = of("locks", "lock");
+    let other = |line: &&Value| line["waiting"]["futex"] != format!("{address:#x}");
+    assert!(others.len() > 50 && others.iter().all(other), "{} lines", others.len());
 }
 
 /// A wait that began before the recording and ends in it counts from the recording's start: the sleep and what follows are the

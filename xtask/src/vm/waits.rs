@@ -32,6 +32,13 @@ struct Account {
 #[derive(Deserialize)]
 struct Sample {
     frames: Vec<Frame>,
+    /// How many samples the line stands for.
+    #[serde(default = "one")]
+    weight: u64,
+}
+
+fn one() -> u64 {
+    1
 }
 
 #[derive(Deserialize)]
@@ -57,11 +64,15 @@ pub(super) fn judge(read: &impl Fn(&str) -> Result<String>, summary: &mut String
     let lines = read("waiting/out.jsonl")?;
     let samples = lines.lines().map(serde_json::from_str::<Sample>).collect::<Result<Vec<_>, _>>();
     let samples = samples.context("a line is no sample")?;
-    ensure!(samples.len() as u64 == stored, "{} samples, {stored} stored", samples.len());
+    let weight = |which: &dyn Fn(&Sample) -> bool| -> u64 {
+        samples.iter().filter(|sample| which(sample)).map(|sample| sample.weight).sum()
+    };
     let has = |sample: &Sample, name: &str| sample.frames.iter().any(|frame| frame.function == name);
-    let queued = samples.iter().filter(|sample| has(sample, "<waiting: cpu>")).count();
-    let waits = samples.len() - queued;
-    let right = samples.iter().filter(|sample| has(sample, "<waiting: sleep>") && has(sample, "sleeps")).count();
+    let all = weight(&|_| true);
+    ensure!(all == stored, "{all} samples, {stored} stored");
+    let queued = weight(&|sample| has(sample, "<waiting: cpu>"));
+    let waits = all - queued;
+    let right = weight(&|sample| has(sample, "<waiting: sleep>") && has(sample, "sleeps"));
     let shown = lines.lines().next().map_or("", |line| line.get(..400).unwrap_or(line));
     ensure!(queued as f64 <= QUEUED_SHARE * stored as f64, "{queued} of {stored} waits are for a processor: {shown}");
     ensure!(right as f64 >= RIGHT_SHARE * waits as f64, "{right} of {waits} waits are the program's sleep: {shown}");
@@ -81,7 +92,7 @@ mod tests {
         let sample = r#"{"frames": [{"function": "<waiting: sleep>"}, {"function": "sleeps"}]}"#.to_owned() + "\n";
         let other = r#"{"frames": [{"function": "<waiting: lock>"}, {"function": "works"}]}"#.to_owned() + "\n";
         let judged = |due: u64, lost: u64, inconsistent: u64, samples: String| {
-            let stored = samples.lines().count();
+            let stored = samples.lines().count() + samples.matches("\"weight\": 2").count();
             let read = move |name: &str| {
                 Ok(match name {
                     "waiting/record.status" => "0\n".to_owned(),
@@ -95,6 +106,8 @@ mod tests {
         };
         let queued = sample.replace("sleep>", "cpu>");
         judged(100, 2, 0, sample.repeat(75) + &other.repeat(3) + &queued.repeat(20)).unwrap();
+        let double = sample.replacen('{', r#"{"weight": 2, "#, 1);
+        judged(100, 2, 0, double.repeat(49)).unwrap();
         for (due, lost, inconsistent, samples, why) in [
             (100, 1, 0, sample.repeat(98), "ticks were due"),
             (100, 2, 3, sample.repeat(98), "counts differ by 3"),
