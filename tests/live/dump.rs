@@ -115,6 +115,14 @@ fn every_thread_shows_its_known_stack(python: &Interpreter) {
         assert_eq!(thread["stop"], "complete");
         assert_eq!(thread["steady"], true);
         assert_eq!(thread["state"], states, "{thread:#}");
+        let cause = thread["waiting"]["cause"].as_str();
+        assert_eq!(
+            cause,
+            [("sleeper", "sleep"), ("blocked", "lock")]
+                .into_iter()
+                .find_map(|(name, cause)| (name == function).then_some(cause)),
+            "{thread:#}"
+        );
         assert_eq!((&thread["python"], &thread["main"]), (&true.into(), &false.into()));
         assert_eq!(thread["thread_id"], told["ident"][function]);
         // The kernel keeps 15 bytes of a name.
@@ -150,7 +158,7 @@ fn every_thread_shows_its_known_stack(python: &Interpreter) {
     assert!(text.contains("    sleeper (") && text.contains(&frame), "{text}");
     let without = text.matches("<no Python: this thread never entered CPython ").count();
     assert_eq!(without, started, "{text}");
-    assert!(minor >= 14 || text.contains(" (sleeping): \"waiting for a lock\"\n"), "{text}");
+    assert!(minor >= 14 || text.contains(" (waiting for a lock): \"waiting for a lock\"\n"), "{text}");
 }
 
 fn a_target_that_lies_costs_bounded_time(python: &Interpreter) {

@@ -7,6 +7,7 @@ use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
+use crate::recording::{cause, of_sleeping, told};
 use crate::remote::{RemoteError, RemoteProcess, not_waited_for};
 use crate::sinks::text;
 use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
@@ -46,6 +47,7 @@ struct Thread {
     name: String,
     comm: String,
     state: Option<char>,
+    waiting: Option<Waiting>,
     main: bool,
     python: bool,
     interpreter: Option<u64>,
@@ -56,6 +58,37 @@ struct Thread {
     mixed: Option<Vec<Mixed>>,
     merge: Option<&'static str>,
     no_native: Option<String>,
+}
+
+/// What a thread waits for.
+#[derive(Debug, Serialize)]
+struct Waiting {
+    cause: &'static str,
+    syscall: Option<&'static str>,
+    futex: Option<String>,
+}
+
+impl Waiting {
+    fn of(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<Self> {
+        let gil = thread.python.as_ref().and_then(|python| python.gil).or(gil);
+        let facts = of_sleeping(process, thread.tid?, thread.state?, gil)?;
+        let wait = told(&facts);
+        let futex = wait.futex.map(|address| format!("{address:#x}"));
+        Some(Self { cause: cause(process.pid().0, &facts), syscall: wait.syscall_name(), futex })
+    }
+
+    /// For people; `None` where the thread's state says as much.
+    fn text(&self) -> Option<&'static str> {
+        Some(match self.cause {
+            "gil" => "waiting for the GIL",
+            "lock" => "waiting for a lock",
+            "poll" => "waiting for any of several descriptors",
+            "socket" => "waiting for a socket",
+            "pipe" => "waiting for a pipe",
+            "child" => "waiting for a child process",
+            _ => return None,
+        })
+    }
 }
 
 /// A frame of a mixed stack.
@@ -157,6 +190,8 @@ impl Dump {
     fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot, start: Instant) -> Self {
         // A process that ended meanwhile has no names any more, which is told by what they lack.
         let gone = |_: RemoteError| ();
+        // Of a thread that has never entered Python.
+        let gil = snapshot.threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
         Self {
             schema: SCHEMA,
             tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")),
@@ -167,7 +202,11 @@ impl Dump {
             free_threaded: interpreter.free_threaded(),
             python_file: interpreter.path.to_string_lossy().into_owned(),
             problems: snapshot.problems.iter().cloned().chain(not_waited_for(start)).collect(),
-            threads: snapshot.threads.iter().map(|thread| Thread::new(thread, snapshot)).collect(),
+            threads: snapshot
+                .threads
+                .iter()
+                .map(|thread| Thread { waiting: Waiting::of(process, thread, gil), ..Thread::new(thread, snapshot) })
+                .collect(),
         }
     }
 
@@ -198,6 +237,7 @@ impl Thread {
             name: thread.name.clone(),
             comm: thread.comm.clone(),
             state: thread.state,
+            waiting: None,
             main: thread.main,
             python: python.is_some(),
             interpreter: python.and_then(|python| python.interpreter),
@@ -217,7 +257,8 @@ impl Thread {
             (None, Some(id)) => write!(out, "Thread of unknown tid, pthread {id:#x}")?,
             (None, None) => write!(out, "Thread of unknown tid")?,
         }
-        let mut notes = vec![self.state.map_or("state unknown", state_name).to_owned()];
+        let waiting = self.waiting.as_ref().and_then(Waiting::text);
+        let mut notes = vec![waiting.unwrap_or(self.state.map_or("state unknown", state_name)).to_owned()];
         if self.holds_gil == Some(true) {
             notes.push("holds the GIL".to_owned());
         }

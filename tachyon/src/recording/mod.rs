@@ -68,5 +68,7 @@ pub use open::Opened;
 pub use request::{Request, Targets};
 pub use running::{Over, Running, Status};
 pub use segment::{BusyChildren, Hot, Segment, StackCount};
+pub(crate) use sleepers::of_sleeping;
 pub(crate) use start::Clock;
 pub use totals::Totals;
+pub(crate) use waits::{cause, told};

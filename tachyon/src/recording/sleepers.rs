@@ -60,21 +60,22 @@ fn look_at(key: ProgramKey, pid: u32, limit: Duration) -> Option<Looked> {
     };
     let snapshot = snapshot::take(&process, &interpreter, limit, None).ok()?;
     let tids: Vec<(u32, char)> = snapshot.threads.iter().filter_map(|thread| thread.tid.zip(thread.state)).collect();
-    let calls = tids.iter().filter_map(|&(tid, state)| Some((tid, facts(&process, tid, state)?))).collect();
+    let gil = snapshot.threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
+    let calls = tids.iter().filter_map(|&(tid, state)| Some((tid, of_sleeping(&process, tid, state, gil)?))).collect();
     let starts = tids.iter().filter_map(|&(tid, _)| Some((tid, process.task_start_ns(tid)?))).collect();
     Some(Looked { key, pid, at, snapshot, calls, starts })
 }
 
-/// What `/proc` tells of a wait.
-fn facts(process: &RemoteProcess, tid: u32, state: char) -> Option<WaitFacts> {
+/// What `/proc` tells of a wait: nothing of its length.
+pub(crate) fn of_sleeping(process: &RemoteProcess, tid: u32, state: char, gil: Option<u64>) -> Option<WaitFacts> {
     let state = match state {
-        'R' => return None,
+        'R' | 'T' | 't' | 'Z' | 'X' => return None,
         'D' => 2,
         _ => 1,
     };
     let (syscall, args) = process.system_call(tid)?;
     let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
-    Some(WaitFacts { syscall, args, polled, state, ..WaitFacts::default() })
+    Some(WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() })
 }
 
 /// Makes samples of those that have not been switched since.

@@ -32,7 +32,7 @@ const GIL_BYTES: u64 = 224;
 const UNINTERRUPTIBLE: u32 = 2;
 
 /// What a thread waited for: a word of `docs/waiting.md`.
-pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
+pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     if facts.state == 0 {
         return "cpu";
     }
@@ -70,7 +70,7 @@ pub(super) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
 }
 
 /// What is told of a wait beside its cause and stack.
-pub(super) fn told(facts: &WaitFacts) -> Wait {
+pub(crate) fn told(facts: &WaitFacts) -> Wait {
     // One that was preempted was in no system call, whatever its registers say.
     let syscall = u32::try_from(facts.syscall).ok().filter(|_| facts.state != 0);
     let is_futex = syscall.is_some_and(|call| libc::c_long::from(call) == libc::SYS_futex);

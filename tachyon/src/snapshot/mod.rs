@@ -79,6 +79,8 @@ pub struct PythonStack {
     pub interpreter: Option<u64>,
     /// It held its interpreter's GIL when its stack was read; `None` when unreadable, or the build has no GIL.
     pub holds_gil: Option<bool>,
+    /// Address of that GIL; `None` when unreadable, or the build has none.
+    pub gil: Option<u64>,
     /// Its frames, leaf first.
     pub frames: Vec<FrameId>,
     /// Why the stack ends where it does: [`StopReason::Complete`] or [`StopReason::NoFrame`], else it was cut.
@@ -317,6 +319,7 @@ impl Namer<'_> {
         let python = PythonStack {
             interpreter: u64::try_from(facts.interp_id).ok(),
             holds_gil: known.then_some(holds),
+            gil: read.gil.filter(|_| !self.target.layout.has(flags::FREE_THREADED)),
             frames: frames.iter().copied().flatten().collect(),
             stop: stack.stop,
             steady,
