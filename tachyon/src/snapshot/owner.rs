@@ -34,7 +34,9 @@ pub(super) fn settle(
     }
     let first = tasks.iter().find(|task| task.tid == target.process.pid().0).map(|task| task.ns_tid);
     let blocks = states.iter().filter_map(|state| Some((state.thread_id, state.ns_tid?))).collect();
-    let stacks = Stacks { maps, sleeping, blocks, first, place: place_of_tid(target.process, states) };
+    let asleep = |task: &&Task| sleeping.iter().any(|(_, ns_tid)| task.ns_tid == *ns_tid);
+    let running = tasks.iter().filter(|task| !asleep(task)).map(|task| task.ns_tid).collect();
+    let stacks = Stacks { maps, running, sleeping, blocks, first, place: place_of_tid(target.process, states) };
     for state in states.iter_mut() {
         if deadline.passed() {
             return;
@@ -51,6 +53,8 @@ pub(super) fn settle(
 /// What is known of the threads' stacks.
 struct Stacks<'a> {
     maps: &'a [Mapping],
+    /// Tids of threads that are running: where their stacks are is told by nobody.
+    running: Vec<u32>,
     /// Stack pointers and tids of threads that are not running.
     sleeping: Vec<(u64, u32)>,
     /// Control blocks and tids of the threads that have made a state: such a block is the upper end of its thread's stack.
@@ -103,8 +107,20 @@ impl Stacks<'_> {
             }
             // Its maker sleeps on another stack.
             None if maker_sleeps => Owner::Unknown,
+            // Its maker has a stack elsewhere, and another thread runs: the maker may run on a stack that it has made itself, or
+            // the other one with this state.
+            None if !self.is_own_stack(mapping, state) && self.others_run(state) => Owner::Unknown,
             None => Owner::Maker,
         }
+    }
+
+    /// Whether a mapping holds the stack that the maker of a state was given: with its control block, or the process's first.
+    fn is_own_stack(&self, mapping: &Mapping, state: &ThreadState) -> bool {
+        if state.ns_tid == self.first { is_first_stack(mapping) } else { mapping.contains(state.thread_id) }
+    }
+
+    fn others_run(&self, state: &ThreadState) -> bool {
+        self.running.iter().any(|ns_tid| state.ns_tid != Some(*ns_tid))
     }
 
     /// Whether the stack with this place may end at that control block: no other thread's stack is known to lie between.
@@ -168,11 +184,15 @@ mod tests {
 
     /// The stacks of threads 11, 12 and 13 lie in one mapping, as from glibc 2.42 on, and end at 0x2000, 0x3000 and 0x4000.
     fn owner(sleeping: &[(u64, u32)], state: &ThreadState, entered: u64) -> Owner {
+        beside(sleeping, &[], state, entered)
+    }
+
+    fn beside(sleeping: &[(u64, u32)], running: &[u32], state: &ThreadState, entered: u64) -> Owner {
         let line = "1000-5000 rw-p 00000000 00:00 0 \n";
         let maps = crate::remote::parse_maps(line.as_bytes()).expect("a line of maps");
         let blocks = vec![(0x2000, 11), (0x3000, 12), (0x4000, 13)];
-        Stacks { maps: &maps, sleeping: sleeping.to_vec(), blocks, first: Some(10), place: None }
-            .owner(&Nothing, state, entered)
+        let (running, sleeping) = (running.to_vec(), sleeping.to_vec());
+        Stacks { maps: &maps, running, sleeping, blocks, first: Some(10), place: None }.owner(&Nothing, state, entered)
     }
 
     /// On 3.15 of Debian sid the busy one of three threads was shown as one that runs no Python, 7 times of 25: its state went to
@@ -192,6 +212,12 @@ mod tests {
         let other = |ns_tid| Owner::Other { ns_tid, thread_id: 0 };
         assert_eq!(owner(&asleep, &state(0x4000, 13), 0x1f00), other(11));
         assert_eq!(owner(&asleep[..2], &state(0x4000, 13), 0x2f00), other(12));
+        // Made by the first thread, which runs as well: 1 of some 500 dumps on 3.15 showed it as the first thread's.
+        let of_first = state(0x9000, 10);
+        assert_eq!(beside(&[], &[10, 11], &of_first, 0x1f00), Owner::Unknown);
+        assert_eq!(beside(&[(0x1800, 11)], &[10], &of_first, 0x1f00), other(11));
+        // Alone it may have made itself a stack.
+        assert_eq!(beside(&[], &[10], &of_first, 0x4800), Owner::Maker);
         // Its maker sleeps elsewhere, and who runs is not known.
         assert_eq!(owner(&asleep[..1], &state(0x2000, 11), 0x3f00), Owner::Unknown);
     }
