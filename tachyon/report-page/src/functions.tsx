@@ -1,8 +1,10 @@
 // The table of functions, and one function with its callers, callees and lines.
 
 import { useMemo, useState } from "preact/hooks";
+import { PYTHON } from "./data";
 import type { Edge, Model, Row, Sums, Tree } from "./model";
 import type { State } from "./place";
+import { Source } from "./source";
 import { count, percent } from "./words";
 
 type Set = (change: Partial<State>) => void;
@@ -102,6 +104,7 @@ export function Details({ model, tree, total, sums, rows, func, set }: {
           </tbody></table>
         </section>
       </div>
+      {model.kind(func) === PYTHON && <Source model={model} func={func} lines={lines} samples={sums.samples} />}
     </div>
   );
 }
