@@ -147,7 +147,7 @@ function App({ model, difference }: { model: Model; difference: Difference | nul
           select={(thread) => set({ thread, process: null })} />
       </section>}
       <main>
-        <Graph model={model} boxes={boxes} layout={state.layout} colouring={state.colouring} found={found}
+        <Graph model={model} all={difference ? "all: the mean of before and after" : `all: ${sums.samples} samples`} boxes={boxes} layout={state.layout} colouring={state.colouring} found={found}
           selected={state.selected} current={current} dark={dark} setCurrent={setCurrent} setWidth={setWidth} zoomTo={zoomTo} />
         <aside>
           {difference ? <ChangesTable model={model} difference={difference} search={state.search} selected={state.selected}

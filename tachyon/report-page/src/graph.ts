@@ -145,6 +145,8 @@ export function colour(model: Model, box: Box, width: number, by: Colouring): st
 
 export interface Painting {
   model: Model;
+  /** What the whole is called. */
+  all: string;
   layout: Layout;
   colouring: Colouring;
   /** Functions that the search found. */
@@ -191,7 +193,7 @@ export function paint(context: CanvasRenderingContext2D, boxes: Boxes, whole: nu
       context.strokeRect(x + 1, y + 1, Math.max(1, across - 3), ROW - 3);
     }
     if (across < 24) continue;
-    const text = box.func === ALL ? `all: ${box.total} samples` : model.names[box.func]!;
+    const text = box.func === ALL ? painting.all : model.names[box.func]!;
     context.fillStyle = isFound ? "#111" : "#666";
     context.fillText(fitting(text, across - 8), x + 4, y + ROW / 2, across - 6);
   }

@@ -41,25 +41,50 @@ export function pieces(text: string, marks: Mark[]): Piece[] {
   return found;
 }
 
+type Line = [number: number, text: string, seen?: LineRow];
+
+/** A function's own lines of those that a file has here, in runs. */
+function ofFunction(all: [number, string][], seen: LineRow[], name: string): Line[][] {
+  const rows = new Map(seen.map((line) => [line.line, line]));
+  const numbers = seen.map((line) => line.line).filter((line) => line > 0);
+  const first = Math.min(...numbers), last = Math.max(...numbers);
+  const indentation = (text: string) => text.length - text.trimStart().length;
+  const own = name.slice(name.lastIndexOf(".") + 1);
+  const isHead = (text: string) => /^\s*(async\s+def|def|class)\s/.test(text) &&
+    text.trimStart().replace(/^(async\s+def|def|class)\s+/, "").split(/[^\p{L}\p{N}_]/u)[0] === own;
+  let from = -1, to = all.length;
+  all.forEach(([number, text], index) => { if (number <= first && isHead(text)) from = index; });
+  if (from >= 0) {
+    const outer = indentation(all[from]![1]);
+    to = all.findIndex(([number, text]) => number > last && text.trim() !== "" && indentation(text) <= outer && !/^[)\]}]/.test(text.trimStart()));
+    if (to < 0) to = all.length;
+    while (from > 0 && all[from - 1]![1].trimStart().startsWith("@")) from--;
+    while (to > from && all[to - 1]![1].trim() === "") to--;
+  }
+  const near = (line: number) => from >= 0 || numbers.some((seen) => Math.abs(seen - line) <= 4);
+  const runs: Line[][] = [];
+  all.slice(Math.max(0, from), to).forEach(([number, text]) => {
+    if (!near(number)) return;
+    const run = runs[runs.length - 1];
+    const line: Line = [number, text, rows.get(number)];
+    if (run && run[run.length - 1]![0] + 1 === number) run.push(line);
+    else runs.push([line]);
+  });
+  return runs.some((run) => run.some((line) => line[2])) ? runs : [];
+}
+
+export function hasSource(model: Model, func: number): boolean {
+  const { source, functions } = model.data.document;
+  return source?.files.some((found) => found.file === functions.file[func]) ?? false;
+}
+
 const ASK = "not in this file: record with -o report.html --source, or tachyon-bpf export FILE.tach -o report.html --source on a machine that has the files";
 
 export function Source({ model, func, lines, samples }: { model: Model; func: number; lines: LineRow[]; samples: number }) {
   const { source, functions } = model.data.document;
   const file = functions.file[func]!;
   const text = useMemo(() => source?.files.find((found) => found.file === file), [source, file]);
-  // The lines around those that were seen; another function of the file may lie beyond a gap.
-  const rows = useMemo(() => {
-    if (!text) return [];
-    const seen = new Map(lines.map((line) => [line.line, line]));
-    const runs: [number, string][][] = [];
-    for (const line of text.lines) {
-      const run = runs[runs.length - 1];
-      if (run && run[run.length - 1]![0] + 1 === line[0]) run.push(line);
-      else runs.push([line]);
-    }
-    return runs.filter((run) => run.some(([number]) => seen.has(number)))
-      .map((run) => run.map(([number, text]) => ({ number, text, row: seen.get(number) })));
-  }, [text, lines]);
+  const rows = useMemo(() => (text ? ofFunction(text.lines, lines, model.name(func)) : []), [text, lines, func]);
   if (!text || rows.length === 0) {
     const why = source?.missing.find((missing) => missing.file === file)?.why;
     return <p class="none" id="no-source">Source text: {source ? why ?? "these lines are not in the file" : ASK}.</p>;
@@ -75,7 +100,7 @@ export function Source({ model, func, lines, samples }: { model: Model; func: nu
       <table id="source"><thead><tr><th>Self</th><th>Total</th><th>Line</th><th /></tr></thead>
         {rows.map((run, place) => (
           <tbody key={place}>
-            {run.map(({ number, text, row }) => (
+            {run.map(([number, text, row]) => (
               <tr key={number} data-line={number} class={row ? "seen" : ""}>
                 {share(row?.own ?? 0, "own")}{share(row?.total ?? 0, "total")}
                 <td class="number">{number}</td>

@@ -67,6 +67,9 @@ impl SourceFiles for Files {
 
     fn read(&mut self, process: &Process, path: &str, most: usize) -> Result<SourceFile, String> {
         let path = Path::new(path);
+        if path.as_os_str().as_encoded_bytes().starts_with(b"<") {
+            return Err("it is no file".to_owned());
+        }
         if !path.is_absolute() {
             return Err("its path is relative".to_owned());
         }
@@ -140,6 +143,7 @@ mod tests {
                 let found = files.read(&own, &path(name), 100).map(|file| String::from_utf8(file.bytes).unwrap());
                 assert_eq!(found.as_deref().map_err(String::as_str), expected, "{name}");
             }
+            assert_eq!(files.read(&own, "<string>", 100), Err("it is no file".to_owned()));
             assert_eq!(files.read(&own, "a.py", 100), Err("its path is relative".to_owned()));
         }
         let stranger = Process { pid: 1, ..Process::default() };
