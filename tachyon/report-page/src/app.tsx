@@ -2,7 +2,9 @@
 
 import { render } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { load } from "./data";
+import { ChangesTable, Verdict } from "./changes";
+import { load, unpack } from "./data";
+import { type Changes, type Difference, join, sides, weigh } from "./difference";
 import { layOut, neighbour, pathOf, type Colouring, type Layout } from "./graph";
 import { Details, Functions } from "./functions";
 import { Graph } from "./graph_view";
@@ -18,13 +20,16 @@ const KEYS: [string, string][] = [
   ["c", "next colouring"], ["t", "light or dark"], ["a", "all time, processes, threads and modules"], ["?", "these keys"],
 ];
 
-function App({ model }: { model: Model }) {
+function App({ model, difference }: { model: Model; difference: Difference | null }) {
   const { document: told } = model.data;
   const limits = useMemo(() => ({
     functions: model.names.length, processes: told.processes.length, threads: told.threads.length,
     strings: told.strings.length, buckets: told.buckets,
   }), [model]);
-  const [state, setState] = useState<State>(() => fromFragment(location.hash, limits));
+  const [state, setState] = useState<State>(() => {
+    const first = fromFragment(location.hash, limits);
+    return difference && !location.hash.includes("colour=") ? { ...first, colouring: "change" } : difference || first.colouring !== "change" ? first : { ...first, colouring: "kind" };
+  });
   const [current, setCurrent] = useState(-1);
   const [width, setWidth] = useState(800);
   const [dark, setDark] = useState(() => matchMedia("(prefers-color-scheme: dark)").matches);
@@ -49,7 +54,8 @@ function App({ model }: { model: Model }) {
   const { process, thread, module, range, native } = state;
   const sums: Sums = useMemo(() => model.sums({ process, thread, module, range }), [process, thread, module, range?.[0], range?.[1]]);
   const tree = native ? model.shown : model.folded;
-  const weights = useMemo(() => model.nodes(tree, sums), [tree, sums]);
+  const both = useMemo(() => difference && sides(model, { process, thread, module, range }, difference), [sums]);
+  const weights = useMemo(() => (both ? weigh(model, tree, both) : model.nodes(tree, sums)), [tree, sums]);
   const rows = useMemo(() => model.rows(sums, native), [sums, native]);
   const zoom = state.zoom.join(".");
   const boxes = useMemo(
@@ -75,7 +81,7 @@ function App({ model }: { model: Model }) {
     const up = state.layout === "flame" ? "in" : "out", down = state.layout === "flame" ? "out" : "in";
     const arrows: Record<string, "in" | "out" | "left" | "right"> = { ArrowUp: up, ArrowDown: down, ArrowLeft: "left", ArrowRight: "right" };
     const layouts: Record<string, Layout> = { f: "flame", i: "icicle", v: "inverted" };
-    const colourings: Record<Colouring, Colouring> = { kind: "self", self: "module", module: "kind" };
+    const colourings: Record<Colouring, Colouring> = { kind: "self", self: "module", module: difference ? "change" : "kind", change: "kind" };
     if (inGraph && arrows[event.key]) setCurrent(neighbour(boxes, at, arrows[event.key]!));
     else if (inGraph && event.key === "Enter") zoomTo(at);
     else if (event.key === "Escape" || event.key === "Backspace") zoomTo(boxes.boxes[boxes.zoomed]!.parent);
@@ -96,7 +102,9 @@ function App({ model }: { model: Model }) {
 
   const box = boxes.boxes[at]!;
   const name = box.func < 0 ? "all" : model.names[box.func]!;
-  const status = `${name}: ${count(box.total)} samples, ${percent(box.total, sums.samples)}` +
+  const mean = box.total / Math.max(1, sums.samples), points = (share: number) => `${(Math.max(0, share) * 100).toFixed(2)} %`;
+  const status = difference ? box.func < 0 ? "all" : `${name}: before ${points(mean - box.grown / 2)}, after ${points(mean + box.grown / 2)}` +
+    ` (${box.grown < 0 ? "−" : "+"}${(Math.abs(box.grown) * 100).toFixed(2)} points)${model.file(box.func) ? ` · ${model.file(box.func)}` : ""}` : `${name}: ${count(box.total)} samples, ${percent(box.total, sums.samples)}` +
     (box.func < 0 || state.layout === "inverted" ? "" : `; self ${count(box.own)}, ${percent(box.own, sums.samples)}`) +
     (box.func >= 0 && model.file(box.func) ? ` · ${model.file(box.func)}` : "");
   const filtered = process !== null || thread !== null || module !== null || range !== null;
@@ -104,7 +112,7 @@ function App({ model }: { model: Model }) {
     ["flame", "Flame", "callers below"], ["icicle", "Icicle", "callers above"], ["inverted", "Inverted", "what ran first, its callers below it"]];
   return (
     <>
-      <Quality model={model} sums={sums} rows={rows} filtered={filtered} select={(selected) => set({ selected })} />
+      {difference ? <Verdict difference={difference} /> : <Quality model={model} sums={sums} rows={rows} filtered={filtered} select={(selected) => set({ selected })} />}
       <div class="bar" role="toolbar" aria-label="What is shown">
         <input ref={search} type="search" placeholder="search ( / )" aria-label="search functions" value={state.search}
           onInput={(event) => set({ search: event.currentTarget.value })} />
@@ -119,27 +127,33 @@ function App({ model }: { model: Model }) {
         <label>by <select id="colouring" value={state.colouring}
           onChange={(event) => set({ colouring: event.currentTarget.value as Colouring })}>
           <option value="kind">language</option><option value="self">self time</option><option value="module">module</option>
+          {difference && <option value="change">change</option>}
         </select></label>
         {state.colouring === "kind" && <span class="legend">
           <span><i style={{ background: "hsl(38 92% 67%)" }} /> Python</span><span><i style={{ background: "hsl(202 76% 72%)" }} /> native</span>
         </span>}
-        <Filters model={model} state={state} set={set} />
+        {state.colouring === "change" && <span class="legend" id="legend">
+          <span><i style={{ background: "hsl(8 85% 58%)" }} /> larger share after</span><span><i style={{ background: "hsl(210 85% 58%)" }} /> smaller</span>
+        </span>}
+        <Filters model={model} state={state} set={set} threadsToo={!difference} />
         <button id="all" disabled={!filtered && state.zoom.length === 0 && !state.search}
           onClick={() => setState({ ...START, layout: state.layout, colouring: state.colouring, native })}>Reset</button>
         <button onClick={() => setDark(!dark)} aria-label="light or dark">{dark ? "Light" : "Dark"}</button>
         <button onClick={() => keys.current?.showModal()}>Keys</button>
       </div>
-      <section class="time" aria-label="time line">
+      {!difference && <section class="time" aria-label="time line">
         <TimeLine model={model} sums={sums} range={range} dark={dark} lanes={told.threads.length > 1} select={(range) => set({ range })} />
         <Lanes model={model} thread={thread} process={process} range={range} dark={dark}
           select={(thread) => set({ thread, process: null })} />
-      </section>
+      </section>}
       <main>
-        <Graph model={model} boxes={boxes} layout={state.layout} colouring={state.colouring} found={found}
+        <Graph model={model} all={difference ? "all: the mean of before and after" : `all: ${sums.samples} samples`} boxes={boxes} layout={state.layout} colouring={state.colouring} found={found}
           selected={state.selected} current={current} dark={dark} setCurrent={setCurrent} setWidth={setWidth} zoomTo={zoomTo} />
         <aside>
-          <Functions model={model} rows={rows} samples={sums.samples} found={found} sort={state.sort} selected={state.selected} set={set} />
-          {state.selected !== null &&
+          {difference ? <ChangesTable model={model} difference={difference} search={state.search} selected={state.selected}
+            select={(selected) => set({ selected })} />
+          : <Functions model={model} rows={rows} samples={sums.samples} found={found} sort={state.sort} selected={state.selected} set={set} />}
+          {!difference && state.selected !== null &&
             <Details model={model} tree={tree} total={weights.total} sums={sums} rows={rows} func={state.selected} set={set} />}
         </aside>
       </main>
@@ -152,7 +166,7 @@ function App({ model }: { model: Model }) {
   );
 }
 
-function Filters({ model, state, set }: { model: Model; state: State; set: (change: Partial<State>) => void }) {
+function Filters({ model, state, set, threadsToo }: { model: Model; state: State; set: (change: Partial<State>) => void; threadsToo: boolean }) {
   const { processes, threads } = model.data.document;
   const modules = useMemo(() => {
     const sums = new Map<number, number>();
@@ -164,12 +178,12 @@ function Filters({ model, state, set }: { model: Model; state: State; set: (chan
   const shown = threads.map((_, thread) => thread).filter((thread) => state.process === null || threads[thread]!.process === state.process);
   return (
     <>
-      {processes.length > 1 && <select id="process" aria-label="process" value={state.process ?? ""}
+      {threadsToo && processes.length > 1 && <select id="process" aria-label="process" value={state.process ?? ""}
         onChange={(event) => set({ process: number(event.currentTarget.value), thread: null })}>
         <option value="">all processes</option>
         {processes.map((process, index) => <option key={index} value={index}>{process.name}</option>)}
       </select>}
-      {threads.length > 1 && <select id="thread" aria-label="thread" value={state.thread ?? ""}
+      {threadsToo && threads.length > 1 && <select id="thread" aria-label="thread" value={state.thread ?? ""}
         onChange={(event) => set({ thread: number(event.currentTarget.value) })}>
         <option value="">all threads</option>
         {shown.slice(0, 2000).map((thread) => <option key={thread} value={thread}>{threads[thread]!.name}</option>)}
@@ -185,11 +199,24 @@ function Filters({ model, state, set }: { model: Model; state: State; set: (chan
 
 const app = document.getElementById("app")!;
 app.textContent = "reading the data…";
-load(document.getElementById("data")!.textContent!).then((data) => {
-  document.getElementById("data")!.remove();
-  const model = new Model(data);
+async function read(): Promise<[Model, Difference | null]> {
+  const texts = ["data", "difference"].map((id) => {
+    const element = document.getElementById(id)!, text = element.textContent!;
+    element.remove();
+    return text;
+  });
+  const data = await load(texts[0]!);
+  // The side before, and what the statistics say.
+  const [before, changes] = texts[1]!.trim().split(" ");
+  if (!before || !changes) return [new Model(data), null];
+  const told = JSON.parse(new TextDecoder().decode(await unpack(changes))) as Changes;
+  const joined = join(await load(before), data, told);
+  return [new Model(joined.data), joined.difference];
+}
+
+read().then(([model, difference]) => {
   app.textContent = "";
-  render(<App model={model} />, app);
+  render(<App model={model} difference={difference} />, app);
   performance.mark("shown");
 }, (error: unknown) => {
   app.textContent = `this report cannot be read: ${error}`;

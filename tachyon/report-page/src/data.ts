@@ -14,6 +14,13 @@ export interface Document {
   buckets: number;
   strings: string[];
   functions: { kind: number[]; name: number[]; file: number[]; place: number[]; module: number[] };
+  /** Columns within lines, where nodes tell them apart: the first, and the one past the last (-1: the line's end). */
+  positions?: [number, number][];
+  /** Where source text was asked for. */
+  source?: {
+    files: { file: number; changed: boolean; lines: [number, string][] }[];
+    missing: { file: number; why: string }[];
+  };
   processes: { name: string; pid: number; python: string; labels: Record<string, string> }[];
   threads: { name: string; process: number }[];
   quality: {
@@ -35,6 +42,8 @@ export interface Lines {
   parent: Int32Array;
   func: Uint32Array;
   line: Uint32Array;
+  /** Index into the document's positions; 0: not known. */
+  position: Uint32Array;
 }
 
 /** Samples: a group is a thread in a piece of time, with the entries from `start[group]` to `start[group + 1]`. */
@@ -54,9 +63,13 @@ export interface Data {
 }
 
 export async function load(base64: string): Promise<Data> {
+  return decode(await unpack(base64));
+}
+
+export async function unpack(base64: string): Promise<Uint8Array> {
   const packed = fromBase64(base64.trim());
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return decode(new Uint8Array(await new Response(stream).arrayBuffer()));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {
@@ -86,12 +99,13 @@ function decode(bytes: Uint8Array): Data {
   if (document.version !== 1) throw new Error(`data of version ${document.version}`);
   at += length;
   const nodes = get();
-  const lines: Lines = { parent: new Int32Array(nodes), func: new Uint32Array(nodes), line: new Uint32Array(nodes) };
+  const lines: Lines = { parent: new Int32Array(nodes), func: new Uint32Array(nodes), line: new Uint32Array(nodes), position: new Uint32Array(nodes) };
   for (let i = 0; i < nodes; i++) {
     const up = get();
     lines.parent[i] = up === 0 ? -1 : i - up;
     lines.func[i] = get();
     lines.line[i] = get();
+    if (document.positions) lines.position[i] = get();
   }
   // No entry takes less than two bytes, no group less than three more.
   const most = (bytes.length - at) >> 1;

@@ -1,8 +1,10 @@
 // The table of functions, and one function with its callers, callees and lines.
 
 import { useMemo, useState } from "preact/hooks";
+import { PYTHON } from "./data";
 import type { Edge, Model, Row, Sums, Tree } from "./model";
 import type { State } from "./place";
+import { hasSource, Source } from "./source";
 import { count, percent } from "./words";
 
 type Set = (change: Partial<State>) => void;
@@ -82,7 +84,7 @@ export function Details({ model, tree, total, sums, rows, func, set }: {
     </section>
   );
   return (
-    <div class="details" id="details">
+    <div class={hasSource(model, func) ? "details wide" : "details"} id="details">
       <h2>{model.names[func]} <button aria-label="close" onClick={() => set({ selected: null })}>×</button></h2>
       <p class="file">{[...new Set([model.file(func), model.text(model.module(func))])].filter((text) => text && text !== model.names[func]).join(" · ")}
         {" · "}self {percent(row?.own ?? 0, sums.samples)}, total {percent(whole, sums.samples)}
@@ -102,6 +104,7 @@ export function Details({ model, tree, total, sums, rows, func, set }: {
           </tbody></table>
         </section>
       </div>
+      {model.kind(func) === PYTHON && <Source model={model} func={func} lines={lines} samples={sums.samples} />}
     </div>
   );
 }

@@ -2,10 +2,11 @@
 // takes does not depend on how many stacks there are.
 
 import { KERNEL, NATIVE, PYTHON } from "./data";
+import type { Weights } from "./difference";
 import type { Model, Tree } from "./model";
 
 export type Layout = "flame" | "icicle" | "inverted";
-export type Colouring = "kind" | "self" | "module";
+export type Colouring = "kind" | "self" | "module" | "change";
 
 export interface Box {
   func: number;
@@ -14,6 +15,8 @@ export interface Box {
   at: number;
   total: number;
   own: number;
+  /** By how much its share grew, in a comparison. */
+  grown: number;
   /** Index of the box below it in the stack; -1 for the whole. */
   parent: number;
 }
@@ -30,14 +33,13 @@ export interface Boxes {
 export const ALL = -1;
 export const ROW = 19;
 
-interface Weights { own: Float64Array; total: Float64Array }
 
 /** A set of nodes that are one box, with the samples of each. */
-interface Group { func: number; total: number; own: number; nodes: number[]; samples: number[] }
+interface Group { func: number; total: number; own: number; grown: number; nodes: number[]; samples: number[]; changes: number[] }
 
 /** `path`: the functions down to the zoomed box. `least`: samples of the narrowest box, of those of the whole width. */
 export function layOut(tree: Tree, weights: Weights, samples: number, inverted: boolean, path: number[], share: number): Boxes {
-  const boxes: Box[] = [{ func: ALL, depth: 0, at: 0, total: samples, own: 0, parent: -1 }];
+  const boxes: Box[] = [{ func: ALL, depth: 0, at: 0, total: samples, own: 0, grown: 0, parent: -1 }];
   const children = inverted ? callers(tree, weights) : callees(tree, weights);
   let group: Group | null = null, width = samples, zoomed = 0;
   for (const func of path) {
@@ -45,7 +47,7 @@ export function layOut(tree: Tree, weights: Weights, samples: number, inverted: 
     if (!next) break;
     group = next;
     width = group.total;
-    boxes.push({ func, depth: boxes.length, at: 0, total: group.total, own: group.own, parent: boxes.length - 1 });
+    boxes.push({ func, depth: boxes.length, at: 0, total: group.total, own: group.own, grown: group.grown, parent: boxes.length - 1 });
     zoomed = boxes.length - 1;
   }
   const least = Math.max(width * share, Number.MIN_VALUE);
@@ -56,7 +58,7 @@ export function layOut(tree: Tree, weights: Weights, samples: number, inverted: 
     const { depth } = boxes[index]!;
     let at = boxes[index]!.at;
     for (const child of children(above, least)) {
-      const own = boxes.push({ func: child.func, depth: depth + 1, at, total: child.total, own: child.own, parent: index }) - 1;
+      const own = boxes.push({ func: child.func, depth: depth + 1, at, total: child.total, own: child.own, grown: child.grown, parent: index }) - 1;
       deepest = Math.max(deepest, depth + 1);
       open.push([child, own]);
       at += child.total;
@@ -67,46 +69,49 @@ export function layOut(tree: Tree, weights: Weights, samples: number, inverted: 
 
 const widestFirst = (a: Group, b: Group) => b.total - a.total || a.func - b.func;
 
-function callees(tree: Tree, { own, total }: Weights) {
+function callees(tree: Tree, { own, total, grownTotal }: Weights) {
   return (above: Group | null, least: number): Group[] => {
     const found: Group[] = [];
     for (let at = above ? tree.firstChild[above.nodes[0]!]! : tree.roots; at >= 0; at = tree.nextSibling[at]!)
       if (total[at]! > 0 && total[at]! >= least)
-        found.push({ func: tree.func[at]!, total: total[at]!, own: own[at]!, nodes: [at], samples: [] });
+        found.push({ func: tree.func[at]!, total: total[at]!, own: own[at]!, grown: grownTotal?.[at] ?? 0, nodes: [at], samples: [], changes: [] });
     return found.sort(widestFirst);
   };
 }
 
 /** A box is what was running; above it who called that. Its own samples are those of stacks that begin there. */
-function callers(tree: Tree, { own }: Weights) {
+function callers(tree: Tree, { own, grownOwn }: Weights) {
   let first: Group | null = null;
   return (above: Group | null, least: number): Group[] => {
     if (!above) {
       if (!first) {
-        first = { func: ALL, total: 0, own: 0, nodes: [], samples: [] };
-        for (let i = 0; i < own.length; i++) if (own[i]! > 0) first.nodes.push(i), first.samples.push(own[i]!);
+        first = { func: ALL, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] };
+        for (let i = 0; i < own.length; i++)
+          if (own[i]! > 0) first.nodes.push(i), first.samples.push(own[i]!), first.changes.push(grownOwn?.[i] ?? 0);
       }
       return grouped(tree, first, least);
     }
-    const up: Group = { func: ALL, total: 0, own: 0, nodes: [], samples: [] };
+    const up: Group = { func: ALL, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] };
     above.nodes.forEach((node, i) => {
       const parent = tree.parent[node]!;
-      if (parent >= 0) up.nodes.push(parent), up.samples.push(above.samples[i]!);
+      if (parent >= 0) up.nodes.push(parent), up.samples.push(above.samples[i]!), up.changes.push(above.changes[i]!);
     });
     return grouped(tree, up, least);
   };
 }
 
-function grouped(tree: Tree, { nodes, samples }: Group, least: number): Group[] {
+function grouped(tree: Tree, { nodes, samples, changes }: Group, least: number): Group[] {
   const groups = new Map<number, Group>();
   for (let i = 0; i < nodes.length; i++) {
     const node = nodes[i]!, func = tree.func[node]!, many = samples[i]!;
     let group = groups.get(func);
-    if (!group) groups.set(func, (group = { func, total: 0, own: 0, nodes: [], samples: [] }));
+    if (!group) groups.set(func, (group = { func, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] }));
     group.total += many;
     if (tree.parent[node]! < 0) group.own += many;
     group.nodes.push(node);
     group.samples.push(many);
+    group.changes.push(changes[i]!);
+    group.grown += changes[i]!;
   }
   return [...groups.values()].filter((group) => group.total >= least).sort(widestFirst);
 }
@@ -120,6 +125,12 @@ const MODULES = [38, 202, 164, 56, 325, 18, 250, 90];
 export function colour(model: Model, box: Box, width: number, by: Colouring): string {
   if (box.func === ALL) return "hsl(0 0% 82%)";
   const hash = Math.imul(box.func + 1, 0x9e3779b1) >>> 24;
+  if (by === "change") {
+    // Red and blue, told apart with any kind of colour vision; as much of a colour as the share grew, relative to itself.
+    const mean = box.total / Math.max(1, width), relative = mean > 0 ? Math.min(1, Math.abs(box.grown) / (2 * mean)) : 0;
+    const strength = Math.abs(box.grown) < 0.0005 ? 0 : Math.sqrt(relative);
+    return `hsl(${box.grown > 0 ? 8 : 210} ${Math.round(85 * Math.min(1, strength * 3))}% ${Math.round(90 - 32 * strength)}%)`;
+  }
   if (by === "self") {
     const share = Math.sqrt(Math.min(1, box.own / Math.max(1, width)));
     return `hsl(${Math.round(50 - 35 * share)} 95% ${Math.round(93 - 35 * share)}%)`;
@@ -134,6 +145,8 @@ export function colour(model: Model, box: Box, width: number, by: Colouring): st
 
 export interface Painting {
   model: Model;
+  /** What the whole is called. */
+  all: string;
   layout: Layout;
   colouring: Colouring;
   /** Functions that the search found. */
@@ -171,7 +184,7 @@ export function paint(context: CanvasRenderingContext2D, boxes: Boxes, whole: nu
     const [x, across] = place(boxes, index, width);
     const isFound = !found || (box.func !== ALL && found[box.func] === 1);
     context.globalAlpha = isFound ? (index < boxes.zoomed ? 0.6 : 1) : 0.25;
-    context.fillStyle = colour(model, box, boxes.width, colouring);
+    context.fillStyle = colour(model, box, colouring === "change" ? boxes.boxes[0]!.total : boxes.width, colouring);
     context.fillRect(x, y, Math.max(0.5, across - (across > 3 ? 1 : 0)), ROW - 1);
     context.globalAlpha = 1;
     if (index === painting.current || (box.func !== ALL && box.func === painting.selected)) {
@@ -180,7 +193,7 @@ export function paint(context: CanvasRenderingContext2D, boxes: Boxes, whole: nu
       context.strokeRect(x + 1, y + 1, Math.max(1, across - 3), ROW - 3);
     }
     if (across < 24) continue;
-    const text = box.func === ALL ? `all: ${box.total} samples` : model.names[box.func]!;
+    const text = box.func === ALL ? painting.all : model.names[box.func]!;
     context.fillStyle = isFound ? "#111" : "#666";
     context.fillText(fitting(text, across - 8), x + 4, y + ROW / 2, across - 6);
   }

@@ -6,6 +6,7 @@ import type { Model } from "./model";
 
 interface Props {
   model: Model;
+  all: string;
   boxes: Boxes;
   layout: Layout;
   colouring: Colouring;
@@ -19,7 +20,7 @@ interface Props {
 }
 
 export function Graph(props: Props) {
-  const { model, boxes, layout, colouring, found, selected, current, setCurrent, setWidth, zoomTo } = props;
+  const { model, all, boxes, layout, colouring, found, selected, current, setCurrent, setWidth, zoomTo } = props;
   const frame = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const [size, setSize] = useState<[number, number]>([800, 400]);
@@ -53,7 +54,7 @@ export function Graph(props: Props) {
     drawing.height = Math.round(height * ratio);
     const context = drawing.getContext("2d")!;
     context.scale(ratio, ratio);
-    paint(context, boxes, whole, { model, layout, colouring, found, selected, current, width, height, top });
+    paint(context, boxes, whole, { model, all, layout, colouring, found, selected, current, width, height, top });
   });
 
   const under = (event: MouseEvent): number => {

@@ -34,7 +34,9 @@ export interface Sums {
 
 export interface Row { func: number; own: number; total: number }
 export interface Edge { func: number; samples: number }
-export interface LineRow { line: number; own: number; total: number }
+export interface LineRow { line: number; own: number; total: number; marks: Mark[] }
+/** A part of a line: an expression that was running. */
+export interface Mark { from: number; to: number; own: number; total: number }
 
 export class Model {
   readonly names: string[];
@@ -115,7 +117,8 @@ export class Model {
     return below(parent, (i) => this.module(func[i]!) === module);
   }
 
-  sums(filter: Filter): Sums {
+  /** `only`: of threads. */
+  sums(filter: Filter, only?: (thread: number) => boolean): Sums {
     const { document, samples, lines } = this.data;
     const own = new Float64Array(lines.parent.length);
     const times = [0, 1, 2, 3].map(() => new Float64Array(document.buckets));
@@ -126,6 +129,7 @@ export class Model {
     const { thread, bucket, start, node, state, count } = samples;
     for (let group = 0; group < thread.length; group++) {
       const of = thread[group]!, at = bucket[group]!;
+      if (only && !only(of)) continue;
       if (filter.thread !== null && of !== filter.thread) continue;
       if (filter.process !== null && document.threads[of]!.process !== filter.process) continue;
       const inside = at >= from && at < to;
@@ -192,23 +196,46 @@ export class Model {
 
   /** The lines of a function. */
   lines(sums: Sums, wanted: number): LineRow[] {
-    const { parent, func, line } = this.data.lines;
+    const { parent, func, line, position } = this.data.lines;
+    const { positions } = this.data.document;
     const all = sums.total;
     const rows = new Map<number, LineRow>();
     const row = (number: number) => {
       let found = rows.get(number);
-      if (!found) rows.set(number, (found = { line: number, own: 0, total: 0 }));
+      if (!found) rows.set(number, (found = { line: number, own: 0, total: 0, marks: [] }));
+      return found;
+    };
+    const marks = new Map<string, Mark>();
+    const mark = (at: number): Mark | undefined => {
+      if (!positions || position[at] === 0) return undefined;
+      const key = `${line[at]} ${position[at]}`;
+      let found = marks.get(key);
+      if (!found) {
+        const [from, to] = positions[position[at]!]!;
+        marks.set(key, (found = { from, to, own: 0, total: 0 }));
+        row(line[at]!).marks.push(found);
+      }
       return found;
     };
     for (let i = 0; i < parent.length; i++) {
       if (all[i] === 0) continue;
       const charged = this.charged[i]!;
       const holder = this.isMachine(wanted) ? i : charged;
-      if (sums.own[i]! > 0 && holder >= 0 && func[holder] === wanted) row(line[holder]!).own += sums.own[i]!;
+      if (sums.own[i]! > 0 && holder >= 0 && func[holder] === wanted) {
+        row(line[holder]!).own += sums.own[i]!;
+        const part = mark(holder);
+        if (part) part.own += sums.own[i]!;
+      }
       if (func[i] !== wanted) continue;
       let again = false;
       for (let at = parent[i]!; !again && at >= 0; at = parent[at]!) again = func[at] === wanted && line[at] === line[i];
       if (!again) row(line[i]!).total += all[i]!;
+      const part = mark(i);
+      if (!part) continue;
+      again = false;
+      for (let at = parent[i]!; !again && at >= 0; at = parent[at]!)
+        again = func[at] === wanted && line[at] === line[i] && position[at] === position[i];
+      if (!again) part.total += all[i]!;
     }
     return [...rows.values()].sort((a, b) => a.line - b.line);
   }

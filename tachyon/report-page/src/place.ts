@@ -49,7 +49,7 @@ export function fromFragment(fragment: string, most: { functions: number; proces
   const zoom = (words.get("zoom") ?? "").split(".").map((text) => number(text, most.functions));
   return {
     layout: one("view", ["flame", "icicle", "inverted"], START.layout),
-    colouring: one("colour", ["kind", "self", "module"], START.colouring),
+    colouring: one("colour", ["kind", "self", "module", "change"], START.colouring),
     native: words.get("native") !== "0",
     search: words.get("search") ?? "",
     process: number(words.get("process"), most.processes),

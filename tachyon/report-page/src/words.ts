@@ -14,19 +14,21 @@ export function seconds(number: number): string {
   return number >= 100 ? `${number.toFixed(0)} s` : number >= 1 ? `${number.toFixed(1)} s` : `${(number * 1000).toFixed(0)} ms`;
 }
 
-/** The functions that a search means: a regular expression, or plain text where it is none. `null`: no search. */
-export function finder(model: Model, search: string): Uint8Array | null {
+/** What a search means: a regular expression, or plain text where it is none. `null`: no search. */
+export function matcher(search: string): ((text: string) => boolean) | null {
   if (search === "") return null;
-  const found = new Uint8Array(model.names.length);
   const flags = /[A-Z]/.test(search) ? "u" : "iu";
-  let pattern: RegExp | null = null;
   try {
-    pattern = new RegExp(search, flags);
+    const pattern = new RegExp(search, flags);
+    return (text) => pattern.test(text);
   } catch {
     // An unfinished expression is text.
+    return (text) => text.includes(search);
   }
-  model.names.forEach((name, func) => {
-    found[func] = (pattern ? pattern.test(name) || pattern.test(model.file(func)) : name.includes(search)) ? 1 : 0;
-  });
-  return found;
+}
+
+/** The functions that a search means. */
+export function finder(model: Model, search: string): Uint8Array | null {
+  const matches = matcher(search);
+  return matches && Uint8Array.from(model.names, (name, func) => (matches(name) || matches(model.file(func)) ? 1 : 0));
 }

@@ -9,12 +9,13 @@ use super::report::{Shape, write_to};
 use super::table::{Cell, Colour, Column, Style, Table, percent};
 use crate::analysis::diff::{Change, Difference, LEVEL, Measured, Options, Whole, diff};
 use crate::analysis::{By, RowName};
+use crate::sinks::page::{self, SideSink};
 use crate::sinks::text::write_json;
 use indicatif::HumanCount;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Exit status when a significant change is larger than `--fail-over`.
 pub const STATUS_CHANGED: u8 = 3;
@@ -28,7 +29,9 @@ const SHOWN: usize = 30;
 /// # Errors
 /// When a file is no profile that can be read to its end, or the output cannot be written.
 pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
-    let shape = Shape::of(args.output.as_deref(), args.json)?;
+    let html = args.output.as_deref().and_then(Path::extension).is_some_and(|extension| extension == "html");
+    let page = html && !args.json;
+    let shape = if page { Shape::Json } else { Shape::of(args.output.as_deref(), args.json)? };
     let (before, after) = args.sides()?;
     let by = match args.by {
         DiffBy::Function => By::Function,
@@ -40,6 +43,9 @@ pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let difference = diff(&old?, &new?, options, &Installed::default());
     let shown = Shown { args, by, before, after, difference: &difference };
     write_to(args.output.as_deref(), args.force, out, &mut |out, to_file| {
+        if page {
+            return shown.write_page(out);
+        }
         let style = match shape {
             Shape::Json => {
                 write_json(&mut *out, &Json::new(&shown))?;
@@ -152,6 +158,22 @@ impl Shown<'_> {
             writeln!(out, "… and {} more significant changes (--json has all)", significant - wanted)?;
         }
         self.write_moves(style, out)
+    }
+
+    /// The report's page, for both sides.
+    fn write_page(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut sides = [SideSink::default(), SideSink::default()];
+        for (side, files) in sides.iter_mut().zip([self.before, self.after]) {
+            super::profiles::feed(files, self.args.force_large, side)?;
+        }
+        let name = |files: &[PathBuf]| match files {
+            [file] => file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned(),
+            files => format!("{} files", files.len()),
+        };
+        let title = escape(&format!("{} → {}", name(self.before), name(self.after))).into_owned();
+        let Difference { before, after, .. } = self.difference;
+        let caption = format!("{} samples before, {} after", before.samples, after.samples);
+        Ok(page::write_difference(out, &title, &caption, &sides, &Json::new(self))?)
     }
 
     fn write_verdict(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {

@@ -29,6 +29,7 @@ pub mod progress;
 pub mod record;
 pub mod recover;
 pub mod report;
+pub mod source;
 pub mod symbolize;
 pub mod table;
 pub mod top;

@@ -85,6 +85,8 @@ pub struct Plan {
     pub report: Option<Destination>,
     /// Threads stay apart in formats that join them.
     pub threads: bool,
+    /// The report has source text.
+    pub source: bool,
     /// Processes of one program are one.
     pub merge_processes: bool,
     /// Only samples that hold the GIL.
@@ -219,6 +221,7 @@ impl Plan {
             rotate: args.rotate.map(|length| Rotate { length, keep: args.keep }),
             report,
             threads: args.threads,
+            source: source_wanted(args.source, format)?,
             merge_processes: args.merge.wanted(format)?,
             gil: args.sampling.gil,
             opcodes: args.opcodes,
@@ -260,10 +263,20 @@ pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<O
         (None, Destination::Stdout) => Format::Collapsed,
         (None, Destination::Path(path)) => format_of_path(path)?,
     };
+    source_wanted(args.source, format)?;
     let output = OutputPlan { destination, format, force: args.force };
     check_stream(&output, surroundings)?;
     output.check()?;
     Ok(output)
+}
+
+/// Only the report shows source text.
+fn source_wanted(wanted: bool, format: Format) -> Result<bool, Failure> {
+    if wanted && format != Format::Report {
+        return Err(Failure::usage(format!("{format} files have no source text"))
+            .with_hint("--source is for reports: -o app.html, or --format report"));
+    }
+    Ok(wanted)
 }
 
 /// Where `merge` writes to.

@@ -3,6 +3,7 @@
 use super::escape::escape;
 use crate::analysis::{Aggregate, Collector};
 use crate::input::{InputError, Source, find};
+use crate::sinks::Sink;
 use anyhow::Context as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,16 @@ pub fn as_one(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Aggregate>
     let mut aggregate = Aggregate::default();
     source.feed(&mut Collector::new(&mut aggregate)).with_context(reading)?;
     Ok(aggregate)
+}
+
+/// Gives the samples of files and directories to a sink, as one profile. What was left out has been told before.
+///
+/// # Errors
+/// As [`as_one`].
+pub fn feed(paths: &[PathBuf], force_large: bool, sink: &mut dyn Sink) -> anyhow::Result<()> {
+    let found = find(paths).context("cannot compare")?;
+    open(&found.files, force_large).and_then(|source| source.feed(sink)).context("cannot compare")?;
+    Ok(())
 }
 
 /// Sums up files and directories, each file as a recording of its own.

@@ -114,7 +114,8 @@ fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let output = OutputFile::create(&plan.destination, plan.force)?;
     let mut file = output.try_clone_file()?;
     let (companion_output, companion) = plan.create_companion(None)?.unzip();
-    let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion };
+    let source = args.source.then(super::source::Files::of_this_machine);
+    let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion, source };
     let wanted = export::Wanted::from(args);
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
     tell(&done.notes);

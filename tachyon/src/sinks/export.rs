@@ -5,6 +5,7 @@ use super::flamegraph::FlamegraphSink;
 use super::gperftools::GperftoolsSink;
 use super::jsonl::JsonlSink;
 use super::page::PageSink;
+use super::page::source::SourceFiles;
 use super::pprof::PprofSink;
 use super::speedscope::SpeedscopeSink;
 use super::{CollapsedSink, Format, RootOptions, Sink};
@@ -23,6 +24,8 @@ pub struct ExportOptions {
     pub svg: bool,
     /// The second file of a gperftools profile.
     pub companion: Option<Companion>,
+    /// Where the report's source text is found; `None`: it has none.
+    pub source: Option<Box<dyn SourceFiles>>,
 }
 
 /// The file that names a gperftools profile's addresses.
@@ -77,7 +80,7 @@ pub fn open<'a, W: Write + Send + 'a>(
         }
         Format::Pprof => Box::new(PprofSink::new(out, roots)),
         Format::Speedscope => Box::new(SpeedscopeSink::new(out)),
-        Format::Report => Box::new(PageSink::new(out)),
+        Format::Report => Box::new(PageSink::new(out).with_source(options.source)),
         Format::Flamegraph => Box::new(FlamegraphSink::new(out, roots, !options.svg)),
         Format::Firefox => Box::new(FirefoxSink::new(out)),
         Format::Jsonl => Box::new(JsonlSink::new(out)),

@@ -252,7 +252,8 @@ pub(super) fn caption(total: u64, report: &Report) -> String {
     if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
         caption.push_str(&format!(" at {:.1} Hz on the mean", report.effective_rate_hz));
     } else if report.rate_hz > 0.0 {
-        caption.push_str(&format!(" at {} Hz", report.rate_hz));
+        // What other programs' files say of an interval is rounded.
+        caption.push_str(&format!(" at {} Hz", (report.rate_hz * 10.0).round() / 10.0));
     }
     if report.cut {
         caption.push_str(", recovered: what was lost is unknown");

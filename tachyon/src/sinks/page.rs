@@ -6,16 +6,19 @@
 //! layout.
 
 mod data;
+pub mod source;
 mod tree;
 
 use super::flamegraph::{caption, title, xml};
 use super::spool::Spool;
+use super::stacks::Stacks;
 use super::{Sink, stacks};
 use crate::profile::{Merge, Profile, Sample};
 use crate::report::Report;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use source::{Source, SourceFiles};
 use std::io::{self, Write};
 use tachyon_common::event::status;
 use tree::Tree;
@@ -32,12 +35,41 @@ pub struct PageSink<W> {
     total: u64,
     /// By number of [`Merge`].
     merges: [u64; 4],
+    source: Option<Box<dyn SourceFiles>>,
+    /// By process: whether it had a sample.
+    met: Vec<bool>,
 }
 
 impl<W: Write> PageSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, spool: Spool::default(), total: 0, merges: [0; 4] }
+        Self { out, spool: Spool::default(), total: 0, merges: [0; 4], source: None, met: Vec::new() }
+    }
+
+    /// The page has source text too, from these files.
+    #[must_use]
+    pub fn with_source(self, source: Option<Box<dyn SourceFiles>>) -> Self {
+        Self { source, ..self }
+    }
+
+    /// Writes what the page is told of a profile: one text in base64.
+    fn write_data(&mut self, out: impl Write, profile: &Profile, report: &Report) -> io::Result<()> {
+        let stacks = &self.spool.stacks;
+        let mut tree = Tree::new(profile, stacks, self.source.is_some());
+        if tree.len() > MOST_NODES {
+            tree.prune(&Usage::of(profile, &self.spool)?.counts, MOST_NODES);
+        }
+        let source = match &mut self.source {
+            Some(files) => {
+                Some(Source::read(profile, &Usage::of(profile, &self.spool)?, stacks, &mut tree, files.as_mut()))
+            }
+            None => None,
+        };
+        let base64 = base64::write::EncoderWriter::new(out, &STANDARD);
+        let mut gzip = GzEncoder::new(base64, Compression::new(4));
+        data::write(&mut gzip, profile, report, &self.spool, &tree, source.as_ref(), self.merges)?;
+        gzip.finish()?.finish()?;
+        Ok(())
     }
 }
 
@@ -45,44 +77,106 @@ impl<W: Write> Sink for PageSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.total += 1;
         self.merges[usize::from(sample.merge.number())] += 1;
+        if let Some(source) = &mut self.source {
+            let process = profile.thread(sample.thread).process as usize;
+            if process >= self.met.len() {
+                self.met.resize(process + 1, false);
+            }
+            if let (false, Some(process)) =
+                (std::mem::replace(&mut self.met[process], true), profile.processes.get(process))
+            {
+                source.met(process);
+            }
+        }
         self.spool.push_by_thread(profile, sample)
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        let (title, caption) = (xml(&title(profile)), xml(&caption(self.total, report)));
-        let mut tree = Tree::new(profile, &self.spool.stacks);
-        if tree.len() > MOST_NODES {
-            tree.prune(&counts(&self.spool)?, MOST_NODES);
-        }
-        let mut out = io::BufWriter::with_capacity(1 << 16, &mut self.out);
-        for (place, part) in PAGE.split("@@").enumerate() {
-            match (place % 2, part) {
-                (0, text) => out.write_all(text.as_bytes())?,
-                (_, "title") => out.write_all(title.as_bytes())?,
-                (_, "caption") => out.write_all(caption.as_bytes())?,
-                (_, "data") => {
-                    let base64 = base64::write::EncoderWriter::new(&mut out, &STANDARD);
-                    let mut gzip = GzEncoder::new(base64, Compression::new(4));
-                    data::write(&mut gzip, profile, report, &self.spool, &tree, self.merges)?;
-                    gzip.finish()?.finish()?;
-                }
-                (_, other) => unreachable!("the page has no part {other}"),
-            }
-        }
-        out.flush()
+        let (title, caption) = (title(profile), caption(self.total, report));
+        let mut data = Vec::new();
+        self.write_data(&mut data, profile, report)?;
+        write_page(&mut self.out, &title, &caption, &data, &[])
     }
 }
 
-/// How often each stack was seen.
-fn counts(spool: &Spool) -> io::Result<Vec<u64>> {
-    let mut counts = vec![0; spool.stacks.iter().len()];
-    for thread in spool.threads() {
-        spool.read(thread.0 as usize, |sample| {
-            counts[sample.stack.0 as usize] += 1;
-            Ok(())
+/// Writes the page with its blocks of data, which are base64.
+fn write_page(out: &mut dyn Write, title: &str, caption: &str, data: &[u8], difference: &[u8]) -> io::Result<()> {
+    let (title, caption) = (xml(title), xml(caption));
+    for (place, part) in PAGE.split("@@").enumerate() {
+        out.write_all(match (place % 2, part) {
+            (0, text) => text.as_bytes(),
+            (_, "title") => title.as_bytes(),
+            (_, "caption") => caption.as_bytes(),
+            (_, "data") => data,
+            (_, "difference") => difference,
+            (_, other) => unreachable!("the page has no part {other}"),
         })?;
     }
-    Ok(counts)
+    out.flush()
+}
+
+/// One side of a comparison: takes samples as the page's sink does, and keeps what the page is told of them.
+pub struct SideSink {
+    sink: PageSink<io::Sink>,
+    data: Vec<u8>,
+}
+
+impl Default for SideSink {
+    fn default() -> Self {
+        Self { sink: PageSink::new(io::sink()), data: Vec::new() }
+    }
+}
+
+impl Sink for SideSink {
+    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.sink.sample(profile, sample)
+    }
+
+    fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
+        self.sink.write_data(&mut self.data, profile, report)
+    }
+}
+
+/// Writes the page of a comparison. `changes`: what the statistics say, as `diff --json` has it.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_difference(
+    out: &mut dyn Write,
+    title: &str,
+    caption: &str,
+    [before, after]: &[SideSink; 2],
+    changes: &impl serde::Serialize,
+) -> io::Result<()> {
+    let mut difference = before.data.clone();
+    difference.push(b' ');
+    let mut gzip = GzEncoder::new(base64::write::EncoderWriter::new(&mut difference, &STANDARD), Compression::new(4));
+    serde_json::to_writer(&mut gzip, changes)?;
+    gzip.finish()?.finish()?;
+    write_page(out, title, caption, &after.data, &difference)
+}
+
+/// By stack: how often it was seen, and a process that it was seen in.
+struct Usage {
+    counts: Vec<u64>,
+    process: Vec<u32>,
+}
+
+impl Usage {
+    fn of(profile: &Profile, spool: &Spool) -> io::Result<Self> {
+        let len = spool.stacks.iter().len();
+        let mut usage = Self { counts: vec![0; len], process: vec![0; len] };
+        for thread in spool.threads() {
+            let process = profile.threads.get(thread.0 as usize).map_or(0, |thread| thread.process);
+            spool.read(thread.0 as usize, |sample| {
+                let stack = sample.stack.0 as usize;
+                usage.counts[stack] += 1;
+                usage.process[stack] = process;
+                Ok(())
+            })?;
+        }
+        Ok(usage)
+    }
 }
 
 /// What a thread was doing, as the page tells it.

@@ -4,8 +4,17 @@ use crate::profile::{Stacks, USUAL, export, write};
 use crate::report::json;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tachyon::cli::args::{self, Verb};
+use tachyon::cli::export::Output;
+use tachyon::cli::source::Files;
+use tachyon::profile::{Frame, Merge, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::report::Report;
+use tachyon::sinks::export::ExportOptions;
+use tachyon::sinks::tach::TachOptions;
+use tachyon::sinks::{Format, Sink, TachSink};
 use tachyon_tests::viewers::{run, tools};
 
 /// Names that try to be more than names.
@@ -125,4 +134,117 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
         found["forbidden"],
         json!(["img-src", "require-trusted-types-for", "connect-src", "require-trusted-types-for"])
     );
+}
+
+/// What a source file may be full of.
+const SOURCE: &str = "import os\n\n@cached\ndef hot(x):\n    return é(x) + \"</script><script>hacked=1</script><img src=x onerror=hacked=1>\" + \"\u{1b}[31m\u{202e}\"\n\ndef other():\n    pass\n";
+const HOT: &str =
+    "    return é(x) + \"</script><script>hacked=1</script><img src=x onerror=hacked=1>\" + \"\\u{1b}[31m\\u{202e}\"";
+
+/// A function, its line, and its columns (none: not known).
+type Place<'a> = (&'a str, i32, Option<(i32, i32)>);
+
+/// Writes a TACH file whose `samples` are innermost functions of one file, each called by `<module>`.
+fn write_places<'a>(path: &Path, file: &str, samples: impl Iterator<Item = Place<'a>>) {
+    let mut profile = Profile::default();
+    profile.meta.start_us = 1_000_000;
+    profile.meta.interval_us = 10_000;
+    profile.processes.push(Process { pid: 77, comm: "app".into(), ..Process::default() });
+    profile.threads.push(Thread { tid: 77, ns_tid: 77, unique_tid: 77, name: "app".into(), ..Thread::default() });
+    let out = fs::File::create(path).unwrap();
+    let mut sink = TachSink::new(out, &profile.meta, TachOptions::default()).unwrap();
+    let (mut time_us, mut stored) = (1_005_000, 0);
+    let filename = profile.strings.intern(file);
+    for (name, lineno, columns) in samples {
+        let mut frame = |name: &str, lineno, (column, end_column)| {
+            let function = profile.strings.intern(name);
+            let frame = Frame::without_location(filename, function);
+            profile.frames.intern(Frame { lineno, end_lineno: lineno, column, end_column, ..frame })
+        };
+        let frames = [frame(name, lineno, columns.unwrap_or((-1, -1))), frame("<module>", 1, (-1, -1))];
+        let sample = Sample { thread: ThreadId(0), time_us, status: 3, frames: &frames, merge: Merge::None };
+        sink.sample(&profile, &sample).unwrap();
+        time_us += 10_000;
+        stored += 1;
+    }
+    let seconds = f64::from(stored) / 100.0;
+    let stored = u64::from(stored as u32);
+    sink.finish(&profile, &Report { stored, duration_s: seconds, rate_hz: 100.0, ..Report::default() }).unwrap();
+}
+
+#[test]
+fn the_page_shows_source_text_and_differences_and_obeys_neither() {
+    let Some(tools) = tools() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("app.py"), SOURCE).unwrap();
+    let samples = (0..44).map(|number| match number % 11 {
+        0..3 => ("hot", 5, None),
+        3..5 => ("hot", 5, Some((11, 81))),
+        _ => ("hot", 5, Some((11, 16))),
+    });
+    write_places(&at("usual.tach"), at("app.py").to_str().unwrap(), samples);
+    let page = |name: &str, source| {
+        let (mut out, options) = (Vec::new(), ExportOptions { source, ..ExportOptions::default() });
+        tachyon::cli::export::run(&at("usual.tach"), Output::Stream(&mut out), Format::Report, options).unwrap();
+        fs::write(at(name), out).unwrap();
+    };
+    page("with.html", Some(Files::of_this_machine()));
+    page("without.html", None);
+
+    // One function grows from a tenth to three of them, one does not change.
+    let hostile = "</script><img src=x onerror=hacked=1>\u{1b}";
+    for (name, tenths) in [("before", 1), ("after", 3)] {
+        let place = |number: u32| match number % 10 {
+            digit if digit < tenths => (hostile, 7, None),
+            9 => ("same", 8, None),
+            _ => ("rest", 9, None),
+        };
+        // In another order in each second, as no program is alike in all of them. Of 3990 no part ends in half a hundredth of
+        // a percent, which is rounded up or down.
+        let samples = (0..3990).map(|number| place(number * 7 + number / 100 * 3 + u32::from(number % 97 == 0)));
+        write_places(&at(name).with_extension("tach"), "/srv/app.py", samples);
+    }
+    let (before, after, difference) = (at("before.tach"), at("after.tach"), at("diff.html"));
+    let files = [&before, &after].map(|path| path.to_str().unwrap().to_owned());
+    let words = ["tachyon-bpf", "diff", &files[0], &files[1], "-o", difference.to_str().unwrap()];
+    let Ok(Verb::Diff(parsed)) = args::parse(words.map(std::ffi::OsString::from)) else { panic!("it is a diff") };
+    assert_eq!(tachyon::cli::diff::run(&parsed, &mut Vec::new()).unwrap(), 0);
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/page_source.mjs");
+    let shots = std::env::var_os("TACHYON_SCREENSHOTS").map_or_else(|| dir.path().to_owned(), PathBuf::from);
+    let pages = ["with.html", "without.html", "diff.html"].map(at);
+    let text = run(Command::new("node").arg(script).arg(tools).args(pages).arg(shots));
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(found["errors"], json!([]), "{found}");
+    assert_eq!(found["hacked"], json!([null, null]));
+    assert_eq!(found["elements"], json!([["SCRIPT"], ["SCRIPT"]]), "no element but the page's own script");
+
+    // The function with its decorator and without its neighbours, hot where it was.
+    let lines = json!([[3, 0, 0, "@cached"], [4, 0, 0, "def hot(x):"], [5, 44, 44, HOT]]);
+    assert_eq!(found["source"], lines);
+    let (inner, rest) = ("é(x)", " + \"</script><script>hacked=1</script><img src=x onerror=hacked=1");
+    assert_eq!(found["marks"], json!([[inner, 24, 24], [rest, 8, 8]]));
+    assert_eq!(found["filtered"][2][1], 10, "heat follows the time line");
+    assert!(found["no_source"].as_str().unwrap().contains("--source"), "{}", found["no_source"]);
+    assert!(!fs::read_to_string(at("without.html")).unwrap().contains("cached"));
+
+    // The table says what the JSON says.
+    let (said, _) = json(&["diff", &files[0], &files[1]]);
+    let rows: Vec<Value> = said["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|change| {
+            let percent = |key: &str| format!("{:.2} %", change[key].as_f64().unwrap() * 100.0);
+            let name = change["function"].as_str().unwrap().replace('\u{1b}', "\\u{1b}");
+            json!([name, percent("before"), percent("after"), change["significant"].to_string()])
+        })
+        .collect();
+    assert_eq!(found["changes"], Value::from(rows));
+    assert_eq!(found["searched"], json!(["same"]));
+    assert!(found["verdict"].as_str().unwrap().contains("significant change"), "{}", found["verdict"]);
+    let status = found["status"].as_str().unwrap();
+    assert!(status.contains("before 1") && status.contains("points"), "{status}");
+    assert_eq!(found["colours"], json!([true, true]), "something is red and something is blue");
 }

@@ -147,6 +147,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         rotate: Some(Rotate { length: config.length, keep: bounds(config) }),
         report: None,
         threads: false,
+        source: false,
         merge_processes: false,
         gil: false,
         opcodes: false,

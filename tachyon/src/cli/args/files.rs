@@ -31,6 +31,10 @@ pub struct ExportArgs {
     #[arg(long)]
     pub threads: bool,
 
+    /// Embed the source text of functions with samples in the report (-o x.html); files are read from this machine
+    #[arg(long)]
+    pub source: bool,
+
     #[command(flatten)]
     pub merge: MergeProcesses,
 
@@ -281,7 +285,7 @@ pub struct DiffArgs {
     #[arg(long, value_name = "N", value_parser = diff::units)]
     pub per_unit: Option<(f64, f64)>,
 
-    /// File to write: Markdown (.md), text (.txt) or JSON (.json)
+    /// File to write: the page (.html), Markdown (.md), text (.txt) or JSON (.json)
     #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathBuf>,
 

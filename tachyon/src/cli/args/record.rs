@@ -70,6 +70,10 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "Output")]
     pub threads: bool,
 
+    /// Embed the source text of functions with samples in the report (-o x.html); files are read from the target's root
+    #[arg(long, help_heading = "Output")]
+    pub source: bool,
+
     #[command(flatten)]
     pub merge: MergeProcesses,
 

@@ -4,7 +4,8 @@ mod split;
 
 use crate::cli::args;
 use crate::cli::output::{Destination, OutputDirectory, OutputError, OutputFile, OutputPlan};
-use crate::cli::plan::Plan;
+use crate::cli::plan::{Plan, Targets};
+use crate::cli::source::Files;
 use crate::profile::{Meta, Profile};
 use crate::sinks::export::{self, ExportOptions};
 use crate::sinks::tach::TachOptions;
@@ -140,6 +141,7 @@ fn export_sink(
         merge_processes: plan.merge_processes,
         svg: output.is_svg(),
         companion,
+        source: plan.source.then(|| Files::of_targets(matches!(plan.targets, Targets::Command { .. }))),
     };
     Ok(export::open(output.format, file, options)?)
 }

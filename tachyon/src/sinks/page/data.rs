@@ -1,5 +1,6 @@
 //! The block of data: a JSON document, then numbers as in TACH and protobuf (LEB128).
 
+use super::source::Source;
 use super::tree::Tree;
 use super::{State, merged};
 use crate::profile::{Profile, ThreadId};
@@ -33,6 +34,12 @@ struct Document<'a> {
     buckets: u64,
     strings: &'a [String],
     functions: Functions,
+    /// Absent where nodes do not tell columns apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    positions: Option<&'a [(i32, i32)]>,
+    /// Absent where no source text was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'a Source>,
     processes: Vec<ProcessInfo>,
     threads: Vec<ThreadInfo>,
     quality: Quality,
@@ -84,10 +91,11 @@ pub fn write(
     report: &Report,
     spool: &Spool,
     tree: &Tree,
+    source: Option<&Source>,
     merges: [u64; 4],
 ) -> io::Result<()> {
     let line = TimeLine::new(profile, spool);
-    let document = document(profile, report, tree, &line, merges);
+    let document = document(profile, report, (tree, source), &line, merges);
     let json = serde_json::to_vec(&document)?;
     let mut numbers = Vec::new();
     put(&mut numbers, json.len() as u64);
@@ -99,6 +107,9 @@ pub fn write(
         put(&mut numbers, u64::from(own - node.parent));
         put(&mut numbers, u64::from(node.function));
         put(&mut numbers, u64::from(node.line));
+        if source.is_some() {
+            put(&mut numbers, u64::from(node.position));
+        }
         if numbers.len() > 1 << 16 {
             out.write_all(&numbers)?;
             numbers.clear();
@@ -202,7 +213,13 @@ fn round(least: u64) -> u64 {
     }
 }
 
-fn document<'a>(profile: &Profile, report: &Report, tree: &'a Tree, line: &TimeLine, merges: [u64; 4]) -> Document<'a> {
+fn document<'a>(
+    profile: &Profile,
+    report: &Report,
+    (tree, source): (&'a Tree, Option<&'a Source>),
+    line: &TimeLine,
+    merges: [u64; 4],
+) -> Document<'a> {
     let shown = |text: &str| escape_controls(text).into_owned();
     let mut functions = Functions::default();
     for function in &tree.functions {
@@ -241,6 +258,8 @@ fn document<'a>(profile: &Profile, report: &Report, tree: &'a Tree, line: &TimeL
         buckets: line.buckets,
         strings: &tree.strings,
         functions,
+        positions: source.map(|_| &tree.positions[..]),
+        source,
         processes: processes.collect(),
         threads: threads.collect(),
         quality: Quality {

@@ -112,8 +112,8 @@ fn too_many_nodes_are_pruned_and_no_sample_is_lost() {
             sink.sample(&profile, &sample(0, 2000 + time_us, 3, &[leaf, frames[1], frames[0]])).unwrap();
         }
     }
-    let counts = counts(&sink.spool).unwrap();
-    let mut tree = Tree::new(&profile, &sink.spool.stacks);
+    let counts = Usage::of(&profile, &sink.spool).unwrap().counts;
+    let mut tree = Tree::new(&profile, &sink.spool.stacks, false);
     assert_eq!(tree.len(), 200);
     tree.prune(&counts, 20);
     assert_eq!(tree.len(), 2 + 5 + 1);

@@ -1,6 +1,6 @@
 //! Stacks as one tree, roots first, and the functions that its nodes are.
 
-use crate::profile::{FrameId, Library, Profile, SPECIAL_FILENAME, library, package, package_path};
+use crate::profile::{Frame, FrameId, Library, Profile, SPECIAL_FILENAME, library, package, package_path};
 use crate::sinks::label::{Kind, Label};
 use crate::sinks::stacks::{StackId, Stacks};
 use crate::sinks::text::{cut, escape_controls};
@@ -34,6 +34,8 @@ pub struct Node {
     pub function: u32,
     /// Running line; 0 where there is none.
     pub line: u32,
+    /// Number of its place in that line, in [`Tree::positions`]; 0 where there is none, or none is asked for.
+    pub position: u32,
 }
 
 /// The tree.
@@ -44,27 +46,37 @@ pub struct Tree {
     pub functions: Vec<Function>,
     function_ids: HashMap<Function, u32, RandomState>,
     pub nodes: Vec<Node>,
+    /// Columns within a line, in UTF-8 bytes: the first, and the one past the last (-1: the line's end). The first of
+    /// them is none.
+    pub positions: Vec<(i32, i32)>,
+    position_ids: HashMap<(i32, i32), u32, RandomState>,
     /// By stack: its innermost node.
     leaves: Vec<u32>,
 }
+
+/// A function, a line of it, and a position in that.
+type Place = (u32, u32, u32);
+/// Nodes by parent and place.
+type Known = HashMap<(u32, Place), u32, RandomState>;
 
 /// Nodes below no other have this parent in [`Tree::child`].
 const NO_PARENT: u32 = u32::MAX;
 
 impl Tree {
-    pub fn new(profile: &Profile, stacks: &Stacks) -> Self {
-        let mut tree = Self::default();
-        let mut known: HashMap<(u32, u32, u32), u32, RandomState> = HashMap::default();
-        let mut of_frames: Vec<Option<(u32, u32)>> = vec![None; profile.frames.len()];
+    /// `by_column`: calls from different places of one line are different nodes.
+    pub fn new(profile: &Profile, stacks: &Stacks, by_column: bool) -> Self {
+        let mut tree = Self { positions: vec![(-1, -1)], ..Self::default() };
+        let mut known = Known::default();
+        let mut of_frames: Vec<Option<Place>> = vec![None; profile.frames.len()];
         for stack in stacks.iter() {
             let mut at = NO_PARENT;
             for &frame in stack.iter().rev() {
-                let (function, line) = *of_frames[frame.0 as usize].get_or_insert_with(|| tree.frame(profile, frame));
-                at = tree.child(&mut known, at, function, line);
+                let place = *of_frames[frame.0 as usize].get_or_insert_with(|| tree.frame(profile, frame, by_column));
+                at = tree.child(&mut known, at, place);
             }
             if stack.is_empty() {
                 let function = tree.special(NO_FRAMES);
-                at = tree.child(&mut known, at, function, 0);
+                at = tree.child(&mut known, at, (function, 0, 0));
             }
             tree.leaves.push(at);
         }
@@ -100,38 +112,48 @@ impl Tree {
             least *= 2;
         }
         let rare = self.special(RARE);
-        let mut known = HashMap::default();
+        let mut known = Known::default();
         let old = std::mem::take(&mut self.nodes);
         let mut moved = vec![0_u32; old.len()];
         for (place, node) in old.iter().enumerate() {
             let parent = if node.parent as usize == place { NO_PARENT } else { moved[node.parent as usize] };
             let below_rare = parent != NO_PARENT && self.nodes[parent as usize].function == rare;
             moved[place] = match totals[place] >= least {
-                true => self.child(&mut known, parent, node.function, node.line),
+                true => self.child(&mut known, parent, (node.function, node.line, node.position)),
                 false if below_rare => parent,
-                false => self.child(&mut known, parent, rare, 0),
+                false => self.child(&mut known, parent, (rare, 0, 0)),
             };
         }
         self.leaves.iter_mut().for_each(|leaf| *leaf = moved[*leaf as usize]);
     }
 
-    fn child(
-        &mut self,
-        known: &mut HashMap<(u32, u32, u32), u32, RandomState>,
-        parent: u32,
-        function: u32,
-        line: u32,
-    ) -> u32 {
-        *known.entry((parent, function, line)).or_insert_with(|| {
+    fn child(&mut self, known: &mut Known, parent: u32, place: Place) -> u32 {
+        *known.entry((parent, place)).or_insert_with(|| {
             let own = index(self.nodes.len());
             let parent = if parent == NO_PARENT { own } else { parent };
-            self.nodes.push(Node { parent, function, line });
+            let (function, line, position) = place;
+            self.nodes.push(Node { parent, function, line, position });
             own
         })
     }
 
-    fn frame(&mut self, profile: &Profile, frame: FrameId) -> (u32, u32) {
-        let label = Label::of(profile, profile.frames.get(frame));
+    /// The columns of a frame, where they are known.
+    fn position(&mut self, frame: &Frame) -> u32 {
+        let Frame { lineno, end_lineno, column, end_column, .. } = *frame;
+        if lineno <= 0 || column < 0 || end_lineno < lineno || end_column < 0 {
+            return 0;
+        }
+        let position = (column, if end_lineno > lineno { -1 } else { end_column });
+        *self.position_ids.entry(position).or_insert_with(|| {
+            self.positions.push(position);
+            index(self.positions.len() - 1)
+        })
+    }
+
+    fn frame(&mut self, profile: &Profile, frame: FrameId, by_column: bool) -> Place {
+        let frame = profile.frames.get(frame);
+        let label = Label::of(profile, frame);
+        let position = if by_column && label.kind == Kind::Python { self.position(frame) } else { 0 };
         let (name, file) = (self.string(label.function), self.string(label.filename));
         let module = match label.kind {
             Kind::Python => module(label.filename),
@@ -144,7 +166,8 @@ impl Tree {
             Kind::Native => file,
             Kind::Kernel | Kind::Special => self.string(""),
         };
-        (self.function(Function { kind: label.kind, name, file, place, module }), label.line.unwrap_or(0))
+        let function = self.function(Function { kind: label.kind, name, file, place, module });
+        (function, label.line.unwrap_or(0), position)
     }
 
     fn special(&mut self, name: &str) -> u32 {

@@ -1,0 +1,139 @@
+// Two profiles as one: what ran before and after a change.
+
+import type { Data, Document } from "./data";
+import type { Filter, Model, Sums, Tree } from "./model";
+
+/** A row of `diff --json`. */
+export interface Change {
+  function: string;
+  file: string | null;
+  line: number | null;
+  kind: string;
+  before: number;
+  after: number;
+  change: number;
+  low: number | null;
+  high: number | null;
+  q: number | null;
+  significant: boolean;
+  moved_to: string | null;
+}
+
+interface Whole { samples: number; seconds: number; sampled_seconds: number; replicates: number }
+
+/** `diff --json`. */
+export interface Changes {
+  before: Whole;
+  after: Whole;
+  smallest_visible_share: number | null;
+  by: string;
+  per_unit: [number, number] | null;
+  level: number;
+  changes: Change[];
+}
+
+export interface Difference {
+  changes: Changes;
+  /** Quality of each side. */
+  quality: [Document["quality"], Document["quality"]];
+  /** By thread: 0 before, 1 after. */
+  side: Uint8Array;
+}
+
+/** Samples by node, and by how much their share grew. */
+export interface Weights { own: Float64Array; total: Float64Array; grownOwn?: Float64Array; grownTotal?: Float64Array }
+
+export function join(before: Data, after: Data, changes: Changes): { data: Data; difference: Difference } {
+  const strings: string[] = [], known = new Map<string, number>();
+  const string = (text: string) => {
+    let id = known.get(text);
+    if (id === undefined) known.set(text, (id = strings.push(text) - 1));
+    return id;
+  };
+  const functions: Document["functions"] = { kind: [], name: [], file: [], place: [], module: [] };
+  const ids = new Map<string, number>(), nodes = new Map<string, number>();
+  const parent: number[] = [], func: number[] = [], line: number[] = [];
+  const thread: number[] = [], bucket: number[] = [], start: number[] = [];
+  const node: number[] = [], state: number[] = [], count: number[] = [];
+  const document: Document = { ...after.document, strings, functions, processes: [], threads: [] };
+  delete document.positions;
+  const side: number[] = [];
+  [before, after].forEach((data, which) => {
+    const told = data.document, text = (index: number) => string(told.strings[index]!);
+    const own = told.functions.name.map((_, index) => {
+      const [kind, name, file] = [told.functions.kind[index]!, text(told.functions.name[index]!), text(told.functions.file[index]!)];
+      const key = `${kind} ${name} ${file}`;
+      let id = ids.get(key);
+      if (id === undefined) {
+        ids.set(key, (id = functions.name.length));
+        functions.kind.push(kind);
+        functions.name.push(name);
+        functions.file.push(file);
+        functions.place.push(text(told.functions.place[index]!));
+        functions.module.push(text(told.functions.module[index]!));
+      }
+      return id;
+    });
+    // Lines move when a program is changed: they are no part of what is compared.
+    const moved = new Int32Array(data.lines.parent.length);
+    for (let i = 0; i < moved.length; i++) {
+      const above = data.lines.parent[i]! < 0 ? -1 : moved[data.lines.parent[i]!]!;
+      const what = own[data.lines.func[i]!]!, key = `${above} ${what}`;
+      let id = nodes.get(key);
+      if (id === undefined) {
+        nodes.set(key, (id = parent.length));
+        parent.push(above);
+        func.push(what);
+        line.push(0);
+      }
+      moved[i] = id;
+    }
+    const threads = document.threads.length, processes = document.processes.length;
+    for (const process of told.processes) document.processes.push(process);
+    for (const { name, process } of told.threads) {
+      document.threads.push({ name, process: process + processes });
+      side.push(which);
+    }
+    document.buckets = Math.max(document.buckets, told.buckets);
+    const { samples } = data;
+    for (let group = 0; group < samples.thread.length; group++) {
+      thread.push(samples.thread[group]! + threads);
+      bucket.push(samples.bucket[group]!);
+      start.push(node.length);
+      for (let i = samples.start[group]!; i < samples.start[group + 1]!; i++) {
+        node.push(moved[samples.node[i]!]!);
+        state.push(samples.state[i]!);
+        count.push(samples.count[i]!);
+      }
+    }
+  });
+  start.push(node.length);
+  return {
+    data: {
+      document,
+      lines: { parent: Int32Array.from(parent), func: Uint32Array.from(func), line: Uint32Array.from(line), position: new Uint32Array(parent.length) },
+      samples: {
+        thread: Uint32Array.from(thread), bucket: Uint32Array.from(bucket), start: Uint32Array.from(start),
+        node: Uint32Array.from(node), state: Uint8Array.from(state), count: Float64Array.from(count),
+      },
+    },
+    difference: { changes, quality: [before.document.quality, after.document.quality], side: Uint8Array.from(side) },
+  };
+}
+
+/** Each side by itself. */
+export function sides(model: Model, filter: Filter, { side }: Difference): [Sums, Sums] {
+  return [model.sums(filter, (thread) => side[thread] === 0), model.sums(filter, (thread) => side[thread] === 1)];
+}
+
+/** The mean of both sides' shares, as samples of both: what ran on one side only can be seen, too. */
+export function weigh(model: Model, tree: Tree, [before, after]: [Sums, Sums]): Weights {
+  const old = model.nodes(tree, before), now = model.nodes(tree, after);
+  const all = before.samples + after.samples;
+  const share = (part: number, sums: Sums) => part / Math.max(1, sums.samples);
+  // One side alone is the whole.
+  const halves = before.samples > 0 && after.samples > 0 ? 2 : 1;
+  const mean = (key: "own" | "total") => old[key].map((part, i) => ((share(part, before) + share(now[key][i]!, after)) / halves) * all);
+  const grown = (key: "own" | "total") => old[key].map((part, i) => share(now[key][i]!, after) - share(part, before));
+  return { own: mean("own"), total: mean("total"), grownOwn: grown("own"), grownTotal: grown("total") };
+}
