@@ -59,7 +59,7 @@ enum Task {
     Oracle(oracle::OracleArgs),
     /// Record the snapshots of interpreters that tests walk
     Snapshots(snapshots::SnapshotsArgs),
-    /// Make release archives for x86-64 and arm64, and look into them
+    /// Make release archives and Debian packages for x86-64 and arm64 and a wheel, and try them out
     Package(package::PackageArgs),
     /// Set up the programs that judge exports: pprof, a browser, the viewers' importers; and a server to profile
     Tools,
