@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cache, command};
+use crate::{command, tools};
 
 /// The newest that Rust 1.95 builds.
 const VERSION: &str = "0.20.2";
@@ -22,7 +22,7 @@ const MANIFESTS: [&str; 2] = ["Cargo.toml", "tachyon-ebpf/Cargo.toml"];
 /// # Errors
 /// cargo-deny cannot be had, or a dependency breaks a rule.
 pub(crate) fn run() -> Result<()> {
-    let deny = installed()?;
+    let deny = tools::from_crates("cargo-deny", VERSION)?;
     for manifest in MANIFESTS {
         command::run(check(&deny, manifest, &["bans", "licenses", "sources"], &[]).arg("--hide-inclusion-graph"))?;
     }
@@ -100,22 +100,6 @@ fn check(deny: &Path, manifest: &str, what: &[&str], network: &[&str]) -> Comman
     ]);
     command.args(network).arg("check").args(what);
     command
-}
-
-/// cargo-deny in the cache, built when it is not there: in the development profile, which takes a third of the time.
-fn installed() -> Result<PathBuf> {
-    let dir = cache::dir()?.join("cargo-deny");
-    let _lock = cache::lock(&dir)?;
-    let deny = dir.join("bin/cargo-deny");
-    if !cache::is_finished(&dir, VERSION) {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["install", "--locked", "--debug", "--force", "--root"]).arg(&dir);
-        // What is set for this project's own builds is not for this one.
-        cargo.env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
-        command::run(cargo.arg(format!("cargo-deny@{VERSION}")))?;
-        cache::finish(&dir, VERSION)?;
-    }
-    Ok(deny)
 }
 
 #[cfg(test)]

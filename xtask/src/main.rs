@@ -13,6 +13,7 @@ mod digest;
 mod docs;
 mod flakes;
 mod layouts;
+mod manifests;
 mod oracle;
 mod package;
 mod page;
@@ -59,8 +60,10 @@ enum Task {
     Oracle(oracle::OracleArgs),
     /// Record the snapshots of interpreters that tests walk
     Snapshots(snapshots::SnapshotsArgs),
-    /// Make release archives for x86-64 and arm64, and look into them
+    /// Make release archives and Debian packages for x86-64 and arm64 and a wheel, and try them out
     Package(package::PackageArgs),
+    /// Validate the Kubernetes manifests, and compare what they ask for with docs/privileges.md
+    Manifests,
     /// Set up the programs that judge exports: pprof, a browser, the viewers' importers; and a server to profile
     Tools,
     /// Compare licences, versions and sources of all dependencies with deny.toml
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Task::Oracle(args) => oracle::run(&args),
         Task::Snapshots(args) => snapshots::run(&args),
         Task::Package(args) => package::run(args),
+        Task::Manifests => manifests::run(),
         Task::Tools => tools::set_up(),
         Task::Dependencies => dependencies::run(),
         Task::Test(args) => test::run(args),

@@ -1,5 +1,6 @@
 //! `cargo xtask package`: release archives, one for each processor: the program, its manual page and completions, the
-//! documents, and the licences of everything that is linked into it.
+//! documents, and the licences of everything that is linked into it. From the same files, Debian packages (`deb`); and a
+//! wheel for pip (`wheel`).
 //!
 //! An archive is unpacked again and looked at before it is called done: what is in it, whether the program is for that
 //! processor, and whether it starts (another processor's by QEMU's user emulation). Its bytes depend on the sources and the
@@ -22,6 +23,10 @@ use sha2::{Digest as _, Sha256};
 use crate::vm::machine::Machine;
 use crate::{apt, cache, command};
 
+mod deb;
+mod roots;
+mod wheel;
+
 /// Arguments of `cargo xtask package`.
 #[derive(clap::Args)]
 pub(crate) struct PackageArgs {
@@ -31,6 +36,9 @@ pub(crate) struct PackageArgs {
     /// Pack the unoptimised build that the tests use: shows in seconds that an archive would be whole
     #[arg(long)]
     dev: bool,
+    /// Debian suites to try the packages in
+    #[arg(long, value_name = "SUITE", value_delimiter = ',', default_value = "bookworm,trixie,sid")]
+    suites: Vec<String>,
     /// Where the archives go
     #[arg(short, long, value_name = "DIR", default_value = "target/package")]
     output: PathBuf,
@@ -87,7 +95,31 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         fs::write(&sum, format!("{digest}  {name}.tar.gz\n"))
             .with_context(|| format!("cannot write {}", sum.display()))?;
         eprintln!("{}: {} KiB, sha256 {digest}", archive.display(), bytes.len() >> 10);
+        let stage = command::project_root().join(STAGE);
+        cache::remove(&stage)?;
+        command::stdout(Command::new("cp").arg("--archive").arg(work.path().join(&name)).arg(&stage))?;
+        // The short form leaves out what differs in nothing but the processor.
+        if !args.dev || machine == Machine::X86_64 {
+            deb::make(machine, args.dev, &args.suites, &output)?;
+        }
     }
+    wheel::make(args.dev, &args.suites, &output)
+}
+
+/// Where `[package.metadata.deb]` in `tachyon/Cargo.toml` finds the files of an archive.
+const STAGE: &str = "target/package/stage";
+
+/// The time of the last commit, in seconds, for whatever stamps what it makes.
+fn commit_time() -> Result<String> {
+    let mut git = Command::new("git");
+    let time = command::stdout(git.current_dir(command::project_root()).args(["log", "-1", "--format=%ct"]))?;
+    Ok(time.trim().to_owned())
+}
+
+/// Two builds of the same must be the same, byte for byte.
+fn ensure_same(first: &Path, second: &Path) -> Result<()> {
+    let read = |file: &Path| fs::read(file).with_context(|| format!("cannot read {}", file.display()));
+    ensure!(read(first)? == read(second)?, "{}: made again, its bytes differ", first.display());
     Ok(())
 }
 
@@ -124,13 +156,12 @@ fn fill(stage: &Path, machine: Machine, own: &Path, release: bool) -> Result<()>
 
 /// Packs `dir/name`: two runs of the same files give the same bytes.
 fn pack(dir: &Path, name: &str, archive: &Path) -> Result<()> {
-    let mut time = Command::new("git");
-    let time = command::stdout(time.current_dir(command::project_root()).args(["log", "-1", "--format=%ct"]))?;
+    let time = commit_time()?;
     let tar = archive.with_extension("");
     command::stdout(
         Command::new("tar")
             .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--format=ustar"])
-            .arg(format!("--mtime=@{}", time.trim()))
+            .arg(format!("--mtime=@{time}"))
             .arg("-C")
             .arg(dir)
             .arg("-cf")

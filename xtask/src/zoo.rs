@@ -301,6 +301,18 @@ pub(crate) fn in_sid(minor: &str) -> Result<Python> {
     Ok(Python { path, root: Some(root) })
 }
 
+/// The interpreter with musl.
+///
+/// # Errors
+/// It is not set up.
+pub(crate) fn with_musl() -> Result<PathBuf> {
+    let path = built::MUSL_3_13.executable(&zoo_dir()?, "3.13");
+    if !path.is_file() {
+        bail!("no {}\nhint: cargo xtask zoo", path.display());
+    }
+    Ok(path)
+}
+
 /// The executable of the newest patch release of `minor`.
 fn newest(pyenv_root: &Path, minor: &str) -> Option<PathBuf> {
     let patch = |name: &str| name.strip_prefix(minor)?.strip_prefix('.')?.parse::<u32>().ok();

@@ -44,11 +44,12 @@ pub fn make_urgent() {
 /// Lets the calling thread run as soon as it can, before every ordinary thread of the host: the lowest of the real-time
 /// priorities, or [`make_urgent`] where that is refused. Only for a thread that does little and never waits for another.
 pub fn make_immediate() {
-    let lowest = libc::sched_param { sched_priority: 1 };
+    // The kernel's `struct sched_param`, which is this number alone. (musl's is longer, and its function never asks the kernel.)
+    let lowest: libc::c_int = 1;
     // What such a thread would start is an ordinary one.
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the parameter outlives the call; 0 means the calling thread.
-    if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } != 0 {
+    if unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const lowest) } != 0 {
         make_urgent();
     }
 }

@@ -112,9 +112,10 @@ fn become_helper(socket: RawFd) {
     }
     // Whoever asks keeps its processor meanwhile: where all are busy, each answer would else come a time slice later. What
     // helpers do at a time is little.
-    let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the parameter outlives the call; 0 means the calling thread. Where it is refused, answers come later.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const lowest) };
+    let lowest: libc::c_int = 1;
+    // SAFETY: the parameter, the kernel's `struct sched_param`, outlives the call; 0 means the calling thread. Where it is
+    // refused, answers come later.
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const lowest) };
     // A helper with more rights than it needs does no more with them.
     let _kept = keep_rights();
 }
