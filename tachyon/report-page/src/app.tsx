@@ -26,10 +26,8 @@ function App({ model, difference }: { model: Model; difference: Difference | nul
     functions: model.names.length, processes: told.processes.length, threads: told.threads.length,
     strings: told.strings.length, buckets: told.buckets,
   }), [model]);
-  const [state, setState] = useState<State>(() => {
-    const first = fromFragment(location.hash, limits);
-    return difference && !location.hash.includes("colour=") ? { ...first, colouring: "change" } : difference || first.colouring !== "change" ? first : { ...first, colouring: "kind" };
-  });
+  const usual: Colouring = difference ? "change" : START.colouring;
+  const [state, setState] = useState<State>(() => fromFragment(location.hash, usual, limits));
   const [current, setCurrent] = useState(-1);
   const [width, setWidth] = useState(800);
   const [dark, setDark] = useState(() => matchMedia("(prefers-color-scheme: dark)").matches);
@@ -38,13 +36,13 @@ function App({ model, difference }: { model: Model; difference: Difference | nul
   const set = useCallback((change: Partial<State>) => setState((state) => ({ ...state, ...change })), []);
 
   useEffect(() => {
-    const back = () => setState(fromFragment(location.hash, limits));
+    const back = () => setState(fromFragment(location.hash, usual, limits));
     addEventListener("hashchange", back);
     return () => removeEventListener("hashchange", back);
   }, []);
   useEffect(() => {
     const later = setTimeout(() => {
-      const fragment = toFragment(state);
+      const fragment = toFragment(state, usual);
       if (fragment !== location.hash.slice(1)) history.replaceState(null, "", `#${fragment}`);
     }, 200);
     return () => clearTimeout(later);

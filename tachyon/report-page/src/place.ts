@@ -21,11 +21,12 @@ export const START: State = {
   zoom: [], selected: null, sort: "own",
 };
 
-export function toFragment(state: State): string {
+/** `usual`: the colouring without a word in the link. */
+export function toFragment(state: State, usual: Colouring): string {
   const words = new URLSearchParams();
   const put = (key: string, value: string | number | null) => { if (value !== null && value !== "") words.set(key, String(value)); };
   if (state.layout !== START.layout) put("view", state.layout);
-  if (state.colouring !== START.colouring) put("colour", state.colouring);
+  if (state.colouring !== usual) put("colour", state.colouring);
   if (!state.native) put("native", 0);
   put("search", state.search);
   put("process", state.process);
@@ -39,7 +40,7 @@ export function toFragment(state: State): string {
 }
 
 /** Whoever made the link, only what this report has is taken from it. */
-export function fromFragment(fragment: string, most: { functions: number; processes: number; threads: number; strings: number; buckets: number }): State {
+export function fromFragment(fragment: string, usual: Colouring, most: { functions: number; processes: number; threads: number; strings: number; buckets: number }): State {
   const words = new URLSearchParams(fragment.replace(/^#/, ""));
   const number = (text: string | null | undefined, below: number): number | null =>
     text && /^\d{1,10}$/.test(text) && Number(text) < below ? Number(text) : null;
@@ -49,7 +50,7 @@ export function fromFragment(fragment: string, most: { functions: number; proces
   const zoom = (words.get("zoom") ?? "").split(".").map((text) => number(text, most.functions));
   return {
     layout: one("view", ["flame", "icicle", "inverted"], START.layout),
-    colouring: one("colour", ["kind", "self", "module", "change"], START.colouring),
+    colouring: one("colour", usual === "change" ? ["kind", "self", "module", "change"] : ["kind", "self", "module"], usual),
     native: words.get("native") !== "0",
     search: words.get("search") ?? "",
     process: number(words.get("process"), most.processes),

@@ -31,7 +31,10 @@ const SHOWN: usize = 30;
 pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let html = args.output.as_deref().and_then(Path::extension).is_some_and(|extension| extension == "html");
     let page = html && !args.json;
-    let shape = if page { Shape::Json } else { Shape::of(args.output.as_deref(), args.json)? };
+    let shape = match Shape::of(args.output.as_deref(), args.json) {
+        _ if page => Shape::Json,
+        shape => shape.map_err(|refused| refused.with_hint("-o takes .html, .md, .txt or .json"))?,
+    };
     let (before, after) = args.sides()?;
     let by = match args.by {
         DiffBy::Function => By::Function,
