@@ -103,7 +103,14 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
             deb::make(machine, args.dev, &args.suites, &output)?;
         }
     }
-    wheel::make(args.dev, &args.suites, &output)
+    wheel::make(args.dev, &args.suites, &output)?;
+    if args.dev {
+        return Ok(());
+    }
+    // As crates they must build by themselves, with the BPF object that is in them.
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(command::project_root()).args(["publish", "--dry-run", "--locked", "--allow-dirty"]);
+    command::run(cargo.args(["--package", "tachyon-common", "--package", "tachyon"]))
 }
 
 /// Where `[package.metadata.deb]` in `tachyon/Cargo.toml` finds the files of an archive.
