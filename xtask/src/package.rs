@@ -36,6 +36,9 @@ pub(crate) struct PackageArgs {
     /// Pack the unoptimised build that the tests use: shows in seconds that an archive would be whole
     #[arg(long)]
     dev: bool,
+    /// Archives alone: no Debian packages and no wheel, which take minutes
+    #[arg(long, conflicts_with = "suites")]
+    archives_only: bool,
     /// Debian suites to try the packages in
     #[arg(long, value_name = "SUITE", value_delimiter = ',', default_value = "bookworm,trixie,sid")]
     suites: Vec<String>,
@@ -98,10 +101,16 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         let stage = command::project_root().join(STAGE);
         cache::remove(&stage)?;
         command::stdout(Command::new("cp").arg("--archive").arg(work.path().join(&name)).arg(&stage))?;
+        if args.archives_only {
+            continue;
+        }
         // The short form leaves out what differs in nothing but the processor.
         if !args.dev || machine == Machine::X86_64 {
             deb::make(machine, args.dev, &args.suites, &output)?;
         }
+    }
+    if args.archives_only {
+        return Ok(());
     }
     wheel::make(args.dev, &args.suites, &output)?;
     if args.dev {

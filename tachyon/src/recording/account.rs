@@ -181,7 +181,10 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         stops: stops(&made.stops),
         native: native(made, facts.mapped),
         rate_hz: request.rate_hz,
-        effective_rate_hz: facts.expected.filter(|_| cpu_s > 0.0).map_or(request.rate_hz, |expected| expected / cpu_s),
+        effective_rate_hz: facts
+            .expected
+            .filter(|_| cpu_s > 0.0)
+            .map_or(request.rate_hz, |expected| effective_rate(request.rate_hz, expected, cpu_s)),
         event: facts.event.name().to_owned(),
         jitter: facts.event.jitter(),
         duration_s: facts.duration.as_secs_f64(),
@@ -289,4 +292,10 @@ fn processes(made: &Made, segment: &SegmentCounts) -> Vec<ProcessReport> {
     others.sort_by_key(|process| process.pid);
     reports.append(&mut others);
     reports
+}
+
+/// Samples to expect in a second of CPU time. Where the rate was never changed it is the asked one, not one that rounding makes of it.
+fn effective_rate(asked: f64, expected: f64, cpu_s: f64) -> f64 {
+    let rate = expected / cpu_s;
+    if (rate - asked).abs() <= asked * 1e-9 { asked } else { rate }
 }
