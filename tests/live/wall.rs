@@ -86,8 +86,11 @@ fn json_lines_tell_the_whole_wait() {
     for line in &sleeps {
         let waiting = &line["waiting"];
         assert!(waiting["syscall"] == "clock_nanosleep" && waiting.get("futex").is_none(), "{line}");
-        assert!(waiting["wait_us"].as_u64().is_some_and(|length| length >= 7_000), "{line}");
     }
+    let whole = |line: &&&Value| line["waiting"]["wait_us"].as_u64().is_some_and(|length| length >= 7_000);
+    // The recording's two ends may lie within one.
+    let cut = sleeps.len() - sleeps.iter().filter(whole).count();
+    assert!(cut <= 2, "{cut} of {} are shorter than the program sleeps", sleeps.len());
     let [forever] = of("forever", "lock")[..] else { panic!("it waits once") };
     let periods = report["duration_s"].as_f64().expect("seconds") * 100.0;
     assert!((weight(&forever) as f64 - periods).abs() <= 0.02 * periods + 3.0, "{forever} of {periods}");
