@@ -7,7 +7,7 @@ use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
-use crate::recording::{cause, of_sleeping, told};
+use crate::recording::waits;
 use crate::remote::{RemoteError, RemoteProcess, not_waited_for};
 use crate::sinks::text;
 use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
@@ -69,12 +69,13 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn of(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<Self> {
-        let gil = thread.python.as_ref().and_then(|python| python.gil).or(gil);
-        let facts = of_sleeping(process, thread.tid?, thread.state?, gil)?;
-        let wait = told(&facts);
+    fn of(process: &RemoteProcess, thread: &ThreadStack, snapshot: &Snapshot) -> Option<Self> {
+        // One that was stopped waits for nothing but its continuation.
+        thread.state.filter(|state| ['S', 'D'].contains(state))?;
+        let facts = waits::of_sleeping(process, thread, snapshot.gil_of(thread))?;
+        let wait = waits::told(&facts);
         let futex = wait.futex.map(|address| format!("{address:#x}"));
-        Some(Self { cause: cause(process.pid().0, &facts), syscall: wait.syscall_name(), futex })
+        Some(Self { cause: waits::cause(process.pid().0, &facts), syscall: wait.syscall_name(), futex })
     }
 
     /// For people; `None` where the thread's state says as much.
@@ -190,8 +191,6 @@ impl Dump {
     fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot, start: Instant) -> Self {
         // A process that ended meanwhile has no names any more, which is told by what they lack.
         let gone = |_: RemoteError| ();
-        // Of a thread that has never entered Python.
-        let gil = snapshot.threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
         Self {
             schema: SCHEMA,
             tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")),
@@ -202,11 +201,7 @@ impl Dump {
             free_threaded: interpreter.free_threaded(),
             python_file: interpreter.path.to_string_lossy().into_owned(),
             problems: snapshot.problems.iter().cloned().chain(not_waited_for(start)).collect(),
-            threads: snapshot
-                .threads
-                .iter()
-                .map(|thread| Thread { waiting: Waiting::of(process, thread, gil), ..Thread::new(thread, snapshot) })
-                .collect(),
+            threads: snapshot.threads.iter().map(|thread| Thread::new(process, thread, snapshot)).collect(),
         }
     }
 
@@ -227,7 +222,7 @@ impl Dump {
 }
 
 impl Thread {
-    fn new(thread: &ThreadStack, snapshot: &Snapshot) -> Self {
+    fn new(process: &RemoteProcess, thread: &ThreadStack, snapshot: &Snapshot) -> Self {
         let python = thread.python.as_ref();
         let mixed = thread.mixed.as_ref().and_then(|mixed| mixed.as_ref().ok());
         Self {
@@ -237,7 +232,7 @@ impl Thread {
             name: thread.name.clone(),
             comm: thread.comm.clone(),
             state: thread.state,
-            waiting: None,
+            waiting: Waiting::of(process, thread, snapshot),
             main: thread.main,
             python: python.is_some(),
             interpreter: python.and_then(|python| python.interpreter),

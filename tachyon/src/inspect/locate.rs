@@ -96,17 +96,17 @@ impl ElfCache {
     /// are those of its mapping.
     #[must_use]
     pub fn is_no_python(&self, dev: (u32, u32), inode: u64, path: &OsStr, now: Instant) -> bool {
-        self.is_other((dev, inode, false), &MappedPath::of_file(path.as_bytes()), now)
+        self.is_other((dev, inode, false), |known| known.is_file(path.as_bytes()), now)
     }
 
     /// The same of a mapping.
     pub(super) fn is_known(&self, mapping: &Mapping, maybe_exe: bool, now: Instant) -> bool {
-        self.is_other((mapping.dev, mapping.inode, maybe_exe), &mapping.path, now)
+        self.is_other((mapping.dev, mapping.inode, maybe_exe), |known| *known == mapping.path, now)
     }
 
-    fn is_other(&self, place: Place, path: &MappedPath, now: Instant) -> bool {
+    fn is_other(&self, place: Place, is_there: impl FnOnce(&MappedPath) -> bool, now: Instant) -> bool {
         let known = self.others.get(&place);
-        known.is_some_and(|(known, at)| known == path && now.saturating_duration_since(*at) < KNOWN_FOR)
+        known.is_some_and(|(path, at)| now.saturating_duration_since(*at) < KNOWN_FOR && is_there(path))
     }
 
     /// A mapped file is no Python.

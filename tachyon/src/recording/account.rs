@@ -1,9 +1,9 @@
 //! The account of a recording, put together from what each room counted.
 
+use super::made::{Made, Merges};
 use super::native::Mapped;
 use super::registry::SegmentCounts;
 use super::request::Request;
-use super::samples::{Made, Merges};
 use super::waits;
 use crate::kernel::{Event, Kernel, WaitTotals};
 use crate::merge::ProgramKey;

@@ -55,6 +55,20 @@ pub(super) struct Wanted {
     pub variables: Option<Vec<String>>,
 }
 
+/// A process of which nothing has been decided.
+struct Undecided {
+    /// When its image was new.
+    since: Instant,
+    /// It was looked at, and had mapped nothing that is CPython.
+    has_told_all: bool,
+}
+
+impl Undecided {
+    fn new() -> Self {
+        Self { since: Instant::now(), has_told_all: false }
+    }
+}
+
 /// What following needs and leaves behind.
 pub(super) struct Follower {
     kernel: Arc<Mutex<Kernel>>,
@@ -65,12 +79,10 @@ pub(super) struct Follower {
     all_python: bool,
     filter: Filter,
     variables: Option<Vec<String>>,
-    /// Selected processes of which nothing has been decided: when their image was new.
-    undecided: HashMap<u32, Instant>,
+    /// Selected processes of which nothing has been decided.
+    undecided: HashMap<u32, Undecided>,
     /// Of processes that were no CPython when they were looked at last, those of which the mappings did not tell all.
     unclear: HashSet<u32>,
-    /// Of the undecided, those that were looked at and had mapped nothing that is CPython.
-    plain: HashSet<u32>,
     /// Looks that are asked for.
     queue: Queue,
     /// Processes that found the kernel side's tables full, as far as they have been told of.
@@ -88,7 +100,6 @@ impl Follower {
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
         let (cache, undecided, queue) = (ElfCache::default(), HashMap::new(), Queue::default());
-        let (unclear, plain) = (HashSet::new(), HashSet::new());
         let (without_room, mapper) = (0, None);
         Self {
             kernel,
@@ -99,8 +110,7 @@ impl Follower {
             filter,
             variables,
             undecided,
-            unclear,
-            plain,
+            unclear: HashSet::new(),
             queue,
             without_room,
             fresh,
@@ -201,7 +211,7 @@ impl Follower {
                     self.news(|| News::Forked { pid, image: record.image, instance: record.instance });
                 }
                 if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
-                    self.undecided.insert(pid, Instant::now());
+                    self.undecided.insert(pid, Undecided::new());
                 }
             }
             kind::EXEC => {
@@ -235,13 +245,12 @@ impl Follower {
         let cpu_ns = cpu_time_ns(record.tgid).map(|now| now.saturating_sub(since_ns));
         lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
         self.decided(record.tgid);
-        self.undecided.insert(record.tgid, Instant::now());
+        self.undecided.insert(record.tgid, Undecided::new());
     }
 
     /// Nothing is open any more about a process, or about the program that it ran.
     fn decided(&mut self, pid: u32) {
         self.undecided.remove(&pid);
-        self.plain.remove(&pid);
         self.unclear.remove(&pid);
     }
 
@@ -266,7 +275,7 @@ impl Follower {
 
     /// Whether a process was no CPython when it was looked at last, and only a mapping can make it one.
     fn has_told_all(&self, pid: u32) -> bool {
-        if self.undecided.contains_key(&pid) { self.plain.contains(&pid) } else { !self.unclear.contains(&pid) }
+        self.undecided.get(&pid).map_or_else(|| !self.unclear.contains(&pid), |open| open.has_told_all)
     }
 
     /// Whether a process was taken for something else than CPython. The kernel's table knows; the registry has such a
@@ -333,7 +342,7 @@ impl Follower {
             self.take_back(pid);
         }
         let due: Vec<u32> =
-            self.undecided.iter().filter(|(_, since)| since.elapsed() > UNDECIDED).map(|(&pid, _)| pid).collect();
+            self.undecided.iter().filter(|(_, open)| open.since.elapsed() > UNDECIDED).map(|(&pid, _)| pid).collect();
         let until = Instant::now() + TURN;
         for pid in due {
             let user = user_of(pid);
@@ -343,7 +352,6 @@ impl Follower {
             }
             self.look_for(pid, user, true);
             self.undecided.remove(&pid);
-            self.plain.remove(&pid);
             if Instant::now() >= until {
                 break;
             }

@@ -45,6 +45,7 @@
 
 mod account;
 mod follow;
+mod made;
 mod memory;
 mod names;
 mod native;
@@ -60,7 +61,7 @@ mod targets;
 mod throttle;
 mod totals;
 mod waiting;
-mod waits;
+pub(crate) mod waits;
 
 pub use crate::kernel::Waits;
 pub use native::NativePlan;
@@ -68,7 +69,5 @@ pub use open::Opened;
 pub use request::{Request, Targets};
 pub use running::{Over, Running, Status};
 pub use segment::{BusyChildren, Hot, Segment, StackCount};
-pub(crate) use sleepers::of_sleeping;
 pub(crate) use start::Clock;
 pub use totals::Totals;
-pub(crate) use waits::{cause, told};

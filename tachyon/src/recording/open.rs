@@ -5,12 +5,13 @@
 
 use super::account::Stats;
 use super::follow::{Follow, Follower, Wanted, lock};
+use super::made::Made;
 use super::memory::{self, Memory};
 use super::native::{KernelFrames, Mapper, Mixer, NativePlan, Spaces};
 use super::registry::Registry;
 use super::request::{Request, Targets};
 use super::running::{Parts, Running, Threads};
-use super::samples::{Live, Made, Maker, NativeSide};
+use super::samples::{Live, Maker, NativeSide};
 use super::start::Clock;
 use super::targets::{self, Children};
 use super::throttle::Limiter;

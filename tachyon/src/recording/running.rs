@@ -7,12 +7,13 @@
 
 use super::account::{self, Facts, Read, Stats, Used};
 use super::follow::{Follow, lock};
+use super::made::Made;
 use super::memory;
 use super::native::{Mapped, Mapper};
 use super::open::{meta, unix_now};
 use super::registry::{Registry, SegmentCounts, read_details};
 use super::request::{Request, Targets};
-use super::samples::{Cut, Live, Made, SETTLED, Told};
+use super::samples::{Cut, Live, SETTLED, Told};
 use super::segment::Segment;
 use super::sleepers;
 use super::targets::{self, Children};

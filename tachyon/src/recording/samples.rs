@@ -4,17 +4,16 @@
 //! memory, and that is bounded (see `events::Reader`).
 
 use super::follow::lock;
+use super::made::{Made, PerProcess, describe};
 use super::memory::Memory;
 use super::names::Names;
 use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
-use super::segment::StackCount;
-use super::waits::{self, Waited};
+use super::waits;
 use crate::events::{Batch, Event, Events, Frames};
-use crate::merge::{self, Boundaries, Merger, MixedWith, Owner, ProgramKey, Quality, comm_text};
-use crate::profile::{FrameId, Merge, Process, ProcessId, Profile, Sample, ThreadId};
+use crate::merge::{self, Boundaries, Merger, MixedWith, Owner, ProgramKey, Quality};
+use crate::profile::{FrameId, Merge, ProcessId, Sample};
 use crate::remote::RemoteProcess;
-use crate::sinks::Sink;
 use crate::sinks::label::Label;
 use crate::symbolize::Symbolizer;
 use crate::types::Pid;
@@ -47,117 +46,10 @@ pub(super) struct Live {
     pub no_memory: AtomicBool,
 }
 
-/// Counts of one process, in the order of [`Profile::processes`].
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PerProcess {
-    pub program: ProgramKey,
-    pub samples: u64,
-    pub named: u64,
-    pub not_initialized: u64,
-    /// Samples by how their native and Python frames were put together.
-    pub merges: Merges,
-}
-
-/// Samples by how their native and Python frames were put together.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Merges {
-    pub exact: u64,
-    pub repaired: u64,
-    pub failed: u64,
-}
-
-impl Merges {
-    fn count(&mut self, merge: Merge) {
-        match merge {
-            Merge::None => {}
-            Merge::Exact => self.exact += 1,
-            Merge::Repaired => self.repaired += 1,
-            Merge::Failed => self.failed += 1,
-        }
-    }
-}
-
 /// What native stacks need.
 pub(super) struct NativeSide {
     mixer: Mixer,
     mapper: Sender<News>,
-}
-
-/// What the samples of one segment came to.
-#[derive(Default)]
-pub(super) struct Made {
-    pub profile: Profile,
-    /// `None`: samples are only kept by stack.
-    pub sink: Option<Box<dyn Sink + Send>>,
-    /// Sample records that arrived.
-    pub received: u64,
-    pub stored: u64,
-    /// Those of them that could not be read.
-    pub bad_samples: u64,
-    pub write_errors: u64,
-    pub first_error: Option<std::io::Error>,
-    pub processes: Vec<PerProcess>,
-    pub stops: HashMap<u8, u64>,
-    /// Samples by the frame that they are charged to.
-    pub own: HashMap<FrameId, u64>,
-    /// Samples by thread, status and stack, where those are kept.
-    pub stacks: Option<HashMap<StackKey, u64>>,
-    pub native: NativeCounts,
-    pub waited: Waited,
-}
-
-/// Thread, status and stack of a sample.
-pub(super) type StackKey = (ThreadId, u8, Box<[FrameId]>);
-
-/// What became of native stacks.
-#[derive(Debug, Default)]
-pub(super) struct NativeCounts {
-    /// Samples whose stacks were not plainly exact, by reason.
-    pub repairs: HashMap<&'static str, u64>,
-    /// Samples by the reason why their native stack ended.
-    pub stops: HashMap<u8, u64>,
-}
-
-impl Made {
-    /// Nothing yet, for a segment with this profile and sink.
-    pub fn new(profile: Profile, sink: Option<Box<dyn Sink + Send>>, keep_stacks: bool) -> Self {
-        Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
-    }
-
-    /// Takes in a wait: as many samples as it stands for, a period apart, the last at its end.
-    pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {
-        let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
-        let weight = u64::from(facts.weight);
-        // A sink that takes the wait as one gets it once; it is written then, or it is not.
-        let at_once = self.sink.as_ref().is_some_and(|sink| sink.takes_waits());
-        let step = if at_once { weight.max(1) } else { 1 };
-        for after in (0..weight).rev().step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
-            let after = if at_once { 0 } else { after };
-            let time_us = ended.saturating_sub(after * self.profile.meta.interval_us).max(began);
-            let sample = Sample { time_us, ..*sample };
-            let result = match &mut self.sink {
-                Some(sink) if at_once => sink.wait(&self.profile, &sample, &waits::told(facts)),
-                Some(sink) => sink.sample(&self.profile, &sample),
-                None => Ok(()),
-            };
-            if let Err(error) = result {
-                self.waited.write_errors += after + step;
-                self.first_error.get_or_insert(error);
-                return;
-            }
-            self.waited.stored += step;
-        }
-        *self.waited.by_place.entry((cause, charged)).or_default() += weight;
-        if let Some(stacks) = &mut self.stacks {
-            *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
-        }
-    }
-
-    /// The samples by stack.
-    pub fn take_stacks(&mut self) -> Vec<StackCount> {
-        let counted = self.stacks.take().into_iter().flatten();
-        counted.map(|((thread, status, frames), samples)| StackCount { thread, status, frames, samples }).collect()
-    }
 }
 
 /// What the thread is told.
@@ -608,34 +500,5 @@ impl NativeSide {
             *counts.repairs.entry(quality.name()).or_default() += 1;
         }
         merge
-    }
-}
-
-/// What the profile has of a command line.
-pub(super) fn told_of(cmdline: &[String], without_arguments: bool) -> Vec<String> {
-    if without_arguments { crate::profile::without_arguments(cmdline) } else { cmdline.to_vec() }
-}
-
-/// What is known of the process of a record.
-pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
-    let mut registry = lock(registry);
-    let without_arguments = registry.without_arguments;
-    match registry.sampled(ProgramKey::of(record)) {
-        Some(info) => Process {
-            pid: info.pid,
-            comm: info.comm.clone(),
-            cmdline: told_of(&info.cmdline, without_arguments),
-            python_version: info.version().to_owned(),
-            container: info.container.clone(),
-            pod: info.pod.clone(),
-            details: info.details.clone(),
-            instance: info.identity(record.instance).to_owned(),
-        },
-        None => Process {
-            pid: record.tgid,
-            comm: comm_text(&record.comm),
-            instance: format!("{:016x}-{:x}", record.instance, record.image),
-            ..Process::default()
-        },
     }
 }

@@ -4,15 +4,15 @@
 //! is that of the whole wait; one that has is counted as lost for its last wait.
 
 use super::follow::lock;
+use super::made::{Made, PerProcess, describe};
 use super::registry::Registry;
-use super::samples::{Made, PerProcess, describe};
 use super::waits;
 use crate::inspect::{self, ElfCache};
 use crate::merge::{NATIVE, ProgramKey};
 use crate::profile::{Frame, FrameId, Merge, Profile, Sample, Thread, ThreadId};
 use crate::remote::RemoteProcess;
 use crate::snapshot::{self, Snapshot, ThreadStack};
-use crate::types::{KtimeNs, Pid, RemoteAddr};
+use crate::types::{KtimeNs, Pid};
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -59,23 +59,11 @@ fn look_at(key: ProgramKey, pid: u32, limit: Duration) -> Option<Looked> {
         return None;
     };
     let snapshot = snapshot::take(&process, &interpreter, limit, None).ok()?;
-    let tids: Vec<(u32, char)> = snapshot.threads.iter().filter_map(|thread| thread.tid.zip(thread.state)).collect();
-    let gil = snapshot.threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
-    let calls = tids.iter().filter_map(|&(tid, state)| Some((tid, of_sleeping(&process, tid, state, gil)?))).collect();
-    let starts = tids.iter().filter_map(|&(tid, _)| Some((tid, process.task_start_ns(tid)?))).collect();
+    let threads = || snapshot.threads.iter().filter_map(|thread| Some((thread.tid?, thread)));
+    let call = |(tid, thread)| Some((tid, waits::of_sleeping(&process, thread, snapshot.gil_of(thread))?));
+    let calls = threads().filter_map(call).collect();
+    let starts = threads().filter_map(|(tid, _)| Some((tid, process.task_start_ns(tid)?))).collect();
     Some(Looked { key, pid, at, snapshot, calls, starts })
-}
-
-/// What `/proc` tells of a wait: nothing of its length.
-pub(crate) fn of_sleeping(process: &RemoteProcess, tid: u32, state: char, gil: Option<u64>) -> Option<WaitFacts> {
-    let state = match state {
-        'R' | 'T' | 't' | 'Z' | 'X' => return None,
-        'D' => 2,
-        _ => 1,
-    };
-    let (syscall, args) = process.system_call(tid)?;
-    let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
-    Some(WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() })
 }
 
 /// Makes samples of those that have not been switched since.

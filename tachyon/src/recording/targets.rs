@@ -1,9 +1,9 @@
 //! Which processes at the start, and what the rest of the host does beside them.
 
 use super::follow::{Follower, lock};
+use super::made::{Made, told_of};
 use super::registry::{ProcessInfo, Registry, SegmentCounts, cpu_time_ns};
 use super::request::{Request, Targets};
-use super::samples::{Made, told_of};
 use super::segment::BusyChildren;
 use crate::advice::Refusal;
 use crate::discover;

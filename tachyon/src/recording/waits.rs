@@ -2,7 +2,10 @@
 
 use crate::kernel::WaitTotals;
 use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, Wait};
+use crate::remote::RemoteProcess;
 use crate::report::{CauseReport, WallReport};
+use crate::snapshot::ThreadStack;
+use crate::types::RemoteAddr;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
@@ -67,6 +70,18 @@ pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
         libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_pread64 | libc::SYS_pwrite64 => "disk",
         _ => "other",
     }
+}
+
+/// What `/proc` tells of the wait of a thread that does not run: nothing of its length. `gil`: address of its interpreter's.
+pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<WaitFacts> {
+    let state = match thread.state? {
+        'R' => return None,
+        'D' => UNINTERRUPTIBLE,
+        _ => 1,
+    };
+    let (syscall, args) = process.system_call(thread.tid?)?;
+    let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
+    Some(WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() })
 }
 
 /// What is told of a wait beside its cause and stack.

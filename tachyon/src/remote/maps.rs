@@ -47,11 +47,22 @@ pub enum MappedPath {
 
 impl MappedPath {
     /// A file's path as the kernel tells it.
-    #[must_use]
-    pub fn of_file(path: &[u8]) -> Self {
-        let live = path.strip_suffix(b" (deleted)");
-        Self::File { path: live.unwrap_or(path).to_vec(), deleted: live.is_some() }
+    fn of_file(told: &[u8]) -> Self {
+        let (path, deleted) = undeleted(told);
+        Self::File { path: path.to_vec(), deleted }
     }
+
+    /// Whether it is the file of which the kernel tells this path.
+    #[must_use]
+    pub fn is_file(&self, told: &[u8]) -> bool {
+        matches!(self, Self::File { path, deleted } if (path.as_slice(), *deleted) == undeleted(told))
+    }
+}
+
+/// A path without the kernel's mark of a deleted file, and whether it had one.
+fn undeleted(told: &[u8]) -> (&[u8], bool) {
+    let live = told.strip_suffix(b" (deleted)");
+    (live.unwrap_or(told), live.is_some())
 }
 
 impl Mapping {

@@ -128,12 +128,9 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.push_with(0, sample, |out| put(out, 0))
     }
 
-    fn takes_waits(&self) -> bool {
-        true
-    }
-
-    fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> io::Result<()> {
-        self.spool.push_with(0, sample, |out| put_wait(out, wait))
+    fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> io::Result<bool> {
+        self.spool.push_with(0, sample, |out| put_wait(out, wait))?;
+        Ok(true)
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {

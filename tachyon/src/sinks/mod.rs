@@ -54,17 +54,14 @@ pub trait Sink {
         times_us.iter().try_for_each(|&time_us| self.sample(profile, &Sample { time_us, ..*sample }))
     }
 
-    /// Whether [`Sink::wait`] takes a wait of any weight at once. Others get as many samples.
-    fn takes_waits(&self) -> bool {
-        false
-    }
-
-    /// Takes a wait, whose sample has the time of its end; only where [`Sink::takes_waits`].
+    /// Takes a wait of any weight at once, if the format can; `sample` has the time of its end. If not (`false`), nothing was
+    /// taken, and [`Sink::sample`] is called as often as the weight says.
     ///
     /// # Errors
     /// As [`Sink::sample`].
-    fn wait(&mut self, profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> std::io::Result<()> {
-        (0..wait.weight).try_for_each(|_| self.sample(profile, sample))
+    fn wait(&mut self, profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> std::io::Result<bool> {
+        let _as_samples = (profile, sample, wait);
+        Ok(false)
     }
 
     /// Brings what was taken so far to the file. A sink that writes all at the end has nothing to bring.

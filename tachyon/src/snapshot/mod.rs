@@ -72,6 +72,15 @@ pub struct ThreadStack {
     pub mixed: Option<Result<MixedStack, NoNative>>,
 }
 
+impl Snapshot {
+    /// Address of the GIL that a thread may wait for: its interpreter's, or the first one's if it never entered Python.
+    #[must_use]
+    pub fn gil_of(&self, thread: &ThreadStack) -> Option<u64> {
+        let of = |thread: &ThreadStack| thread.python.as_ref()?.gil;
+        of(thread).or_else(|| self.threads.iter().find_map(of))
+    }
+}
+
 /// What a thread does in one interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PythonStack {

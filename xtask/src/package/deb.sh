@@ -26,6 +26,10 @@ state() {
 version() {
     dpkg-deb --field "$1" Version
 }
+# A word, which is what is compared: for "disabled" the status is not 0.
+enabled() {
+    systemctl --root=/ is-enabled tachyon-bpf || :
+}
 # What the package may leave is not in it: the user, and the logs and states of dpkg itself.
 files() {
     find /etc /usr /var -xdev ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' ! -path '/var/cache/*' \
@@ -47,7 +51,7 @@ bash -n /usr/share/bash-completion/completions/tachyon-bpf
 is 'the configuration files' "$(dpkg-query --show --showformat '${Conffiles}' tachyon-bpf | awk 'NF { print $1 }')" "$config"
 is 'the spool' "$(stat --format '%U:%G %a' "$spool")" 'tachyon-bpf:tachyon-bpf 2750'
 # It records nothing until somebody wants it to.
-is 'the unit' "$(systemctl --root=/ is-enabled tachyon-bpf || true)" disabled
+is 'the unit' "$(enabled)" disabled
 systemd-analyze verify "$unit"
 as_agent() {
     setpriv --reuid tachyon-bpf --regid tachyon-bpf --init-groups tachyon-bpf agent "$@"
@@ -67,7 +71,7 @@ for package in "$new" "$old" "$new"; do
     dpkg --install "$package"
     is 'after an upgrade' "$(state)" "ii $(version "$package")"
     kept 'after an upgrade'
-    is 'the unit' "$(systemctl --root=/ is-enabled tachyon-bpf || true)" enabled
+    is 'the unit' "$(enabled)" enabled
 done
 dpkg --remove tachyon-bpf
 is 'removed' "$(state)" "rc $(version "$new")"
@@ -75,7 +79,7 @@ gone /usr/bin/tachyon-bpf "$unit" /usr/share/doc/tachyon-bpf
 kept 'after removal'
 dpkg --install "$new"
 kept 'installed again'
-is 'the unit' "$(systemctl --root=/ is-enabled tachyon-bpf || true)" enabled
+is 'the unit' "$(enabled)" enabled
 
 dpkg --purge tachyon-bpf
 gone /etc/tachyon-bpf "$spool"

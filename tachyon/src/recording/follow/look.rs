@@ -116,14 +116,12 @@ impl Follower {
 
     /// Whether the next mapping of a file that is no CPython has to be looked at.
     fn note_what_was_clear(&mut self, pid: u32, found: &Found) {
-        let is_plain = matches!(found, Found::Nothing);
-        if is_plain && self.undecided.contains_key(&pid) {
-            self.plain.insert(pid);
-        } else {
-            self.plain.remove(&pid);
+        let has_told_all = matches!(found, Found::Nothing);
+        if let Some(open) = self.undecided.get_mut(&pid) {
+            open.has_told_all = has_told_all;
         }
         // Of one that is gone no mapping will be told.
-        if is_plain || matches!(found, Found::Gone(_)) {
+        if has_told_all || matches!(found, Found::Gone(_)) {
             self.unclear.remove(&pid);
         } else {
             self.unclear.insert(pid);
@@ -146,7 +144,6 @@ impl Follower {
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
         self.undecided.remove(&pid);
-        self.plain.remove(&pid);
         let mut kernel = lock(&self.kernel);
         let written = kernel.decide(pid, life, entry);
         // Read afterwards: from now on nothing is added to it.

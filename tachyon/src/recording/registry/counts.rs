@@ -1,8 +1,9 @@
 //! What the account of a segment takes from the registry.
 
-use super::ProcessInfo;
+use super::{MAX_UNINSPECTED_ONLY, ProcessInfo, Program, Registry, cpu_time_ns};
 use crate::merge::ProgramKey;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 use tachyon_common::stop::LossCause;
 
 /// Runs that the kernel side counts as lost, and that have turned out to be something else since.
@@ -43,6 +44,84 @@ impl Reclaimed {
         };
         *loss.entry(LossCause::NeverInspected.name().to_owned()).or_default() += moved.never_inspected;
         moved
+    }
+}
+
+impl Registry {
+    /// Forgets those that were CPython and have ended or been something else for so long that none of their records can
+    /// still be on its way, unless the profile has samples of them: children that were forked to run another program,
+    /// programs that hardly ran. Of those that were met too early only so many are listed one by one.
+    pub fn forget_left(&mut self, age: Duration) {
+        while self.left.front().is_some_and(|(_, since)| since.elapsed() >= age) {
+            let Some((key, _)) = self.left.pop_front() else { return };
+            let Some(info) = self.program(key) else { continue };
+            // Else it runs CPython again, or may do so: when that ends it gets another entry here.
+            let over = info.program == Program::Other || !info.alive;
+            if !over || info.sampled {
+                continue;
+            }
+            let to_its_end = !info.alive && info.is_python() && !info.accounted;
+            if to_its_end && info.uninspected > 0 && self.uninspected_only < MAX_UNINSPECTED_ONLY {
+                self.uninspected_only += 1;
+                continue;
+            }
+            // What a process was before it ran something else is no process of its own.
+            let listed = to_its_end && !info.execs_later();
+            self.forgotten_cpu_ns += info.cpu_ns().unwrap_or(0);
+            self.forgotten += u64::from(listed);
+            self.remove_program(key);
+        }
+    }
+
+    /// CPU time of all processes as CPython while they were selected; `None` when none could be measured.
+    pub fn python_cpu_ns(&self) -> Option<u64> {
+        python_cpu_ns(self.python(), self.forgotten_cpu_ns)
+    }
+
+    /// Ends a segment: gives its numbers away and begins the next. To be called when all records of the segment have been
+    /// dealt with. What has ended is forgotten, but for the last `settled`, whose records may still be on their way.
+    pub fn cut(&mut self, settled: Duration) -> SegmentCounts {
+        self.end_those_that_are_gone();
+        let mut processes = HashMap::new();
+        for (&instance, info) in self.by_instance.iter_mut().filter(|(_, info)| info.has_news()) {
+            processes.insert(ProgramKey { instance, image: info.image }, info.cut());
+        }
+        for (&key, info) in self.past.iter_mut().filter(|(_, info)| info.has_news()) {
+            processes.insert(key, info.cut());
+        }
+        let counts = SegmentCounts {
+            processes,
+            reclaimed: std::mem::take(&mut self.reclaimed),
+            refused: std::mem::take(&mut self.refused),
+            refused_more: std::mem::take(&mut self.refused_more),
+            notes: std::mem::take(&mut self.notes),
+            forgotten: std::mem::take(&mut self.forgotten),
+            forgotten_cpu_ns: std::mem::take(&mut self.forgotten_cpu_ns),
+        };
+        self.cpu_of_segments_ns += counts.python_cpu_ns().unwrap_or(0);
+        self.uninspected_only = 0;
+        // Those that had samples, or were listed, wait for nothing but this.
+        let waiting: HashSet<ProgramKey> = self.left.iter().map(|(key, _)| *key).collect();
+        self.past.retain(|key, _| waiting.contains(key));
+        let over = |info: &ProcessInfo| !info.alive || info.program == Program::Other;
+        let is_waiting =
+            |instance: u64, info: &ProcessInfo| waiting.contains(&ProgramKey { instance, image: info.image });
+        let over = self.by_instance.iter().filter(|(instance, info)| over(info) && !is_waiting(**instance, info));
+        for instance in over.map(|(&instance, _)| instance).collect::<Vec<_>>() {
+            self.remove(instance);
+        }
+        self.forget_left(settled);
+        counts
+    }
+
+    /// Ends processes whose end was told to nobody (a full ring): they would stay for ever.
+    fn end_those_that_are_gone(&mut self) {
+        let gone = |info: &ProcessInfo| info.alive && cpu_time_ns(info.pid).is_none();
+        let gone: Vec<u64> =
+            self.by_instance.iter().filter(|(_, info)| gone(info)).map(|(&instance, _)| instance).collect();
+        for instance in gone {
+            self.end(instance);
+        }
     }
 }
 
