@@ -7,7 +7,7 @@ mod interpreters;
 mod snapshot;
 
 use interpreters::{INTERPRETERS, Interpreter};
-use snapshot::{Memory, Snapshot, Thread, Walked, compare, walk};
+use snapshot::{Captured, Memory, Thread, Walked, compare, walk};
 use std::path::Path;
 use tachyon_common::event::status;
 use tachyon_common::layout::{Layout, flags};
@@ -17,7 +17,7 @@ use tachyon_common::walk::{THREAD_POINTER_REACH, ThreadPointer, Unreadable, User
 
 /// All snapshots: those of the list, without which this panics, and those that bugs have left. Under Miri, which is slow,
 /// one of each way to find a thread and its frames.
-fn snapshots() -> Vec<(String, Snapshot)> {
+fn snapshots() -> Vec<(String, Captured)> {
     const FEW: [&str; 3] = ["pyenv_3_9", "pyenv_3_12", "built_3_14t"];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
     let listed = std::fs::read_dir(&dir).expect("the directory is there");
@@ -31,13 +31,13 @@ fn snapshots() -> Vec<(String, Snapshot)> {
     names.retain(|name| !cfg!(miri) || FEW.contains(&&**name));
     let read = |name: String| {
         let bytes = std::fs::read(dir.join(&name).with_extension("snap")).expect("it can be read");
-        (name, Snapshot::parse(&bytes))
+        (name, Captured::parse(&bytes))
     };
     names.into_iter().map(read).collect()
 }
 
 /// The walk of a thread as x86-64 has it.
-fn walked(snapshot: &Snapshot, thread: &Thread) -> Walked {
+fn walked(snapshot: &Captured, thread: &Thread) -> Walked {
     let pointer = ThreadPointer { address: thread.pointer, reach: 0 };
     walk(&snapshot.memory, (&snapshot.layout, &snapshot.entry), pointer, thread.sp, &thread.registers)
 }
@@ -64,7 +64,7 @@ fn every_thread_has_the_stack_that_it_told() {
 }
 
 /// The main thread runs, the others sleep.
-fn facts(name: &str, snapshot: &Snapshot, thread: &Thread, walked: &Walked) {
+fn facts(name: &str, snapshot: &Captured, thread: &Thread, walked: &Walked) {
     assert_eq!(walked.facts.interp_id, 0, "{name}");
     let running = thread.main && !snapshot.layout.has(flags::FREE_THREADED);
     let expected = [

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use snapshot::{Recording, Snapshot, Thread, Told};
+use snapshot::{Captured, Recording, Thread, Told};
 use tachyon::inspect::{ElfCache, Verdict, inspect};
 use tachyon::remote::RemoteProcess;
 use tachyon::types::Pid;
@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     fs::remove_dir_all(&dir)?;
     let recorded = recorded?;
     let bytes = recorded.to_bytes();
-    ensure!(Snapshot::parse(&bytes) == recorded, "what is written is not what was recorded");
+    ensure!(Captured::parse(&bytes) == recorded, "what is written is not what was recorded");
     println!("{}: {} bytes", file.display(), bytes.len());
     fs::write(&file, bytes).with_context(|| file.display().to_string())
 }
@@ -94,7 +94,7 @@ fn start(dir: &Path, root: Option<&Path>, python: &Path) -> Result<Child> {
     Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
 }
 
-fn record(child: &mut Child) -> Result<Snapshot> {
+fn record(child: &mut Child) -> Result<Captured> {
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
     let said: Said = serde_json::from_str(&line).context("the program is not ready")?;
@@ -120,7 +120,7 @@ fn record(child: &mut Child) -> Result<Snapshot> {
     }
     let mut memory = recording.finish();
     memory.0.values_mut().for_each(|range| blank_homes(range));
-    Ok(Snapshot { version: python.version_text(), layout, entry, threads, memory })
+    Ok(Captured { version: python.version_text(), layout, entry, threads, memory })
 }
 
 /// Blanks paths of the machine's users, which lie on stacks and beside the strings that are read. The program's own do

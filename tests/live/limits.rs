@@ -14,7 +14,11 @@ fn the_rate_gives_way_to_max_cpu() {
     let report = &recording.report;
     assert_eq!(report.rate_hz, 4_999.0);
     assert!(report.effective_rate_hz > 0.0 && report.effective_rate_hz < 0.8 * report.rate_hz, "{report:#?}");
-    assert!(recording.stderr.contains("(--max-cpu): sampling at"), "{}", recording.stderr);
+    assert!(
+        recording.stderr.contains("more than its CPU limit, 0.05 % of a core: sampling at"),
+        "{}",
+        recording.stderr
+    );
     assert!(report.notes.iter().any(|note| note.contains("was lowered to")), "{:?}", report.notes);
     let cpu_s: f64 = report.processes.iter().filter_map(|process| process.cpu_s).sum();
     let expected = report.expected.expect("the target's time is known") as f64;
@@ -32,7 +36,7 @@ fn a_limit_with_room_changes_nothing() {
     let recording = Profiler::of(target.pid()).rate(19).arg("--max-cpu").arg("400%").milliseconds(3_500).record();
     let report = &recording.report;
     assert_eq!((report.rate_hz, report.effective_rate_hz), (19.0, 19.0));
-    assert!(report.notes.iter().all(|note| !note.contains("--max-cpu")), "{:?}", report.notes);
+    assert!(report.notes.iter().all(|note| !note.contains("CPU limit")), "{:?}", report.notes);
 }
 
 /// A program that makes functions without end would take memory without end: names are given up in time, then the
@@ -74,7 +78,7 @@ fn too_little_memory_is_refused() {
     let output = Profiler::of(target.pid()).rate(9_999).milliseconds(100).arg("--max-memory").arg("32MiB").run();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("--max-memory 32 MiB is too little") && told.contains("hint: give it "), "{told}");
+    assert!(told.contains("a memory limit of 32 MiB is too little") && told.contains("hint: give it "), "{told}");
 }
 
 /// Maps, programs and events are open files. A soft limit is no limit; a hard one that cannot be enough is refused, by

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[derive(Deserialize)]
-struct Verdict {
+struct Judgement {
     replayed: u64,
     info: Info,
 }
@@ -105,12 +105,12 @@ pub fn totals(files: &[&Path]) -> Vec<BTreeMap<String, u64>> {
 /// # Panics
 /// When it does not, with the first difference.
 pub fn agrees(file: &Path, ours: &Recorded) {
-    let (verdict, dump) = python(file, Some("judge.py"), &["FILE", "OUT"]);
-    let verdict: Verdict = serde_json::from_str(&verdict).expect("the judge prints JSON");
+    let (judged, dump) = python(file, Some("judge.py"), &["FILE", "OUT"]);
+    let judged: Judgement = serde_json::from_str(&judged).expect("the judge prints JSON");
     let count = ours.samples.len() as u64;
-    assert_eq!((verdict.replayed, verdict.info.sample_count), (count, count), "samples");
-    assert_eq!(verdict.info.thread_count, ours.header.thread_count, "threads");
-    assert_eq!(verdict.info.sample_interval_us, ours.header.sample_interval_us, "interval");
+    assert_eq!((judged.replayed, judged.info.sample_count), (count, count), "samples");
+    assert_eq!(judged.info.thread_count, ours.header.thread_count, "threads");
+    assert_eq!(judged.info.sample_interval_us, ours.header.sample_interval_us, "interval");
     let (mut frames, mut stacks, mut samples) = (ours.frames.iter(), ours.stacks.iter(), ours.samples.iter());
     for line in dump.lines() {
         let mut words = line.splitn(3, ' ');

@@ -24,7 +24,7 @@ const TITLE: &str = "tachyon-bpf snapshot 1";
 
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct Captured {
     /// Its version, for people.
     pub version: String,
     /// Where things are.
@@ -308,7 +308,7 @@ layout_fields! {
     instr_unit
 }
 
-impl Snapshot {
+impl Captured {
     /// The file.
     #[allow(dead_code, reason = "the test does not record")]
     pub fn to_bytes(&self) -> Vec<u8> {

@@ -58,7 +58,7 @@ impl Memory {
             // Half as much again is the least that leaves room for names.
             let enough = (used / 2 * 3).next_multiple_of(8 << 20);
             let what = format!(
-                "--max-memory {} is too little: {} are in use before the first sample",
+                "a memory limit of {} is too little: {} are in use before the first sample",
                 mebibytes(limit),
                 mebibytes(used)
             );
@@ -114,11 +114,11 @@ impl Maker {
                 self.symbolizer.shrink();
                 lock(&self.registry).shrink = true;
                 return_freed();
-                format!("three quarters of {limit} are in use (--max-memory): caches are dropped")
+                format!("three quarters of the memory limit, {limit}, are in use: caches are dropped")
             }
             Step::Names => {
                 self.symbolizer.set_full(true);
-                format!("seven eighths of {limit} are in use (--max-memory): functions not met so far get no names")
+                format!("seven eighths of the memory limit, {limit}, are in use: functions not met so far get no names")
             }
             Step::Nothing => {
                 self.symbolizer.set_full(false);
@@ -126,7 +126,7 @@ impl Maker {
             }
             Step::All => {
                 self.live.no_memory.store(true, Ordering::Relaxed);
-                format!("{limit} are in use (--max-memory): the recording ends, what it has is written")
+                format!("the memory limit, {limit}, is used up: the recording ends, what it has is written")
             }
         };
         let mut registry = lock(&self.registry);
@@ -200,7 +200,7 @@ mod tests {
         let some = vec![1_u8; 32 << 20];
         assert!(resident() >= before + (24 << 20), "{before} {} {}", resident(), some.len());
         let refused = Memory::start(1 << 20, Arc::default()).expect_err("no program is that small");
-        assert!(refused.to_string().starts_with("--max-memory 1 MiB is too little: "), "{refused}");
+        assert!(refused.to_string().starts_with("a memory limit of 1 MiB is too little: "), "{refused}");
         assert!(Memory::start(1 << 40, Arc::new((1 << 20).into())).is_ok());
         assert_eq!(share(40 << 20), (4 << 20, 5 << 20));
     }

@@ -32,7 +32,9 @@ pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mute
                 if !follower.admits(pid).unwrap_or(true) {
                     let what = format!("pid {pid} ({}) is not among the processes asked for", comm(pid));
                     return Err(Refusal::new(what)
-                        .with_hint("--cgroup, --container, --comm and --uid hold for -p too: all of them must match")
+                        .with_hint(
+                            "filters hold for a process that is asked for by its pid too: all of them must match",
+                        )
                         .into());
                 }
                 match follower.adopt(pid.0) {

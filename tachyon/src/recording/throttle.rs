@@ -224,8 +224,7 @@ impl Worker {
         let start = Instant::now();
         let (mut lowest_hz, mut told) = (f64::INFINITY, false);
         if !self.stats.are_on() {
-            let note =
-                "--max-cpu compares the profiler's own process alone: what BPF costs takes CAP_SYS_ADMIN to know";
+            let note = "the CPU limit is compared with the profiler's own process alone: what BPF costs takes CAP_SYS_ADMIN to know";
             lock(&self.registry).notes.insert(note.to_owned());
         }
         while stopped.recv_timeout(SECOND) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -247,7 +246,7 @@ impl Worker {
                 // As it was given: with two decimals at most.
                 let percent = (self.throttle.limit * 10_000.0).round() / 100.0;
                 let _over = self.told.send(format!(
-                    "the profiler used more than {percent} % of a core (--max-cpu): sampling at {rate_hz:.1} Hz, less if need be, and more when there is room again"
+                    "the profiler used more than its CPU limit, {percent} % of a core: sampling at {rate_hz:.1} Hz, less if need be, and more when there is room again"
                 ));
             }
         }
@@ -255,7 +254,8 @@ impl Worker {
             let last_hz = lock(&self.rates).rate_hz;
             let raised =
                 if last_hz > lowest_hz { format!(", and was {last_hz:.1} Hz at the end") } else { String::new() };
-            let note = format!("the sampling rate was lowered to {lowest_hz:.1} Hz to keep within --max-cpu{raised}");
+            let note =
+                format!("the sampling rate was lowered to {lowest_hz:.1} Hz to keep within the CPU limit{raised}");
             lock(&self.registry).notes.insert(note);
         }
     }
