@@ -71,10 +71,6 @@ pub struct Config {
     pub task_state: u32,
     /// `task_struct.start_time`.
     pub task_start_time: u32,
-    /// The period in which each waiting thread has one tick, microseconds; 0: waits are not wanted.
-    pub wait_period_us: u32,
-    /// 0.
-    pub _pad: u32,
 }
 
 /// Bits of [`Config::flags`].
@@ -101,4 +97,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 34 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 32 * 4);

@@ -136,6 +136,8 @@ pub struct WaitCounters {
     pub not_met: u64,
     /// Threads, not ticks: switches of a thread for which there was no room.
     pub threads_without_room: u64,
+    /// Records, not ticks: those that were sent.
+    pub records: u64,
 }
 
 /// Bits of [`SampleRecord::status`]; the first six are TACH's own.
@@ -320,6 +322,6 @@ const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 80);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 72);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
-const _: () = assert!(core::mem::size_of::<WaitCounters>() == 40);
+const _: () = assert!(core::mem::size_of::<WaitCounters>() == 48);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (8 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

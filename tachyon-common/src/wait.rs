@@ -7,6 +7,8 @@ use crate::walk::mix;
 
 /// Key of `THREADS_SEEN` under which stands since when waits are sampled: threads that slept then have been switched by nobody.
 pub const BEGAN: u64 = 0;
+/// Index in the `VERDICTS` map of the period in which each waiting thread has one tick, nanoseconds; 0: waits are not sampled.
+pub const PERIOD: u32 = 4;
 
 /// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +20,24 @@ pub struct SeenThread {
     pub tid: u32,
     /// The kernel's `__state` when it left; 0: it was ready to run.
     pub state: u32,
+    /// The moment in `WAITS_TOLD` that cut its last wait short; 0: none ever did. Written before `left_ns` is.
+    pub told_ns: u64,
+}
+
+impl SeenThread {
+    /// Whether the kernel side leaves the part of a wait up to `until_ns` to user space, which put that moment into `WAITS_TOLD`
+    /// after it had read `before` and then read `now`: the thread still waits, or its wait's end was cut short by that moment.
+    #[must_use]
+    pub fn is_left_to_user_space(before: Option<Self>, now: Option<Self>, until_ns: u64) -> bool {
+        match (before, now) {
+            // It has not been switched since waits are sampled.
+            (None, None) => true,
+            // It has ended, and its wait before that.
+            (Some(_), None) => false,
+            (Some(before), Some(now)) if before.left_ns == now.left_ns => true,
+            (_, Some(now)) => now.told_ns == until_ns,
+        }
+    }
 }
 
 /// The moment of a thread's tick in a period, nanoseconds.
@@ -44,7 +64,7 @@ pub fn ticks(key: u64, tid: u32, period_ns: u64, began_ns: u64, ended_ns: u64) -
     in_first + (last - first - 1) + u64::from(tick(key, tid, period_ns, last) <= ended_ns)
 }
 
-const _: () = assert!(core::mem::size_of::<SeenThread>() == 16);
+const _: () = assert!(core::mem::size_of::<SeenThread>() == 24);
 
 #[cfg(test)]
 mod tests {
@@ -72,6 +92,27 @@ mod tests {
         let sum: u64 = (0..turns).map(|turn| ticks(99, 7, period, turn * period, turn * period + 7_000_000)).sum();
         let deviation = (turns as f64 * 0.7 * 0.3).sqrt();
         assert!((sum as f64 - turns as f64 * 0.7).abs() < 4.4 * deviation, "{sum} of {turns}");
+    }
+
+    #[test]
+    fn each_part_of_a_wait_is_told_by_one() {
+        let seen = |left_ns, told_ns| Some(SeenThread { left_ns, told_ns, ..SeenThread::default() });
+        for (before, now, expected) in [
+            // Asleep all the time, with and without a switch before that.
+            (None, None, true),
+            (seen(5, 0), seen(5, 0), true),
+            (seen(5, 7), seen(5, 7), true),
+            // It came back before the moment was written, after that, and has waited again since.
+            (seen(5, 0), seen(0, 0), false),
+            (seen(5, 7), seen(0, 7), false),
+            (seen(5, 7), seen(0, 20), true),
+            (seen(5, 0), seen(30, 20), true),
+            (None, seen(0, 0), false),
+            (None, seen(30, 20), true),
+            (seen(5, 0), None, false),
+        ] {
+            assert_eq!(SeenThread::is_left_to_user_space(before, now, 20), expected, "{before:?} {now:?}");
+        }
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
     let sent = unsafe { bpf_ringbuf_output(ring, from, masked::<0x7fff>(bytes) as u64, wake) };
     if sent == 0 {
+        ctx.sent();
+        // Last: the run has come to its end.
         scratch.counters.sent += ctx.weight();
     } else {
         lose(ctx, scratch.counters, LossCause::RingFull);

@@ -23,6 +23,8 @@ pub trait Interrupt: EbpfContext {
     fn link(&self) -> u64;
     /// How many samples this one stands for.
     fn weight(&self) -> u64;
+    /// Counts its record, which was sent.
+    fn sent(&self);
     /// Puts what the format has for such a sample behind its frames, and gives its length in bytes.
     fn append(&self, at: usize) -> usize;
 }
@@ -54,6 +56,9 @@ impl Interrupt for PerfEventContext {
     fn weight(&self) -> u64 {
         1
     }
+
+    #[inline(always)]
+    fn sent(&self) {}
 
     #[inline(always)]
     fn append(&self, _at: usize) -> usize {
@@ -89,6 +94,11 @@ impl Interrupt for RawTracePointContext {
     #[inline(always)]
     fn weight(&self) -> u64 {
         wall::weight()
+    }
+
+    #[inline(always)]
+    fn sent(&self) {
+        wall::sent();
     }
 
     #[inline(always)]

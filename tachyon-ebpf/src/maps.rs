@@ -60,8 +60,6 @@ pub static CONFIG: Config = Config {
     thread_pointer_reach: 0,
     task_state: 0,
     task_start_time: 0,
-    wait_period_us: 0,
-    _pad: 0,
 };
 
 /// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.
@@ -197,10 +195,15 @@ pub static THREADS_SEEN: HashMap<u64, SeenThread> = HashMap::with_max_entries(1,
 #[map]
 pub static WAITING: PerCpuArray<Waiting> = PerCpuArray::with_max_entries(1, 0);
 
-/// Index 0 -> what became of waits before a walk. Writers: `on_switch` and `on_kick`, which do not interrupt each other;
+/// Bank -> what became of waits before a walk. Writers: `on_switch` and `on_kick`, which do not interrupt each other;
 /// reader: user space.
 #[map]
-pub static WAIT_COUNTS: PerCpuArray<WaitCounters> = PerCpuArray::with_max_entries(1, 0);
+pub static WAIT_COUNTS: PerCpuArray<WaitCounters> = PerCpuArray::with_max_entries(BANKS, 0);
+
+/// Thread id -> up to when user space has told of its wait, nanoseconds of `CLOCK_MONOTONIC`: what is left of the wait begins there.
+/// One entry and not used where waits are not wanted. Writer: user space, at a cut; reader: `on_switch`.
+#[map]
+pub static WAITS_TOLD: HashMap<u32, u64> = HashMap::with_max_entries(1, 0);
 
 /// CPU -> ring whose wake-up is the kick: the loader puts an array of rings in the place of this one. Each CPU has its own, for one
 /// ring's wake-up can be in flight only once.
@@ -265,6 +268,9 @@ pub struct Waiting {
     /// The second in which stacks are counted, and how many there were.
     pub second: u64,
     pub stacks: u64,
+    /// The bank that the wait counts in.
+    pub bank: u32,
+    pub _pad: u32,
     pub facts: WaitFacts,
 }
 

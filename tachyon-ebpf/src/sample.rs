@@ -14,7 +14,7 @@ use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
     COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
-    STAGE_WALK, STATE, SampleScratch, State, VERDICTS, config, repair,
+    STAGE_WALK, STATE, SampleScratch, State, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
@@ -157,11 +157,9 @@ pub fn on_sample(ctx: &PerfEventContext) {
 /// The bank of counters of a run that begins now.
 #[inline(always)]
 pub fn bank() -> u32 {
-    // SAFETY: a word of a live map value, read once.
-    let word = |index| VERDICTS.get_ptr(index).map_or(0, |word| unsafe { core::ptr::read_volatile(word) });
-    segment::bank(word(segment::SELECTED), || {
+    segment::bank(verdicts::word(segment::SELECTED), || {
         // SAFETY: the helper takes nothing and cannot fail.
-        (word(segment::CUT_AT), unsafe { bpf_ktime_get_ns() })
+        (verdicts::word(segment::CUT_AT), unsafe { bpf_ktime_get_ns() })
     })
 }
 

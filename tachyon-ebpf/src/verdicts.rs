@@ -23,6 +23,12 @@ impl Words for Map {
     }
 }
 
+/// A word that is no verdict; 0 where there is none.
+#[inline(always)]
+pub fn word(index: u32) -> u64 {
+    Map.read(index).unwrap_or(0)
+}
+
 /// [`verdicts::changes`].
 #[inline(always)]
 pub fn changes() -> u64 {

@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt as _;
 use crate::kernel::{KernelPtr, UserRegs, arm64};
 use crate::maps::{
     COUNTERS, ENTRIES, KICKS, LAYOUTS, PROCESSES, SAMPLE, SCRATCH_BYTES, STATE, THREADS_SEEN, WAIT_COUNTS, WAITING,
-    Waiting, config,
+    WAITS_TOLD, Waiting, config,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch};
@@ -23,7 +23,7 @@ use tachyon_common::event::{RecordHeader, WaitCounters, WaitFacts, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::MAX_WAITS_A_SECOND;
 use tachyon_common::process::flags;
-use tachyon_common::segment::WAIT_BANKS;
+use tachyon_common::segment::{CUT_AT, WAIT_BANKS};
 use tachyon_common::stop::LossCause;
 use tachyon_common::wait::{self, SeenThread};
 use tachyon_common::walk;
@@ -65,9 +65,9 @@ fn arrive_first(task: KernelPtr, now: u64) {
         return;
     }
     let tid = thread::tid(task);
-    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE };
+    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE, told_ns: 0 };
     if tid == 0 || THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
-        counts(|counts| counts.threads_without_room += 1);
+        counts(sample::bank(), |counts| counts.threads_without_room += 1);
         return;
     }
     if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
@@ -104,9 +104,9 @@ fn leave(task: KernelPtr, preempted: bool, now: u64) {
     if state & TASK_DEAD != 0 || tid == 0 {
         return;
     }
-    let seen = SeenThread { left_ns: now, tid, state: if preempted { 0 } else { state } };
+    let seen = SeenThread { left_ns: now, tid, state: if preempted { 0 } else { state }, told_ns: 0 };
     if THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
-        counts(|counts| counts.threads_without_room += 1);
+        counts(sample::bank(), |counts| counts.threads_without_room += 1);
     }
 }
 
@@ -126,8 +126,8 @@ fn is_recorded(tgid: u32) -> bool {
 }
 
 #[inline(always)]
-fn counts(count: impl FnOnce(&mut WaitCounters)) {
-    if let Some(counts) = WAIT_COUNTS.get_ptr_mut(0) {
+fn counts(bank: u32, count: impl FnOnce(&mut WaitCounters)) {
+    if let Some(counts) = WAIT_COUNTS.get_ptr_mut(bank) {
         // SAFETY: this CPU's value; see the map for who writes it.
         count(unsafe { &mut *counts });
     }
@@ -136,39 +136,58 @@ fn counts(count: impl FnOnce(&mut WaitCounters)) {
 /// Kicks a thread whose wait counts.
 #[inline(always)]
 fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
-    let left_ns = seen.left_ns;
-    seen.left_ns = 0;
-    let period_ns = u64::from(config!(wait_period_us)) * 1000;
-    if left_ns == 0 || period_ns == 0 {
-        return;
+    let period_ns = verdicts::word(wait::PERIOD);
+    let mut began_ns = seen.left_ns;
+    let mut ticks = if began_ns == 0 { 0 } else { wait::ticks(config!(seed), seen.tid, period_ns, began_ns, now) };
+    if ticks > 0 && began_ns < verdicts::word(CUT_AT) {
+        began_ns = not_told(seen, began_ns);
+        ticks = wait::ticks(config!(seed), seen.tid, period_ns, began_ns, now);
     }
-    let ticks = wait::ticks(config!(seed), seen.tid, period_ns, left_ns, now);
+    // Last: who finds that the thread has come back finds what cut its wait short.
+    // SAFETY: a field of a live map value.
+    unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, 0) };
     if ticks == 0 {
         return;
     }
-    counts(|counts| counts.due += ticks);
+    let bank = sample::bank();
+    counts(bank, |counts| counts.due += ticks);
     let Some(waiting) = WAITING.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's value.
     let waiting = unsafe { &mut *waiting };
     if waiting.task != 0 {
         // The kick before this one did not come in time.
         let lost = u64::from(waiting.facts.weight);
-        counts(|counts| counts.not_met += lost);
+        counts(waiting.bank, |counts| counts.not_met += lost);
         waiting.task = 0;
     }
     if is_too_much(waiting, now) {
-        counts(|counts| counts.too_many += ticks);
+        counts(bank, |counts| counts.too_many += ticks);
         return;
     }
-    waiting.facts.began_ns = left_ns;
+    waiting.bank = bank;
+    waiting.facts.began_ns = began_ns;
     waiting.facts.ended_ns = now;
     waiting.facts.weight = ticks as u32;
     waiting.facts.state = seen.state;
     waiting.task = task;
     if !kick() {
         waiting.task = 0;
-        counts(|counts| counts.not_kicked += ticks);
+        counts(bank, |counts| counts.not_kicked += ticks);
     }
+}
+
+/// Where the part of a wait begins that user space has not told of.
+#[inline(always)]
+fn not_told(seen: &mut SeenThread, began_ns: u64) -> u64 {
+    let Some(told) = WAITS_TOLD.get_ptr(&seen.tid) else { return began_ns };
+    // SAFETY: a live map value, read once.
+    let told_ns = unsafe { core::ptr::read_volatile(told) };
+    if told_ns <= began_ns {
+        return began_ns;
+    }
+    // SAFETY: a field of a live map value.
+    unsafe { core::ptr::write_volatile(&raw mut seen.told_ns, told_ns) };
+    told_ns
 }
 
 /// Whether this CPU has taken as many stacks this second as it may.
@@ -210,14 +229,14 @@ pub fn on_kick(ctx: &RawTracePointContext) {
     waiting.task = 0;
     let lost = u64::from(waiting.facts.weight);
     if !met {
-        counts(|counts| counts.not_met += lost);
+        counts(waiting.bank, |counts| counts.not_met += lost);
         return;
     }
-    let bank = sample::bank() + WAIT_BANKS;
+    let bank = waiting.bank + WAIT_BANKS;
     let (Some(counters), Some(sample), Some(state)) =
         (COUNTERS.get_ptr_mut(bank), SAMPLE.get_ptr_mut(0), STATE.get_ptr_mut(0))
     else {
-        counts(|counts| counts.not_met += lost);
+        counts(waiting.bank, |counts| counts.not_met += lost);
         return;
     };
     let mut scratch = Scratch {
@@ -248,6 +267,14 @@ pub fn on_kick(ctx: &RawTracePointContext) {
     note_call(&mut waiting.facts, task);
     scratch.sample.record.header = RecordHeader { kind: kind::WAIT, flags: bank as u16, len: 0 };
     sample::begin(ctx, &mut scratch, process, task, (tgid, tid));
+}
+
+/// The record of a wait was sent.
+#[inline(always)]
+pub fn sent() {
+    let Some(waiting) = WAITING.get_ptr(0) else { return };
+    // SAFETY: this CPU's value.
+    counts(unsafe { (*waiting).bank }, |counts| counts.records += 1);
 }
 
 /// Ticks of the wait whose stack is walked.

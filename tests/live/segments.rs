@@ -80,6 +80,55 @@ fn report(path: &Path) -> Report {
     serde_json::from_slice(&std::fs::read(path).expect("the account is there")).expect("it is JSON of its schema")
 }
 
+/// A wait that a cut lies in has a part in each segment: of threads that only wait, each has one sample in each period, in every
+/// segment and in all of them together.
+#[test]
+fn a_wait_is_in_every_segment_that_it_lasts_in() {
+    const RATE: f64 = 200.0;
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_naps.py");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let (segments, whole) = (dir.path().join("segments"), dir.path().join("whole.json"));
+    let mut command = Command::new(binary());
+    command.args(["-p", &target.pid().to_string(), "-F", "200", "-d", "6s", "--off-cpu", "--rotate", "400ms", "-o"]);
+    let output = command.arg(&segments).arg("--report").arg(&whole).output().expect("the profiler can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (profiles, accounts) = (files(&segments, "tach"), files(&segments, "json"));
+    let (reports, whole): (Vec<Report>, Report) = (accounts.iter().map(|path| report(path)).collect(), report(&whole));
+    assert!(reports.len() >= 10 && profiles.len() == reports.len(), "{profiles:?}");
+    let mut all: BTreeMap<u64, u64> = BTreeMap::new();
+    for (path, report) in profiles.iter().zip(&reports) {
+        check(report);
+        let wall = report.wall.as_ref().expect("waits were sampled");
+        assert_eq!(wall.ticks_due, wall.stored + wall.loss.values().sum::<u64>(), "{report:#?}");
+        let recorded = Recorded::read(path);
+        assert_eq!(recorded.samples.len() as u64, report.stored + wall.stored, "{}", path.display());
+        let of_forever = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "forever");
+        let forever = recorded.samples.iter().filter(of_forever).count() as f64;
+        // The main thread too.
+        let periods = 2.0 * RATE * report.duration_s;
+        assert!((forever - periods).abs() <= 4.0, "{forever} of {periods} in {}", path.display());
+        for sample in &recorded.samples {
+            *all.entry(sample.thread_id).or_default() += 1;
+        }
+    }
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    let due = |report: &Report| report.wall.as_ref().map_or(0, |wall| wall.ticks_due);
+    assert_eq!(sum(due), due(&whole));
+    check(&whole);
+    let lost = whole.wall.as_ref().map_or(0, |wall| wall.ticks_due - wall.stored);
+    let periods = RATE * whole.duration_s;
+    println!("{all:?} of {periods}, {lost} lost");
+    assert_eq!(all.len(), 9, "{all:?}");
+    for (thread, count) in &all {
+        // Running takes less than a thousandth of the thread that sleeps for the shortest time.
+        assert!(
+            (*count as f64 - periods).abs() <= 3.0 + 0.01 * periods + lost as f64,
+            "{thread}: {count} of {periods}"
+        );
+    }
+}
+
 #[test]
 fn rotated_files_hold_each_sample_once() {
     let Some(_live) = live() else { return };

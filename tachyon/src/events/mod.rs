@@ -7,4 +7,4 @@ mod decode;
 mod reader;
 
 pub use decode::{BadRecord, Event, Events, Frames};
-pub use reader::{Batch, Reader, ReaderStats};
+pub use reader::{Batch, Reader, ReaderStats, Sent};

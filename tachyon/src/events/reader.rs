@@ -48,6 +48,16 @@ pub struct ReaderStats {
     pub stalled_without_cpu: Duration,
 }
 
+/// Records that a bank's runs have sent since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sent {
+    pub bank: u32,
+    /// Those of samples or of waits.
+    pub samples: u64,
+    /// Those of code objects.
+    pub codes: u64,
+}
+
 /// The reading thread.
 #[derive(Debug)]
 pub struct Reader {
@@ -92,15 +102,17 @@ impl Reader {
         Ok(Self { shared, thread })
     }
 
-    /// Has the ring read until so many records of a bank, samples and code objects, are with the next stage, for at most
-    /// `patience`. Returns what the reader did; its stall is measured anew from then on.
-    pub fn read_until(&self, bank: u32, samples: u64, codes: u64, patience: Duration) -> ReaderStats {
+    /// Has the ring read until so many records of each of these banks are with the next stage, for at most `patience`. Returns
+    /// what the reader did; its stall is measured anew from then on.
+    pub fn read_until(&self, wanted: &[Sent], patience: Duration) -> ReaderStats {
         let asked = Instant::now();
         loop {
             self.shared.ask();
             let mut stats = self.shared.stats();
-            let read = |counts: &[u64]| counts.get(bank as usize).copied().unwrap_or(u64::MAX);
-            let complete = read(&stats.samples) >= samples && read(&stats.codes) >= codes;
+            let read = |counts: &[u64], bank: u32| counts.get(bank as usize).copied().unwrap_or(u64::MAX);
+            let complete = wanted.iter().all(|&Sent { bank, samples, codes }| {
+                read(&stats.samples, bank) >= samples && read(&stats.codes, bank) >= codes
+            });
             if complete || asked.elapsed() > patience || self.thread.is_finished() {
                 let taken = *stats;
                 (stats.longest_stall, stats.stalled_without_cpu) = (Duration::ZERO, Duration::ZERO);

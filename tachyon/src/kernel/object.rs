@@ -171,9 +171,6 @@ impl Kernel {
             config.flags |= config_flags::NATIVE;
         }
         let waits = options.waits.are_wanted();
-        if waits {
-            config.wait_period_us = u32::try_from(options.interval.as_micros()).unwrap_or(u32::MAX).max(1);
-        }
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
@@ -185,6 +182,7 @@ impl Kernel {
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("COUNTERS", if waits { ALL_BANKS } else { BANKS })
             .map_max_entries("THREADS_SEEN", if waits { MAX_SEEN_THREADS } else { 1 })
+            .map_max_entries("WAITS_TOLD", if waits { MAX_SEEN_THREADS } else { 1 })
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))
@@ -302,6 +300,7 @@ impl Kernel {
         };
         let event = sampling.event;
         self.sampling = Some(sampling);
+        self.set_wait_period(interval)?;
         Ok(event)
     }
 

@@ -3,6 +3,7 @@
 use super::error::KernelError;
 use super::object::Kernel;
 use super::pod::Pod;
+use super::waits::WaitTotals;
 use crate::types::KtimeNs;
 use aya::maps::PerCpuValues;
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use tachyon_common::segment::{BANKS, CUT_AT, CUT_DUE, SELECTED};
 
 /// A cut is due this long after it was asked for: user space has said so to every CPU by then.
 const NOTICE: Duration = Duration::from_millis(1);
+/// A kick comes after microseconds or, where its CPU is taken away, not at all.
+const LONGEST_KICK: Duration = Duration::from_millis(100);
 /// A run takes microseconds, and longer only while a hypervisor runs no CPU.
 const LONGEST_RUN: Duration = Duration::from_secs(2);
 
@@ -25,6 +28,8 @@ pub struct Cut {
     pub counters: Counters,
     /// Whether a run was still under way when it was waited for no longer: the counters do not close then.
     pub unsettled: bool,
+    /// What became of the bank's waits since the object was loaded; `None` where they are not wanted.
+    pub waits: Option<WaitTotals>,
 }
 
 impl Kernel {
@@ -49,10 +54,13 @@ impl Kernel {
             // A run that began just before the moment may not have counted itself yet: it does within its first instructions.
             let due = KtimeNs::now() >= at;
             let (counters, settled) = self.bank_counters(old)?;
-            if (due && settled) || asked.elapsed() > LONGEST_RUN {
+            let waits = self.waits(old)?;
+            let are_over = waits.is_none_or(|waits| waits.are_settled()) || asked.elapsed() > LONGEST_KICK;
+            if (due && settled && are_over) || asked.elapsed() > LONGEST_RUN {
                 self.select(SELECTED, u64::from(old ^ 1))?;
                 self.bank = old ^ 1;
-                return Ok(Cut { bank: old, at, counters, unsettled: !settled });
+                let waits = waits.map(WaitTotals::without_kicks_to_come);
+                return Ok(Cut { bank: old, at, counters, unsettled: !settled, waits });
             }
             std::thread::sleep(Duration::from_micros(200));
         }

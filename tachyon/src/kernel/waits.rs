@@ -7,11 +7,13 @@ use super::object::{Kernel, take};
 use super::pod::Pod;
 use super::programs::tracepoint;
 use super::rows::{array_of_maps, put_in_place};
+use super::segment::since;
 use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya_obj::generated::bpf_map_type;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::segment::WAIT_BANKS;
-use tachyon_common::wait::{BEGAN, SeenThread};
+use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, ticks};
 
 /// Whether waiting threads are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +64,9 @@ const LAST_KICKS: Duration = Duration::from_millis(20);
 pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
     threads: HashMap<MapData, u64, Pod<SeenThread>>,
+    told: HashMap<MapData, u32, u64>,
+    period_ns: u64,
+    began: KtimeNs,
     // Tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
     _kicks: OwnedFd,
@@ -70,6 +75,9 @@ pub(super) struct WaitMaps {
     links: Vec<(&'static str, RawTracePointLinkId)>,
 }
 
+/// How long a thread that comes back takes at most from what it reads of its wait to what it writes: some instructions.
+const WRITTEN: Duration = Duration::from_millis(1);
+
 /// What became of waits, in ticks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WaitTotals {
@@ -77,6 +85,49 @@ pub struct WaitTotals {
     pub before: WaitCounters,
     /// What became of those that were walked.
     pub walked: Counters,
+}
+
+impl WaitTotals {
+    /// Ticks of waits of which it is known what became of them before a walk, or that a walk began.
+    #[must_use]
+    pub fn met(&self) -> u64 {
+        self.before.too_many + self.before.not_kicked + self.before.not_met + self.walked.ran
+    }
+
+    /// Whether no kick is on its way, and no walk.
+    #[must_use]
+    pub fn are_settled(&self) -> bool {
+        self.met() == self.before.due && self.walked.is_settled()
+    }
+
+    /// With kicks that have not come for what they are: lost.
+    #[must_use]
+    pub fn without_kicks_to_come(mut self) -> Self {
+        self.before.not_met += self.before.due.saturating_sub(self.met());
+        self
+    }
+
+    /// What was counted since an earlier reading of the same bank.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut before = self.before;
+        each(&mut before, &earlier.before, u64::saturating_sub);
+        Self { before, walked: since(&earlier.walked, &self.walked) }
+    }
+}
+
+fn each(into: &mut WaitCounters, other: &WaitCounters, of: impl Fn(u64, u64) -> u64) {
+    let WaitCounters { due, too_many, not_kicked, not_met, threads_without_room, records } = into;
+    for (into, other) in [
+        (due, other.due),
+        (too_many, other.too_many),
+        (not_kicked, other.not_kicked),
+        (not_met, other.not_met),
+        (threads_without_room, other.threads_without_room),
+        (records, other.records),
+    ] {
+        *into = of(*into, other);
+    }
 }
 
 impl WaitMaps {
@@ -105,6 +156,9 @@ impl WaitMaps {
         Ok(Self {
             counts: take(ebpf, "WAIT_COUNTS")?,
             threads: take(ebpf, "THREADS_SEEN")?,
+            told: take(ebpf, "WAITS_TOLD")?,
+            period_ns: 0,
+            began: KtimeNs::default(),
             stages: take(ebpf, "WAIT_STAGES")?,
             _kicks: keep,
             stopping,
@@ -153,7 +207,8 @@ impl Kernel {
     pub fn attach_waits(&mut self) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
         let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
-        let began = SeenThread { left_ns: KtimeNs::now().0, ..SeenThread::default() };
+        waits.began = KtimeNs::now();
+        let began = SeenThread { left_ns: waits.began.0, ..SeenThread::default() };
         waits.threads.insert(BEGAN, Pod(began), 0).map_err(KernelError::map("THREADS_SEEN"))?;
         for (name, point) in [(KICK, INTERRUPT), (SWITCH, "sched_switch")] {
             let link = tracepoint(ebpf, name)?.attach(point).map_err(|source| {
@@ -181,27 +236,70 @@ impl Kernel {
         Ok(ended)
     }
 
-    /// Threads that have been switched since the start, and live.
-    #[must_use]
-    pub fn seen_threads(&self) -> Vec<SeenThread> {
-        let threads = self.waits.iter().flat_map(|waits| waits.threads.iter());
-        threads.filter_map(Result::ok).filter(|(key, _)| *key != BEGAN).map(|(_, Pod(seen))| seen).collect()
+    /// Has each waiting thread ticked once in each period from now on.
+    pub(super) fn set_wait_period(&mut self, period: Duration) -> Result<(), KernelError> {
+        let Some(waits) = &mut self.waits else { return Ok(()) };
+        waits.period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
+        self.verdicts.set(PERIOD, waits.period_ns, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// What became of waits since the start; `None` where they are not wanted.
+    /// Since when waits are sampled.
+    #[must_use]
+    pub fn waits_began(&self) -> KtimeNs {
+        self.waits.as_ref().map_or_else(KtimeNs::default, |waits| waits.began)
+    }
+
+    /// Ticks of a thread between two moments.
+    #[must_use]
+    pub fn ticks(&self, tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
+        self.waits.as_ref().map_or(0, |waits| ticks(self.seed(), tid, waits.period_ns, began_ns, ended_ns))
+    }
+
+    /// Threads that have been switched since the start, and live, by their ids.
+    #[must_use]
+    pub fn seen_threads(&self) -> BTreeMap<u32, SeenThread> {
+        let threads = self.waits.iter().flat_map(|waits| waits.threads.iter());
+        let threads = threads.filter_map(Result::ok).filter(|(key, _)| *key != BEGAN);
+        threads.map(|(_, Pod(seen))| (seen.tid, seen)).collect()
+    }
+
+    /// Leaves the parts of waits up to a moment to the caller, as far as the threads still wait: the kernel side counts those waits
+    /// from that moment on. Gives the threads of which it does.
+    pub fn leave_waits(
+        &mut self,
+        tids: impl Iterator<Item = u32>,
+        before: &BTreeMap<u32, SeenThread>,
+        until: KtimeNs,
+    ) -> Vec<u32> {
+        let Some(waits) = &mut self.waits else { return Vec::new() };
+        // Of one for which there is no room the whole wait is counted when it ends.
+        let tids: Vec<u32> = tids.filter(|tid| waits.told.insert(tid, until.0, 0).is_ok()).collect();
+        // A thread that comes back just now may not have written down yet what it found.
+        std::thread::sleep(WRITTEN);
+        let now = self.seen_threads();
+        let of = |threads: &BTreeMap<u32, SeenThread>, tid| threads.get(&tid).copied();
+        let is_left = |tid: &u32| SeenThread::is_left_to_user_space(of(before, *tid), of(&now, *tid), until.0);
+        tids.into_iter().filter(is_left).collect()
+    }
+
+    /// A thread's wait that was left to user space is over.
+    pub fn forget_wait(&mut self, tid: u32) {
+        if let Some(waits) = &mut self.waits {
+            // One that is not there is forgotten.
+            let _gone = waits.told.remove(&tid);
+        }
+    }
+
+    /// What became of waits since the start that count in a bank; `None` where they are not wanted.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn waits(&self) -> Result<Option<WaitTotals>, KernelError> {
+    pub fn waits(&self, bank: u32) -> Result<Option<WaitTotals>, KernelError> {
         let Some(waits) = &self.waits else { return Ok(None) };
         let mut before = WaitCounters::default();
-        for Pod(cpu) in waits.counts.get(&0, 0).map_err(KernelError::map("WAIT_COUNTS"))?.iter() {
-            before.due += cpu.due;
-            before.too_many += cpu.too_many;
-            before.not_kicked += cpu.not_kicked;
-            before.not_met += cpu.not_met;
-            before.threads_without_room += cpu.threads_without_room;
+        for Pod(cpu) in waits.counts.get(&bank, 0).map_err(KernelError::map("WAIT_COUNTS"))?.iter() {
+            each(&mut before, cpu, |sum, more| sum + more);
         }
-        Ok(Some(WaitTotals { before, walked: self.bank_counters(WAIT_BANKS)?.0 }))
+        Ok(Some(WaitTotals { before, walked: self.bank_counters(WAIT_BANKS + bank)?.0 }))
     }
 }

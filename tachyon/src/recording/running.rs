@@ -15,12 +15,12 @@ use super::registry::{Registry, SegmentCounts, read_details};
 use super::request::{Request, Targets};
 use super::samples::{Cut, Live, SETTLED, Told};
 use super::segment::Segment;
-use super::sleepers;
+use super::sleepers::{self, Sleepers};
 use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::waiting;
-use crate::events::{Reader, ReaderStats};
-use crate::kernel::{self, Event, Kernel, Waits};
+use crate::events::{Reader, ReaderStats, Sent};
+use crate::kernel::{self, Event, Kernel, WaitTotals, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
 use crate::remote::{End, Patience, not_waited_for};
@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
-use tachyon_common::segment::{ALL_BANKS, BANKS};
+use tachyon_common::segment::{ALL_BANKS, BANKS, WAIT_BANKS};
 
 /// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -121,6 +121,7 @@ pub struct Running {
     not_lost: u64,
     /// Whether a CPython that was asked for has been met.
     met: bool,
+    sleepers: Sleepers,
 }
 
 /// Where a segment's counts begin.
@@ -131,6 +132,7 @@ struct Since {
     start_unix: f64,
     /// The last readings of both banks.
     counters: [Counters; BANKS as usize],
+    waits: [WaitTotals; BANKS as usize],
     samples_read: [u64; ALL_BANKS as usize],
     codes_read: [u64; ALL_BANKS as usize],
     bad_records: u64,
@@ -145,6 +147,7 @@ struct Ended {
     bank: u32,
     counters: Counters,
     unsettled: bool,
+    waits: Option<WaitTotals>,
     reader: ReaderStats,
     end: Instant,
     end_unix: f64,
@@ -159,6 +162,7 @@ impl Running {
             start: parts.started,
             start_unix: parts.start_unix,
             counters: Default::default(),
+            waits: Default::default(),
             samples_read: Default::default(),
             codes_read: Default::default(),
             bad_records: 0,
@@ -168,7 +172,16 @@ impl Running {
             cpu_ns: 0,
             expected: 0.0,
         };
-        Self { parts, threads: Some(threads), since, said: BTreeSet::new(), mapped: None, not_lost: 0, met: false }
+        Self {
+            parts,
+            threads: Some(threads),
+            since,
+            said: BTreeSet::new(),
+            mapped: None,
+            not_lost: 0,
+            met: false,
+            sleepers: Sleepers::default(),
+        }
     }
 
     /// How it is doing.
@@ -241,22 +254,36 @@ impl Running {
         let sink = open(&profile)?;
         let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
         self.look_again();
-        let cut = lock(&self.parts.kernel).cut()?;
+        let waits = self.parts.request.waits.are_wanted();
+        let looked = if waits { sleepers::look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
+        let (cut, lasting) = {
+            let mut kernel = lock(&self.parts.kernel);
+            let cut = kernel.cut()?;
+            (cut, self.sleepers.cut(&looked, &mut kernel, cut.at))
+        };
         // Now, when the CPU time of processes is that of this moment.
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let (end, end_unix) = at(cut.at);
         (next.profile.meta.start_us, next.profile.meta.start_unix) = (cut.at.as_micros(), end_unix);
-        let reader = threads.reader.read_until(cut.bank, cut.counters.sent, cut.counters.codes_sent, PATIENCE);
+        let runs = Sent { bank: cut.bank, samples: cut.counters.sent, codes: cut.counters.codes_sent };
+        let of_waits = cut.waits.map(|WaitTotals { before, walked }| Sent {
+            bank: WAIT_BANKS + cut.bank,
+            samples: before.records,
+            codes: walked.codes_sent,
+        });
+        let sent: Vec<Sent> = of_waits.into_iter().chain([runs]).collect();
+        let reader = threads.reader.read_until(&sent, PATIENCE);
         let (reply, ended) = mpsc::channel();
         let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
         let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
         threads.sender.send(message).map_err(|_| no_maker())?;
-        let made = ended.recv().map_err(|_| no_maker())?;
+        let mut made = ended.recv().map_err(|_| no_maker())?;
+        sleepers::add(&lasting, &looked, &self.parts.registry, &mut made);
         if let Some(mapped) = threads.mapper.as_ref().and_then(Mapper::left) {
             self.mapped = Some(mapped);
         }
-        let (counters, unsettled) = (cut.counters, cut.unsettled);
-        let segment = self.account(Ended { bank: cut.bank, counters, unsettled, reader, end, end_unix, made, counts });
+        let kernel::Cut { bank, counters, unsettled, waits, .. } = cut;
+        let segment = self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts });
         // What the segment before this one had is free by now, in pieces between what lives on.
         memory::return_freed();
         Ok(segment)
@@ -264,7 +291,7 @@ impl Running {
 
     /// The account of a segment whose samples are complete, and the end of its file.
     fn account(&mut self, ended: Ended) -> Segment {
-        let Ended { bank, counters, unsettled, reader, end, end_unix, mut made, mut counts } = ended;
+        let Ended { bank, counters, unsettled, waits, reader, end, end_unix, mut made, mut counts } = ended;
         let Parts { request, stats, limiter, ring_bytes, start, .. } = &self.parts;
         let bank = bank as usize;
         let (events_lost, used) = {
@@ -301,7 +328,7 @@ impl Running {
             unsettled,
             runs_by_kernel: used.runs.filter(|_| self.threads.is_none()).map(|runs| (runs_since_load, runs)),
             reader: &read,
-            waits: lock(&self.parts.kernel).waits().unwrap_or_default(),
+            waits: waits.map(|totals| totals.since(&self.since.waits[bank])),
             made: &made,
             counts: &counts,
             mapped: self.mapped.as_ref(),
@@ -326,6 +353,7 @@ impl Running {
             start: end,
             start_unix: end_unix,
             counters: self.since.counters,
+            waits: self.since.waits,
             samples_read: self.since.samples_read,
             codes_read: self.since.codes_read,
             bad_records: reader.bad_records,
@@ -335,6 +363,7 @@ impl Running {
             expected,
         };
         self.since.counters[bank] = counters;
+        self.since.waits[bank] = waits.unwrap_or_default();
         (self.since.samples_read[bank], self.since.codes_read[bank]) = (reader.samples[bank], reader.codes[bank]);
         let finished = made.sink.take().map(|mut sink| sink.finish(&made.profile, &report));
         let stacks = made.take_stacks();
@@ -355,15 +384,16 @@ impl Running {
     /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
-        lock(&self.parts.kernel).detach_sampling();
         let waits = self.parts.request.waits.are_wanted();
-        let looked = if waits { sleepers::look(&self.parts.registry) } else { Vec::new() };
+        // It takes a while: running threads are sampled as long as waiting ones are.
+        let looked = if waits { sleepers::look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
+        lock(&self.parts.kernel).detach_sampling();
         let waits_ended = lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();
         self.look_again();
-        let (end, end_unix) = (Instant::now(), unix_now());
+        let (end, end_unix) = if waits { at(waits_ended) } else { (Instant::now(), unix_now()) };
         let rate_hz = self.parts.request.rate_hz;
         if let Some(limit) = max_sample_rate().filter(|&limit| f64::from(limit) < rate_hz) {
             lock(&self.parts.registry).note(format!(
@@ -375,6 +405,8 @@ impl Running {
         let busy_children = self.parts.children.busy(self.parts.started.elapsed());
         let bank = lock(&self.parts.kernel).bank();
         let (counters, settled) = lock(&self.parts.kernel).bank_counters(bank)?;
+        // The last kicks may have been on their way when everything ended.
+        let totals = lock(&self.parts.kernel).waits(bank)?.map(WaitTotals::without_kicks_to_come);
         // Who tells whom decides the order: the reader tells the maker, and the maker and the follower tell the mapper.
         let Threads { reader, follow, sender, maker, mapper } = self.threads.take().expect("only the end takes them");
         let reader = reader.stop();
@@ -385,18 +417,24 @@ impl Running {
         drop(sender);
         let mut made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
         if waits {
-            let kernel = lock(&self.parts.kernel);
-            let lattice = sleepers::Lattice {
-                seed: kernel.seed(),
-                period_ns: made.profile.meta.interval_us * 1000,
-                began_ns: made.profile.meta.start_us * 1000,
-                ended_ns: waits_ended.0,
-            };
-            sleepers::add(&looked, &kernel.seen_threads(), lattice, &self.parts.registry, &mut made);
+            let (parts, unread) = self.sleepers.end(&looked, &lock(&self.parts.kernel), waits_ended);
+            sleepers::add(&parts, &looked, &self.parts.registry, &mut made);
+            made.waited.due_at_end += unread;
+            made.waited.unread += unread;
         }
         self.mapped = mapper.map(Mapper::stop);
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
-        let segment = self.account(Ended { bank, counters, unsettled: !settled, reader, end, end_unix, made, counts });
+        let segment = self.account(Ended {
+            bank,
+            counters,
+            unsettled: !settled,
+            waits: totals,
+            reader,
+            end,
+            end_unix,
+            made,
+            counts,
+        });
         Ok(Segment { waiting, busy_children, ..segment })
     }
 }

@@ -23,6 +23,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{SampleRecord, WaitFacts, frame, kind, status};
+use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
@@ -226,13 +227,13 @@ impl Maker {
                     self.made.received += 1;
                     self.sample(&record, frames);
                 }
-                Ok(Event::Sample(..)) => {
-                    let bytes = before.len() - events.rest().len();
-                    self.early.extend_from_slice(&before[..bytes]);
-                }
-                Ok(Event::Wait(record, frames, facts)) => {
+                Ok(Event::Wait(record, frames, facts)) if u32::from(record.header.flags) == WAIT_BANKS + self.bank => {
                     self.made.waited.received += u64::from(facts.weight);
                     self.wait(&record, frames, &facts);
+                }
+                Ok(Event::Sample(..) | Event::Wait(..)) => {
+                    let bytes = before.len() - events.rest().len();
+                    self.early.extend_from_slice(&before[..bytes]);
                 }
                 Ok(Event::Code(record, payload)) => {
                     self.names.learn_layout(record.image, record.layout);

@@ -1,28 +1,32 @@
-//! Threads that wait when the recording ends: nobody kicks them, so they are read from outside, once.
+//! Threads that wait when a segment ends: nobody kicks them, so they are read from outside, once.
 //!
-//! They are looked at while the hooks still run. A thread that has not been switched since waited through the look, and its stack
-//! is that of the whole wait; one that has is counted as lost for its last wait.
+//! They are looked at while the hooks run. A thread that has not been switched since waited through the look, and its stack
+//! is that of the whole wait. At the end one that has been is counted as lost for its last wait.
 
 use super::follow::lock;
 use super::made::{Made, PerProcess, describe};
 use super::registry::Registry;
 use super::waits;
 use crate::inspect::{self, ElfCache};
+use crate::kernel::Kernel;
 use crate::merge::{NATIVE, ProgramKey};
 use crate::profile::{Frame, FrameId, Merge, Profile, Sample, Thread, ThreadId};
 use crate::remote::RemoteProcess;
 use crate::snapshot::{self, Snapshot, ThreadStack};
 use crate::types::{KtimeNs, Pid};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tachyon_common::event::{SampleRecord, WaitFacts, status};
-use tachyon_common::wait::{SeenThread, ticks};
+use tachyon_common::wait::SeenThread;
 
-/// How long all processes together are looked at: the recording has ended, and somebody waits.
-const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// How long all processes together are looked at when the recording has ended: somebody waits.
+pub(super) const AT_END: Duration = Duration::from_secs(5);
+/// And at a cut: who is not reached is told of at the next one, or when the wait is over.
+pub(super) const AT_CUT: Duration = Duration::from_secs(1);
 
-/// All threads of a process, as they were at the end.
+/// All threads of a process, as they were just before the segment's end.
 pub(super) struct Looked {
     key: ProgramKey,
     pid: u32,
@@ -32,18 +36,104 @@ pub(super) struct Looked {
     starts: HashMap<u32, u64>,
 }
 
-/// The period of a waiting thread's ticks, and in which of them this recording's lie.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lattice {
-    pub seed: u64,
-    pub period_ns: u64,
-    pub began_ns: u64,
-    pub ended_ns: u64,
+/// The part of a wait that a segment has of one that lasts.
+pub(super) struct Part {
+    /// Indices of the process and of its thread among those that were looked at.
+    process: usize,
+    thread: usize,
+    tid: u32,
+    facts: WaitFacts,
+}
+
+/// Waits that lasted at the last cut.
+#[derive(Debug, Default)]
+pub(super) struct Sleepers {
+    /// Thread -> up to when its wait has been told of, nanoseconds.
+    told: HashMap<u32, u64>,
+}
+
+impl Sleepers {
+    /// Waits that last at a cut: the segment that ends has the part before it, the next ones have the rest. A thread that was
+    /// switched while it was looked at is left out; the segment in which its wait ends has all of it.
+    pub fn cut(&mut self, looked: &[Looked], kernel: &mut Kernel, at: KtimeNs) -> Vec<Part> {
+        let seen = kernel.seen_threads();
+        let mut parts = self.lasting(looked, &seen, kernel, at);
+        self.forget_those_that_are_over(&seen, kernel);
+        parts.retain(|part| part.facts.weight > 0);
+        let left: HashSet<u32> = kernel.leave_waits(parts.iter().map(|part| part.tid), &seen, at).into_iter().collect();
+        for part in parts.iter().filter(|part| !left.contains(&part.tid)) {
+            self.told.remove(&part.tid);
+            kernel.forget_wait(part.tid);
+        }
+        parts.retain(|part| left.contains(&part.tid));
+        self.told.extend(left.into_iter().map(|tid| (tid, at.0)));
+        parts
+    }
+
+    /// Forgets waits that were told of and have ended.
+    fn forget_those_that_are_over(&mut self, seen: &BTreeMap<u32, SeenThread>, kernel: &mut Kernel) {
+        let lasts = |tid: &u32, told: u64| match seen.get(tid) {
+            Some(seen) => seen.left_ns != 0 && seen.left_ns < told,
+            // It was never switched, or is gone.
+            None => Path::new(&format!("/proc/{tid}")).exists(),
+        };
+        self.told.retain(|tid, told| {
+            let lasts = lasts(tid, *told);
+            if !lasts {
+                kernel.forget_wait(*tid);
+            }
+            lasts
+        });
+    }
+
+    /// Waits that last at the end, when nothing is switched unseen any more, and how many ticks lie in those of threads that could not
+    /// be looked at.
+    pub fn end(&self, looked: &[Looked], kernel: &Kernel, at: KtimeNs) -> (Vec<Part>, u64) {
+        let mut seen = kernel.seen_threads();
+        let parts = self.lasting(looked, &seen, kernel, at);
+        for part in &parts {
+            seen.remove(&part.tid);
+        }
+        let waiting = seen.values().filter(|seen| seen.left_ns != 0);
+        let unread = waiting.map(|seen| kernel.ticks(seen.tid, self.not_told(seen.tid, seen.left_ns), at.0)).sum();
+        (parts, unread)
+    }
+
+    fn not_told(&self, tid: u32, began_ns: u64) -> u64 {
+        self.told.get(&tid).map_or(began_ns, |&told| told.max(began_ns))
+    }
+
+    /// Waits of threads that have not been switched since they were looked at.
+    fn lasting(
+        &self,
+        looked: &[Looked],
+        seen: &BTreeMap<u32, SeenThread>,
+        kernel: &Kernel,
+        until: KtimeNs,
+    ) -> Vec<Part> {
+        let recorded_ns = kernel.waits_began().0;
+        let part = |(process, thread): (usize, usize)| {
+            let of = &looked[process];
+            let tid = of.snapshot.threads[thread].tid?;
+            let left_ns = match seen.get(&tid) {
+                Some(seen) if seen.left_ns == 0 || seen.left_ns >= of.at.0 => return None,
+                Some(seen) => seen.left_ns,
+                None => of.starts.get(&tid).map_or(recorded_ns, |&start| start.max(recorded_ns)),
+            };
+            // One that was never switched may run all the time.
+            let facts = of.calls.get(&tid)?;
+            let began_ns = self.not_told(tid, left_ns);
+            let weight = u32::try_from(kernel.ticks(tid, began_ns, until.0)).unwrap_or(u32::MAX);
+            Some(Part { process, thread, tid, facts: WaitFacts { began_ns, ended_ns: until.0, weight, ..*facts } })
+        };
+        let threads = |process: usize| (0..looked[process].snapshot.threads.len()).map(move |thread| (process, thread));
+        (0..looked.len()).flat_map(threads).filter_map(part).collect()
+    }
 }
 
 /// Looks at all processes that are recorded and live.
-pub(super) fn look(registry: &Mutex<Registry>) -> Vec<Looked> {
-    let deadline = Instant::now() + TIME_LIMIT;
+pub(super) fn look(registry: &Mutex<Registry>, limit: Duration) -> Vec<Looked> {
+    let deadline = Instant::now() + limit;
     let processes = lock(registry).live_programs();
     let look = |(key, pid)| {
         let limit = deadline.checked_duration_since(Instant::now())?;
@@ -66,41 +156,12 @@ fn look_at(key: ProgramKey, pid: u32, limit: Duration) -> Option<Looked> {
     Some(Looked { key, pid, at, snapshot, calls, starts })
 }
 
-/// Makes samples of those that have not been switched since.
-pub(super) fn add(
-    looked: &[Looked],
-    seen: &[SeenThread],
-    lattice: Lattice,
-    registry: &Mutex<Registry>,
-    made: &mut Made,
-) {
-    let mut seen: HashMap<u32, SeenThread> = seen.iter().map(|seen| (seen.tid, *seen)).collect();
-    for process in looked {
-        for thread in &process.snapshot.threads {
-            let Some(tid) = thread.tid else { continue };
-            let began_ns = match seen.get(&tid).copied() {
-                Some(seen) if seen.left_ns == 0 || seen.left_ns >= process.at.0 => continue,
-                Some(seen) => seen.left_ns,
-                None => process.starts.get(&tid).map_or(lattice.began_ns, |&start| start.max(lattice.began_ns)),
-            };
-            // One that was never switched may run all the time.
-            let Some(facts) = process.calls.get(&tid) else { continue };
-            seen.remove(&tid);
-            let count = ticks(lattice.seed, tid, lattice.period_ns, began_ns, lattice.ended_ns);
-            made.waited.due_at_end += count;
-            let facts = WaitFacts {
-                began_ns,
-                ended_ns: lattice.ended_ns,
-                weight: u32::try_from(count).unwrap_or(u32::MAX),
-                ..*facts
-            };
-            sample(process, thread, tid, &facts, registry, made);
-        }
-    }
-    for seen in seen.values().filter(|seen| seen.left_ns != 0) {
-        let count = ticks(lattice.seed, seen.tid, lattice.period_ns, seen.left_ns, lattice.ended_ns);
-        made.waited.due_at_end += count;
-        made.waited.unread += count;
+/// Makes samples of the parts.
+pub(super) fn add(parts: &[Part], looked: &[Looked], registry: &Mutex<Registry>, made: &mut Made) {
+    for Part { process, thread, tid, facts } in parts {
+        made.waited.due_at_end += u64::from(facts.weight);
+        let process = &looked[*process];
+        sample(process, &process.snapshot.threads[*thread], *tid, facts, registry, made);
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Waited {
     pub received: u64,
     /// Those of them that are in the file.
     pub stored: u64,
-    /// In waits that lasted when the recording ended, and those of them whose stack could not be told.
+    /// In waits that lasted when the segment ended, and those of them whose stack could not be told.
     pub due_at_end: u64,
     pub unread: u64,
     /// Those that could not be written.
@@ -134,17 +134,15 @@ pub(super) fn account(totals: &WaitTotals, waited: &Waited, profile: &Profile) -
     let WaitTotals { before, walked } = totals;
     let mut loss: BTreeMap<String, u64> =
         LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), walked.loss[cause as usize])).collect();
-    let met = before.too_many + before.not_kicked + before.not_met + walked.ran;
     let mut add = |cause: &str, ticks: u64| *loss.entry(cause.to_owned()).or_default() += ticks;
     add("too_many", before.too_many);
     add("not_kicked", before.not_kicked);
     add("unread", waited.unread);
-    // The last kicks may have been on their way when everything ended.
-    add("not_met", before.not_met + before.due.saturating_sub(met));
+    add("not_met", before.not_met);
     add(LossCause::WriteError.name(), waited.write_errors);
     add(LossCause::BadRecord.name(), walked.sent.saturating_sub(waited.received));
     add(LossCause::Internal.name(), walked.ran.saturating_sub(walked.ended()));
-    let inconsistent = met.saturating_sub(before.due)
+    let inconsistent = totals.met().abs_diff(before.due)
         + walked.ran.abs_diff(walked.ended())
         + walked.sent.abs_diff(waited.received)
         + (waited.received + waited.due_at_end).abs_diff(waited.stored + waited.write_errors + waited.unread);

@@ -38,6 +38,7 @@ pub struct Config {
 pub struct Record {
     pub frequency: u32,
     pub native: bool,
+    pub wall: bool,
     pub max_cpu: Option<f64>,
     pub max_memory: Option<u64>,
     pub filter: Filter,
@@ -88,12 +89,9 @@ pub const KEYS: [Key; 15] = [
         config.record.native = truth(text)?;
         Ok(())
     }),
-    key("record.wall", "false", "record waiting threads too; not possible in segments yet", |_, text| {
-        if truth(text)? {
-            Err("waiting threads cannot be recorded in segments yet, only with `record --wall`".to_owned())
-        } else {
-            Ok(())
-        }
+    key("record.wall", "false", "record waiting threads too, with what they wait for", |config, text| {
+        config.record.wall = truth(text)?;
+        Ok(())
     }),
     key(
         "record.max_cpu",
@@ -191,7 +189,14 @@ fn truth(text: &str) -> Result<bool, String> {
 
 impl Default for Config {
     fn default() -> Self {
-        let record = Record { frequency: 0, native: true, max_cpu: None, max_memory: None, filter: Filter::default() };
+        let record = Record {
+            frequency: 0,
+            native: true,
+            wall: false,
+            max_cpu: None,
+            max_memory: None,
+            filter: Filter::default(),
+        };
         let (length, keep_age) = (Duration::ZERO, Duration::ZERO);
         let mut config = Self {
             record,
@@ -311,7 +316,7 @@ impl Config {
         match name {
             "record.frequency" => record.frequency.to_string(),
             "record.native" => record.native.to_string(),
-            "record.wall" => "false".to_owned(),
+            "record.wall" => record.wall.to_string(),
             "record.max_cpu" => record.max_cpu.map_or_else(String::new, |share| format!("{}%", share * 100.0)),
             "record.max_memory" => record.max_memory.map_or_else(String::new, bytes),
             "record.uid" => list(filter.uids.iter().map(ToString::to_string).collect()),
@@ -416,7 +421,7 @@ mod tests {
             ("zzz = 1\n", "unknown key zzz", "`tachyon-bpf agent --check` lists all keys"),
             ("[record]\nfrequency = 0\n", "record.frequency = 0: must be 1 to 10000 Hz", "it is: samples per second"),
             ("[record]\nfrequency = [1, 2]\n", "record.frequency is one value, not a list", ""),
-            ("[record]\nwall = true\n", "record.wall = true: waiting threads cannot", "it is: record waiting"),
+            ("[record]\nwall = 3\n", "record.wall = 3: ", "it is: record waiting"),
             ("[spool]\npath = \"x\"\n", "spool.path = x: must be an absolute path", "it is: directory"),
             ("[spool]\nkeep_bytes = \"7d\"\n", "must be a size", "it is:"),
             ("[spool\n", "line 1: ", ""),

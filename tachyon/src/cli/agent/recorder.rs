@@ -9,7 +9,7 @@ use crate::cli::record::files::Outputs;
 use crate::cli::record::rotation::Rotation;
 use crate::merge::Keep as KeepFrames;
 use crate::profile::Profile;
-use crate::recording::{Clock, NativePlan, Running, Segment, Status};
+use crate::recording::{Clock, NativePlan, Running, Segment, Status, Waits};
 use crate::sinks::{Format, Sink};
 use std::time::Duration;
 
@@ -153,7 +153,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         opcodes: false,
         native: record.native.then(|| NativePlan { keep: KeepFrames::default(), ..NativePlan::new(UNWIND_MEMORY) }),
         kernel: false,
-        waits: crate::recording::Waits::Not,
+        waits: if record.wall { Waits::Too } else { Waits::Not },
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,
         sync: false,

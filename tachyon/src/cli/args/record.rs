@@ -39,11 +39,11 @@ pub struct RecordArgs {
 
     /// Also sample waiting threads, each once in every interval, with what they wait for: gil, lock, sleep, poll, socket, pipe,
     /// disk, child, a cpu
-    #[arg(long, conflicts_with_all = ["gil", "rotate", "split", "max_cpu"], help_heading = "How")]
+    #[arg(long, conflicts_with = "gil", help_heading = "How")]
     pub wall: bool,
 
     /// Sample waiting threads only
-    #[arg(long, conflicts_with_all = ["wall", "gil", "rotate", "split", "max_cpu"], help_heading = "How")]
+    #[arg(long, conflicts_with_all = ["wall", "gil"], help_heading = "How")]
     pub off_cpu: bool,
 
     /// Keep the interpreter's own frames between and below Python frames, which add no information
