@@ -185,6 +185,32 @@ fn segments_add_up_to_the_state_and_have_labels() {
     assert!(metrics.contains(&format!("tachyon_samples_total {samples}\n")), "{metrics}");
 }
 
+/// Threads that wait are in each segment with the part of their wait that lies in it; their account holds beside the other one.
+#[test]
+fn waiting_threads_are_in_every_segment() {
+    let Some(_live) = live() else { return };
+    let _target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_naps.py");
+    let mut agent = Agent::start(&FAST.replacen("[record]\n", "[record]\nwall = true\n", 1));
+    agent.wait_for_segments(3);
+    agent.end(libc::SIGTERM);
+    let reports = agent.reports();
+    assert!(reports.len() >= 3);
+    for (path, report) in agent.files(".tach").iter().zip(&reports) {
+        let wall = report.wall.as_ref().expect("waits are recorded");
+        assert_eq!(report.inconsistent, 0, "{report:#?}");
+        assert_eq!(wall.ticks_due, wall.stored + wall.loss.values().sum::<u64>(), "{report:#?}");
+        let recorded = Recorded::read(path);
+        judge::agrees(path, &recorded);
+        assert_eq!(recorded.samples.len() as u64, report.stored + wall.stored, "{}", path.display());
+        let forever = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "forever");
+        let count = recorded.samples.iter().filter(forever).count() as f64;
+        // Two threads, each once in every period; a process that is met within a segment counts from then on.
+        let periods = 2.0 * report.effective_rate_hz * report.duration_s;
+        let least = if report.segment.is_some_and(|segment| segment.sequence > 0) { periods - 4.0 } else { 1.0 };
+        assert!(count >= least && count <= periods + 4.0, "{count} of {periods}: {report:#?}");
+    }
+}
+
 #[test]
 fn systemd_is_told() {
     let Some(_live) = live() else { return };
