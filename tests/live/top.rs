@@ -370,6 +370,40 @@ fn one_look_as_json_adds_up() {
     assert!(number("window_s") >= 3.0 && (number("sampled_seconds") - samples as f64 / 999.0).abs() < 0.01, "{told:#}");
 }
 
+/// With waits the time of a function is that which its thread spends there, running or not; what is waited for is told beside it.
+#[test]
+fn one_look_with_waits() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_shares.py");
+    let pid = target.pid().to_string();
+    let look = |more: &[&str]| {
+        let args = ["top", "-p", &pid, "--wall", "--once", "-F", "100", "-d", "3s"];
+        let output = Command::new(binary()).args(args).args(more).output().expect("the profiler can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let told: Value = serde_json::from_slice(&look(&["--json"])).expect("it is JSON");
+    let samples = told["samples"].as_u64().expect("a count");
+    let rows = told["rows"].as_array().expect("rows");
+    let own = |name: &str| {
+        let row = rows.iter().find(|row| row["function"] == name).unwrap_or_else(|| panic!("no {name}: {told:#}"));
+        row["self"].as_u64().expect("a count")
+    };
+    assert_eq!(rows.iter().map(|row| row["self"].as_u64().expect("a count")).sum::<u64>(), samples, "{told:#}");
+    assert!(rows.iter().all(|row| !row["name"].as_str().expect("a name").starts_with("<waiting")), "{told:#}");
+    // Half of the threads' lives is that of the one that waits for ever; of the other's, 0.7 is sleep.
+    let share = |count: u64| count as f64 / samples as f64;
+    assert!((share(own("forever")) - 0.5).abs() < 0.05 && (share(own("sleeps")) - 0.35).abs() < 0.08, "{told:#}");
+    let waits = told["waiting"].as_object().expect("what was waited for");
+    let waiting: u64 = waits.values().map(|count| count.as_u64().expect("a count")).sum();
+    assert!((told["waiting_share"].as_f64().expect("a share") - share(waiting)).abs() < 1e-9, "{told:#}");
+    assert!(share(waiting) > 0.9 && told["cpu_share"].as_f64().expect("a share") < 0.1, "{told:#}");
+
+    let text = String::from_utf8(look(&[])).expect("it is text");
+    let line = text.lines().find(|line| line.starts_with("waiting 9")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("lock ") && line.contains("sleep ") && text.contains("s of threads' time"), "{text}");
+}
+
 #[test]
 fn what_is_no_terminal_gets_no_view() {
     let output = Command::new(binary()).args(["top", "--all-python"]).stdin(Stdio::null()).output();

@@ -34,6 +34,12 @@ impl Place {
     pub fn is_gc(&self) -> bool {
         self.kind == Kind::Special && &*self.function == crate::merge::GC
     }
+
+    /// What the thread waited for whose leaf this is; `None`: it is no such mark.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<&str> {
+        if self.kind == Kind::Special { crate::profile::waited_for(&self.function) } else { None }
+    }
 }
 
 /// One file, or one recording that is not in a file.

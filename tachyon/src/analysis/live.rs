@@ -147,8 +147,12 @@ pub enum Span {
 /// What samples say altogether.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// Samples and the CPU time that they stand for.
+    /// Samples and the time that they stand for: CPU time, unless waiting threads are sampled too.
     pub sum: Sum,
+    /// Those of them that ran on a CPU.
+    pub running: Sum,
+    /// Share of samples of waiting threads.
+    pub waiting: f64,
     /// Length of the stretch of time.
     pub seconds: f64,
     /// Share of samples that held the GIL, of those of which that is known.
@@ -169,7 +173,7 @@ impl Shares {
     /// CPUs in use.
     #[must_use]
     pub fn cpus(&self) -> f64 {
-        if self.seconds > 0.0 { self.sum.cpu_us as f64 / 1e6 / self.seconds } else { 0.0 }
+        if self.seconds > 0.0 { self.running.cpu_us as f64 / 1e6 / self.seconds } else { 0.0 }
     }
 
     /// Share of one CPU that the profiler used.
@@ -219,6 +223,17 @@ pub struct GroupRow {
     pub gil_whole: Option<Sum>,
 }
 
+/// What a stack says beside its places.
+#[derive(Clone, Copy, Debug)]
+struct StackKind {
+    /// It is in the garbage collector.
+    gc: bool,
+    /// It ran native code.
+    native: bool,
+    /// Its thread waited.
+    waiting: bool,
+}
+
 /// What was seen of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
@@ -229,8 +244,8 @@ pub struct Live {
     place_of: Vec<PlaceId>,
     /// By [`StackId`]: the aggregate's stack.
     stack_of: Vec<u32>,
-    /// By stack of the aggregate: whether it is in the garbage collector, and whether its leaf is native code.
-    kinds: Vec<(bool, bool)>,
+    /// By stack of the aggregate.
+    kinds: Vec<StackKind>,
     whole: HashMap<Key, Sum, RandomState>,
     whole_seconds: f64,
     whole_lost: u64,
@@ -257,7 +272,9 @@ impl Live {
         let stacks: Vec<StackId> = batch.stacks.iter().map(&mut take).collect();
         for stack in &self.aggregate.stacks()[self.kinds.len()..] {
             let gc = stack.iter().any(|&place| self.aggregate.place(place).is_gc());
-            self.kinds.push((gc, Charged::of(&self.aggregate, stack).native.is_some()));
+            let waiting = stack.first().is_some_and(|&leaf| self.aggregate.place(leaf).waits_for().is_some());
+            let native = !waiting && Charged::of(&self.aggregate, stack).native.is_some();
+            self.kinds.push(StackKind { gc, native, waiting });
         }
         let number = |sample: &BatchSample| Numbered {
             time_us: sample.time_us,
@@ -388,11 +405,15 @@ impl Live {
             shares.sum += sum;
             known += if key.gil.is_some() { sum.samples } else { 0 };
             held += if key.gil == Some(true) { sum.samples } else { 0 };
-            let (in_gc, in_native) = self.kinds[key.stack as usize];
-            gc += if in_gc { sum.samples } else { 0 };
-            native += if in_native { sum.samples } else { 0 };
+            let kind = self.kinds[key.stack as usize];
+            gc += if kind.gc { sum.samples } else { 0 };
+            native += if kind.native { sum.samples } else { 0 };
+            if !kind.waiting {
+                shares.running += sum;
+            }
             raising += if key.exception { sum.samples } else { 0 };
         });
+        shares.waiting = ratio(shares.sum.samples - shares.running.samples, shares.sum.samples);
         shares.exceptions = ratio(raising, shares.sum.samples);
         shares.gil = (known > 0).then(|| ratio(held, known));
         (shares.gc, shares.native) = (ratio(gc, shares.sum.samples), ratio(native, shares.sum.samples));
@@ -423,10 +444,15 @@ impl Live {
             hottest_line: window.hottest_line.or(whole.hottest_line),
             native: window.native,
         };
-        both.map(row).filter(|row| row.total_whole.samples > 0).collect()
+        both.map(row)
+            .filter(|row| {
+                let is_mark = row.name.is_wait() && row.own_whole.samples == 0;
+                row.total_whole.samples > 0 && !is_mark
+            })
+            .collect()
     }
 
-    /// For each of these rows the CPU time of its self in each step of the last minute, as shares of one CPU.
+    /// For each of these rows the time of its self in each step of the last minute, as shares of one CPU.
     #[must_use]
     pub fn histories(&self, by: By, scope: Scope, rows: &[usize]) -> Vec<Vec<f64>> {
         let mut table = RowTable::default();
@@ -457,7 +483,8 @@ impl Live {
     #[must_use]
     pub fn history(&self, scope: Scope) -> Vec<(f64, f64)> {
         let of_step = |step: &Step| {
-            let counts = step.counts.iter().filter(|(key, _)| self.is_in(scope, key.thread));
+            let is_shown = |key: &Key| !self.kinds[key.stack as usize].waiting && self.is_in(scope, key.thread);
+            let counts = step.counts.iter().filter(|(key, _)| is_shown(key));
             let (all, held) = counts.fold((0, 0), |(all, held), (key, sum)| {
                 (all + sum.cpu_us, held + if key.gil == Some(true) { sum.cpu_us } else { 0 })
             });
@@ -503,12 +530,19 @@ impl Live {
                 *known.get_or_insert_default() += more;
             }
         };
+        let is_waiting = |key: Key| self.kinds[key.stack as usize].waiting;
         self.counts(Span::Window(length), Scope::All, |key, sum| {
+            if is_waiting(key) {
+                return;
+            }
             let row = &mut rows[at(key.thread)];
             row.sum += sum;
             add(&mut row.gil, held(key, sum));
         });
         self.counts(Span::Whole, Scope::All, |key, sum| {
+            if is_waiting(key) {
+                return;
+            }
             let row = &mut rows[at(key.thread)];
             row.whole += sum;
             add(&mut row.gil_whole, held(key, sum));

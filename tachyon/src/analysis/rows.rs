@@ -11,7 +11,7 @@ use super::ratio;
 use crate::profile::package_path;
 use crate::sinks::label::Kind;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// What has a row.
@@ -85,6 +85,13 @@ pub struct RowName {
     pub kind: RowKind,
 }
 
+impl RowName {
+    /// It is the mark of a wait.
+    pub(super) fn is_wait(&self) -> bool {
+        self.kind == RowKind::Special && crate::profile::waited_for(&self.name).is_some()
+    }
+}
+
 /// Samples, and the CPU time that they stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sum {
@@ -135,8 +142,10 @@ pub struct Report {
     pub gc_share: f64,
     /// Share of samples that ran on a CPU.
     pub cpu_share: f64,
-    /// Share of samples whose leaf is native code.
+    /// Share of samples that ran native code.
     pub native_share: f64,
+    /// Samples of waiting threads, by what they waited for.
+    pub waiting: BTreeMap<String, u64>,
     /// Samples lost; `None`: not known of all recordings.
     pub lost: Option<u64>,
     /// Distinct processes, and distinct threads.
@@ -151,6 +160,22 @@ pub struct Report {
 const NO_PYTHON: &str = "<no Python frame>";
 /// A stack without frames.
 const NO_FRAMES: &str = "<no frames>";
+
+impl Report {
+    /// Share of samples of waiting threads.
+    #[must_use]
+    pub fn waiting_share(&self) -> f64 {
+        ratio(self.waiting.values().sum(), self.samples)
+    }
+
+    /// What threads waited for and the share of all samples that did, most first.
+    #[must_use]
+    pub fn waits(&self) -> Vec<(&str, f64)> {
+        let mut waits: Vec<_> = self.waiting.iter().collect();
+        waits.sort_by_key(|&(_, &samples)| std::cmp::Reverse(samples));
+        waits.into_iter().map(|(cause, &samples)| (cause.as_str(), ratio(samples, self.samples))).collect()
+    }
+}
 
 /// Rows by name, and what row a place belongs to.
 #[derive(Debug, Default)]
@@ -213,6 +238,11 @@ pub(super) struct Charged {
 
 impl Charged {
     pub fn of(aggregate: &Aggregate, stack: &[PlaceId]) -> Self {
+        // A wait belongs to the line that waits.
+        let stack = match stack {
+            [leaf, rest @ ..] if !rest.is_empty() && aggregate.place(*leaf).waits_for().is_some() => rest,
+            _ => stack,
+        };
         let python = stack.iter().copied().find(|&id| aggregate.place(id).is_python());
         let native = stack.first().copied().filter(|&id| !aggregate.place(id).is_python());
         Self { python, native }
@@ -242,10 +272,16 @@ pub fn report(
         by_thread[entry.thread as usize] += sum;
         sums.add(sum, entry.gil, entry.on_cpu);
     }
-    for (stack, sum) in aggregate.stacks().iter().zip(&by_stack) {
+    let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
+    for (stack, sum) in aggregate.stacks().iter().zip(&by_stack).filter(|(_, sum)| sum.samples > 0) {
+        let waits_for = stack.first().and_then(|&leaf| aggregate.place(leaf).waits_for());
+        if let Some(cause) = waits_for {
+            *waiting.entry(cause.to_owned()).or_default() += sum.samples;
+        }
         let gc = stack.iter().any(|&place| aggregate.place(place).is_gc());
         sums.gc += if gc { sum.samples } else { 0 };
-        sums.native += if Charged::of(aggregate, stack).native.is_some() { sum.samples } else { 0 };
+        let native = waits_for.is_none() && Charged::of(aggregate, stack).native.is_some();
+        sums.native += if native { sum.samples } else { 0 };
     }
     let mut rows = match by {
         By::Process | By::Thread => group_rows(aggregate, by, &by_thread),
@@ -253,7 +289,8 @@ pub fn report(
             code_rows(aggregate, by, native || by == By::Module, &by_stack, distributions)
         }
     };
-    rows.retain(|row| row.total.samples > 0);
+    // What was waited for is told by itself.
+    rows.retain(|row| row.total.samples > 0 && !(row.name.is_wait() && row.own.samples == 0));
     rows.sort_by(|a, b| {
         let order = |row: &Row| std::cmp::Reverse((row.own.samples, row.total.samples));
         order(a).cmp(&order(b)).then_with(|| a.name.cmp(&b.name))
@@ -273,6 +310,7 @@ pub fn report(
         gc_share: ratio(sums.gc, sums.all.samples),
         cpu_share: ratio(sums.on_cpu, sums.all.samples),
         native_share: ratio(sums.native, sums.all.samples),
+        waiting,
         lost: aggregate.recordings().iter().map(|recording| recording.lost).sum(),
         processes: processes.len(),
         threads,

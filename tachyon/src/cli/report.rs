@@ -11,6 +11,7 @@ use crate::analysis::{self, By, Edge, Edges, Filter, Report, Row, RowName, ratio
 use crate::sinks::text::write_json;
 use anyhow::Context as _;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -124,6 +125,8 @@ pub(super) struct Json<'a> {
     gc_share: f64,
     cpu_share: f64,
     native_share: f64,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    waiting: &'a BTreeMap<String, u64>,
     lost: Option<u64>,
     processes: usize,
     threads: usize,
@@ -195,6 +198,7 @@ impl<'a> Json<'a> {
             gc_share: report.gc_share,
             cpu_share: report.cpu_share,
             native_share: report.native_share,
+            waiting: &report.waiting,
             lost: report.lost,
             processes: report.processes,
             threads: report.threads,

@@ -11,6 +11,12 @@ pub fn waiting(cause: &str) -> String {
     format!("{BEFORE}{cause}{AFTER}")
 }
 
+/// What a leaf of that name says that was waited for; `None`: it is another name.
+#[must_use]
+pub fn waited_for(name: &str) -> Option<&str> {
+    name.strip_prefix(BEFORE)?.strip_suffix(AFTER)
+}
+
 /// A wait, as far as it is known beside its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
@@ -39,7 +45,7 @@ impl Profile {
     #[must_use]
     pub fn waits_for(&self, stack: &[FrameId]) -> Option<&str> {
         let leaf = self.frames.get(*stack.first()?);
-        let name = self.strings.get(leaf.function).strip_prefix(BEFORE)?.strip_suffix(AFTER)?;
+        let name = waited_for(self.strings.get(leaf.function))?;
         (self.strings.get(leaf.filename) == SPECIAL_FILENAME).then_some(name)
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
   sudo tachyon-bpf top --all-python                  watch every Python process on this machine
   sudo tachyon-bpf top -p 4242 --once --json -d 10s  ten seconds of it as JSON, for scripts
 Without --once, a program given after `--` gets no input, its output is discarded, and it is ended with SIGTERM when you quit.
-Only threads on a CPU are sampled: waiting threads and asyncio tasks are not shown."
+Only threads on a CPU are sampled, unless --wall asks for the waiting ones too; asyncio tasks are not shown."
 )]
 pub struct TopArgs {
     #[command(flatten)]
@@ -29,6 +29,14 @@ pub struct TopArgs {
     /// Length of the sliding window that the first two columns are of, up to 1m
     #[arg(long, value_name = "TIME", value_parser = values::window, default_value = "10s", conflicts_with = "once", help_heading = "How")]
     pub window: Duration,
+
+    /// Also sample waiting threads, each once in every interval: the time of a line includes what it waited for
+    #[arg(long, conflicts_with = "gil", help_heading = "How")]
+    pub wall: bool,
+
+    /// Sample waiting threads only
+    #[arg(long, conflicts_with_all = ["wall", "gil"], help_heading = "How")]
+    pub off_cpu: bool,
 
     /// Look once and print the result instead of showing a live view
     #[arg(long, help_heading = "How")]
@@ -53,6 +61,8 @@ impl TopArgs {
         RecordArgs {
             targets: self.targets.clone(),
             sampling: self.sampling.clone(),
+            wall: self.wall,
+            off_cpu: self.off_cpu,
             output: Some("-".into()),
             format: Some(Format::Collapsed),
             ..unset

@@ -29,6 +29,16 @@ pub(super) struct Text<'a> {
     pub style: Style,
 }
 
+/// What waiting threads waited for, if any did.
+pub(in crate::cli) fn write_waits(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    if report.waiting.is_empty() {
+        return Ok(());
+    }
+    let told: Vec<String> =
+        report.waits().into_iter().map(|(cause, share)| format!("{cause} {}", percent(share))).collect();
+    writeln!(out, "waiting {}: {}", percent(report.waiting_share()), told.join(", "))
+}
+
 impl Text<'_> {
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_head(out)?;
@@ -92,7 +102,9 @@ impl Text<'_> {
             Some(lost) => shares.push(format!("lost {}", percent(ratio(lost, lost + report.all_samples)))),
             None => {}
         }
-        writeln!(out, "{}\n", shares.join(", "))
+        writeln!(out, "{}", shares.join(", "))?;
+        write_waits(self.report, out)?;
+        writeln!(out)
     }
 
     fn rows_wanted(&self) -> usize {

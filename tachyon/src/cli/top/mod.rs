@@ -2,8 +2,7 @@
 //!
 //! `driver` runs the recording in a thread of its own and cuts it into segments; `seen` takes them in; `model` is the
 //! state of the view and what keys (`keys`) do to it; `view` draws it; `terminal` gives the terminal back whatever
-//! happens. `once` needs none of these but the recording. Only the samples of threads on a CPU are shown: of waiting nothing
-//! is known here, so nothing is said.
+//! happens. `once` needs none of these but the recording.
 
 mod driver;
 mod keys;

@@ -7,7 +7,7 @@ use crate::cli::command::{CommandStatus, PreparedCommand};
 use crate::cli::distributions::Installed;
 use crate::cli::record::signals::{End, Signals};
 use crate::cli::report::Json;
-use crate::cli::report::text::{place, plural, seconds};
+use crate::cli::report::text::{place, plural, seconds, write_waits};
 use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, percent};
 use crate::kernel::drop_privileges;
 use crate::recording::{Opened, Running};
@@ -29,7 +29,7 @@ struct Live<'a> {
     #[serde(flatten)]
     report: Json<'a>,
     window_s: f64,
-    /// Not known: only threads on a CPU are sampled.
+    /// `None`: not known, where only threads on a CPU were sampled.
     waiting_share: Option<f64>,
     /// CPU time of the profiler, its BPF programs included where the kernel measures them, for each second.
     profiler_cpu_share: f64,
@@ -104,7 +104,7 @@ fn show(args: &TopArgs, taken: &Taken, out: &mut dyn Write) -> anyhow::Result<()
     let live = Live {
         report: Json::live(&report, args.sampling.native.is_some()),
         window_s: account.duration_s,
-        waiting_share: None,
+        waiting_share: (args.wall || args.off_cpu).then(|| report.waiting_share()),
         profiler_cpu_share: profiler,
     };
     write_json(&mut *out, &live)?;
@@ -118,9 +118,10 @@ fn write_text(report: &Report, profiler: f64, out: &mut dyn Write) -> std::io::R
     let samples = plural(usize::try_from(report.samples).unwrap_or(usize::MAX), "sample", "samples");
     writeln!(
         out,
-        "{samples} in {} s: {} s of CPU time, {processes}, {threads}",
+        "{samples} in {} s: {} s of {}, {processes}, {threads}",
         seconds(report.seconds),
-        seconds(report.sampled_seconds)
+        seconds(report.sampled_seconds),
+        if report.waiting.is_empty() { "CPU time" } else { "threads' time" }
     )?;
     let gil = report.gil_share.map(|gil| format!("GIL held {}, ", percent(gil))).unwrap_or_default();
     let lost = match report.lost {
@@ -129,11 +130,13 @@ fn write_text(report: &Report, profiler: f64, out: &mut dyn Write) -> std::io::R
     };
     writeln!(
         out,
-        "{gil}garbage collector {}, native code {}, {lost}; the profiler used {} of a CPU\n",
+        "{gil}garbage collector {}, native code {}, {lost}; the profiler used {} of a CPU",
         percent(report.gc_share),
         percent(report.native_share),
         percent(profiler)
     )?;
+    write_waits(report, out)?;
+    writeln!(out)?;
     let columns =
         [("SELF", Column::Number), ("TOTAL", Column::Number), ("FUNCTION", Column::Text), ("FILE", Column::Text)];
     let mut table = Table::new(columns.to_vec());

@@ -100,6 +100,9 @@ fn head_lines(model: &Model, area: Rect, paint: Paint) -> Vec<Line<'static>> {
     if let Some(gil) = window.gil {
         texts.push(format!("GIL {}", percent(gil)));
     }
+    if window.waiting > 0.0 {
+        texts.push(format!("waiting {}", percent(window.waiting)));
+    }
     texts.push(format!("GC {}", percent(window.gc)));
     if window.native > 0.0 {
         texts.push(format!("native {}", percent(window.native)));
@@ -304,8 +307,8 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect, paint: Paint) {
     let about = [
         "Columns 1 and 2 are of the sliding window, 3 and 4 (seconds of CPU time) since",
         "the start. SELF: in the function and in native code it called. TOTAL: also in",
-        "Python functions it called. CPU and GIL: share of one CPU. Only threads on a CPU",
-        "are sampled: what waits, and asyncio tasks, are not shown. Any key goes back.",
+        "Python functions it called. CPU and GIL: share of one CPU. Threads that wait are",
+        "sampled with --wall only, and their time is a line's too. Any key goes back.",
     ];
     lines.extend(about.into_iter().map(Line::raw));
     frame.render_widget(Paragraph::new(lines), area);
