@@ -96,7 +96,7 @@ fn a_wait_is_in_every_segment_that_it_lasts_in() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let (profiles, accounts) = (files(&segments, "tach"), files(&segments, "json"));
     let (reports, whole): (Vec<Report>, Report) = (accounts.iter().map(|path| report(path)).collect(), report(&whole));
-    assert!(reports.len() >= 10 && profiles.len() == reports.len(), "{profiles:?}");
+    assert!(reports.len() >= 4 && profiles.len() == reports.len(), "{profiles:?}");
     let mut all: BTreeMap<u64, u64> = BTreeMap::new();
     for (path, report) in profiles.iter().zip(&reports) {
         check(report);

@@ -145,7 +145,7 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     let length = Duration::from_secs(args.seconds);
     let soaked = soak(&python, &profiler, work.path(), length, load, &args)?;
     machine.end();
-    let page = page(&machine, &soaked);
+    let page = page(&machine, &soaked, !args.no_native);
     print!("{page}");
     if args.write {
         let path = command::project_root().join(PAGE);
@@ -358,7 +358,7 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
     Ok(Soaked { looks, execs, load, report: serde_json::from_slice(&report)? })
 }
 
-fn page(machine: &Machine, soaked: &Soaked) -> String {
+fn page(machine: &Machine, soaked: &Soaked, native: bool) -> String {
     let mut page = String::from(
         "# Soak\n\nWritten by `cargo xtask soak --write`: one run on one machine. It fails when the account does not add \
          up, the maps grow, or resident memory\ngrows by more than 3 MiB and 6 KiB for each CPython that was started \
@@ -420,10 +420,12 @@ fn page(machine: &Machine, soaked: &Soaked) -> String {
     for look in soaked.looks.iter().step_by((soaked.looks.len() / 12).max(1)) {
         let _ = write!(page, " {:.1} ({:.0} s)", mib(look.rss), look.at.as_secs_f64());
     }
-    page.push_str(
+    page.push_str(if native {
         "\n\nNative frames are on: symbols (64 MiB at most) and unwind tables of each file that is met are kept. A CPython \
-         of another\nbuild that somebody else starts meanwhile counts here too, as steps and in the maps.\n",
-    );
+         of another\nbuild that somebody else starts meanwhile counts here too, as steps and in the maps.\n"
+    } else {
+        "\n\nNative frames are off: nothing is kept for each file.\n"
+    });
     page
 }
 
