@@ -2,8 +2,12 @@
 //!
 //! Every room has its own errors; what they have in common is that most know their mend. [`Advice`] is how they say it;
 //! the command line shows it as a `hint:` line.
+//!
+//! Errors travel as `dyn Error`, which can only be asked for types by name. So each type says beside its [`Advice`] that
+//! it has some (`advises!`), and [`of`] asks them all; no room has to know the errors of another.
 
 use std::error::Error;
+use std::io;
 
 /// An error that may know its mend.
 pub trait Advice: Error {
@@ -14,6 +18,30 @@ pub trait Advice: Error {
     fn exit_status(&self) -> u8 {
         1
     }
+}
+
+/// Takes an error for one of a certain type.
+pub(crate) struct Adviser(pub(crate) for<'a> fn(&'a (dyn Error + 'static)) -> Option<&'a dyn Advice>);
+
+inventory::collect!(Adviser);
+
+/// Lets [`of`] know that errors of a type have advice.
+macro_rules! advises {
+    ($error:ty) => {
+        inventory::submit! {
+            $crate::advice::Adviser(|error| error.downcast_ref::<$error>().map(|error| error as &dyn $crate::advice::Advice))
+        }
+    };
+}
+pub(crate) use advises;
+
+/// The advice that an error has, or one that an I/O error holds.
+#[must_use]
+pub fn of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
+    let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let errors = [Some(error), held.map(|held| held as &(dyn Error + 'static))];
+    let advice = |error| inventory::iter::<Adviser>.into_iter().find_map(|Adviser(adviser)| adviser(error));
+    errors.into_iter().flatten().find_map(advice)
 }
 
 /// A message with its mend, for what has no error type of its own.
@@ -52,6 +80,8 @@ impl Refusal {
         self
     }
 }
+
+advises!(Refusal);
 
 impl Advice for Refusal {
     fn hint(&self) -> Option<String> {

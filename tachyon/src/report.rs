@@ -187,6 +187,9 @@ pub struct NativeReport {
     pub stops: BTreeMap<String, u64>,
     /// Unwind tables in use at the end, bytes.
     pub table_bytes: u64,
+    /// What they would take with all those that had no room, bytes; `None`: all had room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_bytes_wanted: Option<u64>,
     /// Files that cannot be unwound, by path, each with the reason.
     pub refused: BTreeMap<String, String>,
 }

@@ -11,7 +11,7 @@
 //! recording ends with it.
 
 use super::caller::Caller;
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use crate::types::Pid;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -55,6 +55,8 @@ impl From<nix::Error> for CommandError {
         Self::System(errno.into())
     }
 }
+
+advises!(CommandError);
 
 impl Advice for CommandError {
     /// The status a shell would end with: 127 for a command not found, 126 for one that cannot be executed.

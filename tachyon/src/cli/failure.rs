@@ -1,17 +1,7 @@
 //! How an error reaches the user: one line, a hint on its own line, an exit status.
 
-use super::command::CommandError;
 use super::escape::escape;
-use super::output::OutputError;
-use super::recover::RecoverError;
-use crate::advice::{Advice, Refusal};
-use crate::input::InputError;
-use crate::input::budget::Exceeded;
-use crate::kernel::KernelError;
-use crate::machine::PreflightError;
-use crate::remote::NamespaceError;
-use crate::sinks::export::ExportError;
-use crate::tach::ReadError;
+use crate::advice::{self, Advice, Refusal, advises};
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
@@ -72,6 +62,8 @@ impl Failure {
     }
 }
 
+advises!(Failure);
+
 impl Advice for Failure {
     fn hint(&self) -> Option<String> {
         self.refusal.hint()
@@ -128,47 +120,21 @@ pub(super) fn cause_text(cause: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Takes an error for one of a certain type.
-type Adviser = for<'a> fn(&'a (dyn Error + 'static)) -> Option<&'a dyn Advice>;
-
-/// Errors of all rooms that carry advice. (An error behind `dyn Error` has to be asked for by its type.)
-const ADVISERS: [Adviser; 12] = [
-    adviser::<Failure>,
-    adviser::<Refusal>,
-    adviser::<OutputError>,
-    adviser::<PreflightError>,
-    adviser::<CommandError>,
-    adviser::<KernelError>,
-    adviser::<NamespaceError>,
-    adviser::<ReadError>,
-    adviser::<ExportError>,
-    adviser::<RecoverError>,
-    adviser::<InputError>,
-    exceeded,
-];
-
-fn adviser<'a, E: Advice + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
-    error.downcast_ref::<E>().map(|error| error as &dyn Advice)
-}
-
 /// Hint and exit status of an error that has them.
 fn told(cause: &(dyn Error + 'static)) -> Option<(Option<String>, u8)> {
-    let advice = ADVISERS.into_iter().find_map(|adviser| adviser(cause))?;
+    let advice = advice::of(cause)?;
     let (hint, status) = (advice.hint(), advice.exit_status());
     // An error further down may know more than one that knows nothing.
     (hint.is_some() || status != STATUS_FAILED).then_some((hint, status))
 }
 
-/// A budget that was exceeded, also where an output's error holds it.
-fn exceeded<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
-    let held = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-    let found = cause.downcast_ref::<Exceeded>().or_else(|| held?.downcast_ref::<Exceeded>());
-    found.map(|error| error as &dyn Advice)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::KernelError;
+    use crate::remote::NamespaceError;
+    use crate::sinks::export::ExportError;
+    use crate::tach::ReadError;
     use anyhow::Context as _;
 
     fn shown(error: &anyhow::Error) -> (String, u8) {

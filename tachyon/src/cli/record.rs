@@ -88,6 +88,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     };
     let nobody = extras.nobody.clone().filter(|wanted| !wanted.is_empty());
     show_refused(&report, &last.notes, plan);
+    show_unwind_memory(&report);
     // Standard error may be closed: the profile is written all the same.
     let _closed = account::write(&report, &extras, &mut std::io::stderr());
     // A recording that ends before its command: the command's own status is still what counts.
@@ -201,6 +202,13 @@ fn show_refused(report: &Report, notes: &[String], plan: &Plan) {
     if let Some(more @ 1..) = report.refused.len().checked_sub(most) {
         let _closed =
             writeln!(out, "tachyon-bpf: and {more} more processes could not be profiled: --report lists them");
+    }
+}
+
+/// The option that gives unwind tables room, where it was too little.
+fn show_unwind_memory(report: &Report) {
+    if let Some(wanted) = report.native.as_ref().and_then(|native| native.table_bytes_wanted) {
+        let _closed = writeln!(std::io::stderr(), "hint: --unwind-memory {}MiB", wanted.div_ceil(1 << 20));
     }
 }
 

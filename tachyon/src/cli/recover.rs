@@ -5,7 +5,7 @@
 //! everything up to the last second before the cut can be read.
 
 use super::export::{self, WriteSeek};
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use crate::input::{self, Source};
 use crate::report::Report;
 use crate::sinks::journal::{self, Start};
@@ -59,6 +59,8 @@ pub enum RecoverError {
     #[error("the journal has schema {0}, only 1 is known")]
     Schema(u32),
 }
+
+advises!(RecoverError);
 
 impl Advice for RecoverError {
     fn hint(&self) -> Option<String> {

@@ -3,7 +3,7 @@
 //! A file of some kilobytes can hold hundreds of millions of samples, or millions of threads. So that it costs nobody a machine,
 //! there is a limit on CPU time and memory by the size of the files, far above what a recording of that size takes.
 
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use nix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct Exceeded {
     /// Resident memory.
     pub used_bytes: u64,
 }
+
+advises!(Exceeded);
 
 impl Advice for Exceeded {
     fn hint(&self) -> Option<String> {

@@ -34,7 +34,7 @@ pub use filter::Filter;
 pub use find::{Found, find};
 pub use source::{Fed, FileReader, Source, read};
 
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use crate::tach::ReadError;
 use std::io;
 use std::path::PathBuf;
@@ -91,6 +91,8 @@ pub enum InputError {
     #[error("{0}")]
     Sink(#[source] io::Error),
 }
+
+advises!(InputError);
 
 impl Advice for InputError {
     fn hint(&self) -> Option<String> {

@@ -1,7 +1,7 @@
 //! Why the kernel side could not be set up, in words that name the mend.
 
 use super::btf::BtfError;
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
@@ -64,6 +64,8 @@ pub enum KernelError {
     #[error("more than {MAX_LAYOUTS} different interpreter builds on one host")]
     TooManyLayouts,
 }
+
+advises!(KernelError);
 
 impl Advice for KernelError {
     fn hint(&self) -> Option<String> {

@@ -6,4 +6,4 @@
 pub mod access;
 pub mod preflight;
 
-pub use preflight::{PreflightError, max_sample_rate, preflight, raise_open_files, target_hint};
+pub use preflight::{max_sample_rate, preflight, raise_open_files, target_hint};

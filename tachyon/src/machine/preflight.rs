@@ -3,7 +3,7 @@
 //! [`preflight`] stops at the first thing that is missing and names its mend; `doctor` shows them all.
 //! Everything that is made here is closed again at once.
 
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use aya::maps::MapType;
 use aya::programs::ProgramType;
 use caps::{CapSet, Capability};
@@ -77,6 +77,8 @@ pub enum PreflightError {
         missing: Vec<Capability>,
     },
 }
+
+advises!(PreflightError);
 
 impl Advice for PreflightError {
     fn hint(&self) -> Option<String> {

@@ -236,6 +236,7 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
         repairs: made.native.repairs.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect(),
         stops: stops(&made.native.stops),
         table_bytes: mapped.table_bytes,
+        table_bytes_wanted: mapped.table_bytes_wanted,
         refused: mapped.refused.clone(),
     })
 }

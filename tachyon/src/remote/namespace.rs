@@ -1,6 +1,6 @@
 //! The pid namespace of the profiler itself, in which it and its kernel side number processes.
 
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
@@ -17,6 +17,8 @@ pub enum NamespaceError {
     #[error("cannot read the pid namespace in /proc/self/ns/pid")]
     Unreadable(#[source] io::Error),
 }
+
+advises!(NamespaceError);
 
 impl Advice for NamespaceError {
     fn hint(&self) -> Option<String> {

@@ -120,6 +120,7 @@ fn add_native(sum: &mut NativeReport, more: &NativeReport) {
     add_counts(&mut sum.repairs, &more.repairs);
     add_counts(&mut sum.stops, &more.stops);
     sum.table_bytes = sum.table_bytes.max(more.table_bytes);
+    sum.table_bytes_wanted = sum.table_bytes_wanted.max(more.table_bytes_wanted);
     for (path, reason) in &more.refused {
         sum.refused.entry(path.clone()).or_insert_with(|| reason.clone());
     }

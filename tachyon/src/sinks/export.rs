@@ -9,7 +9,7 @@ use super::page::source::SourceFiles;
 use super::pprof::PprofSink;
 use super::speedscope::SpeedscopeSink;
 use super::{CollapsedSink, Format, RootOptions, Sink};
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +46,8 @@ pub enum ExportError {
     #[error("gperftools profiles cannot go to a pipe: a second file names their addresses")]
     NoCompanion,
 }
+
+advises!(ExportError);
 
 impl Advice for ExportError {
     fn hint(&self) -> Option<String> {

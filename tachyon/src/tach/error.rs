@@ -1,7 +1,7 @@
 //! What can be wrong with a file, each kind under its own name.
 
 use super::{FOOTER_LEN, HEADER_LEN, MAX_DEPTH, MAX_SAMPLE_BYTES};
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use std::fmt;
 use std::io;
 
@@ -182,6 +182,8 @@ pub enum ReadError {
         found: u64,
     },
 }
+
+advises!(ReadError);
 
 impl Advice for ReadError {
     fn hint(&self) -> Option<String> {

@@ -1,6 +1,6 @@
 //! Why a file could not be written, and what to do about it.
 
-use crate::advice::Advice;
+use crate::advice::{Advice, advises};
 use std::io;
 use std::path::PathBuf;
 
@@ -117,6 +117,8 @@ fn not_kept(kept: &io::Result<PathBuf>) -> String {
         Err(error) => format!(", and a copy among the temporary files cannot be made: {error}"),
     }
 }
+
+advises!(OutputError);
 
 impl Advice for OutputError {
     fn hint(&self) -> Option<String> {

@@ -88,6 +88,8 @@ pub(in crate::recording) struct Mapped {
     pub notes: BTreeSet<String>,
     /// Bytes of tables in use.
     pub table_bytes: u64,
+    /// Bytes that all wanted ones would take; `None`: all had room.
+    pub table_bytes_wanted: Option<u64>,
 }
 
 /// The thread, perhaps not yet started: what it is told waits for it.
@@ -281,8 +283,10 @@ impl Worker {
         let without_room = self.tables.without_room();
         if without_room > 0 {
             let note = "native stacks are cut in code whose unwind tables have no room";
-            let enough = self.tables.bytes_wanted().div_ceil(1 << 20);
-            left.notes.insert(format!("{note} ({without_room} pieces): --unwind-memory {enough}MiB would do"));
+            let wanted = self.tables.bytes_wanted();
+            left.table_bytes_wanted = Some(wanted);
+            let enough = wanted.div_ceil(1 << 20);
+            left.notes.insert(format!("{note}: {without_room} pieces, {enough} MiB would do for all"));
         }
         left.table_bytes = self.tables.bytes_used();
         left
