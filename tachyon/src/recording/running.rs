@@ -255,7 +255,7 @@ impl Running {
         let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
         self.look_again();
         let waits = self.parts.request.waits.are_wanted();
-        let looked = if waits { sleepers::look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
+        let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
         let (cut, lasting) = {
             let mut kernel = lock(&self.parts.kernel);
             let cut = kernel.cut()?;
@@ -386,7 +386,7 @@ impl Running {
         self.parts.limiter.stop();
         let waits = self.parts.request.waits.are_wanted();
         // It takes a while: running threads are sampled as long as waiting ones are.
-        let looked = if waits { sleepers::look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
+        let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
         lock(&self.parts.kernel).detach_sampling();
         let waits_ended = lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();

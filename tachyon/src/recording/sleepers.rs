@@ -50,9 +50,22 @@ pub(super) struct Part {
 pub(super) struct Sleepers {
     /// Thread -> up to when its wait has been told of, nanoseconds.
     told: HashMap<u32, u64>,
+    /// What is known of the interpreters' files: the processes are looked at at each cut.
+    files: ElfCache,
 }
 
 impl Sleepers {
+    /// Looks at all processes that are recorded and live.
+    pub fn look(&mut self, registry: &Mutex<Registry>, limit: Duration) -> Vec<Looked> {
+        let deadline = Instant::now() + limit;
+        let processes = lock(registry).live_programs();
+        let mut look = |(key, pid)| {
+            let limit = deadline.checked_duration_since(Instant::now())?;
+            look_at(key, pid, limit, &mut self.files)
+        };
+        processes.into_iter().filter_map(&mut look).collect()
+    }
+
     /// Waits that last at a cut: the segment that ends has the part before it, the next ones have the rest. A thread that was
     /// switched while it was looked at is left out; the segment in which its wait ends has all of it.
     pub fn cut(&mut self, looked: &[Looked], kernel: &mut Kernel, at: KtimeNs) -> Vec<Part> {
@@ -131,21 +144,10 @@ impl Sleepers {
     }
 }
 
-/// Looks at all processes that are recorded and live.
-pub(super) fn look(registry: &Mutex<Registry>, limit: Duration) -> Vec<Looked> {
-    let deadline = Instant::now() + limit;
-    let processes = lock(registry).live_programs();
-    let look = |(key, pid)| {
-        let limit = deadline.checked_duration_since(Instant::now())?;
-        look_at(key, pid, limit)
-    };
-    processes.into_iter().filter_map(look).collect()
-}
-
-fn look_at(key: ProgramKey, pid: u32, limit: Duration) -> Option<Looked> {
+fn look_at(key: ProgramKey, pid: u32, limit: Duration, files: &mut ElfCache) -> Option<Looked> {
     let at = KtimeNs::now();
     let process = RemoteProcess::open(Pid(pid)).ok()?;
-    let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, &mut ElfCache::default()).ok()? else {
+    let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, files).ok()? else {
         return None;
     };
     let snapshot = snapshot::take(&process, &interpreter, limit, None).ok()?;
