@@ -13,7 +13,7 @@ use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya_obj::generated::bpf_map_type;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +65,7 @@ pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
     threads: HashMap<MapData, u64, Pod<SeenThread>>,
     told: HashMap<MapData, u32, u64>,
-    period_ns: u64,
+    periods: Periods,
     began: KtimeNs,
     // Tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
@@ -77,6 +77,32 @@ pub(super) struct WaitMaps {
 
 /// How long a thread that comes back takes at most from what it reads of its wait to what it writes: some instructions.
 const WRITTEN: Duration = Duration::from_millis(1);
+
+/// Changes of the period that are remembered: each is a change of the sampling rate, of which there are few.
+const MOST_PERIODS: usize = 256;
+
+/// Periods of the ticks, each with the moment from which it holds, oldest first; the first holds for what was before it too.
+#[derive(Clone, Debug, Default)]
+struct Periods(VecDeque<(KtimeNs, u64)>);
+
+impl Periods {
+    fn change(&mut self, at: KtimeNs, period_ns: u64) {
+        if self.0.len() >= MOST_PERIODS {
+            self.0.pop_front();
+        }
+        self.0.push_back((at, period_ns));
+    }
+
+    fn ticks(&self, seed: u64, tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
+        let ends = self.0.iter().skip(1).map(|(from, _)| from.0).chain([u64::MAX]);
+        let parts = self.0.iter().zip(ends).enumerate();
+        let of_part = |(at, (&(from, period_ns), end)): (usize, (&(KtimeNs, u64), u64))| {
+            let from = if at == 0 { 0 } else { from.0 };
+            ticks(seed, tid, period_ns, began_ns.max(from), ended_ns.min(end))
+        };
+        parts.map(of_part).sum()
+    }
+}
 
 /// What became of waits, in ticks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -157,7 +183,7 @@ impl WaitMaps {
             counts: take(ebpf, "WAIT_COUNTS")?,
             threads: take(ebpf, "THREADS_SEEN")?,
             told: take(ebpf, "WAITS_TOLD")?,
-            period_ns: 0,
+            periods: Periods::default(),
             began: KtimeNs::default(),
             stages: take(ebpf, "WAIT_STAGES")?,
             _kicks: keep,
@@ -239,8 +265,9 @@ impl Kernel {
     /// Has each waiting thread ticked once in each period from now on.
     pub(super) fn set_wait_period(&mut self, period: Duration) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
-        waits.period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
-        self.verdicts.set(PERIOD, waits.period_ns, 0).map_err(KernelError::map("VERDICTS"))
+        let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
+        waits.periods.change(KtimeNs::now(), period_ns);
+        self.verdicts.set(PERIOD, period_ns, 0).map_err(KernelError::map("VERDICTS"))
     }
 
     /// Since when waits are sampled.
@@ -252,7 +279,7 @@ impl Kernel {
     /// Ticks of a thread between two moments.
     #[must_use]
     pub fn ticks(&self, tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
-        self.waits.as_ref().map_or(0, |waits| ticks(self.seed(), tid, waits.period_ns, began_ns, ended_ns))
+        self.waits.as_ref().map_or(0, |waits| waits.periods.ticks(self.seed(), tid, began_ns, ended_ns))
     }
 
     /// Threads that have been switched since the start, and live, by their ids.
@@ -301,5 +328,26 @@ impl Kernel {
             each(&mut before, cpu, |sum, more| sum + more);
         }
         Ok(Some(WaitTotals { before, walked: self.bank_counters(WAIT_BANKS + bank)?.0 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_of_a_wait_has_the_period_of_its_time() {
+        let mut periods = Periods::default();
+        periods.change(KtimeNs(5_000_000_000), 10_000_000);
+        assert_eq!(periods.ticks(1, 2, 0, 8_000_000_000), ticks(1, 2, 10_000_000, 0, 8_000_000_000));
+        periods.change(KtimeNs(6_000_000_000), 100_000_000);
+        // A second at 100 Hz, two at 10 Hz, and a tick more or less at each end.
+        assert!((119..=121).contains(&periods.ticks(1, 2, 5_000_000_000, 8_000_000_000)));
+        assert!((19..=21).contains(&periods.ticks(1, 2, 6_000_000_000, 8_000_000_000)));
+        assert!((99..=101).contains(&periods.ticks(1, 2, 4_500_000_000, 5_500_000_000)));
+        for at in 0..1_000 {
+            periods.change(KtimeNs(7_000_000_000 + at), 10_000_000);
+        }
+        assert_eq!(periods.0.len(), MOST_PERIODS);
     }
 }
