@@ -118,8 +118,9 @@ fn exec_is_judged_anew() {
     let recording = running.finish();
     assert_eq!(pids(&recording), changing.pids(), "{:#?}", recording.report);
     let process = &recording.report.processes[0];
-    // 0.7 s at 499 Hz on a CPU that it may have to share.
-    assert!((30..=360).contains(&process.samples), "{process:?}");
+    // 0.7 s at 499 Hz and its start, on a CPU that it may have to share, while intervals vary by a fifth. What it was before and
+    // after that ran more than twice as long.
+    assert!((30..=450).contains(&process.samples), "{process:?}");
     assert!(recording.report.filtered > process.samples, "{:#?}", recording.report);
 }
 
