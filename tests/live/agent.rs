@@ -139,6 +139,8 @@ fn segments_add_up_to_the_state_and_have_labels() {
     let environment = [("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop,service.version=1"), ("REGION", "eu")];
     let named = Target::start_in(&python, "spin.py", &[], &environment);
     let plain = Target::start(&python, "spin.py");
+    // It has no sample in any of the segments, and is in all of their accounts.
+    let idle = Target::start_in(&python, "wall_asleep.py", &["60"], &[]);
     let rules = "[labels]\nenvironment = [\"REGION\"]\n[[labels.rule]]\nmatch = { \"env.REGION\" = \"e*\" }\nset = { team = \"a\" }\n";
     let mut agent = Agent::start(&format!("{FAST}{rules}"));
     agent.wait_for_segments(3);
@@ -171,8 +173,10 @@ fn segments_add_up_to_the_state_and_have_labels() {
         let recorded = Recorded::read(path);
         judge::agrees(path, &recorded);
         samples += recorded.samples.len() as u64;
-        for (target, service, team) in [(&named, "shop", Some("a")), (&plain, "spin.py", None)] {
-            let process = report.processes.iter().find(|process| process.pid == target.pid()).expect("it is busy");
+        for (target, service, team) in
+            [(&named, "shop", Some("a")), (&plain, "spin.py", None), (&idle, "wall_asleep.py", None)]
+        {
+            let process = report.processes.iter().find(|process| process.pid == target.pid()).expect("it is there");
             let label = |name: &str| process.labels.get(name).map(String::as_str);
             assert_eq!((label("service.name"), label("team")), (Some(service), team), "{process:#?}");
             assert_eq!((label("uid"), label("pid")), (Some("0"), Some(&*target.pid().to_string())));

@@ -1,13 +1,13 @@
 //! The account of a recording, put together from what each room counted.
 
-use super::made::{Made, Merges};
+use super::made::{Made, Merges, known_of};
 use super::native::Mapped;
 use super::registry::SegmentCounts;
 use super::request::Request;
 use super::waits;
 use crate::kernel::{Event, Kernel, WaitTotals};
 use crate::merge::ProgramKey;
-use crate::profile::script;
+use crate::profile::{Process, script};
 use crate::remote::helpers_cpu_time;
 use crate::report::{CostReport, NativeReport, ProcessReport, Report, StartReport};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
@@ -145,8 +145,9 @@ fn inconsistent(facts: &Facts<'_>) -> u64 {
         + u64::from(facts.unsettled)
 }
 
-/// Puts the report together. `ran = stored + idle + filtered + not_python + Σ loss`, to the unit.
-pub(super) fn report(facts: &Facts<'_>) -> Report {
+/// Puts the report together. `ran = stored + idle + filtered + not_python + Σ loss`, to the unit. With it, what is known of
+/// its last processes: those without a sample, which the profile does not have.
+pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     let Facts { request, counters, made, counts, .. } = facts;
     let mut loss: BTreeMap<String, u64> =
         LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), counters.loss[cause as usize])).collect();
@@ -164,8 +165,9 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
+    let (processes, unsampled) = processes(made, counts, request.arguments);
     let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
-    Report {
+    let report = Report {
         schema: SCHEMA,
         ran: counters.ran,
         stored: made.stored,
@@ -195,10 +197,11 @@ pub(super) fn report(facts: &Facts<'_>) -> Report {
         process_events_lost: facts.events_lost,
         refused: counts.refused.clone(),
         notes: notes(counts),
-        processes: processes(made, counts),
+        processes,
         cost: facts.cost.clone(),
         ..Report::default()
-    }
+    };
+    (report, unsampled)
 }
 
 /// What was noted, and what is too much to be listed.
@@ -242,8 +245,8 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
 }
 
 /// Sampled processes in order of first sample, then those that were CPython and met only before they were inspected,
-/// or not at all.
-fn processes(made: &Made, segment: &SegmentCounts) -> Vec<ProcessReport> {
+/// or not at all; and what is known of the latter.
+fn processes(made: &Made, segment: &SegmentCounts, arguments: bool) -> (Vec<ProcessReport>, Vec<Process>) {
     let mut reports: Vec<ProcessReport> = made
         .processes
         .iter()
@@ -277,22 +280,27 @@ fn processes(made: &Made, segment: &SegmentCounts) -> Vec<ProcessReport> {
         // A child of a Python process that ran something else is none, whatever its first moments were.
         .filter(|(key, info)| !sampled.contains(*key) && !info.version().is_empty())
         .filter(|(_, info)| info.uninspected > 0 || !info.execs_later())
-        .map(|(&key, info)| ProcessReport {
-            instance: (key.instance, key.image),
-            pid: info.pid,
-            comm: info.comm.clone(),
-            python_version: info.version().to_owned(),
-            uninspected: info.uninspected,
-            cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
-            script: script(&info.cmdline),
-            container: info.container.clone(),
-            pod: info.pod.clone(),
-            ..ProcessReport::default()
+        .map(|(&key, info)| {
+            let known = known_of(info, !arguments);
+            let report = ProcessReport {
+                instance: (key.instance, key.image),
+                pid: known.pid,
+                comm: known.comm.clone(),
+                python_version: known.python_version.clone(),
+                uninspected: info.uninspected,
+                cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
+                script: script(&known.cmdline),
+                container: known.container.clone(),
+                pod: known.pod.clone(),
+                ..ProcessReport::default()
+            };
+            (report, known)
         })
         .collect();
-    others.sort_by_key(|process| process.pid);
+    others.sort_by_key(|(process, _)| process.pid);
+    let (mut others, unsampled) = others.into_iter().unzip();
     reports.append(&mut others);
-    reports
+    (reports, unsampled)
 }
 
 /// Samples to expect in a second of CPU time. Where the rate was never changed it is the asked one, not one that rounding makes of it.

@@ -1,7 +1,7 @@
 //! What the samples of one segment came to: its profile, its sink, and the counts of its account.
 
 use super::follow::lock;
-use super::registry::Registry;
+use super::registry::{ProcessInfo, Registry};
 use super::segment::StackCount;
 use super::waits::{self, Waited};
 use crate::merge::{ProgramKey, comm_text};
@@ -128,21 +128,29 @@ pub(super) fn told_of(cmdline: &[String], without_arguments: bool) -> Vec<String
     if without_arguments { crate::profile::without_arguments(cmdline) } else { cmdline.to_vec() }
 }
 
+/// What is known of a process, apart from its identity.
+pub(super) fn known_of(info: &ProcessInfo, without_arguments: bool) -> Process {
+    Process {
+        pid: info.pid,
+        comm: info.comm.clone(),
+        cmdline: told_of(&info.cmdline, without_arguments),
+        python_version: info.version().to_owned(),
+        container: info.container.clone(),
+        pod: info.pod.clone(),
+        details: info.details.clone(),
+        instance: String::new(),
+    }
+}
+
 /// What is known of the process of a record.
 pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
     let without_arguments = registry.without_arguments;
     match registry.sampled(ProgramKey::of(record)) {
-        Some(info) => Process {
-            pid: info.pid,
-            comm: info.comm.clone(),
-            cmdline: told_of(&info.cmdline, without_arguments),
-            python_version: info.version().to_owned(),
-            container: info.container.clone(),
-            pod: info.pod.clone(),
-            details: info.details.clone(),
-            instance: info.identity(record.instance).to_owned(),
-        },
+        Some(info) => {
+            let instance = info.identity(record.instance).to_owned();
+            Process { instance, ..known_of(info, without_arguments) }
+        }
         None => Process {
             pid: record.tgid,
             comm: comm_text(&record.comm),

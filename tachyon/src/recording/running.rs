@@ -316,7 +316,7 @@ impl Running {
         let cpu_ns = counts.python_cpu_ns();
         let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));
         let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;
-        let mut report = account::report(&Facts {
+        let (mut report, unsampled) = account::report(&Facts {
             request,
             // Without samples of running threads there is nothing to expect.
             expected: cpu_ns.filter(|_| request.waits != Waits::Alone).map(|_| expected - self.since.expected),
@@ -371,6 +371,7 @@ impl Running {
         Segment {
             sequence: self.since.sequence - 1,
             stacks,
+            unsampled,
             sink_error,
             notes,
             nobody,

@@ -1,6 +1,6 @@
 //! What a recording hands out: a part of it, from one moment of the monotonic clock to another.
 
-use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, ThreadId};
+use crate::profile::{FrameId, Process, Profile, SPECIAL_FILENAME, ThreadId};
 use crate::report::Report;
 use crate::types::Pid;
 use std::collections::HashMap;
@@ -14,6 +14,8 @@ pub struct Segment {
     pub report: Report,
     /// What its samples refer to.
     pub profile: Profile,
+    /// What is known of the account's processes without a sample, which follow the profile's there; they have no identity.
+    pub unsampled: Vec<Process>,
     /// Its samples by stack, where [`Request::keep_stacks`](super::Request::keep_stacks) asked for them; in no order.
     pub stacks: Vec<StackCount>,
     /// Samples by the frame that they are charged to: the innermost of Python, or a mark such as `<GC>`; the innermost of all where
@@ -72,6 +74,7 @@ impl Segment {
             sequence: 0,
             report,
             profile,
+            unsampled: Vec::new(),
             stacks: Vec::new(),
             own,
             sink_error: None,

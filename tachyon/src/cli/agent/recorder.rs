@@ -98,8 +98,8 @@ impl Segments {
 
     /// Gives a segment's files their names, and counts it.
     fn finish(&mut self, outputs: Option<Outputs>, mut segment: Segment, state: &mut State) -> anyhow::Result<()> {
-        // Sampled processes come first in both, in the same order.
-        for (process, known) in segment.report.processes.iter_mut().zip(&segment.profile.processes) {
+        let known = segment.profile.processes.iter().chain(&segment.unsampled);
+        for (process, known) in segment.report.processes.iter_mut().zip(known) {
             process.labels = self.labels.of(&self.host, known);
         }
         let before = self.rotation.kept();
