@@ -1,5 +1,7 @@
 //! Values fixed when the object is loaded: sampling choices and offsets of kernel structures.
 
+use crate::limits::MAX_EVENTS;
+
 /// Read-only configuration of the BPF object. The object itself knows no kernel structure; the loader takes
 /// the offsets from the running kernel's BTF.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct Config {
     pub task_state: u32,
     /// `task_struct.start_time`.
     pub task_start_time: u32,
+    /// Of each event that is a tracepoint: every how manieth hit is a sample.
+    pub trace_periods: [u32; MAX_EVENTS],
 }
 
 /// Bits of [`Config::flags`].
@@ -87,6 +91,8 @@ pub mod flags {
     pub const NATIVE: u32 = 1 << 4;
     /// Kernel stacks are wanted (`--kernel`).
     pub const KERNEL: u32 = 1 << 5;
+    /// Samples are of chosen events, which their records name, and not of the clock (`--event`).
+    pub const EVENTS: u32 = 1 << 6;
 }
 
 /// Processors: values of [`Config::machine`].
@@ -97,4 +103,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 32 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 36 * 4);

@@ -36,7 +36,9 @@ pub struct RecordHeader {
     /// One of [`kind`].
     pub kind: u16,
     /// The bank of counters that the run counted in which sent it ([`crate::segment`]).
-    pub flags: u16,
+    pub bank: u8,
+    /// Of samples of chosen events: which of them it was; else 0.
+    pub event: u8,
     /// Bytes of the whole record, header included.
     pub len: u32,
 }

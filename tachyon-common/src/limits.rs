@@ -56,6 +56,9 @@ pub const SLOTS_READ: usize = 512;
 /// Slots for searches that were broken off (a power of two): 2^11 * 160 bytes = 320 KiB.
 pub const SEARCH_SLOTS: u32 = 2_048;
 
+/// Most events that one recording can sample.
+pub const MAX_EVENTS: usize = 4;
+
 /// Most tail calls of one sample altogether (the kernel's limit is 33).
 pub const MAX_TAIL_CALLS: u32 = 32;
 

@@ -1,11 +1,11 @@
-//! What interrupted a thread: the timer, or the kick at the end of a wait. The walk is the same.
+//! What interrupted a thread: the timer or another perf event, a tracepoint, or the kick at the end of a wait. The walk is the same.
 
 use crate::kernel::{KernelPtr, UserRegs, arm64};
-use crate::maps::{STAGES, WAIT_STAGES, config};
+use crate::maps::{STAGES, TRACE_STAGES, WAIT_STAGES, config};
 use crate::wall;
 use aya_ebpf::EbpfContext;
 use aya_ebpf::maps::ProgramArray;
-use aya_ebpf::programs::{PerfEventContext, RawTracePointContext};
+use aya_ebpf::programs::{PerfEventContext, RawTracePointContext, TracePointContext};
 use tachyon_common::config::machine;
 
 /// The context of the programs that make a sample.
@@ -78,7 +78,7 @@ impl Interrupt for RawTracePointContext {
 
     #[inline(always)]
     fn user_regs(&self, task: KernelPtr) -> UserRegs {
-        if config!(machine) == machine::ARM64 { UserRegs::saved_arm64(task) } else { UserRegs::saved(task) }
+        saved_regs(task)
     }
 
     #[inline(always)]
@@ -88,7 +88,7 @@ impl Interrupt for RawTracePointContext {
 
     #[inline(always)]
     fn link(&self) -> u64 {
-        UserRegs::saved_at_arm64(KernelPtr::current_task()).map_or(0, |regs| regs.read(arm64::LINK))
+        saved_link()
     }
 
     #[inline(always)]
@@ -105,4 +105,53 @@ impl Interrupt for RawTracePointContext {
     fn append(&self, at: usize) -> usize {
         wall::append_wait(at as u64) as usize & 0xff
     }
+}
+
+/// A tracepoint: the thread is in the kernel, as at the kick; its kernel stack is its own.
+impl Interrupt for TracePointContext {
+    const KERNEL_STACKS: bool = true;
+
+    #[inline(always)]
+    fn stages(&self) -> &'static ProgramArray {
+        &TRACE_STAGES
+    }
+
+    #[inline(always)]
+    fn user_regs(&self, task: KernelPtr) -> UserRegs {
+        saved_regs(task)
+    }
+
+    #[inline(always)]
+    fn others(&self, into: &mut [u64; 16]) -> bool {
+        UserRegs::saved_others(into)
+    }
+
+    #[inline(always)]
+    fn link(&self) -> u64 {
+        saved_link()
+    }
+
+    #[inline(always)]
+    fn weight(&self) -> u64 {
+        1
+    }
+
+    #[inline(always)]
+    fn sent(&self) {}
+
+    #[inline(always)]
+    fn append(&self, _at: usize) -> usize {
+        0
+    }
+}
+
+/// Registers in user mode of a thread that is in the kernel.
+#[inline(always)]
+fn saved_regs(task: KernelPtr) -> UserRegs {
+    if config!(machine) == machine::ARM64 { UserRegs::saved_arm64(task) } else { UserRegs::saved(task) }
+}
+
+#[inline(always)]
+fn saved_link() -> u64 {
+    UserRegs::saved_at_arm64(KernelPtr::current_task()).map_or(0, |regs| regs.read(arm64::LINK))
 }

@@ -136,7 +136,7 @@ impl OfKind for ProcessRecord {
     #[inline(always)]
     fn of(kind: u16) -> Self {
         Self {
-            header: RecordHeader { kind, flags: 0, len: size_of::<Self>() as u32 },
+            header: RecordHeader { kind, bank: 0, event: 0, len: size_of::<Self>() as u32 },
             ktime_ns: 0,
             image: 0,
             instance: 0,

@@ -1,7 +1,8 @@
 //! The kernel side: entry points only.
 //!
 //! Five perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
-//! table. Six more, loaded only where waits are wanted, find the waits that count and walk the stacks of those. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
+//! table. Six more, loaded only where waits are wanted, find the waits that count and walk the stacks of those; where events are chosen
+//! (`--event`), one program for each event leads to the same five, or to five more where it is a tracepoint. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -24,8 +25,8 @@ mod verdicts;
 mod wall;
 
 use aya_ebpf::{
-    macros::{perf_event, raw_tracepoint},
-    programs::{PerfEventContext, RawTracePointContext},
+    macros::{perf_event, raw_tracepoint, tracepoint},
+    programs::{PerfEventContext, RawTracePointContext, TracePointContext},
 };
 
 /// Fires at the sampling rate on every CPU: counts, filters, finds the thread state; goes on to [`search_threads`] or
@@ -131,6 +132,97 @@ pub fn wait_native(ctx: RawTracePointContext) -> i32 {
 /// As [`name_codes`], after [`on_kick`].
 #[raw_tracepoint]
 pub fn wait_codes(ctx: RawTracePointContext) -> i32 {
+    sample::name_codes(&ctx);
+    0
+}
+
+/// Chosen event 0 fired.
+#[perf_event]
+pub fn on_event_0(ctx: PerfEventContext) -> u32 {
+    sample::on_event(&ctx, 0);
+    0
+}
+
+/// Chosen event 1 fired.
+#[perf_event]
+pub fn on_event_1(ctx: PerfEventContext) -> u32 {
+    sample::on_event(&ctx, 1);
+    0
+}
+
+/// Chosen event 2 fired.
+#[perf_event]
+pub fn on_event_2(ctx: PerfEventContext) -> u32 {
+    sample::on_event(&ctx, 2);
+    0
+}
+
+/// Chosen event 3 fired.
+#[perf_event]
+pub fn on_event_3(ctx: PerfEventContext) -> u32 {
+    sample::on_event(&ctx, 3);
+    0
+}
+
+/// Chosen event 0, a tracepoint, was hit.
+#[tracepoint]
+pub fn on_trace_0(ctx: TracePointContext) -> u32 {
+    sample::on_trace(&ctx, 0);
+    0
+}
+
+/// Chosen event 1, a tracepoint, was hit.
+#[tracepoint]
+pub fn on_trace_1(ctx: TracePointContext) -> u32 {
+    sample::on_trace(&ctx, 1);
+    0
+}
+
+/// Chosen event 2, a tracepoint, was hit.
+#[tracepoint]
+pub fn on_trace_2(ctx: TracePointContext) -> u32 {
+    sample::on_trace(&ctx, 2);
+    0
+}
+
+/// Chosen event 3, a tracepoint, was hit.
+#[tracepoint]
+pub fn on_trace_3(ctx: TracePointContext) -> u32 {
+    sample::on_trace(&ctx, 3);
+    0
+}
+
+/// As [`on_sample`], at a tracepoint.
+#[tracepoint]
+pub fn trace_begin(ctx: TracePointContext) -> u32 {
+    sample::on_sample(&ctx);
+    0
+}
+
+/// As [`search_threads`], at a tracepoint.
+#[tracepoint]
+pub fn trace_search(ctx: TracePointContext) -> u32 {
+    sample::search_threads(&ctx);
+    0
+}
+
+/// As [`walk_frames`], at a tracepoint.
+#[tracepoint]
+pub fn trace_frames(ctx: TracePointContext) -> u32 {
+    sample::walk_frames(&ctx);
+    0
+}
+
+/// As [`walk_native`], at a tracepoint.
+#[tracepoint]
+pub fn trace_native(ctx: TracePointContext) -> u32 {
+    sample::walk_native(&ctx);
+    0
+}
+
+/// As [`name_codes`], at a tracepoint.
+#[tracepoint]
+pub fn trace_codes(ctx: TracePointContext) -> u32 {
     sample::name_codes(&ctx);
     0
 }

@@ -11,8 +11,8 @@ use tachyon_common::{
     event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
     layout::Layout,
     limits::{
-        FIRST_VERDICT, KNOWN_SLOTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS,
-        THREAD_CACHE_SLOTS, VERDICT_SLOTS,
+        FIRST_VERDICT, KNOWN_SLOTS, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS,
+        SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
     process::{Life, ProcessEntry},
     segment::BANKS,
@@ -60,6 +60,7 @@ pub static CONFIG: Config = Config {
     thread_pointer_reach: 0,
     task_state: 0,
     task_start_time: 0,
+    trace_periods: [0; MAX_EVENTS],
 };
 
 /// One field of [`CONFIG`], read so that the compiler cannot take it for the zero of its initialiser.
@@ -180,7 +181,15 @@ pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
 
 /// Program of each stage, for tail calls. Writer: the loader.
 #[map]
-pub static STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
+pub static STAGES: ProgramArray = ProgramArray::with_max_entries(5, 0);
+
+/// As `STAGES`, for tracepoints. Writer: the loader.
+#[map]
+pub static TRACE_STAGES: ProgramArray = ProgramArray::with_max_entries(5, 0);
+
+/// Event -> hits of its tracepoint. Writers: the tracepoints' first programs; reader: user space, at the end.
+#[map]
+pub static TRACE_HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_EVENTS as u32, 0);
 
 /// Where a wait's stack goes on from the kick: as `STAGES`, for raw tracepoints. Writer: the loader.
 #[map]
@@ -224,6 +233,8 @@ pub const STAGE_NAME: u32 = 2;
 
 /// Index of [`crate::walk_native`] in `STAGES`.
 pub const STAGE_NATIVE: u32 = 3;
+/// Index of [`crate::on_sample`] in `STAGES`.
+pub const STAGE_BEGIN: u32 = 4;
 
 /// Slots of `TOLD` (a power of two).
 pub const TOLD_SLOTS: u32 = 256;
@@ -355,6 +366,8 @@ pub struct State {
     pub repair: u32,
     pub thread_steps: u32,
     pub tail_calls: u32,
+    /// Which of the chosen events the sample is of.
+    pub event: u32,
 }
 
 /// Value of `CODE`: a code record and its payload.

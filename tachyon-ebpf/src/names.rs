@@ -197,7 +197,7 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
     }
     let bytes = (size_of::<CodeRecord>() + text_bytes + part as usize + 7) & !7;
     scratch.record = CodeRecord {
-        header: RecordHeader { kind: kind::CODE, flags: sample.header.flags, len: bytes as u32 },
+        header: RecordHeader { kind: kind::CODE, bank: sample.header.bank, event: 0, len: bytes as u32 },
         image: state.process.image,
         code: frame.code,
         fingerprint: frame.fingerprint,

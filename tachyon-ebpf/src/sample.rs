@@ -13,8 +13,8 @@ use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH,
-    STAGE_WALK, STATE, SampleScratch, State, config, repair,
+    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NAME, STAGE_NATIVE,
+    STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
@@ -22,12 +22,12 @@ use crate::thread;
 use crate::verdicts;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
-use aya_ebpf::programs::PerfEventContext;
+use aya_ebpf::programs::TracePointContext;
 use search::enter;
 use tachyon_common::config::{flags as config_flags, machine};
 use tachyon_common::event::{Counters, RecordHeader, SampleRecord, frame, kind, status};
 use tachyon_common::layout::{Layout, flags as layout_flags};
-use tachyon_common::limits::MAX_TAIL_CALLS;
+use tachyon_common::limits::{MAX_EVENTS, MAX_TAIL_CALLS};
 use tachyon_common::process::{Life, flags as process_flags};
 use tachyon_common::segment;
 use tachyon_common::stop::{LossCause, StopReason};
@@ -45,7 +45,7 @@ impl Scratch {
     pub fn get() -> Option<Self> {
         let sample = SAMPLE.get_ptr_mut(0)?;
         // SAFETY: this CPU's value, see below; a sample keeps to the bank that its run began in.
-        let counters = COUNTERS.get_ptr_mut(u32::from(unsafe { (*sample).record.header.flags }))?;
+        let counters = COUNTERS.get_ptr_mut(u32::from(unsafe { (*sample).record.header.bank }))?;
         let state = STATE.get_ptr_mut(0)?;
         Some(Self {
             // SAFETY: this CPU's value; the kernel never nests perf programs on a CPU (`bpf_prog_active`).
@@ -64,9 +64,32 @@ pub fn lose<C: Interrupt>(ctx: &C, counters: &mut Counters, cause: LossCause) {
     counters.loss[cause as usize] += ctx.weight();
 }
 
+/// A chosen event: notes which, and goes on to the first stage.
+#[inline(always)]
+pub fn on_event<C: Interrupt>(ctx: &C, event: u32) {
+    let Some(state) = STATE.get_ptr_mut(0) else { return };
+    // SAFETY: this CPU's value, see `Scratch::get`.
+    unsafe { (*state).event = event };
+    // SAFETY: nothing here has a destructor. A call that the kernel refuses leaves a run that only the kernel has counted.
+    unsafe { ctx.stages().tail_call(ctx, STAGE_BEGIN) };
+}
+
+/// The same for a tracepoint, every hit of which runs its program, whatever its period.
+#[inline(always)]
+pub fn on_trace(ctx: &TracePointContext, event: u32) {
+    let Some(hits) = TRACE_HITS.get_ptr_mut(event) else { return };
+    // SAFETY: this CPU's value, which no other program writes.
+    let hits = unsafe { &mut *hits };
+    *hits += 1;
+    let period = u64::from(config!(trace_periods)[event as usize % MAX_EVENTS]);
+    if period <= 1 || *hits % period == 0 {
+        on_event(ctx, event);
+    }
+}
+
 /// Counts, filters, identifies; the first stage.
 #[inline(always)]
-pub fn on_sample(ctx: &PerfEventContext) {
+pub fn on_sample<C: Interrupt>(ctx: &C) {
     let bank = bank();
     let Some(counters) = COUNTERS.get_ptr_mut(bank) else { return };
     // SAFETY: this CPU's value, see `Scratch::get`.
@@ -150,7 +173,8 @@ pub fn on_sample(ctx: &PerfEventContext) {
         lose(ctx, scratch.counters, LossCause::ProcessGone);
         return;
     }
-    scratch.sample.record.header = RecordHeader { kind: kind::SAMPLE, flags: bank as u16, len: 0 };
+    let event = if config!(flags) & config_flags::EVENTS == 0 { 0 } else { scratch.state.event as u8 };
+    scratch.sample.record.header = RecordHeader { kind: kind::SAMPLE, bank: bank as u8, event, len: 0 };
     begin(ctx, &mut scratch, process, task, (tgid, tid));
 }
 
@@ -175,7 +199,8 @@ pub fn begin<C: Interrupt>(
     let regs = ctx.user_regs(task);
     let state = &mut *scratch.state;
     state.thread_starts = u64::from(process.thread_starts);
-    state.tail_calls = 0;
+    // That of a chosen event has led here.
+    state.tail_calls = u32::from(config!(flags) & config_flags::EVENTS != 0);
     state.thread_steps = 0;
     state.codes.clear();
     state.code_buffer.content.refill();

@@ -265,7 +265,7 @@ pub fn on_kick(ctx: &RawTracePointContext) {
         return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
     }
     note_call(&mut waiting.facts, task);
-    scratch.sample.record.header = RecordHeader { kind: kind::WAIT, flags: bank as u16, len: 0 };
+    scratch.sample.record.header = RecordHeader { kind: kind::WAIT, bank: bank as u8, event: 0, len: 0 };
     sample::begin(ctx, &mut scratch, process, task, (tgid, tid));
 }
 

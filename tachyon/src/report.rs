@@ -55,8 +55,11 @@ pub struct Report {
     /// The rate requested from the kernel, averaged over the targets' CPU time; below `rate_hz` only with `--max-cpu`.
     #[serde(default)]
     pub effective_rate_hz: f64,
-    /// The event that made the program run: `cpu-clock` or `cycles`.
+    /// The event that made the program run: `cpu-clock` or `cycles`, or those that were chosen, separated by commas.
     pub event: String,
+    /// Samples of each chosen event.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<EventReport>,
     /// How far an interval may lie from their mean, as a share of it, so that no program is in step with them.
     #[serde(default)]
     pub jitter: f64,
@@ -238,6 +241,17 @@ pub struct ProcessReport {
     /// Labels, by name; the agent's segments have them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+/// What was sampled of a chosen event.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventReport {
+    /// Its name.
+    pub name: String,
+    /// How many of them a sample stands for; `null` of the clock, which has a rate.
+    pub period: Option<u64>,
+    /// Samples of it that are in the profile.
+    pub stored: u64,
 }
 
 /// What profiling cost.

@@ -101,6 +101,11 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf -p "$waits" --off-cpu --frequency 49 --duration 3s -o waiting/out.jsonl --report waiting/report.json \
         >waiting/record.log 2>&1
     echo $? >waiting/record.status
+    # Two events that are the same ones: a thread leaves its CPU, counted by perf and as a tracepoint.
+    mkdir events
+    tachyon-bpf -p "$waits" -e context-switches -e sched:sched_switch --duration 2s -o events/out.jsonl \
+        --report events/report.json >events/record.log 2>&1
+    echo $? >events/record.status
     kill "$waits"
     # Events on many CPUs and nothing to sample.
     if [ "$(nproc)" -gt 2 ]; then
@@ -111,8 +116,9 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     if [ -x /usr/bin/setpriv ]; then
         # Less locked memory than the maps take, and no right to raise it, where they count (before 5.11). busybox takes no
         # capability away.
+        # The maps of the recordings before are freed some time after their end, and count until then.
         case $(cat kernel) in
-        5.*) (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource) ;;
+        5.*) sleep 3 && (ulimit -l 64 && refuses memlock /usr/bin/setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource) ;;
         esac
         # Exactly what is needed, at Debian's own level of perf_event_paranoid and below it.
         few=-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search

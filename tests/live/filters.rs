@@ -73,7 +73,9 @@ fn one_of_a_hundred_by_comm() {
     let one = record(&["--native", "--comm", "needle*"]);
     assert!(pids(&all).intersection(&hay.pids()).count() > 90, "{:#?}", all.report);
     assert!(pids(&one).is_subset(&needle.pids()), "{:?}", pids(&one));
-    assert_eq!(one.report.loss.values().sum::<u64>(), 0, "{:#?}", one.report);
+    // Other programs of this machine may be over before anybody can look at them: nobody knows what they were.
+    let lost = one.report.loss.iter().filter(|(cause, _)| *cause != "never_inspected").map(|(_, count)| count);
+    assert_eq!(lost.sum::<u64>(), 0, "{:#?}", one.report);
     // Per run, and not of runs that met an idle CPU.
     let of_a_run = |recording: &Recording| {
         let report = &recording.report;

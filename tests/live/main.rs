@@ -13,6 +13,7 @@ mod dump;
 mod embedded;
 mod endings;
 mod entering;
+mod events;
 mod exceptions;
 mod exports;
 mod faults;

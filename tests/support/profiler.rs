@@ -83,12 +83,13 @@ fn bpf_files(pid: u32) -> Vec<String> {
     texts.filter(|text| ["prog_id:", "link_id:", "map_id:"].iter().any(|key| text.contains(key))).collect()
 }
 
-/// Whether this profiler's timer's program has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7; `run_cnt` counts while it measures.)
+/// Whether one of this profiler's programs that make samples has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7 and
+/// `BPF_PROG_TYPE_TRACEPOINT` 5; `run_cnt` counts while it measures.)
 #[must_use]
 pub fn is_sampling(pid: u32) -> bool {
-    let timer = |text: &str| text.lines().any(|line| line == "prog_type:\t7");
+    let samples = |text: &str| text.lines().any(|line| ["prog_type:\t7", "prog_type:\t5"].contains(&line));
     let ran = |text: &str| text.lines().any(|line| line.strip_prefix("run_cnt:\t").is_some_and(|count| count != "0"));
-    bpf_files(pid).iter().any(|text| timer(text) && ran(text))
+    bpf_files(pid).iter().any(|text| samples(text) && ran(text))
 }
 
 /// What a recording is to do.

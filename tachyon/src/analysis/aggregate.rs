@@ -23,10 +23,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// Python code, or one of the marks that stand for none (`<GC>`): what native code is charged to.
+    /// Python code, or one of the marks that stand for none (`<GC>`): what native code is charged to. An event's is below all.
     #[must_use]
     pub fn is_python(&self) -> bool {
-        self.kind.is_python()
+        self.kind.is_python() && self.event().is_none()
     }
 
     /// The garbage collector's mark.
@@ -39,6 +39,22 @@ impl Place {
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         if self.kind == Kind::Special { crate::profile::waited_for(&self.function) } else { None }
+    }
+}
+
+impl Place {
+    /// Which event the stack was taken at whose root this is, and how many of them it stands for.
+    #[must_use]
+    pub fn event(&self) -> Option<(&str, u64)> {
+        if self.kind == Kind::Special { crate::profile::event_of_root(&self.function) } else { None }
+    }
+}
+
+impl Aggregate {
+    /// Which event a stack was taken at, and how many of them it stands for; `None`: it is of the clock.
+    #[must_use]
+    pub fn event_of(&self, stack: &[PlaceId]) -> Option<(&str, u64)> {
+        self.place(*stack.last()?).event()
     }
 }
 
@@ -161,7 +177,9 @@ impl Aggregate {
         let of = |(entry, count): &(Entry, u64)| {
             *count as f64 * self.recordings[entry.recording as usize].interval_us as f64 / 1e6
         };
-        self.entries.iter().map(of).fold(0.0, |sum, seconds| sum + seconds)
+        // Samples of other events than the clock stand for no time.
+        let of_the_clock = |(entry, _): &&(Entry, u64)| self.event_of(&self.stacks[entry.stack as usize]).is_none();
+        self.entries.iter().filter(of_the_clock).map(of).fold(0.0, |sum, seconds| sum + seconds)
     }
 
     /// The handle of a text, so that equal ones are stored once.

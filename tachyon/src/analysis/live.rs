@@ -446,7 +446,7 @@ impl Live {
         };
         both.map(row)
             .filter(|row| {
-                let is_mark = row.name.is_wait() && row.own_whole.samples == 0;
+                let is_mark = row.name.is_mark() && row.own_whole.samples == 0;
                 row.total_whole.samples > 0 && !is_mark
             })
             .collect()

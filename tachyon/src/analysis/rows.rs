@@ -86,9 +86,11 @@ pub struct RowName {
 }
 
 impl RowName {
-    /// It is the mark of a wait.
-    pub(super) fn is_wait(&self) -> bool {
-        self.kind == RowKind::Special && crate::profile::waited_for(&self.name).is_some()
+    /// It is the mark of a wait or of an event.
+    pub(super) fn is_mark(&self) -> bool {
+        let is_mark =
+            |name: &str| crate::profile::waited_for(name).is_some() || crate::profile::event_of_root(name).is_some();
+        self.kind == RowKind::Special && is_mark(&self.name)
     }
 }
 
@@ -146,6 +148,8 @@ pub struct Report {
     pub native_share: f64,
     /// Samples of waiting threads, by what they waited for.
     pub waiting: BTreeMap<String, u64>,
+    /// Samples of other events than the clock, by the event's name and how many of them a sample stands for.
+    pub events: BTreeMap<(String, u64), u64>,
     /// Samples lost; `None`: not known of all recordings.
     pub lost: Option<u64>,
     /// Distinct processes, and distinct threads.
@@ -166,6 +170,12 @@ impl Report {
     #[must_use]
     pub fn waiting_share(&self) -> f64 {
         ratio(self.waiting.values().sum(), self.samples)
+    }
+
+    /// Whether no sample is of the clock.
+    #[must_use]
+    pub fn is_of_events(&self) -> bool {
+        self.samples > 0 && self.events.values().sum::<u64>() == self.samples
     }
 
     /// What threads waited for and the share of all samples that did, most first.
@@ -267,16 +277,23 @@ pub fn report(
             continue;
         }
         let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
-        let sum = Sum { samples: *count, cpu_us: count.saturating_mul(interval_us) };
+        // Samples of other events than the clock stand for no time.
+        let is_time = aggregate.event_of(&aggregate.stacks()[entry.stack as usize]).is_none();
+        let cpu_us = if is_time { count.saturating_mul(interval_us) } else { 0 };
+        let sum = Sum { samples: *count, cpu_us };
         by_stack[entry.stack as usize] += sum;
         by_thread[entry.thread as usize] += sum;
         sums.add(sum, entry.gil, entry.on_cpu);
     }
     let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
+    let mut events: BTreeMap<(String, u64), u64> = BTreeMap::new();
     for (stack, sum) in aggregate.stacks().iter().zip(&by_stack).filter(|(_, sum)| sum.samples > 0) {
         let waits_for = stack.first().and_then(|&leaf| aggregate.place(leaf).waits_for());
         if let Some(cause) = waits_for {
             *waiting.entry(cause.to_owned()).or_default() += sum.samples;
+        }
+        if let Some((name, period)) = aggregate.event_of(stack) {
+            *events.entry((name.to_owned(), period)).or_default() += sum.samples;
         }
         let gc = stack.iter().any(|&place| aggregate.place(place).is_gc());
         sums.gc += if gc { sum.samples } else { 0 };
@@ -289,8 +306,8 @@ pub fn report(
             code_rows(aggregate, by, native || by == By::Module, &by_stack, distributions)
         }
     };
-    // What was waited for is told by itself.
-    rows.retain(|row| row.total.samples > 0 && !(row.name.is_wait() && row.own.samples == 0));
+    // What was waited for, and which events were sampled, is told by itself.
+    rows.retain(|row| row.total.samples > 0 && !(row.name.is_mark() && row.own.samples == 0));
     rows.sort_by(|a, b| {
         let order = |row: &Row| std::cmp::Reverse((row.own.samples, row.total.samples));
         order(a).cmp(&order(b)).then_with(|| a.name.cmp(&b.name))
@@ -311,6 +328,7 @@ pub fn report(
         cpu_share: ratio(sums.on_cpu, sums.all.samples),
         native_share: ratio(sums.native, sums.all.samples),
         waiting,
+        events,
         lost: aggregate.recordings().iter().map(|recording| recording.lost).sum(),
         processes: processes.len(),
         threads,

@@ -2,10 +2,10 @@
 
 use super::escape::escape;
 use super::output::{Destination, OutputPlan};
-use super::table::cut_end;
+use super::table::{cut_end, ordinal};
 use crate::profile::package_path;
 use crate::recording::{BusyChildren, Hot};
-use crate::report::{Report, WallReport};
+use crate::report::{EventReport, Report, WallReport};
 use crate::sinks::Format;
 use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
@@ -94,6 +94,8 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
             out,
             "no CPython that can be profiled{fitting} ran meanwhile: `tachyon-bpf doctor -v` lists those that run"
         )?;
+    } else if !report.events.is_empty() {
+        write_events(&report.events, out)?;
     } else if let Some(wall) = &report.wall {
         write_waits(wall, report.stored, out)?;
     } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
@@ -128,6 +130,22 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         writeln!(out, "pid {pid} has {count} busy Python {plural}: add --subprocesses")?;
     }
     write_next(extras, report, out)
+}
+
+/// How many of each chosen event there were.
+fn write_events(events: &[EventReport], out: &mut dyn Write) -> io::Result<()> {
+    for EventReport { name, period, stored } in events {
+        let (name, count) = (escape(name), HumanCount(*stored));
+        match period {
+            None => writeln!(out, "{name}: {count} samples")?,
+            Some(1) => writeln!(out, "{name}: {count}")?,
+            Some(period) => {
+                let about = HumanCount(stored.saturating_mul(*period));
+                writeln!(out, "{name}: about {about}, {count} samples of every {}", ordinal(*period))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Most causes of waits that are shown.

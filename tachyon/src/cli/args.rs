@@ -34,6 +34,7 @@ Examples:
   sudo tachyon-bpf --all-python -d 1m              what is the whole machine doing?
   sudo tachyon-bpf -o app.tach -- python app.py    run a program and profile it with its children
   sudo tachyon-bpf -p 4242 -d 10s -o out.html      a report for the browser
+  sudo tachyon-bpf -p 4242 -e page-faults -d 30s   which lines make its memory grow?
   tachyon-bpf export app.tach -o app.html          the same without profiling again
   tachyon-bpf report app.tach                      which functions, lines and modules take the time?
   sudo tachyon-bpf top -p 4242                     watch it live

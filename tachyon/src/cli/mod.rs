@@ -15,6 +15,7 @@ pub mod distributions;
 pub mod doctor;
 pub mod dump;
 pub mod escape;
+pub mod events;
 pub mod export;
 pub mod failure;
 pub mod format;

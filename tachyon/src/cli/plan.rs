@@ -5,11 +5,13 @@
 use super::args::{Compression, DEFAULT_RATE_HZ, ExportArgs, MergeArgs, NativeFrames, RecordArgs};
 use super::command::CommandOutput;
 use super::escape::escape;
+use super::events::AskedEvent;
 use super::failure::Failure;
 use super::format;
 use super::output::{self, Destination, OutputDirectory, OutputError, OutputPlan};
 use super::record::compact_utc;
 use crate::discover::Filter;
+use crate::kernel::ChosenEvent;
 use crate::machine::access;
 use crate::merge::Keep as KeepFrames;
 use crate::recording::{self, NativePlan, Request, Waits};
@@ -21,6 +23,7 @@ use std::fs;
 use std::io::{self, IoSliceMut, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use tachyon_common::limits::MAX_EVENTS;
 
 /// What to profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +102,8 @@ pub struct Plan {
     pub kernel: bool,
     /// Whether waiting threads are sampled.
     pub waits: Waits,
+    /// Events that are sampled in place of the clock.
+    pub events: Vec<ChosenEvent>,
     /// How a TACH file is compressed.
     pub compression: Compression,
     /// Which layout a TACH file gets.
@@ -158,6 +163,7 @@ impl Plan {
             native: self.native,
             kernel: self.kernel,
             waits: self.waits,
+            events: self.events.clone(),
             keep_stacks: false,
             ring_bytes: ring_override(),
             ..Request::new(targets, self.interval)
@@ -186,6 +192,7 @@ impl Plan {
         }
         let targets = targets(&args)?;
         let (interval, rate_hz) = interval_and_rate(&args);
+        let events = chosen_events(&args.events)?;
         let output = record_output(&args, surroundings)?;
         let format = output.format;
         let report = args.report.map(Destination::from_argument);
@@ -231,6 +238,7 @@ impl Plan {
                 (false, true) => Waits::Too,
                 (false, false) => Waits::Not,
             },
+            events,
             native: (!args.sampling.no_native).then_some(NativePlan {
                 keep: KeepFrames {
                     interpreter: args.interpreter_frames,
@@ -268,6 +276,26 @@ pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<O
     check_stream(&output, surroundings)?;
     output.check()?;
     Ok(output)
+}
+
+/// The events of `-e`, which this machine has as far as that can be told.
+fn chosen_events(asked: &[AskedEvent]) -> Result<Vec<ChosenEvent>, anyhow::Error> {
+    let mut events: Vec<ChosenEvent> = Vec::new();
+    for event in asked {
+        let AskedEvent::Sample(event) = event else { continue };
+        if events.iter().any(|known| known.name() == event.name()) {
+            let message = format!("-e {} is there twice", event.name());
+            return Err(Failure::usage(message).with_hint("an event has one period").into());
+        }
+        event.check()?;
+        events.push(event.clone());
+    }
+    if events.len() > MAX_EVENTS {
+        return Err(Failure::usage(format!("{} events: one recording samples up to {MAX_EVENTS}", events.len()))
+            .with_hint("make a second recording: several can run at once")
+            .into());
+    }
+    Ok(events)
 }
 
 /// Only the report shows source text.

@@ -3,10 +3,12 @@
 //! 0 a profile was written (or what was asked for was shown), 1 could not profile, 2 usage; with `-- CMD` the command's own status.
 
 use super::args::{self, ExportArgs, MergeArgs, NoVerb, RecoverArgs, Verb};
+use super::events::AskedEvent;
 use super::failure::{self, STATUS_FAILED};
 use super::output::{self, Destination, OutputError, OutputFile};
 use super::plan::{self, Plan, Surroundings};
-use super::{agent, diff, doctor, dump, export, info, record, recover, report, symbolize, top};
+use super::table::Style;
+use super::{agent, diff, doctor, dump, events, export, info, record, recover, report, symbolize, top};
 use crate::sinks::export::ExportOptions;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -34,6 +36,12 @@ pub fn main() -> ExitCode {
 /// The exit status of a verb that came to its end.
 fn run(verb: Verb) -> anyhow::Result<u8> {
     match verb {
+        Verb::Record(args) if args.events.contains(&AskedEvent::List) => {
+            let mut out = io::BufWriter::new(StandardOutput::lock());
+            events::list(&crate::kernel::events(), Style::of_stdout(), &mut out)?;
+            out.flush()?;
+            Ok(0)
+        }
         Verb::Record(args) => {
             let outcome = record::run(&Plan::new(*args, &Surroundings::current())?)?;
             Ok(outcome.command.map_or(0, super::command::CommandStatus::exit_status))

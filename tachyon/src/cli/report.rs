@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::output::{Destination, OutputFile};
 use super::table::Style;
 use crate::analysis::{self, By, Edge, Edges, Filter, Report, Row, RowName, ratio};
+use crate::report::EventReport;
 use crate::sinks::text::write_json;
 use anyhow::Context as _;
 use serde::Serialize;
@@ -127,6 +128,8 @@ pub(super) struct Json<'a> {
     native_share: f64,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     waiting: &'a BTreeMap<String, u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    events: Vec<EventReport>,
     lost: Option<u64>,
     processes: usize,
     threads: usize,
@@ -199,12 +202,23 @@ impl<'a> Json<'a> {
             cpu_share: report.cpu_share,
             native_share: report.native_share,
             waiting: &report.waiting,
+            events: events(report),
             lost: report.lost,
             processes: report.processes,
             threads: report.threads,
             functions: None,
         }
     }
+}
+
+/// Samples of other events than the clock.
+fn events(report: &Report) -> Vec<EventReport> {
+    let of = |((name, period), &stored): (&(String, u64), &u64)| EventReport {
+        name: name.clone(),
+        period: Some(*period),
+        stored,
+    };
+    report.events.iter().map(of).collect()
 }
 
 impl<'a> JsonRow<'a> {

@@ -1,6 +1,7 @@
 //! Tables for people: on a terminal of any width, in a pipe, and as Markdown.
 
 use super::escape::escape;
+use indicatif::HumanCount;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
@@ -127,6 +128,19 @@ impl From<String> for Cell {
     fn from(text: String) -> Self {
         Self::new(&text, Colour::Plain)
     }
+}
+
+/// `100th`.
+#[must_use]
+pub fn ordinal(number: u64) -> String {
+    let suffix = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{}{suffix}", HumanCount(number))
 }
 
 /// A table.

@@ -201,7 +201,7 @@ mod tests {
 
     fn sample(frames: u16) -> Vec<u8> {
         let len = size_of::<SampleRecord>() + usize::from(frames) * size_of::<RawFrame>();
-        let header = RecordHeader { kind: kind::SAMPLE, flags: 0, len: u32::try_from(len).unwrap() };
+        let header = RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(len).unwrap() };
         let mut bytes = bytes_of(&SampleRecord { header, python_frames: frames, ..SampleRecord::default() });
         for code in 0..u64::from(frames) {
             bytes.extend(bytes_of(&RawFrame { code, ..RawFrame::default() }));
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn an_unknown_kind_does_not_hide_the_next_record() {
-        let mut bytes = bytes_of(&RecordHeader { kind: 99, flags: 0, len: 16 });
+        let mut bytes = bytes_of(&RecordHeader { kind: 99, bank: 0, event: 0, len: 16 });
         bytes.extend([0; 8]);
         bytes.extend(sample(0));
         let found: Vec<_> = Events::new(&bytes).collect();

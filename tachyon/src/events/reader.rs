@@ -194,7 +194,7 @@ fn drain<T: From<Batch>>(
 ) -> bool {
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
-        let count = match kind_and_flags(&item) {
+        let count = match kind_and_bank(&item) {
             Some((kind::SAMPLE | kind::WAIT, bank)) => read.samples.get_mut(usize::from(bank)),
             Some((kind::CODE, bank)) => read.codes.get_mut(usize::from(bank)),
             _ => None,
@@ -209,10 +209,10 @@ fn drain<T: From<Batch>>(
     batch.is_empty() || queue.send(batch)
 }
 
-/// The first two fields of a record's header.
-fn kind_and_flags(record: &[u8]) -> Option<(u16, u16)> {
-    let [a, b, c, d] = *record.first_chunk()?;
-    Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+/// Two fields of a record's header.
+fn kind_and_bank(record: &[u8]) -> Option<(u16, u8)> {
+    let [a, b, bank, _event] = *record.first_chunk()?;
+    Some((u16::from_ne_bytes([a, b]), bank))
 }
 
 impl<T: From<Batch>> Queue<T> {

@@ -32,6 +32,9 @@ pub enum KernelError {
         /// The kernel's word.
         source: ProgramError,
     },
+    /// The machine has no such event.
+    #[error("this machine has no event {0}")]
+    NoEvent(String),
     /// A map could not be used.
     #[error("cannot use the BPF map {map}: {reason}")]
     Map {
@@ -76,6 +79,9 @@ impl Advice for KernelError {
             Self::Load(_) | Self::Program { .. } => Some("`tachyon-bpf doctor` tells what is missing"),
             Self::Attach { .. } => {
                 Some("needs root, or CAP_BPF and CAP_PERFMON with kernel.perf_event_paranoid at 2 or less")
+            }
+            Self::NoEvent(_) => {
+                Some("`tachyon-bpf record -e list` shows what it has; virtual machines often have no hardware events")
             }
             Self::Map { .. }
             | Self::Share(..)

@@ -5,6 +5,7 @@
 //! profiler dies, however it dies, the kernel detaches all of it.
 
 mod btf;
+mod chosen;
 mod diagnostics;
 mod error;
 mod jitter;
@@ -16,19 +17,22 @@ mod pod;
 mod privileges;
 mod programs;
 mod rows;
+mod sampling;
 mod segment;
 mod shared;
 mod waits;
 
 pub use btf::{BtfError, kernel_config};
+pub use chosen::{ChosenEvent, EventError, Events, Listed, events};
 #[cfg(debug_assertions)]
 pub use diagnostics::log_with;
 pub use error::KernelError;
 pub use native::NativeMaps;
-pub use object::{Kernel, LoadTimes, Options, RunStats, ring_bytes};
+pub use object::{Kernel, LoadTimes, Options, ring_bytes};
 pub use perf::Event;
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};
 pub use programs::{Verified, Verifying};
+pub use sampling::RunStats;
 pub use segment::{Cut, since};
 pub use waits::{WaitTotals, Waits};

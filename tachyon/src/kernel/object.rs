@@ -1,16 +1,16 @@
 //! The BPF object: loaded, its maps typed, its programs attached and detached.
 
 use super::btf::kernel_config;
+use super::chosen::ChosenEvent;
 use super::diagnostics::{self, Diagnostics};
 use super::error::{KernelError, program_error};
 use super::loader::loader;
 use super::native::NativeMaps;
-use super::perf::{self, Event, Sampling};
+use super::perf::Sampling;
 use super::pod::{FileKey, Pod};
-use super::programs::{
-    ENTRY, STAGES, TRACEPOINTS, Verified, Verifying, hooks, load_programs, perf_program, samplers, tracepoint,
-};
+use super::programs::{TRACEPOINTS, has_tracepoints, hooks, load_programs, samplers, tracepoint};
 use super::rows::RowChunks;
+use super::sampling::TraceMaps;
 use super::waits::{WaitMaps, Waits};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
@@ -32,7 +32,7 @@ use tachyon_common::segment::{ALL_BANKS, BANKS};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
 
 /// Choices fixed at load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Time between two samples of a running thread.
     pub interval: Duration,
@@ -48,6 +48,8 @@ pub struct Options {
     pub kernel_stacks: bool,
     /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
+    /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
+    pub events: Vec<ChosenEvent>,
     /// Bytes for unwind rows, where native stacks are wanted.
     pub unwind_memory: Option<u32>,
     /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
@@ -80,17 +82,6 @@ pub struct LoadTimes {
     pub programs: Duration,
 }
 
-/// What the kernel says of the programs' cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunStats {
-    /// Runs of the timer's program.
-    pub run_count: u64,
-    /// Nanoseconds of all programs together.
-    pub run_ns: u64,
-    /// Nanoseconds of the timer's program (with its tail calls).
-    pub sample_ns: u64,
-}
-
 /// The loaded object.
 pub struct Kernel {
     /// Not there while the verifier looks at the programs that make samples.
@@ -108,17 +99,20 @@ pub struct Kernel {
     /// The bank of `counters` that runs count in.
     pub(super) bank: u32,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
-    stages: ProgramArray<MapData>,
+    pub(super) stages: ProgramArray<MapData>,
+    /// Events that are sampled, where they were chosen, and what tracepoints among them need.
+    pub(super) events: Vec<ChosenEvent>,
+    pub(super) traces: Option<TraceMaps>,
     /// The programs that make samples.
     pub(super) samplers: Vec<&'static str>,
     /// Whether running threads are sampled.
-    running: bool,
+    pub(super) running: bool,
     pub(super) waits: Option<WaitMaps>,
     native: Option<NativeMaps>,
     seed: u64,
     map_bytes: Arc<AtomicU64>,
-    load_times: LoadTimes,
-    sampling: Option<Sampling>,
+    pub(super) load_times: LoadTimes,
+    pub(super) sampling: Option<Sampling>,
     lifecycle: Vec<(&'static str, RawTracePointLinkId)>,
     _diagnostics: Option<Diagnostics>,
 }
@@ -170,6 +164,12 @@ impl Kernel {
         if options.unwind_memory.is_some() {
             config.flags |= config_flags::NATIVE;
         }
+        if !options.events.is_empty() {
+            config.flags |= config_flags::EVENTS;
+            for (period, event) in config.trace_periods.iter_mut().zip(&options.events) {
+                *period = event.period();
+            }
+        }
         let waits = options.waits.are_wanted();
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
@@ -207,7 +207,9 @@ impl Kernel {
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
             stages: take(&mut ebpf, "STAGES")?,
-            samplers: samplers(options.unwind_memory.is_some(), waits),
+            samplers: samplers(options.unwind_memory.is_some(), waits, &options.events),
+            events: options.events.clone(),
+            traces: has_tracepoints(&options.events).then(|| TraceMaps::of(&mut ebpf)).transpose()?,
             running: options.waits != Waits::Alone,
             waits: wait_maps,
             native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
@@ -219,31 +221,6 @@ impl Kernel {
             _diagnostics: diagnostics,
             ebpf: Some(ebpf),
         })
-    }
-
-    /// Lets the verifier look at the programs that make samples; meanwhile nothing can be attached or detached.
-    ///
-    /// # Errors
-    /// When there can be no thread for it.
-    pub fn verify(&mut self) -> Result<Verifying, KernelError> {
-        let ebpf = self.ebpf.take().ok_or(KernelError::Verifying)?;
-        Verifying::begin(ebpf, self.samplers.clone()).map_err(KernelError::Thread)
-    }
-
-    /// Takes the programs that make samples.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn add_samplers(&mut self, verified: Verified) -> Result<(), KernelError> {
-        let Verified { mut ebpf, took } = verified;
-        for (index, name) in (0_u32..).zip(STAGES).filter(|(_, name)| self.samplers.contains(name)) {
-            let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
-            self.stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
-        }
-        self.add_wait_stages(&mut ebpf)?;
-        self.ebpf = Some(ebpf);
-        self.load_times.programs = took;
-        Ok(())
     }
 
     fn ebpf(&mut self) -> Result<&mut Ebpf, KernelError> {
@@ -284,29 +261,6 @@ impl Kernel {
             self.lifecycle.push((name, link));
         }
         Ok(())
-    }
-
-    /// Samples from now on.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn attach_sampling(&mut self, interval: Duration) -> Result<Event, KernelError> {
-        let program = perf_program(self.ebpf.as_mut().ok_or(KernelError::Verifying)?, ENTRY)?;
-        let sampling = match (self.running, &self.waits) {
-            (false, _) => perf::nothing(),
-            // Its interrupt could come in the middle of a waiting thread's walk.
-            (true, Some(_)) => perf::attach_first(program, interval, Event::CpuClock)?,
-            (true, None) => perf::attach(program, interval)?,
-        };
-        let event = sampling.event;
-        self.sampling = Some(sampling);
-        self.set_wait_period(interval)?;
-        Ok(event)
-    }
-
-    /// Detaches the timer's program: when this returns it runs no more, and the counters stand still.
-    pub fn detach_sampling(&mut self) {
-        self.sampling = None;
     }
 
     /// Detaches the lifecycle hooks.
@@ -451,24 +405,6 @@ impl Kernel {
     pub(super) fn lost(&self, index: u32) -> Result<u64, KernelError> {
         let lost = self.events_lost.get(&index, 0).map_err(KernelError::map("EVENTS_LOST"))?;
         Ok(lost.iter().sum())
-    }
-
-    /// What the kernel measured of the programs; zeros unless it was asked to measure.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn run_stats(&self) -> Result<RunStats, KernelError> {
-        let mut stats = RunStats::default();
-        for (name, program) in self.ebpf.iter().flat_map(Ebpf::programs) {
-            let Ok(info) = program.info() else { continue };
-            let info_ns = u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX);
-            stats.run_ns += info_ns;
-            if name == ENTRY {
-                stats.run_count = info.run_count();
-                stats.sample_ns = info_ns;
-            }
-        }
-        Ok(stats)
     }
 
     /// How long loading took.

@@ -1,7 +1,9 @@
 //! The sampling event: one on each CPU, whose intervals are drawn anew again and again.
 
 use super::KernelError;
+use super::chosen::ChosenEvent;
 use super::jitter::{Jitter, Mean};
+use aya::programs::trace_point::TracePointLink;
 use aya::programs::{PerfEvent, ProgramError};
 use aya::sys::SyscallError;
 use aya::util::online_cpus;
@@ -11,6 +13,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The call that opens an event.
+const OPEN: &str = "perf_event_open";
+
 /// What makes the timer's program run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -18,6 +23,8 @@ pub enum Event {
     CpuClock,
     /// `PERF_COUNT_HW_CPU_CYCLES`: the processor's counter, where there is one; samples also where interrupts are off.
     Cycles,
+    /// Events that were chosen, none of which is the clock.
+    Chosen,
 }
 
 impl Event {
@@ -27,6 +34,7 @@ impl Event {
         match self {
             Self::CpuClock => "cpu-clock",
             Self::Cycles => "cycles",
+            Self::Chosen => "chosen events",
         }
     }
 
@@ -35,7 +43,7 @@ impl Event {
     pub const fn jitter(self) -> f64 {
         match self {
             Self::CpuClock => super::jitter::SPREAD,
-            Self::Cycles => 0.0,
+            Self::Cycles | Self::Chosen => 0.0,
         }
     }
 }
@@ -44,8 +52,11 @@ impl Event {
 pub(super) struct Sampling {
     pub(super) event: Event,
     // Before the events: it holds them too.
-    _jitter: Option<Jitter>,
-    _counters: Arc<Vec<Counter>>,
+    jitter: Option<Jitter>,
+    clocks: Arc<Vec<Counter>>,
+    /// Of other events.
+    others: Vec<Counter>,
+    tracepoints: Vec<TracePointLink>,
 }
 
 /// Attaches `program` on every online CPU: to hardware cycles where there is a PMU, else to cpu-clock.
@@ -56,9 +67,53 @@ pub(super) fn attach(program: &PerfEvent, interval: Duration) -> Result<Sampling
     attach_first(program, interval, Event::Cycles)
 }
 
-/// No event at all.
-pub(super) fn nothing() -> Sampling {
-    Sampling { event: Event::CpuClock, _jitter: None, _counters: Arc::default() }
+/// No event at all, so far.
+pub(super) fn nothing(event: Event) -> Sampling {
+    Sampling { event, jitter: None, clocks: Arc::default(), others: Vec::new(), tracepoints: Vec::new() }
+}
+
+impl Sampling {
+    /// Samples a tracepoint too.
+    pub(super) fn add_tracepoint(&mut self, link: TracePointLink) {
+        self.tracepoints.push(link);
+    }
+
+    /// Samples the clock too, with its own `program`.
+    ///
+    /// # Errors
+    /// As [`attach`].
+    pub(super) fn add_clock(&mut self, program: &PerfEvent, interval: Duration) -> Result<(), KernelError> {
+        let clock = attach_first(program, interval, Event::CpuClock)?;
+        (self.event, self.jitter, self.clocks) = (clock.event, clock.jitter, clock.clocks);
+        Ok(())
+    }
+
+    /// Samples one of perf's events too, on every online CPU.
+    ///
+    /// # Errors
+    /// When the machine has none of its kind, or the kernel refuses.
+    pub(super) fn add_event(&mut self, program: &PerfEvent, event: &ChosenEvent) -> Result<(), KernelError> {
+        for cpu in cpus()? {
+            let Some(builder) = event.builder() else { return Ok(()) };
+            let counter = attach_to(program, cpu, builder).map_err(|source| match missing(&source) {
+                true => KernelError::NoEvent(event.name().to_owned()),
+                false => KernelError::Attach { what: format!("{} on CPU {cpu}", event.name()), source },
+            })?;
+            self.others.push(counter);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the reason is that there is no such event.
+fn missing(error: &ProgramError) -> bool {
+    let ProgramError::SyscallError(error) = error else { return false };
+    let none = [libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV, libc::EINVAL];
+    error.call == OPEN && error.io_error.raw_os_error().is_some_and(|number| none.contains(&number))
+}
+
+fn cpus() -> Result<Vec<u32>, KernelError> {
+    online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })
 }
 
 /// The same with the event that is tried first.
@@ -66,7 +121,7 @@ pub(super) fn nothing() -> Sampling {
 /// # Errors
 /// As [`attach`].
 pub(super) fn attach_first(program: &PerfEvent, interval: Duration, first: Event) -> Result<Sampling, KernelError> {
-    let cpus = online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })?;
+    let cpus = cpus()?;
     let nanos = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX).max(1);
     let mut event = first;
     let mut counters = Vec::with_capacity(cpus.len());
@@ -84,28 +139,32 @@ pub(super) fn attach_first(program: &PerfEvent, interval: Duration, first: Event
     }
     let counters = Arc::new(counters);
     let jitter = match event {
-        Event::Cycles => None,
+        Event::Cycles | Event::Chosen => None,
         Event::CpuClock => Some(Jitter::start(Arc::clone(&counters), Mean::of(nanos)).map_err(|source| {
             let what = "the thread that varies the interval".to_owned();
             KernelError::Attach { what, source: refused("clone")(source) }
         })?),
     };
-    Ok(Sampling { event, _jitter: jitter, _counters: counters })
+    Ok(Sampling { jitter, clocks: counters, ..nothing(event) })
 }
 
 /// Our own event rather than the library's: that one keeps no descriptor, and without one the interval cannot be changed.
 fn attach_one(program: &PerfEvent, cpu: u32, event: Event, interval_ns: u64) -> Result<Counter, ProgramError> {
     let mut builder = match event {
-        Event::CpuClock => Builder::new(Software::CPU_CLOCK),
+        Event::CpuClock | Event::Chosen => Builder::new(Software::CPU_CLOCK),
         Event::Cycles => Builder::new(Hardware::CPU_CYCLES),
     };
     match event {
-        Event::CpuClock => builder.sample_period(interval_ns),
+        Event::CpuClock | Event::Chosen => builder.sample_period(interval_ns),
         Event::Cycles => builder.sample_frequency((1_000_000_000 / interval_ns).max(1)),
     };
+    attach_to(program, cpu, builder)
+}
+
+/// Opens an event on a CPU, and lets it run the program.
+fn attach_to(program: &PerfEvent, cpu: u32, mut builder: Builder<'_>) -> Result<Counter, ProgramError> {
     let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
-    let mut counter =
-        builder.any_pid().one_cpu(cpu).include_kernel().include_hv().build().map_err(refused("perf_event_open"))?;
+    let mut counter = builder.any_pid().one_cpu(cpu).include_kernel().include_hv().build().map_err(refused(OPEN))?;
     counter.set_bpf(program.fd()?.as_fd().as_raw_fd()).map_err(refused("PERF_EVENT_IOC_SET_BPF"))?;
     counter.enable().map_err(refused("PERF_EVENT_IOC_ENABLE"))?;
     Ok(counter)

@@ -3,13 +3,15 @@
 //! The hooks that follow processes are loaded first and attached; the verifier looks at the programs that make samples on a
 //! thread of its own ([`Verifying`]), while the processes that there are get their entries.
 
+use super::chosen::{ChosenEvent, Source};
 use super::error::{KernelError, program_error};
 use super::waits::{KICK, NATIVE_WAIT_STAGE, SWITCH, WAIT_STAGES};
 use aya::Ebpf;
-use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint, TracePoint};
 use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+use tachyon_common::limits::MAX_EVENTS;
 
 /// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
 pub(super) const ENTRY: &str = "on_sample";
@@ -24,16 +26,46 @@ pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_free", "sched_process_free"),
 ];
 
+/// The first programs of chosen events, by their places: of perf's events, and of tracepoints.
+pub(super) const EVENT_PROGRAMS: [&str; MAX_EVENTS] = ["on_event_0", "on_event_1", "on_event_2", "on_event_3"];
+pub(super) const TRACE_PROGRAMS: [&str; MAX_EVENTS] = ["on_trace_0", "on_trace_1", "on_trace_2", "on_trace_3"];
+/// Where they go on: the last place of the tail-call table.
+pub(super) const BEGIN_STAGE: &str = ENTRY;
+pub(super) const BEGIN_TRACE_STAGE: &str = "trace_begin";
+/// As [`STAGES`], for tracepoints.
+pub(super) const TRACE_STAGES: [&str; 4] = ["trace_search", "trace_frames", "trace_codes", NATIVE_TRACE_STAGE];
+const NATIVE_TRACE_STAGE: &str = "trace_native";
+
 /// The hooks that follow processes.
 pub(super) fn hooks() -> Vec<&'static str> {
     TRACEPOINTS.map(|(name, _)| name).to_vec()
 }
 
+/// Whether one of them is a tracepoint.
+pub(super) fn has_tracepoints(events: &[ChosenEvent]) -> bool {
+    events.iter().any(is_tracepoint)
+}
+
+fn is_tracepoint(event: &ChosenEvent) -> bool {
+    matches!(event.source(), Source::Tracepoint { .. })
+}
+
 /// The programs that make samples.
-pub(super) fn samplers(native: bool, waits: bool) -> Vec<&'static str> {
-    let of_waits = WAIT_STAGES.into_iter().chain([KICK, SWITCH]).filter(|_| waits);
-    let unwanted = |name: &str| !native && [NATIVE_STAGE, NATIVE_WAIT_STAGE].contains(&name);
-    STAGES.into_iter().chain([ENTRY]).chain(of_waits).filter(|name| !unwanted(name)).collect()
+pub(super) fn samplers(native: bool, waits: bool, events: &[ChosenEvent]) -> Vec<&'static str> {
+    let mut programs = Vec::new();
+    if events.iter().any(|event| !is_tracepoint(event)) || events.is_empty() {
+        programs.extend(STAGES.into_iter().chain([ENTRY]));
+    }
+    if waits {
+        programs.extend(WAIT_STAGES.into_iter().chain([KICK, SWITCH]));
+    }
+    if has_tracepoints(events) {
+        programs.extend(TRACE_STAGES.into_iter().chain([BEGIN_TRACE_STAGE]));
+    }
+    let first = |(event, (perf, trace))| if is_tracepoint(event) { trace } else { perf };
+    programs.extend(events.iter().zip(EVENT_PROGRAMS.into_iter().zip(TRACE_PROGRAMS)).map(first));
+    programs.retain(|name| native || ![NATIVE_STAGE, NATIVE_WAIT_STAGE, NATIVE_TRACE_STAGE].contains(name));
+    programs
 }
 
 /// The programs that make samples, while the verifier looks at them.
@@ -79,11 +111,17 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::PerfEvent(program) => program.load(),
         Program::RawTracePoint(program) => program.load(),
+        Program::TracePoint(program) => program.load(),
         _ => Ok(()),
     }
 }
 
 pub(super) fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut PerfEvent, KernelError> {
+    let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
+    program.try_into().map_err(program_error(name))
+}
+
+pub(super) fn trace_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut TracePoint, KernelError> {
     let program = ebpf.program_mut(name).ok_or(KernelError::Missing(name))?;
     program.try_into().map_err(program_error(name))
 }

@@ -224,6 +224,11 @@ impl Merger {
         self.stack.splice(..0, frames.iter().copied());
     }
 
+    /// Puts a frame below the stack that was made last.
+    pub fn put_below(&mut self, frame: FrameId) {
+        self.stack.push(frame);
+    }
+
     fn push_python(
         &mut self,
         profile: &mut Profile,

@@ -5,6 +5,7 @@
 //! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
 mod adopt;
+mod chosen;
 mod details;
 mod frames;
 mod library;
@@ -15,6 +16,7 @@ mod strings;
 mod waiting;
 
 pub use adopt::{Adopted, Adopter};
+pub use chosen::{event_of_root, event_root};
 pub use details::Details;
 pub use frames::{Frame, FrameId, FrameTable};
 pub use library::{Library, library, package, package_path};

@@ -5,11 +5,11 @@ use super::native::Mapped;
 use super::registry::SegmentCounts;
 use super::request::Request;
 use super::waits;
-use crate::kernel::{Event, Kernel, WaitTotals};
+use crate::kernel::{ChosenEvent, Event, Kernel, WaitTotals};
 use crate::merge::ProgramKey;
 use crate::profile::{Process, script};
 use crate::remote::helpers_cpu_time;
-use crate::report::{CostReport, NativeReport, ProcessReport, Report, StartReport};
+use crate::report::{CostReport, EventReport, NativeReport, ProcessReport, Report, StartReport};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -187,7 +187,8 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
             .expected
             .filter(|_| cpu_s > 0.0)
             .map_or(request.rate_hz, |expected| effective_rate(request.rate_hz, expected, cpu_s)),
-        event: facts.event.name().to_owned(),
+        event: event_names(facts),
+        events: events(request, made),
         jitter: facts.event.jitter(),
         duration_s: facts.duration.as_secs_f64(),
         longest_reader_stall_s: facts.reader.longest_stall.as_secs_f64(),
@@ -202,6 +203,25 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
         ..Report::default()
     };
     (report, unsampled)
+}
+
+fn event_names(facts: &Facts<'_>) -> String {
+    let chosen = &facts.request.events;
+    if chosen.is_empty() {
+        return facts.event.name().to_owned();
+    }
+    chosen.iter().map(ChosenEvent::name).collect::<Vec<_>>().join(", ")
+}
+
+/// Samples of each chosen event.
+fn events(request: &Request, made: &Made) -> Vec<EventReport> {
+    let counted = request.events.iter().zip(made.by_event);
+    let report = |(event, stored): (&ChosenEvent, u64)| EventReport {
+        name: event.name().to_owned(),
+        period: (!event.is_clock()).then(|| u64::from(event.period())),
+        stored,
+    };
+    counted.map(report).collect()
 }
 
 /// What was noted, and what is too much to be listed.

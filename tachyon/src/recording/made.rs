@@ -10,6 +10,7 @@ use crate::sinks::Sink;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use tachyon_common::event::{SampleRecord, WaitFacts};
+use tachyon_common::limits::MAX_EVENTS;
 
 /// Counts of one process, in the order of [`Profile::processes`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,6 +62,8 @@ pub(super) struct Made {
     /// Samples by thread, status and stack, where those are kept.
     pub stacks: Option<HashMap<StackKey, u64>>,
     pub native: NativeCounts,
+    /// Samples by event, where events were chosen.
+    pub by_event: [u64; MAX_EVENTS],
     pub waited: Waited,
 }
 

@@ -55,6 +55,7 @@ mod request;
 mod running;
 mod samples;
 mod segment;
+mod settled;
 mod sleepers;
 mod start;
 mod targets;

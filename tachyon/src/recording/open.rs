@@ -82,8 +82,11 @@ impl Request {
             opcodes: request.opcodes,
             kernel_stacks: request.kernel,
             waits: request.waits,
+            events: request.events.clone(),
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
-            ring_bytes: request.ring_bytes.unwrap_or_else(|| ring_bytes(request.rate_hz, cpus).min(most_ring)),
+            ring_bytes: request
+                .ring_bytes
+                .unwrap_or_else(|| ring_bytes(request.samples_a_second(), cpus).min(most_ring)),
             pid_namespace,
         };
         let mut kernel = Kernel::open(&options)?;
@@ -185,6 +188,7 @@ impl Opened {
         let live = Arc::new(Live::default());
         let native = mapper.as_ref().zip(mixer).map(|(mapper, mixer)| NativeSide::new(mixer, mapper.news()));
         let mut maker = Maker::new(made, Arc::clone(&registry), seed, Arc::clone(&live), native);
+        maker.events.clone_from(&request.events);
         if request.kernel {
             // Now, because reading them takes CAP_SYSLOG.
             maker.kernel = Some(kernel_frames(&registry)?);

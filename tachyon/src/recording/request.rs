@@ -2,7 +2,7 @@
 
 use super::native::NativePlan;
 use crate::discover::Filter;
-use crate::kernel::Waits;
+use crate::kernel::{ChosenEvent, Waits};
 use crate::types::Pid;
 use std::time::Duration;
 
@@ -53,6 +53,9 @@ pub struct Request {
     pub kernel: bool,
     /// Whether waiting threads are sampled, each once in `interval`. Such a recording cannot be cut.
     pub waits: Waits,
+    /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
+    /// waits or a limit of CPU time.
+    pub events: Vec<ChosenEvent>,
     /// Each segment has its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
     pub keep_stacks: bool,
     /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
@@ -84,11 +87,18 @@ impl Request {
             native: Some(NativePlan::new(UNWIND_MEMORY)),
             kernel: false,
             waits: Waits::Not,
+            events: Vec::new(),
             keep_stacks: true,
             variables: None,
             arguments: true,
             ring_bytes: None,
         }
+    }
+
+    /// What the ring must have room for, on each CPU: events other than the clock come in bursts.
+    pub(super) fn samples_a_second(&self) -> f64 {
+        const OF_EVENTS: f64 = 2_000.0;
+        if self.events.is_empty() { self.rate_hz } else { self.rate_hz.max(OF_EVENTS) }
     }
 
     /// Whether samples may be of more than one process: stacks then start with `comm (pid)`.

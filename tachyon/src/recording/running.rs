@@ -319,7 +319,9 @@ impl Running {
         let (mut report, unsampled) = account::report(&Facts {
             request,
             // Without samples of running threads there is nothing to expect.
-            expected: cpu_ns.filter(|_| request.waits != Waits::Alone).map(|_| expected - self.since.expected),
+            expected: cpu_ns
+                .filter(|_| request.waits != Waits::Alone && request.events.is_empty())
+                .map(|_| expected - self.since.expected),
             cpu_ns: cpu_ns.unwrap_or(0),
             event: self.parts.event,
             duration: end.duration_since(self.since.start),

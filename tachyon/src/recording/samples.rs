@@ -9,9 +9,11 @@ use super::memory::Memory;
 use super::names::Names;
 use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
+use super::settled::Settled;
 use super::waits;
 use crate::events::{Batch, Event, Events, Frames};
-use crate::merge::{self, Boundaries, Merger, MixedWith, Owner, ProgramKey, Quality};
+use crate::kernel::ChosenEvent;
+use crate::merge::{self, Merger, MixedWith, Owner, ProgramKey, Quality};
 use crate::profile::{FrameId, Merge, ProcessId, Sample};
 use crate::remote::RemoteProcess;
 use crate::sinks::label::Label;
@@ -22,10 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, WaitFacts, frame, kind, status};
+use tachyon_common::event::{SampleRecord, WaitFacts, kind, status};
 use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk;
 
 /// How often missing names are read from live processes.
 const TICK: Duration = Duration::from_secs(1);
@@ -77,25 +78,6 @@ pub(super) struct Cut {
     pub reply: Sender<Made>,
 }
 
-/// A record as it is to be believed.
-struct Settled<'a> {
-    /// With the reason why its Python stack ended.
-    record: SampleRecord,
-    /// Without Python frames where they were being linked.
-    frames: Frames<'a>,
-    /// Where activations begin in its interpreter's stacks.
-    boundaries: Boundaries,
-    /// Those Python frames, where they may be right all the same.
-    doubted: Option<Frames<'a>>,
-}
-
-impl Settled<'_> {
-    fn forget_python(&mut self) {
-        self.frames = self.frames.without_python();
-        self.record.root_shims = 0;
-    }
-}
-
 /// Whole stacks with frames that have no names yet.
 #[derive(PartialEq, Eq, Hash)]
 struct Unnamed {
@@ -123,6 +105,8 @@ pub(super) struct Maker {
     /// Names the kernel's frames, where those are wanted.
     pub kernel: Option<KernelFrames>,
     native: Option<NativeSide>,
+    /// Events that are sampled, where they were chosen.
+    pub events: Vec<ChosenEvent>,
     /// The bank of counters of the present segment.
     bank: u32,
     /// Sample records of the next segment that came before this one was over.
@@ -150,6 +134,7 @@ impl Maker {
             images: HashSet::new(),
             kernel: None,
             native,
+            events: Vec::new(),
             bank: 0,
             early: Vec::new(),
         }
@@ -223,11 +208,11 @@ impl Maker {
             let (before, is_sample) = (events.rest(), events.next_kind() == Some(kind::SAMPLE));
             let Some(event) = events.next() else { return };
             match event {
-                Ok(Event::Sample(record, frames)) if u32::from(record.header.flags) == self.bank => {
+                Ok(Event::Sample(record, frames)) if u32::from(record.header.bank) == self.bank => {
                     self.made.received += 1;
                     self.sample(&record, frames);
                 }
-                Ok(Event::Wait(record, frames, facts)) if u32::from(record.header.flags) == WAIT_BANKS + self.bank => {
+                Ok(Event::Wait(record, frames, facts)) if u32::from(record.header.bank) == WAIT_BANKS + self.bank => {
                     self.made.waited.received += u64::from(facts.weight);
                     self.wait(&record, frames, &facts);
                 }
@@ -255,39 +240,9 @@ impl Maker {
         }
     }
 
-    /// The record as it is to be believed.
-    fn believe<'a>(&self, record: &SampleRecord, frames: Frames<'a>) -> Settled<'a> {
-        let (mut leaf_first, record) = (frames.iter(), *record);
-        let leaf = leaf_first.next();
-        let root = leaf_first.next_back().or(leaf);
-        let registry = lock(&self.registry);
-        let known = registry.layout(record.layout).zip(StopReason::from_number(record.stop));
-        let mut settled = Settled { record, frames, boundaries: Boundaries::Shim, doubted: None };
-        let Some((layout, stop)) = known else { return settled };
-        settled.boundaries = Boundaries::of(layout);
-        if record.status & status::CALLERS != 0 {
-            // C entered the evaluator for the outermost of all frames; else what was read was no `cframe`.
-            let entered = root.is_some_and(|root| root.flags & frame::ENTRY != 0);
-            if !entered {
-                settled.forget_python();
-            }
-            return settled;
-        }
-        let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
-        if reason != stop {
-            // C entered the evaluator for the leaf alone: the native stack can tell whether that is so.
-            if stop == StopReason::Complete && leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0) {
-                settled.doubted = Some(frames);
-            }
-            settled.record.stop = reason as u8;
-            settled.forget_python();
-        }
-        settled
-    }
-
     /// The owner of a record, with its stack as the merger has it last.
     fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, Merge) {
-        let mut settled = self.believe(record, frames);
+        let mut settled = Settled::of(&lock(&self.registry), record, frames);
         let registry = &self.registry;
         let made = &mut self.made;
         let owner = self.merger.owner(&mut made.profile, record, || describe(registry, record));
@@ -334,6 +289,12 @@ impl Maker {
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
         let (owner, record, merge) = self.stack(record, frames);
+        let number = usize::from(record.header.event);
+        let event = self.events.get(number);
+        if let Some(event) = event.filter(|event| !event.is_clock()) {
+            let root = self.made.profile.special_frame(&crate::profile::event_root(&event.to_string()));
+            self.merger.put_below(root);
+        }
         let (made, record, stack) = (&mut self.made, &record, self.merger.last());
         let status = (record.status & 0x3f) as u8;
         let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge };
@@ -344,13 +305,17 @@ impl Maker {
             return;
         }
         made.stored += 1;
+        if event.is_some() {
+            made.by_event[number] += 1;
+        }
         self.live.stored.fetch_add(1, Ordering::Relaxed);
         if let Some(stacks) = &mut made.stacks {
             *stacks.entry((owner.thread, status, stack.into())).or_default() += 1;
         }
         *made.stops.entry(record.stop).or_default() += 1;
         let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
-        if let Some(&charged) = stack.iter().find(is_python).or(stack.first()) {
+        let above_event = &stack[..stack.len() - usize::from(made.profile.event_of(stack).is_some())];
+        if let Some(&charged) = above_event.iter().find(is_python).or(stack.first()) {
             *made.own.entry(charged).or_default() += 1;
         }
         let process = &mut made.processes[owner.process.0 as usize];

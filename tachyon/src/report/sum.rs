@@ -44,6 +44,12 @@ impl Report {
         if self.event != more.event {
             self.event = [self.event.as_str(), more.event.as_str()].join(", ").trim_matches([',', ' ']).to_owned();
         }
+        for event in &more.events {
+            match self.events.iter_mut().find(|known| (&known.name, known.period) == (&event.name, event.period)) {
+                Some(known) => known.stored += event.stored,
+                None => self.events.push(event.clone()),
+            }
+        }
         self.jitter = self.jitter.max(more.jitter);
         self.longest_reader_stall_s = self.longest_reader_stall_s.max(more.longest_reader_stall_s);
         self.reader_stall_without_cpu_s = self.reader_stall_without_cpu_s.max(more.reader_stall_without_cpu_s);

@@ -249,7 +249,9 @@ pub(super) fn caption(total: u64, report: &Report) -> String {
     if report.duration_s > 0.0 {
         caption.push_str(&format!(" in {:.1} s", report.duration_s));
     }
-    if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
+    if !report.events.is_empty() {
+        caption.push_str(&format!(" of {}", report.event));
+    } else if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
         caption.push_str(&format!(" at {:.1} Hz on the mean", report.effective_rate_hz));
     } else if report.rate_hz > 0.0 {
         // What other programs' files say of an interval is rounded.

@@ -161,6 +161,12 @@ impl<W: Write> Sink for JsonlSink<W> {
                 write!(out, "\"merge\":\"{merge}\",")?;
             }
             let stack = stacks.get(sample.stack);
+            if let Some((event, period)) = profile.event_of(stack) {
+                write!(out, "\"event\":{},", json(&event))?;
+                if period != 1 {
+                    write!(out, "\"weight\":{period},")?;
+                }
+            }
             if let Some(wait) = wait.filter(|wait| wait.weight != 1) {
                 write!(out, "\"weight\":{},", wait.weight)?;
             }

@@ -4,6 +4,7 @@
 //! Debian's packages ([`machine`], [`initramfs`]); the guest's part is `tests/kernel/init.sh`; [`guest`] boots it and brings
 //! its files back, [`verdict`] judges them, by the same rules on every machine.
 
+mod events;
 mod guest;
 mod initramfs;
 mod kernels;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{kick, refusals, waits};
+use super::{events, kick, refusals, waits};
 
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
@@ -133,6 +133,9 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     })?;
     waits::judge(&read, &mut summary).with_context(|| {
         format!("recording `waiting`: the profiler said:\n{}", read("waiting/record.log").unwrap_or_default())
+    })?;
+    events::judge(&read, &mut summary).with_context(|| {
+        format!("recording `events`: the profiler said:\n{}", read("events/record.log").unwrap_or_default())
     })?;
     if promise.many_cpus {
         let idle: Account =
@@ -442,6 +445,9 @@ mod tests {
         write("waiting/out.jsonl", &format!("{wait}\n").repeat(50));
         for (name, text) in refusals::tests::SENT {
             write(name, text);
+        }
+        for (name, text) in events::tests::sent() {
+            write(name, &text);
         }
     }
 

@@ -153,6 +153,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         opcodes: false,
         native: record.native.then(|| NativePlan { keep: KeepFrames::default(), ..NativePlan::new(UNWIND_MEMORY) }),
         kernel: false,
+        events: Vec::new(),
         waits: if record.wall { Waits::Too } else { Waits::Not },
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,

@@ -2,6 +2,7 @@
 
 use super::shared::{SamplingArgs, TargetArgs};
 use super::values;
+use crate::cli::events::AskedEvent;
 use crate::cli::failure::Failure;
 use crate::cli::format;
 use crate::cli::plan::Keep;
@@ -45,6 +46,12 @@ pub struct RecordArgs {
     /// Sample waiting threads only
     #[arg(long, conflicts_with_all = ["wall", "gil"], help_heading = "How")]
     pub off_cpu: bool,
+
+    /// Sample this event in place of the clock: page-faults, cache-misses, or a tracepoint such as
+    /// syscalls:sys_enter_openat; with :PERIOD, every PERIODth. Up to 4, cpu-clock among them if wanted; `-e list` shows
+    /// what this machine has
+    #[arg(short = 'e', long = "event", value_name = "EVENT[:PERIOD]", conflicts_with_all = ["wall", "off_cpu", "max_cpu"], help_heading = "How")]
+    pub events: Vec<AskedEvent>,
 
     /// Keep the interpreter's own frames between and below Python frames, which add no information
     #[arg(long, conflicts_with = "no_native", help_heading = "How")]

@@ -3,7 +3,7 @@
 use super::Asked;
 use crate::analysis::{By, Edge, Edges, Report, Row, RowKind, RowName, ratio};
 use crate::cli::escape::escape;
-use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, percent};
+use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, ordinal, percent};
 use crate::profile::{Library, library};
 use indicatif::HumanCount;
 use std::io::{self, Write};
@@ -39,6 +39,22 @@ pub(in crate::cli) fn write_waits(report: &Report, out: &mut dyn Write) -> io::R
     writeln!(out, "waiting {}: {}", percent(report.waiting_share()), told.join(", "))
 }
 
+/// Which events the samples were taken at.
+fn write_events(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    for ((name, period), &samples) in &report.events {
+        let name = escape(name);
+        let count = HumanCount(samples);
+        match period {
+            1 => writeln!(out, "event {name}: {count}")?,
+            period => {
+                let events = HumanCount(samples.saturating_mul(*period));
+                writeln!(out, "event {name}: about {events}, {count} samples of every {}", ordinal(*period))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Text<'_> {
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write_head(out)?;
@@ -71,13 +87,17 @@ impl Text<'_> {
         }
         // Samples of waiting threads, which CPython's profiler takes by default, are no CPU time.
         let time = if report.cpu_share < ON_CPU { "threads' time" } else { "CPU time" };
-        let sampled = seconds(report.sampled_seconds);
+        let sampled = if report.is_of_events() {
+            String::new()
+        } else {
+            format!(": {} s of {time}", seconds(report.sampled_seconds))
+        };
         let count = plural(usize::try_from(report.samples).unwrap_or(usize::MAX), "sample", "samples");
-        let mut line = format!("{count} in {} s: {sampled} s of {time}", seconds(report.seconds));
+        let mut line = format!("{count} in {} s{sampled}", seconds(report.seconds));
         if report.samples < report.all_samples {
             let share = percent(ratio(report.samples, report.all_samples));
             line = format!(
-                "{} of {} samples match ({share}): {sampled} s of {time}",
+                "{} of {} samples match ({share}){sampled}",
                 HumanCount(report.samples),
                 HumanCount(report.all_samples),
             );
@@ -104,6 +124,7 @@ impl Text<'_> {
         }
         writeln!(out, "{}", shares.join(", "))?;
         write_waits(self.report, out)?;
+        write_events(self.report, out)?;
         writeln!(out)
     }
 
@@ -137,7 +158,8 @@ impl Text<'_> {
         let by = self.report.by;
         let is_group = matches!(by, By::Process | By::Thread);
         let is_native = rows.first().is_some_and(|row| row.name.kind == RowKind::Native);
-        let mut columns = vec![("SELF", Column::Number), ("SECONDS", Column::Extra)];
+        let amount = if self.report.is_of_events() { "SAMPLES" } else { "SECONDS" };
+        let mut columns = vec![("SELF", Column::Number), (amount, Column::Extra)];
         columns.push(("TOTAL", Column::Number));
         columns.push((heading(by), Column::Text));
         let placed = matches!(by, By::Function | By::Line);
@@ -145,12 +167,17 @@ impl Text<'_> {
             columns.push((if is_native { "OBJECT" } else { "FILE" }, Column::Text));
         }
         if is_group {
-            columns = vec![("SHARE", Column::Number), ("SECONDS", Column::Extra), (heading(by), Column::Text)];
+            columns = vec![("SHARE", Column::Number), (amount, Column::Extra), (heading(by), Column::Text)];
         }
         let mut table = Table::new(columns);
         for row in rows.iter().take(wanted) {
             let (own, total) = (self.share(row.own.samples), self.share(row.total.samples));
-            let mut cells = vec![Cell::new(&percent(own), heat(own)), seconds(row.own.cpu_us as f64 / 1e6).into()];
+            let amount = if self.report.is_of_events() {
+                HumanCount(row.own.samples).to_string()
+            } else {
+                seconds(row.own.cpu_us as f64 / 1e6)
+            };
+            let mut cells = vec![Cell::new(&percent(own), heat(own)), amount.into()];
             if !is_group {
                 cells.push(percent(total).into());
             }

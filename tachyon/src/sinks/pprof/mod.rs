@@ -8,7 +8,7 @@ use super::stacks::{Counts, Key};
 use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sample, ThreadId};
 use crate::report::Report;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
 /// Name of the mapping that Python code belongs to: pprof wants one, and code has no object of its own.
@@ -106,10 +106,15 @@ impl<'a> Builder<'a> {
         let waits = |key: &Key| profile.waits_for(counts.stacks.get(key.stack)).is_some();
         let sorted = counts.sorted();
         let wall = sorted.iter().any(|(key, _)| waits(key)).then(|| self.value_type("wall", "nanoseconds"));
-        self.message.sample_type = [samples, cpu].into_iter().chain(wall).collect();
+        let event = |key: &Key| profile.event_of(counts.stacks.get(key.stack));
+        let names: BTreeSet<&str> = sorted.iter().filter_map(|(key, _)| Some(event(key)?.0)).collect();
+        let events: Vec<_> = names.iter().map(|name| self.value_type(name, "count")).collect();
+        let is_timed = names.is_empty() || sorted.iter().any(|(key, _)| event(key).is_none());
+        self.message.sample_type = [samples, cpu].into_iter().chain(wall).chain(events.iter().copied()).collect();
         self.message.period_type = Some(cpu);
         self.message.period = period;
-        self.message.default_sample_type = wall.unwrap_or(cpu).r#type;
+        let first = events.first().copied().filter(|_| !is_timed);
+        self.message.default_sample_type = first.or(wall).unwrap_or(cpu).r#type;
         self.message.time_nanos = nanoseconds(self.profile.meta.start_unix);
         self.message.duration_nanos = nanoseconds(report.duration_s);
         self.comments(report);
@@ -125,8 +130,15 @@ impl<'a> Builder<'a> {
             location_id.extend(root);
             let label = labels.into_iter().chain(self.gil(&key)).collect();
             let time = count.saturating_mul(period);
+            let of_event = event(&key);
+            let time = if of_event.is_some() { 0 } else { time };
             let on_cpu = if waits(&key) { 0 } else { time };
-            let value = [count, on_cpu].into_iter().chain(wall.map(|_| time)).collect();
+            let of_events = names.iter().map(|name| {
+                let (_, period) = of_event.filter(|(own, _)| own == name)?;
+                Some(count.saturating_mul(i64::try_from(period).unwrap_or(i64::MAX)))
+            });
+            let of_events = of_events.map(|events| events.unwrap_or(0));
+            let value = [count, on_cpu].into_iter().chain(wall.map(|_| time)).chain(of_events).collect();
             self.message.sample.push(proto::Sample { location_id, value, label });
         }
         self.message

@@ -1,0 +1,49 @@
+//! Stacks of chosen events (`--event`): their root says which and how many it stands for, in every format.
+
+use super::{FrameId, Profile, SPECIAL_FILENAME};
+
+const BEFORE: &str = "<event: ";
+const AFTER: &str = ">";
+
+/// The name of that root, of an event as its user writes it: with its period, unless that is 1.
+#[must_use]
+pub fn event_root(event: &str) -> String {
+    format!("{BEFORE}{event}{AFTER}")
+}
+
+/// Which event a root of that name is of, and how many of them a sample stands for; `None`: it is another name.
+#[must_use]
+pub fn event_of_root(name: &str) -> Option<(&str, u64)> {
+    let event = name.strip_prefix(BEFORE)?.strip_suffix(AFTER)?;
+    let period = event.rsplit_once(':').and_then(|(name, period)| Some((name, period.parse().ok()?)));
+    Some(period.unwrap_or((event, 1)))
+}
+
+impl Profile {
+    /// Which event a stack, leaf first, was taken at, and how many of them it stands for; `None`: it is of the clock.
+    #[must_use]
+    pub fn event_of(&self, stack: &[FrameId]) -> Option<(&str, u64)> {
+        let root = self.frames.get(*stack.last()?);
+        let event = event_of_root(self.strings.get(root.function))?;
+        (self.strings.get(root.filename) == SPECIAL_FILENAME).then_some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Frame;
+
+    #[test]
+    fn only_a_root_of_ours_tells_an_event() {
+        let mut profile = Profile::default();
+        let root = profile.special_frame(&event_root("page-faults"));
+        let every_tenth = profile.special_frame(&event_root("sched:sched_switch:10"));
+        let (file, name) = (profile.strings.intern("app.py"), profile.strings.intern(&event_root("page-faults")));
+        let own = profile.frames.intern(Frame::without_location(file, name));
+        assert_eq!(profile.event_of(&[own, root]), Some(("page-faults", 1)));
+        assert_eq!(profile.event_of(&[own, every_tenth]), Some(("sched:sched_switch", 10)));
+        assert_eq!(profile.event_of(&[root, own]), None);
+        assert_eq!(profile.event_of(&[]), None);
+    }
+}

@@ -1,0 +1,56 @@
+//! What of a record is to be believed: its Python frames may have been read while they were being linked.
+
+use super::registry::Registry;
+use crate::events::Frames;
+use crate::merge::Boundaries;
+use tachyon_common::event::{SampleRecord, frame, status};
+use tachyon_common::stop::StopReason;
+use tachyon_common::walk;
+
+/// A record as it is to be believed.
+pub(super) struct Settled<'a> {
+    /// With the reason why its Python stack ended.
+    pub record: SampleRecord,
+    /// Without Python frames where they were being linked.
+    pub frames: Frames<'a>,
+    /// Where activations begin in its interpreter's stacks.
+    pub boundaries: Boundaries,
+    /// Those Python frames, where they may be right all the same.
+    pub doubted: Option<Frames<'a>>,
+}
+
+impl<'a> Settled<'a> {
+    /// The record as it is to be believed.
+    pub fn of(registry: &Registry, record: &SampleRecord, frames: Frames<'a>) -> Self {
+        let (mut leaf_first, record) = (frames.iter(), *record);
+        let leaf = leaf_first.next();
+        let root = leaf_first.next_back().or(leaf);
+        let known = registry.layout(record.layout).zip(StopReason::from_number(record.stop));
+        let mut settled = Self { record, frames, boundaries: Boundaries::Shim, doubted: None };
+        let Some((layout, stop)) = known else { return settled };
+        settled.boundaries = Boundaries::of(layout);
+        if record.status & status::CALLERS != 0 {
+            // C entered the evaluator for the outermost of all frames; else what was read was no `cframe`.
+            let entered = root.is_some_and(|root| root.flags & frame::ENTRY != 0);
+            if !entered {
+                settled.forget_python();
+            }
+            return settled;
+        }
+        let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
+        if reason != stop {
+            // C entered the evaluator for the leaf alone: the native stack can tell whether that is so.
+            if stop == StopReason::Complete && leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0) {
+                settled.doubted = Some(frames);
+            }
+            settled.record.stop = reason as u8;
+            settled.forget_python();
+        }
+        settled
+    }
+
+    fn forget_python(&mut self) {
+        self.frames = self.frames.without_python();
+        self.record.root_shims = 0;
+    }
+}
