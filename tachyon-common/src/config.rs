@@ -73,6 +73,10 @@ pub struct Config {
     pub task_state: u32,
     /// `task_struct.start_time`.
     pub task_start_time: u32,
+    /// `task_struct.sched_info` + `sched_info.run_delay`; 0: the kernel does not count it.
+    pub task_run_delay: u32,
+    /// Explicit padding.
+    pub _pad: u32,
     /// Of each event that is a tracepoint: every how manieth hit is a sample.
     pub trace_periods: [u32; MAX_EVENTS],
 }
@@ -103,4 +107,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 36 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 38 * 4);

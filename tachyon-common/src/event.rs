@@ -272,6 +272,10 @@ pub struct ProcessRecord {
     pub instance: u64,
     /// CPU time of all its threads so far, nanoseconds (exit only; else 0).
     pub cpu_ns: u64,
+    /// [`crate::process::Life::lives_ns`] (exit only; else 0).
+    pub lives_ns: u64,
+    /// [`crate::process::Life::queued_ns`], likewise.
+    pub queued_ns: u64,
     /// [`crate::process::Life::uninspected`] of the program that ends (exec and exit),
     /// [`crate::process::Life::after_exit`] (free), else 0.
     pub uninspected: u64,
@@ -321,7 +325,7 @@ const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
-const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 80);
+const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 72);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 48);

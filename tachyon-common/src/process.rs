@@ -32,6 +32,10 @@ pub struct Life {
     pub exited_ns: u64,
     /// CPU time of those that were gone before, nanoseconds.
     pub released_ns: u64,
+    /// How long the threads that have exited since this was made lived, nanoseconds.
+    pub lives_ns: u64,
+    /// How long of that they were ready to run and had no CPU, nanoseconds.
+    pub queued_ns: u64,
     /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
     pub thread_starts: u32,
     /// Explicit padding.
@@ -54,6 +58,8 @@ impl Life {
             after_exit: 0,
             exited_ns: 0,
             released_ns: 0,
+            lives_ns: 0,
+            queued_ns: 0,
             thread_starts: 0,
             _pad: 0,
         }
@@ -118,5 +124,5 @@ pub mod flags {
     pub const EXITED: u32 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<Life>() == 80);
+const _: () = assert!(core::mem::size_of::<Life>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 88);

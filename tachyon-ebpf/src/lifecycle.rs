@@ -141,6 +141,8 @@ impl OfKind for ProcessRecord {
             image: 0,
             instance: 0,
             cpu_ns: 0,
+            lives_ns: 0,
+            queued_ns: 0,
             uninspected: 0,
             tgid: 0,
             parent: 0,
@@ -233,6 +235,14 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
     // SAFETY: likewise.
     let exited_ns = unsafe { &raw mut (*life).exited_ns };
     add(exited_ns, task.read::<u64>(config!(task_sum_exec_runtime)));
+    // SAFETY: likewise.
+    let lives_ns = unsafe { &raw mut (*life).lives_ns };
+    add(lives_ns, now().wrapping_sub(task.read::<u64>(config!(task_start_time))));
+    if config!(task_run_delay) != 0 {
+        // SAFETY: likewise.
+        let queued_ns = unsafe { &raw mut (*life).queued_ns };
+        add(queued_ns, task.read::<u64>(config!(task_run_delay)));
+    }
     // Fires for each thread; `live` has been lowered before.
     if signal.read::<u32>(config!(signal_live)) != 0 {
         return;
@@ -254,6 +264,8 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         image: life.image,
         instance: life.instance,
         cpu_ns: life.released_ns.wrapping_add(life.exited_ns),
+        lives_ns: life.lives_ns,
+        queued_ns: life.queued_ns,
         uninspected: life.uninspected,
         tgid,
         flags: entry.flags,
@@ -377,6 +389,8 @@ const NOBODY: Life = Life {
     after_exit: 0,
     exited_ns: 0,
     released_ns: 0,
+    lives_ns: 0,
+    queued_ns: 0,
     thread_starts: 0,
     _pad: 0,
 };

@@ -60,6 +60,8 @@ pub static CONFIG: Config = Config {
     thread_pointer_reach: 0,
     task_state: 0,
     task_start_time: 0,
+    task_run_delay: 0,
+    _pad: 0,
     trace_periods: [0; MAX_EVENTS],
 };
 

@@ -229,6 +229,9 @@ pub struct ProcessReport {
     pub uninspected: u64,
     /// On-CPU time while it was selected and ran CPython, seconds; `null` if it could not be measured.
     pub cpu_s: Option<f64>,
+    /// What its threads did with their lives, where waiting threads were sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeReport>,
     /// Script or module of its command line; empty if there is none.
     #[serde(default)]
     pub script: String,
@@ -241,6 +244,20 @@ pub struct ProcessReport {
     /// Labels, by name; the agent's segments have them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+/// What the threads of a process did with their lives, as the kernel counts it: the parts add up to them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TimeReport {
+    /// On a CPU, seconds.
+    pub running_s: f64,
+    /// Ready to run, without a CPU.
+    pub queued_s: f64,
+    /// Waiting for something else. The sum is counted; its parts by cause are those of the samples.
+    pub blocked_s: BTreeMap<String, f64>,
+    /// The part of that for the GIL.
+    pub gil_wait_s: f64,
 }
 
 /// What was sampled of a chosen event.

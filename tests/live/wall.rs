@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 use std::process::Command;
-use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status};
+use std::time::Duration;
+use tachyon_tests::{
+    Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
+};
 
 on_each_interpreter!(with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: shares);
@@ -188,4 +191,39 @@ fn bad_input() {
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(words.iter().all(|word| told.contains(word)), "{words:?}: {told}");
     }
+}
+
+/// The time of all threads together, those that came and went included, is what ran, waited for a CPU and was blocked, as the
+/// kernel counts it; and cuts change nothing.
+#[test]
+fn the_times_of_a_process_add_up_to_its_threads_lives() {
+    let Some(_live) = live() else { return };
+    let mut target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_lives.py");
+    let told = |target: &mut Target| {
+        target.go();
+        serde_json::from_str::<Value>(&target.line()).expect("the program tells its threads' lives")
+    };
+    let running = Profiler::of(target.pid()).arg("--wall").start();
+    let (before, delay_before) = (told(&mut target), waited_for_cpu(target.pid()));
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, delay_after) = (told(&mut target), waited_for_cpu(target.pid()));
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+
+    let passed = |key: &str| after[key].as_f64().expect("a number") - before[key].as_f64().expect("likewise");
+    let report = &recording.report;
+    let time = report.processes[0].time.as_ref().expect("waits were sampled");
+    let blocked: f64 = time.blocked_s.values().sum();
+    let all = time.running_s + time.queued_s + blocked;
+    println!("{time:#?}: {all} s in {} s; visitors {after} - {before}", report.duration_s);
+    // Main, two that sleep, one that works, one that receives: those live all the time. A visitor is there nearly as often.
+    let visitors = passed("lived_s") / passed("now_s") * report.duration_s;
+    let lives = 5.0 * report.duration_s + visitors;
+    assert!((all / lives - 1.0).abs() < 0.03, "{all} s of {lives} s: {time:#?}");
+    // What the kernel tells of threads that are still there is a part of what all of them waited for a CPU.
+    let queued = (delay_after - delay_before).as_secs_f64();
+    assert!(time.queued_s > queued * 0.95 - 0.01 && time.queued_s < queued + 0.1 * lives, "{queued} s: {time:#?}");
+    assert_eq!(Some(time.running_s), report.processes[0].cpu_s);
+    let sleep = time.blocked_s.get("sleep").copied().unwrap_or(0.0);
+    assert!(sleep > 0.55 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
 }

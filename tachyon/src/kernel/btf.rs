@@ -72,6 +72,8 @@ pub fn kernel_config() -> Result<Config, BtfError> {
         // `state` before 5.14.
         task_state: offset("task_struct", &["__state"]).or_else(|_| offset("task_struct", &["state"]))?,
         task_start_time: offset("task_struct", &["start_time"])?,
+        // Without CONFIG_SCHED_INFO there is none.
+        task_run_delay: offset("task_struct", &["sched_info", "run_delay"]).unwrap_or(0),
         signal_live: offset("signal_struct", &["live"])?,
         signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
         pid_level: offset("pid", &["level"])?,

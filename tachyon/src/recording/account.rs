@@ -2,8 +2,9 @@
 
 use super::made::{Made, Merges, known_of};
 use super::native::Mapped;
-use super::registry::SegmentCounts;
+use super::registry::{ProcessInfo, SegmentCounts};
 use super::request::Request;
+use super::times::{self, Lives};
 use super::waits;
 use crate::kernel::{ChosenEvent, Event, Kernel, WaitTotals};
 use crate::merge::ProgramKey;
@@ -112,6 +113,8 @@ pub(super) struct Facts<'a> {
     pub waits: Option<WaitTotals>,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
+    /// What the threads of processes came to, where waits are sampled.
+    pub times: &'a HashMap<ProgramKey, Lives>,
     pub mapped: Option<&'a Mapped>,
     pub cost: CostReport,
 }
@@ -165,7 +168,7 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
-    let (processes, unsampled) = processes(made, counts, request.arguments);
+    let (processes, unsampled) = processes(made, counts, facts.times, request.arguments);
     let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
     let report = Report {
         schema: SCHEMA,
@@ -266,12 +269,23 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
 
 /// Sampled processes in order of first sample, then those that were CPython and met only before they were inspected,
 /// or not at all; and what is known of the latter.
-fn processes(made: &Made, segment: &SegmentCounts, arguments: bool) -> (Vec<ProcessReport>, Vec<Process>) {
+fn processes(
+    made: &Made,
+    segment: &SegmentCounts,
+    times: &HashMap<ProgramKey, Lives>,
+    arguments: bool,
+) -> (Vec<ProcessReport>, Vec<Process>) {
+    let nothing = BTreeMap::new();
+    let time = |program: ProgramKey, info: Option<&ProcessInfo>, number: u32| {
+        let ticks = made.waited.by_process.get(&number).unwrap_or(&nothing);
+        Some(times::told(*times.get(&program)?, info?.cpu_ns()?, ticks))
+    };
     let mut reports: Vec<ProcessReport> = made
         .processes
         .iter()
         .zip(&made.profile.processes)
-        .map(|(counts, process)| {
+        .zip(0..)
+        .map(|((counts, process), number)| {
             let info = segment.get(counts.program);
             ProcessReport {
                 instance: (counts.program.instance, counts.program.image),
@@ -285,7 +299,8 @@ fn processes(made: &Made, segment: &SegmentCounts, arguments: bool) -> (Vec<Proc
                 merge_repaired: counts.merges.repaired,
                 merge_failed: counts.merges.failed,
                 uninspected: info.map_or(0, |info| info.uninspected),
-                cpu_s: info.and_then(super::registry::ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
+                cpu_s: info.and_then(ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
+                time: time(counts.program, info, number),
                 script: script(&process.cmdline),
                 container: process.container.clone(),
                 pod: process.pod.clone(),
@@ -309,6 +324,7 @@ fn processes(made: &Made, segment: &SegmentCounts, arguments: bool) -> (Vec<Proc
                 python_version: known.python_version.clone(),
                 uninspected: info.uninspected,
                 cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
+                time: time(key, Some(info), u32::MAX),
                 script: script(&known.cmdline),
                 container: known.container.clone(),
                 pod: known.pod.clone(),

@@ -114,6 +114,8 @@ impl Made {
             return;
         }
         *waited.by_place.entry((cause, charged)).or_default() += weight;
+        let process = self.profile.thread(sample.thread).process;
+        *waited.by_process.entry(process).or_default().entry(cause).or_default() += weight;
         if let Some(stacks) = &mut self.stacks {
             *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
         }

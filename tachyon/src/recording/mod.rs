@@ -60,6 +60,7 @@ mod sleepers;
 mod start;
 mod targets;
 mod throttle;
+mod times;
 mod totals;
 mod waiting;
 pub(crate) mod waits;

@@ -11,6 +11,7 @@ mod process;
 pub(super) use counts::{Reclaimed, SegmentCounts};
 pub(super) use process::{ProcessInfo, Program, cpu_time_ns, read_details};
 
+use super::times::Lives;
 use crate::merge::ProgramKey;
 use crate::profile::Details;
 use crate::types::KtimeNs;
@@ -392,6 +393,7 @@ impl Registry {
             return;
         };
         info.cpu_end_ns.get_or_insert(cpu_ns);
+        info.lives_end = Some(Lives { lives_ns: record.lives_ns, queued_ns: record.queued_ns });
         let looked_at = info.looked_at;
         self.add_uninspected_of_ended(record.instance, record.uninspected);
         if looked_at && !decided {

@@ -18,6 +18,7 @@ use super::segment::Segment;
 use super::sleepers::{self, Sleepers};
 use super::targets::{self, Children};
 use super::throttle::Limiter;
+use super::times::{self, Times};
 use super::waiting;
 use crate::events::{Reader, ReaderStats, Sent};
 use crate::kernel::{self, Event, Kernel, WaitTotals, Waits};
@@ -122,6 +123,7 @@ pub struct Running {
     /// Whether a CPython that was asked for has been met.
     met: bool,
     sleepers: Sleepers,
+    times: Times,
 }
 
 /// Where a segment's counts begin.
@@ -153,6 +155,7 @@ struct Ended {
     end_unix: f64,
     made: Made,
     counts: SegmentCounts,
+    times: Option<times::Read>,
 }
 
 impl Running {
@@ -172,7 +175,7 @@ impl Running {
             cpu_ns: 0,
             expected: 0.0,
         };
-        Self {
+        let mut running = Self {
             parts,
             threads: Some(threads),
             since,
@@ -181,7 +184,12 @@ impl Running {
             not_lost: 0,
             met: false,
             sleepers: Sleepers::default(),
+            times: Times::default(),
+        };
+        if let Some(now) = running.read_times() {
+            running.times.begin(now);
         }
+        running
     }
 
     /// How it is doing.
@@ -262,6 +270,7 @@ impl Running {
             (cut, self.sleepers.cut(&looked, &mut kernel, cut.at))
         };
         // Now, when the CPU time of processes is that of this moment.
+        let times = self.read_times();
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let (end, end_unix) = at(cut.at);
         (next.profile.meta.start_us, next.profile.meta.start_unix) = (cut.at.as_micros(), end_unix);
@@ -283,15 +292,23 @@ impl Running {
             self.mapped = Some(mapped);
         }
         let kernel::Cut { bank, counters, unsettled, waits, .. } = cut;
-        let segment = self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts });
+        let segment =
+            self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts, times });
         // What the segment before this one had is free by now, in pieces between what lives on.
         memory::return_freed();
         Ok(segment)
     }
 
+    /// What the threads of live processes have come to, where waits are sampled.
+    fn read_times(&self) -> Option<times::Read> {
+        let programs = self.parts.request.waits.are_wanted().then(|| lock(&self.parts.registry).live_programs())?;
+        Some(times::read(&programs, &lock(&self.parts.kernel)))
+    }
+
     /// The account of a segment whose samples are complete, and the end of its file.
     fn account(&mut self, ended: Ended) -> Segment {
-        let Ended { bank, counters, unsettled, waits, reader, end, end_unix, mut made, mut counts } = ended;
+        let Ended { bank, counters, unsettled, waits, reader, end, end_unix, mut made, mut counts, times } = ended;
+        let times = times.map(|now| self.times.cut(&now, &counts)).unwrap_or_default();
         let Parts { request, stats, limiter, ring_bytes, start, .. } = &self.parts;
         let bank = bank as usize;
         let (events_lost, used) = {
@@ -333,6 +350,7 @@ impl Running {
             waits: waits.map(|totals| totals.since(&self.since.waits[bank])),
             made: &made,
             counts: &counts,
+            times: &times,
             mapped: self.mapped.as_ref(),
             cost,
         });
@@ -395,6 +413,7 @@ impl Running {
         self.parts.end.come();
         let _concerned = self.parts.end.concerns_this_thread(Patience::Usual);
         lock(&self.parts.registry).sampling_ended();
+        let times = self.read_times();
         self.look_again();
         let (end, end_unix) = if waits { at(waits_ended) } else { (Instant::now(), unix_now()) };
         let rate_hz = self.parts.request.rate_hz;
@@ -437,6 +456,7 @@ impl Running {
             end_unix,
             made,
             counts,
+            times,
         });
         Ok(Segment { waiting, busy_children, ..segment })
     }

@@ -25,7 +25,12 @@ pub(super) struct Waited {
     pub write_errors: u64,
     /// By cause and by the frame that they are charged to.
     pub by_place: HashMap<(&'static str, FrameId), u64>,
+    /// By process, an index into the profile's, and by cause.
+    pub by_process: HashMap<u32, BTreeMap<&'static str, u64>>,
 }
+
+/// The cause of waits for a CPU.
+pub(super) const FOR_A_CPU: &str = "cpu";
 
 /// Bytes of `struct _gil_runtime_state` at most: two condition variables, two mutexes and four words or five
 /// (`Include/internal/pycore_gil.h`, 3.8 to 3.15).
@@ -37,7 +42,7 @@ const UNINTERRUPTIBLE: u32 = 2;
 /// What a thread waited for: a word of `docs/waiting.md`.
 pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     if facts.state == 0 {
-        return "cpu";
+        return FOR_A_CPU;
     }
     let first = facts.args[0];
     match facts.syscall {

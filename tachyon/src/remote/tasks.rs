@@ -49,6 +49,28 @@ impl RemoteProcess {
         Some(stat.start_ticks * 10_000_000)
     }
 
+    /// Its threads' ids.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn thread_ids(&self) -> std::io::Result<Vec<u32>> {
+        let entries = std::fs::read_dir(self.proc_path("task"))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(MAX_TASKS).collect())
+    }
+
+    /// When one of its threads started, as [`RemoteProcess::task_start_ns`], and how long it has been ready to run without a CPU,
+    /// nanoseconds (the second number of its `schedstat`; 0 where the kernel does not count that). `None` when it has ended.
+    #[must_use]
+    pub fn task_start_and_delay(&self, tid: u32) -> Option<(u64, u64)> {
+        let stat = parse_stat(&self.proc_file(&format!("task/{tid}/stat")).ok()?)?;
+        if ['Z', 'X'].contains(&stat.state) {
+            return None;
+        }
+        let schedstat = self.proc_file(&format!("task/{tid}/schedstat")).ok()?;
+        let delay = std::str::from_utf8(&schedstat).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some((stat.start_ticks * 10_000_000, delay))
+    }
+
     /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 where it sleeps outside of
     /// one. `None` when it runs, has ended or may not be looked at.
     #[must_use]

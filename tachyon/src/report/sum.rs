@@ -1,6 +1,6 @@
 //! Accounts added up: of the segments of a recording, of several files.
 
-use super::{CostReport, NativeReport, ProcessReport, Report};
+use super::{CostReport, NativeReport, ProcessReport, Report, TimeReport};
 use std::collections::BTreeMap;
 
 impl Report {
@@ -68,6 +68,17 @@ impl Report {
     }
 }
 
+impl TimeReport {
+    fn add(&mut self, more: &Self) {
+        self.running_s += more.running_s;
+        self.queued_s += more.queued_s;
+        self.gil_wait_s += more.gil_wait_s;
+        for (cause, seconds) in &more.blocked_s {
+            *self.blocked_s.entry(cause.clone()).or_default() += seconds;
+        }
+    }
+}
+
 impl ProcessReport {
     /// Adds what was counted of the same process elsewhere.
     pub fn add(&mut self, more: &Self) {
@@ -91,6 +102,9 @@ impl ProcessReport {
         self.merge_repaired += more.merge_repaired;
         self.merge_failed += more.merge_failed;
         self.uninspected += more.uninspected;
+        if let Some(time) = &more.time {
+            self.time.get_or_insert_default().add(time);
+        }
         if let Some(cpu_s) = more.cpu_s {
             *self.cpu_s.get_or_insert(0.0) += cpu_s;
         }

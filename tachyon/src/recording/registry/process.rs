@@ -1,6 +1,7 @@
 //! One process: what it runs, how it is called, what it has used.
 
 use crate::profile::Details;
+use crate::recording::times::Lives;
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
@@ -47,6 +48,8 @@ pub(in crate::recording) struct ProcessInfo {
     pub(super) cpu_before_ns: u64,
     /// CPU time at its exit, as the kernel side told it.
     pub(super) cpu_end_ns: Option<u64>,
+    /// What its threads had come to at its exit, likewise.
+    pub lives_end: Option<Lives>,
     /// Runs that met the program before it was inspected.
     pub uninspected: u64,
     /// How many of them that met the present program are dealt with.
@@ -96,6 +99,7 @@ impl ProcessInfo {
             cpu_start_ns: 0,
             cpu_before_ns: 0,
             cpu_end_ns: None,
+            lives_end: None,
             uninspected: 0,
             uninspected_told: 0,
             alive: true,
@@ -211,6 +215,7 @@ impl ProcessInfo {
             cpu_start_ns: 0,
             cpu_before_ns: 0,
             cpu_end_ns: None,
+            lives_end: None,
             uninspected: 0,
             uninspected_told: 0,
             alive: true,
