@@ -44,6 +44,52 @@ pub fn of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
     errors.into_iter().flatten().find_map(advice)
 }
 
+/// An error in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What happened, causes after colons. It may hold names from anywhere: escape it where it is shown.
+    pub message: String,
+    /// What to do next, likewise.
+    pub hint: Option<String>,
+    /// The exit status of a program that ends for it.
+    pub exit_status: u8,
+}
+
+impl Told {
+    /// Of an error with its causes; hint and exit status are those of the first that has some.
+    #[must_use]
+    pub fn of(error: &anyhow::Error) -> Self {
+        let mut message = String::new();
+        for cause in error.chain() {
+            // An error whose own text ends with its cause's, as those of libraries may, does not tell it twice.
+            match message.strip_suffix(&cause.to_string()).map(str::len) {
+                Some(before) => message.truncate(before),
+                None if message.is_empty() => {}
+                None => message += ": ",
+            }
+            message += &cause_text(cause);
+        }
+        let (hint, exit_status) = error.chain().find_map(mend).unwrap_or((None, 1));
+        Self { message, hint, exit_status }
+    }
+}
+
+/// A cause in our own style: the kernel's errors in lower case and without their number.
+pub(crate) fn cause_text(cause: &(dyn Error + 'static)) -> String {
+    match cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+        Some(errno) => nix::Error::from_raw(errno).desc().to_lowercase(),
+        None => cause.to_string(),
+    }
+}
+
+/// Hint and exit status of an error that has them.
+fn mend(cause: &(dyn Error + 'static)) -> Option<(Option<String>, u8)> {
+    let advice = of(cause)?;
+    let (hint, status) = (advice.hint(), advice.exit_status());
+    // An error further down may know more than one that knows nothing.
+    (hint.is_some() || status != 1).then_some((hint, status))
+}
+
 /// A message with its mend, for what has no error type of its own.
 ///
 /// ```

@@ -2,8 +2,8 @@
 //!
 //! Besides the program, this is a library. [`recording`] records live processes with eBPF and hands out segments; its
 //! documentation has an example that prints a process's hottest lines. [`tach`] reads and writes CPython 3.15's profile
-//! format and can be used on its own. [`sinks`] writes a [`profile`] in all formats, and [`report`] is the account of a
-//! recording.
+//! format and can be used on its own; [`input`] reads such files back as a [`profile`]. [`sinks`] writes a profile in all
+//! formats, and [`report`] is the account of a recording.
 //!
 //! The other modules are private. This project's own tests, benchmarks and fuzzers reach them through the feature
 //! `internals`, which promises nothing: what it opens changes without notice. `ARCHITECTURE.md` describes all modules, in the
@@ -29,11 +29,7 @@ pub mod discover;
 pub mod events;
 #[cfg(not(feature = "internals"))]
 pub(crate) mod events;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
 pub mod input;
-#[cfg(not(feature = "internals"))]
-pub(crate) mod input;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod inspect;

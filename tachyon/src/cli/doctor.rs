@@ -7,8 +7,8 @@ pub use self::interpreters::RunningInterpreter;
 pub use self::running::running_interpreters;
 
 use super::escape::escape;
-use super::failure::cause_text;
 use crate::advice::Advice as _;
+use crate::advice::cause_text;
 use crate::machine::preflight::{self, PreflightError};
 use crate::machine::raise_open_files;
 use crate::sinks::text::write_json;

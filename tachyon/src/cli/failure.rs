@@ -1,7 +1,7 @@
 //! How an error reaches the user: one line, a hint on its own line, an exit status.
 
 use super::escape::escape;
-use crate::advice::{self, Advice, Refusal, advises};
+use crate::advice::{Advice, Refusal, Told, advises};
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
@@ -88,44 +88,14 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Works for every error; hints and exit statuses come from [`Failure`] and the error types that have them. When `out`
 /// is closed only the status tells.
 pub fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
-    let (hint, status) = error.chain().find_map(told).unwrap_or((None, STATUS_FAILED));
+    let Told { message, hint, exit_status } = Told::of(error);
+    let mut lines = format!("tachyon-bpf: {}\n", escape(&message));
+    if let Some(hint) = hint {
+        lines += &format!("hint: {}\n", escape(&hint));
+    }
     // One write, so that nothing gets between the lines; nobody is left to hear of its failure.
-    let _ = out.write_all(lines(error, hint.as_deref()).as_bytes());
-    status
-}
-
-fn lines(error: &anyhow::Error, hint: Option<&str>) -> String {
-    let mut message = String::new();
-    for cause in error.chain() {
-        // An error whose own text ends with its cause's, as those of libraries may, does not tell it twice.
-        match message.strip_suffix(&cause.to_string()).map(str::len) {
-            Some(before) => message.truncate(before),
-            None if message.is_empty() => {}
-            None => message += ": ",
-        }
-        message += &cause_text(cause);
-    }
-    let message = format!("tachyon-bpf: {}\n", escape(&message));
-    match hint {
-        Some(hint) => format!("{message}hint: {}\n", escape(hint)),
-        None => message,
-    }
-}
-
-/// A cause in our own style: the kernel's errors in lower case and without their number.
-pub(super) fn cause_text(cause: &(dyn Error + 'static)) -> String {
-    match cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
-        Some(errno) => nix::Error::from_raw(errno).desc().to_lowercase(),
-        None => cause.to_string(),
-    }
-}
-
-/// Hint and exit status of an error that has them.
-fn told(cause: &(dyn Error + 'static)) -> Option<(Option<String>, u8)> {
-    let advice = advice::of(cause)?;
-    let (hint, status) = (advice.hint(), advice.exit_status());
-    // An error further down may know more than one that knows nothing.
-    (hint.is_some() || status != STATUS_FAILED).then_some((hint, status))
+    let _ = out.write_all(lines.as_bytes());
+    exit_status
 }
 
 #[cfg(test)]

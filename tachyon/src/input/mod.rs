@@ -1,8 +1,8 @@
 //! TACH files, ours or CPython's, back to the [`Profile`](crate::profile::Profile) that a recording would have had.
 //!
 //! In: files and directories, out: one profile, whose samples go to a [`Sink`](crate::sinks::Sink) as those of a recording
-//! do. Several files are one profile: a process that is in two of them is one ([`identity`]), their accounts add up
-//! ([`accounts`]), and samples come in time order for each thread. What samples are for is the sink's business.
+//! do. Several files are one profile: a process that is in two of them is one (`identity`), their accounts add up
+//! (`accounts`), and samples come in time order for each thread. What samples are for is the sink's business.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), tachyon::input::InputError> {
@@ -17,12 +17,12 @@
 //! # }
 //! ```
 
-pub mod accounts;
+mod accounts;
 pub mod budget;
 mod file;
 mod filter;
 mod find;
-pub mod identity;
+mod identity;
 mod import;
 mod source;
 #[cfg(test)]

@@ -66,6 +66,18 @@ impl Process {
             [("script", script(&self.cmdline)), ("container", self.container.clone()), ("pod", self.pod.clone())];
         labels.into_iter().filter(|(_, text)| !text.is_empty())
     }
+
+    /// What it runs, in a word: its script without directories, its module, or the kernel's short name.
+    #[must_use]
+    pub fn program(&self) -> String {
+        let script = script(&self.cmdline);
+        let program = script.strip_prefix("-m ").unwrap_or(&script);
+        // Of `python -c …` the kernel's name says more.
+        if program.is_empty() || program.starts_with('-') {
+            return self.comm.clone();
+        }
+        program.rsplit('/').next().unwrap_or(program).to_owned()
+    }
 }
 
 /// One thread of one interpreter of one process.

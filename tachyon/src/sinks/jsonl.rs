@@ -2,7 +2,7 @@
 //!
 //! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
 
-use super::label::{Kind, Label};
+use super::label::Label;
 use super::spool::Spool;
 use super::stacks::gil_held;
 use super::streams::{get, put};
@@ -221,12 +221,7 @@ fn describe(profile: &Profile, id: FrameId) -> String {
         end_line: known(frame.end_lineno),
         column: known(frame.column),
         end_column: known(frame.end_column),
-        kind: match label.kind {
-            Kind::Python => "python",
-            Kind::Native => "native",
-            Kind::Kernel => "kernel",
-            Kind::Special => "special",
-        },
+        kind: label.kind.name(),
         opcode: (frame.opcode != crate::profile::Frame::NO_OPCODE).then_some(frame.opcode),
         native,
     })

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 /// What a frame's code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A line of Python source.
     Python,
     /// Machine code outside the kernel.
@@ -20,14 +20,26 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Python code, or one of the marks that stand for none: what native code is charged to.
-    pub const fn is_python(self) -> bool {
+    pub(crate) const fn is_python(self) -> bool {
         matches!(self, Self::Python | Self::Special)
+    }
+
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Native => "native",
+            Self::Kernel => "kernel",
+            Self::Special => "special",
+        }
     }
 }
 
 /// A frame in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Label<'a> {
+pub struct Label<'a> {
+    /// What it is.
     pub kind: Kind,
     /// Qualified name; of native frames without their object.
     pub function: &'a str,
@@ -39,6 +51,10 @@ pub(crate) struct Label<'a> {
 
 impl<'a> Label<'a> {
     /// What a frame of the profile is called.
+    ///
+    /// # Panics
+    /// When the frame's names are of another profile.
+    #[must_use]
     pub fn of(profile: &'a Profile, frame: &Frame) -> Self {
         let function = profile.strings.get(frame.function);
         let filename = profile.strings.get(frame.filename);
@@ -60,7 +76,7 @@ impl<'a> Label<'a> {
 
     /// `function (json/decoder.py)`, `deflate (libz.so.1)`, `[k] do_syscall_64`, `<GC>`: for pictures, where names are cut at
     /// the end.
-    pub fn to_text(self) -> String {
+    pub(crate) fn to_text(self) -> String {
         let Self { function, filename, .. } = self;
         match self.kind {
             Kind::Python => format!("{function} ({})", package_path(filename)),

@@ -26,7 +26,7 @@ pub mod text;
 
 pub use collapsed::CollapsedSink;
 pub use format::{Format, UnknownFormat};
-pub use label::RootOptions;
+pub use label::{Kind as FrameKind, Label as FrameLabel, RootOptions};
 pub use tach::TachSink;
 
 use crate::profile::{FrameId, Process, Profile, Sample, ThreadId, Wait, script};

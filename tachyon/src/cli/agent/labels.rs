@@ -80,11 +80,6 @@ impl Labels {
     pub fn of(&self, host: &str, process: &Process) -> BTreeMap<String, String> {
         let nothing = Details::default();
         let details = process.details.as_deref().unwrap_or(&nothing);
-        let script = script(&process.cmdline);
-        // Of `python -c …` the name of the program says more.
-        let program = script.strip_prefix("-m ").unwrap_or(&script);
-        let unnamed = program.is_empty() || program.starts_with('-');
-        let program = if unnamed { process.comm.clone() } else { last_part(program).to_owned() };
         let mut labels: BTreeMap<String, String> = [
             ("host", host.to_owned()),
             ("pid", process.pid.to_string()),
@@ -94,8 +89,8 @@ impl Labels {
             ("pod", process.pod.clone()),
             ("cgroup", details.cgroup.clone()),
             ("uid", details.uid.map(|uid| uid.to_string()).unwrap_or_default()),
-            (SERVICE, service(details).unwrap_or(program)),
-            ("script", script),
+            (SERVICE, service(details).unwrap_or_else(|| process.program())),
+            ("script", script(&process.cmdline)),
         ]
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
@@ -123,11 +118,6 @@ fn service(details: &Details) -> Option<String> {
     };
     let name = details.variable(SERVICE_NAME).map(str::to_owned).filter(|name| !name.is_empty());
     name.or_else(of_attributes).filter(|name| !name.is_empty())
-}
-
-/// `app.py` of `/srv/app.py`; a module is its own name.
-fn last_part(script: &str) -> &str {
-    script.rsplit('/').next().unwrap_or(script)
 }
 
 #[cfg(test)]
