@@ -1,0 +1,46 @@
+//! tachyon-fleet: what `tachyon-bpf` recorded on many hosts, in a form that the engines people run can be asked.
+//!
+//! It runs as an ordinary user without capabilities, and meets the profiler in files alone. Data flows from [`segment`] (a TACH
+//! file with its account, counted) through [`rows`] to [`tables`] (files of four Parquet tables), and back through [`load`] and [`restore`]; [`convert`] is the command.
+
+mod args;
+pub mod convert;
+mod failure;
+pub mod hash;
+pub mod load;
+pub mod place;
+pub mod restore;
+pub mod rows;
+pub mod segment;
+pub mod tables;
+
+use args::{CommandLine, Verb};
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+
+/// Runs the command line of this process; called once, by `main`.
+pub fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let outcome = match args::parse(words) {
+        Ok(line) => run(line),
+        Err(error) if !error.use_stderr() => {
+            // Help. A closed pipe is no error.
+            let _ = error.print();
+            Ok(())
+        }
+        Err(error) => Err(failure::usage(&error).into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that went away (`| head`) has what it wanted.
+        Err(error) if failure::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(failure::show(&error, &mut io::stderr())),
+    }
+}
+
+fn run(line: CommandLine) -> anyhow::Result<()> {
+    match line.verb {
+        Verb::Convert(args) => convert::run(&args, &mut io::stderr()),
+    }
+}
