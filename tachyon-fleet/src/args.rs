@@ -1,6 +1,6 @@
 //! What may be typed. Each flag is described here and nowhere else: `--help` is made from this module.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -10,6 +10,8 @@ Examples:
   tachyon-fleet convert /var/spool/tachyon-bpf -o lake/    the agent's segments as Parquet
   tachyon-fleet convert app.tach -o lake/                  one recording, by tachyon-bpf or CPython 3.15
   tachyon-fleet convert lake/ -o all.tach                  back: for tachyon-bpf report, diff and export
+  tachyon-fleet top lake/                                  top functions of each service
+  tachyon-fleet sql duckdb --from lake/ | duckdb           the same in an engine that you have
 
 It runs as an ordinary user: to read the agent's spool takes its group, and nothing else.
 Exit status: 0 if it was done, 1 if not, 2 for a usage error.";
@@ -27,6 +29,10 @@ pub(crate) struct CommandLine {
 pub(crate) enum Verb {
     /// Turn TACH files into Parquet tables, or tables back into a TACH file
     Convert(ConvertArgs),
+    /// Answer the fleet's three questions from tables: top functions, changes between versions, losses
+    Top(TopArgs),
+    /// Print the same three questions as SQL for an engine, or run them with it
+    Sql(SqlArgs),
 }
 
 /// Arguments of `convert`.
@@ -58,6 +64,102 @@ pub struct ConvertArgs {
     pub force: bool,
 }
 
+/// What part of the tables is looked at.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Period {
+    /// Only slices that began then or later, in UTC: 2026-11-22T19:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = second)]
+    pub since: Option<SystemTime>,
+
+    /// Only slices that began before that
+    #[arg(long, value_name = "TIME", value_parser = second)]
+    pub until: Option<SystemTime>,
+}
+
+/// Arguments of `top`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+All tables are read into memory: for a few hosts or hours. For more, give the questions to an engine (tachyon-fleet sql). \
+Changes are differences of what was sampled, noise included: tachyon-bpf diff tells which are significant.")]
+pub struct TopArgs {
+    /// Directory of tables
+    #[arg(value_name = "DIR")]
+    pub root: PathBuf,
+
+    /// What changed between the two versions of each service that were first seen last (the label service.version)
+    #[arg(long)]
+    pub changes: bool,
+
+    /// Which hosts lose samples
+    #[arg(long, conflicts_with = "changes")]
+    pub losses: bool,
+
+    /// Functions of each service
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub lines: usize,
+
+    #[command(flatten)]
+    pub period: Period,
+
+    /// Print JSON: an object with the key rows, a list of objects whose keys are the columns of the same question in SQL
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An engine with a dialect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// DuckDB
+    Duckdb,
+    /// ClickHouse, clickhouse local, chDB
+    Clickhouse,
+    /// Spark SQL
+    Spark,
+    /// Trino, with its Hive connector
+    Trino,
+}
+
+impl Engine {
+    /// As it calls itself.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Duckdb => "DuckDB",
+            Self::Clickhouse => "ClickHouse",
+            Self::Spark => "Spark",
+            Self::Trino => "Trino",
+        }
+    }
+}
+
+/// Arguments of `sql`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Prints views (samples, stacks, frames, loss, stack_frames) and three queries: top functions of the fleet by service, what changed \
+between two versions, which hosts lose samples. All give the same rows in all engines, and as tachyon-fleet top.
+
+--run uses python3's module duckdb or chdb, and prints the rows of each query as a list of JSON objects.")]
+pub struct SqlArgs {
+    /// Engine
+    #[arg(value_enum, value_name = "ENGINE")]
+    pub engine: Engine,
+
+    /// Where the tables are: a directory, or what the engine takes for one, e.g. s3://bucket/prefix
+    #[arg(long, value_name = "DIR|URL", default_value = ".", value_parser = root)]
+    pub from: String,
+
+    /// Run it on these tables and print the rows
+    #[arg(long, value_name = "DIR|URL", conflicts_with = "from", value_parser = root)]
+    pub run: Option<String>,
+
+    /// Functions of each service
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub lines: usize,
+
+    #[command(flatten)]
+    pub period: Period,
+}
+
 /// Parses a command line, whose first word is the program's own name.
 pub(crate) fn parse(words: Vec<OsString>) -> Result<CommandLine, clap::Error> {
     CommandLine::try_parse_from(words)
@@ -70,6 +172,18 @@ fn slice(text: &str) -> Result<Duration, String> {
     fits.then_some(length).ok_or_else(|| "a slice takes between 1s and 24h".to_owned())
 }
 
+/// Engines take whole seconds.
+fn second(text: &str) -> Result<SystemTime, String> {
+    let time = humantime::parse_rfc3339_weak(text).map_err(|error| error.to_string())?;
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| "it is before 1970".to_owned())?;
+    (since.subsec_nanos() == 0).then_some(time).ok_or_else(|| "whole seconds only".to_owned())
+}
+
+fn root(text: &str) -> Result<String, String> {
+    let plain = !text.is_empty() && !text.contains(char::is_control);
+    plain.then(|| text.to_owned()).ok_or_else(|| "it is empty or has control characters".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +192,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn times_are_whole_seconds() {
+        for (text, fits) in [("2026-11-22T19:00:00Z", true), ("2026-11-22", false), ("2026-11-22T19:00:00.5Z", false)] {
+            assert_eq!(second(text).is_ok(), fits, "{text}");
+        }
     }
 
     #[test]

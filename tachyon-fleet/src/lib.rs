@@ -2,6 +2,7 @@
 //!
 //! It runs as an ordinary user without capabilities, and meets the profiler in files alone. Data flows from [`segment`] (a TACH
 //! file with its account, counted) through [`rows`] to [`tables`] (files of four Parquet tables), and back through [`load`] and [`restore`]; [`convert`] is the command.
+//! [`questions`] are asked of tables by [`top`], and by engines in [`sql`].
 
 mod args;
 pub mod convert;
@@ -9,14 +10,17 @@ mod failure;
 pub mod hash;
 pub mod load;
 pub mod place;
+pub mod questions;
 pub mod restore;
 pub mod rows;
 pub mod segment;
+pub mod sql;
 pub mod tables;
+pub mod top;
 
 use args::{CommandLine, Verb};
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// Runs the command line of this process; called once, by `main`.
@@ -42,5 +46,14 @@ pub fn main() -> ExitCode {
 fn run(line: CommandLine) -> anyhow::Result<()> {
     match line.verb {
         Verb::Convert(args) => convert::run(&args, &mut io::stderr()),
+        Verb::Top(args) => whole(|out| top::run(&args, out)),
+        Verb::Sql(args) => whole(|out| sql::run(&args, out)),
     }
+}
+
+/// Runs what writes to standard output, to its last byte.
+fn whole(write: impl FnOnce(&mut dyn io::Write) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    write(&mut out)?;
+    Ok(out.flush()?)
 }

@@ -110,7 +110,11 @@ fn meta(rows: &[SampleRow], total: u64) -> Meta {
         .iter()
         .map(|row| u128::from((row.on_cpu_ns.max(0)).unsigned_abs()) + u128::from(row.waiting_ns.max(0).unsigned_abs()))
         .sum();
-    let interval_us = u64::try_from(ns / u128::from(total.max(1)) / 1000).unwrap_or(u64::MAX).max(1);
+    // Samples of chosen events stand for no time.
+    let of_events =
+        rows.iter().filter(|row| row.on_cpu_ns == 0 && row.waiting_ns == 0).map(|row| row.samples.unsigned_abs());
+    let timed = total.saturating_sub(of_events.sum());
+    let interval_us = u64::try_from(ns / u128::from(timed.max(1)) / 1000).unwrap_or(u64::MAX).max(1);
     Meta {
         start_us: start_ms * 1000,
         start_unix: start_ms as f64 / 1e3,

@@ -156,6 +156,8 @@ fn last_slice(duration_s: f64, slice: Duration) -> u64 {
 struct Count {
     on_cpu: u64,
     waiting: u64,
+    /// Of chosen events (`tachyon-bpf -e`), which stand for no time.
+    of_events: u64,
 }
 
 /// The sink that counts.
@@ -188,9 +190,14 @@ impl Sink for Collector {
         };
         let process = profile.thread(sample.thread).process;
         let waits = sample.status & ON_CPU == 0 || profile.waits_for(sample.frames).is_some();
+        let of_event = profile.event_of(sample.frames).is_some();
         for &time_us in times_us {
             let count = self.counts.entry((self.clock.slice(time_us), process, stack)).or_default();
-            *(if waits { &mut count.waiting } else { &mut count.on_cpu }) += 1;
+            *match (of_event, waits) {
+                (true, _) => &mut count.of_events,
+                (false, true) => &mut count.waiting,
+                (false, false) => &mut count.on_cpu,
+            } += 1;
         }
         Ok(())
     }
@@ -207,6 +214,7 @@ impl Sink for Collector {
             let row = rows.entry((service, self.clock.begin_ms(slice), ids[stack as usize], labels)).or_default();
             row.on_cpu += count.on_cpu;
             row.waiting += count.waiting;
+            row.of_events += count.of_events;
         }
         let ns = |samples: u64| i64::try_from(samples.saturating_mul(interval_ns)).unwrap_or(i64::MAX);
         let rows = rows.into_iter().map(|((service, slice_start_ms, stack_id, labels), count)| SampleRow {
@@ -217,7 +225,7 @@ impl Sink for Collector {
             host: Arc::clone(&host),
             on_cpu_ns: ns(count.on_cpu),
             waiting_ns: ns(count.waiting),
-            samples: i64::try_from(count.on_cpu + count.waiting).unwrap_or(i64::MAX),
+            samples: i64::try_from(count.on_cpu + count.waiting + count.of_events).unwrap_or(i64::MAX),
         });
         self.segment.samples = rows.collect();
         self.segment.name = place::segment_name(&self.stem, &profile.meta.hostname, self.clock.start_ms);
@@ -342,5 +350,27 @@ mod tests {
         }
         assert_eq!(clock.begin_ms(1), 65_000);
         assert_eq!(clock.begin_ms(u64::MAX), i64::MAX);
+    }
+
+    #[test]
+    fn samples_of_chosen_events_are_no_time() {
+        let mut profile = Profile::default();
+        profile.meta.interval_us = 10_000;
+        profile.processes.push(tachyon::profile::Process::default());
+        profile.threads.push(tachyon::profile::Thread::default());
+        let leaf = profile.special_frame("work");
+        let root = profile.special_frame(&tachyon::profile::event_root("page-faults"));
+        let clock = Clock { slice_us: 60_000_000, ..Clock::default() };
+        let mut collector = Collector { clock, ..Collector::default() };
+        for frames in [&[leaf][..], &[leaf, root], &[leaf, root]] {
+            let thread = tachyon::profile::ThreadId(0);
+            let merge = tachyon::profile::Merge::None;
+            collector.sample(&profile, &Sample { thread, time_us: 5, status: ON_CPU, frames, merge }).unwrap();
+        }
+        collector.finish(&profile, &Report::default()).unwrap();
+        let mut rows: Vec<_> =
+            collector.segment.samples.iter().map(|row| (row.samples, row.on_cpu_ns, row.waiting_ns)).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, [(1, 10_000_000, 0), (2, 0, 0)]);
     }
 }

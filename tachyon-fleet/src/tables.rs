@@ -205,6 +205,11 @@ fn write(batch: &RecordBatch, dictionary: bool) -> anyhow::Result<Vec<u8>> {
         .set_offset_index_disabled(true)
         .set_column_dictionary_enabled(ColumnPath::from("stack_id"), dictionary)
         .set_column_dictionary_enabled(ColumnPath::from("frame_id"), dictionary)
+        // Neighbouring stacks share runs of ids, which zstd finds where they are whole bytes.
+        .set_column_dictionary_enabled(
+            ColumnPath::from(["frame_ids", "list", "element"].map(str::to_owned).to_vec()),
+            false,
+        )
         .set_column_statistics_enabled(ColumnPath::from("slice_start"), EnabledStatistics::Chunk)
         .set_column_statistics_enabled(ColumnPath::from("host"), EnabledStatistics::Chunk)
         .set_column_statistics_enabled(ColumnPath::from("service"), EnabledStatistics::Chunk)

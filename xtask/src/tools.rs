@@ -1,4 +1,5 @@
-//! The programs that judge exports: both `pprof`s, a browser, and the viewers' own importers. And a server to profile.
+//! The programs that judge exports: both `pprof`s, a browser, the viewers' own importers, and engines for tables. And a server to
+//! profile.
 
 use crate::{apt, cache, command, zoo};
 use anyhow::{Context as _, Result};
@@ -23,6 +24,14 @@ const NPM_PACKAGES: [&str; 3] =
 /// The server whose workers are profiled.
 const SERVER: &str = "gunicorn==23.0.0";
 
+/// The engines that `tachyon-fleet sql` is compared with: wheels for x86-64, of DuckDB one for Python 3.11 and one for newer ones.
+/// chDB's own package has only what is for data frames; its engine is in this one.
+const ENGINES: &str = "\
+duckdb==2.0.0 --hash=sha256:5a3601121c7cc50d0b70412995634682fafcb58a0156d5d663dfd0b3bbe30a33 \
+--hash=sha256:ab51ec57d329d6f3df37c0287b55d71c3fc07bb54b61d1afed09104f953b1431
+chdb-core==26.9.0 --hash=sha256:707e2ec3fe0f7953bac97942eaeb7a1ed1d66b1e56ecef3f0aa2130f61f6e735
+";
+
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
@@ -31,6 +40,7 @@ pub(crate) fn set_up() -> Result<()> {
     apt::ensure(&PROGRAMS)?;
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     in_venv(&python, &cache::dir()?.join("gunicorn"), SERVER)?;
+    engines(&python)?;
     let dir = cache::dir()?.join("tools");
     let _lock = cache::lock(&dir)?;
     let stamp = NPM_PACKAGES.join("\n");
@@ -67,6 +77,24 @@ pub(crate) fn in_venv(python: &Path, venv: &Path, packages: &str) -> Result<Path
         cache::finish(venv, packages)?;
     }
     Ok(venv.join("bin"))
+}
+
+/// The engines in a virtual environment of their own. pip compares the digests.
+fn engines(python: &Path) -> Result<()> {
+    let venv = cache::dir()?.join("engines");
+    let _lock = cache::lock(&cache::dir()?)?;
+    if cache::is_finished(&venv, ENGINES) {
+        return Ok(());
+    }
+    cache::remove(&venv)?;
+    command::run_quietly("making a virtual environment", Command::new(python).args(["-m", "venv"]).arg(&venv))?;
+    let wanted = venv.join("wanted.txt");
+    std::fs::write(&wanted, ENGINES).with_context(|| format!("cannot write {}", wanted.display()))?;
+    let mut line = Command::new(venv.join("bin/python"));
+    line.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
+    line.args(["--require-hashes", "--requirement"]).arg(&wanted);
+    command::run_quietly("installing DuckDB and chDB", &mut line)?;
+    cache::finish(&venv, ENGINES)
 }
 
 /// A crate's program in the cache, built when it is not there: in the development profile, which takes a third of the time.

@@ -1,0 +1,37 @@
+# Runs a script of SQL with the Python module of an engine; the rows of each query are lines of JSON.
+import json
+import re
+import sys
+
+module = sys.argv[1]
+try:
+    if module == "duckdb":
+        import duckdb
+
+        connection = duckdb.connect()
+
+        def rows(statement):
+            result = connection.execute(statement)
+            if result.description is None:
+                return []
+            names = [column[0] for column in result.description]
+            return [dict(zip(names, row)) for row in result.fetchall()]
+
+    else:
+        from chdb import session
+
+        connection = session.Session()
+
+        def rows(statement):
+            return [json.loads(line) for line in str(connection.query(statement, "JSONEachRow")).splitlines()]
+
+except ImportError:
+    sys.exit(3)
+
+script = "".join(line for line in sys.stdin if not line.startswith("--"))
+# No text in it ends a line with a semicolon: paths with line breaks are refused.
+for statement in re.split(r";\n", script):
+    if statement.strip().startswith("CREATE"):
+        rows(statement)
+    elif statement.strip():
+        print(json.dumps(rows(statement), indent=1))
