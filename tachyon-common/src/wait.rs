@@ -10,6 +10,10 @@ pub const BEGAN: u64 = 0;
 /// Index in the `VERDICTS` map of the period in which each waiting thread has one tick, nanoseconds; 0: waits are not sampled.
 pub const PERIOD: u32 = 4;
 
+/// Bit of [`SeenThread::state`] and [`crate::event::WaitFacts::state`]: the thread left its CPU before anybody looked, and it is not known
+/// whether it slept or was ready to run. No state of the kernel's has it (`TASK_STATE_MAX`, `include/linux/sched.h`).
+pub const NOT_SEEN: u32 = 1 << 31;
+
 /// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

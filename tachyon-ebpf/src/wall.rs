@@ -65,7 +65,7 @@ fn arrive_first(task: KernelPtr, now: u64) {
         return;
     }
     let tid = thread::tid(task);
-    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE, told_ns: 0 };
+    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE | wait::NOT_SEEN, told_ns: 0 };
     if tid == 0 || THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
         counts(sample::bank(), |counts| counts.threads_without_room += 1);
         return;

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
 use tachyon_common::stop::LossCause;
+use tachyon_common::wait::NOT_SEEN;
 
 /// What waits came to, in ticks.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +42,9 @@ const UNINTERRUPTIBLE: u32 = 2;
 
 /// What a thread waited for: a word of `docs/waiting.md`.
 pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
-    if facts.state == 0 {
+    // One that is in no system call can hardly have been asleep.
+    let was_ready = facts.state & NOT_SEEN != 0 && facts.syscall < 0;
+    if facts.state == 0 || was_ready {
         return FOR_A_CPU;
     }
     let first = facts.args[0];
@@ -187,6 +190,16 @@ fn place(profile: &Profile, frame: FrameId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_left_before_anybody_looked_slept_in_a_call_or_was_ready() {
+        let of = |state, syscall| {
+            cause(std::process::id(), &WaitFacts { state, syscall, gil: 0x1000, ..WaitFacts::default() })
+        };
+        assert_eq!(of(1 | NOT_SEEN, -1), FOR_A_CPU);
+        assert_eq!(of(1 | NOT_SEEN, libc::SYS_nanosleep), "sleep");
+        assert_eq!(of(1, -1), "other");
+    }
 
     fn of(syscall: libc::c_long, args: [u64; 3]) -> &'static str {
         cause(std::process::id(), &WaitFacts { state: 1, syscall, args, gil: 0x1000, ..WaitFacts::default() })
