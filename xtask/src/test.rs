@@ -35,7 +35,7 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     Machine::Arm64.programs_root(&machines)?;
     drop(lock);
     // Whose lines one live test reads.
-    bpf::build_with_log(false)?;
+    bpf::build_with_log(true)?;
     if args.setup_only {
         return Ok(());
     }
