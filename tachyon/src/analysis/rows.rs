@@ -86,8 +86,12 @@ pub struct RowName {
 }
 
 impl RowName {
-    /// It is the mark of a wait or of an event.
+    /// It is the mark of a wait, of an event or of a task.
     pub(super) fn is_mark(&self) -> bool {
+        let file = self.file.as_deref().unwrap_or_default();
+        if self.function.as_deref().is_some_and(|function| crate::profile::task_name(file, function).is_some()) {
+            return true;
+        }
         let is_mark =
             |name: &str| crate::profile::waited_for(name).is_some() || crate::profile::event_of_root(name).is_some();
         self.kind == RowKind::Special && is_mark(&self.name)

@@ -13,6 +13,7 @@ use crate::sinks::page::{self, SideSink};
 use crate::sinks::text::write_json;
 use indicatif::HumanCount;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -317,6 +318,7 @@ struct Json<'a> {
     per_unit: Option<(f64, f64)>,
     level: f64,
     changes: Vec<JsonChange<'a>>,
+    moved_files: BTreeMap<&'a str, &'a str>,
 }
 
 #[derive(Serialize)]
@@ -347,6 +349,7 @@ struct JsonChange<'a> {
     kind: &'static str,
     #[serde(flatten)]
     measured: JsonMeasured,
+    only_moved: bool,
     moved_to: Option<&'a str>,
     before_samples: u64,
     after_samples: u64,
@@ -369,7 +372,7 @@ impl<'a> Json<'a> {
             let Whole { samples, seconds, sampled_seconds, replicates } = *whole;
             JsonSide { files, samples, seconds, sampled_seconds, replicates }
         };
-        let Difference { before, after, smallest_visible_share, changes } = shown.difference;
+        let Difference { before, after, smallest_visible_share, changes, moved_files } = shown.difference;
         let per_unit = shown.args.per_unit;
         let changes = changes.iter().map(|change| {
             let other = JsonMeasured::from(change.other);
@@ -380,6 +383,7 @@ impl<'a> Json<'a> {
                 line: change.name.line,
                 kind: change.name.kind.name(),
                 measured: change.measured.into(),
+                only_moved: change.only_moved,
                 moved_to: change.moved_to.as_ref().map(shown_name),
                 before_samples: change.samples.0,
                 after_samples: change.samples.1,
@@ -395,6 +399,7 @@ impl<'a> Json<'a> {
             per_unit,
             level: LEVEL,
             changes: changes.collect(),
+            moved_files: moved_files.iter().map(|(old, new)| (&**old, &**new)).collect(),
         }
     }
 }

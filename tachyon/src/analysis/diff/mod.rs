@@ -20,6 +20,8 @@ use super::module::Distributions;
 use super::rows::{By, RowKind, RowName, RowTable};
 use replicates::{Estimate, Replicates};
 use side::{Outside, Places, Side, Values, presence};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use test::{Tested, false_discoveries, visible, welch};
 
 /// How to compare.
@@ -98,6 +100,8 @@ pub struct Difference {
     pub smallest_visible_share: Option<f64>,
     /// Significant ones first, then the largest.
     pub changes: Vec<Change>,
+    /// Files of before that have another path after.
+    pub moved_files: BTreeMap<Arc<str>, Arc<str>>,
 }
 
 /// Rows with fewer samples on both sides together are not tested: nothing could be told of them.
@@ -116,7 +120,8 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
     let (mut rows, mut ancestors) = (RowTable::default(), RowTable::default());
     let above = if by == By::Module { By::Module } else { By::Function };
     let aggregates = [before, after];
-    let aligned = align::aligned(before, after);
+    let moved_files = align::moved(before, after);
+    let aligned = align::aligned(before, &moved_files);
     let places = [&aligned[..], after.places()].map(|places| Places {
         row: rows.places(places, by, distributions),
         ancestor: ancestors.places(places, above, distributions),
@@ -164,7 +169,7 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
         replicates: shares.replicates[side].len(),
     };
     let smallest_visible_share = compared.smallest_visible(&shares, [before.samples(), after.samples()]);
-    Difference { before: whole(0), after: whole(1), smallest_visible_share, changes }
+    Difference { before: whole(0), after: whole(1), smallest_visible_share, changes, moved_files }
 }
 
 /// What is compared: a ratio to a whole, times what the whole stands for.
