@@ -126,6 +126,12 @@ pub struct Aggregate {
 }
 
 impl Aggregate {
+    /// The same places, stacks and threads, with no recording yet.
+    #[cfg(any(test, feature = "internals"))]
+    pub(crate) fn without_entries(&self) -> Self {
+        Self { recordings: Vec::new(), entries: Vec::new(), ..self.clone() }
+    }
+
     /// All places, in order of their handles.
     #[must_use]
     pub fn places(&self) -> &[Place] {

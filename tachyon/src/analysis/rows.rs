@@ -250,13 +250,17 @@ pub(super) struct Charged {
     pub native: Option<PlaceId>,
 }
 
+/// A stack without the mark of a wait, which belongs to the line that waits.
+pub(super) fn without_wait<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &'a [PlaceId] {
+    match stack {
+        [leaf, rest @ ..] if !rest.is_empty() && aggregate.place(*leaf).waits_for().is_some() => rest,
+        _ => stack,
+    }
+}
+
 impl Charged {
     pub fn of(aggregate: &Aggregate, stack: &[PlaceId]) -> Self {
-        // A wait belongs to the line that waits.
-        let stack = match stack {
-            [leaf, rest @ ..] if !rest.is_empty() && aggregate.place(*leaf).waits_for().is_some() => rest,
-            _ => stack,
-        };
+        let stack = without_wait(aggregate, stack);
         let python = stack.iter().copied().find(|&id| aggregate.place(id).is_python());
         let native = stack.first().copied().filter(|&id| !aggregate.place(id).is_python());
         Self { python, native }

@@ -6,7 +6,7 @@ use super::escape::escape;
 use super::failure::Failure;
 use super::report::text::{heading, place, plural, seconds};
 use super::report::{Shape, write_to};
-use super::table::{Cell, Colour, Column, Style, Table, percent};
+use super::table::{Cell, Colour, Column, Style, Table};
 use crate::analysis::diff::{Change, Difference, LEVEL, Measured, Options, Whole, diff};
 use crate::analysis::{By, RowName};
 use crate::sinks::page::{self, SideSink};
@@ -207,9 +207,10 @@ impl Shown<'_> {
         writeln!(out, "{verdict}")?;
         writeln!(
             out,
-            "A function with 1 % would have to change by {} of itself ({:.2} points) to be seen.",
-            percent(visible / 0.01),
-            visible * 100.0
+            "To be seen, a {} with 1 % of the time would have to change by {:.2} points ({:.0} % of itself).",
+            rows.trim_end_matches('s'),
+            visible * 100.0,
+            visible * 1e4
         )?;
         if significant == 0 {
             writeln!(out, "The largest differences, which may be noise:")?;
@@ -224,7 +225,7 @@ impl Shown<'_> {
             ("AFTER", Column::Number),
             ("CHANGE", Column::Number),
             ("99 % INTERVAL", Column::Extra),
-            ("RELATIVE", Column::Number),
+            ("RELATIVE", Column::Spare),
             (heading(self.by), Column::Text),
         ];
         if placed {
@@ -262,20 +263,24 @@ impl Shown<'_> {
         if count > 0 {
             writeln!(out, "\n{}", style.paint("Only moved, renamed, split or inlined into the caller:", Colour::Bold))?;
         }
+        let mut table = Table::new(vec![
+            ("CHANGE", Column::Number),
+            ("FROM", Column::Text),
+            ("TO", Column::Text),
+            ("FILE", Column::Text),
+        ]);
         for change in self.difference.changes.iter().filter(moved).take(SHOWN) {
             let Some(to) = &change.moved_to else { continue };
-            writeln!(
-                out,
-                "{}{} ({}) -> {} ({}): {}",
-                if style == Style::Markdown { "- " } else { "  " },
-                escape(&change.name.name),
-                escape(&place(&change.name, None)),
-                escape(&to.name),
-                escape(&place(to, None)),
-                self.signed(change.measured.change)
-            )?;
+            let (old, new) = (place(&change.name, None), place(to, None));
+            let file = if old == new { new } else { format!("{old} -> {new}") };
+            table.push(vec![
+                self.signed(change.measured.change).into(),
+                Cell::new(shown_name(&change.name), Colour::Plain),
+                Cell::new(shown_name(to), Colour::Plain),
+                Cell::new(&file, Colour::Plain),
+            ]);
         }
-        Ok(())
+        if table.is_empty() { Ok(()) } else { table.write(style, out) }
     }
 
     fn value(&self, value: f64) -> String {

@@ -9,8 +9,11 @@
 //! there. So a row is significant only when this ancestor changed, too.
 
 mod align;
+mod few;
 mod replicates;
 mod side;
+#[cfg(any(test, feature = "internals"))]
+pub mod simulate;
 mod test;
 
 pub use test::LEVEL;
@@ -18,6 +21,7 @@ pub use test::LEVEL;
 use super::aggregate::Aggregate;
 use super::module::Distributions;
 use super::rows::{By, RowKind, RowName, RowTable};
+use few::Counts;
 use replicates::{Estimate, Replicates};
 use side::{Outside, Places, Side, Values, presence};
 use std::collections::BTreeMap;
@@ -176,6 +180,9 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
 struct Measure {
     replicates: [Replicates; 2],
     scale: [f64; 2],
+    /// What a sample weighs, and how many there are.
+    sample: [f64; 2],
+    samples: [f64; 2],
 }
 
 /// The replicates of a side, whose blocks are as long as its rows show that they must be.
@@ -187,10 +194,17 @@ fn replicates(side: &Side, units: &[(replicates::Unit, f64)], seed: u64, rounds:
 }
 
 impl Measure {
+    fn new(sides: &[Side; 2], replicates: [Replicates; 2], scale: [f64; 2]) -> Self {
+        let samples = [0, 1].map(|side| sides[side].samples.iter().sum::<u64>() as f64);
+        let weight = [0, 1].map(|side| sides[side].units.iter().map(|(_, weight)| weight).sum::<f64>());
+        let sample = [0, 1].map(|side: usize| weight[side] / f64::max(samples[side], 1.0));
+        Self { replicates, scale, sample, samples }
+    }
+
     /// Shares of the samples' CPU time.
     fn shares(sides: &[Side; 2], rounds: usize) -> Self {
         let replicates = [0, 1].map(|side| replicates(&sides[side], &sides[side].units, side as u64, rounds));
-        Self { replicates, scale: [1.0, 1.0] }
+        Self::new(sides, replicates, [1.0, 1.0])
     }
 
     /// CPU seconds in each second, or for each unit of work.
@@ -202,7 +216,7 @@ impl Measure {
             None => [1.0, 1.0],
         };
         // Values are microseconds.
-        Self { replicates, scale: scale.map(|scale| scale / 1e6) }
+        Self::new(sides, replicates, scale.map(|scale| scale / 1e6))
     }
 
     fn are_enough(&self) -> bool {
@@ -220,8 +234,9 @@ impl Measure {
 
     fn test(&self, values: [&Values; 2]) -> (Tested, [Estimate; 2]) {
         let raw = [0, 1].map(|side| self.replicates[side].estimate(values[side]));
+        let counts = self.counts(values);
         let estimates = [0, 1].map(|side| self.scaled(side, raw[side]));
-        let tested = welch(&estimates[0], &estimates[1]);
+        let (tested, estimates) = few::test(estimates, &counts);
         if tested.p > UNREMARKABLE || !self.are_enough() {
             return (tested, estimates);
         }
@@ -229,7 +244,18 @@ impl Measure {
             let variance = self.replicates[side].bootstrap(values[side], &raw[side]);
             self.scaled(side, Estimate { variance, ..raw[side] })
         });
-        (welch(&resampled[0], &resampled[1]), resampled)
+        few::test(resampled, &counts)
+    }
+
+    fn counts(&self, values: [&Values; 2]) -> Counts {
+        let side = |side: usize| {
+            let sample = self.sample[side].max(f64::MIN_POSITIVE);
+            let count = values[side].iter().map(|(_, value)| value).sum::<f64>() / sample;
+            // In this many samples' worth a row of the value 1 would have one sample.
+            let exposure = self.replicates[side].denominator() / (sample * self.scale[side].max(f64::MIN_POSITIVE));
+            (count, exposure)
+        };
+        Counts { sides: [side(0), side(1)], samples: self.samples.iter().sum() }
     }
 }
 
@@ -317,25 +343,35 @@ impl<'a> Compared<'a> {
         if !measure.are_enough() || samples.contains(&0) {
             return None;
         }
-        let binomial = |share: f64, samples: u64| share * (1.0 - share) / samples as f64;
-        let (mut variance, mut freedom) = (0.0, f64::INFINITY);
-        for (side, samples) in samples.into_iter().enumerate() {
-            let mut effects: Vec<f64> = (0..self.tested.len())
-                .filter(|&row| self.sides[side].samples[row] >= 5 * FEWEST_SAMPLES)
-                .map(|row| measure.estimate(side, &self.sides[side].own[row]))
-                .filter(|estimate| estimate.value < 1.0)
-                .map(|estimate| estimate.variance / binomial(estimate.value, samples))
-                .collect();
-            effects.sort_by(f64::total_cmp);
-            // Less than independent samples would deviate is chance.
-            let effect = effects.get(effects.len() / 2).copied().unwrap_or(1.0).max(1.0);
-            variance += effect * binomial(TOLD_FOR, samples);
-            freedom = freedom.min(measure.replicates[side].len() as f64 - 1.0);
-        }
         let tests = self.tested.iter().filter(|tested| **tested).count();
-        Some(visible(variance.sqrt(), 2.0 * freedom, tests))
+        let binomial = |share: f64| {
+            samples
+                .into_iter()
+                .map(|samples| share * (1.0 - share) / samples as f64)
+                .sum::<f64>()
+                .max(f64::MIN_POSITIVE)
+        };
+        let well_known = |row: &usize| self.sides.iter().all(|side| side.samples[*row] >= 5 * FEWEST_SAMPLES);
+        let mut reaches: Vec<f64> = (0..self.tested.len())
+            .filter(well_known)
+            .map(|row| [0, 1].map(|side| measure.estimate(side, &self.sides[side].own[row])))
+            .filter(|estimates| estimates.iter().all(|estimate| estimate.value < 1.0))
+            .map(|estimates| {
+                let [before, after] = &estimates;
+                let chance = binomial((before.value + after.value) / 2.0);
+                // Less than independent samples would deviate is chance.
+                let effect = ((before.variance + after.variance) / chance).max(1.0);
+                visible(effect.sqrt(), welch(before, after).freedom, tests)
+            })
+            .collect();
+        reaches.sort_by(f64::total_cmp);
+        let replicates = measure.replicates.iter().map(|replicates| replicates.len() as f64 - 1.0).sum();
+        let reach = reaches.get(reaches.len() / 2).copied().unwrap_or_else(|| visible(1.0, replicates, tests));
+        Some(reach * binomial(TOLD_FOR).sqrt())
     }
 }
 
+#[cfg(test)]
+mod real;
 #[cfg(test)]
 mod tests;
