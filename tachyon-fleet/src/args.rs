@@ -12,6 +12,7 @@ Examples:
   tachyon-fleet convert lake/ -o all.tach                  back: for tachyon-bpf report, diff and export
   tachyon-fleet top lake/                                  top functions of each service
   tachyon-fleet sql duckdb --from lake/ | duckdb           the same in an engine that you have
+  tachyon-fleet ship --dry-run                             what the shipper would send, and to whom
 
 It runs as an ordinary user: to read the agent's spool takes its group, and nothing else.
 Exit status: 0 if it was done, 1 if not, 2 for a usage error.";
@@ -27,12 +28,36 @@ pub(crate) struct CommandLine {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Ship the agent's segments: OpenTelemetry, Pyroscope, object stores
+    Ship(ShipArgs),
     /// Turn TACH files into Parquet tables, or tables back into a TACH file
     Convert(ConvertArgs),
     /// Answer the fleet's three questions from tables: top functions, changes between versions, losses
     Top(TopArgs),
     /// Print the same three questions as SQL for an engine, or run them with it
     Sql(SqlArgs),
+}
+
+/// Arguments of `ship`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Each backend has a progress of its own, and the spool is the queue: what is down gets everything later that is still in the spool. An object store has \
+each segment exactly once; OTLP and Pyroscope at least once, and what may have arrived twice is counted.
+
+SIGHUP reads the configuration and its secrets anew. /metrics and /healthz answer on 127.0.0.1:9464. docs/fleet.md has the keys; deploy/fleet.toml has all \
+of them with their defaults, and deploy/tachyon-fleet.service is a unit for systemd.")]
+pub struct ShipArgs {
+    /// Configuration [default: /etc/tachyon-bpf/fleet.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Ship what is there and end: for cron. Exit status 0 if all of it was shipped
+    #[arg(long)]
+    pub once: bool,
+
+    /// Show what would leave the host; send and write nothing
+    #[arg(long, conflicts_with = "once")]
+    pub dry_run: bool,
 }
 
 /// Arguments of `convert`.

@@ -9,11 +9,13 @@ pub mod convert;
 mod failure;
 pub mod hash;
 pub mod load;
+pub mod net;
 pub mod place;
 pub mod questions;
 pub mod restore;
 pub mod rows;
 pub mod segment;
+pub mod ship;
 pub mod sql;
 pub mod tables;
 pub mod top;
@@ -45,6 +47,7 @@ pub fn main() -> ExitCode {
 
 fn run(line: CommandLine) -> anyhow::Result<()> {
     match line.verb {
+        Verb::Ship(args) => ship::run(&args, &mut io::stdout()),
         Verb::Convert(args) => convert::run(&args, &mut io::stderr()),
         Verb::Top(args) => whole(|out| top::run(&args, out)),
         Verb::Sql(args) => whole(|out| sql::run(&args, out)),
