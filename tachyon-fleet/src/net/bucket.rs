@@ -51,10 +51,17 @@ pub struct Place {
 /// A place for objects.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    store: Arc<dyn ObjectStore>,
+    store: Store,
     prefix: Key,
     shown: String,
     secrets: Secrets,
+}
+
+#[derive(Clone, Debug)]
+enum Store {
+    Remote(Arc<dyn ObjectStore>),
+    /// Made when something is written: a look makes nothing.
+    Directory(PathBuf),
 }
 
 /// Whether something is a URL, and no path.
@@ -120,10 +127,8 @@ impl Place {
         let store: Arc<dyn ObjectStore> = match url.scheme() {
             "file" => {
                 let path = url.to_file_path().ok().with_context(|| format!("{url} is no directory of this host"))?;
-                std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-                let store = LocalFileSystem::new_with_prefix(&path);
-                let store = store.with_context(|| format!("cannot open {}", path.display()))?;
-                return Ok(Bucket { store: Arc::new(store), prefix: Key::default(), shown, secrets: secrets.clone() });
+                let store = Store::Directory(path);
+                return Ok(Bucket { store, prefix: Key::default(), shown, secrets: secrets.clone() });
             }
             "s3" | "s3a" => {
                 let mut s3 = AmazonS3Builder::from_env().with_bucket_name(host(&url)?);
@@ -179,7 +184,7 @@ impl Place {
             }
         };
         let prefix = Key::parse(&prefix).with_context(|| format!("{shown} has no usable prefix"))?;
-        Ok(Bucket { store, prefix, shown, secrets: secrets.clone() })
+        Ok(Bucket { store: Store::Remote(store), prefix, shown, secrets: secrets.clone() })
     }
 }
 
@@ -205,13 +210,28 @@ impl Bucket {
         Key::parse(&path).map_err(|error| PushError::new(Reason::Rejected, format!("{path} is no key: {error}")))
     }
 
+    fn store(&self) -> Result<Arc<dyn ObjectStore>, PushError> {
+        match &self.store {
+            Store::Remote(store) => Ok(Arc::clone(store)),
+            Store::Directory(path) => {
+                std::fs::metadata(path).map_err(|error| of_file(path, &error))?;
+                let store = LocalFileSystem::new_with_prefix(path).map_err(|error| self.failure(error))?;
+                Ok(Arc::new(store))
+            }
+        }
+    }
+
     /// Writes an object, or replaces it by the same.
     ///
     /// # Errors
     /// When it is not there afterwards, as far as is known.
     pub async fn put(&self, path: &str, bytes: Bytes) -> Result<(), PushError> {
         let key = self.key(path)?;
-        self.store.put(&key, bytes.into()).await.map(drop).map_err(|error| self.failure(error))
+        if let Store::Directory(directory) = &self.store {
+            let path = directory.join(path);
+            return write(&path, &bytes).map_err(|error| of_file(&path, &error));
+        }
+        self.store()?.put(&key, bytes.into()).await.map(drop).map_err(|error| self.failure(error))
     }
 
     /// An object's content.
@@ -220,7 +240,8 @@ impl Bucket {
     /// When it cannot be read.
     pub async fn get(&self, path: &str) -> Result<Bytes, PushError> {
         let key = self.key(path)?;
-        let content = async { self.store.get(&key).await?.bytes().await };
+        let store = self.store()?;
+        let content = async { store.get(&key).await?.bytes().await };
         content.await.map_err(|error| self.failure(error))
     }
 
@@ -230,8 +251,8 @@ impl Bucket {
     /// When they cannot be listed.
     pub async fn list(&self, directory: &str) -> Result<Vec<(String, u64)>, PushError> {
         let key = self.key(directory)?;
-        let found: Vec<ObjectMeta> =
-            self.store.list(Some(&key)).try_collect().await.map_err(|error| self.failure(error))?;
+        let store = self.store()?;
+        let found: Vec<ObjectMeta> = store.list(Some(&key)).try_collect().await.map_err(|error| self.failure(error))?;
         let skipped = if self.prefix.as_ref().is_empty() { 0 } else { self.prefix.as_ref().len() + 1 };
         let mut found: Vec<(String, u64)> =
             found.into_iter().map(|meta| (meta.location.as_ref()[skipped..].to_owned(), meta.size)).collect();
@@ -256,6 +277,27 @@ impl Bucket {
             _ => error,
         }
     }
+}
+
+/// Writes a file that appears whole. What a writer that was killed has left is replaced by the next one: the library's has a new name each time.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(directory)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let part = directory.join(format!(".{name}.part"));
+    std::fs::write(&part, bytes)?;
+    std::fs::rename(part, path)
+}
+
+fn of_file(path: &Path, error: &std::io::Error) -> PushError {
+    use std::io::ErrorKind;
+    let reason = match error.kind() {
+        ErrorKind::NotFound => Reason::NotFound,
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Reason::Unauthorized,
+        _ => Reason::ServerError,
+    };
+    let message = format!("{}: {}", path.display(), error.to_string().to_lowercase());
+    PushError::new(reason, message).with_hint("whoever runs this must be able to use that directory")
 }
 
 fn chain(error: &object_store::Error) -> String {

@@ -284,8 +284,12 @@ fn causes(error: &reqwest::Error) -> String {
 fn has_tls(error: &reqwest::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        if error.is::<rustls::Error>() || inner.is_some_and(|inner| inner.is::<rustls::Error>()) {
+        // One I/O error may hold another.
+        let mut inner = error;
+        while let Some(held) = inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            inner = held;
+        }
+        if inner.is::<rustls::Error>() {
             return true;
         }
         cause = error.source();

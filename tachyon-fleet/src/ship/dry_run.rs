@@ -33,15 +33,16 @@ pub fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let items = spool.look()?.items;
-    writeln!(out, "Nothing is sent. In {}: {}.", shown(spool.directory()), count(items.len(), "segment"))?;
+    writeln!(out, "Nothing is sent. In {}: {}.", shown(spool.directory()), count(items.len(), "file"))?;
     let mut segments = BTreeMap::new();
     for backend in backends {
         let progress = Progress::open(state, &backend.name)?;
         let pending: Vec<&Item> = items.iter().filter(|item| !progress.has(item)).collect();
         let mut all = Parts::default();
-        let mut samples = 0;
+        let (mut readable, mut samples) = (0, 0);
         for item in &pending {
             let Some(segment) = segment(spool, item, &mut segments) else { continue };
+            readable += 1;
             let parts = backend.encode(&segment, now_unix)?;
             samples += segment.sample_count;
             all.parts.extend(parts.parts);
@@ -55,7 +56,7 @@ pub fn run(
         writeln!(
             out,
             "  would get {} with {}: {}, {}",
-            count(pending.len(), "segment"),
+            count(readable, "segment"),
             count(usize::try_from(samples).unwrap_or(usize::MAX), "sample"),
             count(all.parts.len(), "request"),
             size(bytes),

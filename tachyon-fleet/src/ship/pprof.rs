@@ -43,12 +43,14 @@ pub struct Encoded {
     pub samples: u64,
 }
 
-/// Profiles of the rows of one slice; more than one where one would be too large. What fits into none is counted with the reason.
+/// Profiles of the rows of one slice; more than one where one would be too large. What fits into none is counted with the reason. `counted` says how many
+/// samples of a row are told to have been shipped with it: a sample may be in profiles of two types.
 #[must_use]
 pub fn profiles(
     segment: &Segment,
     rows: &[&SampleRow],
     types: &[ValueType<'_>],
+    counted: &dyn Fn(&SampleRow) -> u64,
     limits: Limits,
 ) -> (Vec<Encoded>, HashMap<Reason, u64>) {
     let (mut encoded, mut refused) = (Vec::new(), HashMap::new());
@@ -62,9 +64,9 @@ pub fn profiles(
         match stacks.last_mut() {
             Some((stack, sums, samples)) if *stack == row.stack_id => {
                 sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.saturating_add(value));
-                *samples += row.samples.unsigned_abs();
+                *samples += counted(row);
             }
-            _ => stacks.push((row.stack_id, values.collect(), row.samples.unsigned_abs())),
+            _ => stacks.push((row.stack_id, values.collect(), counted(row))),
         }
     }
     stacks.retain(|(_, values, _)| values.iter().any(|value| *value != 0));
@@ -73,7 +75,7 @@ pub fn profiles(
         let frames = segment.stacks.get(&stack).cloned().unwrap_or_default();
         let cost = builder.cost(&frames, limits.depth);
         let is_full = builder.message.sample.len() >= limits.samples || builder.bytes + cost > limits.bytes;
-        if is_full && builder.samples > 0 {
+        if is_full && !builder.message.sample.is_empty() {
             encoded.push(std::mem::replace(&mut builder, Builder::new(segment, types, start_ms)).finish());
         }
         if builder.bytes + builder.cost(&frames, limits.depth) > limits.bytes {
@@ -82,7 +84,7 @@ pub fn profiles(
         }
         builder.add(&frames, limits.depth, values, samples);
     }
-    if builder.samples > 0 {
+    if !builder.message.sample.is_empty() {
         encoded.push(builder.finish());
     }
     (encoded, refused)

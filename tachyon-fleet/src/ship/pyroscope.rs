@@ -155,7 +155,7 @@ pub fn encode(segment: &Segment, config: &PyroscopeConfig, series: &mut Series, 
             labels.sort();
             let own: Vec<&SampleRow> = rows.iter().copied().filter(|row| of_type.has(segment, row)).collect();
             if !series.admits(&tenant, &labels, slice_start_ms, config.max_series) {
-                let samples = own.iter().map(|row| row.samples.unsigned_abs()).sum::<u64>();
+                let samples = own.iter().map(|row| of_type.counted(segment, row)).sum::<u64>();
                 *encoding.refused.entry(Reason::SeriesLimit).or_default() += samples;
                 continue;
             }
@@ -216,7 +216,22 @@ fn event(segment: &Segment, row: &SampleRow) -> Option<(String, i64)> {
     Some((name.to_owned(), i64::try_from(period).unwrap_or(i64::MAX)))
 }
 
+/// Samples of a row that were on a CPU.
+fn of_cpu(segment: &Segment, row: &SampleRow) -> i64 {
+    if row.waiting_ns == 0 { row.samples } else { row.on_cpu_ns / segment.interval_ns.max(1) }
+}
+
 impl ProfileType {
+    /// Samples of a row that are counted with this type: what ran is in the time of the clock, too, and is counted once.
+    fn counted(&self, segment: &Segment, row: &SampleRow) -> u64 {
+        let samples = match self.kind {
+            Kind::Cpu => of_cpu(segment, row),
+            Kind::Wall if row.on_cpu_ns > 0 => row.samples - of_cpu(segment, row),
+            Kind::Wall | Kind::Event(_) => row.samples,
+        };
+        samples.unsigned_abs()
+    }
+
     fn has(&self, segment: &Segment, row: &SampleRow) -> bool {
         match &self.kind {
             Kind::Cpu => row.on_cpu_ns > 0,
@@ -226,9 +241,8 @@ impl ProfileType {
     }
 
     fn encode(&self, segment: &Segment, rows: &[&SampleRow], limits: Limits) -> (Vec<Encoded>, HashMap<Reason, u64>) {
-        let of_cpu = |row: &SampleRow| {
-            if row.waiting_ns == 0 { row.samples } else { row.on_cpu_ns / segment.interval_ns.max(1) }
-        };
+        let of_cpu = |row: &SampleRow| of_cpu(segment, row);
+        let counted = |row: &SampleRow| self.counted(segment, row);
         let cpu = |row: &SampleRow| row.on_cpu_ns;
         let wall = |row: &SampleRow| row.on_cpu_ns.saturating_add(row.waiting_ns);
         let events = |row: &SampleRow| event(segment, row).map_or(0, |(_, period)| row.samples.saturating_mul(period));
@@ -238,14 +252,18 @@ impl ProfileType {
                     ValueType { name: "samples", unit: "count", value: &of_cpu },
                     ValueType { name: "cpu", unit: "nanoseconds", value: &cpu },
                 ];
-                profiles(segment, rows, &types, limits)
+                profiles(segment, rows, &types, &counted, limits)
             }
-            Kind::Wall => {
-                profiles(segment, rows, &[ValueType { name: "wall", unit: "nanoseconds", value: &wall }], limits)
-            }
+            Kind::Wall => profiles(
+                segment,
+                rows,
+                &[ValueType { name: "wall", unit: "nanoseconds", value: &wall }],
+                &counted,
+                limits,
+            ),
             Kind::Event(_) => {
                 let name = self.name.trim_start_matches("event_");
-                profiles(segment, rows, &[ValueType { name, unit: "count", value: &events }], limits)
+                profiles(segment, rows, &[ValueType { name, unit: "count", value: &events }], &counted, limits)
             }
         }
     }

@@ -189,6 +189,8 @@ pub struct Worker {
     stop: watch::Receiver<bool>,
     summary: Summary,
     failing: Option<Failing>,
+    /// What is not taken, by reason: when that was told last, and samples and segments since then.
+    refusals: BTreeMap<Reason, (f64, u64, u64)>,
     /// Segments of the last look that were left.
     left: BTreeSet<String>,
 }
@@ -229,7 +231,17 @@ impl Worker {
         let progress = Progress::open(&shared.state, &backend.name)?;
         let summary = Summary { name: backend.name.clone(), ..Summary::default() };
         let (shared, backend) = (Arc::clone(shared), Arc::new(backend));
-        Ok(Self { shared, backend, progress, once, stop, summary, failing: None, left: BTreeSet::new() })
+        Ok(Self {
+            shared,
+            backend,
+            progress,
+            once,
+            stop,
+            summary,
+            failing: None,
+            refusals: BTreeMap::new(),
+            left: BTreeSet::new(),
+        })
     }
 
     /// Works until it is stopped, or with `--once` until everything that is due has been tried.
@@ -285,6 +297,7 @@ impl Worker {
             self.summary.pending = left;
             self.note_pending(left + not_due, None);
         }
+        self.tell_of_refusals();
         Ok(())
     }
 
@@ -512,13 +525,35 @@ impl Worker {
         let name = &self.backend.name;
         *self.summary.refused.entry(reason).or_default() += samples;
         self.shared.metrics.refused_samples.get_or_create(&because(name, reason.name())).inc_by(samples);
+        let now = self.shared.clock.unix();
+        // After an outage there are hundreds: the first is told, the others as a sum.
+        if let Some((told_unix, more, segments)) = self.refusals.get_mut(&reason)
+            && now - *told_unix < REMINDER_S
+        {
+            (*more, *segments) = (*more + samples, *segments + 1);
+            return;
+        }
+        self.tell_of_refusals();
         let why = match error {
             Some(error) => {
                 format!("{error}{}", error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}")))
             }
             None => reason.name().to_owned(),
         };
-        self.shared.tell(&format!("{name}: {samples} samples of {} are not taken: {why}", items[0].name));
+        self.shared
+            .tell(&format!("{}: {samples} samples of {} are not taken: {why}", self.backend.name, items[0].name));
+        self.refusals.insert(reason, (now, 0, 0));
+    }
+
+    /// What was not told one by one.
+    fn tell_of_refusals(&mut self) {
+        for (reason, (_, samples, segments)) in &mut self.refusals {
+            let (samples, segments) = (std::mem::take(samples), std::mem::take(segments));
+            if segments > 0 {
+                let line = format!("{samples} samples of {segments} more segments are not taken: {}", reason.name());
+                self.shared.tell(&format!("{}: {line}", self.backend.name));
+            }
+        }
     }
 
     /// Waits, unless it is told to stop.

@@ -23,8 +23,10 @@ use tachyon::sinks::text::escape_controls;
 const BAD: &str = "bad";
 /// Files that could not be moved there, because the spool belongs to another user.
 const BAD_LIST: &str = "bad.json";
-/// What is being read: whoever finds this at a start ended over it.
+/// What is being read, and how many processes ended over it: whoever finds this at a start is one more.
 const READING: &str = "reading";
+/// So many are no accident: a process may be killed for any reason.
+const DEATHS: u32 = 3;
 /// An account is no larger: a host with 10,000 processes has 5 MB.
 const LARGEST_ACCOUNT: u64 = 16 << 20;
 /// Most files that are remembered as bad.
@@ -82,6 +84,8 @@ pub struct Spool {
     options: Options,
     /// By key: why.
     bad: BTreeMap<String, String>,
+    /// The file over which processes ended, and how many.
+    deadly: Option<(String, u32)>,
     /// Set aside since the last time somebody asked.
     news: Vec<(String, String)>,
 }
@@ -125,18 +129,24 @@ impl Spool {
             Err(error) => return Err(anyhow!(error).context(format!("cannot read {}", list.display()))),
         };
         let (directory, state) = (directory.to_owned(), state.to_owned());
-        let mut spool = Self { directory, state, read_only, largest, options, bad, news: Vec::new() };
-        if let Ok(key) = fs::read_to_string(spool.state.join(READING)) {
-            spool.ended_over(&key)?;
+        let mut spool = Self { directory, state, read_only, largest, options, bad, deadly: None, news: Vec::new() };
+        if let Ok(text) = fs::read_to_string(spool.state.join(READING)) {
+            spool.ended_over(&text)?;
         }
         Ok(spool)
     }
 
     /// The process that read this file did not survive it.
-    fn ended_over(&mut self, key: &str) -> anyhow::Result<()> {
+    fn ended_over(&mut self, text: &str) -> anyhow::Result<()> {
+        let (before, key) = text.split_once(' ').unwrap_or_default();
+        let deaths = before.parse::<u32>().unwrap_or(0).saturating_add(1);
+        if deaths < DEATHS {
+            self.deadly = Some((key.to_owned(), deaths));
+            return Ok(());
+        }
         let met = self.look()?.items.into_iter().find(|item| item.key == key);
         if let Some(item) = met {
-            self.set_aside(&item, "the process that read it was killed, or ran out of memory");
+            self.set_aside(&item, "three processes in a row that read it were killed, or ran out of memory");
         }
         self.end_reading();
         Ok(())
@@ -316,7 +326,8 @@ impl Spool {
     fn begin_reading(&self, key: &str) {
         if !self.read_only {
             // It protects from files that kill their reader; without it everything else works.
-            let _unprotected = fs::write(self.state.join(READING), key);
+            let deaths = self.deadly.as_ref().filter(|(deadly, _)| deadly == key).map_or(0, |(_, deaths)| *deaths);
+            let _unprotected = fs::write(self.state.join(READING), format!("{deaths} {key}"));
         }
     }
 
@@ -408,12 +419,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_kills_its_reader_is_met_once() {
+    fn a_file_that_kills_its_readers_is_set_aside_and_one_that_was_read_by_chance_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let state = tempfile::tempdir().unwrap();
         let name = "h-20261122T190113Z-000000.tach";
         fs::write(dir.path().join(name), "x").unwrap();
-        fs::write(state.path().join(READING), name).unwrap();
+        for death in 0..3 {
+            let mut spool = spool(dir.path(), state.path());
+            assert_eq!((spool.news().len(), spool.look().unwrap().items.len()), (0, 1), "{death}");
+            // Killed while it reads.
+            spool.begin_reading(name);
+        }
         let mut spool = spool(dir.path(), state.path());
         assert_eq!(spool.news().len(), 1);
         assert!(spool.look().unwrap().items.is_empty() && dir.path().join(BAD).join(name).exists());
