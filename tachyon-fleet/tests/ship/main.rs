@@ -5,6 +5,7 @@ mod not_run;
 mod outage;
 mod secure;
 mod servers;
+mod stores;
 #[path = "../support/mod.rs"]
 mod support;
 mod told;
@@ -19,14 +20,14 @@ use support::Segment;
 use tachyon_fleet::segment::{self, Options};
 
 /// A directory with a spool, a state and a configuration.
-pub struct Host {
-    pub dir: tempfile::TempDir,
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
 }
 
 type Samples = [(&'static str, &'static str, &'static [&'static str], u64)];
 
 /// Two services, native frames and waits.
-pub const APP: &Samples = &[
+pub(crate) const APP: &Samples = &[
     ("web", "1", &["main", "handle", "libz.so.1!deflate"], 30),
     ("web", "1", &["main", "handle"], 20),
     ("web", "1", &["main", "handle", "libfoo.so!0x4a3c0"], 3),
@@ -36,23 +37,23 @@ pub const APP: &Samples = &[
 ];
 
 impl Host {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("spool")).unwrap();
         Self { dir }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Segments of a host, one after the other.
-    pub fn segments(&self, numbers: std::ops::Range<u64>) {
+    pub(crate) fn segments(&self, numbers: std::ops::Range<u64>) {
         numbers.for_each(|sequence| drop(segment(sequence).write(&self.path("spool"))));
     }
 
     /// Writes the configuration; `backends` are added.
-    pub fn configure(&self, backends: &str) -> PathBuf {
+    pub(crate) fn configure(&self, backends: &str) -> PathBuf {
         let (spool, state) = (self.path("spool"), self.path("state"));
         let text = format!(
             "[spool]\npath = \"{}\"\nlook = \"100ms\"\n[state]\npath = \"{}\"\n[http]\nlisten = \"off\"\n{backends}",
@@ -65,19 +66,19 @@ impl Host {
     }
 
     /// `ship --once`.
-    pub fn once(&self) -> Output {
+    pub(crate) fn once(&self) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tachyon-fleet"));
         command.args(["ship", "--once", "--config"]).arg(self.path("fleet.toml"));
         command.output().expect("the program starts")
     }
 
     /// All files of a directory with their content.
-    pub fn content(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    pub(crate) fn content(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         content(&self.path(name), Path::new(""))
     }
 }
 
-pub fn content(root: &Path, below: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+pub(crate) fn content(root: &Path, below: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(root.join(below)).into_iter().flatten() {
         let name = below.join(entry.unwrap().file_name());
@@ -90,19 +91,19 @@ pub fn content(root: &Path, below: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-pub fn segment(sequence: u64) -> Segment<'static> {
+pub(crate) fn segment(sequence: u64) -> Segment<'static> {
     Segment { host: "h1", sequence, samples: APP, loss: &[("ring_full", 3)], before: &[] }
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Service, pid, type of value, names of the stack, time: what both sides tell of a sample.
-pub type Key = (String, Option<i64>, String, Vec<(String, String, i64)>, i64);
+pub(crate) type Key = (String, Option<i64>, String, Vec<(String, String, i64)>, i64);
 
 /// What a spool's segments say, in OTLP's words.
-pub fn expected(spool: &Path) -> BTreeMap<Key, i64> {
+pub(crate) fn expected(spool: &Path) -> BTreeMap<Key, i64> {
     let mut counts = BTreeMap::new();
     for entry in fs::read_dir(spool).unwrap() {
         let path = entry.unwrap().path();
@@ -134,7 +135,7 @@ pub fn expected(spool: &Path) -> BTreeMap<Key, i64> {
 }
 
 /// What a receiver decoded, each profile once; and how many profiles came again.
-pub fn received(messages: &[Value]) -> (BTreeMap<Key, i64>, u64) {
+pub(crate) fn received(messages: &[Value]) -> (BTreeMap<Key, i64>, u64) {
     let (mut counts, mut seen, mut again) = (BTreeMap::new(), std::collections::BTreeSet::new(), 0);
     for message in messages {
         assert_eq!(message["problems"], serde_json::json!([]), "the rules of dictionaries");

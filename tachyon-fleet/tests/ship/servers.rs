@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Python with what servers need (`cargo xtask test` fetches it).
-pub fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     cached("servers/bin/python3")
 }
 
 /// Something in the cache of the tests.
-pub fn cached(path: &str) -> Option<PathBuf> {
+pub(crate) fn cached(path: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
     let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache/tachyon-bpf")))?;
     Some(cache.join(path)).filter(|path| path.exists())
 }
 
 /// A server that writes what came to a file.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     /// What it told at its start.
-    pub told: Value,
+    pub(crate) told: Value,
     out: PathBuf,
     control: PathBuf,
     words: Vec<String>,
@@ -30,7 +30,7 @@ pub struct Server {
 
 impl Server {
     /// Starts a script of `tests/servers` and waits until it listens.
-    pub fn start(script: &str, dir: &Path, more: &[&str]) -> Self {
+    pub(crate) fn start(script: &str, dir: &Path, more: &[&str]) -> Self {
         let name = script.trim_end_matches(".py");
         let (out, control) = (dir.join(format!("{name}.out")), dir.join(format!("{name}.control")));
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers").join(script);
@@ -44,16 +44,16 @@ impl Server {
     }
 
     /// Of a kind.
-    pub fn port(&self, kind: &str) -> u64 {
+    pub(crate) fn port(&self, kind: &str) -> u64 {
         self.told[kind].as_u64().expect("it tells its ports")
     }
 
-    pub fn url(&self, kind: &str) -> String {
+    pub(crate) fn url(&self, kind: &str) -> String {
         format!("http://127.0.0.1:{}", self.port(kind))
     }
 
     /// What it is to do from now on.
-    pub fn control(&self, mut wanted: Value) {
+    pub(crate) fn control(&self, mut wanted: Value) {
         // The same ports after a restart.
         wanted["port"] = json!(self.told.get("grpc").unwrap_or(&self.told["http"]));
         wanted["http_port"] = self.told["http"].clone();
@@ -63,17 +63,17 @@ impl Server {
     }
 
     /// What came, message by message.
-    pub fn came(&self) -> Vec<Value> {
+    pub(crate) fn came(&self) -> Vec<Value> {
         let text = fs::read_to_string(&self.out).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let (child, told) = spawn(&self.words);
         assert_eq!(told["http"], self.told["http"], "it listens where it did");
         self.child = child;
