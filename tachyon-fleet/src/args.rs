@@ -104,12 +104,13 @@ pub struct Period {
 /// Arguments of `top`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-All tables are read into memory: for a few hosts or hours. For more, give the questions to an engine (tachyon-fleet sql). \
-Changes are differences of what was sampled, noise included: tachyon-bpf diff tells which are significant.")]
+Tables are read where they lie, column by column; memory is that of the distinct stacks. S3, Google and Azure take their keys from the clouds' own \
+variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …).
+Changes are differences of what was sampled, noise included: tachyon-fleet regressions tells which are significant.")]
 pub struct TopArgs {
-    /// Directory of tables
-    #[arg(value_name = "DIR")]
-    pub root: PathBuf,
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
 
     /// What changed between the two versions of each service that were first seen last (the label service.version)
     #[arg(long)]

@@ -5,9 +5,12 @@
 //! [`questions`] are asked of tables by [`top`], and by engines in [`sql`].
 
 mod args;
+pub mod columns;
 pub mod convert;
+pub mod facts;
 mod failure;
 pub mod hash;
+pub mod lake;
 pub mod load;
 pub mod net;
 pub mod place;

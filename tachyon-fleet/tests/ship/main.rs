@@ -1,5 +1,6 @@
 //! `ship` against servers: receivers that decode everything on published definitions, killed and restarted; hostile spools; TLS, tokens, proxies.
 
+mod collector;
 #[path = "../../../tests/support/not_run.rs"]
 mod not_run;
 mod outage;
@@ -7,6 +8,7 @@ mod secure;
 mod servers;
 mod stores;
 #[path = "../support/mod.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
 mod support;
 mod told;
 mod whole;
