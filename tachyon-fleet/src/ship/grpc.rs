@@ -24,7 +24,9 @@ where
     R: prost::Message + Default + Send + Sync + 'static,
 {
     let channel = Channel { server: Arc::clone(server) };
-    let mut client = tonic::client::Grpc::new(channel).send_compressed(CompressionEncoding::Gzip);
+    // Go's servers answer as they were asked.
+    let gzip = CompressionEncoding::Gzip;
+    let mut client = tonic::client::Grpc::new(channel).send_compressed(gzip).accept_compressed(gzip);
     let codec = tonic_prost::ProstCodec::<M, R>::default();
     let path = http::uri::PathAndQuery::from_static(path);
     match client.unary(Request::new(message), path, codec).await {

@@ -1,7 +1,7 @@
 //! The OpenTelemetry Collector, which decodes everything and passes it on to a receiver that compares it with the segments.
 
 use crate::servers::Server;
-use crate::{Host, expected, received, text};
+use crate::{Host, decoded, expected, text};
 use std::fs;
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -73,9 +73,18 @@ fn the_collector_passes_on_what_the_segments_say_though_it_is_killed() {
             collector = Some(start(&host, port));
         }
         let all = expected(&host.path("spool"));
-        until("all messages", || received(&receiver.came()[before..]).0 == all);
+        until("all messages", || decoded(&receiver.came()[before..]).0 == all);
         drop(shipper);
-        let (counts, again) = received(&receiver.came()[before..]);
+        for message in &receiver.came()[before..] {
+            // What it writes for an attribute without a value (0.152); what we write is held against the rules elsewhere.
+            let own = serde_json::json!(["attribute_table[0] is not the zero value"]);
+            assert!(
+                message["problems"] == own || message["problems"] == serde_json::json!([]),
+                "{}",
+                message["problems"]
+            );
+        }
+        let (counts, again) = decoded(&receiver.came()[before..]);
         assert_eq!(counts, all, "{protocol}");
         println!(
             "{protocol}: {} messages, {again} profiles twice, the Collector killed twice",
