@@ -11,7 +11,8 @@ Examples:
   tachyon-fleet convert app.tach -o lake/                  one recording, by tachyon-bpf or CPython 3.15
   tachyon-fleet convert lake/ -o all.tach                  back: for tachyon-bpf report, diff and export
   tachyon-fleet top lake/                                  top functions of each service
-  tachyon-fleet sql duckdb --from lake/ | duckdb           the same in an engine that you have
+  tachyon-fleet regressions s3://bucket/prefix             what changed with each service's newest version
+  tachyon-fleet sql duckdb --from lake/ | duckdb           the questions in an engine that you have
   tachyon-fleet ship --dry-run                             what the shipper would send, and to whom
 
 It runs as an ordinary user: to read the agent's spool takes its group, and nothing else.
@@ -34,6 +35,10 @@ pub(crate) enum Verb {
     Convert(ConvertArgs),
     /// Answer the fleet's three questions from tables: top functions, changes between versions, losses
     Top(TopArgs),
+    /// What changed between two versions of a service, and is more than noise
+    Diff(DiffArgs),
+    /// What changed with the newest version of each service
+    Regressions(RegressionsArgs),
     /// Print the same three questions as SQL for an engine, or run them with it
     Sql(SqlArgs),
 }
@@ -128,6 +133,57 @@ pub struct TopArgs {
     pub period: Period,
 
     /// Print JSON: an object with the key rows, a list of objects whose keys are the columns of the same question in SQL
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `diff`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The statistics are those of tachyon-bpf diff: replicates are blocks of time of each host, false discoveries among all functions are held at 1 %, and a function \
+that was renamed, split or inlined is set against its nearest common caller. Where both versions ran for a day or more, whole days are compared.")]
+pub struct DiffArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    /// Service; not needed where only one has two versions
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+
+    /// The version before [default: the one before the new one]
+    #[arg(long, value_name = "VERSION")]
+    pub old: Option<String>,
+
+    /// The version after [default: the one first seen last]
+    #[arg(long, value_name = "VERSION")]
+    pub new: Option<String>,
+
+    /// Compare before and after a moment instead of versions: 2026-11-22T19:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = second, conflicts_with_all = ["old", "new"])]
+    pub at: Option<SystemTime>,
+
+    #[command(flatten)]
+    pub period: Period,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `regressions`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Compares the two versions of each service that were first seen last (the label service.version), as diff does.")]
+pub struct RegressionsArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    #[command(flatten)]
+    pub period: Period,
+
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -6,6 +6,7 @@
 
 mod args;
 pub mod columns;
+pub mod compare;
 pub mod convert;
 pub mod facts;
 mod failure;
@@ -15,6 +16,7 @@ pub mod load;
 pub mod net;
 pub mod place;
 pub mod questions;
+pub mod regressions;
 pub mod restore;
 pub mod rows;
 pub mod segment;
@@ -53,6 +55,8 @@ fn run(line: CommandLine) -> anyhow::Result<()> {
         Verb::Ship(args) => ship::run(&args, &mut io::stdout()),
         Verb::Convert(args) => convert::run(&args, &mut io::stderr()),
         Verb::Top(args) => whole(|out| top::run(&args, out)),
+        Verb::Diff(args) => whole(|out| regressions::run_diff(&args, out)),
+        Verb::Regressions(args) => whole(|out| regressions::run(&args, out)),
         Verb::Sql(args) => whole(|out| sql::run(&args, out)),
     }
 }
