@@ -12,6 +12,7 @@ Examples:
   tachyon-fleet convert lake/ -o all.tach                  back: for tachyon-bpf report, diff and export
   tachyon-fleet top lake/                                  top functions of each service
   tachyon-fleet regressions s3://bucket/prefix             what changed with each service's newest version
+  tachyon-fleet page s3://bucket/prefix -o fleet.html      an overview for the browser
   tachyon-fleet sql duckdb --from lake/ | duckdb           the questions in an engine that you have
   tachyon-fleet ship --dry-run                             what the shipper would send, and to whom
 
@@ -39,6 +40,8 @@ pub(crate) enum Verb {
     Diff(DiffArgs),
     /// What changed with the newest version of each service
     Regressions(RegressionsArgs),
+    /// Write an overview of the fleet as one HTML file
+    Page(PageArgs),
     /// Print the same three questions as SQL for an engine, or run them with it
     Sql(SqlArgs),
 }
@@ -186,6 +189,28 @@ pub struct RegressionsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `page`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Services, their top functions over time, what changed with the newest versions, and which hosts lose samples. One file, which loads nothing; \
+deploy/grafana-dashboard.json is a dashboard for whom has Prometheus and Grafana.")]
+pub struct PageArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    /// The file
+    #[arg(short, long, value_name = "x.html")]
+    pub output: PathBuf,
+
+    /// Replace it if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    #[command(flatten)]
+    pub period: Period,
 }
 
 /// An engine with a dialect.

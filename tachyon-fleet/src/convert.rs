@@ -95,7 +95,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 /// A file in the directory of another, with the rights that a new file has there.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
+pub(crate) fn beside(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Less the umask.

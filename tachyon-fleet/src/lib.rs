@@ -14,6 +14,7 @@ pub mod hash;
 pub mod lake;
 pub mod load;
 pub mod net;
+pub mod page;
 pub mod place;
 pub mod questions;
 pub mod regressions;
@@ -23,6 +24,7 @@ pub mod segment;
 pub mod ship;
 pub mod sql;
 pub mod tables;
+pub mod timeline;
 pub mod top;
 
 use args::{CommandLine, Verb};
@@ -57,6 +59,7 @@ fn run(line: CommandLine) -> anyhow::Result<()> {
         Verb::Top(args) => whole(|out| top::run(&args, out)),
         Verb::Diff(args) => whole(|out| regressions::run_diff(&args, out)),
         Verb::Regressions(args) => whole(|out| regressions::run(&args, out)),
+        Verb::Page(args) => page::run(&args, &mut io::stderr()),
         Verb::Sql(args) => whole(|out| sql::run(&args, out)),
     }
 }

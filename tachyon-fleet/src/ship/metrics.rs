@@ -182,4 +182,34 @@ mod tests {
         assert_eq!(text.matches("# EOF").count(), 1);
         assert!(text.ends_with("# EOF\n") && !text.contains("\nx 1"));
     }
+
+    /// Each metric that the dashboard asks for is one of ours or the agent's, and it asks for them under their own names.
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let metrics = Metrics::default();
+        for family in [&metrics.errors, &metrics.refused_samples] {
+            family.get_or_create(&because("x", "tls")).inc();
+        }
+        let text = metrics.text(Path::new("/nonexistent"), true);
+        let agent = include_str!("../../../tachyon/src/cli/agent/state.rs");
+        let dashboard: serde_json::Value =
+            serde_json::from_str(include_str!("../../../deploy/grafana-dashboard.json")).unwrap();
+        let mut names = std::collections::BTreeSet::new();
+        for panel in dashboard["panels"].as_array().unwrap() {
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                let words = target["expr"].as_str().unwrap().split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                names.extend(words.filter(|word| word.starts_with("tachyon_")).map(str::to_owned));
+            }
+        }
+        assert!(names.len() >= 15, "{names:?}");
+        for name in names {
+            let family = name.trim_end_matches("_total");
+            let own = text.lines().any(|line| line.starts_with(&format!("# TYPE {family} ")));
+            let mut of_agent = family.trim_start_matches("tachyon_");
+            for unit in ["_bytes", "_seconds"] {
+                of_agent = of_agent.trim_end_matches(unit);
+            }
+            assert!(own || agent.contains(&format!("\"{of_agent}\"")), "{name}");
+        }
+    }
 }
