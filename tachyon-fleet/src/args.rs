@@ -245,7 +245,7 @@ impl Engine {
 Prints views (samples, stacks, frames, loss, stack_frames) and three queries: top functions of the fleet by service, what changed \
 between two versions, which hosts lose samples. All give the same rows in all engines, and as tachyon-fleet top.
 
---run uses python3's module duckdb or chdb, and prints the rows of each query as a list of JSON objects.")]
+--run uses python3's module duckdb, chdb or pyspark (SPARK_MASTER names a cluster), and prints the rows of each query as a list of JSON objects.")]
 pub struct SqlArgs {
     /// Engine
     #[arg(value_enum, value_name = "ENGINE")]
