@@ -74,9 +74,11 @@ pub struct ShipArgs {
 OUT that ends in .tach is written from tables; otherwise OUT is a directory, and gets the files
   TABLE/date=YYYY-MM-DD/hour=HH/service=NAME/HOST-START-SEQ.parquet
 of the tables samples, stacks, frames and loss (docs/fleet.md). The same input gives the same files with the same bytes, so a \
-second run changes nothing.")]
+second run changes nothing.
+
+Tables become larger ones: one file of each table, hour and service for all hosts, and with --slice 1h a twentieth of the rows.")]
 pub struct ConvertArgs {
-    /// TACH files, or directories of them (a spool, with its accounts); with -o OUT.tach, directories of tables
+    /// TACH files, or directories of them (a spool, with its accounts); or a directory or s3://bucket/prefix of tables
     #[arg(value_name = "IN", required = true)]
     pub inputs: Vec<PathBuf>,
 

@@ -6,6 +6,7 @@
 
 mod args;
 pub mod columns;
+pub mod compact;
 pub mod compare;
 pub mod convert;
 pub mod facts;

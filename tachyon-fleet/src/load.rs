@@ -81,7 +81,11 @@ fn batches(path: &Path) -> anyhow::Result<impl Iterator<Item = anyhow::Result<Re
 }
 
 impl Tables {
-    fn add(&mut self, table: Table, batch: &RecordBatch, texts: &mut Texts) -> anyhow::Result<()> {
+    /// Adds rows of a table.
+    ///
+    /// # Errors
+    /// When they are not what this program writes.
+    pub(crate) fn add(&mut self, table: Table, batch: &RecordBatch, texts: &mut Texts) -> anyhow::Result<()> {
         let columns = Columns { batch };
         match table {
             Table::Samples => samples(&columns, texts, &mut self.samples),
@@ -165,7 +169,7 @@ fn frames(columns: &Columns<'_>, texts: &mut Texts, rows: &mut HashMap<i64, Fram
 
 /// Equal texts and labels, kept once.
 #[derive(Default)]
-struct Texts {
+pub(crate) struct Texts {
     texts: HashSet<Arc<str>>,
     labels: HashSet<Arc<Labels>>,
 }
