@@ -21,6 +21,7 @@ use crate::discover::watch::WatchEvent;
 use crate::inspect::ElfCache;
 use crate::kernel::{Kernel, KernelError};
 use crate::merge::comm_text;
+use crate::remote::ledger::{self, Work, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
@@ -221,7 +222,12 @@ impl Follower {
                 // At once, if it may: it may live for a few milliseconds only.
                 let user = user_of(pid);
                 let now = Instant::now();
-                if self.queue.may(pid, user, now) { self.look_for(pid, user, false) } else { self.queue.ask(pid, user) }
+                if self.queue.may(pid, user, now) {
+                    self.look_for(pid, user, false);
+                } else {
+                    ledger::put_off(Work::Look, pid, user);
+                    self.queue.ask(pid, user);
+                }
             }
             kind::EXIT => {
                 self.decided(pid);
@@ -393,10 +399,4 @@ impl Follower {
 /// Whether an entry says that a wanted process is no CPython.
 fn is_other(entry_flags: u32) -> bool {
     entry_flags & (flags::SELECTED | flags::PYTHON | flags::NOT_PYTHON) == flags::SELECTED | flags::NOT_PYTHON
-}
-
-/// Whose process it is: the owner of its folder, whom looking at it is charged to. Of one that is gone nobody's.
-fn user_of(pid: u32) -> u32 {
-    use std::os::unix::fs::MetadataExt as _;
-    std::fs::metadata(format!("/proc/{pid}")).map_or(u32::MAX, |folder| folder.uid())
 }

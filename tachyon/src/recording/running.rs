@@ -24,7 +24,7 @@ use crate::events::{Reader, ReaderStats, Sent};
 use crate::kernel::{self, Event, Kernel, WaitTotals, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
-use crate::remote::{End, Patience, not_waited_for};
+use crate::remote::{End, Patience, ledger};
 use crate::report::{SegmentReport, StartReport};
 use crate::sinks::Sink;
 use crate::types::KtimeNs;
@@ -260,7 +260,8 @@ impl Running {
         let mut profile = Profile { meta: meta(&self.parts.request), ..Profile::default() };
         profile.meta.python_version = targets::newest_version(&lock(&self.parts.registry)).unwrap_or_default();
         let sink = open(&profile)?;
-        let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
+        let request = &self.parts.request;
+        let mut next = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         self.look_again();
         let waits = self.parts.request.waits.are_wanted();
         let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
@@ -328,7 +329,7 @@ impl Running {
             counts.notes.extend(mapped.notes.iter().cloned());
         }
         let since = if self.since.sequence == 0 { self.parts.opened } else { self.since.start };
-        counts.notes.extend(not_waited_for(since));
+        counts.notes.extend(ledger::refused(since));
         targets::complete(&mut made, &counts, request.arguments);
         let cpu_ns = counts.python_cpu_ns();
         let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));

@@ -1,13 +1,11 @@
-//! What processes and their users cost the profiler, and how much they may.
-//!
-//! Whoever reads for a process what that process or its user made charges it here. An allowance grows with time, so that a
-//! recording of days does not run out of it, and what is refused is told by name.
+//! Waiting for pages and files that do not come: by process, by file system, and by user.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use super::RemoteProcess;
+use super::user_of;
+use crate::remote::RemoteProcess;
 use crate::types::Pid;
 
 /// What one process, or one mounted file system, may make the profiler wait: this at once, and 1/16 of the time.
@@ -35,7 +33,7 @@ impl Allowance {
 
 /// Who is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Debtor {
+pub(in crate::remote) enum Debtor {
     /// A process, for its memory and for what `/proc` says of it.
     Process(Pid),
     /// A process, for the files at paths of its own root directory.
@@ -59,7 +57,7 @@ struct Account {
 
 /// All accounts.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(in crate::remote) struct Waits {
     since: Instant,
     accounts: HashMap<Debtor, Account>,
     users: HashMap<u32, Total>,
@@ -71,13 +69,13 @@ struct Total {
     hanging: u32,
 }
 
-impl Ledger {
-    pub(super) fn new() -> Self {
+impl Waits {
+    pub(in crate::remote) fn new() -> Self {
         Self { since: Instant::now(), accounts: HashMap::new(), users: HashMap::new() }
     }
 
     /// Whether a read may be begun.
-    pub(super) fn may(&mut self, debtor: Debtor) -> bool {
+    pub(in crate::remote) fn may(&mut self, debtor: Debtor) -> bool {
         let time = self.since.elapsed();
         let Some(account) = self.accounts.get_mut(&debtor) else { return true };
         let hanging = self.users.get(&account.user).map_or(0, |user| user.hanging);
@@ -96,7 +94,7 @@ impl Ledger {
 
     /// How much longer a read may be waited for that has already taken its time: `usual`, or hardly any of a user who has
     /// made the profiler wait too often.
-    pub(super) fn patience(&mut self, debtor: Debtor, pid: Pid, usual: Duration) -> Duration {
+    pub(in crate::remote) fn patience(&mut self, debtor: Debtor, pid: Pid, usual: Duration) -> Duration {
         let time = self.since.elapsed();
         let user = self.account(debtor, pid).user;
         let spent = self.users.get(&user).is_some_and(|user| user.waited >= USER.after(time));
@@ -104,7 +102,7 @@ impl Ledger {
     }
 
     /// A read was waited for, and came.
-    pub(super) fn waited(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
+    pub(in crate::remote) fn waited(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
         let account = self.account(debtor, pid);
         account.waited += wait;
         let user = account.user;
@@ -112,7 +110,7 @@ impl Ledger {
     }
 
     /// A read was given up after so long.
-    pub(super) fn given_up(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
+    pub(in crate::remote) fn given_up(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
         let account = self.account(debtor, pid);
         account.waited += wait;
         account.hangs = true;
@@ -123,7 +121,7 @@ impl Ledger {
     }
 
     /// A read that was given up has come after all.
-    pub(super) fn came(&mut self, debtor: Debtor) {
+    pub(in crate::remote) fn came(&mut self, debtor: Debtor) {
         let Some(account) = self.accounts.get_mut(&debtor) else { return };
         if std::mem::take(&mut account.hangs)
             && let Some(user) = self.users.get_mut(&account.user)
@@ -133,7 +131,7 @@ impl Ledger {
     }
 
     /// What was refused since then, in words.
-    pub(super) fn refused(&self, since: Instant) -> Vec<String> {
+    pub(in crate::remote) fn refused(&self, since: Instant) -> Vec<String> {
         let told = |account: &&Account| account.told_at.is_some_and(|at| at >= since);
         let refused = self.accounts.iter().filter(|(_, account)| told(account));
         let mut notes: Vec<String> = refused
@@ -159,7 +157,7 @@ impl Ledger {
         match self.accounts.entry(debtor) {
             Entry::Occupied(account) => account.into_mut(),
             Entry::Vacant(free) => free.insert(Account {
-                user: RemoteProcess::at(pid).real_uid().unwrap_or(u32::MAX),
+                user: user_of(pid.0),
                 pid,
                 start_ticks: start_of(pid),
                 waited: Duration::ZERO,
@@ -203,58 +201,58 @@ mod tests {
     #[test]
     fn what_hangs_is_refused_until_it_comes() {
         let (debtor, pid) = myself();
-        let (mut ledger, start) = (Ledger::new(), Instant::now());
-        assert!(ledger.may(debtor));
-        assert!(ledger.refused(start).is_empty());
-        ledger.given_up(debtor, pid, Duration::from_millis(100));
-        assert!(!ledger.may(debtor));
-        assert!(ledger.refused(start)[0].contains(&format!("pid {pid} ")), "{:?}", ledger.refused(start));
-        assert!(ledger.may(Debtor::FileSystem(1)), "others are not");
-        ledger.came(debtor);
-        assert!(ledger.may(debtor));
+        let (mut waits, start) = (Waits::new(), Instant::now());
+        assert!(waits.may(debtor));
+        assert!(waits.refused(start).is_empty());
+        waits.given_up(debtor, pid, Duration::from_millis(100));
+        assert!(!waits.may(debtor));
+        assert!(waits.refused(start)[0].contains(&format!("pid {pid} ")), "{:?}", waits.refused(start));
+        assert!(waits.may(Debtor::FileSystem(1)), "others are not");
+        waits.came(debtor);
+        assert!(waits.may(debtor));
     }
 
     #[test]
     fn slow_answers_are_an_allowance() {
         let (debtor, pid) = myself();
-        let mut ledger = Ledger::new();
-        ledger.waited(debtor, pid, Duration::from_millis(900));
-        assert!(ledger.may(debtor));
-        ledger.waited(debtor, pid, Duration::from_millis(900));
-        assert!(!ledger.may(debtor));
-        ledger.since -= Duration::from_secs(60);
-        assert!(ledger.may(debtor), "it grows with time");
+        let mut waits = Waits::new();
+        waits.waited(debtor, pid, Duration::from_millis(900));
+        assert!(waits.may(debtor));
+        waits.waited(debtor, pid, Duration::from_millis(900));
+        assert!(!waits.may(debtor));
+        waits.since -= Duration::from_secs(60);
+        assert!(waits.may(debtor), "it grows with time");
     }
 
     #[test]
     fn a_user_has_one_for_all() {
         let (_, pid) = myself();
-        let mut ledger = Ledger::new();
+        let mut waits = Waits::new();
         let usual = Duration::from_millis(100);
-        assert_eq!(ledger.patience(Debtor::FileSystem(99), pid, usual), usual);
+        assert_eq!(waits.patience(Debtor::FileSystem(99), pid, usual), usual);
         for device in 0..8 {
-            ledger.given_up(Debtor::FileSystem(device), pid, Duration::from_millis(600));
+            waits.given_up(Debtor::FileSystem(device), pid, Duration::from_millis(600));
         }
-        assert_eq!(ledger.patience(Debtor::FileSystem(99), pid, usual), Duration::ZERO);
-        assert!(!ledger.may(Debtor::FileSystem(99)), "as many hang as may");
+        assert_eq!(waits.patience(Debtor::FileSystem(99), pid, usual), Duration::ZERO);
+        assert!(!waits.may(Debtor::FileSystem(99)), "as many hang as may");
     }
 
     #[test]
     fn a_reused_pid_is_somebody_else() {
         let (debtor, pid) = myself();
-        let mut ledger = Ledger::new();
-        ledger.given_up(debtor, pid, Duration::from_secs(5));
-        ledger.accounts.get_mut(&debtor).expect("it has one").start_ticks -= 1;
-        assert!(ledger.may(debtor));
+        let mut waits = Waits::new();
+        waits.given_up(debtor, pid, Duration::from_secs(5));
+        waits.accounts.get_mut(&debtor).expect("it has one").start_ticks -= 1;
+        assert!(waits.may(debtor));
     }
 
     #[test]
     fn there_are_never_more_accounts_than_that() {
         let (_, pid) = myself();
-        let mut ledger = Ledger::new();
+        let mut waits = Waits::new();
         for device in 0..2 * MAX_ENTRIES as u64 {
-            ledger.waited(Debtor::FileSystem(device), pid, Duration::from_millis(device));
-            assert!(ledger.accounts.len() <= MAX_ENTRIES);
+            waits.waited(Debtor::FileSystem(device), pid, Duration::from_millis(device));
+            assert!(waits.accounts.len() <= MAX_ENTRIES);
         }
     }
 }
