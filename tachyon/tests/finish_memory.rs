@@ -43,11 +43,11 @@ struct Shape {
 }
 
 const SHAPES: [Shape; 5] = [
-    Shape { stacks: 20_000, depth: 40, frames: 2_000, name: 20, threads: 4 },
-    Shape { stacks: 1_000, depth: 250, frames: 1_000, name: 4_000, threads: 1 },
-    Shape { stacks: 20_000, depth: 2, frames: 20_000, name: 60, threads: 1 },
-    Shape { stacks: 200, depth: 10, frames: 100, name: 30, threads: 5_000 },
-    Shape { stacks: 60_000, depth: 12, frames: 500, name: 200, threads: 30 },
+    Shape { stacks: 4_000, depth: 40, frames: 500, name: 20, threads: 4 },
+    Shape { stacks: 300, depth: 250, frames: 600, name: 4_000, threads: 1 },
+    Shape { stacks: 6_000, depth: 2, frames: 6_000, name: 60, threads: 1 },
+    Shape { stacks: 200, depth: 10, frames: 100, name: 30, threads: 2_000 },
+    Shape { stacks: 10_000, depth: 12, frames: 500, name: 200, threads: 30 },
 ];
 
 const FORMATS: [Format; 9] = [

@@ -168,8 +168,11 @@ fn processes() -> String {
     Metadata { processes, report, ..Metadata::default() }.to_entry()
 }
 
-/// All of them, by name.
-fn files() -> [(&'static str, fn() -> File); 9] {
+/// How a file is made, by its name.
+type Named = (&'static str, fn() -> File);
+
+/// All of them.
+fn files() -> [Named; 9] {
     [
         ("one repeat", || repeats(&[1, 3])),
         ("uneven repeats", || repeats(&[1, 3, 2, 3, 1, 2, 5, 3])),
@@ -203,6 +206,7 @@ fn run(words: &[&str]) -> (Duration, u64, Option<i32>, String) {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .env("TMPDIR", DIRECTORY.path());
+    #[expect(clippy::zombie_processes, reason = "it is waited for by another call, which tells what it has used")]
     let mut child = command.spawn().expect("it runs");
     let mut said = String::new();
     let mut stderr = child.stderr.take().expect("it is a pipe");

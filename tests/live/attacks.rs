@@ -4,7 +4,7 @@
 //! `docs/limits.md` has what each of these may cost. Programs that lie about their memory are in `hostile.rs`.
 
 use crate::hostile::only;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 use tachyon_tests::{
@@ -137,8 +137,10 @@ impl Attack {
             self.keeps(&recording, &[target.pid()], stretches);
             expect::check_stacks(&only(&recording, target.pid()).without_native(), &target.facts, 0.99);
         }
-        // Each runs in few pieces: it is the only one of its kind at a time.
         self.keeps(&recording, &short, switches);
+        let of_short = recording.report.processes.iter().filter(|process| short.contains(&process.pid));
+        let (met, early) = of_short.fold((0, 0), |sum, of| (sum.0 + of.samples, sum.1 + of.uninspected));
+        println!("{}: {early} of {} runs of short programs came before they were looked at", self.name, met + early);
         for &pid in &short {
             let recorded = only(&recording, pid);
             let known = recorded.samples.iter().filter(|sample| {
@@ -166,6 +168,9 @@ impl Attack {
         assert!(memory <= MEMORY, "{name}: {memory} bytes: {report:#?}");
         assert!(!report.notes.iter().any(|note| note.contains("the recording ends")), "{name}: {:?}", report.notes);
         let lost: u64 = report.loss.values().sum();
+        // Whose they are nobody knows; as many as that may be an honest program's.
+        let full = recording.lost("ring_full") as f64;
+        assert!(full <= (1.0 - KEPT) * (report.stored as f64 + full), "{name}: the ring was full: {:?}", report.loss);
         assert_eq!(recording.stderr.contains("nothing lost"), lost == 0, "{name}: {}", recording.stderr);
     }
 

@@ -4,6 +4,7 @@
 //! one that starts between is seen twice rather than never; the sampling event last.
 
 use super::account::Stats;
+use super::cpus::Cpus;
 use super::follow::{Follow, Follower, Wanted, lock};
 use super::made::Made;
 use super::memory::{self, Memory};
@@ -220,6 +221,7 @@ impl Opened {
         lock(&kernel).attach_waits()?;
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
         let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
+        let cpus = Cpus::start(&kernel, &registry)?;
         let threads = Threads { reader, follow, sender, maker, mapper };
         let parts = Parts {
             request,
@@ -229,6 +231,7 @@ impl Opened {
             children,
             live,
             limiter,
+            cpus,
             event,
             start,
             opened: self.opened,

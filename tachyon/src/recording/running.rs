@@ -6,6 +6,7 @@
 //! end is the same with the event detached: then the counters stand still.
 
 use super::account::{self, Facts, Read, Stats, Used};
+use super::cpus::Cpus;
 use super::follow::{Follow, lock};
 use super::made::Made;
 use super::memory;
@@ -77,6 +78,7 @@ pub(super) struct Parts {
     pub children: Children,
     pub live: Arc<Live>,
     pub limiter: Limiter,
+    pub cpus: Cpus,
     pub event: Event,
     pub start: StartReport,
     pub opened: Instant,
@@ -406,6 +408,7 @@ impl Running {
     /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
+        self.parts.cpus.stop();
         let waits = self.parts.request.waits.are_wanted();
         // It takes a while: running threads are sampled as long as waiting ones are.
         let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
@@ -468,6 +471,7 @@ impl Drop for Running {
         // Only where it was not finished.
         let Some(Threads { reader, follow, sender, maker, mapper }) = self.threads.take() else { return };
         self.parts.limiter.stop();
+        self.parts.cpus.stop();
         self.parts.end.come();
         // There is nobody left to tell of what fails.
         lock(&self.parts.kernel).detach_sampling();

@@ -422,7 +422,14 @@ impl Worker {
         let mapped = digest(&maps);
         let generated = trampolines_of(&process, &maps);
         if mapped != known.mapped {
-            let code = maps.iter().map(|mapping| self.code(&process, mapping, &generated)).collect();
+            let mut code = Vec::with_capacity(maps.len());
+            for mapping in &maps {
+                // Files may take long, and the recording may be over.
+                if self.stop.load(Ordering::Acquire) {
+                    return;
+                }
+                code.push(self.code(&process, mapping, &generated));
+            }
             let before = self.spaces.get(known.image, known.instance);
             // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
             self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));

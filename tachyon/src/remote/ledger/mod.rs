@@ -140,13 +140,13 @@ impl Debts {
     /// The same as far as the process is concerned.
     #[must_use]
     pub fn process_may(&self, pid: u32, cost: Duration, now: Instant) -> bool {
-        self.processes.get(&pid).is_none_or(|debt| debt.has_room(self.work.allowances().0, cost, now))
+        debt_of(&self.processes, pid, now).has_room(self.work.allowances().0, cost, now)
     }
 
     /// The same as far as the user is.
     #[must_use]
     pub fn user_may(&self, user: u32, cost: Duration, now: Instant) -> bool {
-        self.users.get(&user).is_none_or(|debt| debt.has_room(self.work.allowances().1, cost, now))
+        debt_of(&self.users, user, now).has_room(self.work.allowances().1, cost, now)
     }
 
     /// When something can be begun again.
@@ -190,6 +190,10 @@ impl Debts {
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
     }
+}
+
+fn debt_of(debts: &HashMap<u32, Debt>, whose: u32, now: Instant) -> Debt {
+    debts.get(&whose).copied().unwrap_or(Debt::none(now))
 }
 
 /// Everything that is charged.
