@@ -69,6 +69,8 @@ def long_names(_folder):
             for function in functions:
                 function()
 
+    # What it takes of the processors is not the point.
+    os.nice(5)
     children(24, work)
 
 

@@ -323,10 +323,11 @@ impl Follower {
 
     /// Looks at a process at the expense of its user.
     fn look_for(&mut self, pid: u32, user: u32, last_look: bool) {
-        let begun = Instant::now();
+        let begun = ledger::thread_time();
         self.look(pid, last_look);
-        let now = Instant::now();
-        self.queue.spent(pid, user, now - begun, now);
+        // A helper has worked for it as long as this thread; waiting for a processor is nobody's fault.
+        let took = 2 * ledger::thread_time().saturating_sub(begun);
+        self.queue.spent(pid, user, took, Instant::now());
     }
 
     /// Decides on everything that is still open, until then: the recording ends. False when there was not the time.

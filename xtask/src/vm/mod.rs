@@ -6,6 +6,7 @@
 
 mod events;
 mod guest;
+mod hotplug;
 mod initramfs;
 mod kernels;
 mod kick;
