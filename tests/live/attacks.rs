@@ -131,8 +131,13 @@ impl Attack {
         let switches = stretches(before.pid()) - switches;
         running.signal(libc::SIGTERM);
         let asked = Instant::now();
-        let recording = running.finish_with(|child| ended(child, &mut attacker));
-        let took = asked.elapsed();
+        let mut took = Duration::ZERO;
+        let recording = running.finish_with(|child| {
+            let output = ended(child, &mut attacker);
+            // Reading and judging the file is the test's.
+            took = asked.elapsed();
+            output
+        });
         self.judge(&recording, took);
         for (target, stretches) in [(&before, switches), (&later, stretches(later.pid()))] {
             self.keeps(&recording, &[target.pid()], stretches);
