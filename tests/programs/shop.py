@@ -1,98 +1,92 @@
-"""Takes orders from a queue, prices them, renders a page, packs and stores it, in four threads. Argument: for how many seconds."""
+"""Work as services have it, all over the standard library: shop.py SEED SECONDS. Which kinds of work there are, and how much of each, is the seed's."""
+import ast
+import csv
+import decimal
+import difflib
+import email
+import fractions
 import hashlib
+import html.parser
+import io
 import json
-import queue
+import random
 import re
-import sqlite3
+import statistics
 import sys
-import threading
+import textwrap
 import time
+import xml.etree.ElementTree as etree
 import zlib
 
-ORDER = re.compile(r"(\w+)=([\w.]+)")
-LOCK = threading.Lock()
-STOP = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 20)
+RANDOM = random.Random(int(sys.argv[1]))
+TEXT = " ".join("".join(RANDOM.choices("abcdefghij", k=RANDOM.randint(2, 9))) for _ in range(400))
+DATA = [{"id": number, "name": TEXT[number : number + 9], "tags": TEXT[number : number + 40].split()} for number in range(60)]
+PAGE = "<ul>" + "".join(f"<li class='x'>{row['name']}</li>" for row in DATA) + "</ul>"
 
 
-class Pricing:
-    def __init__(self):
-        self.table = {f"item{i}": 1.0 + i % 17 for i in range(4000)}
-
-    def discount(self, customer, total):
-        rate = 0.0
-        for step in range(60):
-            rate += (hash((customer, step)) % 7) / 1000
-        return total * (1 - min(rate, 0.3))
-
-    def price(self, order):
-        total = sum(self.table.get(name, 1.0) * count for name, count in order["items"])
-        return self.discount(order["customer"], total)
+class Items(html.parser.HTMLParser):
+    def handle_data(self, data):
+        self.last = data.strip()
 
 
-def parse(line):
-    fields = dict(ORDER.findall(line))
-    items = [(f"item{i}", int(fields["n"]) % (i + 1)) for i in range(40)]
-    return {"customer": fields["customer"], "items": items}
+def api():
+    return json.loads(json.dumps(DATA, indent=1))
 
 
-def render(order, total):
-    rows = "".join(f"<tr><td>{name}</td><td>{count}</td></tr>" for name, count in order["items"])
-    return f"<table>{rows}</table><p>{total:.2f}</p>"
+def log():
+    return [re.sub(r"\b([a-c]+)(\w)", r"\2\1", line) for line in textwrap.wrap(TEXT, 70)]
 
 
-def pack(order, page):
-    text = json.dumps({"order": order, "page": page})
-    return zlib.compress(text.encode(), 6)
+def pack():
+    return zlib.decompress(zlib.compress(TEXT.encode() * 4, 6))
 
 
-def sign(blob):
-    return hashlib.sha256(blob * 40).hexdigest()
+def page():
+    Items().feed(PAGE)
+    return etree.tostring(etree.fromstring(PAGE))
 
 
-def store(db, key, blob):
-    with LOCK:
-        db.execute("insert or replace into pages values (?, ?)", (key, blob))
-        if key.startswith("0"):
-            db.commit()
+def report():
+    rows = list(csv.DictReader(io.StringIO("a,b\n" + "\n".join(f"{n},{n * 7 % 13}" for n in range(80)))))
+    return statistics.stdev(float(row["b"]) for row in rows), statistics.median(int(row["a"]) for row in rows)
 
 
-def worker(tasks, db):
-    pricing = Pricing()
-    while True:
-        line = tasks.get()
-        if line is None:
-            return
-        order = parse(line)
-        total = pricing.price(order)
-        page = render(order, total)
-        blob = pack(order, page)
-        store(db, sign(blob), blob)
+def money():
+    return sum(decimal.Decimal(n) / 7 for n in range(1, 60)), sum(fractions.Fraction(1, n) for n in range(1, 25))
 
 
-def report(db):
-    while time.monotonic() < STOP:
-        time.sleep(0.5)
-        with LOCK:
-            sizes = [len(blob) for (blob,) in db.execute("select blob from pages limit 3000")]
-        sorted(sizes, key=lambda size: -size)
+def review():
+    return list(difflib.unified_diff(TEXT.split()[:60], TEXT.split()[5:65]))
 
 
-def main():
-    db = sqlite3.connect(":memory:", check_same_thread=False)
-    db.execute("create table pages (key primary key, blob)")
-    tasks = queue.Queue(64)
-    workers = [threading.Thread(target=worker, args=(tasks, db), name=f"worker-{i}") for i in range(3)]
-    reporter = threading.Thread(target=report, args=(db,), name="reporter")
-    for thread in [*workers, reporter]:
-        thread.start()
-    n = 0
-    while time.monotonic() < STOP:
-        n += 1
-        tasks.put(f"customer=c{n % 997} n={n} sku=a{n}")
-    for _ in workers:
-        tasks.put(None)
-    for thread in [*workers, reporter]:
-        thread.join()
+def source():
+    return ast.dump(ast.parse("def f(a, b=1):\n    return [x * b for x in a if x]\n" * 6))
 
 
-main()
+def mail():
+    return email.message_from_string(f"From: a@b\nSubject: {TEXT[:30]}\n\n{TEXT}").get_payload()
+
+
+def sign():
+    return hashlib.pbkdf2_hmac("sha256", TEXT.encode(), b"salt", 300)
+
+
+def order():
+    return sorted(DATA, key=lambda row: (len(row["tags"]), row["name"]))
+
+
+WORK = [api, log, pack, page, report, money, review, source, mail, sign, order]
+WEIGHTS = [RANDOM.random() ** 2 + 0.02 for _ in WORK]
+
+
+def handle():
+    RANDOM.choices(WORK, WEIGHTS)[0]()
+
+
+def serve(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        handle()
+
+
+serve(float(sys.argv[2]))

@@ -39,7 +39,14 @@ pub enum Edit<'a> {
     /// Not at all.
     None,
     /// A part of a function's samples is another function, [`SMALL`], which has this share of all, and `slower` takes more of it.
-    Small { function: &'a str, share: f64, slower: f64 },
+    Small {
+        /// Whose part it is.
+        function: &'a str,
+        /// Of all samples.
+        share: f64,
+        /// 0.05: it takes five percent more.
+        slower: f64,
+    },
     /// The function has another name, [`NEW`].
     Renamed(&'a str),
     /// Half of what the function does, another one does that it calls: [`NEW`].
