@@ -29,6 +29,7 @@ mod kernel_frames;
 mod killed;
 mod layouts;
 mod limits;
+mod line_heat;
 mod many;
 mod mixed;
 mod mixed_truth;
