@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use tachyon_tests::viewers::run;
-use tachyon_tests::{Interpreter, Profiler, Target, binary, judge, live, on_each_interpreter};
+use tachyon_tests::{Interpreter, Profiler, ShownFrame, Target, binary, judge, on_each_interpreter};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15]: lines_have_what_they_called);
 
@@ -74,7 +74,7 @@ fn lines_have_what_they_called(interpreter: &Interpreter) {
     let expected = ours(&lines);
     let own: u64 = expected.values().map(|&(own, _)| own).sum();
     let in_c = recording.recorded.samples.iter();
-    let in_c = in_c.filter(|sample| recording.recorded.leaf(sample).is_some_and(|leaf| leaf.is_native())).count();
+    let in_c = in_c.filter(|sample| recording.recorded.leaf(sample).is_some_and(ShownFrame::is_native)).count();
     let total = recording.report.stored;
     println!("{}: {own} of {total} samples are a line's own; {in_c} in C", interpreter.name);
     assert!(total > 300 && in_c as u64 * 10 > total && own * 100 >= total * 97, "{own} of {total}, {in_c} in C");

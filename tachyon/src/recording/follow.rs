@@ -13,6 +13,7 @@ pub(super) use thread::Follow;
 
 use self::decision::is_library;
 use self::queue::Queue;
+use super::expected::{Expected, files_of};
 use super::native::News;
 use super::registry::{ProcessInfo, Program, Registry, cpu_time_ns};
 use super::samples::SETTLED;
@@ -24,6 +25,7 @@ use crate::merge::comm_text;
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -171,6 +173,14 @@ impl Follower {
         lock(&self.kernel).set_process(pid, &entry)?;
         lock(&self.registry).insert(fresh, ProcessInfo::new(pid, fresh, Program::Unknown, 0));
         Ok(())
+    }
+
+    /// Looks into the files of the program that such a process will execute.
+    pub fn look_ahead(&mut self, pid: Pid, program: &Path) {
+        for Expected { file, is_exe } in files_of(&RemoteProcess::at(pid), program) {
+            let interpreter = self.cache.expect(&file, is_exe);
+            self.news(|| News::Expected { file: Arc::new(file), interpreter });
+        }
     }
 
     /// Whether a process has an entry that says what it is, of its own or from its parent.

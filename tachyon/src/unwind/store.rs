@@ -18,7 +18,7 @@ use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
 use super::trampoline::ARENA;
 use crate::remote::elf::{Elf, ReadAt};
-use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteProcess};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -65,6 +65,12 @@ pub struct Wanted<'a> {
 
 /// Of the memory for rows, what is filled with tables that no sample has asked for: one in so many parts.
 const UNASKED: u32 = 8;
+
+/// Of the memory for rows, what is filled with windows that no sample has asked for: one in so many parts.
+const MOST_BESIDE: u32 = 4;
+
+/// Windows of those that are made at a time: some 40 ms.
+const AT_A_TIME: usize = 8;
 
 /// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
@@ -238,6 +244,27 @@ impl UnwindTables {
         Ok((Space { image: wanted.image, first, count, version: self.calls as u32, _pad: 0 }, more))
     }
 
+    /// Makes the rows of a file that a process is about to map, if they are few, or those of an interpreter.
+    pub fn expect(&mut self, file: &MappedFile, interpreter: bool, memory: &mut impl TableMemory) {
+        let source = Source::File(file.identity());
+        let Some(elf) =
+            file.open().ok().and_then(|file| Elf::parse(file).ok()).filter(|_| !self.known.contains_key(&source))
+        else {
+            return;
+        };
+        let rules = rules_len(&elf).unwrap_or_default();
+        let room = self.rows.used <= self.rows.size / UNASKED;
+        if !interpreter && (rules > MOST_UNASKED || !room) {
+            return;
+        }
+        // What is wrong with a file is told when a process has it.
+        let Ok(table) = compile_own(&elf) else { return };
+        let in_use = self.known.keys().copied().collect();
+        if let Some(table) = self.place(&table, u64::MAX, &in_use, memory) {
+            self.remember(source, Known::Placed(Placed::whole(table, rules, code_of(&elf), self.calls)));
+        }
+    }
+
     /// Makes the rows of the window that holds an address of a process, if they are not made yet. True: a [`Space`] of this
     /// version does not have them, and the next one will.
     pub fn meet(
@@ -250,8 +277,9 @@ impl UnwindTables {
     ) -> bool {
         let Ok(file) = process.mapped_file(mapping) else { return false };
         let source = Source::File(file.identity());
-        let Some(Known::Placed(placed)) = self.known.get(&source) else { return false };
+        let Some(Known::Placed(placed)) = self.known.get_mut(&source) else { return false };
         let Some((_, vaddr)) = placed.addresses(mapping) else { return false };
+        placed.met = true;
         let vaddr = address.wrapping_sub(mapping.start).wrapping_add(vaddr);
         if let Some((_, table)) = placed.tables.range(..=vaddr).next_back().filter(|(_, table)| vaddr < table.end) {
             return u32::try_from(table.made).is_ok_and(|made| made >= version);
@@ -259,12 +287,49 @@ impl UnwindTables {
         let Some((windows, window)) = placed.windows.and_then(|windows| Some((windows, windows.at(vaddr)?))) else {
             return false;
         };
+        self.make(&file, &path_of(mapping), &windows, &window, memory)
+    }
+
+    /// Makes some of the windows that are missing of files in which samples were met, while less than a quarter of the memory is in use:
+    /// each of them would cost a sample to be asked for. Whether it made any, and whether there are more.
+    pub fn make_more(
+        &mut self,
+        process: &RemoteProcess,
+        maps: &[Mapping],
+        memory: &mut impl TableMemory,
+    ) -> (bool, bool) {
+        let (mut made, mut left) = (false, AT_A_TIME);
+        for mapping in maps.iter().filter(|mapping| mapping.executable) {
+            let Some(file) = process.mapped_file(mapping).ok() else { continue };
+            let source = Source::File(file.identity());
+            while let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
+                if left == 0 || self.rows.used > self.rows.size / MOST_BESIDE {
+                    return (made, left == 0);
+                }
+                let Some((windows, window)) = placed.missing() else { break };
+                left -= 1;
+                made |= self.make(&file, &path_of(mapping), &windows, &window, memory);
+            }
+        }
+        (made, false)
+    }
+
+    /// Makes a window of a file. True when it is there now.
+    fn make(
+        &mut self,
+        file: &MappedFile,
+        path: &str,
+        windows: &Windows,
+        window: &std::ops::Range<u64>,
+        memory: &mut impl TableMemory,
+    ) -> bool {
+        let source = Source::File(file.identity());
         if self.starved.contains_key(&(source, window.start)) {
             return false;
         }
         let compiled = file.open().map_err(|error| error.to_string()).and_then(|file| {
             let elf = Elf::parse(file).map_err(|error| error.to_string())?;
-            windows.compile(&elf, &window).map_err(|error| error.to_string())
+            windows.compile(&elf, window).map_err(|error| error.to_string())
         });
         let table = match compiled {
             // Code without any rule: so it is said from then on.
@@ -273,7 +338,7 @@ impl UnwindTables {
             }
             Ok(table) => table,
             Err(reason) => {
-                self.refusals.insert(path_of(mapping), reason);
+                self.refusals.insert(path.to_owned(), reason);
                 return false;
             }
         };
@@ -361,18 +426,11 @@ impl UnwindTables {
             }),
         };
         let known = match compiled {
-            Ok((code, rules, windows, None)) => {
-                Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
-            }
+            Ok((code, rules, windows, None)) => Known::Placed(Placed::new(windows, rules, code, self.calls)),
             Ok((code, rules, windows, Some(Ok(table)))) => match self.place(&table, u64::MAX, in_use, memory) {
-                Some(placed) => {
-                    let tables = BTreeMap::from([(0, placed)]);
-                    Known::Placed(Placed { tables, windows: None, rules, code, used: self.calls })
-                }
+                Some(table) => Known::Placed(Placed::whole(table, rules, code, self.calls)),
                 // Parts of it may have room, when they are asked for.
-                None if windows.is_some() => {
-                    Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
-                }
+                None if windows.is_some() => Known::Placed(Placed::new(windows, rules, code, self.calls)),
                 None => {
                     self.starved.insert((source, 0), words(&table));
                     self.refusals.insert(path_of(mapping), format!("{NO_ROOM} {} rows", table.rows.len()));
@@ -413,8 +471,7 @@ impl UnwindTables {
         }
         let placed = self.place(table, ARENA, in_use, memory)?;
         let code = vec![Code { start: 0, end: ARENA, to_vaddr: 0 }];
-        let tables = BTreeMap::from([(0, placed)]);
-        self.remember(source, Known::Placed(Placed { tables, windows: None, rules: 0, code, used: self.calls }));
+        self.remember(source, Known::Placed(Placed::whole(placed, 0, code, self.calls)));
         Some(source)
     }
 

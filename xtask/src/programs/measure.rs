@@ -4,7 +4,7 @@ use super::Bench;
 use super::agreement::{Agreement, Functions, agreement};
 use super::counts::{Counts, samples};
 use super::rows::{Compared, Kind, Row};
-use super::work::Work;
+use super::work::{URGENT, Work};
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -74,7 +74,7 @@ struct Seen {
 impl Seen {
     fn steady(&mut self, bench: &Bench, work: &Work<'_>, aim: &Aim, compared: Compared) -> Result<()> {
         let pid = aim.pid.to_string();
-        let mut line = Command::new(&bench.profiler);
+        let mut line = urgent(&bench.profiler);
         line.args(["--pid", &pid, "--duration", &format!("{}s", bench.length.as_secs())]);
         line.args(aim.children.then_some("--subprocesses"));
         let (ours, begun) = Ours::start(&mut line, work)?;
@@ -90,7 +90,7 @@ impl Seen {
     fn short(&mut self, bench: &Bench, work: &Work<'_>, words: &[&str], compared: Compared) -> Result<()> {
         let program = work.command(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
         let program: Vec<_> = std::iter::once(program.get_program()).chain(program.get_args()).collect();
-        let mut line = Command::new(&bench.profiler);
+        let mut line = urgent(&bench.profiler);
         work.surroundings(&mut line);
         line.arg("--as-root");
         let (ours, begun) = Ours::start_with(&mut line, work, |line| {
@@ -115,6 +115,13 @@ impl Seen {
         self.first_sample = self.first_sample.max(first);
         Ok(())
     }
+}
+
+/// A profiler, as urgent as the programs: what else the machine does must not decide how soon it works.
+fn urgent(profiler: &Path) -> Command {
+    let mut line = Command::new("nice");
+    line.args(["-n", &URGENT.to_string()]).arg(profiler);
+    line
 }
 
 /// The profiler at work.
@@ -166,7 +173,7 @@ struct Theirs {
 impl Theirs {
     fn start(bench: &Bench, work: &Work<'_>, compared: Compared, last: impl FnOnce(&mut Command)) -> Result<Self> {
         let raw = work.dir().join("theirs.raw");
-        let mut line = Command::new(&bench.py_spy);
+        let mut line = urgent(&bench.py_spy);
         line.args(["record", "--format", "raw", "--rate", &THEIRS_HZ.to_string(), "--output"]).arg(&raw);
         line.args((compared == Compared::Gil).then_some("--gil"));
         last(&mut line);

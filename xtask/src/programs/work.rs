@@ -18,6 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// What a program has to end in after an interrupt.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// The priority of the program that is looked at, and of those that look.
+pub(super) const URGENT: i32 = -19;
+
 /// A command line behind the interpreter.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run(Vec<String>);
@@ -86,6 +89,12 @@ impl<'a> Work<'a> {
         line.stderr(log.try_clone().context("cannot share a log file")?).stdout(log).process_group(0);
         let child = line.spawn().with_context(|| format!("cannot start {shown}"))?;
         let pid = child.id();
+        if self.running.is_empty() {
+            // The one that is looked at: py-spy counts time in which a thread waits for a CPU, and that must be little.
+            // SAFETY: setpriority(2) touches no memory; the group is the child's own.
+            let status = unsafe { libc::setpriority(libc::PRIO_PGRP, pid, URGENT) };
+            ensure!(status == 0, "it cannot be made urgent: {}", std::io::Error::last_os_error());
+        }
         self.running.push((child, shown));
         Ok(pid)
     }

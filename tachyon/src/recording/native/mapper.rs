@@ -9,7 +9,7 @@ use crate::inspect::Evaluator;
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::elf::Elf;
-use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
+use crate::remote::{End, FileIdentity, MappedFile, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::{Pid, RemoteAddr};
 use crate::unwind::{PREFIX, Slice, Table, UnwindTables, Wanted, trampolines};
@@ -30,6 +30,11 @@ const BURST: Duration = Duration::from_millis(20);
 const REST: u32 = 19;
 /// But no longer than this: a look that made the tables of large files is no storm.
 const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// Until looks at it have taken so long it rests less: a program that has just begun, or that was just found, maps many files.
+const EAGER: Duration = Duration::from_secs(3);
+const EAGER_REST: u32 = 3;
+const EAGER_BURST: Duration = Duration::from_millis(5);
 
 /// A process whose samples meet code that is not known is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -61,6 +66,8 @@ const HINT_SHIFT: u32 = 18;
 pub(in crate::recording) enum News {
     /// A process is CPython; `interpreter` is the file that holds it, where it was just found.
     Python { pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity> },
+    /// A file that a process is about to map, and whether it holds an interpreter.
+    Expected { file: Arc<MappedFile>, interpreter: bool },
     /// A process was forked from one that is.
     Forked { pid: u32, image: u64, instance: u64 },
     /// A process mapped a file.
@@ -193,8 +200,14 @@ struct Process {
     met: BTreeSet<u64>,
     /// Where such stacks began.
     stacks: BTreeSet<u64>,
-    /// Of its small files some have no rules yet.
+    /// Some of its code has no rules yet that they are to be made of: small files, and those that samples were met in.
     more: bool,
+    /// It has been looked at, and has its first rules.
+    looked_at: bool,
+    /// Its main thread's stack has been looked through for code that it runs.
+    hinted: bool,
+    /// How long looks at it have taken.
+    spent: Duration,
     /// Of the space that was written last.
     version: u32,
 }
@@ -213,6 +226,9 @@ impl Process {
             met,
             stacks,
             more: false,
+            looked_at: false,
+            hinted: false,
+            spent: Duration::ZERO,
             version: 0,
         }
     }
@@ -301,12 +317,19 @@ impl Worker {
                 }
                 self.processes.insert(pid, Process { due: Some(now), ..Process::new(image, instance) });
             }
+            News::Expected { file, interpreter } => {
+                if interpreter {
+                    self.interpreters.entry(file.identity()).or_insert(Evaluated::Wanted);
+                    self.evaluated(&file, &file.found_at().to_string_lossy());
+                }
+                self.tables.expect(&file, interpreter, &mut self.maps);
+            }
             News::Forked { pid, image, instance } => {
                 self.processes.insert(pid, Process::new(image, instance));
             }
             News::Mapped { pid } => {
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.ask(now + BURST);
+                    process.ask(now + if process.spent < EAGER { EAGER_BURST } else { BURST });
                 }
             }
             News::Lost => {
@@ -364,8 +387,13 @@ impl Worker {
             self.look(pid, process, met);
             if let Some(process) = self.processes.get_mut(&pid) {
                 let (now, took) = (Instant::now(), begun.elapsed());
-                process.rests_until = Some(now + (took * REST).min(LONGEST_REST));
+                process.spent += took;
+                let rest = if process.spent < EAGER { EAGER_REST } else { REST };
+                process.rests_until = Some(now + (took * rest).min(LONGEST_REST));
                 process.meets_from = Some(now + took.min(LONGEST_REST));
+                if process.more {
+                    process.ask(now + MEETING);
+                }
             }
         }
     }
@@ -374,6 +402,9 @@ impl Worker {
         // One that is gone is told of soon.
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let Ok(mut maps) = process.maps() else { return };
+        // Before the first sample meets it: where the main thread is, and was a moment ago. Not at the first look, which the first
+        // sample waits for.
+        let main_stack = if known.looked_at && !known.hinted { main_stack(&maps) } else { None };
         maps.retain(|mapping| mapping.executable);
         let mapped = digest(&maps);
         let generated = trampolines_of(&process, &maps);
@@ -385,9 +416,13 @@ impl Worker {
         }
         let mut stale = mapped != known.mapped || known.more;
         // What samples wait for comes first, and what nobody has asked for later.
-        let allowance = if met.is_empty() { AT_A_TIME } else { 0 };
-        if !met.is_empty() {
+        let waited_for = !met.is_empty();
+        let allowance = if waited_for { 0 } else { AT_A_TIME };
+        if waited_for {
             met.extend(hints(&process, &maps, &stacks));
+        }
+        if let Some(stack) = main_stack {
+            met.extend(hints(&process, &maps, &BTreeSet::from([stack])));
         }
         for address in met {
             if let Some(mapping) = maps.iter().find(|mapping| mapping.contains(address)) {
@@ -397,12 +432,14 @@ impl Worker {
         if !stale {
             return;
         }
+        // Each piece of a file that is left out costs a sample to be asked for.
+        let left = waited_for || self.tables.make_more(&process, &maps, &mut self.maps).1;
         let first = self.interpreters.keys().copied().collect();
         let wanted =
             Wanted { image: known.image, first: Some(&first), generated: Some(&generated), allowance: Some(allowance) };
         let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
             Ok((space, more)) => {
-                (known.version, known.more) = (space.version, more);
+                (known.version, known.more) = (space.version, more || left || !known.looked_at);
                 space
             }
             Err(no_room) => {
@@ -420,9 +457,27 @@ impl Worker {
             self.maps.remove_space(pid);
         } else if let Some(process) = self.processes.get_mut(&pid) {
             (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
-            if process.more {
-                process.ask(Instant::now() + MEETING);
-            }
+            process.hinted |= process.looked_at;
+            process.looked_at = true;
+        }
+    }
+
+    /// The interpreter in a file, if it is one of those that hold one.
+    fn evaluated(&mut self, file: &MappedFile, name: &str) -> Option<Arc<InterpreterCode>> {
+        let evaluated = self.interpreters.get_mut(&file.identity())?;
+        if matches!(evaluated, Evaluated::Wanted) {
+            *evaluated = match file.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
+                Ok(code) => Evaluated::Found(Arc::new(code)),
+                Err(reason) => {
+                    let note = "its native and Python frames cannot be put together";
+                    self.left.notes.insert(format!("{name}: {reason}: {note}"));
+                    Evaluated::Missing
+                }
+            };
+        }
+        match evaluated {
+            Evaluated::Found(code) => Some(Arc::clone(code)),
+            Evaluated::Wanted | Evaluated::Missing => None,
         }
     }
 
@@ -433,23 +488,7 @@ impl Worker {
             Some(found) => self.symbols.pin_file(process, mapping, found),
             None => self.symbols.pin(process, mapping),
         };
-        let interpreter = found.and_then(|found| {
-            let evaluated = self.interpreters.get_mut(&found.identity())?;
-            if matches!(evaluated, Evaluated::Wanted) {
-                *evaluated = match found.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
-                    Ok(code) => Evaluated::Found(Arc::new(code)),
-                    Err(reason) => {
-                        let note = "its native and Python frames cannot be put together";
-                        self.left.notes.insert(format!("{}: {reason}: {note}", mapping.name()));
-                        Evaluated::Missing
-                    }
-                };
-            }
-            match evaluated {
-                Evaluated::Found(code) => Some(Arc::clone(code)),
-                Evaluated::Wanted | Evaluated::Missing => None,
-            }
-        });
+        let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
         let object: Arc<str> = mapping.name().into();
         let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
         let trampolines = generated.contains_key(&mapping.start);
@@ -464,6 +503,12 @@ impl Worker {
             trampolines,
         }
     }
+}
+
+/// An address in the main thread's stack so far from its end as [`hints`] reads.
+fn main_stack(maps: &[Mapping]) -> Option<u64> {
+    let stack = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[stack]".to_vec()))?;
+    Some(stack.end.saturating_sub(STACK).max(stack.start))
 }
 
 /// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes
