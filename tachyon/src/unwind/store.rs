@@ -69,8 +69,8 @@ const UNASKED: u32 = 8;
 /// Of the memory for rows, what is filled with windows that no sample has asked for: one in so many parts.
 const MOST_BESIDE: u32 = 4;
 
-/// Windows of those that are made at a time: some 40 ms.
-const AT_A_TIME: usize = 8;
+/// How long those are made at a time, at least one: what samples ask for meanwhile waits.
+const AT_A_TIME: Duration = Duration::from_millis(15);
 
 /// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
@@ -298,16 +298,18 @@ impl UnwindTables {
         maps: &[Mapping],
         memory: &mut impl TableMemory,
     ) -> (bool, bool) {
-        let (mut made, mut left) = (false, AT_A_TIME);
+        let (mut made, begun) = (false, Instant::now());
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
             let Some(file) = process.mapped_file(mapping).ok() else { continue };
             let source = Source::File(file.identity());
             while let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
-                if left == 0 || self.rows.used > self.rows.size / MOST_BESIDE {
-                    return (made, left == 0);
+                if self.rows.used > self.rows.size / MOST_BESIDE {
+                    return (made, false);
+                }
+                if made && begun.elapsed() > AT_A_TIME {
+                    return (made, true);
                 }
                 let Some((windows, window)) = placed.missing() else { break };
-                left -= 1;
                 made |= self.make(&file, &path_of(mapping), &windows, &window, memory);
             }
         }

@@ -57,7 +57,10 @@ pub(super) fn write(measured: &[(&Row, Measured)]) -> Result<()> {
     let path = command::project_root().join(PAGE);
     let before = std::fs::read_to_string(&path).unwrap_or_default();
     let date = command::stdout(Command::new("date").args(["-u", "+%F"]))?;
-    let text = page(&before, measured, date.trim());
+    let load = std::fs::read_to_string("/proc/loadavg").context("cannot read /proc/loadavg")?;
+    // Of the last fifteen minutes.
+    let load = load.split(' ').nth(2).unwrap_or_default();
+    let text = page(&before, measured, &format!("{}, load {load}", date.trim()));
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("written: {PAGE}");
     Ok(())
@@ -172,6 +175,9 @@ Servers, workers, notebooks, numerical libraries and short programs, with packag
 --write` installs them (pinned by digest, `xtask/programs/requirements/`), runs each, profiles it with default options at {OURS} Hz, and lets
 py-spy look at the same process at the same time ({THEIRS} Hz). Steady programs have warmed up before they are profiled, and are profiled
 by process id, servers with `--subprocesses`; short ones are started by the profiler, five times. The programs are in `xtask/programs/`.
+
+Each row has the day on which it was measured, and the machine's load average of the fifteen minutes before: on two CPUs that many others want,
+tables come late, the first seconds have more stacks that are cut, and py-spy counts time in which a thread waits for a CPU.
 
 - *exact*: the native and the Python stack were both complete and fit together ([native.md](native.md)).
 - *exact up to code without rules*: the same, and stacks that end, and say so, where the code that runs has no unwind rules: written by
