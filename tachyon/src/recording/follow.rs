@@ -266,7 +266,9 @@ impl Follower {
 
     fn on_watch(&mut self, event: &WatchEvent<'_>) {
         match event {
-            WatchEvent::Mapped { pid, .. } if self.mapped.contains(&pid.0) => self.news(|| News::Mapped { pid: pid.0 }),
+            WatchEvent::Mapped { pid, dev, inode, .. } if self.mapped.contains(&pid.0) => {
+                self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });
+            }
             WatchEvent::Lost { .. } => self.news(|| News::Lost),
             _ => {}
         }

@@ -50,9 +50,14 @@ pub trait TableMemory {
     fn spaces(&self) -> Vec<Space>;
 }
 
+/// Files behind a process's mappings, by where those start: each that is not here costs a question.
+pub type Identities = HashMap<u64, FileIdentity>;
+
 /// What is asked for of a process.
 #[derive(Debug, Default)]
 pub struct Wanted<'a> {
+    /// What is known of its mappings.
+    pub identities: Option<&'a Identities>,
     /// Its image.
     pub image: u64,
     /// Files whose tables are made whatever they cost: those of interpreters.
@@ -203,7 +208,7 @@ impl UnwindTables {
         let mut code: Vec<(&Mapping, Option<Source>)> =
             maps.iter().filter(|mapping| mapping.executable).map(|mapping| (mapping, None)).collect();
         let named_first = |mapping: &Mapping| {
-            let identity = || Some(process.mapped_file(mapping).ok()?.identity());
+            let identity = || identity(process, mapping, wanted.identities);
             wanted.first.is_some_and(|first| identity().is_some_and(|file| first.contains(&file)))
         };
         let first: HashSet<u64> =
@@ -218,7 +223,7 @@ impl UnwindTables {
                 Some(table) => self.generated(table, &sources, memory),
                 None => {
                     let allowance = if is_first(mapping) { None } else { left.as_mut() };
-                    self.source(process, mapping, &sources, allowance, memory, &mut more)
+                    self.source((process, mapping, wanted.identities), &sources, allowance, memory, &mut more)
                 }
             };
             sources.extend(*source);
@@ -273,10 +278,11 @@ impl UnwindTables {
         mapping: &Mapping,
         address: u64,
         version: u32,
+        identities: &Identities,
         memory: &mut impl TableMemory,
     ) -> bool {
-        let Ok(file) = process.mapped_file(mapping) else { return false };
-        let source = Source::File(file.identity());
+        let Some(file) = identity(process, mapping, Some(identities)) else { return false };
+        let source = Source::File(file);
         let Some(Known::Placed(placed)) = self.known.get_mut(&source) else { return false };
         let Some((_, vaddr)) = placed.addresses(mapping) else { return false };
         placed.met = true;
@@ -287,6 +293,7 @@ impl UnwindTables {
         let Some((windows, window)) = placed.windows.and_then(|windows| Some((windows, windows.at(vaddr)?))) else {
             return false;
         };
+        let Ok(file) = process.mapped_file(mapping) else { return false };
         self.make(&file, &path_of(mapping), &windows, &window, memory)
     }
 
@@ -296,12 +303,13 @@ impl UnwindTables {
         &mut self,
         process: &RemoteProcess,
         maps: &[Mapping],
+        identities: &Identities,
         memory: &mut impl TableMemory,
     ) -> (bool, bool) {
         let (mut made, begun) = (false, Instant::now());
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
-            let Some(file) = process.mapped_file(mapping).ok() else { continue };
-            let source = Source::File(file.identity());
+            let Some(source) = identity(process, mapping, Some(identities)).map(Source::File) else { continue };
+            let mut file = None;
             while let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
                 if self.rows.used > self.rows.size / MOST_BESIDE {
                     return (made, false);
@@ -310,7 +318,14 @@ impl UnwindTables {
                     return (made, true);
                 }
                 let Some((windows, window)) = placed.missing() else { break };
-                made |= self.make(&file, &path_of(mapping), &windows, &window, memory);
+                let file = match &mut file {
+                    Some(file) => file,
+                    none => match process.mapped_file(mapping) {
+                        Ok(found) => none.insert(found),
+                        Err(_) => break,
+                    },
+                };
+                made |= self.make(file, &path_of(mapping), &windows, &window, memory);
             }
         }
         (made, false)
@@ -380,16 +395,14 @@ impl UnwindTables {
     /// cannot be told, or there is no room for it. `more` becomes true when the allowance was too small for it.
     fn source(
         &mut self,
-        process: &RemoteProcess,
-        mapping: &Mapping,
+        (process, mapping, identities): (&RemoteProcess, &Mapping, Option<&Identities>),
         in_use: &HashSet<Source>,
         mut allowance: Option<&mut u64>,
         memory: &mut impl TableMemory,
         more: &mut bool,
     ) -> Option<Source> {
         let is_vdso = mapping.path == MappedPath::Special(b"[vdso]".to_vec());
-        let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
-        let source = file.as_ref().map_or(Source::Vdso, |file| Source::File(file.identity()));
+        let source = if is_vdso { Source::Vdso } else { Source::File(identity(process, mapping, identities)?) };
         let room = self.rows.used <= self.rows.size / UNASKED;
         // Whether all of a file is made now; a file of which there is something already stays as it is.
         let mut all = |rules: u64| match &mut allowance {
@@ -413,6 +426,11 @@ impl UnwindTables {
             }
             Some(_) => return Some(source),
             None => {}
+        }
+        let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
+        if let Some(found) = file.as_ref().map(|file| Source::File(file.identity())).filter(|found| *found != source) {
+            // It has changed since: the next look knows.
+            return self.known.contains_key(&found).then_some(found);
         }
         let compiled = match &file {
             Some(file) => file.open().map_err(|error| error.to_string()).and_then(|file| {
@@ -557,6 +575,12 @@ impl UnwindTables {
         };
         placed.add_ranges(ranges, mapping.start, vaddr..vaddr.saturating_add(mapping.end - mapping.start));
     }
+}
+
+/// What tells the file behind a mapping from all others.
+fn identity(process: &RemoteProcess, mapping: &Mapping, known: Option<&Identities>) -> Option<FileIdentity> {
+    let known = known.and_then(|known| known.get(&mapping.start)).copied();
+    known.or_else(|| Some(process.mapped_file(mapping).ok()?.identity()))
 }
 
 fn path_of(mapping: &Mapping) -> String {

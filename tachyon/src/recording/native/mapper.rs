@@ -39,6 +39,9 @@ const EAGER_BURST: Duration = Duration::from_millis(5);
 /// A process whose samples meet code that is not known is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Most processes of which is kept what their mappings are; then all of it is looked up anew.
+const MAX_SEEN: usize = 64;
+
 /// Who asks the thread what it has waits no longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Code that samples were met in has its rules this long after it was told of at the earliest: samples come in bursts.
@@ -70,8 +73,8 @@ pub(in crate::recording) enum News {
     Expected { file: Arc<MappedFile>, interpreter: bool },
     /// A process was forked from one that is.
     Forked { pid: u32, image: u64, instance: u64 },
-    /// A process mapped a file.
-    Mapped { pid: u32 },
+    /// A process mapped a file: device and inode, as mappings have them.
+    Mapped { pid: u32, dev: (u32, u32), inode: u64 },
     /// Mappings were missed.
     Lost,
     /// A process's samples meet code that is not known.
@@ -128,6 +131,7 @@ impl Mapper {
             symbols,
             interpreters: HashMap::new(),
             processes: HashMap::new(),
+            seen: HashMap::new(),
             left: Mapped::default(),
             end,
             stop: Arc::clone(&stop),
@@ -264,9 +268,35 @@ struct Worker {
     /// Files that hold an interpreter.
     interpreters: HashMap<FileIdentity, Evaluated>,
     processes: HashMap<u32, Process>,
+    /// By process: what was found behind its mappings. A program that starts maps hundreds, one after the other.
+    seen: HashMap<u32, HashMap<Place, Seen>>,
     left: Mapped,
     end: End,
     stop: Arc<AtomicBool>,
+}
+
+/// A mapping of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    start: u64,
+    end: u64,
+    offset: u64,
+    dev: (u32, u32),
+    inode: u64,
+}
+
+impl Place {
+    fn of(mapping: &Mapping) -> Option<Self> {
+        let Mapping { start, end, offset, dev, inode, .. } = *mapping;
+        mapping.file_path().map(|_| Self { start, end, offset, dev, inode })
+    }
+}
+
+/// What was found behind a mapping.
+#[derive(Clone, Debug)]
+struct Seen {
+    code: Code,
+    file: Option<FileIdentity>,
 }
 
 impl Worker {
@@ -315,6 +345,7 @@ impl Worker {
                 if let Some(file) = interpreter {
                     self.interpreters.entry(file).or_insert(Evaluated::Wanted);
                 }
+                self.seen.remove(&pid);
                 self.processes.insert(pid, Process { due: Some(now), ..Process::new(image, instance) });
             }
             News::Expected { file, interpreter } => {
@@ -327,12 +358,17 @@ impl Worker {
             News::Forked { pid, image, instance } => {
                 self.processes.insert(pid, Process::new(image, instance));
             }
-            News::Mapped { pid } => {
+            News::Mapped { pid, dev, inode } => {
+                // It may be another file at the place of one that is known.
+                if let Some(seen) = self.seen.get_mut(&pid) {
+                    seen.retain(|place, _| (place.dev, place.inode) != (dev, inode));
+                }
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.ask(now + if process.spent < EAGER { EAGER_BURST } else { BURST });
                 }
             }
             News::Lost => {
+                self.seen.clear();
                 for process in self.processes.values_mut() {
                     process.ask(now + BURST);
                 }
@@ -354,6 +390,7 @@ impl Worker {
                 }
             }
             News::Gone { pid } => {
+                self.seen.remove(&pid);
                 if let Some(process) = self.processes.remove(&pid) {
                     self.spaces.forget(process.image, process.instance);
                 }
@@ -408,12 +445,28 @@ impl Worker {
         maps.retain(|mapping| mapping.executable);
         let mapped = digest(&maps);
         let generated = trampolines_of(&process, &maps);
+        let mut seen = self.seen.remove(&pid).unwrap_or_default();
         if mapped != known.mapped {
-            let code = maps.iter().map(|mapping| self.code(&process, mapping, &generated)).collect();
+            let mut now = HashMap::new();
+            let mut code = Vec::new();
+            for mapping in &maps {
+                let place = Place::of(mapping);
+                let known = place.and_then(|place| seen.remove(&place));
+                let found = known.unwrap_or_else(|| self.code(&process, mapping, &generated));
+                code.push(found.code.clone());
+                // What was not found may be another time.
+                now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));
+            }
+            seen = now;
             let before = self.spaces.get(known.image, known.instance);
             // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
             self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
         }
+        let identities = seen.iter().filter_map(|(place, seen)| Some((place.start, seen.file?))).collect();
+        if self.seen.len() >= MAX_SEEN {
+            self.seen.clear();
+        }
+        self.seen.insert(pid, seen);
         let mut stale = mapped != known.mapped || known.more;
         // What samples wait for comes first, and what nobody has asked for later.
         let waited_for = !met.is_empty();
@@ -426,17 +479,22 @@ impl Worker {
         }
         for address in met {
             if let Some(mapping) = maps.iter().find(|mapping| mapping.contains(address)) {
-                stale |= self.tables.meet(&process, mapping, address, known.version, &mut self.maps);
+                stale |= self.tables.meet(&process, mapping, address, known.version, &identities, &mut self.maps);
             }
         }
         if !stale {
             return;
         }
         // Each piece of a file that is left out costs a sample to be asked for.
-        let left = waited_for || self.tables.make_more(&process, &maps, &mut self.maps).1;
+        let left = waited_for || self.tables.make_more(&process, &maps, &identities, &mut self.maps).1;
         let first = self.interpreters.keys().copied().collect();
-        let wanted =
-            Wanted { image: known.image, first: Some(&first), generated: Some(&generated), allowance: Some(allowance) };
+        let wanted = Wanted {
+            identities: Some(&identities),
+            image: known.image,
+            first: Some(&first),
+            generated: Some(&generated),
+            allowance: Some(allowance),
+        };
         let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
             Ok((space, more)) => {
                 (known.version, known.more) = (space.version, more || left || !known.looked_at);
@@ -482,26 +540,20 @@ impl Worker {
     }
 
     /// What stands behind an executable mapping.
-    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Code {
+    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Seen {
         let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
         let file = match &found {
             Some(found) => self.symbols.pin_file(process, mapping, found),
             None => self.symbols.pin(process, mapping),
         };
+        let identity = found.as_ref().map(MappedFile::identity);
         let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
         let object: Arc<str> = mapping.name().into();
         let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
         let trampolines = generated.contains_key(&mapping.start);
-        Code {
-            start: mapping.start,
-            end: mapping.end,
-            offset: mapping.offset,
-            object,
-            path,
-            file,
-            interpreter,
-            trampolines,
-        }
+        let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
+        let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
+        Seen { code, file: identity }
     }
 }
 
