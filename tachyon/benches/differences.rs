@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use tachyon::analysis::diff::simulate::{Edit, Pool, Trials};
+use serde_json::json;
+use tachyon::analysis::diff::simulate::{Edit, Pool, Trials, binomial};
 use tachyon::analysis::diff::{Difference, Options, diff};
 use tachyon::analysis::{Aggregate, Collector, NoDistributions};
 use tachyon::input::Source;
@@ -42,8 +43,11 @@ fn drawn(what: &str, trials: Trials, files: &[&str]) -> Result<()> {
     let pool = Pool::new(whole);
     let functions = pool.functions();
     let hottest = &*functions.first().context("no function of Python has samples")?.0;
-    let tell =
-        |name: &str, alarms: u64| println!("{{\"trial\":\"{name}\",\"pairs\":{},\"count\":{alarms}}}", trials.pairs);
+    let pairs = trials.pairs;
+    let tell = |trial: &str, alarms: u64| {
+        let (_, most) = binomial(0.01, pairs);
+        println!("{}", json!({ "trial": trial, "pairs": pairs, "count": alarms, "most": most }));
+    };
     match what {
         "same" => tell("same", trials.alarms(&pool, Edit::None)),
         "moved" => {
@@ -59,7 +63,12 @@ fn drawn(what: &str, trials: Trials, files: &[&str]) -> Result<()> {
         "rate" => tell("rate", trials.alarms(&pool, Edit::Thinned(10))),
         "found" => {
             let (samples, found) = trials.found(&pool, hottest);
-            println!("{{\"trial\":\"found\",\"pairs\":{},\"count\":{found},\"samples\":{samples:.0}}}", trials.pairs);
+            let (least, _) = binomial(0.8, pairs);
+            let samples = samples.round();
+            println!(
+                "{}",
+                json!({ "trial": what, "pairs": pairs, "count": found, "least": least, "samples": samples })
+            );
         }
         other => bail!("no trial {other}"),
     }
@@ -86,6 +95,6 @@ fn pairs(files: &[&str]) -> Result<()> {
             names.into_iter().for_each(|name| *rows.entry(name).or_default() += 1);
         }
     }
-    println!("{{\"trial\":\"pairs\",\"pairs\":{pairs},\"count\":{alarms},\"rows\":{}}}", serde_json::to_string(&rows)?);
+    println!("{}", json!({ "trial": "pairs", "pairs": pairs, "count": alarms, "rows": rows }));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! A large profile for `cargo xtask bench --page`: `write OUT SAMPLES STACKS` writes a TACH file of a made-up
-//! service whose calls branch as those of a program do. The same words give the same file.
+//! A large profile to open the HTML report with: `cargo bench -p tachyon --bench page -- write OUT SAMPLES STACKS` writes a TACH file
+//! of a made-up service whose calls branch as those of a program do. The same words give the same file.
 
 use std::collections::HashSet;
 use std::fs::File;
