@@ -12,6 +12,9 @@ use std::sync::Arc;
 
 pub use trials::{Trials, binomial};
 
+/// What was sampled in a block of time.
+type Block = Vec<(Entry, u64)>;
+
 /// Most blocks of a recording, as collecting one makes them: where more are drawn, neighbours become one.
 const MOST_BLOCKS: usize = 128;
 /// What the drawn part of a function is called.
@@ -27,7 +30,7 @@ pub const NEW: &str = "new";
 pub struct Pool {
     whole: Aggregate,
     /// By process of a recording, and block.
-    processes: Vec<Vec<Vec<(Entry, u64)>>>,
+    processes: Vec<Vec<Block>>,
     /// Processes of a recording, by a thread of each.
     drawn: Vec<u32>,
     block_us: u64,
@@ -70,7 +73,7 @@ impl Pool {
             // The last block of a recording is seldom whole, and is left out.
             *length = usize::from(entry.block).max(*length);
         }
-        let mut processes: BTreeMap<(u32, &str), Vec<Vec<(Entry, u64)>>> = BTreeMap::new();
+        let mut processes: BTreeMap<(u32, &str), Vec<Block>> = BTreeMap::new();
         let mut drawn: BTreeMap<&str, u32> = BTreeMap::new();
         for (entry, count) in whole.entries() {
             let process = &*whole.threads()[entry.thread as usize].process;
