@@ -9,6 +9,7 @@ mod bpf;
 mod cache;
 mod command;
 mod dependencies;
+mod differences;
 mod digest;
 mod docs;
 mod flakes;
@@ -56,6 +57,8 @@ enum Task {
     VmTest(vm::VmTestArgs),
     /// Measure what profiling costs, beside py-spy, and compare it with the budget
     Bench(bench::BenchArgs),
+    /// Try `diff`'s statistics on pairs drawn from recordings of real programs
+    Differences(differences::DifferencesArgs),
     /// Profile a busy host for ten minutes: memory stays flat, the account adds up
     Soak(bench::soak::SoakArgs),
     /// Compare tens of thousands of stacks of each kind of work with what their programs tell
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Task::Zoo(args) => zoo::run(args),
         Task::VmTest(args) => vm::run(args),
         Task::Bench(args) => bench::run(args),
+        Task::Differences(args) => differences::run(&args),
         Task::Soak(args) => bench::soak::run(args),
         Task::Oracle(args) => oracle::run(&args),
         Task::Programs(args) => programs::run(&args),

@@ -63,7 +63,9 @@ export interface Data {
 }
 
 export async function load(base64: string): Promise<Data> {
-  return decode(await unpack(base64));
+  const bytes = await unpack(base64);
+  performance.mark("unpacked");
+  return decode(bytes);
 }
 
 export async function unpack(base64: string): Promise<Uint8Array> {

@@ -1,7 +1,8 @@
 // Two profiles as one: what ran before and after a change.
 
 import type { Data, Document } from "./data";
-import type { Filter, Model, Sums, Tree } from "./model";
+import type { Edge, Filter, Model, Sums } from "./model";
+import type { Tree } from "./tree";
 
 /** A row of `diff --json`. */
 export interface Change {
@@ -16,6 +17,7 @@ export interface Change {
   high: number | null;
   q: number | null;
   significant: boolean;
+  only_moved: boolean;
   moved_to: string | null;
 }
 
@@ -30,6 +32,8 @@ export interface Changes {
   per_unit: [number, number] | null;
   level: number;
   changes: Change[];
+  /** Files of before that have another path after. */
+  moved_files: Record<string, string>;
 }
 
 export interface Difference {
@@ -43,7 +47,13 @@ export interface Difference {
 /** Samples by node, and by how much their share grew. */
 export interface Weights { own: Float64Array; total: Float64Array; grownOwn?: Float64Array; grownTotal?: Float64Array }
 
+/** By file: how it is shown, and its module. */
+function placesAfter({ functions, strings }: Document): Map<string, [string, string]> {
+  return new Map(functions.file.map((file, index) => [strings[file]!, [strings[functions.place[index]!]!, strings[functions.module[index]!]!]]));
+}
+
 export function join(before: Data, after: Data, changes: Changes): { data: Data; difference: Difference } {
+  const paths = changes.moved_files;
   const strings: string[] = [], known = new Map<string, number>();
   const string = (text: string) => {
     let id = known.get(text);
@@ -60,8 +70,11 @@ export function join(before: Data, after: Data, changes: Changes): { data: Data;
   const side: number[] = [];
   [before, after].forEach((data, which) => {
     const told = data.document, text = (index: number) => string(told.strings[index]!);
+    const places = which === 0 ? placesAfter(after.document) : new Map<string, [string, string]>();
     const own = told.functions.name.map((_, index) => {
-      const [kind, name, file] = [told.functions.kind[index]!, text(told.functions.name[index]!), text(told.functions.file[index]!)];
+      const path = told.strings[told.functions.file[index]!]!, now = which === 0 && Object.hasOwn(paths, path) ? paths[path] : undefined;
+      const [kind, name, file] = [told.functions.kind[index]!, text(told.functions.name[index]!), string(now ?? path)];
+      const [place, module] = places.get(now ?? "") ?? [told.strings[told.functions.place[index]!]!, told.strings[told.functions.module[index]!]!];
       const key = `${kind} ${name} ${file}`;
       let id = ids.get(key);
       if (id === undefined) {
@@ -69,8 +82,8 @@ export function join(before: Data, after: Data, changes: Changes): { data: Data;
         functions.kind.push(kind);
         functions.name.push(name);
         functions.file.push(file);
-        functions.place.push(text(told.functions.place[index]!));
-        functions.module.push(text(told.functions.module[index]!));
+        functions.place.push(string(place));
+        functions.module.push(string(module));
       }
       return id;
     });
@@ -136,4 +149,25 @@ export function weigh(model: Model, tree: Tree, [before, after]: [Sums, Sums]): 
   const mean = (key: "own" | "total") => old[key].map((part, i) => ((share(part, before) + share(now[key][i]!, after)) / halves) * all);
   const grown = (key: "own" | "total") => old[key].map((part, i) => share(now[key][i]!, after) - share(part, before));
   return { own: mean("own"), total: mean("total"), grownOwn: grown("own"), grownTotal: grown("total") };
+}
+
+/** A caller or callee before and after, as shares of each side's samples. */
+export interface ChangedEdge { func: number; before: number; after: number }
+
+/** Callers and callees of a function on both sides, the largest change first. */
+export function changedEdges(model: Model, tree: Tree, sides: [Sums, Sums], func: number): { callers: ChangedEdge[]; callees: ChangedEdge[] } {
+  const [before, after] = sides.map((sums) => model.edges(tree, model.nodes(tree, sums).total, func));
+  const joined = (old: Edge[], now: Edge[]): ChangedEdge[] => {
+    const edges = new Map<number, ChangedEdge>();
+    const edge = (func: number) => {
+      let found = edges.get(func);
+      if (!found) edges.set(func, (found = { func, before: 0, after: 0 }));
+      return found;
+    };
+    for (const { func, samples } of old) edge(func).before = samples / Math.max(1, sides[0].samples);
+    for (const { func, samples } of now) edge(func).after = samples / Math.max(1, sides[1].samples);
+    const change = ({ before, after }: ChangedEdge) => Math.abs(after - before);
+    return [...edges.values()].sort((a, b) => change(b) - change(a) || a.func - b.func);
+  };
+  return { callers: joined(before!.callers, after!.callers), callees: joined(before!.callees, after!.callees) };
 }

@@ -3,10 +3,12 @@
 
 import { KERNEL, NATIVE, PYTHON } from "./data";
 import type { Weights } from "./difference";
-import type { Model, Tree } from "./model";
+import type { Model } from "./model";
+import { stateOf } from "./states";
+import type { Tree } from "./tree";
 
 export type Layout = "flame" | "icicle" | "inverted";
-export type Colouring = "kind" | "self" | "module" | "change";
+export type Colouring = "kind" | "self" | "total" | "module" | "change";
 
 export interface Box {
   func: number;
@@ -31,8 +33,7 @@ export interface Boxes {
 }
 
 export const ALL = -1;
-export const ROW = 19;
-
+export const ROW = 20;
 
 /** A set of nodes that are one box, with the samples of each. */
 interface Group { func: number; total: number; own: number; grown: number; nodes: number[]; samples: number[]; changes: number[] }
@@ -116,31 +117,43 @@ function grouped(tree: Tree, { nodes, samples, changes }: Group, least: number):
   return [...groups.values()].filter((group) => group.total >= least).sort(widestFirst);
 }
 
-// Okabe and Ito's colours, which people with any kind of colour vision tell apart.
+// Okabe and Ito's colours, which people with any kind of colour vision tell apart: hue, saturation, lightness.
 const KINDS: Record<number, [number, number, number]> = {
-  [PYTHON]: [38, 92, 62], [NATIVE]: [202, 76, 68], [KERNEL]: [325, 42, 74], 3: [0, 0, 76],
+  [PYTHON]: [38, 92, 60], [NATIVE]: [202, 72, 68], [KERNEL]: [325, 42, 74], 3: [220, 6, 74],
 };
 const MODULES = [38, 202, 164, 56, 325, 18, 250, 90];
 
-export function colour(model: Model, box: Box, width: number, by: Colouring): string {
-  if (box.func === ALL) return "hsl(0 0% 82%)";
-  const hash = Math.imul(box.func + 1, 0x9e3779b1) >>> 24;
+/** From cold to hot: pale to dark orange, which is light and dark to any kind of colour vision. */
+function heat(share: number, dark: boolean): string {
+  const much = Math.sqrt(Math.min(1, Math.max(0, share)));
+  return dark ? `hsl(${46 - 28 * much} ${30 + 60 * much}% ${34 + 22 * much}%)` : `hsl(${50 - 32 * much} 95% ${93 - 37 * much}%)`;
+}
+
+/** The colours of kinds of code, as legends show them. */
+export function kindColour(kind: number, dark: boolean, lighter = 0): string {
+  const [hue, saturation, lightness] = KINDS[kind]!;
+  return dark ? `hsl(${hue} ${saturation * 0.72}% ${lightness - 12 + lighter}%)` : `hsl(${hue} ${saturation}% ${lightness + lighter}%)`;
+}
+
+/** `whole`: samples of what the colour's shares are of. */
+export function colour(model: Model, box: Box, whole: number, by: Colouring, dark: boolean): string {
+  if (box.func === ALL) return dark ? "hsl(220 8% 34%)" : "hsl(220 10% 86%)";
   if (by === "change") {
     // Red and blue, told apart with any kind of colour vision; as much of a colour as the share grew, relative to itself.
-    const mean = box.total / Math.max(1, width), relative = mean > 0 ? Math.min(1, Math.abs(box.grown) / (2 * mean)) : 0;
+    const mean = box.total / Math.max(1, whole), relative = mean > 0 ? Math.min(1, Math.abs(box.grown) / (2 * mean)) : 0;
     const strength = Math.abs(box.grown) < 0.0005 ? 0 : Math.sqrt(relative);
-    return `hsl(${box.grown > 0 ? 8 : 210} ${Math.round(85 * Math.min(1, strength * 3))}% ${Math.round(90 - 32 * strength)}%)`;
+    return `hsl(${box.grown > 0 ? 8 : 210} ${Math.round(85 * Math.min(1, strength * 3))}% ${Math.round((dark ? 76 : 90) - (dark ? 18 : 32) * strength)}%)`;
   }
-  if (by === "self") {
-    const share = Math.sqrt(Math.min(1, box.own / Math.max(1, width)));
-    return `hsl(${Math.round(50 - 35 * share)} 95% ${Math.round(93 - 35 * share)}%)`;
-  }
+  const state = model.stateOfMark(box.func);
+  if (state >= 0) return stateOf(state).colour;
+  if (by === "self" || by === "total") return heat((by === "self" ? box.own : box.total) / Math.max(1, whole), dark);
   if (by === "module" && model.kind(box.func) !== 3) {
     const module = Math.imul(model.module(box.func) + 1, 0x85ebca6b) >>> 20;
-    return `hsl(${MODULES[module % MODULES.length]} 65% ${66 + (module >> 4) % 14}%)`;
+    return `hsl(${MODULES[module % MODULES.length]} ${dark ? 45 : 65}% ${(dark ? 50 : 66) + (module >> 4) % 14}%)`;
   }
-  const [hue, saturation, lightness] = KINDS[model.kind(box.func)]!;
-  return `hsl(${hue} ${saturation}% ${lightness + hash % 12}%)`;
+  if (model.isTask(box.func)) return dark ? "hsl(265 35% 58%)" : "hsl(265 60% 80%)";
+  // Neighbours of one kind are told apart by their shade.
+  return kindColour(model.kind(box.func), dark, (Math.imul(box.func + 1, 0x9e3779b1) >>> 24) % 11);
 }
 
 export interface Painting {
@@ -149,6 +162,7 @@ export interface Painting {
   all: string;
   layout: Layout;
   colouring: Colouring;
+  dark: boolean;
   /** Functions that the search found. */
   found: Uint8Array | null;
   selected: number | null;
@@ -172,10 +186,12 @@ export function place(boxes: Boxes, index: number, pixels: number): [number, num
   return isAncestor ? [0, pixels] : [box.at * scale, box.total * scale];
 }
 
+export const FONT = "12px system-ui, -apple-system, 'Segoe UI', sans-serif";
+
 export function paint(context: CanvasRenderingContext2D, boxes: Boxes, whole: number, painting: Painting): void {
-  const { model, layout, colouring, found, width, height, top } = painting;
+  const { model, layout, colouring, dark, found, width, height, top } = painting;
   context.clearRect(0, 0, width, height);
-  context.font = "12px system-ui, sans-serif";
+  context.font = FONT;
   context.textBaseline = "middle";
   for (let index = 0; index < boxes.boxes.length; index++) {
     const box = boxes.boxes[index]!;
@@ -183,25 +199,29 @@ export function paint(context: CanvasRenderingContext2D, boxes: Boxes, whole: nu
     if (y > height || y + ROW < 0) continue;
     const [x, across] = place(boxes, index, width);
     const isFound = !found || (box.func !== ALL && found[box.func] === 1);
-    context.globalAlpha = isFound ? (index < boxes.zoomed ? 0.6 : 1) : 0.25;
-    context.fillStyle = colour(model, box, colouring === "change" ? boxes.boxes[0]!.total : boxes.width, colouring);
+    const isAbove = index < boxes.zoomed;
+    context.globalAlpha = isFound ? (isAbove ? 0.55 : 1) : 0.22;
+    context.fillStyle = colour(model, box, colouring === "change" ? boxes.boxes[0]!.total : boxes.width, colouring, dark);
     context.fillRect(x, y, Math.max(0.5, across - (across > 3 ? 1 : 0)), ROW - 1);
     context.globalAlpha = 1;
     if (index === painting.current || (box.func !== ALL && box.func === painting.selected)) {
       context.lineWidth = 2;
-      context.strokeStyle = index === painting.current ? "#111" : "#7a0177";
+      context.strokeStyle = index === painting.current ? (dark ? "#fff" : "#111") : dark ? "#ffb3f0" : "#7a0177";
       context.strokeRect(x + 1, y + 1, Math.max(1, across - 3), ROW - 3);
     }
-    if (across < 24) continue;
-    const text = box.func === ALL ? painting.all : model.names[box.func]!;
-    context.fillStyle = isFound ? "#111" : "#666";
-    context.fillText(fitting(text, across - 8), x + 4, y + ROW / 2, across - 6);
+    if (across < 22) continue;
+    const text = box.func === ALL ? painting.all : fitting(model, box.func, across - 8);
+    context.fillStyle = dark && (box.func === ALL || !isFound) ? "#c8cad0" : isFound ? "#14161a" : "#777";
+    context.fillText(text, x + 4, y + ROW / 2, across - 6);
   }
 }
 
 /** As much of a name as fits, by the mean width of a letter: measuring each would take longer than painting. */
-function fitting(text: string, pixels: number): string {
-  const most = Math.floor(pixels / 6.9);
+function fitting(model: Model, func: number, pixels: number): string {
+  const most = Math.floor(pixels / 6.6);
+  const label = model.names[func]!, name = model.name(func);
+  // The name says more than its file.
+  const text = label.length <= most ? label : name;
   return text.length <= most ? text : most < 3 ? "" : `${text.slice(0, most - 1)}…`;
 }
 

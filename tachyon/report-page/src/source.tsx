@@ -1,15 +1,11 @@
-// The source text of one function, with self and total heat by line, and by column where it is known.
+// Source text with self and total heat by line, and by column where it is known: of a function, or of a file.
 
-import { useMemo } from "preact/hooks";
-import type { LineRow, Mark, Model } from "./model";
-import { count, percent } from "./words";
-
-/** Control characters, and those that change the order in which others are shown. */
-const UNSAFE = /[\p{Cc}\p{Cf}\u2028\u2029]/gu;
-
-export function shown(text: string): string {
-  return text.replaceAll("\t", "    ").replace(UNSAFE, (character) => `\\u{${character.codePointAt(0)!.toString(16)}}`);
-}
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { PYTHON } from "./data";
+import { Bar, type Set, Share } from "./hot_spots";
+import type { LineRow, Mark, Model, Row, Sums } from "./model";
+import type { State } from "./place";
+import { base, count, percent, shown } from "./words";
 
 /** How hot, in percent of a full colour: also what is rare can be seen. */
 function heat(part: number, whole: number): number {
@@ -62,50 +58,86 @@ function ofFunction(all: [number, string][], seen: LineRow[], name: string): Lin
     while (to > from && all[to - 1]![1].trim() === "") to--;
   }
   const near = (line: number) => from >= 0 || numbers.some((seen) => Math.abs(seen - line) <= 4);
+  const runs = inRuns(all.slice(Math.max(0, from), to).filter(([number]) => near(number)), rows);
+  return runs.some((run) => run.some((line) => line[2])) ? runs : [];
+}
+
+/** Lines that follow each other. */
+function inRuns(lines: [number, string][], rows: Map<number, LineRow>): Line[][] {
   const runs: Line[][] = [];
-  all.slice(Math.max(0, from), to).forEach(([number, text]) => {
-    if (!near(number)) return;
+  for (const [number, text] of lines) {
     const run = runs[runs.length - 1];
     const line: Line = [number, text, rows.get(number)];
     if (run && run[run.length - 1]![0] + 1 === number) run.push(line);
     else runs.push([line]);
-  });
-  return runs.some((run) => run.some((line) => line[2])) ? runs : [];
-}
-
-export function hasSource(model: Model, func: number): boolean {
-  const { source, functions } = model.data.document;
-  return source?.files.some((found) => found.file === functions.file[func]) ?? false;
-}
-
-const ASK = "not in this file: record with -o report.html --source, or tachyon-bpf export FILE.tach -o report.html --source on a machine that has the files";
-
-export function Source({ model, func, lines, samples }: { model: Model; func: number; lines: LineRow[]; samples: number }) {
-  const { source, functions } = model.data.document;
-  const file = functions.file[func]!;
-  const text = useMemo(() => source?.files.find((found) => found.file === file), [source, file]);
-  const rows = useMemo(() => (text ? ofFunction(text.lines, lines, model.name(func)) : []), [text, lines, func]);
-  if (!text || rows.length === 0) {
-    const why = source?.missing.find((missing) => missing.file === file)?.why;
-    return <p class="none" id="no-source">Source text: {source ? why ?? "these lines are not in the file" : ASK}.</p>;
   }
+  return runs;
+}
+
+type FileText = { file: number; changed: boolean; lines: [number, string][] };
+
+/** The text of a file, by the index of its name. */
+export function sourceOf(model: Model, file: number): FileText | undefined {
+  return model.data.document.source?.files.find((found) => found.file === file);
+}
+
+const ASK = "Its text is not in this report: record with -o report.html --source, or tachyon-bpf export FILE.tach -o report.html --source on a machine that has the files";
+
+/** Why the text of a file is not there. */
+export function Missing({ model, file }: { model: Model; file: number }) {
+  const { source } = model.data.document;
+  const why = source?.missing.find((missing) => missing.file === file)?.why;
+  return <p class="none" id="no-source">{source ? `No source text: ${why ?? "these lines are not in the file"}` : ASK}.</p>;
+}
+
+/** Lines of several functions that are one line of the file: a lambda, a generator's. */
+function byLine(rows: LineRow[]): LineRow[] {
+  const lines = new Map<number, LineRow>();
+  for (const row of rows) {
+    const known = lines.get(row.line);
+    if (known) lines.set(row.line, { ...known, own: known.own + row.own, total: Math.max(known.total, row.total), marks: [...known.marks, ...row.marks] });
+    else lines.set(row.line, row);
+  }
+  return [...lines.values()];
+}
+
+/** The source text of a function, or with `func` null of all that the report has of a file. */
+export function Source({ model, file, func, lines, samples }: {
+  model: Model; file: number; func: number | null; lines: LineRow[]; samples: number;
+}) {
+  const at = useRef<HTMLTableElement>(null);
+  const text = sourceOf(model, file);
+  const runs = useMemo(() => {
+    if (!text) return [];
+    if (func !== null) return ofFunction(text.lines, lines, model.name(func));
+    return inRuns(text.lines, new Map(byLine(lines).map((line) => [line.line, line])));
+  }, [text, lines, func]);
+  // The hottest line is what somebody wants to see.
+  useEffect(() => {
+    const hottest = lines.reduce<LineRow | null>((hot, line) => (hot && hot.own >= line.own ? hot : line), null);
+    const row = hottest && at.current?.querySelector(`[data-line="${hottest.line}"]`);
+    const scrolled = at.current?.closest(".scrolled");
+    if (!row || !scrolled) return;
+    const from = row.getBoundingClientRect().top - scrolled.getBoundingClientRect().top;
+    if (from < 0 || from > scrolled.clientHeight - 30) scrolled.scrollTop += from - scrolled.clientHeight / 3;
+  }, [file, func]);
+  if (!text || runs.length === 0) return <Missing model={model} file={file} />;
   const share = (part: number, what: string) => (
     <td class="heat" data-what={what} data-samples={part} title={`${count(part)} samples ${what === "own" ? "in the line itself" : "in the line and what it calls"}`}
       style={{ background: `color-mix(in srgb, var(--heat) ${heat(part, samples)}%, transparent)` }}>{part > 0 ? percent(part, samples) : ""}</td>
   );
   return (
-    <section>
-      <h3>Source, with self and total by line{model.data.document.positions && lines.some((line) => line.marks.length > 0) ? " and by expression" : ""}</h3>
+    <>
       {text.changed && <p class="changed">This file was changed after the recording began: lines may have moved.</p>}
-      <table id="source"><thead><tr><th>Self</th><th>Total</th><th>Line</th><th /></tr></thead>
-        {rows.map((run, place) => (
+      <table class="source" id="source" ref={at}><thead><tr><th>Self</th><th>Total</th><th>Line</th><th /></tr></thead>
+        {runs.map((run, place) => (
           <tbody key={place}>
             {run.map(([number, text, row]) => (
               <tr key={number} data-line={number} class={row ? "seen" : ""}>
                 {share(row?.own ?? 0, "own")}{share(row?.total ?? 0, "total")}
                 <td class="number">{number}</td>
                 <td class="code">{pieces(text, row?.marks ?? []).map(({ text, mark }, index) => (mark
-                  ? <mark key={index} data-own={mark.own} data-total={mark.total} title={`self ${count(mark.own)}, total ${count(mark.total)} samples`}
+                  ? <mark key={index} data-own={mark.own} data-total={mark.total} title={`self ${percent(mark.own, samples)}, total ${percent(mark.total, samples)}`}
                     style={{ background: `color-mix(in srgb, var(--heat) ${heat(mark.total, samples)}%, transparent)` }}>{shown(text)}</mark>
                   : shown(text)))}</td>
               </tr>
@@ -113,6 +145,68 @@ export function Source({ model, func, lines, samples }: { model: Model; func: nu
           </tbody>
         ))}
       </table>
-    </section>
+    </>
+  );
+}
+
+/** The files of the program, hottest first, and one of them. */
+export function SourceView({ model, rows, sums, state, set }: { model: Model; rows: Row[]; sums: Sums; state: State; set: Set }) {
+  const { functions } = model.data.document;
+  const files = useMemo(() => {
+    const own = new Map<number, number>();
+    for (const row of rows) {
+      if (model.kind(row.func) !== PYTHON || model.isTask(row.func)) continue;
+      const file = functions.file[row.func]!;
+      own.set(file, (own.get(file) ?? 0) + row.own);
+    }
+    return [...own].sort((a, b) => b[1] - a[1] || (model.text(a[0]) < model.text(b[0]) ? -1 : 1));
+  }, [rows]);
+  const ofSelected = state.selected !== null && model.kind(state.selected) === PYTHON ? functions.file[state.selected]! : null;
+  const file = state.file ?? ofSelected ?? files[0]?.[0] ?? null;
+  const lines = useMemo(() => (file === null ? [] : model.lines(sums, (func) => functions.file[func] === file)), [sums, file]);
+  if (file === null) return <p class="empty">No Python code has samples here.</p>;
+  return (
+    <div class="source-view">
+      <nav class="scrolled" aria-label="files">
+        <table id="files"><tbody>
+          {files.slice(0, 300).map(([other, own]) => (
+            <tr key={other} class={other === file ? "selected" : ""} onClick={() => set({ file: other })}>
+              <Share part={own} whole={sums.samples} what="own" />
+              <td class="name" title={model.text(other)}><button class="link">{base(model.text(other))}</button>
+                <span class="where">{directory(model.text(other))}</span>
+                <Bar own={own} total={0} waiting={0} whole={sums.samples} /></td>
+            </tr>
+          ))}
+        </tbody></table>
+      </nav>
+      <div class="scrolled">
+        <h3 title={model.text(file)}>{model.text(file)}</h3>
+        {sourceOf(model, file) ? <Source model={model} file={file} func={null} lines={lines} samples={sums.samples} /> : (
+          <>
+            <Missing model={model} file={file} />
+            <HotLines model={model} lines={lines} sums={sums} set={set} />
+          </>)}
+      </div>
+    </div>
+  );
+}
+
+/** What stands before a file's name. */
+function directory(path: string): string {
+  return path.slice(0, Math.max(0, path.lastIndexOf("/")));
+}
+
+function HotLines({ model, lines, sums, set }: { model: Model; lines: LineRow[]; sums: Sums; set: Set }) {
+  const most = lines.reduce((most, line) => Math.max(most, line.total), 0);
+  return (
+    <table id="hot-lines"><thead><tr><th>Self</th><th>Total</th><th>Line</th></tr></thead><tbody>
+      {[...lines].sort((a, b) => b.own - a.own || b.total - a.total).slice(0, 200).map((line) => (
+        <tr key={`${line.func} ${line.line}`} onClick={() => set({ selected: line.func })}>
+          <Share part={line.own} whole={sums.samples} what="own" /><Share part={line.total} whole={sums.samples} what="total" />
+          <td class="name"><button class="link">{line.line || "–"}</button> <span class="where">{model.name(line.func)}</span>
+            <Bar own={line.own} total={line.total} waiting={0} whole={most} /></td>
+        </tr>
+      ))}
+    </tbody></table>
   );
 }

@@ -43,6 +43,12 @@ impl Place {
 }
 
 impl Place {
+    /// The task whose frames lie above this one; `None`: it stands for no task.
+    #[must_use]
+    pub fn task(&self) -> Option<&str> {
+        crate::profile::task_name(&self.file, &self.function).filter(|_| self.kind.is_python())
+    }
+
     /// Which event the stack was taken at whose root this is, and how many of them it stands for.
     #[must_use]
     pub fn event(&self) -> Option<(&str, u64)> {
@@ -120,6 +126,12 @@ pub struct Aggregate {
 }
 
 impl Aggregate {
+    /// The same places, stacks and threads, with no recording yet.
+    #[cfg(any(test, feature = "internals"))]
+    pub(crate) fn without_entries(&self) -> Self {
+        Self { recordings: Vec::new(), entries: Vec::new(), ..self.clone() }
+    }
+
     /// All places, in order of their handles.
     #[must_use]
     pub fn places(&self) -> &[Place] {

@@ -86,8 +86,12 @@ pub struct RowName {
 }
 
 impl RowName {
-    /// It is the mark of a wait or of an event.
+    /// It is the mark of a wait, of an event or of a task.
     pub(super) fn is_mark(&self) -> bool {
+        let file = self.file.as_deref().unwrap_or_default();
+        if self.function.as_deref().is_some_and(|function| crate::profile::task_name(file, function).is_some()) {
+            return true;
+        }
         let is_mark =
             |name: &str| crate::profile::waited_for(name).is_some() || crate::profile::event_of_root(name).is_some();
         self.kind == RowKind::Special && is_mark(&self.name)
@@ -246,13 +250,17 @@ pub(super) struct Charged {
     pub native: Option<PlaceId>,
 }
 
+/// A stack without the mark of a wait, which belongs to the line that waits.
+pub(super) fn without_wait<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &'a [PlaceId] {
+    match stack {
+        [leaf, rest @ ..] if !rest.is_empty() && aggregate.place(*leaf).waits_for().is_some() => rest,
+        _ => stack,
+    }
+}
+
 impl Charged {
     pub fn of(aggregate: &Aggregate, stack: &[PlaceId]) -> Self {
-        // A wait belongs to the line that waits.
-        let stack = match stack {
-            [leaf, rest @ ..] if !rest.is_empty() && aggregate.place(*leaf).waits_for().is_some() => rest,
-            _ => stack,
-        };
+        let stack = without_wait(aggregate, stack);
         let python = stack.iter().copied().find(|&id| aggregate.place(id).is_python());
         let native = stack.first().copied().filter(|&id| !aggregate.place(id).is_python());
         Self { python, native }

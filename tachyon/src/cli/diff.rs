@@ -6,13 +6,14 @@ use super::escape::escape;
 use super::failure::Failure;
 use super::report::text::{heading, place, plural, seconds};
 use super::report::{Shape, write_to};
-use super::table::{Cell, Colour, Column, Style, Table, percent};
+use super::table::{Cell, Colour, Column, Style, Table};
 use crate::analysis::diff::{Change, Difference, LEVEL, Measured, Options, Whole, diff};
 use crate::analysis::{By, RowName};
 use crate::sinks::page::{self, SideSink};
 use crate::sinks::text::write_json;
 use indicatif::HumanCount;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -206,9 +207,10 @@ impl Shown<'_> {
         writeln!(out, "{verdict}")?;
         writeln!(
             out,
-            "A function with 1 % would have to change by {} of itself ({:.2} points) to be seen.",
-            percent(visible / 0.01),
-            visible * 100.0
+            "To be seen, a {} with 1 % of the time would have to change by {:.2} points ({:.0} % of itself).",
+            rows.trim_end_matches('s'),
+            visible * 100.0,
+            visible * 1e4
         )?;
         if significant == 0 {
             writeln!(out, "The largest differences, which may be noise:")?;
@@ -223,7 +225,7 @@ impl Shown<'_> {
             ("AFTER", Column::Number),
             ("CHANGE", Column::Number),
             ("99 % INTERVAL", Column::Extra),
-            ("RELATIVE", Column::Number),
+            ("RELATIVE", Column::Spare),
             (heading(self.by), Column::Text),
         ];
         if placed {
@@ -261,20 +263,24 @@ impl Shown<'_> {
         if count > 0 {
             writeln!(out, "\n{}", style.paint("Only moved, renamed, split or inlined into the caller:", Colour::Bold))?;
         }
+        let mut table = Table::new(vec![
+            ("CHANGE", Column::Number),
+            ("FROM", Column::Text),
+            ("TO", Column::Text),
+            ("FILE", Column::Text),
+        ]);
         for change in self.difference.changes.iter().filter(moved).take(SHOWN) {
             let Some(to) = &change.moved_to else { continue };
-            writeln!(
-                out,
-                "{}{} ({}) -> {} ({}): {}",
-                if style == Style::Markdown { "- " } else { "  " },
-                escape(&change.name.name),
-                escape(&place(&change.name, None)),
-                escape(&to.name),
-                escape(&place(to, None)),
-                self.signed(change.measured.change)
-            )?;
+            let (old, new) = (place(&change.name, None), place(to, None));
+            let file = if old == new { new } else { format!("{old} -> {new}") };
+            table.push(vec![
+                self.signed(change.measured.change).into(),
+                Cell::new(shown_name(&change.name), Colour::Plain),
+                Cell::new(shown_name(to), Colour::Plain),
+                Cell::new(&file, Colour::Plain),
+            ]);
         }
-        Ok(())
+        if table.is_empty() { Ok(()) } else { table.write(style, out) }
     }
 
     fn value(&self, value: f64) -> String {
@@ -317,6 +323,7 @@ struct Json<'a> {
     per_unit: Option<(f64, f64)>,
     level: f64,
     changes: Vec<JsonChange<'a>>,
+    moved_files: BTreeMap<&'a str, &'a str>,
 }
 
 #[derive(Serialize)]
@@ -347,6 +354,7 @@ struct JsonChange<'a> {
     kind: &'static str,
     #[serde(flatten)]
     measured: JsonMeasured,
+    only_moved: bool,
     moved_to: Option<&'a str>,
     before_samples: u64,
     after_samples: u64,
@@ -369,7 +377,7 @@ impl<'a> Json<'a> {
             let Whole { samples, seconds, sampled_seconds, replicates } = *whole;
             JsonSide { files, samples, seconds, sampled_seconds, replicates }
         };
-        let Difference { before, after, smallest_visible_share, changes } = shown.difference;
+        let Difference { before, after, smallest_visible_share, changes, moved_files } = shown.difference;
         let per_unit = shown.args.per_unit;
         let changes = changes.iter().map(|change| {
             let other = JsonMeasured::from(change.other);
@@ -380,6 +388,7 @@ impl<'a> Json<'a> {
                 line: change.name.line,
                 kind: change.name.kind.name(),
                 measured: change.measured.into(),
+                only_moved: change.only_moved,
                 moved_to: change.moved_to.as_ref().map(shown_name),
                 before_samples: change.samples.0,
                 after_samples: change.samples.1,
@@ -395,6 +404,7 @@ impl<'a> Json<'a> {
             per_unit,
             level: LEVEL,
             changes: changes.collect(),
+            moved_files: moved_files.iter().map(|(old, new)| (&**old, &**new)).collect(),
         }
     }
 }

@@ -105,6 +105,8 @@ pub enum Column {
     Number,
     /// Numbers that a narrow terminal goes without.
     Extra,
+    /// Numbers that only a wide terminal has.
+    Spare,
     /// Text whose end says most, such as a path or a qualified name: what does not fit is cut in front.
     Text,
 }
@@ -152,6 +154,8 @@ pub struct Table {
 
 /// Below this width there are no [`Column::Extra`].
 const ROOM_FOR_EXTRAS: usize = 72;
+/// Below this width there are no [`Column::Spare`].
+const ROOM_FOR_SPARES: usize = 100;
 /// Text columns are not cut below this.
 const NARROWEST_TEXT: usize = 12;
 /// Text columns are not aligned beyond this where lines may be as long as they like.
@@ -205,7 +209,12 @@ impl Table {
     fn write_text(&self, style: Style, width: Option<usize>, out: &mut dyn Write) -> io::Result<()> {
         let shown: Vec<usize> = (0..self.columns.len())
             .filter(|&place| {
-                self.columns[place].1 != Column::Extra || width.is_none_or(|width| width >= ROOM_FOR_EXTRAS)
+                let needed = match self.columns[place].1 {
+                    Column::Extra => ROOM_FOR_EXTRAS,
+                    Column::Spare => ROOM_FOR_SPARES,
+                    Column::Number | Column::Text => 0,
+                };
+                width.is_none_or(|width| width >= needed)
             })
             .collect();
         let widths = self.widths(&shown, width);
@@ -256,8 +265,13 @@ impl Table {
     }
 }
 
-/// The end of a text that is too wide, its indentation kept.
+/// The end of a text that is too wide, its indentation kept. A qualified name goes without what says only that it is local:
+/// `render.<genexpr>`.
 pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let text = &*text.replace(".<locals>", "");
     if text.width() <= width {
         return text.to_owned();
     }
@@ -361,6 +375,13 @@ mod tests {
             " 1.0 %  日本\\x1b[2J`|              x.py",
         ];
         assert_eq!(narrow.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn local_functions_keep_the_name_they_are_in() {
+        assert_eq!(cut("render.<locals>.<genexpr>", 25), "render.<locals>.<genexpr>");
+        assert_eq!(cut("render.<locals>.<genexpr>", 20), "render.<genexpr>");
+        assert_eq!(cut("render.<locals>.<genexpr>", 12), "…r.<genexpr>");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod nameless;
 mod native;
 mod script;
 mod strings;
+mod task;
 mod waiting;
 
 pub use adopt::{Adopted, Adopter};
@@ -24,6 +25,7 @@ pub use nameless::{address_of_name, name_of_address};
 pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
+pub use task::{TASK_FILENAME, task_name};
 pub use waiting::{Wait, waited_for, waiting};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.

@@ -7,6 +7,7 @@
 
 mod data;
 pub mod source;
+mod summary;
 mod tree;
 
 use super::flamegraph::{caption, title, xml};
@@ -39,12 +40,14 @@ pub struct PageSink<W> {
     source: Option<Box<dyn SourceFiles>>,
     /// By process: whether it had a sample.
     met: Vec<bool>,
+    /// Some of them are of waiting threads.
+    waits: bool,
 }
 
 impl<W: Write> PageSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, spool: Spool::default(), total: 0, merges: [0; 4], source: None, met: Vec::new() }
+        Self { out, spool: Spool::default(), total: 0, merges: [0; 4], source: None, met: Vec::new(), waits: false }
     }
 
     /// The page has source text too, from these files.
@@ -53,24 +56,30 @@ impl<W: Write> PageSink<W> {
         Self { source, ..self }
     }
 
-    /// Writes what the page is told of a profile: one text in base64.
-    fn write_data(&mut self, out: impl Write, profile: &Profile, report: &Report) -> io::Result<()> {
+    /// Writes what the page is told of a profile: one text in base64. Gives its answer as HTML.
+    fn write_data(&mut self, out: impl Write, profile: &Profile, report: &Report) -> io::Result<String> {
         let stacks = &self.spool.stacks;
+        let usage = Usage::of(profile, &self.spool)?;
         let mut tree = Tree::new(profile, stacks, self.source.is_some());
         if tree.len() > MOST_NODES {
-            tree.prune(&Usage::of(profile, &self.spool)?.counts, MOST_NODES);
+            tree.prune(&usage.counts, MOST_NODES);
         }
-        let source = match &mut self.source {
-            Some(files) => {
-                Some(Source::read(profile, &Usage::of(profile, &self.spool)?, stacks, &mut tree, files.as_mut()))
-            }
-            None => None,
-        };
+        let summary = summary::summary(&tree, &usage.counts, self.whole(report));
+        let source = self.source.as_mut().map(|files| Source::read(profile, &usage, stacks, &mut tree, files.as_mut()));
         let base64 = base64::write::EncoderWriter::new(out, &STANDARD);
         let mut gzip = GzEncoder::new(base64, Compression::new(4));
         data::write(&mut gzip, profile, report, &self.spool, &tree, source.as_ref(), self.merges)?;
         gzip.finish()?.finish()?;
-        Ok(())
+        Ok(summary)
+    }
+
+    /// What the samples are a part of.
+    fn whole(&self, report: &Report) -> &'static str {
+        match (report.events.is_empty(), self.waits) {
+            (false, _) => "the samples",
+            (true, true) => "the threads’ time",
+            (true, false) => "the CPU time",
+        }
     }
 }
 
@@ -82,6 +91,7 @@ impl<W: Write> Sink for PageSink<W> {
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         self.total += times_us.len() as u64;
         self.merges[usize::from(sample.merge.number())] += times_us.len() as u64;
+        self.waits |= State::of(sample.status) == State::Waited;
         if let Some(source) = &mut self.source {
             let process = profile.thread(sample.thread).process as usize;
             if process >= self.met.len() {
@@ -103,19 +113,27 @@ impl<W: Write> Sink for PageSink<W> {
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         let (title, caption) = (title(profile), caption(self.total, report));
         let mut data = Vec::new();
-        self.write_data(&mut data, profile, report)?;
-        write_page(&mut self.out, &title, &caption, &data, &[])
+        let summary = self.write_data(&mut data, profile, report)?;
+        write_page(&mut self.out, &title, &caption, &summary, &data, &[])
     }
 }
 
-/// Writes the page with its blocks of data, which are base64.
-fn write_page(out: &mut dyn Write, title: &str, caption: &str, data: &[u8], difference: &[u8]) -> io::Result<()> {
+/// Writes the page with its answer, which is HTML, and its blocks of data, which are base64.
+fn write_page(
+    out: &mut dyn Write,
+    title: &str,
+    caption: &str,
+    summary: &str,
+    data: &[u8],
+    difference: &[u8],
+) -> io::Result<()> {
     let (title, caption) = (xml(title), xml(caption));
     for (place, part) in PAGE.split("@@").enumerate() {
         out.write_all(match (place % 2, part) {
             (0, text) => text.as_bytes(),
             (_, "title") => title.as_bytes(),
             (_, "caption") => caption.as_bytes(),
+            (_, "summary") => summary.as_bytes(),
             (_, "data") => data,
             (_, "difference") => difference,
             (_, other) => unreachable!("the page has no part {other}"),
@@ -146,7 +164,7 @@ impl Sink for SideSink {
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        self.sink.write_data(&mut self.data, profile, report)
+        self.sink.write_data(&mut self.data, profile, report).map(drop)
     }
 }
 
@@ -166,7 +184,7 @@ pub fn write_difference(
     let mut gzip = GzEncoder::new(base64::write::EncoderWriter::new(&mut difference, &STANDARD), Compression::new(4));
     serde_json::to_writer(&mut gzip, changes)?;
     gzip.finish()?.finish()?;
-    write_page(out, title, caption, &after.data, &difference)
+    write_page(out, title, caption, "", &after.data, &difference)
 }
 
 /// By stack: how often it was seen, and a process that it was seen in.

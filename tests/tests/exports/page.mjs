@@ -1,9 +1,9 @@
-// Drives the HTML report in headless Chromium. Arguments: the tools' directory, the page, one of hostile names, directory
-// for screenshots. Prints one JSON object; a failed step is an exception.
+// Drives the HTML report in headless Chromium. Arguments: the tools' directory, the page, one of hostile names, one of waits and
+// tasks, directory for screenshots. Prints one JSON object; a failed step is an exception.
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 
-const [tools, path, hostile, shots] = process.argv.slice(2);
+const [tools, path, hostile, waiting, shots] = process.argv.slice(2);
 const require = createRequire(`${tools}/package.json`);
 const { chromium } = require("playwright-core");
 const args = [
@@ -29,15 +29,18 @@ const open = async (path, fragment = "") => {
   return page;
 };
 const rows = (page) => page.locator("#functions tbody tr").evaluateAll((rows) => rows.map((row) => ({
-  name: row.querySelector(".name").textContent, kind: row.dataset.kind,
+  name: row.dataset.name, kind: row.dataset.kind,
   own: Number(row.querySelector("[data-what=own]").dataset.samples),
   total: Number(row.querySelector("[data-what=total]").dataset.samples),
 })));
-const edges = (page, id) => page.locator(`#${id} tr`).evaluateAll((rows) => rows.map((row) => ({
-  name: row.querySelector(".name").textContent, samples: Number(row.querySelector(".share").dataset.samples),
+const edges = (page, id) => page.locator(`#${id} tbody tr`).evaluateAll((rows) => rows.map((row) => ({
+  name: row.dataset.name, samples: Number(row.querySelector(".share").dataset.samples),
 })));
 const text = (page, selector) => page.textContent(selector).then((text) => text.replaceAll("\u202f", ""));
-const chosen = async (page) => (await text(page, "#answer")).split(",")[0];
+const chosen = async (page) => {
+  const facts = await page.locator("#answer .facts > span").allTextContents();
+  return facts.map((fact) => /^\d+ samples/.exec(fact.replaceAll("\u202f", ""))).find((found) => found)[0];
+};
 const picture = (page) => page.$eval("#boxes", (canvas) => canvas.toDataURL());
 try {
   const page = await open(path);
@@ -46,12 +49,16 @@ try {
   await drawn(page);
   found.themes.push(await page.evaluate(() => document.documentElement.dataset.theme));
   found.caption = await text(page, "#caption");
-  found.native = await rows(page);
-  await page.screenshot({ path: `${shots}/report.png` });
-  await page.click("#native");
-  await drawn(page);
   found.folded = await rows(page);
   found.answer = await text(page, "#answer");
+  await page.screenshot({ path: `${shots}/report.png` });
+  await page.click("#native-rows");
+  await drawn(page);
+  found.native = await rows(page);
+  await page.click("#native-rows");
+  await page.click("#native");
+  await drawn(page);
+  found.without = await rows(page);
   await page.click("#native");
 
   await page.locator("#functions .name button", { hasText: /^leaf/ }).click();
@@ -60,6 +67,9 @@ try {
   found.callees = await edges(page, "callees");
   found.lines = await page.locator("#lines tbody tr").evaluateAll((rows) => rows.map((row) => [
     Number(row.children[0].dataset.samples), Number(row.children[1].dataset.samples), row.children[2].textContent]));
+  await page.click("#share");
+  found.markdown = await page.inputValue("#markdown");
+  await page.keyboard.press("Escape");
 
   await page.keyboard.press("/");
   await page.keyboard.type("^LEAF".toLowerCase());
@@ -71,7 +81,7 @@ try {
   await drawn(page);
   found.worker = await rows(page);
   found.worker_status = await text(page, "#status");
-  await page.selectOption("#thread", { label: "all threads" });
+  await page.selectOption("#thread", { label: "all 2 threads" });
   await page.selectOption("#module", { label: "libz.so.1" });
   await drawn(page);
   found.module = await rows(page);
@@ -131,11 +141,56 @@ try {
   await same.emulateMedia({ media: "print" });
   await same.screenshot({ path: `${shots}/report-print.png` });
 
+  // Waits by what they are for, and whose work it was.
+  const idle = await open(waiting);
+  found.waits = { rows: await rows(idle), answer: await text(idle, "#answer") };
+  found.waits.legend = Object.fromEntries(await idle.locator(".state").evaluateAll((states) => states.map((state) => [state.textContent.trim(), state.dataset.state])));
+  await idle.click(`.state >> text=lock`);
+  await drawn(idle);
+  found.waits.lock = await rows(idle);
+  await idle.keyboard.press("a");
+  await idle.keyboard.press("3");
+  await drawn(idle);
+  found.waits.tasks = await idle.locator("#tasks tbody tr").evaluateAll((rows) => rows.map((row) => [
+    row.dataset.name, Number(row.children[0].dataset.samples), Number(row.children[1].dataset.samples)]));
+  found.waits.lanes = await idle.locator("#lanes .lane").evaluateAll((lanes) => lanes.map((lane) => lane.querySelector("button").textContent));
+  found.waits.drawn = await idle.locator("#lanes canvas").evaluateAll((all) => all.map((canvas) =>
+    canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((byte) => byte > 0)));
+  await idle.locator("#tasks .link", { hasText: "fetch-a" }).click();
+  await drawn(idle);
+  found.waits.fetch = await rows(idle);
+  found.waits.link = await idle.waitForFunction(() => location.hash.includes("task=") && location.hash).then((hash) => hash.jsonValue());
+  await idle.screenshot({ path: `${shots}/report-waits.png` });
+  found.waits.linked = await rows(await open(waiting, found.waits.link));
+
+  // With the keyboard alone: from the top to the hottest function, and back.
+  const keys = await open(path);
+  const focused = () => keys.evaluate(() => document.activeElement.closest("tr")?.dataset.name ?? document.activeElement.id);
+  found.stops = [];
+  for (let step = 0; step < 60; step++) {
+    await keys.keyboard.press("Tab");
+    const at = await focused();
+    if (at) found.stops.push(at);
+    if (at === "leaf (app.py)") break;
+  }
+  await keys.keyboard.press("Enter");
+  await drawn(keys);
+  found.opened = await keys.textContent("#details h2 code");
+  await keys.keyboard.press("Escape");
+  await drawn(keys);
+  found.closed = await keys.locator("#details").count();
+
+  // The answer is there without the script.
+  const plain = await browser.newPage({ javaScriptEnabled: false });
+  await plain.goto(`file://${path}`);
+  found.plain = (await plain.textContent("#app")).replace(/\s+/g, " ").trim();
+
   const odd = await open(hostile);
-  for (const key of ["f", "v", "c", "c", "n", "n"]) {
+  for (const key of ["f", "v", "c", "c", "n", "n", "2", "3", "1"]) {
     await odd.keyboard.press(key);
     await drawn(odd);
   }
+  await odd.click("#native-rows");
   found.hostile = await rows(odd);
   for (let place = 0; place < found.hostile.length; place++) {
     await odd.locator("#functions .name button").nth(place).click();

@@ -1,6 +1,6 @@
 //! The HTML report in headless Chromium: `page.mjs` drives it, here is what it must have shown.
 
-use crate::profile::{Stacks, USUAL, export, write};
+use crate::profile::{Stacks, USUAL, WAITING, export, write};
 use crate::report::json;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -60,10 +60,12 @@ fn edges(rows: &Value) -> Vec<(String, u64)> {
 fn the_page_shows_what_the_report_says_and_obeys_no_name() {
     let Some(tools) = tools() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let (usual, hostile) = (dir.path().join("usual.tach"), dir.path().join("hostile.tach"));
+    let [usual, hostile, waiting] =
+        ["usual", "hostile", "waiting"].map(|name| dir.path().join(name).with_extension("tach"));
     write(USUAL, &usual);
     write(HOSTILE, &hostile);
-    let pages = [&usual, &hostile].map(|file| export(file, file.with_extension("html"), false));
+    write(WAITING, &waiting);
+    let pages = [&usual, &hostile, &waiting].map(|file| export(file, file.with_extension("html"), false));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/page.mjs");
     let shots = std::env::var_os("TACHYON_SCREENSHOTS").map_or_else(|| dir.path().to_owned(), PathBuf::from);
     let text = run(Command::new("node").arg(script).arg(tools).args(pages).arg(shots));
@@ -75,14 +77,25 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
     let file = usual.to_str().unwrap();
     assert_eq!(of_page(&found["native"]), of_report(&["report", file, "--native"]));
     assert_eq!(of_page(&found["folded"]), of_report(&["report", file]));
+    assert_eq!(found["without"], found["folded"], "native code in the graph or not, Python's rows are the same");
     let sums = |rows: Rows| rows.into_values().fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1));
     let odd = of_report(&["report", hostile.to_str().unwrap(), "--native"]);
     assert_eq!(sums(of_page(&found["hostile"])), sums(odd));
     assert_eq!(found["caption"], "124 samples in 1.5 s at 100 Hz, 0 lost (0.0 %)");
     assert_eq!(
         found["answer"],
-        "124 samples, 1.2 s of threads' time. Most in leaf (app.py) 86.3 %, fact (app.py) 7.3 %, middle (app.py) 4.0 %, <module> (app.py) 2.4 %."
+        "86 % of the CPU time is in leaf app.py:10then fact 7.3 %, middle 4.0 %, <module> 2.4 %\
+         124 samples, 1.2 s of CPU time in 1.5 sGIL held 65 % of the time on a CPU"
     );
+    let plain = found["plain"].as_str().unwrap();
+    assert!(
+        plain.contains("86 % of the CPU time is in leaf app.py:10") && plain.contains("7.3 %fact app.py:52"),
+        "{plain}"
+    );
+    let markdown = found["markdown"].as_str().unwrap();
+    for line in ["**86 %** of the CPU time is in `leaf`.", "| 86.3 % | 86.3 % | `leaf` | `app.py:10` |"] {
+        assert!(markdown.lines().any(|found| found == line), "{markdown}");
+    }
 
     // A function's neighbours and lines.
     assert_eq!(
@@ -101,13 +114,21 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
     assert_eq!(of_page(&found["module"])[&("leaf".to_owned(), false)], (7, 7), "only samples with libz in them");
     assert_eq!(
         (&found["quarter"], &found["quarter_status"]),
-        (&json!("25 samples chosen"), &json!("all: 25 samples, 100.0 %"))
+        (&json!("25 samples"), &json!("all: 25 samples, 100.0 %"))
     );
     let [from, to] = ["from", "to"].map(|key| found["dragged"][key].as_str().unwrap().parse::<f64>().unwrap());
     let inside =
         (0..124).map(|number| 0.005 + 0.01 * f64::from(number)).filter(|time| (from..to).contains(time)).count();
     assert!(0 < inside && inside < 124, "{from} to {to}");
-    assert_eq!(found["dragged"]["answer"], format!("{inside} samples chosen"));
+    assert_eq!(found["dragged"]["answer"], format!("{inside} samples"));
+
+    the_page_tells_waits_and_tasks(&found["waits"], waiting.to_str().unwrap());
+    let stops: Vec<&str> = found["stops"].as_array().unwrap().iter().map(|stop| stop.as_str().unwrap()).collect();
+    assert!(
+        stops.contains(&"share") && stops.contains(&"boxes") && stops.last() == Some(&"leaf (app.py)"),
+        "{stops:?}"
+    );
+    assert_eq!((&found["opened"], &found["closed"]), (&json!("leaf"), &json!(0)));
 
     // By keyboard: into the stack, zoomed, and a link to there.
     assert_eq!(found["walked"], "middle (app.py): 87 samples, 70.2 %; self 5, 4.0 % · /srv/app.py");
@@ -134,6 +155,26 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
         found["forbidden"],
         json!(["img-src", "require-trusted-types-for", "connect-src", "require-trusted-types-for"])
     );
+}
+
+/// Waits are charged to the line that waits, and told by what they are for; a task's samples are those with its frame.
+fn the_page_tells_waits_and_tasks(found: &Value, file: &str) {
+    let rows = of_page(&found["rows"]);
+    assert_eq!(rows, of_report(&["report", file]));
+    assert_eq!(rows[&("Worker.run".to_owned(), false)], (11, 11));
+    assert!(!rows.keys().any(|(name, _)| name.starts_with('<') && name != "<module>"), "{rows:?}");
+    let answer = found["answer"].as_str().unwrap();
+    assert!(answer.contains("47 % waiting: 22 % for a socket, 13 % for a lock and 11 % for the GIL"), "{answer}");
+    let legend: Vec<&String> = found["legend"].as_object().unwrap().keys().collect();
+    assert_eq!(legend, ["GIL 11.1 %", "lock 13.3 %", "socket 22.2 %", "with the GIL 33.3 %", "without it 20.0 %"]);
+    assert_eq!(of_page(&found["lock"]), BTreeMap::from([(("Worker.run".to_owned(), false), (6, 6))]));
+    assert_eq!(found["tasks"], json!([["fetch-a", 20, 20], ["fetch-b", 10, 10], ["server", 4, 34]]));
+    assert_eq!(found["lanes"], json!(["app (77)", "app (tid 77)", "worker (tid 78)"]));
+    assert_eq!(found["drawn"], json!([true, true, true]));
+    let fetch = of_page(&found["fetch"]);
+    assert_eq!(fetch[&("crunch".to_owned(), false)], (20, 20));
+    assert_eq!(fetch[&("fetch".to_owned(), false)], (0, 20), "fetch-b is another task");
+    assert_eq!(found["linked"], found["fetch"], "the link leads to the task");
 }
 
 /// What a source file may be full of.
@@ -170,6 +211,14 @@ fn write_places<'a>(path: &Path, file: &str, samples: impl Iterator<Item = Place
     let seconds = f64::from(stored) / 100.0;
     let stored = u64::from(stored as u32);
     sink.finish(&profile, &Report { stored, duration_s: seconds, rate_hz: 100.0, ..Report::default() }).unwrap();
+}
+
+/// Before, after and change of a function, as the page writes them.
+fn changes_of(said: &Value, name: &str) -> [String; 3] {
+    let change = said["changes"].as_array().unwrap().iter().find(|change| change["function"] == name).unwrap();
+    let [before, after] = ["before", "after"].map(|key| change[key].as_f64().unwrap() * 100.0);
+    let sign = if after < before { "−" } else { "+" };
+    [format!("{before:.2} %"), format!("{after:.2} %"), format!("{sign}{:.2}", (after - before).abs())]
 }
 
 #[test]
@@ -226,6 +275,7 @@ fn the_page_shows_source_text_and_differences_and_obeys_neither() {
     let (inner, rest) = ("é(x)", " + \"</script><script>hacked=1</script><img src=x onerror=hacked=1");
     assert_eq!(found["marks"], json!([[inner, 24, 24], [rest, 8, 8]]));
     assert_eq!(found["filtered"][2][1], 10, "heat follows the time line");
+    assert_eq!((&found["files"], &found["whole"]), (&json!(["app.py"]), &json!([1, 5])));
     assert!(found["no_source"].as_str().unwrap().contains("--source"), "{}", found["no_source"]);
     assert!(!fs::read_to_string(at("without.html")).unwrap().contains("cached"));
 
@@ -243,6 +293,15 @@ fn the_page_shows_source_text_and_differences_and_obeys_neither() {
         .collect();
     assert_eq!(found["changes"], Value::from(rows));
     assert_eq!(found["searched"], json!(["same"]));
+    let same = changes_of(&said, "same");
+    assert_eq!(found["callers"], json!([[same[2], same[0], same[1], "<module> (app.py)"]]));
+    let callees: Vec<_> = ["rest", &hostile.replace('\u{1b}', "\\x1b"), "same"]
+        .map(|name| format!("{name} (app.py)"))
+        .into_iter()
+        .collect();
+    let named: Vec<_> =
+        found["callees"].as_array().unwrap().iter().map(|row| row[3].as_str().unwrap().to_owned()).collect();
+    assert_eq!(named.iter().collect::<std::collections::BTreeSet<_>>(), callees.iter().collect());
     assert!(found["verdict"].as_str().unwrap().contains("significant change"), "{}", found["verdict"]);
     let status = found["status"].as_str().unwrap();
     assert!(status.contains("before 1") && status.contains("points"), "{status}");

@@ -40,6 +40,13 @@ try {
   await drawn(page);
   found.filtered = await source(page);
   await harmless(page);
+  // The whole file, from its hottest line; and one that has no text.
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("2");
+  await drawn(page);
+  found.files = await page.locator("#files tr").evaluateAll((rows) => rows.map((row) => row.querySelector(".link").textContent));
+  found.whole = await page.locator(".source-view #source tbody tr.seen").evaluateAll((rows) => rows.map((row) => Number(row.dataset.line)));
+  await page.screenshot({ path: `${shots}/report-file.png` });
   const bare = await open(without, "#functions");
   await select(bare);
   found.no_source = await bare.textContent("#no-source");
@@ -47,7 +54,7 @@ try {
   const changed = await open(difference, "#changes");
   found.verdict = await changed.textContent("#answer");
   found.changes = await changed.locator("#changes tbody tr").evaluateAll((rows) => rows.map((row) => [
-    row.querySelector(".name").textContent, row.children[0].textContent, row.children[1].textContent, row.dataset.significant]));
+    row.dataset.name, row.children[1].textContent, row.children[2].textContent, row.dataset.significant]));
   await changed.screenshot({ path: `${shots}/report-difference.png` });
   found.colours = await changed.$eval("#boxes", (canvas) => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -69,7 +76,15 @@ try {
   await changed.keyboard.press("/");
   await changed.keyboard.type("^same");
   await drawn(changed);
-  found.searched = await changed.locator("#changes tbody .name").allTextContents();
+  found.searched = await changed.locator("#changes tbody tr").evaluateAll((rows) => rows.map((row) => row.dataset.name));
+  // Who calls it, on both sides.
+  await changed.locator("#changes .link").first().click();
+  await changed.waitForSelector("#details");
+  const edges = (id) => changed.locator(`#${id} tbody tr`).evaluateAll((rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+  found.callers = await edges("callers");
+  await changed.locator("#callers .link").first().click();
+  await drawn(changed);
+  found.callees = await edges("callees");
   await harmless(changed);
 } finally {
   await browser.close();

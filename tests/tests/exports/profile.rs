@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tachyon::cli::export::{self, Output};
 use tachyon::cli::output::{Destination, OutputFile, OutputPlan};
-use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
+use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, TASK_FILENAME, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::export::ExportOptions;
 use tachyon::sinks::tach::TachOptions;
@@ -38,6 +38,15 @@ pub const WITHOUT_SYMBOLS: Stacks<'static> = &[
     (0, &["main:1", "libz.so.1!deflate"], 2),
 ];
 
+/// Waits, by what they are for, and tasks that await each other.
+pub const WAITING: Stacks<'static> = &[
+    (0, &["<module>:1", "<task> server", "serve:5", "<task> fetch-a", "fetch:7", "crunch:3"], 20),
+    (0, &["<module>:1", "<task> server", "serve:5", "<task> fetch-b", "fetch:7", "<waiting: socket>"], 10),
+    (0, &["<module>:1", "<task> server", "serve:6"], 4),
+    (1, &["Worker.run:40", "libc.so.6!futex", "<waiting: lock>"], 6),
+    (1, &["Worker.run:41", "<waiting: gil>"], 5),
+];
+
 /// What the costs are, with names as `name` has them.
 pub fn costs(stacks: Stacks<'_>, name: impl Fn(&str) -> String) -> Costs {
     let mut costs = Costs::new();
@@ -56,8 +65,8 @@ pub fn costs(stacks: Stacks<'_>, name: impl Fn(&str) -> String) -> Costs {
 /// A frame's function and line.
 pub fn parts(frame: &str) -> (&str, Option<&str>) {
     match frame.rsplit_once(':') {
-        Some((function, line)) => (function, Some(line)),
-        None => (frame.split_once('!').map_or(frame, |(_, symbol)| symbol), None),
+        Some((function, line)) if !frame.starts_with("<waiting: ") => (function, Some(line)),
+        _ => (frame.split_once('!').map_or(frame, |(_, symbol)| symbol), None),
     }
 }
 
@@ -79,7 +88,14 @@ pub fn write(stacks: Stacks<'_>, path: &Path) {
     for &(thread, names, count) in stacks {
         let frames: Vec<FrameId> = names.iter().rev().map(|name| frame(&mut profile, name)).collect();
         for number in 0..count {
-            let status = if number % 3 == 0 { 2 } else { 3 };
+            let waits = names.last().is_some_and(|name| name.starts_with("<waiting: "));
+            let status = if waits {
+                0
+            } else if number % 3 == 0 {
+                2
+            } else {
+                3
+            };
             let sample = Sample { thread: ThreadId(thread), time_us, status, frames: &frames, merge: Merge::None };
             sink.sample(&profile, &sample).unwrap();
             time_us += INTERVAL_US;
@@ -91,6 +107,10 @@ pub fn write(stacks: Stacks<'_>, path: &Path) {
 }
 
 fn frame(profile: &mut Profile, name: &str) -> FrameId {
+    if let Some(task) = name.strip_prefix("<task> ") {
+        let [filename, function] = [TASK_FILENAME, task].map(|text| profile.strings.intern(text));
+        return profile.frames.intern(Frame::without_location(filename, function));
+    }
     let (function, line) = parts(name);
     let Some(line) = line else { return profile.special_frame(name) };
     let filename = profile.strings.intern("/srv/app.py");

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -59,7 +59,7 @@ impl Both {
         let script = command::project_root().join("xtask/bench/tach.py");
         std::fs::copy(&script, dir.path().join("tach.py"))
             .with_context(|| format!("cannot copy {}", script.display()))?;
-        Ok(Self { root, dir, ours: build()? })
+        Ok(Self { root, dir, ours: super::tools::benchmark("tach", &[])? })
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -94,28 +94,6 @@ impl Both {
         let told = command::stdout(&mut line)?;
         serde_json::from_str(&told).with_context(|| format!("the benchmark says {told:?}"))
     }
-}
-
-/// Builds our side. Its executable.
-fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut line = Command::new(cargo);
-    line.current_dir(command::project_root());
-    line.args(["bench", "--no-run", "--locked", "-p", "tachyon", "--bench", "tach", "--message-format", "json"]);
-    #[derive(Deserialize)]
-    struct Message {
-        executable: Option<PathBuf>,
-        target: Option<Target>,
-    }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-    }
-    let told = command::stdout(line.stderr(Stdio::inherit()))?;
-    let messages = told.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    // The program itself is built too.
-    let mut ours = messages.filter(|message| message.target.as_ref().is_some_and(|target| target.name == "tach"));
-    ours.find_map(|message| message.executable).context("cargo names no benchmark")
 }
 
 /// What one export cost.

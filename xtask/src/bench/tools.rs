@@ -49,6 +49,31 @@ fn built(options: &[&str], profile: &str) -> Result<PathBuf> {
     Ok(metadata.target_directory.join(profile).join("tachyon-bpf"))
 }
 
+/// Builds a benchmark of `tachyon/benches`. Its executable.
+///
+/// # Errors
+/// It does not build.
+pub(crate) fn benchmark(name: &str, options: &[&str]) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut line = Command::new(cargo);
+    line.current_dir(command::project_root()).arg("bench").args(options);
+    line.args(["--no-run", "--locked", "-p", "tachyon", "--bench", name, "--message-format", "json"]);
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+        target: Option<Target>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+    let told = command::stdout(line.stderr(Stdio::inherit()))?;
+    let messages = told.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    // The program itself is built too.
+    let mut ours = messages.filter(|message| message.target.as_ref().is_some_and(|target| target.name == name));
+    ours.find_map(|message| message.executable).context("cargo names no benchmark")
+}
+
 /// Installs py-spy into a virtual environment in the cache, unless it is there. Its executable.
 ///
 /// # Errors

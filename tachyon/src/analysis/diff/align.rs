@@ -1,26 +1,70 @@
 //! Files that lie elsewhere on the other side: another checkout, another container, another version of Python.
 //!
 //! A file that only one side has is taken for the one of the other side that ends in the same names, when there is one
-//! that fits best.
+//! that fits best; else for one of another name that has most of the same functions.
 
 use crate::analysis::aggregate::{Aggregate, Place};
 use crate::sinks::label::Kind;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+/// Functions that two files of different names must have in common, at least.
+const FEWEST_IN_COMMON: usize = 2;
+
+/// Functions by file.
+type Functions<'a> = BTreeMap<Arc<str>, BTreeSet<&'a str>>;
+
+/// Files of the side before, with those of the side after that they are there.
+pub(super) fn moved(before: &Aggregate, after: &Aggregate) -> BTreeMap<Arc<str>, Arc<str>> {
+    let [old, new] = [before, after].map(|aggregate| {
+        let mut files = Functions::new();
+        for place in aggregate.places().iter().filter(|place| place.kind == Kind::Python) {
+            files.entry(Arc::clone(&place.file)).or_default().insert(&place.function);
+        }
+        files
+    });
+    let names = |files: &Functions<'_>| files.keys().cloned().collect::<BTreeSet<_>>();
+    let mut moved: BTreeMap<_, _> = pairs(&names(&old), &names(&new)).into_iter().collect();
+    renamed(&old, &new, &mut moved);
+    moved
+}
+
 /// The places of `before`, with the files of `after` where they are the same ones.
-pub(super) fn aligned(before: &Aggregate, after: &Aggregate) -> Vec<Place> {
-    let files = |aggregate: &Aggregate| -> BTreeSet<Arc<str>> {
-        let python = aggregate.places().iter().filter(|place| place.kind == Kind::Python);
-        python.map(|place| Arc::clone(&place.file)).collect()
-    };
-    let (old, new) = (files(before), files(after));
-    let moved = pairs(&old, &new);
-    let place = |place: &Place| match moved.get(&*place.file) {
+pub(super) fn aligned(before: &Aggregate, moved: &BTreeMap<Arc<str>, Arc<str>>) -> Vec<Place> {
+    let place = |place: &Place| match moved.get(&place.file) {
         Some(file) if place.kind == Kind::Python => Place { file: Arc::clone(file), ..place.clone() },
         _ => place.clone(),
     };
     before.places().iter().map(place).collect()
+}
+
+/// Adds files that have another name on the other side, and the same functions.
+fn renamed(old: &Functions<'_>, new: &Functions<'_>, moved: &mut BTreeMap<Arc<str>, Arc<str>>) {
+    let taken: BTreeSet<_> = moved.values().cloned().collect();
+    let lost: Vec<_> = old.iter().filter(|(file, _)| !new.contains_key(*file) && !moved.contains_key(*file)).collect();
+    let found: Vec<_> = new.iter().filter(|(file, _)| !old.contains_key(*file) && !taken.contains(*file)).collect();
+    // What every file has says nothing.
+    let in_common = |a: &BTreeSet<&str>, b: &BTreeSet<&str>| {
+        let telling = |name: &&&str| !name.starts_with('<') && **name != "main";
+        let (a, b): (BTreeSet<_>, BTreeSet<_>) =
+            (a.iter().filter(telling).collect(), b.iter().filter(telling).collect());
+        let common = a.intersection(&b).count();
+        if common >= FEWEST_IN_COMMON && 2 * common > a.len().min(b.len()) { common } else { 0 }
+    };
+    let mut fits: Vec<(usize, &Arc<str>, &Arc<str>)> = Vec::new();
+    for (file, functions) in &lost {
+        for (other, others) in &found {
+            fits.push((in_common(functions, others), *file, *other));
+        }
+    }
+    fits.retain(|(common, ..)| *common > 0);
+    fits.sort_by(|a, b| b.cmp(a));
+    let mut taken = BTreeSet::new();
+    for (_, file, other) in fits {
+        if !moved.contains_key(file) && taken.insert(other) {
+            moved.insert(Arc::clone(file), Arc::clone(other));
+        }
+    }
 }
 
 /// Files of one side alone by their name, as pairs.
@@ -63,6 +107,25 @@ fn base(path: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_by_their_functions() {
+        let files = |files: &[(&str, &[&'static str])]| -> Functions<'static> {
+            files.iter().map(|(file, names)| (Arc::from(*file), names.iter().copied().collect())).collect()
+        };
+        let old = files(&[
+            ("/a/shop.py", &["<module>", "main", "pack", "sign", "store"]),
+            ("/a/x.py", &["<module>", "main"]),
+        ]);
+        let new = files(&[
+            ("/a/store.py", &["<module>", "main", "pack", "signature", "store"]),
+            ("/a/y.py", &["<module>", "main", "pack"]),
+            ("/a/z.py", &["<module>", "main"]),
+        ]);
+        let mut moved = BTreeMap::new();
+        renamed(&old, &new, &mut moved);
+        assert_eq!(moved, BTreeMap::from([(Arc::from("/a/shop.py"), Arc::from("/a/store.py"))]));
+    }
 
     #[test]
     fn files_by_their_last_names() {

@@ -9,8 +9,11 @@
 //! there. So a row is significant only when this ancestor changed, too.
 
 mod align;
+mod few;
 mod replicates;
 mod side;
+#[cfg(any(test, feature = "internals"))]
+pub mod simulate;
 mod test;
 
 pub use test::LEVEL;
@@ -18,8 +21,11 @@ pub use test::LEVEL;
 use super::aggregate::Aggregate;
 use super::module::Distributions;
 use super::rows::{By, RowKind, RowName, RowTable};
+use few::Counts;
 use replicates::{Estimate, Replicates};
 use side::{Outside, Places, Side, Values, presence};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use test::{Tested, false_discoveries, visible, welch};
 
 /// How to compare.
@@ -98,6 +104,8 @@ pub struct Difference {
     pub smallest_visible_share: Option<f64>,
     /// Significant ones first, then the largest.
     pub changes: Vec<Change>,
+    /// Files of before that have another path after.
+    pub moved_files: BTreeMap<Arc<str>, Arc<str>>,
 }
 
 /// Rows with fewer samples on both sides together are not tested: nothing could be told of them.
@@ -116,7 +124,8 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
     let (mut rows, mut ancestors) = (RowTable::default(), RowTable::default());
     let above = if by == By::Module { By::Module } else { By::Function };
     let aggregates = [before, after];
-    let aligned = align::aligned(before, after);
+    let moved_files = align::moved(before, after);
+    let aligned = align::aligned(before, &moved_files);
     let places = [&aligned[..], after.places()].map(|places| Places {
         row: rows.places(places, by, distributions),
         ancestor: ancestors.places(places, above, distributions),
@@ -164,13 +173,16 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
         replicates: shares.replicates[side].len(),
     };
     let smallest_visible_share = compared.smallest_visible(&shares, [before.samples(), after.samples()]);
-    Difference { before: whole(0), after: whole(1), smallest_visible_share, changes }
+    Difference { before: whole(0), after: whole(1), smallest_visible_share, changes, moved_files }
 }
 
 /// What is compared: a ratio to a whole, times what the whole stands for.
 struct Measure {
     replicates: [Replicates; 2],
     scale: [f64; 2],
+    /// What a sample weighs, and how many there are.
+    sample: [f64; 2],
+    samples: [f64; 2],
 }
 
 /// The replicates of a side, whose blocks are as long as its rows show that they must be.
@@ -182,10 +194,17 @@ fn replicates(side: &Side, units: &[(replicates::Unit, f64)], seed: u64, rounds:
 }
 
 impl Measure {
+    fn new(sides: &[Side; 2], replicates: [Replicates; 2], scale: [f64; 2]) -> Self {
+        let samples = [0, 1].map(|side| sides[side].samples.iter().sum::<u64>() as f64);
+        let weight = [0, 1].map(|side| sides[side].units.iter().map(|(_, weight)| weight).sum::<f64>());
+        let sample = [0, 1].map(|side: usize| weight[side] / f64::max(samples[side], 1.0));
+        Self { replicates, scale, sample, samples }
+    }
+
     /// Shares of the samples' CPU time.
     fn shares(sides: &[Side; 2], rounds: usize) -> Self {
         let replicates = [0, 1].map(|side| replicates(&sides[side], &sides[side].units, side as u64, rounds));
-        Self { replicates, scale: [1.0, 1.0] }
+        Self::new(sides, replicates, [1.0, 1.0])
     }
 
     /// CPU seconds in each second, or for each unit of work.
@@ -197,7 +216,7 @@ impl Measure {
             None => [1.0, 1.0],
         };
         // Values are microseconds.
-        Self { replicates, scale: scale.map(|scale| scale / 1e6) }
+        Self::new(sides, replicates, scale.map(|scale| scale / 1e6))
     }
 
     fn are_enough(&self) -> bool {
@@ -215,8 +234,9 @@ impl Measure {
 
     fn test(&self, values: [&Values; 2]) -> (Tested, [Estimate; 2]) {
         let raw = [0, 1].map(|side| self.replicates[side].estimate(values[side]));
+        let counts = self.counts(values);
         let estimates = [0, 1].map(|side| self.scaled(side, raw[side]));
-        let tested = welch(&estimates[0], &estimates[1]);
+        let (tested, estimates) = few::test(estimates, &counts);
         if tested.p > UNREMARKABLE || !self.are_enough() {
             return (tested, estimates);
         }
@@ -224,7 +244,18 @@ impl Measure {
             let variance = self.replicates[side].bootstrap(values[side], &raw[side]);
             self.scaled(side, Estimate { variance, ..raw[side] })
         });
-        (welch(&resampled[0], &resampled[1]), resampled)
+        few::test(resampled, &counts)
+    }
+
+    fn counts(&self, values: [&Values; 2]) -> Counts {
+        let side = |side: usize| {
+            let sample = self.sample[side].max(f64::MIN_POSITIVE);
+            let count = values[side].iter().map(|(_, value)| value).sum::<f64>() / sample;
+            // In this many samples' worth a row of the value 1 would have one sample.
+            let exposure = self.replicates[side].denominator() / (sample * self.scale[side].max(f64::MIN_POSITIVE));
+            (count, exposure)
+        };
+        Counts { sides: [side(0), side(1)], samples: self.samples.iter().sum() }
     }
 }
 
@@ -312,25 +343,35 @@ impl<'a> Compared<'a> {
         if !measure.are_enough() || samples.contains(&0) {
             return None;
         }
-        let binomial = |share: f64, samples: u64| share * (1.0 - share) / samples as f64;
-        let (mut variance, mut freedom) = (0.0, f64::INFINITY);
-        for (side, samples) in samples.into_iter().enumerate() {
-            let mut effects: Vec<f64> = (0..self.tested.len())
-                .filter(|&row| self.sides[side].samples[row] >= 5 * FEWEST_SAMPLES)
-                .map(|row| measure.estimate(side, &self.sides[side].own[row]))
-                .filter(|estimate| estimate.value < 1.0)
-                .map(|estimate| estimate.variance / binomial(estimate.value, samples))
-                .collect();
-            effects.sort_by(f64::total_cmp);
-            // Less than independent samples would deviate is chance.
-            let effect = effects.get(effects.len() / 2).copied().unwrap_or(1.0).max(1.0);
-            variance += effect * binomial(TOLD_FOR, samples);
-            freedom = freedom.min(measure.replicates[side].len() as f64 - 1.0);
-        }
         let tests = self.tested.iter().filter(|tested| **tested).count();
-        Some(visible(variance.sqrt(), 2.0 * freedom, tests))
+        let binomial = |share: f64| {
+            samples
+                .into_iter()
+                .map(|samples| share * (1.0 - share) / samples as f64)
+                .sum::<f64>()
+                .max(f64::MIN_POSITIVE)
+        };
+        let well_known = |row: &usize| self.sides.iter().all(|side| side.samples[*row] >= 5 * FEWEST_SAMPLES);
+        let mut reaches: Vec<f64> = (0..self.tested.len())
+            .filter(well_known)
+            .map(|row| [0, 1].map(|side| measure.estimate(side, &self.sides[side].own[row])))
+            .filter(|estimates| estimates.iter().all(|estimate| estimate.value < 1.0))
+            .map(|estimates| {
+                let [before, after] = &estimates;
+                let chance = binomial((before.value + after.value) / 2.0);
+                // Less than independent samples would deviate is chance.
+                let effect = ((before.variance + after.variance) / chance).max(1.0);
+                visible(effect.sqrt(), welch(before, after).freedom, tests)
+            })
+            .collect();
+        reaches.sort_by(f64::total_cmp);
+        let replicates = measure.replicates.iter().map(|replicates| replicates.len() as f64 - 1.0).sum();
+        let reach = reaches.get(reaches.len() / 2).copied().unwrap_or_else(|| visible(1.0, replicates, tests));
+        Some(reach * binomial(TOLD_FOR).sqrt())
     }
 }
 
+#[cfg(test)]
+mod real;
 #[cfg(test)]
 mod tests;

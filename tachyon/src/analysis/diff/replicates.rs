@@ -128,6 +128,11 @@ impl Replicates {
         (deviations / finest - 1.0) / chance
     }
 
+    /// The whole that values are a part of.
+    pub fn denominator(&self) -> f64 {
+        self.denominator
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.levels[0].groups

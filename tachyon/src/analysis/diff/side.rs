@@ -2,7 +2,7 @@
 
 use super::replicates::Unit;
 use crate::analysis::aggregate::{Aggregate, PlaceId};
-use crate::analysis::rows::{By, RowTable};
+use crate::analysis::rows::{By, RowTable, without_wait};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
@@ -88,6 +88,7 @@ impl Side {
             .stacks()
             .iter()
             .map(|stack| {
+                let stack = without_wait(aggregate, stack);
                 let mut shown = stack.iter().filter(|&&place| is_shown(aggregate, place, by)).peekable();
                 match shown.peek() {
                     None if stack.is_empty() => outside.no_frames,

@@ -7,8 +7,9 @@ use statrs::distribution::{ContinuousCDF as _, StudentsT};
 pub const LEVEL: f64 = 0.01;
 
 /// The power that the smallest visible change is reckoned with, so that in fact four of five such changes are found: now and
-/// then blocks look as if they depended on each other, and hide one.
-const AIM: f64 = 0.87;
+/// then blocks look as if they depended on each other, and hide one. In pairs drawn from real recordings 0.87 found 78 to 91 %
+/// (`cargo xtask differences`).
+const AIM: f64 = 0.92;
 
 /// A difference of two estimates.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,6 +90,6 @@ mod tests {
     fn quantiles_of_student() {
         // Tables: t(0.995; 10) = 3.169.
         assert!((quantile(0.995, 10.0) - 3.169).abs() < 1e-3);
-        assert!((visible(1.0, 1e6, 1) - 2.576 - 1.126).abs() < 2e-3);
+        assert!((visible(1.0, 1e6, 1) - 2.576 - 1.405).abs() < 2e-3);
     }
 }

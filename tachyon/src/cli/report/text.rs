@@ -7,11 +7,14 @@ use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, ordinal, perce
 use crate::profile::{Library, library};
 use indicatif::HumanCount;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 /// Rows where nobody says how many and no terminal tells how many it has room for.
 const ROWS: usize = 20;
-/// Lines of the first screen that are no rows of the table.
-const AROUND: usize = 10;
+/// Lines of the first screen that are no rows of the table: what stands above it and below it, and the shell's.
+const AROUND: usize = 12;
+/// Share of all samples below which native code in a Python function's self time is not told below it.
+const NATIVE_TOLD: f64 = 0.001;
 /// Most native functions that are told below a Python function.
 const NATIVE_SHOWN: usize = 3;
 /// Modules and processes in the lines that sum them up.
@@ -133,15 +136,44 @@ impl Text<'_> {
             Style::Text { width: Some(_), .. } => Style::height(),
             _ => None,
         };
-        self.asked.args.lines.unwrap_or_else(|| height().map_or(ROWS, |rows| rows.saturating_sub(AROUND).clamp(8, 40)))
+        let more = usize::from(!self.report.waiting.is_empty())
+            + self.report.events.len()
+            + usize::from(self.processes.is_some());
+        let fitting = |rows: usize| rows.saturating_sub(AROUND + more).clamp(8, 40);
+        self.asked.args.lines.unwrap_or_else(|| height().map_or(ROWS, fitting))
+    }
+
+    /// What is told of native code below a Python function.
+    fn detail<'a>(&'a self, row: &'a Row) -> impl Iterator<Item = &'a (Arc<str>, Arc<str>, u64)> {
+        let told = |native: &&(Arc<str>, Arc<str>, u64)| self.share(native.2) >= NATIVE_TOLD;
+        row.native.iter().filter(told).take(NATIVE_SHOWN)
+    }
+
+    /// How many rows have room in so many lines, with what is told below each.
+    fn fitting(&self, rows: &[&Row], lines: usize) -> usize {
+        let mut used = 0;
+        let fits = |row: &&&Row| {
+            used += 1 + self.detail(row).count();
+            used <= lines
+        };
+        rows.iter().take_while(fits).count().max(3)
     }
 
     fn write_rows(&self, out: &mut dyn Write) -> io::Result<()> {
         let (python, native): (Vec<&Row>, Vec<&Row>) =
             self.report.rows.iter().partition(|row| row.name.kind != RowKind::Native);
         let wanted = self.rows_wanted();
-        let with_native = if native.is_empty() { 0 } else { wanted.div_ceil(3) };
-        let shown = if self.asked.args.lines.is_some() { wanted } else { wanted - with_native };
+        // A blank line, two headings, and what is left out.
+        let with_native = if native.is_empty() { 0 } else { wanted.saturating_sub(4).div_ceil(3).max(3) };
+        let has_detail = self.asked.args.native && matches!(self.report.by, By::Function | By::Line);
+        let shown = match (self.asked.args.lines, native.is_empty()) {
+            (Some(lines), _) => lines,
+            (None, true) => wanted,
+            (None, false) => {
+                let lines = wanted.saturating_sub(4 + with_native);
+                if has_detail { self.fitting(&python, lines) } else { lines.max(3) }
+            }
+        };
         self.write_table(&python, shown, self.asked.args.native, out)?;
         if !native.is_empty() {
             writeln!(out, "\n{}", self.style.paint("Native code, which is part of the rows above:", Colour::Bold))?;
@@ -188,8 +220,7 @@ impl Text<'_> {
                 cells.push(Cell::new(&place(&row.name, row.hottest_line), Colour::Plain));
             }
             table.push(cells);
-            let natives = row.native.iter().filter(|_| detail && placed).take(NATIVE_SHOWN);
-            for (symbol, object, samples) in natives {
+            for (symbol, object, samples) in self.detail(row).filter(|_| detail && placed) {
                 let dim = |text: &str| Cell::new(text, Colour::Dim);
                 let own = percent(self.share(*samples));
                 table.push(vec![dim(&own), dim(""), dim(""), dim(&format!("  {symbol}")), dim(object)]);
@@ -223,10 +254,17 @@ impl Text<'_> {
         if let Some(processes) = &self.processes {
             summary("by process:", processes, out)?;
         }
-        let native = if self.report.native_share > 0.0 && !self.asked.args.native { " --native," } else { "" };
-        let lines = if cut { " --lines N," } else { "" };
-        let text = format!("closer:{lines}{native} --by line|module|thread, --callers NAME, --callees NAME");
-        writeln!(out, "{}", self.style.paint(&text, Colour::Dim))
+        let mut closer = Vec::new();
+        if self.report.native_share > 0.0 && !self.asked.args.native {
+            closer.push("--native".to_owned());
+        }
+        closer.extend(["--by line|module|thread", "--callers NAME", "--callees NAME"].map(str::to_owned));
+        if cut {
+            closer.push("--lines N".to_owned());
+        }
+        let heading = "look closer:";
+        let (line, _) = self.style.fitting(heading.len() + 1, &closer);
+        writeln!(out, "{}", self.style.paint(&format!("{heading} {line}"), Colour::Dim))
     }
 
     fn write_edges(&self, found: &Edges, callers: bool, out: &mut dyn Write) -> io::Result<()> {
