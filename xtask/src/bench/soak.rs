@@ -15,6 +15,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+mod agent;
+
 use super::machine::Machine;
 use super::{numbered, probe, tools};
 use crate::{command, zoo};
@@ -32,6 +34,10 @@ pub(crate) struct SoakArgs {
     /// Python frames only: nothing warms up then, and memory after the last look is held to that after the first
     #[arg(long, requires = "rotate")]
     no_native: bool,
+    /// `tachyon-bpf agent` with its defaults and segments of 10 s, beside 50 interpreters: all segments must add up to what the
+    /// agent and the kernel counted, and memory must not grow
+    #[arg(long, conflicts_with_all = ["rotate", "write"])]
+    agent: bool,
     /// Write the page to docs/dev/soak.md as well
     #[arg(long)]
     write: bool,
@@ -141,7 +147,11 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     };
     let mut machine = Machine::look(&python, &[&profiler])?;
     let work = tempfile::tempdir().context("cannot create a directory for profiles")?;
-    let load = if args.rotate.is_some() { CUT } else { BUSY };
+    let load = match (args.agent, args.rotate) {
+        (true, _) => agent::LOAD,
+        (false, Some(_)) => CUT,
+        (false, None) => BUSY,
+    };
     let length = Duration::from_secs(args.seconds);
     let soaked = soak(&python, &profiler, work.path(), length, load, &args)?;
     machine.end();
@@ -155,6 +165,10 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     let Account { ran, accounted, kernels } = soaked.account()?;
     ensure!(ran == accounted, "the account does not add up: {ran} runs, {accounted} accounted for");
     ensure!(ran == kernels, "the kernel counted {kernels} runs, the profiler {ran}");
+    if args.agent {
+        segments(&agent::spool(work.path()), &soaked.report, agent::LENGTH)?;
+        return agent::judge(&soaked);
+    }
     if let Some(length) = args.rotate {
         let directory = work.path().join(SEGMENTS);
         segments(&directory, &soaked.report, *length)?;
@@ -215,7 +229,9 @@ const SEGMENTS: &str = "segments";
 /// Holds the accounts of all segments against each other and against the whole recording's.
 fn segments(directory: &Path, whole: &Value, length: Duration) -> Result<()> {
     ensure!(files(directory, "part")?.is_empty(), "a segment was not finished");
-    let paths = files(directory, "json")?;
+    let mut paths = files(directory, "json")?;
+    // The agent's own.
+    paths.retain(|path| !path.ends_with("state.json"));
     const COUNTS: [&str; 6] = ["ran", "stored", "idle", "filtered", "not_python", "inconsistent"];
     let count = |report: &Value, name: &str| report[name].as_u64().with_context(|| format!("an account has no {name}"));
     let lost = |report: &Value| -> u64 {
@@ -311,17 +327,7 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
     // They have started: what they are is found out by looking at them, not by following their start.
     sleep(Duration::from_secs(5));
     let report = work.join("report.json");
-    let mut line = Command::new(profiler);
-    line.arg("--all-python").arg("--report").arg(&report);
-    if args.no_native {
-        line.arg("--no-native");
-    }
-    match &args.rotate {
-        Some(length) => {
-            line.args(["--comm", NAME, "--rotate", &length.to_string(), "--output"]).arg(work.join(SEGMENTS))
-        }
-        None => line.arg("--output").arg(work.join("soak.tach")),
-    };
+    let mut line = if args.agent { agent::command(profiler, work)? } else { recorder(profiler, work, &report, args) };
     let mut profiler = Crowd(vec![line.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start")?]);
     let pid = profiler.0[0].id();
     while probe::BpfObjects::of(pid).timer_runs == 0 {
@@ -354,8 +360,28 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT).context("cannot interrupt the profiler")?;
     let status = profiler.0[0].wait()?;
     ensure!(status.success(), "the profiler failed: {status}");
-    let report = fs::read(&report).context("the profiler left no report")?;
-    Ok(Soaked { looks, execs, load, report: serde_json::from_slice(&report)? })
+    let report = if args.agent {
+        agent::report(work)?
+    } else {
+        serde_json::from_slice(&fs::read(&report).context("the profiler left no report")?)?
+    };
+    Ok(Soaked { looks, execs, load, report })
+}
+
+/// The command line of a recording.
+fn recorder(profiler: &Path, work: &Path, report: &Path, args: &SoakArgs) -> Command {
+    let mut line = Command::new(profiler);
+    line.arg("--all-python").arg("--report").arg(report);
+    if args.no_native {
+        line.arg("--no-native");
+    }
+    match &args.rotate {
+        Some(length) => {
+            line.args(["--comm", NAME, "--rotate", &length.to_string(), "--output"]).arg(work.join(SEGMENTS))
+        }
+        None => line.arg("--output").arg(work.join("soak.tach")),
+    };
+    line
 }
 
 fn page(machine: &Machine, soaked: &Soaked, native: bool) -> String {
