@@ -7,6 +7,7 @@ use crate::maps::{
 };
 use crate::thread;
 use crate::verdicts::{self, add};
+use crate::wall;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
@@ -52,6 +53,8 @@ pub fn on_fork(ctx: &RawTracePointContext) {
         // Its number may have been another process's, whatever became of its entry.
         return verdicts::changed();
     }
+    // Another task had this address; of new processes it is the change above that counts.
+    wall::new_task(child.0);
     if let Some(life) = PROCESSES.get_ptr_mut(&parent_tgid) {
         // A thread: fires here too.
         // SAFETY: a live map value; a lost increment under a race of two starting threads is made up for by the other.

@@ -22,6 +22,7 @@ fn loaded(all_python: bool) -> Kernel {
         opcodes: false,
         kernel_stacks: false,
         waits: Waits::Not,
+        wakers: false,
         events: Vec::new(),
         unwind_memory: None,
         ring_bytes: 1 << 20,

@@ -161,15 +161,15 @@ fn gil(interpreter: &Interpreter) {
     let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--wall").record();
     let (gil, cpu) = (waiting(&recording, "gil", &["spins"]), waiting(&recording, "cpu", &["spins"]));
     let all = all_waiting(&recording);
-    if interpreter.name == "musl_3_13" {
-        // musl's condition variables wait for a word on the waiter's own stack, which tells nothing of the GIL.
-        let locks = waiting(&recording, "lock", &["spins"]);
-        assert!(locks * 100 >= (all - cpu) * 97, "{locks} of {all}, {cpu} for a CPU");
-        return;
-    }
     println!("{}: {gil} of {all} for the GIL, {cpu} for a CPU", interpreter.name);
     assert!(gil * 100 >= (all - cpu) * 97, "{gil} of {all}, {cpu} for a CPU: {:#?}", recording.report.wall);
-    assert!(gil > 300, "{gil}");
+    // Three of four wait at any time; where the machine is busy, for a processor too.
+    assert!(gil > 100 && gil + cpu > 600, "{gil} for the GIL, {cpu} for a CPU");
+    // One of the four held it, at its line.
+    let wall = recording.report.wall.as_ref().expect("waits were sampled");
+    let held: u64 = wall.holders.iter().filter(|line| line.function == "spins").map(|line| line.stored).sum();
+    println!("{}: of {gil} ticks {held} have a holder", interpreter.name);
+    assert!(held * 100 >= gil as u64 * 95, "{held} of {gil}: {wall:#?}");
 }
 
 /// What is not asked for is not loaded.

@@ -10,7 +10,7 @@ use crate::profile::FrameId;
 use crate::recording::waits;
 use crate::remote::{RemoteError, RemoteProcess, not_waited_for};
 use crate::sinks::text;
-use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
+use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack, Wanted};
 use crate::symbolize::native::NativeName;
 use crate::types::Pid;
 use serde::Serialize;
@@ -130,8 +130,10 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (pid, start) = (args.pid, Instant::now());
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
     let interpreter = interpreter(&process)?;
-    let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames });
-    let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT, native)
+    // One stack is no tower: it is shown down to its root.
+    let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
+    let wanted = Wanted { native, ..Wanted::default() };
+    let snapshot = snapshot::take(&process, &interpreter, &wanted)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
     let dump = Dump::new(&process, &interpreter, &snapshot, start);
     if args.json {

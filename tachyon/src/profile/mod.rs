@@ -24,7 +24,7 @@ pub use nameless::{address_of_name, name_of_address};
 pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
-pub use waiting::{Wait, waited_for, waiting};
+pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";

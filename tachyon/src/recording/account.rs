@@ -6,7 +6,7 @@ use super::registry::{ProcessInfo, SegmentCounts};
 use super::request::Request;
 use super::times::{self, Lives};
 use super::waits;
-use crate::kernel::{ChosenEvent, Event, Kernel, WaitTotals};
+use crate::kernel::{ChosenEvent, Event, Kernel, WaitMethod, WaitTotals};
 use crate::merge::ProgramKey;
 use crate::profile::{Process, script};
 use crate::remote::helpers_cpu_time;
@@ -110,7 +110,7 @@ pub(super) struct Facts<'a> {
     pub runs_by_kernel: Option<(u64, u64)>,
     pub reader: &'a Read,
     /// Where waits were sampled.
-    pub waits: Option<WaitTotals>,
+    pub waits: Option<(WaitMethod, WaitTotals)>,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
     /// What the threads of processes came to, where waits are sampled.
@@ -169,7 +169,11 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
     let (processes, unsampled) = processes(made, counts, facts.times, request.arguments);
-    let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
+    let (wall, of_waits) = facts
+        .waits
+        .as_ref()
+        .map(|(method, totals)| waits::account((*method, totals), &made.waited, &made.profile))
+        .unzip();
     let report = Report {
         schema: SCHEMA,
         ran: counters.ran,

@@ -51,8 +51,10 @@ pub struct Request {
     pub native: Option<NativePlan>,
     /// Kernel frames too.
     pub kernel: bool,
-    /// Whether waiting threads are sampled, each once in `interval`. Such a recording cannot be cut.
+    /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
+    /// Who ends waits is wanted too: thread and stack.
+    pub wakers: bool,
     /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
     /// waits or a limit of CPU time.
     pub events: Vec<ChosenEvent>,
@@ -87,6 +89,7 @@ impl Request {
             native: Some(NativePlan::new(UNWIND_MEMORY)),
             kernel: false,
             waits: Waits::Not,
+            wakers: false,
             events: Vec::new(),
             keep_stacks: true,
             variables: None,

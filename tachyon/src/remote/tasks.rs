@@ -49,6 +49,14 @@ impl RemoteProcess {
         Some(stat.start_ticks * 10_000_000)
     }
 
+    /// A file of one of its threads in `/proc`.
+    ///
+    /// # Errors
+    /// When the thread has ended, or it may not be read.
+    pub fn task_file(&self, tid: u32, name: &str) -> Result<Vec<u8>, RemoteError> {
+        self.proc_file(&format!("task/{tid}/{name}"))
+    }
+
     /// Its threads' ids.
     ///
     /// # Errors
