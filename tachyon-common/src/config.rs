@@ -103,6 +103,8 @@ pub mod flags {
     pub const EVENTS: u32 = 1 << 6;
     /// Of waits the stack of the thread that ends one is wanted too (`--wakers`).
     pub const WAKERS: u32 = 1 << 7;
+    /// What each thread of a recorded process came to is told when it exits.
+    pub const THREAD_TIMES: u32 = 1 << 8;
 }
 
 /// Processors: values of [`Config::machine`].

@@ -35,6 +35,9 @@ pub mod kind {
     /// A [`super::SampleRecord`] of a thread that wakes another, with a [`super::WaitFacts`] behind its frames:
     /// [`super::WaitFacts::left_ns`] and [`super::WaitFacts::waker`] tell the thread that it wakes.
     pub const WAKER: u16 = 11;
+    /// A [`super::ProcessRecord`] for a thread that exits, where the times of each are wanted: the CPU time, life and queueing are that
+    /// thread's, and [`super::ProcessRecord::parent`] is its id.
+    pub const THREAD: u16 = 12;
 }
 
 /// First bytes of every record.
@@ -288,7 +291,7 @@ pub mod code {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessRecord {
-    /// Kind [`kind::EXEC`], [`kind::FORK`], [`kind::EXIT`] or [`kind::UNKNOWN`].
+    /// Kind [`kind::EXEC`], [`kind::FORK`], [`kind::EXIT`], [`kind::UNKNOWN`], [`kind::FREE`] or [`kind::THREAD`].
     pub header: RecordHeader,
     /// `bpf_ktime_get_ns()`.
     pub ktime_ns: u64,

@@ -269,6 +269,9 @@ pub struct ProcessReport {
     /// What its threads did with their lives, where waiting threads were sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeReport>,
+    /// The same of each thread, those that ended too; the 1,000 that lived longest. Not in accounts of segments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub threads: Vec<ThreadReport>,
     /// Script or module of its command line; empty if there is none.
     #[serde(default)]
     pub script: String,
@@ -295,6 +298,17 @@ pub struct TimeReport {
     pub blocked_s: BTreeMap<String, f64>,
     /// The part of that for the GIL.
     pub gil_wait_s: f64,
+}
+
+/// What one thread did with its life.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ThreadReport {
+    /// Its id in the profiler's namespace.
+    pub tid: u32,
+    /// Its name; empty if it had no sample.
+    pub name: String,
+    /// What it did.
+    pub time: TimeReport,
 }
 
 /// What was sampled of a chosen event.

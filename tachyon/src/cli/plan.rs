@@ -166,6 +166,8 @@ impl Plan {
             kernel: self.kernel,
             waits: self.waits,
             wakers: self.wakers,
+            // Accounts of segments are many.
+            thread_times: self.rotate.is_none(),
             events: self.events.clone(),
             keep_stacks: false,
             ring_bytes: ring_override(),

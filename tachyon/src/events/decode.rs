@@ -183,7 +183,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let payload = payload.get(..len).ok_or(short(len))?;
             Ok(Event::Code(record, payload))
         }
-        kind::EXEC | kind::FORK | kind::EXIT | kind::UNKNOWN | kind::FREE => {
+        kind::EXEC | kind::FORK | kind::EXIT | kind::UNKNOWN | kind::FREE | kind::THREAD => {
             read(bytes).map(Event::Process).ok_or(short(size_of::<ProcessRecord>()))
         }
         other => Err(BadRecord::UnknownKind(other)),

@@ -51,6 +51,8 @@ pub struct Options {
     pub waits: Waits,
     /// Of waits the stack of the thread that ends one is wanted too.
     pub wakers: bool,
+    /// What each thread came to is told when it exits.
+    pub thread_times: bool,
     /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
     pub events: Vec<ChosenEvent>,
     /// Bytes for unwind rows, where native stacks are wanted.
@@ -170,6 +172,9 @@ impl Kernel {
         }
         if options.wakers {
             config.flags |= config_flags::WAKERS;
+        }
+        if options.thread_times {
+            config.flags |= config_flags::THREAD_TIMES;
         }
         if !options.events.is_empty() {
             config.flags |= config_flags::EVENTS;

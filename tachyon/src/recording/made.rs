@@ -121,8 +121,7 @@ impl Made {
             *waited.by_holder.entry(holder.frame).or_default() += weight;
         }
         *waited.by_place.entry((stretch.cause, charged)).or_default() += weight;
-        let process = self.profile.thread(sample.thread).process;
-        *waited.by_process.entry(process).or_default().entry(stretch.cause).or_default() += weight;
+        *waited.by_thread.entry(sample.thread).or_default().entry(stretch.cause).or_default() += weight;
         if let Some(stacks) = &mut self.stacks {
             *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
         }

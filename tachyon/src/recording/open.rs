@@ -87,6 +87,7 @@ impl Request {
             kernel_stacks: request.kernel,
             waits: request.waits,
             wakers: request.wakers,
+            thread_times: request.thread_times && request.waits.are_wanted(),
             events: request.events.clone(),
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
             ring_bytes: request

@@ -55,6 +55,8 @@ pub struct Request {
     pub waits: Waits,
     /// Who ends waits is wanted too: thread and stack.
     pub wakers: bool,
+    /// Where waits are sampled, the account has the times of each thread.
+    pub thread_times: bool,
     /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
     /// waits or a limit of CPU time.
     pub events: Vec<ChosenEvent>,
@@ -90,6 +92,7 @@ impl Request {
             kernel: false,
             waits: Waits::Not,
             wakers: false,
+            thread_times: false,
             events: Vec::new(),
             keep_stacks: true,
             variables: None,

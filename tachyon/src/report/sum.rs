@@ -109,6 +109,12 @@ impl ProcessReport {
         if let Some(time) = &more.time {
             self.time.get_or_insert_default().add(time);
         }
+        for more in &more.threads {
+            match self.threads.iter_mut().find(|known| known.tid == more.tid) {
+                Some(known) => known.time.add(&more.time),
+                None => self.threads.push(more.clone()),
+            }
+        }
         if let Some(cpu_s) = more.cpu_s {
             *self.cpu_s.get_or_insert(0.0) += cpu_s;
         }

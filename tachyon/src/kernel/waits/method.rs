@@ -4,9 +4,9 @@
 //! stacks are taken when threads leave their CPUs.
 
 use super::super::error::KernelError;
-use super::super::object::Kernel;
-use super::super::programs::tracepoint;
-use super::{INTERRUPT, KICK, SWITCH, WAKE};
+use super::super::object::{Kernel, Options, ring_bytes};
+use super::super::programs::{load_programs, tracepoint};
+use super::{INTERRUPT, KICK, SWITCH, WAKE, Waits};
 use aya::Ebpf;
 use aya::programs::{RawTracePointRunOptions, TestRun as _};
 use std::time::{Duration, Instant};
@@ -39,6 +39,32 @@ impl WaitMethod {
             Self::SwitchOut => "switch_out",
         }
     }
+}
+
+/// What a recording of waits would use here: its programs are not loaded but for the two that try.
+///
+/// # Errors
+/// When the kernel lacks something or refuses.
+pub fn wait_method() -> Result<WaitMethod, KernelError> {
+    let options = Options {
+        interval: Duration::from_millis(10),
+        all_python: false,
+        gil_only: false,
+        filtered: false,
+        opcodes: false,
+        kernel_stacks: false,
+        waits: Waits::Alone,
+        wakers: false,
+        thread_times: false,
+        events: Vec::new(),
+        unwind_memory: None,
+        ring_bytes: ring_bytes(0.0, 1),
+        pid_namespace: None,
+    };
+    let mut kernel = Kernel::open(&options)?;
+    load_programs(kernel.ebpf.as_mut().ok_or(KernelError::Verifying)?, &[TRY, KICK])?;
+    let works = kernel.attach_wait_program(KICK, INTERRUPT).is_ok() && kernel.kicks_are_met();
+    Ok(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut })
 }
 
 /// `TACHYON_WAIT_METHOD`: for tests of the other one.

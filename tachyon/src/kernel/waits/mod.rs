@@ -6,7 +6,7 @@ mod method;
 mod told;
 
 pub(super) use method::TRY;
-pub use method::WaitMethod;
+pub use method::{WaitMethod, wait_method};
 
 use super::error::{KernelError, program_error};
 use super::object::{Kernel, take};

@@ -2,7 +2,7 @@
 
 use super::super::made::{PerProcess, describe};
 use super::super::sleepers::{Part, Sleeper};
-use super::super::waits::{self, LOCK};
+use super::super::waits;
 use super::Maker;
 use crate::merge::{NATIVE, ProgramKey};
 use crate::profile::{Frame, FrameId, Merge, NativePlace, Profile, Sample, ThreadId, name_of_address};
@@ -10,7 +10,7 @@ use crate::sinks::label::Label;
 use crate::snapshot::MixedFrame;
 use crate::symbolize::native::NativeName;
 use std::sync::atomic::Ordering;
-use tachyon_common::event::{SampleRecord, WaitFacts, status};
+use tachyon_common::event::{SampleRecord, status};
 
 /// What is told of waits that last.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +48,9 @@ impl Maker {
         let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
         let charged = stack[1..].iter().find(is_python).or(stack.get(1)).copied().unwrap_or(FrameId(0));
         let merge = if matches!(thread.mixed, Some(Ok(_))) { Merge::Exact } else { Merge::None };
-        for stretch in waits::stretches(facts, || cause(sleeper, facts)) {
+        let of = &sleeper.of;
+        let cause = || waits::cause_with_stack(of.pid, facts, thread, of.free_threaded);
+        for stretch in waits::stretches(facts, cause) {
             stack[0] = made.profile.special_frame(&crate::profile::waiting(stretch.cause));
             let sample = Sample { thread: owner, time_us: 0, status, frames: &stack, merge };
             made.wait(&sample, charged, &stretch, &stretch.wait);
@@ -106,17 +108,6 @@ fn frames(sleeper: &Sleeper, profile: &mut Profile, stack: &mut Vec<FrameId>) {
     if stack.len() == above.max(before) {
         stack.push(profile.special_frame(NATIVE));
     }
-}
-
-/// What it waits for; of a futex, as the functions tell that wait for it.
-fn cause(sleeper: &Sleeper, facts: &WaitFacts) -> &'static str {
-    let cause = waits::cause(sleeper.of.pid, facts);
-    let Some(Ok(mixed)) = sleeper.stack.mixed.as_ref().filter(|_| cause == LOCK) else { return cause };
-    let native = mixed.frames.iter().filter_map(|frame| match frame {
-        MixedFrame::Native(name) => name.function.as_deref(),
-        MixedFrame::Python(_) => None,
-    });
-    waits::told_by_native(native, sleeper.of.free_threaded).unwrap_or(cause)
 }
 
 /// A native frame as the recorder names it, with the functions that were compiled into it.

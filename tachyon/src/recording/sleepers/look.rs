@@ -4,7 +4,7 @@ use super::super::waits;
 use crate::inspect::{self, ElfCache};
 use crate::merge::ProgramKey;
 use crate::profile::Profile;
-use crate::remote::RemoteProcess;
+use crate::remote::{CpuClocks, RemoteProcess};
 use crate::snapshot::{self, NativeChoice, ThreadStack, Wanted};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::Pid;
@@ -42,8 +42,8 @@ pub(in crate::recording) struct Sleeper {
     pub kernel: Vec<String>,
     /// What it waits for; nothing of the wait's length.
     pub facts: WaitFacts,
-    /// When the thread started, nanoseconds after boot.
-    pub start_ns: u64,
+    /// Since when it has been asleep, as the kernel tells; else when it started; nanoseconds after boot.
+    pub since_ns: u64,
 }
 
 /// Reads threads of a process that sleep; those that turn out to run are left out.
@@ -79,7 +79,8 @@ fn read(
     let threads = std::mem::take(&mut snapshot.threads);
     let gil = threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
     let of = Arc::new(LookedAt { key, pid, free_threaded: interpreter.free_threaded(), profile: snapshot.profile });
-    let sleeper = |stack: ThreadStack| {
+    let mut clocks = CpuClocks::default();
+    let mut sleeper = |stack: ThreadStack| {
         let tid = stack.tid.filter(|tid| tids.contains(tid))?;
         // Without names, or changed under the reader.
         if stack.python.as_ref().is_some_and(|python| !python.steady) {
@@ -87,11 +88,12 @@ fn read(
         }
         let own_gil = stack.python.as_ref().and_then(|python| python.gil).or(gil);
         let facts = waits::of_sleeping(&process, &stack, own_gil)?;
-        let start_ns = process.task_start_ns(tid)?;
+        let since = process.asleep_since(tid, &mut clocks).map(|since| since.0);
+        let since_ns = since.or_else(|| process.task_start_ns(tid))?;
         let kernel = if choice.kernel { kernel_functions(&process, tid) } else { Vec::new() };
-        Some((tid, Sleeper { of: Arc::clone(&of), stack, kernel, facts, start_ns }))
+        Some((tid, Sleeper { of: Arc::clone(&of), stack, kernel, facts, since_ns }))
     };
-    Some(threads.into_iter().filter_map(sleeper).collect())
+    Some(threads.into_iter().filter_map(&mut sleeper).collect())
 }
 
 /// Functions of the kernel that a thread waits in, leaf first, without those of the scheduler; none where it may not be asked

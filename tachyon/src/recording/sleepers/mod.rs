@@ -202,14 +202,14 @@ impl Sleepers {
         let recorded_ns = kernel.waits_began().0;
         let part = |(&tid, known): (&u32, &Known)| {
             let waits = match (known.left_ns, seen.get(&tid)) {
+                // It may have been asleep long before.
                 (None, None) => {
-                    let left_ns = known.sleeper.start_ns.max(recorded_ns);
-                    SeenThread { left_ns, tid, state: NOT_SEEN, ..SeenThread::default() }
+                    SeenThread { left_ns: known.sleeper.since_ns, tid, state: NOT_SEEN, ..SeenThread::default() }
                 }
                 (Some(left_ns), Some(seen)) if seen.left_ns == left_ns && left_ns != 0 => *seen,
                 _ => return None,
             };
-            let began_ns = self.not_told(tid, waits.left_ns);
+            let began_ns = self.not_told(tid, waits.left_ns.max(recorded_ns));
             let queued_ns = waits.queued_from(began_ns, until.0);
             let ticks = |from, to| u32::try_from(kernel.ticks((tid, waits.widening), from, to)).unwrap_or(u32::MAX);
             let facts = WaitFacts {

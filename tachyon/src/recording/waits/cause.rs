@@ -1,11 +1,13 @@
 //! What a thread waited for: a word of `docs/waiting.md`, by its state, its system call, and what that was called with.
 
-use crate::remote::RemoteProcess;
-use crate::snapshot::ThreadStack;
+use crate::remote::{Blocked, RemoteProcess};
+use crate::snapshot::{MixedFrame, ThreadStack};
 use crate::types::RemoteAddr;
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
-use tachyon_common::wait::{GIL_BYTES, NOT_SEEN};
+use tachyon_common::unwind::StackBuffer;
+use tachyon_common::wait::{GIL_BYTES, NEAR_STACK, NOT_SEEN};
+use tachyon_common::walk;
 
 /// The cause of waits for a CPU.
 pub(in crate::recording) const FOR_A_CPU: &str = "cpu";
@@ -91,6 +93,23 @@ pub(in crate::recording) fn told_by_native<'a>(
     })
 }
 
+/// What a thread that was read from outside waits for: of a futex that belongs to nothing that is known, as the functions tell that wait
+/// for it.
+pub(crate) fn cause_with_stack(
+    pid: u32,
+    facts: &WaitFacts,
+    thread: &ThreadStack,
+    free_threaded: bool,
+) -> &'static str {
+    let cause = cause(pid, facts);
+    let Some(Ok(mixed)) = thread.mixed.as_ref().filter(|_| cause == LOCK) else { return cause };
+    let native = mixed.frames.iter().filter_map(|frame| match frame {
+        MixedFrame::Native(name) => name.function.as_deref(),
+        MixedFrame::Python(_) => None,
+    });
+    told_by_native(native, free_threaded).unwrap_or(cause)
+}
+
 /// What `/proc` tells of the wait of a thread that does not run: nothing of its length. `gil`: address of its interpreter's.
 pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<WaitFacts> {
     let state = match thread.state? {
@@ -101,7 +120,19 @@ pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Op
     };
     let (syscall, args) = process.system_call(thread.tid?)?;
     let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
-    Some(WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() })
+    let facts = WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() };
+    let gil_is_near = u32::from(is_futex_of_gil_on_stack(process, thread.tid?, &facts));
+    Some(WaitFacts { gil_is_near, ..facts })
+}
+
+/// Whether the futex lies on the thread's own stack, and what is near it refers to the GIL, as the kernel side asks it.
+fn is_futex_of_gil_on_stack(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> bool {
+    if facts.gil == 0 || facts.syscall != libc::SYS_futex {
+        return false;
+    }
+    let Some(Blocked::At { sp, .. }) = process.blocked(tid) else { return false };
+    let near = facts.args[0].wrapping_sub(sp) < NEAR_STACK;
+    near && walk::references(process, &mut StackBuffer::default(), sp, facts.gil) > 0
 }
 
 /// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.

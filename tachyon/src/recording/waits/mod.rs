@@ -5,13 +5,13 @@ mod held;
 mod stretch;
 
 pub(super) use cause::{FOR_A_CPU, GIL, LOCK, told_by_native};
-pub(crate) use cause::{cause, of_sleeping};
+pub(crate) use cause::{cause, cause_with_stack, of_sleeping};
 pub(super) use held::Held;
 pub(crate) use stretch::told;
 pub(super) use stretch::{Stretch, stretches};
 
 use crate::kernel::{WaitMethod, WaitTotals};
-use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, waker_of};
+use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, ThreadId, waker_of};
 use crate::report::{CauseReport, HolderReport, MOST_LINES, WakerReport, WallReport};
 use std::collections::{BTreeMap, HashMap};
 use tachyon_common::stop::LossCause;
@@ -34,8 +34,29 @@ pub(super) struct Waited {
     pub by_holder: HashMap<FrameId, u64>,
     /// By cause, the frame that they are charged to, and the frame that ended them, where that was asked for.
     pub by_waker: HashMap<(&'static str, FrameId, FrameId), u64>,
-    /// By process, an index into the profile's, and by cause.
-    pub by_process: HashMap<u32, BTreeMap<&'static str, u64>>,
+    /// By thread of the profile and by cause.
+    pub by_thread: HashMap<ThreadId, BTreeMap<&'static str, u64>>,
+}
+
+impl Waited {
+    /// Ticks of some threads, by cause.
+    pub fn of(&self, threads: &[ThreadId]) -> BTreeMap<&'static str, u64> {
+        Self::sum(threads.iter().filter_map(|thread| self.by_thread.get(thread)))
+    }
+
+    /// Ticks of all threads of a process, an index into the profile's.
+    pub fn of_process(&self, profile: &Profile, process: u32) -> BTreeMap<&'static str, u64> {
+        let its = self.by_thread.iter().filter(|(thread, _)| profile.thread(**thread).process == process);
+        Self::sum(its.map(|(_, causes)| causes))
+    }
+
+    fn sum<'a>(threads: impl Iterator<Item = &'a BTreeMap<&'static str, u64>>) -> BTreeMap<&'static str, u64> {
+        let mut sum = BTreeMap::new();
+        for (cause, ticks) in threads.flatten() {
+            *sum.entry(*cause).or_default() += ticks;
+        }
+        sum
+    }
 }
 
 /// The account of waits: `ticks_due = stored + Σ loss`. And by how much counts of the same differ.
