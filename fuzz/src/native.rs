@@ -19,9 +19,8 @@ pub(crate) fn elf_files() -> Vec<Vec<u8>> {
     seed_files("so")
 }
 
-pub(crate) fn compile_rules(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(elf) = Elf::parse(&bytes[..]) else { return false };
+pub(crate) fn compile_rules(bytes: &[u8], rng: &mut Rng) -> bool {
+    let Ok(elf) = Elf::parse(bytes) else { return false };
     let Ok(table) = unwind::compile_vdso(&elf) else { return false };
     assert!(table.rows.len() <= 2 * unwind::MAX_ROWS);
     assert!(table.rows.is_sorted_by_key(|row| row.pc()), "a search needs them sorted");
@@ -84,8 +83,7 @@ impl AddressSink for Addresses {
 }
 
 /// The walk of the kernel side over tables and a stack that say anything: it ends, within its bounds.
-pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
+pub(crate) fn walk_hostile(bytes: &[u8], rng: &mut Rng) -> bool {
     let mut rows: Vec<Row> = bytes.as_chunks().0.iter().map(|row| Row(u64::from_le_bytes(*row))).collect();
     if rng.below(4) != 0 {
         rows.sort_by_key(|row| row.pc());
@@ -190,8 +188,8 @@ impl Stacks {
 
 /// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
 /// place, and so does every native one unless they were found to contradict each other, or the native stack was cut.
-pub(crate) fn join_stacks(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let stacks = Stacks::of(&rng.mutated(seeds));
+pub(crate) fn join_stacks(bytes: &[u8], rng: &mut Rng) -> bool {
+    let stacks = Stacks::of(bytes);
     let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
     let stop = if rng.below(2) == 0 { StopReason::Complete } else { *rng.of(&stops) };
     let whole = rng.below(4) != 0;

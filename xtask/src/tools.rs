@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs and their Debian packages.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
+    // The mount that every user may make, for attacks.
+    ("fusermount3", "fuse3"),
     ("go", "golang-go"),
     ("google-pprof", "google-perftools"),
     ("chromium", "chromium"),

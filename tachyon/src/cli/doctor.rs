@@ -161,7 +161,9 @@ fn waiting_threads(method: Result<WaitMethod, KernelError>) -> Check {
     match method {
         Ok(WaitMethod::Kick) => Check::new(NAME, Status::Ok, "read when their waits are over (kick)"),
         Ok(WaitMethod::SwitchOut) => Check::new(NAME, Status::Note, "no interrupt comes when a wait is over")
-            .with_hint("some are read when they begin and stand for all (switch_out): shares are right, and need more samples"),
+            .with_hint(
+                "some are read when they begin and stand for all (switch_out): shares are right, and need more samples",
+            ),
         Err(error) => {
             let found = format!("not tried: {error}{}", cause_of(&error));
             let check = Check::new(NAME, Status::Warn, found);

@@ -4,7 +4,7 @@
 //! `/proc/PID/task/TID/sched`, `kernel/sched/debug.c`). That is a moment of the CPU's own clock (`rq_clock_task`), which leaves out the
 //! time of interrupts and, in a virtual machine, of the host; a thread of ours on that CPU tells what the clock shows now.
 
-use super::{RemoteProcess, RemoteError};
+use super::{RemoteError, RemoteProcess};
 use crate::types::KtimeNs;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};

@@ -12,7 +12,7 @@ mod asleep;
 mod cgroup;
 pub mod elf;
 mod file;
-mod ledger;
+pub mod ledger;
 mod maps;
 mod memory;
 mod namespace;
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use crate::types::{Pid, RemoteAddr};
 
-pub use aside::{Concerned, End, Patience, helpers_cpu_time, not_waited_for, prepare_to_read};
+pub use aside::{Concerned, End, Patience, helpers_cpu_time, prepare_to_read};
 pub use asleep::CpuClocks;
 pub use cgroup::Cgroups;
 pub use file::{FileIdentity, MappedFile, TargetFile};

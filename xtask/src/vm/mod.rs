@@ -6,6 +6,7 @@
 
 mod events;
 pub(crate) mod guest;
+mod hotplug;
 pub(crate) mod initramfs;
 pub(crate) mod kernels;
 mod kick;

@@ -82,7 +82,10 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
     }
     if wall.widened > 0 {
         let share = short(ratio(wall.widened, wall.ticks_due));
-        writeln!(out, "{share} of the samples of waiting threads were taken less often: too many threads came back at once")?;
+        writeln!(
+            out,
+            "{share} of the samples of waiting threads were taken less often: too many threads came back at once"
+        )?;
     }
     if wall.threads_without_room > 0 {
         let met = HumanCount(wall.threads_without_room);

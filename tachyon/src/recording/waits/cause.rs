@@ -95,12 +95,7 @@ pub(in crate::recording) fn told_by_native<'a>(
 
 /// What a thread that was read from outside waits for: of a futex that belongs to nothing that is known, as the functions tell that wait
 /// for it.
-pub(crate) fn cause_with_stack(
-    pid: u32,
-    facts: &WaitFacts,
-    thread: &ThreadStack,
-    free_threaded: bool,
-) -> &'static str {
+pub(crate) fn cause_with_stack(pid: u32, facts: &WaitFacts, thread: &ThreadStack, free_threaded: bool) -> &'static str {
     let cause = cause(pid, facts);
     let Some(Ok(mixed)) = thread.mixed.as_ref().filter(|_| cause == LOCK) else { return cause };
     let native = mixed.frames.iter().filter_map(|frame| match frame {

@@ -5,6 +5,7 @@
 mod wait;
 
 use super::label::Label;
+use super::need::Amounts;
 use super::spool::Spool;
 use super::stacks::gil_held;
 use super::streams::put;
@@ -82,10 +83,18 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.push_with(0, sample, |out| put(out, 0))
     }
 
+    fn repeated(&mut self, _profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.spool.repeat_with(0, sample, times_us, |out| put(out, 0))
+    }
+
     fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait<'_>) -> io::Result<bool> {
         let waker = wait.waker_stack.map(|(thread, frames)| (thread, self.spool.stacks.intern(frames)));
         self.spool.push_with(0, sample, |out| put_wait(out, wait, waker))?;
         Ok(true)
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.spool.stacks).sum([0, 2, 100, 5, 100])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
@@ -93,50 +102,57 @@ impl<W: Write> Sink for JsonlSink<W> {
         let mut threads: HashMap<ThreadId, String> = HashMap::new();
         let mut frames: HashMap<FrameId, String> = HashMap::new();
         let stacks = &self.spool.stacks;
+        let mut line = Vec::new();
         self.spool.read_with(0, |sample, more| {
             let spooled = get_wait(more)?;
             let wait = spooled.as_ref().map(|spooled| &spooled.wait);
-            write!(out, "{{\"time_us\":{},", sample.time_us)?;
+            // What differs in its time only is put together once.
+            line.clear();
             let waiter = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
-            out.write_all(waiter.as_bytes())?;
+            line.write_all(waiter.as_bytes())?;
             let gil = match gil_held(sample.status) {
                 Some(true) => "true",
                 Some(false) => "false",
                 None => "null",
             };
-            write!(out, ",\"gil\":{gil},\"status\":[")?;
+            write!(line, ",\"gil\":{gil},\"status\":[")?;
             let mut comma = "";
             for (bit, name) in STATUS_NAMES {
                 if u32::from(sample.status) & bit != 0 {
-                    write!(out, "{comma}\"{name}\"")?;
+                    write!(line, "{comma}\"{name}\"")?;
                     comma = ",";
                 }
             }
-            out.write_all(b"],")?;
+            line.write_all(b"],")?;
             if let Some(merge) = sample.merge.name() {
-                write!(out, "\"merge\":\"{merge}\",")?;
+                write!(line, "\"merge\":\"{merge}\",")?;
             }
             let stack = stacks.get(sample.stack);
             if let Some((event, period)) = profile.event_of(stack) {
-                write!(out, "\"event\":{},", json(&event))?;
+                write!(line, "\"event\":{},", json(&event))?;
                 if period != 1 {
-                    write!(out, "\"weight\":{period},")?;
+                    write!(line, "\"weight\":{period},")?;
                 }
             }
             if let Some(wait) = wait.filter(|wait| wait.weight != 1) {
-                write!(out, "\"weight\":{},", wait.weight)?;
+                write!(line, "\"weight\":{},", wait.weight)?;
             }
             if let Some(cause) = profile.waits_for(stack) {
-                write!(out, "\"waiting\":{},", json(&Waiting::new(profile, cause, wait)))?;
+                write!(line, "\"waiting\":{},", json(&Waiting::new(profile, cause, wait)))?;
             }
             if let Some((thread, stack)) = spooled.and_then(|spooled| spooled.waker) {
                 let waker = threads.entry(thread).or_insert_with(|| who(profile, thread));
-                write!(out, "\"waker\":{{{waker},")?;
-                write_frames(&mut out, profile, stacks.get(stack), &mut frames)?;
-                out.write_all(b"},")?;
+                write!(line, "\"waker\":{{{waker},")?;
+                write_frames(&mut line, profile, stacks.get(stack), &mut frames)?;
+                line.write_all(b"},")?;
             }
-            write_frames(&mut out, profile, stack, &mut frames)?;
-            out.write_all(b"}\n")
+            write_frames(&mut line, profile, stack, &mut frames)?;
+            line.write_all(b"}\n")?;
+            for sample in sample.each() {
+                write!(out, "{{\"time_us\":{},", sample.time_us)?;
+                out.write_all(&line)?;
+            }
+            Ok(())
         })?;
         out.flush()
     }
