@@ -144,7 +144,7 @@ pub struct WaitFacts {
     pub holder: u64,
     /// How many of the Python frames that the record has are the holder's: the last ones, leaf first.
     pub holder_frames: u32,
-    /// The futex lies on the thread's own stack, and what is near it refers to the GIL.
+    /// How many words behind the futex, where that lies on the thread's own stack, refer to the GIL ([`crate::wait::GIL_REFERENCES`]).
     pub gil_is_near: u32,
 }
 

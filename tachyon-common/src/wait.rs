@@ -37,6 +37,9 @@ pub const GIL_BYTES: u64 = 224;
 
 /// Bytes above a thread's stack pointer in which a futex may lie that its C library keeps there (musl's condition variables).
 pub const NEAR_STACK: u64 = 4096;
+/// Words behind such a futex that refer to the GIL at least where that is what is waited for: its condition and its mutex. Below the futex
+/// words may be left from when the thread gave the GIL back, before it waited for something else.
+pub const GIL_REFERENCES: u32 = 2;
 
 /// [`SeenThread::widening`] at most: with a period of 10 ms, 41 s.
 pub const MAX_WIDENING: u32 = 12;

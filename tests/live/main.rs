@@ -58,5 +58,6 @@ mod threads;
 mod top;
 mod truth;
 mod unwinders;
+mod waits;
 mod wall;
 mod wheels;

@@ -3,13 +3,14 @@
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
+use tachyon::report::TimeReport;
 use tachyon_tests::{
     Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
 };
 
 on_each_interpreter!(with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: shares);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: causes);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: causes);
 
 /// Samples that have this cause, and all of these functions.
 fn waiting(recording: &Recording, cause: &str, functions: &[&str]) -> usize {
@@ -170,6 +171,7 @@ fn gil(interpreter: &Interpreter) {
     let held: u64 = wall.holders.iter().filter(|line| line.function == "spins").map(|line| line.stored).sum();
     println!("{}: of {gil} ticks {held} have a holder", interpreter.name);
     assert!(held * 100 >= gil as u64 * 95, "{held} of {gil}: {wall:#?}");
+    assert!(recording.stderr.contains(" GIL (held by spins, "), "{}", recording.stderr);
 }
 
 /// What is not asked for is not loaded.
@@ -224,6 +226,12 @@ fn the_times_of_a_process_add_up_to_its_threads_lives() {
     let queued = (delay_after - delay_before).as_secs_f64();
     assert!(time.queued_s > queued * 0.95 - 0.01 && time.queued_s < queued + 0.1 * lives, "{queued} s: {time:#?}");
     assert_eq!(Some(time.running_s), report.processes[0].cpu_s);
+    // Each thread has its part of it, the visitors too.
+    let threads = &report.processes[0].threads;
+    let life = |time: &TimeReport| time.running_s + time.queued_s + time.blocked_s.values().sum::<f64>();
+    let of_threads: f64 = threads.iter().map(|thread| life(&thread.time)).sum();
+    assert!((of_threads / all - 1.0).abs() < 0.02, "{of_threads} s of {all} s: {threads:#?}");
+    assert!(threads.len() > 20 && threads.iter().take(5).all(|thread| life(&thread.time) > 0.9 * report.duration_s));
     let sleep = time.blocked_s.get("sleep").copied().unwrap_or(0.0);
     assert!(sleep > 0.55 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
 }

@@ -175,15 +175,15 @@ impl StackScan {
     }
 }
 const _: () = assert!(core::mem::size_of::<OwnStack>() == 16 && core::mem::size_of::<StackScan>() == 24);
-/// How many of the words on a thread's stack, from its stack pointer on, are addresses in the 256 bytes from a structure on: a function
-/// that it is in was given that. [`REFERRED_WORDS`] words are looked at, and no second page.
+/// How many of the words on a thread's stack, from an address on, are addresses in the 256 bytes from a structure on: a function
+/// that has its frame there was given that. [`REFERRED_WORDS`] words are looked at, and no second page.
 ///
 /// Without a branch in the loop: a verifier would look at each path through all its turns.
 #[inline(always)]
-pub fn references<M: UserMemory + ?Sized>(memory: &M, buffer: &mut StackBuffer, sp: u64, structure: u64) -> u64 {
-    let room = PAGE - (sp & (PAGE - 1));
+pub fn references<M: UserMemory + ?Sized>(memory: &M, buffer: &mut StackBuffer, from: u64, structure: u64) -> u64 {
+    let room = PAGE - (from & (PAGE - 1));
     let len = if room < REFERRED_WORDS as u64 * 8 { room } else { REFERRED_WORDS as u64 * 8 };
-    if sp & 7 != 0 || buffer.fill(memory, sp, len as u32).is_err() {
+    if from & 7 != 0 || buffer.fill(memory, from, len as u32).is_err() {
         return 0;
     }
     let (mut found, mut word) = (0, 0);
@@ -200,7 +200,7 @@ pub fn references<M: UserMemory + ?Sized>(memory: &M, buffer: &mut StackBuffer, 
 }
 
 /// Words that [`references`] looks at.
-pub const REFERRED_WORDS: usize = 64;
+pub const REFERRED_WORDS: usize = 24;
 
 /// What no page is smaller than.
 const PAGE: u64 = 4096;

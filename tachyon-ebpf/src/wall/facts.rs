@@ -8,7 +8,7 @@ use crate::sample::Scratch;
 use tachyon_common::config::machine;
 use tachyon_common::event::{SampleRecord, WaitFacts};
 use tachyon_common::layout::Layout;
-use tachyon_common::wait::{GIL_BYTES, NEAR_STACK};
+use tachyon_common::wait::{GIL_BYTES, GIL_REFERENCES, NEAR_STACK};
 use tachyon_common::walk;
 
 /// Ticks of a wait.
@@ -56,15 +56,15 @@ pub fn is_for_gil(facts: &mut WaitFacts, record: &SampleRecord) -> bool {
         return false;
     }
     facts.gil_is_near = count_references() as u32;
-    facts.gil_is_near != 0
+    facts.gil_is_near >= GIL_REFERENCES
 }
 
-/// How many words near the thread's stack pointer refer to the GIL. A global function: its turns are not multiplied with what follows.
+/// How many words behind the futex, which is on the thread's stack, refer to the GIL. A global function: its turns are not multiplied with what follows.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn count_references() -> u64 {
-    let (Some(Scratch { state, sample, .. }), Some(waiting)) = (Scratch::get(), record::waiting()) else { return 0 };
-    walk::references(&CurrentProcess, &mut state.stack_buffer, sample.record.user_sp, waiting.facts.gil)
+    let (Some(Scratch { state, .. }), Some(waiting)) = (Scratch::get(), record::waiting()) else { return 0 };
+    walk::references(&CurrentProcess, &mut state.stack_buffer, waiting.facts.args[0] & !7, waiting.facts.gil)
 }
 
 /// Puts what is known of the wait behind the frames of the sample, from `at` on, and gives its length.

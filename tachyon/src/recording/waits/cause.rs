@@ -6,7 +6,7 @@ use crate::types::RemoteAddr;
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
 use tachyon_common::unwind::StackBuffer;
-use tachyon_common::wait::{GIL_BYTES, NEAR_STACK, NOT_SEEN};
+use tachyon_common::wait::{GIL_BYTES, GIL_REFERENCES, NEAR_STACK, NOT_SEEN};
 use tachyon_common::walk;
 
 /// The cause of waits for a CPU.
@@ -66,7 +66,7 @@ pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
 
 /// Whether the futex is the GIL's.
 fn is_for_gil(facts: &WaitFacts) -> bool {
-    facts.gil_is_near != 0 || (facts.gil != 0 && facts.args[0].wrapping_sub(facts.gil) < GIL_BYTES)
+    facts.gil_is_near >= GIL_REFERENCES || (facts.gil != 0 && facts.args[0].wrapping_sub(facts.gil) < GIL_BYTES)
 }
 
 /// What a futex is, as far as the functions tell that wait for it, leaf first, each as `object!function`: where a futex belongs to
@@ -116,18 +116,21 @@ pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Op
     let (syscall, args) = process.system_call(thread.tid?)?;
     let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
     let facts = WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() };
-    let gil_is_near = u32::from(is_futex_of_gil_on_stack(process, thread.tid?, &facts));
+    let gil_is_near = references_to_gil(process, thread.tid?, &facts);
     Some(WaitFacts { gil_is_near, ..facts })
 }
 
-/// Whether the futex lies on the thread's own stack, and what is near it refers to the GIL, as the kernel side asks it.
-fn is_futex_of_gil_on_stack(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> bool {
+/// Where the futex lies on the thread's own stack, how much behind it refers to the GIL, as the kernel side counts it.
+fn references_to_gil(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> u32 {
     if facts.gil == 0 || facts.syscall != libc::SYS_futex {
-        return false;
+        return 0;
     }
-    let Some(Blocked::At { sp, .. }) = process.blocked(tid) else { return false };
-    let near = facts.args[0].wrapping_sub(sp) < NEAR_STACK;
-    near && walk::references(process, &mut StackBuffer::default(), sp, facts.gil) > 0
+    let Some(Blocked::At { sp, .. }) = process.blocked(tid) else { return 0 };
+    if facts.args[0].wrapping_sub(sp) >= NEAR_STACK {
+        return 0;
+    }
+    let references = walk::references(process, &mut StackBuffer::default(), facts.args[0] & !7, facts.gil);
+    u32::try_from(references).unwrap_or(u32::MAX)
 }
 
 /// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.
@@ -214,7 +217,7 @@ mod tests {
         assert_eq!(of(libc::SYS_wait4, [0; 3]), "child");
         assert_eq!(of(-1, [0; 3]), "other");
         let near =
-            WaitFacts { state: 1, syscall: libc::SYS_futex, gil: 0x1000, gil_is_near: 1, ..WaitFacts::default() };
+            WaitFacts { state: 1, syscall: libc::SYS_futex, gil: 0x1000, gil_is_near: 2, ..WaitFacts::default() };
         assert_eq!(cause(1, &near), "gil");
         let queued = WaitFacts { syscall: libc::SYS_futex, ..WaitFacts::default() };
         assert_eq!(cause(1, &queued), "cpu");
