@@ -151,7 +151,8 @@ fn causes(interpreter: &Interpreter) {
         // Of two threads one waits for the other's GIL now and then.
         let gil = waiting(&recording, "gil", &["waits"]);
         assert!(right * 100 >= (all - queued - gil) * 98, "{program}: {right} of {all}: {:#?}", recording.report.wall);
-        assert!((gil + queued) * 2 < all, "{program}: {gil} for the GIL, {queued} for a CPU");
+        // Where the machine is busy, woken threads wait for a processor as long as they were asleep.
+        assert!(all - gil - queued > 40, "{program}: {gil} for the GIL, {queued} for a CPU, of {all}");
         assert_eq!(recording.report.stored, 0, "only waits were asked for");
     }
 }

@@ -30,4 +30,6 @@ READY.wait()
 handshake.ready(**TIDS)
 while True:
     sleep(0.005)
-    produces()
+    # Where the machine is busy, the other one has not come back yet.
+    if LOCK.locked():
+        produces()

@@ -141,7 +141,9 @@ impl Times {
             };
             let ended = counts.threads.get(&key.instance).map_or(&[][..], Vec::as_slice);
             let living = known.iter().flat_map(|known| &known.threads).map(|(&tid, &life)| (tid, life));
-            let threads = ended.iter().map(of_ended).chain(living);
+            // The kernel side tells of threads before the recording begins.
+            let ended = ended.iter().filter(|thread| thread.ended_ns >= self.began_ns);
+            let threads = ended.map(of_ended).chain(living);
             let since = |(tid, life): (u32, ThreadLife)| (tid, life.since(before.threads.get(&tid)));
             let threads = threads.map(since).collect();
             passed.insert(key, Passed { lives: total.since(before.lives), threads });
