@@ -234,5 +234,5 @@ fn the_times_of_a_process_add_up_to_its_threads_lives() {
     assert!((of_threads / all - 1.0).abs() < 0.02, "{of_threads} s of {all} s: {threads:#?}");
     assert!(threads.len() > 20 && threads.iter().take(5).all(|thread| life(&thread.time) > 0.9 * report.duration_s));
     let sleep = time.blocked_s.get("sleep").copied().unwrap_or(0.0);
-    assert!(sleep > 0.55 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
+    assert!(sleep > 0.4 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
 }
