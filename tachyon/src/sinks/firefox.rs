@@ -48,7 +48,12 @@ impl<W: Write> Sink for FirefoxSink<W> {
     }
 
     fn finish_bytes(&self, profile: &Profile) -> u64 {
-        Amounts::of(profile, &self.spool.stacks).sum([200, 200, 700, 13, 1000])
+        let amounts = Amounts::of(profile, &self.spool.stacks);
+        // Each thread has texts of its own. A frame is shown with its file.
+        let threads = (profile.threads.len() as u64).clamp(1, amounts.stacks.max(1));
+        let labels = threads * (amounts.stack_frames / threads).min(amounts.frames);
+        let label = 2 * amounts.text / amounts.frames.max(1) + 16;
+        amounts.sum([200, 200, 700, 0, 1000]) + 7 * labels * label
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {

@@ -24,7 +24,7 @@ pub struct FlamegraphSink<W> {
     counts: Counts,
     roots: RootOptions,
     html: bool,
-    /// Most bytes of all stacks as text that are given to inferno.
+    /// Most bytes of all stacks as text that are given to inferno, with [`BOX`] for each box.
     most_bytes: usize,
 }
 
@@ -56,7 +56,7 @@ impl<W: Write> Sink for FlamegraphSink<W> {
         let amounts = Amounts::of(profile, &self.counts.stacks);
         // A frame is shown with its file.
         let name = (2 * amounts.text / amounts.frames.max(1) + 16).min(LONGEST_NAME as u64);
-        let text = amounts.stack_frames.saturating_mul(name).min(self.most_bytes as u64);
+        let text = amounts.stack_frames.saturating_mul(name + BOX as u64).min(self.most_bytes as u64);
         amounts.sum([100, 6, 300, 1, 600]) + TIMES * text
     }
 
@@ -97,8 +97,10 @@ enum View {
 
 /// Most bytes of a name: boxes show far less, and the line that tells of one is no wider.
 const LONGEST_NAME: usize = 160;
+/// What a box takes beside its name, in bytes of text.
+const BOX: usize = 48;
 /// [`FlamegraphSink::most_bytes`]: inferno takes fourteen times as many until the picture is drawn, and a browser some more.
-const MOST_BYTES: usize = 8 << 20;
+const MOST_BYTES: usize = 16 << 20;
 const LEAST_BYTES: usize = 1 << 20;
 const TIMES: u64 = 14;
 /// The share of all samples below which inferno leaves a box out, as a divisor: a hundredth of a percent.
@@ -223,6 +225,7 @@ impl Lines<'_> {
             match group.first().and_then(|(stack, _)| stack.get(depth)) {
                 Some(&name) if count >= self.least || depth == 0 => {
                     self.path.push(name);
+                    self.bytes += BOX;
                     self.put(group, depth + 1);
                     self.path.pop();
                 }
