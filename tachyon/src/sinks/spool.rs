@@ -244,8 +244,16 @@ mod tests {
         spool.push(0, &Sample { time_us: 5, ..sample }).unwrap();
         times.push(5);
         let (mut read, mut entries) = (Vec::new(), Vec::new());
-        spool.read(0, |sample| Ok(read.push(sample.time_us))).unwrap();
-        spool.read_with(0, |samples, _| Ok(entries.push(samples.count))).unwrap();
+        let each = |sample: Spooled| {
+            read.push(sample.time_us);
+            Ok(())
+        };
+        spool.read(0, each).unwrap();
+        let entry = |samples: Spooled, _: &mut &[u8]| {
+            entries.push(samples.count);
+            Ok(())
+        };
+        spool.read_with(0, entry).unwrap();
         assert_eq!(read, times);
         assert_eq!(entries, [1000, 2, 2, 1]);
         assert_eq!(spool.span(), Some((4, u64::MAX)));
