@@ -286,7 +286,12 @@ fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
     let (mut profile, mut symbolizer, mut good) = (Profile::default(), Symbolizer::new(), false);
     for event in Events::new(bytes) {
         match event {
-            Ok(Event::Sample(record, frames) | Event::Wait(record, frames, _)) => {
+            Ok(
+                Event::Sample(record, frames)
+                | Event::Wait(record, frames, _)
+                | Event::WaitBegin(record, frames, _)
+                | Event::Waker(record, frames, _),
+            ) => {
                 good = true;
                 assert_eq!(frames.len(), usize::from(record.python_frames));
                 for frame in frames.iter() {
@@ -299,7 +304,7 @@ fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
                 let key = CodeKey { image: record.image, code: record.code, fingerprint: record.fingerprint };
                 let _id = symbolizer.frame(&mut profile, key, rng.odd() as u32 as i32, 255);
             }
-            Ok(Event::Process(_)) => good = true,
+            Ok(Event::Process(_) | Event::WaitEnd(..)) => good = true,
             Err(_) => {}
         }
     }

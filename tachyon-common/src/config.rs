@@ -75,8 +75,12 @@ pub struct Config {
     pub task_start_time: u32,
     /// `task_struct.sched_info` + `sched_info.run_delay`; 0: the kernel does not count it.
     pub task_run_delay: u32,
-    /// Explicit padding.
-    pub _pad: u32,
+    /// `task_struct.se` + `sched_entity.cfs_rq`, where [`Config::preempt_count`] needs it.
+    pub task_cfs_rq: u32,
+    /// `cfs_rq.rq`, likewise.
+    pub cfs_rq_rq: u32,
+    /// Where `preempt_count()` lies: on arm64 in `task_struct`; on x86-64 from the CPU's `struct rq` on, a signed number. 0: not known.
+    pub preempt_count: u32,
     /// Of each event that is a tracepoint: every how manieth hit is a sample.
     pub trace_periods: [u32; MAX_EVENTS],
 }
@@ -97,6 +101,10 @@ pub mod flags {
     pub const KERNEL: u32 = 1 << 5;
     /// Samples are of chosen events, which their records name, and not of the clock (`--event`).
     pub const EVENTS: u32 = 1 << 6;
+    /// Of waits the stack of the thread that ends one is wanted too (`--wakers`).
+    pub const WAKERS: u32 = 1 << 7;
+    /// What each thread of a recorded process came to is told when it exits.
+    pub const THREAD_TIMES: u32 = 1 << 8;
 }
 
 /// Processors: values of [`Config::machine`].
@@ -107,4 +115,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 38 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 40 * 4);

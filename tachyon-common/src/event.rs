@@ -27,6 +27,17 @@ pub mod kind {
     pub const FREE: u16 = 7;
     /// A [`super::SampleRecord`] of a thread whose wait is over, with a [`super::WaitFacts`] behind its frames.
     pub const WAIT: u16 = 8;
+    /// The same of a thread whose wait begins, where stacks are taken then: what became of it comes as [`WAIT_END`]. Of the facts
+    /// only the beginning and the system call are there.
+    pub const WAIT_BEGIN: u16 = 9;
+    /// A [`super::SampleRecord`] of such a wait that is over, without frames, and its [`super::WaitFacts`].
+    pub const WAIT_END: u16 = 10;
+    /// A [`super::SampleRecord`] of a thread that wakes another, with a [`super::WaitFacts`] behind its frames:
+    /// [`super::WaitFacts::left_ns`] and [`super::WaitFacts::waker`] tell the thread that it wakes.
+    pub const WAKER: u16 = 11;
+    /// A [`super::ProcessRecord`] for a thread that exits, where the times of each are wanted: the CPU time, life and queueing are that
+    /// thread's, and [`super::ProcessRecord::parent`] is its id.
+    pub const THREAD: u16 = 12;
 }
 
 /// First bytes of every record.
@@ -106,8 +117,12 @@ pub struct SampleRecord {
 #[repr(C)]
 pub struct WaitFacts {
     /// `bpf_ktime_get_ns()` when the thread left its CPU.
+    pub left_ns: u64,
+    /// From when on it counts here: what was before has been told of.
     pub began_ns: u64,
-    /// The same when it came back to one.
+    /// From when on it was ready to run; [`WaitFacts::ended_ns`] where it never was, or where that is not known.
+    pub queued_ns: u64,
+    /// `bpf_ktime_get_ns()` when it came back to a CPU.
     pub ended_ns: u64,
     /// Number of the system call in which it waited; negative: in none.
     pub syscall: i64,
@@ -117,10 +132,20 @@ pub struct WaitFacts {
     pub polled: u64,
     /// Address of the interpreter's GIL (`struct _gil_runtime_state`); 0: not known.
     pub gil: u64,
-    /// Ticks in the wait: how many samples this one stands for.
+    /// Ticks before it was ready to run: how many samples this one stands for.
     pub weight: u32,
+    /// Ticks from then on: how many samples of a wait for a CPU.
+    pub queued: u32,
     /// The kernel's `__state` of the thread while it waited; 0: it was ready to run.
     pub state: u32,
+    /// [`crate::wait::SeenThread::waker`].
+    pub waker: u32,
+    /// `PyThreadState` that held the GIL, where it waited for that; 0: not known.
+    pub holder: u64,
+    /// How many of the Python frames that the record has are the holder's: the last ones, leaf first.
+    pub holder_frames: u32,
+    /// How many words behind the futex, where that lies on the thread's own stack, refer to the GIL ([`crate::wait::GIL_REFERENCES`]).
+    pub gil_is_near: u32,
 }
 
 /// Per-CPU counters of waits, in ticks: each tick that is due is in `too_many`, `not_kicked`, `not_met`, or in `ran` of the
@@ -130,6 +155,8 @@ pub struct WaitFacts {
 pub struct WaitCounters {
     /// Ticks in waits of recorded threads.
     pub due: u64,
+    /// Those of them in waits whose threads had longer periods, for there were too many.
+    pub widened: u64,
     /// Of waits beyond what one CPU looks at in a second.
     pub too_many: u64,
     /// Of waits whose thread could not be kicked.
@@ -140,6 +167,8 @@ pub struct WaitCounters {
     pub threads_without_room: u64,
     /// Records, not ticks: those that were sent.
     pub records: u64,
+    /// Kicks, not ticks, that only tried out whether they meet their thread, and did.
+    pub tries_met: u64,
 }
 
 /// Bits of [`SampleRecord::status`]; the first six are TACH's own.
@@ -262,7 +291,7 @@ pub mod code {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessRecord {
-    /// Kind [`kind::EXEC`], [`kind::FORK`], [`kind::EXIT`] or [`kind::UNKNOWN`].
+    /// Kind [`kind::EXEC`], [`kind::FORK`], [`kind::EXIT`], [`kind::UNKNOWN`], [`kind::FREE`] or [`kind::THREAD`].
     pub header: RecordHeader,
     /// `bpf_ktime_get_ns()`.
     pub ktime_ns: u64,
@@ -328,8 +357,8 @@ const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 96);
-const _: () = assert!(core::mem::size_of::<WaitFacts>() == 72);
+const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
-const _: () = assert!(core::mem::size_of::<WaitCounters>() == 48);
+const _: () = assert!(core::mem::size_of::<WaitCounters>() == 64);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (9 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -1,7 +1,13 @@
 //! Depth, map and buffer sizes, each with its arithmetic.
 
-/// Stacks of waits that one CPU takes in a second; what is beyond is counted.
-pub const MAX_WAITS_A_SECOND: u64 = 1000;
+/// Stacks of waits that one CPU takes in a tenth of a second; when there are more, threads that begin to wait have longer periods.
+pub const WAITS_A_TENTH: u64 = 100;
+/// Stacks beyond which none are taken in a tenth of a second, while that takes effect; these are counted.
+pub const MAX_WAITS_A_TENTH: u64 = 400;
+/// Slots for what user space has told of waits that last (a power of two): 2^15 * 8 bytes = 256 KiB.
+pub const TOLD_WAITS: u32 = 32 * 1024;
+/// Slots for tasks that are known not to be recorded (a power of two): 2^13 * 8 bytes = 64 KiB.
+pub const UNWATCHED_SLOTS: u32 = 8_192;
 /// Threads whose waits are followed at the same time.
 pub const MAX_SEEN_THREADS: u32 = 32 * 1024;
 
@@ -130,7 +136,7 @@ pub const CHANGES_BY_HOOKS: u32 = 0;
 pub const CHANGES_BY_USER_SPACE: u32 = 1;
 
 /// Where the slots begin.
-pub const FIRST_VERDICT: u32 = 8;
+pub const FIRST_VERDICT: u32 = 16;
 
 /// Entries of the layout table: one for each distinct interpreter build seen.
 pub const MAX_LAYOUTS: u32 = 64;

@@ -2,17 +2,54 @@
 //!
 //! A thread has one tick in each period `P`, at `(k + U) * P` with `U` drawn from the recording's key, the thread and `k`. So a wait of
 //! length `d` holds `d / P` ticks on average, whatever its length, and nobody who does not know the key can be in step with them.
+//! Where too many threads wait, those that begin to wait have longer periods, a power of two times `P`, and each of their ticks counts
+//! that often: the average stays.
 
+use crate::limits::{TOLD_WAITS, UNWATCHED_SLOTS};
 use crate::walk::mix;
 
-/// Key of `THREADS_SEEN` under which stands since when waits are sampled: threads that slept then have been switched by nobody.
-pub const BEGAN: u64 = 0;
 /// Index in the `VERDICTS` map of the period in which each waiting thread has one tick, nanoseconds; 0: waits are not sampled.
 pub const PERIOD: u32 = 4;
+/// Index of [`SeenThread::widening`] of threads that begin to wait now.
+pub const WIDENING: u32 = 5;
+/// Index of the moment up to which user space has told of waits that last, or will have: those that began later have all their ticks.
+pub const TOLD_AT: u32 = 6;
+/// Index of where stacks are taken: one of [`method`].
+pub const METHOD: u32 = 7;
+/// Index of when a CPU took as many stacks as it may, or nearly, for the last time.
+pub const BUSY_AT: u32 = 8;
+/// Index of when [`WIDENING`] was changed last.
+pub const WIDENED_AT: u32 = 9;
+/// Index of since when waits are sampled, nanoseconds: threads that slept then have been switched by nobody.
+pub const BEGAN: u32 = 10;
+
+/// Where the stacks of waiting threads are taken.
+pub mod method {
+    /// When the wait is over, by an interrupt that the thread is met with: where its length is known.
+    pub const KICK: u64 = 0;
+    /// When it begins, of one in a known number of waits, which then counts that often.
+    pub const SWITCH_OUT: u64 = 1;
+}
+
+/// Bytes of `struct _gil_runtime_state` at most: two condition variables, two mutexes and four words or five
+/// (`Include/internal/pycore_gil.h`, 3.8 to 3.15).
+pub const GIL_BYTES: u64 = 224;
+
+/// Bytes above a thread's stack pointer in which a futex may lie that its C library keeps there (musl's condition variables).
+pub const NEAR_STACK: u64 = 4096;
+/// Words behind such a futex that refer to the GIL at least where that is what is waited for: its condition and its mutex. Below the futex
+/// words may be left from when the thread gave the GIL back, before it waited for something else.
+pub const GIL_REFERENCES: u32 = 2;
+
+/// [`SeenThread::widening`] at most: with a period of 10 ms, 41 s.
+pub const MAX_WIDENING: u32 = 12;
 
 /// Bit of [`SeenThread::state`] and [`crate::event::WaitFacts::state`]: the thread left its CPU before anybody looked, and it is not known
 /// whether it slept or was ready to run. No state of the kernel's has it (`TASK_STATE_MAX`, `include/linux/sched.h`).
 pub const NOT_SEEN: u32 = 1 << 31;
+
+/// [`SeenThread::waker`]: an interrupt woke it: a timer, a device, a packet from outside.
+pub const BY_INTERRUPT: u32 = u32::MAX;
 
 /// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,12 +57,27 @@ pub const NOT_SEEN: u32 = 1 << 31;
 pub struct SeenThread {
     /// When it left its CPU, `bpf_ktime_get_ns()`; 0: it runs.
     pub left_ns: u64,
-    /// Thread id in the profiler's namespace.
-    pub tid: u32,
-    /// The kernel's `__state` when it left; 0: it was ready to run.
-    pub state: u32,
+    /// When it was woken; 0: it has not been, or was ready to run all the time.
+    pub woken_ns: u64,
+    /// Its first tick after that, as long as its period is [`SeenThread::period_ns`].
+    pub next_tick_ns: u64,
+    /// `P << widening` when that was worked out; 0: it never was.
+    pub period_ns: u64,
     /// The moment in `WAITS_TOLD` that cut its last wait short; 0: none ever did. Written before `left_ns` is.
     pub told_ns: u64,
+    /// Thread id in the profiler's namespace.
+    pub tid: u32,
+    /// Process id, likewise.
+    pub tgid: u32,
+    /// The kernel's `__state` when it left; 0: it was ready to run.
+    pub state: u32,
+    /// Thread that woke it, in the profiler's namespace; 0: not known, or [`BY_INTERRUPT`].
+    pub waker: u32,
+    /// Its period in this wait: `P << widening`.
+    pub widening: u32,
+    /// Where stacks are taken when threads leave: one more than the binary logarithm of how many waits this one stands for;
+    /// 0: it was not chosen.
+    pub chosen: u32,
 }
 
 impl SeenThread {
@@ -42,14 +94,97 @@ impl SeenThread {
             (_, Some(now)) => now.told_ns == until_ns,
         }
     }
+
+    /// Notes that it leaves its CPU: its first tick is worked out where the last one is over.
+    #[inline(always)]
+    pub fn leave(&mut self, key: u64, now: u64, (period_ns, widening): (u64, u32)) {
+        let period_ns = period_ns << capped(widening);
+        self.widening = widening;
+        if period_ns != self.period_ns || self.next_tick_ns <= now {
+            self.period_ns = period_ns;
+            self.next_tick_ns = next_tick(key, self.tid, period_ns, now);
+        }
+    }
+
+    /// Whether no tick of its wait has come yet: cheaper than [`widened_ticks`].
+    #[inline(always)]
+    #[must_use]
+    pub fn has_no_tick(&self, now: u64, period_ns: u64) -> bool {
+        now < self.next_tick_ns && period_ns << capped(self.widening) == self.period_ns
+    }
+
+    /// When a wait that ends now, at `ended_ns`, became one for a CPU.
+    #[inline(always)]
+    #[must_use]
+    pub fn queued_from(&self, began_ns: u64, ended_ns: u64) -> u64 {
+        if self.state == 0 {
+            began_ns
+        } else if self.woken_ns == 0 {
+            ended_ns
+        } else if self.woken_ns < began_ns {
+            began_ns
+        } else {
+            self.woken_ns
+        }
+    }
 }
 
-/// The moment of a thread's tick in a period, nanoseconds.
+/// The word that says that a task is not recorded, under this number of changes of the process table
+/// ([`crate::verdicts::changes`]). It fits no other task: tasks are apart by less than 2^48, and numbers of changes, spread over
+/// all bits, differ in more.
+#[inline(always)]
+#[must_use]
+pub const fn unwatched(task: u64, changes: u64) -> u64 {
+    task ^ (changes >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Where that word lies.
+#[inline(always)]
+#[must_use]
+pub const fn unwatched_slot(task: u64) -> u32 {
+    // Tasks lie in cache lines of their own, several thousand bytes apart.
+    (((task >> 6) ^ (task >> 18)) as u32) & (UNWATCHED_SLOTS - 1)
+}
+
+/// The word that says up to when user space has told of a thread's wait, and back: [`told`] of it is that moment. Under another thread's
+/// id it is no moment of any recording.
+#[inline(always)]
+#[must_use]
+pub const fn told(key: u64, tid: u32, told_ns: u64) -> u64 {
+    told_ns ^ mix(mix(key, 4), tid as u64)
+}
+
+/// Where that word lies.
+#[inline(always)]
+#[must_use]
+pub const fn told_slot(tid: u32) -> u32 {
+    tid & (TOLD_WAITS - 1)
+}
+
+/// The moment of a thread's tick in a period, nanoseconds. (Periods are below 2^40 ns, 18 minutes.)
 #[inline(always)]
 fn tick(key: u64, tid: u32, period_ns: u64, period: u64) -> u64 {
     // Once would leave numbers that rise evenly with the period.
-    let drawn = mix(mix(mix(mix(key, u64::from(tid)), period), 1), 2) >> 20;
-    period.wrapping_mul(period_ns).wrapping_add(drawn % period_ns)
+    let drawn = mix(mix(mix(mix(key, u64::from(tid)), period), 1), 2) >> 40;
+    period.wrapping_mul(period_ns).wrapping_add(drawn.wrapping_mul(period_ns) >> 24)
+}
+
+/// A thread's first tick after a moment; the end of time where it has none.
+#[inline(always)]
+#[must_use]
+pub fn next_tick(key: u64, tid: u32, period_ns: u64, after_ns: u64) -> u64 {
+    if period_ns == 0 {
+        return u64::MAX;
+    }
+    let period = after_ns / period_ns;
+    let next = tick(key, tid, period_ns, period);
+    if next > after_ns { next } else { tick(key, tid, period_ns, period + 1) }
+}
+
+/// [`SeenThread::widening`], with the bound that a shift needs.
+#[inline(always)]
+const fn capped(widening: u32) -> u32 {
+    if widening > MAX_WIDENING { MAX_WIDENING } else { widening }
 }
 
 /// How many ticks of a thread lie after `began_ns`, and not after `ended_ns`.
@@ -68,7 +203,15 @@ pub fn ticks(key: u64, tid: u32, period_ns: u64, began_ns: u64, ended_ns: u64) -
     in_first + (last - first - 1) + u64::from(tick(key, tid, period_ns, last) <= ended_ns)
 }
 
-const _: () = assert!(core::mem::size_of::<SeenThread>() == 24);
+/// The same where the thread's periods are longer: each tick counts for all that it has less of.
+#[inline(always)]
+#[must_use]
+pub fn widened_ticks(key: u64, tid: u32, (period_ns, widening): (u64, u32), began_ns: u64, ended_ns: u64) -> u64 {
+    let widening = capped(widening);
+    ticks(key, tid, period_ns << widening, began_ns, ended_ns) << widening
+}
+
+const _: () = assert!(core::mem::size_of::<SeenThread>() == 64);
 
 #[cfg(test)]
 mod tests {
@@ -117,6 +260,78 @@ mod tests {
         ] {
             assert_eq!(SeenThread::is_left_to_user_space(before, now, 20), expected, "{before:?} {now:?}");
         }
+    }
+
+    #[test]
+    fn longer_periods_change_no_average() {
+        // Waits of all lengths up to 30 periods, with the longest periods there are, so that most hold no tick.
+        let (period, turns) = (10_000_000_u64, 40_000_u64);
+        let (mut sum, mut expected, mut at) = (0, 0.0, 0);
+        for turn in 0..turns {
+            let length = turn % 30 * period;
+            sum += widened_ticks(5, 9, (period, 6), at, at + length);
+            expected += (length / period) as f64;
+            at += length + period;
+        }
+        // Of each period of 64 a tick or none: a variance of 64 for each tick that is expected, at most.
+        assert!((sum as f64 - expected).abs() < 4.4 * (expected * 64.0).sqrt(), "{sum} of {expected}");
+        let whole = widened_ticks(5, 9, (period, 3), 0, 8_000 * period);
+        assert!((7_992..=8_008).contains(&whole), "{whole}");
+        assert_eq!(widened_ticks(5, 9, (period, 0), 7, 12 * period), ticks(5, 9, period, 7, 12 * period));
+    }
+
+    #[test]
+    fn the_next_tick_is_where_the_wait_gets_its_first() {
+        let (key, period) = (3, 10_000_000);
+        let mut thread = SeenThread { tid: 5, ..SeenThread::default() };
+        let mut at = 1_000;
+        for turn in 0..3_000_u64 {
+            let widening = u32::try_from(turn / 1_000).unwrap();
+            thread.leave(key, at, (period, widening));
+            let next = thread.next_tick_ns;
+            assert!(next > at && thread.has_no_tick(next - 1, period) && !thread.has_no_tick(next, period));
+            let ticks = |ended| widened_ticks(key, 5, (period, widening), at, ended);
+            assert_eq!((ticks(next - 1), ticks(next)), (0, 1 << widening), "turn {turn}");
+            at += turn % 7 * 3_333_333;
+        }
+        // Another period: what was worked out does not hold.
+        assert!(!thread.has_no_tick(at, period / 2));
+        assert_eq!(next_tick(key, 5, 0, at), u64::MAX);
+    }
+
+    #[test]
+    fn a_wait_is_one_for_a_cpu_once_the_thread_is_woken() {
+        let seen = |state, woken_ns| SeenThread { state, woken_ns, ..SeenThread::default() };
+        for (thread, expected) in [
+            (seen(1, 40), 40),
+            // Nobody saw who woke it.
+            (seen(1, 0), 90),
+            // Ready to run all the time.
+            (seen(0, 0), 20),
+            // What was before is told of already.
+            (seen(1, 10), 20),
+        ] {
+            assert_eq!(thread.queued_from(20, 90), expected, "{thread:?}");
+        }
+    }
+
+    #[test]
+    fn a_task_that_is_not_recorded_is_not_taken_for_another() {
+        let word = unwatched(0xffff_8880_0123_4000, 7 << 32);
+        assert_eq!(word, unwatched(0xffff_8880_0123_4000, 7 << 32 | 99), "the verdict's own bits do not matter");
+        for (task, changes) in [(0xffff_8880_0123_4000, 8), (0xffff_8880_0123_4040, 7), (0xffff_8880_0123_4000, 0)] {
+            assert_ne!(word, unwatched(task, changes << 32));
+        }
+        assert!(unwatched_slot(u64::MAX) < UNWATCHED_SLOTS);
+    }
+
+    #[test]
+    fn what_is_told_of_a_thread_is_told_of_no_other() {
+        let word = told(11, 70_000, 5_000_000_000);
+        assert_eq!(told(11, 70_000, word), 5_000_000_000);
+        let other = told(11, 70_000 + TOLD_WAITS, word);
+        assert_eq!(told_slot(70_000), told_slot(70_000 + TOLD_WAITS));
+        assert!(other > 1 << 55, "{other} is a moment of the next year");
     }
 
     #[test]

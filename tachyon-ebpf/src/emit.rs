@@ -18,14 +18,13 @@ pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     let native = masked::<0x1ff>(usize::from(record.native_frames));
     let mut bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>() + native * 8;
     record.python_frames = frames as u16;
-    record.root_shims = scratch.state.walk.shims as u8;
     record.tail_calls = scratch.state.tail_calls as u16;
-    bytes += ctx.append(bytes);
-    if C::KERNEL_STACKS && config!(flags) & config_flags::KERNEL != 0 && record.status & status::IN_KERNEL != 0 {
+    if config!(flags) & config_flags::KERNEL != 0 && record.status & status::IN_KERNEL != 0 {
         let kernel = kernel_stack(ctx, (&raw mut *scratch.sample).cast(), bytes);
         scratch.sample.record.kernel_frames = (kernel / 8) as u16;
         bytes += kernel;
     }
+    bytes += ctx.append(bytes);
     #[cfg(feature = "log")]
     crate::diagnostics::tell_stop();
     let record = &mut scratch.sample.record;

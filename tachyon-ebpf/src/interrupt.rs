@@ -10,8 +10,8 @@ use tachyon_common::config::machine;
 
 /// The context of the programs that make a sample.
 pub trait Interrupt: EbpfContext {
-    /// Whether the kernel's stack says where the thread was.
-    const KERNEL_STACKS: bool;
+    /// Tail calls that have led to the first stage.
+    const CALLS_BEFORE: u32;
 
     /// The programs of this type, for tail calls.
     fn stages(&self) -> &'static ProgramArray;
@@ -25,12 +25,14 @@ pub trait Interrupt: EbpfContext {
     fn weight(&self) -> u64;
     /// Counts its record, which was sent.
     fn sent(&self);
+    /// Whether, once the thread's Python frames have been walked, another thread's are wanted behind them; then the walk is there.
+    fn has_more_python(&self) -> bool;
     /// Puts what the format has for such a sample behind its frames, and gives its length in bytes.
     fn append(&self, at: usize) -> usize;
 }
 
 impl Interrupt for PerfEventContext {
-    const KERNEL_STACKS: bool = true;
+    const CALLS_BEFORE: u32 = 0;
 
     #[inline(always)]
     fn stages(&self) -> &'static ProgramArray {
@@ -61,15 +63,19 @@ impl Interrupt for PerfEventContext {
     fn sent(&self) {}
 
     #[inline(always)]
+    fn has_more_python(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
     fn append(&self, _at: usize) -> usize {
         0
     }
 }
 
-/// The kick: the thread is in the kernel, and its registers lie at the top of its kernel stack.
+/// The kick, a switch or a waker: the thread is in the kernel, and its registers lie at the top of its kernel stack.
 impl Interrupt for RawTracePointContext {
-    /// It is that of the kick.
-    const KERNEL_STACKS: bool = false;
+    const CALLS_BEFORE: u32 = 1;
 
     #[inline(always)]
     fn stages(&self) -> &'static ProgramArray {
@@ -102,14 +108,19 @@ impl Interrupt for RawTracePointContext {
     }
 
     #[inline(always)]
+    fn has_more_python(&self) -> bool {
+        wall::find_holder() != 0
+    }
+
+    #[inline(always)]
     fn append(&self, at: usize) -> usize {
-        wall::append_wait(at as u64) as usize & 0xff
+        wall::append(at)
     }
 }
 
 /// A tracepoint: the thread is in the kernel, as at the kick; its kernel stack is its own.
 impl Interrupt for TracePointContext {
-    const KERNEL_STACKS: bool = true;
+    const CALLS_BEFORE: u32 = 0;
 
     #[inline(always)]
     fn stages(&self) -> &'static ProgramArray {
@@ -138,6 +149,11 @@ impl Interrupt for TracePointContext {
 
     #[inline(always)]
     fn sent(&self) {}
+
+    #[inline(always)]
+    fn has_more_python(&self) -> bool {
+        false
+    }
 
     #[inline(always)]
     fn append(&self, _at: usize) -> usize {

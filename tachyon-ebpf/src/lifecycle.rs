@@ -7,6 +7,7 @@ use crate::maps::{
 };
 use crate::thread;
 use crate::verdicts::{self, add};
+use crate::wall;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
@@ -52,6 +53,8 @@ pub fn on_fork(ctx: &RawTracePointContext) {
         // Its number may have been another process's, whatever became of its entry.
         return verdicts::changed();
     }
+    // Another task had this address; of new processes it is the change above that counts.
+    wall::new_task(child.0);
     if let Some(life) = PROCESSES.get_ptr_mut(&parent_tgid) {
         // A thread: fires here too.
         // SAFETY: a live map value; a lost increment under a race of two starting threads is made up for by the other.
@@ -232,16 +235,22 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         // SAFETY: likewise; two threads that are the first write the same, but for what is released between.
         unsafe { (*life).released_ns = released_ns };
     }
+    let now = now();
+    let (ran, lived) =
+        (task.read::<u64>(config!(task_sum_exec_runtime)), now.wrapping_sub(task.read(config!(task_start_time))));
+    let queued: u64 = if config!(task_run_delay) == 0 { 0 } else { task.read(config!(task_run_delay)) };
     // SAFETY: likewise.
     let exited_ns = unsafe { &raw mut (*life).exited_ns };
-    add(exited_ns, task.read::<u64>(config!(task_sum_exec_runtime)));
+    add(exited_ns, ran);
     // SAFETY: likewise.
     let lives_ns = unsafe { &raw mut (*life).lives_ns };
-    add(lives_ns, now().wrapping_sub(task.read::<u64>(config!(task_start_time))));
-    if config!(task_run_delay) != 0 {
+    add(lives_ns, lived);
+    // SAFETY: likewise.
+    let queued_ns = unsafe { &raw mut (*life).queued_ns };
+    add(queued_ns, queued);
+    if config!(flags) & config_flags::THREAD_TIMES != 0 {
         // SAFETY: likewise.
-        let queued_ns = unsafe { &raw mut (*life).queued_ns };
-        add(queued_ns, task.read::<u64>(config!(task_run_delay)));
+        tell_thread(task, tgid, unsafe { &*life }, now, (ran, lived, queued));
     }
     // Fires for each thread; `live` has been lowered before.
     if signal.read::<u32>(config!(signal_live)) != 0 {
@@ -260,7 +269,7 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         return;
     }
     tell(&ProcessRecord {
-        ktime_ns: now(),
+        ktime_ns: now,
         image: life.image,
         instance: life.instance,
         cpu_ns: life.released_ns.wrapping_add(life.exited_ns),
@@ -273,6 +282,30 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         comm: task.read(config!(task_comm)),
         ..ProcessRecord::of(kind::EXIT)
     });
+}
+
+/// Tells what a thread of a CPython came to, without waking anybody: who reads of processes reads of it soon.
+#[inline(always)]
+fn tell_thread(task: KernelPtr, tgid: u32, life: &Life, ktime_ns: u64, (ran, lived, queued): (u64, u64, u64)) {
+    let Some(entry) = ENTRIES.get_ptr(&life.entry) else { return };
+    // SAFETY: a live map value.
+    if unsafe { (*entry).flags } & flags::PYTHON == 0 {
+        return;
+    }
+    let record = ProcessRecord {
+        ktime_ns,
+        image: life.image,
+        instance: life.instance,
+        cpu_ns: ran,
+        lives_ns: lived,
+        queued_ns: queued,
+        tgid,
+        parent: thread::tid(task),
+        ..ProcessRecord::of(kind::THREAD)
+    };
+    if !output(&record, NO_WAKEUP) {
+        lose(LOST_RECORDS);
+    }
 }
 
 /// Removes what is known of a process whose leader's `task_struct` goes, unless its pid has been given out again.
@@ -325,7 +358,7 @@ pub fn tell_unknown(tgid: u32) {
     told.tgid = tgid;
     told.ktime_ns = ktime_ns;
     let record = ProcessRecord { ktime_ns, tgid, ..ProcessRecord::of(kind::UNKNOWN) };
-    if !output(&record)
+    if !output(&record, FORCE_WAKEUP)
         && let Some(counters) = COUNTERS.get_ptr_mut(0)
     {
         // SAFETY: this CPU's value of the timer's program.
@@ -335,7 +368,7 @@ pub fn tell_unknown(tgid: u32) {
 
 #[inline(always)]
 fn tell(record: &ProcessRecord) {
-    if !output(record) {
+    if !output(record, FORCE_WAKEUP) {
         lose(LOST_RECORDS);
     }
 }
@@ -356,7 +389,7 @@ fn lose(what: u32) {
 }
 
 #[inline(always)]
-fn output(record: &ProcessRecord) -> bool {
+fn output(record: &ProcessRecord, wake: u64) -> bool {
     let ring = (&raw const EVENTS).cast_mut().cast();
     // SAFETY: the record is initialised and of the length given.
     unsafe {
@@ -364,13 +397,15 @@ fn output(record: &ProcessRecord) -> bool {
             ring,
             (&raw const *record).cast_mut().cast(),
             size_of::<ProcessRecord>() as u64,
-            FORCE_WAKEUP,
+            wake,
         ) == 0
     }
 }
 
 /// `BPF_RB_FORCE_WAKEUP`.
 const FORCE_WAKEUP: u64 = 2;
+/// `BPF_RB_NO_WAKEUP`.
+const NO_WAKEUP: u64 = 1;
 
 /// What children and later programs have of a process.
 const INHERITED: u32 = flags::SELECTED | flags::FOLLOW;

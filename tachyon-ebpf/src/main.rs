@@ -1,7 +1,7 @@
 //! The kernel side: entry points only.
 //!
 //! Five perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
-//! table. Six more, loaded only where waits are wanted, find the waits that count and walk the stacks of those; where events are chosen
+//! table. Ten more, loaded only where waits are wanted, find the waits that count and walk the stacks of those; where events are chosen
 //! (`--event`), one program for each event leads to the same five, or to five more where it is a tracepoint. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
 #![no_std]
 #![no_main]
@@ -101,6 +101,13 @@ pub fn on_switch(ctx: RawTracePointContext) -> i32 {
     0
 }
 
+/// A thread is woken (`--wall`): from then on it waits for a CPU.
+#[raw_tracepoint(tracepoint = "sched_waking")]
+pub fn on_wake(ctx: RawTracePointContext) -> i32 {
+    wall::on_wake(&ctx);
+    0
+}
+
 /// The kick: fires in a thread whose wait counts, before it runs code of its own. (`ipi_entry` on arm64.)
 #[raw_tracepoint(tracepoint = "irq_work_entry")]
 pub fn on_kick(ctx: RawTracePointContext) -> i32 {
@@ -108,28 +115,49 @@ pub fn on_kick(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// As [`search_threads`], after [`on_kick`].
+/// Tail-called where a wait has a record made: finds the thread state, as [`on_sample`] does.
+#[raw_tracepoint]
+pub fn wait_begin(ctx: RawTracePointContext) -> i32 {
+    wall::begin(&ctx);
+    0
+}
+
+/// Run by the loader: raises an interrupt as a wait's end does, to find out whether it is met.
+#[raw_tracepoint]
+pub fn try_kick(_ctx: RawTracePointContext) -> i32 {
+    wall::try_kick();
+    0
+}
+
+/// As [`search_threads`], after [`wait_begin`].
 #[raw_tracepoint]
 pub fn wait_search(ctx: RawTracePointContext) -> i32 {
     sample::search_threads(&ctx);
     0
 }
 
-/// As [`walk_frames`], after [`on_kick`].
+/// As [`walk_frames`], after [`wait_begin`].
 #[raw_tracepoint]
 pub fn wait_frames(ctx: RawTracePointContext) -> i32 {
     sample::walk_frames(&ctx);
     0
 }
 
-/// As [`walk_native`], after [`on_kick`].
+/// As [`walk_native`], after [`wait_begin`].
 #[raw_tracepoint]
 pub fn wait_native(ctx: RawTracePointContext) -> i32 {
     sample::walk_native(&ctx);
     0
 }
 
-/// As [`name_codes`], after [`on_kick`].
+/// Tail-called after [`wait_frames`] where the thread waited for the GIL: walks the frames of the thread that held it.
+#[raw_tracepoint]
+pub fn wait_holder(ctx: RawTracePointContext) -> i32 {
+    wall::walk_holder(&ctx);
+    0
+}
+
+/// As [`name_codes`], after [`wait_begin`].
 #[raw_tracepoint]
 pub fn wait_codes(ctx: RawTracePointContext) -> i32 {
     sample::name_codes(&ctx);

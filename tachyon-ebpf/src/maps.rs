@@ -62,7 +62,9 @@ pub static CONFIG: Config = Config {
     task_state: 0,
     task_start_time: 0,
     task_run_delay: 0,
-    _pad: 0,
+    task_cfs_rq: 0,
+    cfs_rq_rq: 0,
+    preempt_count: 0,
     trace_periods: [0; MAX_EVENTS],
 };
 
@@ -200,31 +202,44 @@ pub static TRACE_HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_EVEN
 
 /// Where a wait's stack goes on from the kick: as `STAGES`, for raw tracepoints. Writer: the loader.
 #[map]
-pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(4, 0);
+pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(6, 0);
 
 /// `task_struct` -> a thread that is recorded, and since when it waits. One entry and not used where waits are not wanted.
-/// Writer and reader: `on_switch`, which removes it at the thread's last switch.
+/// Writers: `on_switch`, which removes it at the thread's last switch, and `on_wake`; readers: those and user space.
 #[map]
 pub static THREADS_SEEN: HashMap<u64, SeenThread> = HashMap::with_max_entries(1, 0);
 
-/// Index 0 -> the wait whose end this CPU is to look at. Writer: `on_switch`; reader: the programs after the kick.
+/// Slot -> a task that is known not to be recorded, so that its switches cost next to nothing ([`tachyon_common::wait::unwatched`]).
+/// Writers: `on_switch`, and `on_fork`, which makes room for a task that is new; reader: `on_switch` and `on_wake`.
 #[map]
-pub static WAITING: PerCpuArray<Waiting> = PerCpuArray::with_max_entries(1, 0);
+pub static UNWATCHED: Array<u64> = Array::with_max_entries(1, 0);
+
+/// [`WAIT_ENDS`], [`WAIT_BEGINS`], [`WAIT_WAKES`] -> the wait whose end, whose beginning or whose waker this CPU is to look at. Writers:
+/// `on_switch`, `on_wake`; readers: the programs that make its record.
+#[map]
+pub static WAITING: PerCpuArray<Waiting> = PerCpuArray::with_max_entries(3, 0);
 
 /// Bank -> what became of waits before a walk. Writers: `on_switch` and `on_kick`, which do not interrupt each other;
 /// reader: user space.
 #[map]
 pub static WAIT_COUNTS: PerCpuArray<WaitCounters> = PerCpuArray::with_max_entries(BANKS, 0);
 
-/// Thread id -> up to when user space has told of its wait, nanoseconds of `CLOCK_MONOTONIC`: what is left of the wait begins there.
-/// One entry and not used where waits are not wanted. Writer: user space, at a cut; reader: `on_switch`.
+/// Slot -> up to when user space has told of a thread's wait ([`tachyon_common::wait::told`]): what is left of the wait begins there.
+/// One entry and not used where waits are not wanted. Writer: user space, in memory; reader: `on_switch`.
 #[map]
-pub static WAITS_TOLD: HashMap<u32, u64> = HashMap::with_max_entries(1, 0);
+pub static WAITS_TOLD: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 /// CPU -> ring whose wake-up is the kick: the loader puts an array of rings in the place of this one. Each CPU has its own, for one
 /// ring's wake-up can be in flight only once.
 #[map]
 pub static KICKS: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Index in `WAITING` of a wait that is over: the thread is kicked.
+pub const WAIT_ENDS: u32 = 0;
+/// Index of one that begins, where stacks are taken then.
+pub const WAIT_BEGINS: u32 = 1;
+/// Index of one that the running thread ends.
+pub const WAIT_WAKES: u32 = 2;
 
 /// Index of records that found their ring full in `EVENTS_LOST`.
 pub const LOST_RECORDS: u32 = 0;
@@ -240,8 +255,10 @@ pub const STAGE_NAME: u32 = 2;
 
 /// Index of [`crate::walk_native`] in `STAGES`.
 pub const STAGE_NATIVE: u32 = 3;
-/// Index of [`crate::on_sample`] in `STAGES`.
+/// Index of [`crate::on_sample`] in `STAGES`, of `wait_begin` in `WAIT_STAGES`.
 pub const STAGE_BEGIN: u32 = 4;
+/// Index of `wait_holder` in `WAIT_STAGES`.
+pub const STAGE_HOLDER: u32 = 5;
 
 /// Slots of `TOLD` (a power of two).
 pub const TOLD_SLOTS: u32 = 256;
@@ -283,12 +300,13 @@ pub struct BrokenSearch {
 pub struct Waiting {
     /// The thread that was kicked; 0: none is awaited.
     pub task: u64,
-    /// The second in which stacks are counted, and how many there were.
-    pub second: u64,
+    /// The tenth of a second in which stacks are counted, and how many there were.
+    pub tenth: u64,
     pub stacks: u64,
     /// The bank that the wait counts in.
     pub bank: u32,
-    pub _pad: u32,
+    /// Of waits that begin: one in `1 << sparse` has its stack taken. Of one that is over: whether the kick is only a try.
+    pub sparse: u32,
     pub facts: WaitFacts,
 }
 
@@ -375,6 +393,10 @@ pub struct State {
     pub tail_calls: u32,
     /// Which of the chosen events the sample is of.
     pub event: u32,
+    /// Which of `WAITING` the record is of.
+    pub wait: u32,
+    /// Frames of the thread itself, while those of the GIL's holder are walked.
+    pub own_frames: u32,
 }
 
 /// Value of `CODE`: a code record and its payload.

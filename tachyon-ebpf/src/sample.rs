@@ -5,7 +5,7 @@ mod frames;
 mod search;
 
 pub use codes::name_codes;
-pub use frames::walk_frames;
+pub use frames::{walk_frames, walk_python_frames};
 pub use search::search_threads;
 
 use crate::emit::emit;
@@ -13,8 +13,8 @@ use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_NAME, STAGE_NATIVE,
-    STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
+    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_HOLDER, STAGE_NAME,
+    STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
@@ -200,7 +200,7 @@ pub fn begin<C: Interrupt>(
     let state = &mut *scratch.state;
     state.thread_starts = u64::from(process.thread_starts);
     // That of a chosen event has led here.
-    state.tail_calls = u32::from(config!(flags) & config_flags::EVENTS != 0);
+    state.tail_calls = C::CALLS_BEFORE + u32::from(config!(flags) & config_flags::EVENTS != 0);
     state.thread_steps = 0;
     state.codes.clear();
     state.code_buffer.content.refill();
@@ -396,6 +396,16 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
             scratch.state.codes.pending_count = 0;
         }
     }
+    scratch.sample.record.root_shims = scratch.state.walk.shims as u8;
+    if ctx.has_more_python() {
+        go_on(ctx, scratch, STAGE_HOLDER);
+    }
+    to_native(ctx, scratch);
+}
+
+/// Goes on to the native stack, where that is wanted, once Python's has been walked.
+#[inline(always)]
+pub fn to_native<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if config!(flags) & config_flags::NATIVE != 0 {
         go_on(ctx, scratch, STAGE_NATIVE);
         scratch.sample.record.native_stop = StopReason::TailCallFailed as u8;

@@ -29,6 +29,12 @@ pub fn word(index: u32) -> u64 {
     Map.read(index).unwrap_or(0)
 }
 
+/// Writes one.
+#[inline(always)]
+pub fn set_word(index: u32, value: u64) {
+    Map.write(index, value);
+}
+
 /// [`verdicts::changes`].
 #[inline(always)]
 pub fn changes() -> u64 {

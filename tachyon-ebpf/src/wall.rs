@@ -2,72 +2,109 @@
 //!
 //! Each thread has one tick in each period, at a random moment of it. A wait that holds `n` ticks is a sample of weight `n`.
 
-use crate::interrupt::Interrupt as _;
-use crate::kernel::{KernelPtr, UserRegs, arm64};
+mod facts;
+mod holder;
+mod kick;
+mod record;
+mod wake;
+
+pub use facts::append;
+pub use holder::{find_holder, walk_holder};
+pub use kick::{on_kick, try_kick};
+pub use record::{begin, sent, weight};
+pub use wake::on_wake;
+
+use crate::kernel::KernelPtr;
 use crate::maps::{
-    COUNTERS, ENTRIES, KICKS, LAYOUTS, PROCESSES, SAMPLE, SCRATCH_BYTES, STATE, THREADS_SEEN, WAIT_COUNTS, WAITING,
-    WAITS_TOLD, Waiting, config,
+    ENTRIES, PROCESSES, THREADS_SEEN, UNWATCHED, WAIT_BEGINS, WAIT_COUNTS, WAIT_ENDS, WAITING, WAITS_TOLD, Waiting,
+    config,
 };
-use crate::memory::{CurrentProcess, masked};
-use crate::sample::{self, Scratch};
+use crate::sample;
 use crate::{thread, verdicts};
-use aya_ebpf::cty::c_void;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{
-    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_map_lookup_elem, bpf_ringbuf_output,
-};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::RawTracePointContext;
-use core::ptr::NonNull;
-use tachyon_common::config::machine;
-use tachyon_common::event::{RecordHeader, WaitCounters, WaitFacts, kind};
-use tachyon_common::layout::Layout;
-use tachyon_common::limits::MAX_WAITS_A_SECOND;
+use tachyon_common::event::WaitCounters;
+use tachyon_common::limits::{MAX_WAITS_A_TENTH, WAITS_A_TENTH};
 use tachyon_common::process::flags;
-use tachyon_common::segment::{CUT_AT, WAIT_BANKS};
-use tachyon_common::stop::LossCause;
-use tachyon_common::wait::{self, SeenThread};
-use tachyon_common::walk;
+use tachyon_common::wait::{self, SeenThread, method};
+use tachyon_common::walk::mix;
 
 /// `TASK_INTERRUPTIBLE` (`include/linux/sched.h`).
 const TASK_INTERRUPTIBLE: u32 = 1;
 /// `TASK_DEAD` (`include/linux/sched.h`): the thread never runs again.
 const TASK_DEAD: u32 = 0x80;
-/// `BPF_RB_FORCE_WAKEUP`.
-const FORCE_WAKEUP: u64 = 2;
 
 fn now() -> u64 {
     // SAFETY: the helper takes nothing and cannot fail.
     unsafe { bpf_ktime_get_ns() }
 }
 
+/// Whether it is known that a task is not recorded.
+#[inline(always)]
+fn is_unwatched(task: u64, changes: u64) -> bool {
+    let slot = UNWATCHED.get_ptr(wait::unwatched_slot(task));
+    // SAFETY: a word of a map value, which is written whole.
+    slot.is_some_and(|slot| unsafe { core::ptr::read_volatile(slot) } == wait::unwatched(task, changes))
+}
+
+/// Notes it. `changes` was read before it was found out.
+#[inline(always)]
+fn set_unwatched(task: u64, changes: u64) {
+    if let Some(slot) = UNWATCHED.get_ptr_mut(wait::unwatched_slot(task)) {
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(slot, wait::unwatched(task, changes)) };
+    }
+}
+
+/// A task that is new has the address of one that is gone.
+#[inline(always)]
+pub fn new_task(task: u64) {
+    if let Some(slot) = UNWATCHED.get_ptr_mut(wait::unwatched_slot(task)) {
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(slot, 0) };
+    }
+}
+
 /// A CPU goes from the thread `prev`, which is still the current one, to `next`.
 #[inline(always)]
 pub fn on_switch(ctx: &RawTracePointContext) {
     let (preempt, prev, next): (u64, u64, u64) = (ctx.arg(0), ctx.arg(1), ctx.arg(2));
+    let changes = verdicts::changes();
+    let (prev_is_out, next_is_out) = (is_unwatched(prev, changes), is_unwatched(next, changes));
+    if prev_is_out && next_is_out {
+        return;
+    }
     let now = now();
-    leave(KernelPtr(prev), preempt & 0xff != 0, now);
-    if let Some(seen) = THREADS_SEEN.get_ptr_mut(&next) {
-        // SAFETY: a live map value of a thread that this CPU alone switches.
-        arrive(next, unsafe { &mut *seen }, now);
-    } else {
-        arrive_first(KernelPtr(next), now);
+    if !next_is_out {
+        if let Some(seen) = THREADS_SEEN.get_ptr_mut(&next) {
+            // SAFETY: a live map value of a thread that this CPU alone switches.
+            arrive(next, unsafe { &mut *seen }, now);
+        } else {
+            arrive_first(KernelPtr(next), now, changes);
+        }
+    }
+    if !prev_is_out && leave(KernelPtr(prev), preempt & 0xff != 0, now, changes) {
+        record::make(ctx, WAIT_BEGINS);
     }
 }
 
 /// A thread that was asleep when the recording of waits began has been switched by nobody: it waited since then.
 #[inline(always)]
-fn arrive_first(task: KernelPtr, now: u64) {
-    // SAFETY: a live map value that nobody changes.
-    let Some(began_ns) = THREADS_SEEN.get_ptr(&wait::BEGAN).map(|began| unsafe { (*began).left_ns }) else { return };
+fn arrive_first(task: KernelPtr, now: u64, changes: u64) {
+    let tgid = thread::tgid(task);
+    if !is_recorded(tgid) {
+        return set_unwatched(task.0, changes);
+    }
+    let began_ns = verdicts::word(wait::BEGAN);
     // One that is new waited for its first turn alone.
-    let pid: u32 = task.read(config!(task_pid));
-    if pid == 0 || task.read::<u64>(config!(task_start_time)) >= began_ns || !is_recorded(thread::tgid(task)) {
+    if task.read::<u64>(config!(task_start_time)) >= began_ns {
         return;
     }
     let tid = thread::tid(task);
-    let seen = SeenThread { left_ns: began_ns, tid, state: TASK_INTERRUPTIBLE | wait::NOT_SEEN, told_ns: 0 };
-    if tid == 0 || THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
-        counts(sample::bank(), |counts| counts.threads_without_room += 1);
+    let state = TASK_INTERRUPTIBLE | wait::NOT_SEEN;
+    // Where stacks are taken at the beginning there is none of it, which its end will tell.
+    if tid == 0 || !see(task, SeenThread { left_ns: began_ns, tid, tgid, state, chosen: 1, ..NOTHING_SEEN }) {
         return;
     }
     if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
@@ -76,44 +113,114 @@ fn arrive_first(task: KernelPtr, now: u64) {
     }
 }
 
-/// Notes since when a thread waits.
+const NOTHING_SEEN: SeenThread = SeenThread {
+    left_ns: 0,
+    woken_ns: 0,
+    next_tick_ns: 0,
+    period_ns: 0,
+    told_ns: 0,
+    tid: 0,
+    tgid: 0,
+    state: 0,
+    waker: 0,
+    widening: 0,
+    chosen: 0,
+};
+
+/// The period of waits that begin now.
 #[inline(always)]
-fn leave(task: KernelPtr, preempted: bool, now: u64) {
-    let pid_tgid = bpf_get_current_pid_tgid();
-    if pid_tgid == 0 {
-        return;
+fn period() -> (u64, u32) {
+    (verdicts::word(wait::PERIOD), verdicts::word(wait::WIDENING) as u32)
+}
+
+/// Follows a thread from now on; false when there is no room.
+#[inline(always)]
+fn see(task: KernelPtr, seen: SeenThread) -> bool {
+    let done = THREADS_SEEN.insert(&task.0, &seen, 0).is_ok();
+    if !done {
+        counts(sample::bank(), |counts| counts.threads_without_room += 1);
     }
+    done
+}
+
+/// Notes since when a thread waits. True when its stack is to be taken now.
+#[inline(always)]
+fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
     if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
         let state: u32 = task.read(config!(task_state));
         if state & TASK_DEAD != 0 {
             let _gone = THREADS_SEEN.remove(&task.0);
-            return;
+            return false;
         }
         // SAFETY: a live map value of a thread that this CPU alone switches.
         let seen = unsafe { &mut *seen };
         // A thread that is preempted on its way to a wait is ready to run.
         seen.state = if preempted { 0 } else { state };
-        seen.left_ns = now;
-        return;
+        seen.woken_ns = 0;
+        seen.waker = 0;
+        seen.leave(config!(seed), now, period());
+        let chosen = choose(task, seen, now);
+        // Last: who wakes it looks here first.
+        // SAFETY: a field of a live map value.
+        unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, now) };
+        return chosen;
     }
-    if !is_recorded(thread::own_tgid(pid_tgid)) {
-        return;
+    let pid_tgid = bpf_get_current_pid_tgid();
+    let tgid = thread::own_tgid(pid_tgid);
+    if pid_tgid == 0 || !is_recorded(tgid) {
+        set_unwatched(task.0, changes);
+        return false;
     }
     let state: u32 = task.read(config!(task_state));
     let tid = thread::own_tid(task, pid_tgid);
     if state & TASK_DEAD != 0 || tid == 0 {
-        return;
+        return false;
     }
-    let seen = SeenThread { left_ns: now, tid, state: if preempted { 0 } else { state }, told_ns: 0 };
-    if THREADS_SEEN.insert(&task.0, &seen, 0).is_err() {
-        counts(sample::bank(), |counts| counts.threads_without_room += 1);
+    let state = if preempted { 0 } else { state };
+    let mut seen = SeenThread { left_ns: now, tid, tgid, state, ..NOTHING_SEEN };
+    seen.leave(config!(seed), now, period());
+    let chosen = choose(task, &mut seen, now);
+    see(task, seen) && chosen
+}
+
+/// Where stacks are taken when threads leave: whether this one's is. The choice knows nothing of the wait's length.
+#[inline(always)]
+fn choose(task: KernelPtr, seen: &mut SeenThread, now: u64) -> bool {
+    if verdicts::word(wait::METHOD) != method::SWITCH_OUT {
+        return false;
     }
+    seen.chosen = 0;
+    let Some(waiting) = WAITING.get_ptr_mut(WAIT_BEGINS) else { return false };
+    // SAFETY: this CPU's value.
+    let waiting = unsafe { &mut *waiting };
+    if waiting.tenth != now / TENTH {
+        waiting.tenth = now / TENTH;
+        if waiting.stacks < WAITS_A_TENTH / 4 && waiting.sparse > 0 {
+            waiting.sparse -= 1;
+        }
+        waiting.stacks = 0;
+    }
+    let sparse = waiting.sparse & 31;
+    let drawn = mix(mix(mix(config!(seed), now), task.0), 3) >> 20;
+    if drawn & ((1 << sparse) - 1) != 0 {
+        return false;
+    }
+    seen.chosen = sparse + 1;
+    waiting.stacks += 1;
+    if waiting.stacks > WAITS_A_TENTH && waiting.sparse < wait::MAX_WIDENING {
+        waiting.stacks = WAITS_A_TENTH / 2;
+        waiting.sparse += 1;
+    }
+    waiting.bank = sample::bank();
+    waiting.facts.left_ns = now;
+    waiting.facts.state = seen.state;
+    true
 }
 
 /// Whether waits of a process are wanted.
 #[inline(always)]
 fn is_recorded(tgid: u32) -> bool {
-    if verdicts::recall(verdicts::changes(), tgid) != 0 {
+    if tgid == 0 || verdicts::recall(verdicts::changes(), tgid) != 0 {
         return false;
     }
     let Some(life) = PROCESSES.get_ptr(&tgid) else { return false };
@@ -136,53 +243,104 @@ fn counts(bank: u32, count: impl FnOnce(&mut WaitCounters)) {
 /// Kicks a thread whose wait counts.
 #[inline(always)]
 fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
-    let period_ns = verdicts::word(wait::PERIOD);
-    let mut began_ns = seen.left_ns;
-    let mut ticks = if began_ns == 0 { 0 } else { wait::ticks(config!(seed), seen.tid, period_ns, began_ns, now) };
-    if ticks > 0 && began_ns < verdicts::word(CUT_AT) {
-        began_ns = not_told(seen, began_ns);
-        ticks = wait::ticks(config!(seed), seen.tid, period_ns, began_ns, now);
+    let left_ns = seen.left_ns;
+    if left_ns == 0 {
+        return;
+    }
+    let at_beginning = verdicts::word(wait::METHOD) == method::SWITCH_OUT;
+    if seen.has_no_tick(now, verdicts::word(wait::PERIOD)) || at_beginning && seen.chosen == 0 {
+        // SAFETY: a field of a live map value.
+        unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, 0) };
+        return;
+    }
+    let mut began_ns = left_ns;
+    let mut parts = Parts::of(seen, began_ns, now);
+    if parts.all() > 0 && began_ns < verdicts::word(wait::TOLD_AT) {
+        began_ns = not_told(seen, began_ns, now);
+        parts = Parts::of(seen, began_ns, now);
     }
     // Last: who finds that the thread has come back finds what cut its wait short.
     // SAFETY: a field of a live map value.
     unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, 0) };
-    if ticks == 0 {
+    if parts.all() == 0 {
         return;
     }
+    if at_beginning {
+        parts.count_for_all(seen.chosen);
+    }
     let bank = sample::bank();
-    counts(bank, |counts| counts.due += ticks);
-    let Some(waiting) = WAITING.get_ptr_mut(0) else { return };
+    let widened = if seen.widening > 0 { parts.all() } else { 0 };
+    counts(bank, |counts| {
+        counts.due += parts.all();
+        counts.widened += widened;
+    });
+    let Some(waiting) = WAITING.get_ptr_mut(WAIT_ENDS) else { return };
     // SAFETY: this CPU's value.
     let waiting = unsafe { &mut *waiting };
     if waiting.task != 0 {
         // The kick before this one did not come in time.
-        let lost = u64::from(waiting.facts.weight);
+        let lost = facts::weight(&waiting.facts);
         counts(waiting.bank, |counts| counts.not_met += lost);
         waiting.task = 0;
     }
-    if is_too_much(waiting, now) {
-        counts(bank, |counts| counts.too_many += ticks);
+    if !at_beginning && is_too_much(waiting, now) {
+        counts(bank, |counts| counts.too_many += parts.all());
         return;
     }
     waiting.bank = bank;
-    waiting.facts.began_ns = began_ns;
-    waiting.facts.ended_ns = now;
-    waiting.facts.weight = ticks as u32;
-    waiting.facts.state = seen.state;
+    let facts = &mut waiting.facts;
+    (facts.left_ns, facts.began_ns, facts.queued_ns, facts.ended_ns) = (left_ns, began_ns, parts.queued_ns, now);
+    (facts.weight, facts.queued) = (parts.blocked as u32, parts.queued as u32);
+    (facts.state, facts.waker) = (seen.state, seen.waker);
+    if at_beginning {
+        return record::send_end(waiting, seen);
+    }
     waiting.task = task;
-    if !kick() {
+    if !kick::kick() {
         waiting.task = 0;
-        counts(bank, |counts| counts.not_kicked += ticks);
+        counts(bank, |counts| counts.not_kicked += parts.all());
+    }
+}
+
+/// A wait's ticks.
+struct Parts {
+    queued_ns: u64,
+    blocked: u64,
+    queued: u64,
+}
+
+impl Parts {
+    /// Those from a moment on of a wait that ends now.
+    #[inline(always)]
+    fn of(seen: &SeenThread, began_ns: u64, now: u64) -> Self {
+        let period = (verdicts::word(wait::PERIOD), seen.widening);
+        let queued_ns = seen.queued_from(began_ns, now);
+        let ticks = |from, to| wait::widened_ticks(config!(seed), seen.tid, period, from, to) & 0xffff_ffff;
+        Self { queued_ns, blocked: ticks(began_ns, queued_ns), queued: ticks(queued_ns, now) }
+    }
+
+    #[inline(always)]
+    fn all(&self) -> u64 {
+        self.blocked + self.queued
+    }
+
+    /// The wait stands for others ([`SeenThread::chosen`]).
+    #[inline(always)]
+    fn count_for_all(&mut self, chosen: u32) {
+        let sparse = chosen.wrapping_sub(1) & 31;
+        self.blocked = (self.blocked << sparse) & 0xffff_ffff;
+        self.queued = (self.queued << sparse) & 0xffff_ffff;
     }
 }
 
 /// Where the part of a wait begins that user space has not told of.
 #[inline(always)]
-fn not_told(seen: &mut SeenThread, began_ns: u64) -> u64 {
-    let Some(told) = WAITS_TOLD.get_ptr(&seen.tid) else { return began_ns };
-    // SAFETY: a live map value, read once.
-    let told_ns = unsafe { core::ptr::read_volatile(told) };
-    if told_ns <= began_ns {
+fn not_told(seen: &mut SeenThread, began_ns: u64, now: u64) -> u64 {
+    let Some(word) = WAITS_TOLD.get_ptr(wait::told_slot(seen.tid)) else { return began_ns };
+    // SAFETY: a word of a map value, which is written whole.
+    let told_ns = wait::told(config!(seed), seen.tid, unsafe { core::ptr::read_volatile(word) });
+    // What is written there for another thread, or was for a wait that is over, is no moment of this one.
+    if told_ns <= began_ns || told_ns > now {
         return began_ns;
     }
     // SAFETY: a field of a live map value.
@@ -190,150 +348,44 @@ fn not_told(seen: &mut SeenThread, began_ns: u64) -> u64 {
     told_ns
 }
 
-/// Whether this CPU has taken as many stacks this second as it may.
+/// A tenth of a second, nanoseconds: for so long stacks are counted.
+const TENTH: u64 = 100_000_000;
+
+/// Whether this CPU has taken as many stacks lately as it may at most. Before that, threads that begin to wait get longer periods.
 #[inline(always)]
 fn is_too_much(waiting: &mut Waiting, now: u64) -> bool {
-    let second = now / 1_000_000_000;
-    if waiting.second != second {
-        waiting.second = second;
+    if waiting.tenth != now / TENTH {
+        waiting.tenth = now / TENTH;
         waiting.stacks = 0;
+        relax(now);
     }
     waiting.stacks += 1;
-    waiting.stacks > MAX_WAITS_A_SECOND
+    if waiting.stacks == WAITS_A_TENTH / 2 {
+        verdicts::set_word(wait::BUSY_AT, now);
+    }
+    if waiting.stacks > WAITS_A_TENTH {
+        widen(now);
+    }
+    waiting.stacks > MAX_WAITS_A_TENTH
 }
 
-/// Raises an interrupt on this CPU.
+/// Doubles the periods of waits that begin from now on, at most once in a tenth of a second.
 #[inline(always)]
-fn kick() -> bool {
-    // SAFETY: the helper takes nothing and cannot fail.
-    let cpu = unsafe { bpf_get_smp_processor_id() } as u32;
-    // SAFETY: what the loader puts in the place of `KICKS` is an array of maps with keys like this one.
-    let ring = unsafe { bpf_map_lookup_elem((&raw const KICKS).cast_mut().cast(), (&raw const cpu).cast()) };
-    let Some(ring): Option<NonNull<c_void>> = NonNull::new(ring) else { return false };
-    let mut nothing = 0_u64;
-    // SAFETY: a ring, and a word that is valid for reads.
-    unsafe { bpf_ringbuf_output(ring.as_ptr(), (&raw mut nothing).cast(), 8, FORCE_WAKEUP) == 0 }
+fn widen(now: u64) {
+    let widening = verdicts::word(wait::WIDENING);
+    if widening < u64::from(wait::MAX_WIDENING) && now.wrapping_sub(verdicts::word(wait::WIDENED_AT)) >= TENTH {
+        verdicts::set_word(wait::WIDENED_AT, now);
+        verdicts::set_word(wait::WIDENING, widening + 1);
+    }
 }
 
-/// The interrupt: the walk begins if it met the thread that it was raised for.
+/// Halves them when no CPU has taken half as many stacks as it may for a second.
 #[inline(always)]
-pub fn on_kick(ctx: &RawTracePointContext) {
-    let Some(waiting) = WAITING.get_ptr_mut(0) else { return };
-    // SAFETY: this CPU's value; the interrupt does not come while a CPU switches.
-    let waiting = unsafe { &mut *waiting };
-    if waiting.task == 0 {
-        return;
+fn relax(now: u64) {
+    let widening = verdicts::word(wait::WIDENING);
+    let since = |word| now.wrapping_sub(verdicts::word(word));
+    if widening > 0 && since(wait::BUSY_AT) >= 10 * TENTH && since(wait::WIDENED_AT) >= 10 * TENTH {
+        verdicts::set_word(wait::WIDENED_AT, now);
+        verdicts::set_word(wait::WIDENING, widening - 1);
     }
-    let task = KernelPtr::current_task();
-    let met = waiting.task == task.0;
-    waiting.task = 0;
-    let lost = u64::from(waiting.facts.weight);
-    if !met {
-        counts(waiting.bank, |counts| counts.not_met += lost);
-        return;
-    }
-    let bank = waiting.bank + WAIT_BANKS;
-    let (Some(counters), Some(sample), Some(state)) =
-        (COUNTERS.get_ptr_mut(bank), SAMPLE.get_ptr_mut(0), STATE.get_ptr_mut(0))
-    else {
-        counts(waiting.bank, |counts| counts.not_met += lost);
-        return;
-    };
-    let mut scratch = Scratch {
-        // SAFETY: this CPU's value: neither the timer nor this interrupt interrupts the other.
-        counters: unsafe { &mut *counters },
-        // SAFETY: as above.
-        sample: unsafe { &mut *sample },
-        // SAFETY: as above.
-        state: unsafe { &mut *state },
-    };
-    scratch.counters.ran += ctx.weight();
-    let pid_tgid = bpf_get_current_pid_tgid();
-    let tgid = thread::own_tgid(pid_tgid);
-    let tid = thread::own_tid(task, pid_tgid);
-    let Some(process) = PROCESSES.get_ptr_mut(&tgid).filter(|_| is_recorded(tgid) && tid != 0) else {
-        return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
-    };
-    // SAFETY: a live map value, as in `sample::on_sample`.
-    let process = unsafe { &mut *process };
-    let Some(entry) = ENTRIES.get_ptr(&process.entry) else {
-        return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
-    };
-    // SAFETY: a live map value, copied.
-    scratch.state.process = unsafe { *entry };
-    if scratch.state.process.instance != process.instance || scratch.state.process.image != process.image {
-        return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
-    }
-    note_call(&mut waiting.facts, task);
-    scratch.sample.record.header = RecordHeader { kind: kind::WAIT, bank: bank as u8, event: 0, len: 0 };
-    sample::begin(ctx, &mut scratch, process, task, (tgid, tid));
-}
-
-/// The record of a wait was sent.
-#[inline(always)]
-pub fn sent() {
-    let Some(waiting) = WAITING.get_ptr(0) else { return };
-    // SAFETY: this CPU's value.
-    counts(unsafe { (*waiting).bank }, |counts| counts.records += 1);
-}
-
-/// Ticks of the wait whose stack is walked.
-#[inline(always)]
-pub fn weight() -> u64 {
-    // SAFETY: this CPU's value.
-    WAITING.get_ptr(0).map_or(0, |waiting| u64::from(unsafe { (*waiting).facts.weight }))
-}
-
-/// Takes down the system call in which the thread waits, with its arguments.
-#[inline(always)]
-fn note_call(facts: &mut WaitFacts, task: KernelPtr) {
-    facts.syscall = -1;
-    facts.args = [0; 3];
-    facts.polled = 0;
-    facts.gil = 0;
-    if config!(machine) == machine::ARM64 {
-        let Some(regs) = UserRegs::saved_at_arm64(task) else { return };
-        facts.syscall = i64::from(regs.read::<u32>(arm64::SYSCALL) as i32);
-        facts.args = [regs.read(arm64::ORIG_X0), regs.read(8), regs.read(16)];
-    } else {
-        let Some(regs) = UserRegs::saved_at(task) else { return };
-        // `struct pt_regs`: dx 96, si 104, di 112, orig_ax 120.
-        facts.syscall = regs.read::<u64>(120) as i64;
-        facts.args = [regs.read(112), regs.read(104), regs.read(96)];
-    }
-}
-
-/// Puts what is known of the wait behind the frames of the sample, from `at` on, and gives its length. A global function: it is
-/// verified once.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn append_wait(at: u64) -> u64 {
-    const BYTES: usize = size_of::<WaitFacts>();
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
-    let Some(waiting) = WAITING.get_ptr_mut(0) else { return 0 };
-    // SAFETY: this CPU's value.
-    let facts = unsafe { &mut (*waiting).facts };
-    if let Some(layout) = LAYOUTS.get(state.process.layout) {
-        facts.gil = gil(layout, state.process.runtime, sample.record.tstate);
-    }
-    facts.polled = walk::read_u64(&CurrentProcess, facts.args[0], 0).unwrap_or(0);
-    let at = masked::<0x7ff8>(at as usize);
-    if at > SCRATCH_BYTES - BYTES {
-        return 0;
-    }
-    // SAFETY: `at` is inside the scratch value.
-    let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
-    // SAFETY: as many bytes are left of it.
-    unsafe { to.cast::<WaitFacts>().write(*facts) };
-    BYTES as u64
-}
-
-/// Where the GIL of a thread state is; 0: not known.
-#[inline(always)]
-fn gil(layout: &Layout, runtime: u64, tstate: u64) -> u64 {
-    if Layout::present(layout.interp_ceval_gil) {
-        let interp = walk::read_u64(&CurrentProcess, tstate, layout.tstate_interp).unwrap_or(0);
-        return walk::read_u64(&CurrentProcess, interp, layout.interp_ceval_gil).unwrap_or(0);
-    }
-    if Layout::present(layout.runtime_gil) { runtime.wrapping_add(u64::from(layout.runtime_gil)) } else { 0 }
 }

@@ -2,7 +2,7 @@
 
 mod sum;
 
-pub use sum::add_known;
+pub use sum::{MOST_LINES, add_known};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -140,8 +140,9 @@ impl Report {
 
 /// What became of waiting threads: each has one tick in each interval; `ticks_due = stored + Σ loss`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct WallReport {
-    /// How their stacks are read: `kick`, when the wait is over.
+    /// How their stacks are read: `kick`, when the wait is over; `switch_out`, when it begins, of some waits that stand for all.
     pub method: String,
     /// Ticks in waits of the selected processes' threads.
     pub ticks_due: u64,
@@ -149,8 +150,44 @@ pub struct WallReport {
     pub stored: u64,
     /// The others, by cause; causes with 0 are included.
     pub loss: BTreeMap<String, u64>,
+    /// Ticks of `ticks_due` in waits of threads that had longer intervals, for a CPU had too many of them.
+    pub widened: u64,
+    /// How often a thread was met for which there was no room: its waits are in no count.
+    pub threads_without_room: u64,
     /// The stored ones by what was waited for.
     pub causes: BTreeMap<String, CauseReport>,
+    /// Lines that held the GIL while others waited for it, most ticks first; 20 at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<HolderReport>,
+    /// Who ended waits, with `--wakers`: most ticks first, 20 at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub wakers: Vec<WakerReport>,
+}
+
+/// A line that held the GIL.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HolderReport {
+    /// Ticks of those that waited meanwhile.
+    pub stored: u64,
+    /// Its function.
+    pub function: String,
+    /// Its file.
+    pub file: String,
+    /// Its line; `null` if not known.
+    pub line: Option<u32>,
+}
+
+/// Who ended waits at a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct WakerReport {
+    /// Ticks of those waits.
+    pub stored: u64,
+    /// What was waited for.
+    pub cause: String,
+    /// The line that waited, e.g. `queue.py:171 get`.
+    pub place: String,
+    /// The line that woke it, likewise; of a thread that runs no recorded Python its name.
+    pub waker: String,
 }
 
 /// Waits of one cause.
@@ -235,6 +272,9 @@ pub struct ProcessReport {
     /// What its threads did with their lives, where waiting threads were sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeReport>,
+    /// The same of each thread, those that ended too; the 1,000 that lived longest. Not in accounts of segments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub threads: Vec<ThreadReport>,
     /// Script or module of its command line; empty if there is none.
     #[serde(default)]
     pub script: String,
@@ -261,6 +301,17 @@ pub struct TimeReport {
     pub blocked_s: BTreeMap<String, f64>,
     /// The part of that for the GIL.
     pub gil_wait_s: f64,
+}
+
+/// What one thread did with its life.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ThreadReport {
+    /// Its id in the profiler's namespace.
+    pub tid: u32,
+    /// Its name; empty if it had no sample.
+    pub name: String,
+    /// What it did.
+    pub time: TimeReport,
 }
 
 /// What was sampled of a chosen event.

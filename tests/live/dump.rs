@@ -158,7 +158,14 @@ fn every_thread_shows_its_known_stack(python: &Interpreter) {
     assert!(text.contains("    sleeper (") && text.contains(&frame), "{text}");
     let without = text.matches("<no Python: this thread never entered CPython ").count();
     assert_eq!(without, started, "{text}");
-    assert!(minor >= 14 || text.contains(" (waiting for a lock): \"waiting for a lock\"\n"), "{text}");
+    // Who is blocked has been so since before the dump.
+    assert!(text.contains(" (waiting for a lock for ") && text.contains(" (sleeping for "), "{text}");
+    assert!(
+        minor >= 14
+            || text.contains(" ms): \"waiting for a lock\"\n")
+            || text.contains(" s): \"waiting for a lock\"\n"),
+        "{text}"
+    );
 }
 
 fn a_target_that_lies_costs_bounded_time(python: &Interpreter) {

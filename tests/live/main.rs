@@ -59,5 +59,6 @@ mod threads;
 mod top;
 mod truth;
 mod unwinders;
+mod waits;
 mod wall;
 mod wheels;

@@ -97,6 +97,8 @@ impl Sampling {
             opcodes: false,
             kernel_stacks: false,
             waits: Waits::Not,
+            wakers: false,
+            thread_times: false,
             events: Vec::new(),
             unwind_memory: Some(8 << 20),
             ring_bytes: 1 << 22,

@@ -22,6 +22,8 @@ fn loaded(all_python: bool) -> Kernel {
         opcodes: false,
         kernel_stacks: false,
         waits: Waits::Not,
+        wakers: false,
+        thread_times: false,
         events: Vec::new(),
         unwind_memory: None,
         ring_bytes: 1 << 20,

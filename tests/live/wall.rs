@@ -3,13 +3,14 @@
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
+use tachyon::report::TimeReport;
 use tachyon_tests::{
     Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
 };
 
 on_each_interpreter!(with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: shares);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: causes);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: causes);
 
 /// Samples that have this cause, and all of these functions.
 fn waiting(recording: &Recording, cause: &str, functions: &[&str]) -> usize {
@@ -150,7 +151,8 @@ fn causes(interpreter: &Interpreter) {
         // Of two threads one waits for the other's GIL now and then.
         let gil = waiting(&recording, "gil", &["waits"]);
         assert!(right * 100 >= (all - queued - gil) * 98, "{program}: {right} of {all}: {:#?}", recording.report.wall);
-        assert!((gil + queued) * 2 < all, "{program}: {gil} for the GIL, {queued} for a CPU");
+        // Where the machine is busy, woken threads wait for a processor as long as they were asleep.
+        assert!(all - gil - queued > 40, "{program}: {gil} for the GIL, {queued} for a CPU, of {all}");
         assert_eq!(recording.report.stored, 0, "only waits were asked for");
     }
 }
@@ -161,15 +163,16 @@ fn gil(interpreter: &Interpreter) {
     let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--wall").record();
     let (gil, cpu) = (waiting(&recording, "gil", &["spins"]), waiting(&recording, "cpu", &["spins"]));
     let all = all_waiting(&recording);
-    if interpreter.name == "musl_3_13" {
-        // musl's condition variables wait for a word on the waiter's own stack, which tells nothing of the GIL.
-        let locks = waiting(&recording, "lock", &["spins"]);
-        assert!(locks * 100 >= (all - cpu) * 97, "{locks} of {all}, {cpu} for a CPU");
-        return;
-    }
     println!("{}: {gil} of {all} for the GIL, {cpu} for a CPU", interpreter.name);
     assert!(gil * 100 >= (all - cpu) * 97, "{gil} of {all}, {cpu} for a CPU: {:#?}", recording.report.wall);
-    assert!(gil > 300, "{gil}");
+    // Three of four wait at any time; where the machine is busy, for a processor too.
+    assert!(gil > 100 && gil + cpu > 600, "{gil} for the GIL, {cpu} for a CPU");
+    // One of the four held it, at its line.
+    let wall = recording.report.wall.as_ref().expect("waits were sampled");
+    let held: u64 = wall.holders.iter().filter(|line| line.function == "spins").map(|line| line.stored).sum();
+    println!("{}: of {gil} ticks {held} have a holder", interpreter.name);
+    assert!(held * 100 >= gil as u64 * 95, "{held} of {gil}: {wall:#?}");
+    assert!(recording.stderr.contains(" GIL (held by spins, "), "{}", recording.stderr);
 }
 
 /// What is not asked for is not loaded.
@@ -224,6 +227,12 @@ fn the_times_of_a_process_add_up_to_its_threads_lives() {
     let queued = (delay_after - delay_before).as_secs_f64();
     assert!(time.queued_s > queued * 0.95 - 0.01 && time.queued_s < queued + 0.1 * lives, "{queued} s: {time:#?}");
     assert_eq!(Some(time.running_s), report.processes[0].cpu_s);
+    // Each thread has its part of it, the visitors too.
+    let threads = &report.processes[0].threads;
+    let life = |time: &TimeReport| time.running_s + time.queued_s + time.blocked_s.values().sum::<f64>();
+    let of_threads: f64 = threads.iter().map(|thread| life(&thread.time)).sum();
+    assert!((of_threads / all - 1.0).abs() < 0.02, "{of_threads} s of {all} s: {threads:#?}");
+    assert!(threads.len() > 20 && threads.iter().take(5).all(|thread| life(&thread.time) > 0.9 * report.duration_s));
     let sleep = time.blocked_s.get("sleep").copied().unwrap_or(0.0);
-    assert!(sleep > 0.55 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
+    assert!(sleep > 0.4 * blocked && time.gil_wait_s < 0.2 * blocked, "{time:#?}");
 }

@@ -85,6 +85,19 @@ impl FrameWalk {
         Self { next: frame, ..Self::default() }
     }
 
+    /// Goes on at a frame of another thread, and stores behind the frames of this one. (In place: a BPF stack has no room for a walk.)
+    #[inline(always)]
+    pub fn go_on_at(&mut self, frame: u64, base_frame: u64) {
+        self.next = frame;
+        self.base_frame = base_frame;
+        self.shims = 0;
+        self.gc_frame = 0;
+        self.gc = 0;
+        self.identified = 0;
+        (self.window, self.window_reach, self.near) = (0, 0, 0);
+        self.entry_frame = 0;
+    }
+
     /// Looks at the next frame and goes on to its caller. `None`: there is more.
     #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "a BPF program has its scratch space in maps, not in one structure")]

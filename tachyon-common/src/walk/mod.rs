@@ -21,5 +21,5 @@ pub use content::{Content, TextHash, lacks};
 pub use facts::{ThreadFacts, thread_facts};
 pub use frames::{FrameSink, FrameWalk, believable_stop, innermost_frame};
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
-pub use owner::{OwnStack, StackScan, entered_here, read_slots, runs_here};
+pub use owner::{OwnStack, REFERRED_WORDS, StackScan, entered_here, read_slots, references, runs_here};
 pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};

@@ -175,3 +175,32 @@ impl StackScan {
     }
 }
 const _: () = assert!(core::mem::size_of::<OwnStack>() == 16 && core::mem::size_of::<StackScan>() == 24);
+/// How many of the words on a thread's stack, from an address on, are addresses in the 256 bytes from a structure on: a function
+/// that has its frame there was given that. [`REFERRED_WORDS`] words are looked at, and no second page.
+///
+/// Without a branch in the loop: a verifier would look at each path through all its turns.
+#[inline(always)]
+pub fn references<M: UserMemory + ?Sized>(memory: &M, buffer: &mut StackBuffer, from: u64, structure: u64) -> u64 {
+    let room = PAGE - (from & (PAGE - 1));
+    let len = if room < REFERRED_WORDS as u64 * 8 { room } else { REFERRED_WORDS as u64 * 8 };
+    if from & 7 != 0 || buffer.fill(memory, from, len as u32).is_err() {
+        return 0;
+    }
+    let (mut found, mut word) = (0, 0);
+    while word < len as u32 / 8 {
+        let far = core::hint::black_box(buffer.u64(word * 8).wrapping_sub(structure) >> 8);
+        // 1 where it is 0.
+        found += 1 - ((far | far.wrapping_neg()) >> 63);
+        word += 1;
+        if word == REFERRED_WORDS as u32 {
+            break;
+        }
+    }
+    found
+}
+
+/// Words that [`references`] looks at.
+pub const REFERRED_WORDS: usize = 24;
+
+/// What no page is smaller than.
+const PAGE: u64 = 4096;

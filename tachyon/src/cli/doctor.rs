@@ -9,6 +9,7 @@ pub use self::running::running_interpreters;
 use super::escape::escape;
 use crate::advice::Advice as _;
 use crate::advice::cause_text;
+use crate::kernel::{self, KernelError, WaitMethod};
 use crate::machine::preflight::{self, PreflightError};
 use crate::machine::raise_open_files;
 use crate::sinks::text::write_json;
@@ -109,6 +110,7 @@ pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
         Check::of("BPF ring buffer", preflight::ring_buffer(), |()| "can be made".to_owned()),
         Check::of("BPF program", preflight::perf_event_program(), |()| "can be loaded".to_owned()),
         Check::of("cpu-clock event", preflight::cpu_clock(), |()| "opens on whole CPUs".to_owned()),
+        waiting_threads(kernel::wait_method()),
         capabilities(),
         ptrace_scope(),
         paranoid(preflight::paranoid(), preflight::has(Capability::CAP_SYS_ADMIN)),
@@ -151,6 +153,30 @@ pub fn show(diagnosis: &Diagnosis, each: bool, out: &mut dyn Write) -> io::Resul
         true => writeln!(out, "this machine can profile"),
         false => writeln!(out, "this machine cannot profile: fix what says FAIL"),
     }
+}
+
+/// How `--wall` would read the stacks of waiting threads.
+fn waiting_threads(method: Result<WaitMethod, KernelError>) -> Check {
+    const NAME: &str = "waiting threads";
+    match method {
+        Ok(WaitMethod::Kick) => Check::new(NAME, Status::Ok, "read when their waits are over (kick)"),
+        Ok(WaitMethod::SwitchOut) => Check::new(NAME, Status::Note, "no interrupt comes when a wait is over")
+            .with_hint(
+                "some are read when they begin and stand for all (switch_out): shares are right, and need more samples",
+            ),
+        Err(error) => {
+            let found = format!("not tried: {error}{}", cause_of(&error));
+            let check = Check::new(NAME, Status::Warn, found);
+            match error.hint() {
+                Some(hint) => check.with_hint(hint),
+                None => check,
+            }
+        }
+    }
+}
+
+fn cause_of(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(String::new, |source| format!(": {}", cause_text(source)))
 }
 
 fn kernel() -> Check {

@@ -8,11 +8,11 @@ use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
 use crate::recording::waits;
-use crate::remote::{RemoteError, RemoteProcess, ledger};
+use crate::remote::{CpuClocks, RemoteError, RemoteProcess, ledger};
 use crate::sinks::text;
-use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
+use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack, Wanted};
 use crate::symbolize::native::NativeName;
-use crate::types::Pid;
+use crate::types::{KtimeNs, Pid};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Instant;
@@ -66,16 +66,25 @@ struct Waiting {
     cause: &'static str,
     syscall: Option<&'static str>,
     futex: Option<String>,
+    since_us: Option<u64>,
+    wait_us: Option<u64>,
 }
 
 impl Waiting {
-    fn of(process: &RemoteProcess, thread: &ThreadStack, snapshot: &Snapshot) -> Option<Self> {
+    fn of(asked: &mut Asked<'_>, thread: &ThreadStack) -> Option<Self> {
+        let Asked { process, snapshot, clocks, now, free_threaded } = asked;
         // One that was stopped waits for nothing but its continuation.
         thread.state.filter(|state| ['S', 'D'].contains(state))?;
         let facts = waits::of_sleeping(process, thread, snapshot.gil_of(thread))?;
         let wait = waits::told(&facts);
-        let futex = wait.futex.map(|address| format!("{address:#x}"));
-        Some(Self { cause: waits::cause(process.pid().0, &facts), syscall: wait.syscall_name(), futex })
+        let since = process.asleep_since(thread.tid?, clocks);
+        Some(Self {
+            cause: waits::cause_with_stack(process.pid().0, &facts, thread, *free_threaded),
+            syscall: wait.syscall_name(),
+            futex: wait.futex.map(|address| format!("{address:#x}")),
+            since_us: since.map(KtimeNs::as_micros),
+            wait_us: since.map(|since| now.0.saturating_sub(since.0) / 1000),
+        })
     }
 
     /// For people; `None` where the thread's state says as much.
@@ -87,9 +96,19 @@ impl Waiting {
             "socket" => "waiting for a socket",
             "pipe" => "waiting for a pipe",
             "child" => "waiting for a child process",
+            "stop_the_world" => "waiting while the world is stopped",
             _ => return None,
         })
     }
+}
+
+/// What the threads' waits are asked with.
+struct Asked<'a> {
+    process: &'a RemoteProcess,
+    snapshot: &'a Snapshot,
+    clocks: CpuClocks,
+    now: KtimeNs,
+    free_threaded: bool,
 }
 
 /// A frame of a mixed stack.
@@ -130,8 +149,10 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (pid, start) = (args.pid, Instant::now());
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
     let interpreter = interpreter(&process)?;
-    let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames });
-    let snapshot = snapshot::take(&process, &interpreter, snapshot::TIME_LIMIT, native)
+    // One stack is no tower: it is shown down to its root.
+    let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
+    let wanted = Wanted { native, ..Wanted::default() };
+    let snapshot = snapshot::take(&process, &interpreter, &wanted)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
     let dump = Dump::new(&process, &interpreter, &snapshot, start);
     if args.json {
@@ -191,6 +212,8 @@ impl Dump {
     fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot, start: Instant) -> Self {
         // A process that ended meanwhile has no names any more, which is told by what they lack.
         let gone = |_: RemoteError| ();
+        let (now, free_threaded) = (KtimeNs::now(), interpreter.free_threaded());
+        let mut asked = Asked { process, snapshot, clocks: CpuClocks::default(), now, free_threaded };
         Self {
             schema: SCHEMA,
             tool: concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION")),
@@ -201,7 +224,7 @@ impl Dump {
             free_threaded: interpreter.free_threaded(),
             python_file: interpreter.path.to_string_lossy().into_owned(),
             problems: snapshot.problems.iter().cloned().chain(ledger::refused(start)).collect(),
-            threads: snapshot.threads.iter().map(|thread| Thread::new(process, thread, snapshot)).collect(),
+            threads: snapshot.threads.iter().map(|thread| Thread::new(&mut asked, thread)).collect(),
         }
     }
 
@@ -222,7 +245,9 @@ impl Dump {
 }
 
 impl Thread {
-    fn new(process: &RemoteProcess, thread: &ThreadStack, snapshot: &Snapshot) -> Self {
+    fn new(asked: &mut Asked<'_>, thread: &ThreadStack) -> Self {
+        let waiting = Waiting::of(asked, thread);
+        let snapshot = asked.snapshot;
         let python = thread.python.as_ref();
         let mixed = thread.mixed.as_ref().and_then(|mixed| mixed.as_ref().ok());
         Self {
@@ -232,7 +257,7 @@ impl Thread {
             name: thread.name.clone(),
             comm: thread.comm.clone(),
             state: thread.state,
-            waiting: Waiting::of(process, thread, snapshot),
+            waiting,
             main: thread.main,
             python: python.is_some(),
             interpreter: python.and_then(|python| python.interpreter),
@@ -254,6 +279,9 @@ impl Thread {
         }
         let waiting = self.waiting.as_ref().and_then(Waiting::text);
         let mut notes = vec![waiting.unwrap_or(self.state.map_or("state unknown", state_name)).to_owned()];
+        if let Some(wait_us) = self.waiting.as_ref().and_then(|waiting| waiting.wait_us) {
+            notes[0] += &format!(" for {}", length(wait_us));
+        }
         if self.holds_gil == Some(true) {
             notes.push("holds the GIL".to_owned());
         }
@@ -357,6 +385,18 @@ fn native_frames(name: &NativeName) -> Vec<Native> {
     let last = name.lines.len() - 1;
     let lines = name.lines.iter().enumerate();
     lines.map(|(at, line)| native(line.function.as_ref(), line.file.as_ref(), line.line, at < last)).collect()
+}
+
+/// A length of time for people.
+fn length(us: u64) -> String {
+    let seconds = us as f64 / 1e6;
+    match seconds {
+        0.0..1.0 => format!("{} ms", us / 1000),
+        1.0..100.0 => format!("{seconds:.1} s"),
+        100.0..6_000.0 => format!("{:.0} min", seconds / 60.0),
+        6_000.0..172_800.0 => format!("{:.1} h", seconds / 3_600.0),
+        _ => format!("{:.1} days", seconds / 86_400.0),
+    }
 }
 
 /// The kernel's words (`task_state_array` in fs/proc/array.c), for people.

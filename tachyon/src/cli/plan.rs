@@ -102,6 +102,8 @@ pub struct Plan {
     pub kernel: bool,
     /// Whether waiting threads are sampled.
     pub waits: Waits,
+    /// Who ends waits too.
+    pub wakers: bool,
     /// Events that are sampled in place of the clock.
     pub events: Vec<ChosenEvent>,
     /// How a TACH file is compressed.
@@ -168,6 +170,9 @@ impl Plan {
             native: self.native,
             kernel: self.kernel,
             waits: self.waits,
+            wakers: self.wakers,
+            // Accounts of segments are many.
+            thread_times: self.rotate.is_none(),
             events: self.events.clone(),
             keep_stacks: false,
             ring_bytes: ring_override(),
@@ -197,6 +202,7 @@ impl Plan {
         }
         let targets = targets(&args)?;
         let (interval, rate_hz) = interval_and_rate(&args);
+        check_waits(&args, rate_hz)?;
         let events = chosen_events(&args.events)?;
         let output = record_output(&args, surroundings)?;
         let format = output.format;
@@ -243,6 +249,7 @@ impl Plan {
                 (false, true) => Waits::Too,
                 (false, false) => Waits::Not,
             },
+            wakers: args.wakers,
             events,
             native: (!args.sampling.no_native).then_some(NativePlan {
                 keep: KeepFrames {
@@ -265,6 +272,9 @@ impl Plan {
     }
 }
 
+/// The highest rate at which waiting threads are sampled: a CPU takes as many stacks of them in a second as in any case.
+const MOST_WAITS_HZ: f64 = 1000.0;
+
 /// Where an export goes, and as what.
 ///
 /// # Errors
@@ -281,6 +291,26 @@ pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<O
     check_stream(&output, surroundings)?;
     output.check()?;
     Ok(output)
+}
+
+/// What goes with waiting threads and what does not.
+fn check_waits(args: &RecordArgs, rate_hz: f64) -> Result<(), Failure> {
+    let option = if args.off_cpu { "--off-cpu" } else { "--wall" };
+    if !(args.wall || args.off_cpu) {
+        return if args.wakers {
+            Err(Failure::usage("--wakers tells who ends waits, and waits are not sampled")
+                .with_hint("add --wall or --off-cpu"))
+        } else {
+            Ok(())
+        };
+    }
+    if rate_hz > MOST_WAITS_HZ {
+        let message = format!("{option} samples waiting threads at {MOST_WAITS_HZ} Hz at most, not at {rate_hz:.0} Hz");
+        return Err(Failure::usage(message).with_hint(format!(
+            "give -F {MOST_WAITS_HZ} or less: each thread's waits count by their length at any rate"
+        )));
+    }
+    Ok(())
 }
 
 /// The events of `-e`, which this machine has as far as that can be told.

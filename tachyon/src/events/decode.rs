@@ -9,6 +9,12 @@ pub enum Event<'a> {
     Sample(SampleRecord, Frames<'a>),
     /// The stack of a thread whose wait is over.
     Wait(SampleRecord, Frames<'a>, WaitFacts),
+    /// The stack of a thread whose wait begins.
+    WaitBegin(SampleRecord, Frames<'a>, WaitFacts),
+    /// The end of a wait whose stack came before.
+    WaitEnd(SampleRecord, WaitFacts),
+    /// The stack of a thread that ends another one's wait.
+    Waker(SampleRecord, Frames<'a>, WaitFacts),
     /// A code object, with its payload: qualified name, file name, line table.
     Code(CodeRecord, &'a [u8]),
     /// A process event; its kind is in the header.
@@ -19,6 +25,8 @@ pub enum Event<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
+    /// Those of the thread that held the GIL.
+    holder: &'a [u8],
     native: &'a [u8],
     kernel: &'a [u8],
 }
@@ -50,6 +58,12 @@ impl Frames<'_> {
     /// Addresses in the kernel, leaf first: where it was interrupted, then return addresses.
     pub fn kernel(&self) -> impl ExactSizeIterator<Item = u64> {
         addresses(self.kernel)
+    }
+
+    /// The innermost Python frame of the thread that held the GIL, of a wait for it.
+    #[must_use]
+    pub fn holder(&self) -> Option<RawFrame> {
+        read(self.holder)
     }
 
     /// The frames, leaf first.
@@ -131,8 +145,8 @@ impl<'a> Iterator for Events<'a> {
 fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
     let short = |len| BadRecord::Short { len, have: bytes.len() };
     match kind {
-        kind::SAMPLE | kind::WAIT => {
-            let record: SampleRecord = read(bytes).ok_or(short(size_of::<SampleRecord>()))?;
+        kind::SAMPLE | kind::WAIT | kind::WAIT_BEGIN | kind::WAIT_END | kind::WAKER => {
+            let mut record: SampleRecord = read(bytes).ok_or(short(size_of::<SampleRecord>()))?;
             let body = &bytes[size_of::<SampleRecord>()..];
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
             let native = usize::from(record.native_frames) * size_of::<u64>();
@@ -142,12 +156,22 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let facts = &body[all..];
             let (bytes, rest) = frames.split_at(len);
             let (native, kernel) = rest.split_at(native);
-            let frames = Frames { bytes, native, kernel };
             if kind == kind::SAMPLE {
-                return Ok(Event::Sample(record, frames));
+                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel }));
             }
-            let facts = read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
-            Ok(Event::Wait(record, frames, facts))
+            let facts: WaitFacts =
+                read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
+            // As many as there are, whatever it says.
+            let own = record.python_frames.saturating_sub(facts.holder_frames.min(u32::from(u16::MAX)) as u16);
+            record.python_frames = own;
+            let (bytes, holder) = bytes.split_at(usize::from(own) * size_of::<RawFrame>());
+            let frames = Frames { bytes, holder, native, kernel };
+            Ok(match kind {
+                kind::WAIT_BEGIN => Event::WaitBegin(record, frames, facts),
+                kind::WAIT_END => Event::WaitEnd(record, facts),
+                kind::WAKER => Event::Waker(record, frames, facts),
+                _ => Event::Wait(record, frames, facts),
+            })
         }
         kind::CODE => {
             let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;
@@ -159,7 +183,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let payload = payload.get(..len).ok_or(short(len))?;
             Ok(Event::Code(record, payload))
         }
-        kind::EXEC | kind::FORK | kind::EXIT | kind::UNKNOWN | kind::FREE => {
+        kind::EXEC | kind::FORK | kind::EXIT | kind::UNKNOWN | kind::FREE | kind::THREAD => {
             read(bytes).map(Event::Process).ok_or(short(size_of::<ProcessRecord>()))
         }
         other => Err(BadRecord::UnknownKind(other)),
@@ -237,6 +261,23 @@ mod tests {
         let at = std::mem::offset_of!(SampleRecord, python_frames);
         bytes[at..at + 2].copy_from_slice(&9_u16.to_ne_bytes());
         assert!(matches!(Events::new(&bytes).next(), Some(Err(BadRecord::Short { .. }))));
+    }
+
+    #[test]
+    fn the_last_frames_of_a_wait_may_be_of_another_thread() {
+        let wait = |frames: u16, holder_frames| {
+            let mut bytes = sample(frames);
+            bytes.extend(bytes_of(&WaitFacts { holder_frames, ..WaitFacts::default() }));
+            let len = u32::try_from(bytes.len()).unwrap();
+            let header = RecordHeader { kind: kind::WAIT, bank: 2, event: 0, len };
+            bytes[..size_of::<RecordHeader>()].copy_from_slice(&bytes_of(&header));
+            let Some(Ok(Event::Wait(record, frames, _))) = Events::new(&bytes).next() else { panic!("no wait") };
+            assert_eq!(usize::from(record.python_frames), frames.len());
+            (frames.len(), frames.holder().map(|frame| frame.code))
+        };
+        assert_eq!(wait(5, 2), (3, Some(3)));
+        assert_eq!(wait(5, 0), (5, None));
+        assert_eq!(wait(2, 7), (0, Some(0)));
     }
 
     #[test]

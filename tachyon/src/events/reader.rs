@@ -205,11 +205,14 @@ fn drain<T: From<Batch>>(
     (read, without_rules): (&mut ReaderStats, &mut bool),
     last: bool,
 ) -> bool {
+    let mut of_others = 0;
     while last || queue.queued.load(Ordering::Relaxed) < queue.most {
         let Some(item) = ring.next() else { break };
         let count = match kind_and_bank(&item) {
-            Some((kind::SAMPLE | kind::WAIT, bank)) => read.samples.get_mut(usize::from(bank)),
+            Some((kind::SAMPLE | kind::WAIT | kind::WAIT_END, bank)) => read.samples.get_mut(usize::from(bank)),
             Some((kind::CODE, bank)) => read.codes.get_mut(usize::from(bank)),
+            // They belong to other records, which count.
+            Some((kind::WAIT_BEGIN | kind::WAKER, _)) => Some(&mut of_others),
             _ => None,
         };
         *count.unwrap_or(&mut read.bad_records) += 1;

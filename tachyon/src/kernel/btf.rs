@@ -47,14 +47,15 @@ impl BtfError {
     }
 }
 
-/// A [`Config`] with every kernel offset filled in; sampling choices are left at zero.
+/// A [`Config`] with every kernel offset filled in, with what waits need where those are wanted; sampling choices are left at zero.
 ///
 /// # Errors
 /// When there is no BTF or a field is missing.
-pub fn kernel_config() -> Result<Config, BtfError> {
+pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
     let btf = read()?;
     let kernel = Kernel { btf, structures: RefCell::default() };
     let offset = |structure, path| kernel.offset(structure, path);
+    let preempt = if waits { kernel.preempt_count() } else { PreemptCount::default() };
     // `struct thread_struct` is the architecture's own.
     let thread_pointer = offset("task_struct", &["thread", "fsbase"])
         .or_else(|_| offset("task_struct", &["thread", "uw", "tp_value"]))?;
@@ -74,6 +75,9 @@ pub fn kernel_config() -> Result<Config, BtfError> {
         task_start_time: offset("task_struct", &["start_time"])?,
         // Without CONFIG_SCHED_INFO there is none.
         task_run_delay: offset("task_struct", &["sched_info", "run_delay"]).unwrap_or(0),
+        task_cfs_rq: preempt.task_cfs_rq,
+        cfs_rq_rq: preempt.cfs_rq_rq,
+        preempt_count: preempt.at,
         signal_live: offset("signal_struct", &["live"])?,
         signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
         pid_level: offset("pid", &["level"])?,
@@ -134,6 +138,14 @@ fn copy() -> std::io::Result<File> {
     Ok(copy)
 }
 
+/// Where `preempt_count()` lies ([`Config::preempt_count`]); zeros where that is not known.
+#[derive(Default)]
+struct PreemptCount {
+    task_cfs_rq: u32,
+    cfs_rq_rq: u32,
+    at: u32,
+}
+
 struct Kernel {
     btf: Btf,
     /// Structures by name: finding one reads the names of all types.
@@ -150,6 +162,42 @@ impl Kernel {
             Type::Struct(found) if !found.members.is_empty() => Some(found),
             _ => None,
         })
+    }
+
+    /// On arm64 it lies in the task; on x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance
+    /// from another one that tasks lead to.
+    fn preempt_count(&self) -> PreemptCount {
+        if ARM64 {
+            let at = self.offset("task_struct", &["thread_info", "preempt_count"]).unwrap_or(0);
+            return PreemptCount { at, ..PreemptCount::default() };
+        }
+        let count = || {
+            self.cpu_variable("__preempt_count")
+                .or_else(|| Some(self.cpu_variable("pcpu_hot")? + self.offset("pcpu_hot", &["preempt_count"]).ok()?))
+        };
+        let found = || {
+            Some(PreemptCount {
+                // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
+                task_cfs_rq: self.offset("task_struct", &["se", "cfs_rq"]).ok()?,
+                cfs_rq_rq: self.offset("cfs_rq", &["rq"]).ok()?,
+                at: count()?.wrapping_sub(self.cpu_variable("runqueues")?),
+            })
+        };
+        found().unwrap_or_default()
+    }
+
+    /// Where a variable lies that each CPU has of its own, from the start of those.
+    fn cpu_variable(&self, name: &str) -> Option<u32> {
+        let sections = self.btf.resolve_types_by_name(".data..percpu").ok()?;
+        let variables = sections.into_iter().find_map(|section| match section {
+            Type::Datasec(section) => Some(section.variables),
+            _ => None,
+        })?;
+        let named = |variable: &&btf_rs::VarSecinfo| {
+            let found = self.btf.resolve_chained_type(*variable);
+            found.is_ok_and(|found| matches!(found, Type::Var(found) if self.btf.resolve_name(&found).is_ok_and(|known| known == name)))
+        };
+        variables.iter().find(named).map(btf_rs::VarSecinfo::offset)
     }
 
     fn size(&self, name: &'static str) -> Result<u32, BtfError> {
@@ -216,11 +264,12 @@ mod tests {
 
     #[test]
     fn this_kernel_has_every_field() {
-        let config = kernel_config().expect("this machine's kernel publishes its types");
+        let config = kernel_config(true).expect("this machine's kernel publishes its types");
         assert_eq!(config.task_tgid, config.task_pid + 4, "pid and tgid lie side by side in every kernel");
         assert_eq!(config.pt_regs_size % 8, 0);
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
         assert_eq!(config.code_mask & first_stack(), first_stack());
+        assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
 

@@ -35,4 +35,4 @@ pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immedia
 pub use programs::{Verified, Verifying};
 pub use sampling::RunStats;
 pub use segment::{Cut, since};
-pub use waits::{WaitTotals, Waits};
+pub use waits::{WaitMethod, WaitTotals, Waits, wait_method};

@@ -58,7 +58,11 @@ impl TableMemory for NativeMaps {
     }
 }
 
-fn shared<T: Copy>(ebpf: &mut Ebpf, name: &'static str, entries: u32) -> Result<SharedArray<T>, KernelError> {
+pub(super) fn shared<T: Copy>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    entries: u32,
+) -> Result<SharedArray<T>, KernelError> {
     let map = ebpf.take_map(name).ok_or(KernelError::Missing(name))?;
     let Map::Array(data) = map else { return Err(KernelError::Missing(name)) };
     SharedArray::of(data, entries).map_err(|source| KernelError::Share(name, source))

@@ -23,7 +23,8 @@ use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
-    CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, RULE_SLOTS,
+    CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, RULE_SLOTS, TOLD_WAITS,
+    UNWATCHED_SLOTS,
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
@@ -48,6 +49,10 @@ pub struct Options {
     pub kernel_stacks: bool,
     /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
+    /// Of waits the stack of the thread that ends one is wanted too.
+    pub wakers: bool,
+    /// What each thread came to is told when it exits.
+    pub thread_times: bool,
     /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
     pub events: Vec<ChosenEvent>,
     /// Bytes for unwind rows, where native stacks are wanted.
@@ -139,9 +144,10 @@ impl Kernel {
     pub fn open(options: &Options) -> Result<Self, KernelError> {
         let start = Instant::now();
         // The library tries out what this kernel can, which is mostly waiting: time to read its types.
+        let waits = options.waits.are_wanted();
         let config = std::thread::scope(|scope| {
             scope.spawn(aya::features);
-            kernel_config()
+            kernel_config(waits)
         });
         let mut config = config?;
         let types = start.elapsed();
@@ -166,13 +172,18 @@ impl Kernel {
         if options.unwind_memory.is_some() {
             config.flags |= config_flags::NATIVE;
         }
+        if options.wakers {
+            config.flags |= config_flags::WAKERS;
+        }
+        if options.thread_times {
+            config.flags |= config_flags::THREAD_TIMES;
+        }
         if !options.events.is_empty() {
             config.flags |= config_flags::EVENTS;
             for (period, event) in config.trace_periods.iter_mut().zip(&options.events) {
                 *period = event.period();
             }
         }
-        let waits = options.waits.are_wanted();
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
@@ -184,7 +195,8 @@ impl Kernel {
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("COUNTERS", if waits { ALL_BANKS } else { BANKS })
             .map_max_entries("THREADS_SEEN", if waits { MAX_SEEN_THREADS } else { 1 })
-            .map_max_entries("WAITS_TOLD", if waits { MAX_SEEN_THREADS } else { 1 })
+            .map_max_entries("UNWATCHED", if waits { UNWATCHED_SLOTS } else { 1 })
+            .map_max_entries("WAITS_TOLD", if waits { TOLD_WAITS } else { 1 })
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })
             .map_max_entries("RANGES", native(MAX_RANGES))
             .map_max_entries("SPACES", native(MAX_PROCESSES))

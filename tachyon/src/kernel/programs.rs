@@ -5,7 +5,7 @@
 
 use super::chosen::{ChosenEvent, Source};
 use super::error::{KernelError, program_error};
-use super::waits::{KICK, NATIVE_WAIT_STAGE, SWITCH, WAIT_STAGES};
+use super::waits::{KICK, NATIVE_WAIT_STAGE, SWITCH, TRY, WAIT_STAGES, WAKE};
 use aya::Ebpf;
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint, TracePoint};
 use std::panic::resume_unwind;
@@ -57,7 +57,7 @@ pub(super) fn samplers(native: bool, waits: bool, events: &[ChosenEvent]) -> Vec
         programs.extend(STAGES.into_iter().chain([ENTRY]));
     }
     if waits {
-        programs.extend(WAIT_STAGES.into_iter().chain([KICK, SWITCH]));
+        programs.extend(WAIT_STAGES.into_iter().chain([TRY, KICK, WAKE, SWITCH]));
     }
     if has_tracepoints(events) {
         programs.extend(TRACE_STAGES.into_iter().chain([BEGIN_TRACE_STAGE]));

@@ -26,7 +26,7 @@ pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
 pub use task::{TASK_FILENAME, task_name};
-pub use waiting::{Wait, waited_for, waiting};
+pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";

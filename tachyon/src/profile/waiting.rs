@@ -1,6 +1,6 @@
 //! Stacks of threads that waited: their leaf says so, and for what, in every format.
 
-use super::{FrameId, Profile, SPECIAL_FILENAME};
+use super::{FrameId, Profile, SPECIAL_FILENAME, ThreadId};
 
 const BEFORE: &str = "<waiting: ";
 const AFTER: &str = ">";
@@ -17,9 +17,21 @@ pub fn waited_for(name: &str) -> Option<&str> {
     name.strip_prefix(BEFORE)?.strip_suffix(AFTER)
 }
 
+/// Name of the frame above the line that waits that tells who ended the wait, where that was asked for.
+#[must_use]
+pub fn woken_by(waker: &str) -> String {
+    format!("<woken by: {waker}>")
+}
+
+/// Who a frame of that name tells of; `None`: it is another name.
+#[must_use]
+pub fn waker_of(name: &str) -> Option<&str> {
+    name.strip_prefix("<woken by: ")?.strip_suffix('>')
+}
+
 /// A wait, as far as it is known beside its stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wait<'a> {
     /// Samples that it stands for.
     pub weight: u64,
     /// When it began, in microseconds on `CLOCK_MONOTONIC`.
@@ -30,9 +42,26 @@ pub struct Wait {
     pub syscall: Option<u32>,
     /// Address of the futex, if it waited for one.
     pub futex: Option<u64>,
+    /// How long of that it was ready to run and had no CPU, in microseconds: the last part of it. `None`: not known.
+    pub queued_us: Option<u64>,
+    /// Id of the thread that woke it; `None`: none did, or it is not known.
+    pub waker: Option<u32>,
+    /// That thread and its stack, leaf first, where those were asked for and it is recorded too.
+    pub waker_stack: Option<(ThreadId, &'a [FrameId])>,
+    /// Who held the GIL, if it waited for that and that is known.
+    pub holder: Option<Holder>,
 }
 
-impl Wait {
+/// The thread that held the GIL while another one waited for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its id; `None`: not known.
+    pub tid: Option<u32>,
+    /// Its innermost Python frame.
+    pub frame: FrameId,
+}
+
+impl Wait<'_> {
     /// The name of its system call.
     #[must_use]
     pub fn syscall_name(&self) -> Option<&'static str> {

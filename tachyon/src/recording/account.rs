@@ -4,13 +4,13 @@ use super::made::{Made, Merges, known_of};
 use super::native::Mapped;
 use super::registry::{ProcessInfo, SegmentCounts};
 use super::request::Request;
-use super::times::{self, Lives};
+use super::times::{self, Passed, ThreadLife};
 use super::waits;
-use crate::kernel::{ChosenEvent, Event, Kernel, WaitTotals};
+use crate::kernel::{ChosenEvent, Event, Kernel, WaitMethod, WaitTotals};
 use crate::merge::ProgramKey;
-use crate::profile::{Process, script};
+use crate::profile::{Process, ThreadId, script};
 use crate::remote::helpers_cpu_time;
-use crate::report::{CostReport, EventReport, NativeReport, ProcessReport, Report, StartReport};
+use crate::report::{CostReport, EventReport, NativeReport, ProcessReport, Report, StartReport, ThreadReport};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -110,11 +110,11 @@ pub(super) struct Facts<'a> {
     pub runs_by_kernel: Option<(u64, u64)>,
     pub reader: &'a Read,
     /// Where waits were sampled.
-    pub waits: Option<WaitTotals>,
+    pub waits: Option<(WaitMethod, WaitTotals)>,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
     /// What the threads of processes came to, where waits are sampled.
-    pub times: &'a HashMap<ProgramKey, Lives>,
+    pub times: &'a HashMap<ProgramKey, Passed>,
     pub mapped: Option<&'a Mapped>,
     pub cost: CostReport,
 }
@@ -168,8 +168,12 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     // Samples that did not hold the GIL were met too, though they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
-    let (processes, unsampled) = processes(made, counts, facts.times, request.arguments);
-    let (wall, of_waits) = facts.waits.map(|totals| waits::account(&totals, &made.waited, &made.profile)).unzip();
+    let (processes, unsampled) = processes(made, counts, facts.times, request);
+    let (wall, of_waits) = facts
+        .waits
+        .as_ref()
+        .map(|(method, totals)| waits::account((*method, totals), &made.waited, &made.profile))
+        .unzip();
     let report = Report {
         schema: SCHEMA,
         ran: counters.ran,
@@ -273,13 +277,16 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
 fn processes(
     made: &Made,
     segment: &SegmentCounts,
-    times: &HashMap<ProgramKey, Lives>,
-    arguments: bool,
+    times: &HashMap<ProgramKey, Passed>,
+    request: &Request,
 ) -> (Vec<ProcessReport>, Vec<Process>) {
-    let nothing = BTreeMap::new();
     let time = |program: ProgramKey, info: Option<&ProcessInfo>, number: u32| {
-        let ticks = made.waited.by_process.get(&number).unwrap_or(&nothing);
-        Some(times::told(*times.get(&program)?, info?.cpu_ns()?, ticks))
+        let ticks = made.waited.of_process(&made.profile, number);
+        Some(times::told(times.get(&program)?.lives, info?.cpu_ns()?, &ticks))
+    };
+    let threads = |program: ProgramKey, number: u32| match times.get(&program).filter(|_| request.thread_times) {
+        Some(passed) => threads(made, passed, number),
+        None => Vec::new(),
     };
     let mut reports: Vec<ProcessReport> = made
         .processes
@@ -302,6 +309,7 @@ fn processes(
                 uninspected: info.map_or(0, |info| info.uninspected),
                 cpu_s: info.and_then(ProcessInfo::cpu_ns).map(|ns| ns as f64 / 1e9),
                 time: time(counts.program, info, number),
+                threads: threads(counts.program, number),
                 script: script(&process.cmdline),
                 container: process.container.clone(),
                 pod: process.pod.clone(),
@@ -317,7 +325,7 @@ fn processes(
         .filter(|(key, info)| !sampled.contains(*key) && !info.version().is_empty())
         .filter(|(_, info)| info.uninspected > 0 || !info.execs_later())
         .map(|(&key, info)| {
-            let known = known_of(info, !arguments);
+            let known = known_of(info, !request.arguments);
             let report = ProcessReport {
                 instance: (key.instance, key.image),
                 pid: known.pid,
@@ -326,6 +334,7 @@ fn processes(
                 uninspected: info.uninspected,
                 cpu_s: info.cpu_ns().map(|ns| ns as f64 / 1e9),
                 time: time(key, Some(info), u32::MAX),
+                threads: threads(key, u32::MAX),
                 script: script(&known.cmdline),
                 container: known.container.clone(),
                 pod: known.pod.clone(),
@@ -338,6 +347,27 @@ fn processes(
     let (mut others, unsampled) = others.into_iter().unzip();
     reports.append(&mut others);
     (reports, unsampled)
+}
+
+/// Threads of one process that the account lists.
+const MOST_THREADS: usize = 1000;
+
+/// What each thread of a process did with its life, those that lived longest first. `number`: the process in the profile.
+fn threads(made: &Made, passed: &Passed, number: u32) -> Vec<ThreadReport> {
+    let named = || made.profile.threads.iter().zip(0..).filter(|(thread, _)| thread.process == number);
+    let mut by_tid: HashMap<u32, (&str, Vec<ThreadId>)> = HashMap::new();
+    for (thread, id) in named() {
+        by_tid.entry(thread.tid).or_insert_with(|| (&thread.name, Vec::new())).1.push(ThreadId(id));
+    }
+    let mut threads = passed.threads.clone();
+    threads.sort_by_key(|(tid, life)| (std::cmp::Reverse(life.lives.lives_ns), *tid));
+    threads.truncate(MOST_THREADS);
+    let report = |(tid, life): &(u32, ThreadLife)| {
+        let (name, ids) = by_tid.get(tid).map_or(("", &[][..]), |(name, ids)| (*name, ids));
+        let ticks = made.waited.of(ids);
+        ThreadReport { tid: *tid, name: name.to_owned(), time: times::told(life.lives, life.ran_ns, &ticks) }
+    };
+    threads.iter().map(report).collect()
 }
 
 /// Samples to expect in a second of CPU time. Where the rate was never changed it is the asked one, not one that rounding makes of it.

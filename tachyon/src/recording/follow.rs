@@ -246,6 +246,7 @@ impl Follower {
                 lock(&self.registry).exit(record);
             }
             kind::FREE => lock(&self.registry).free(record),
+            kind::THREAD => lock(&self.registry).thread_ended(record),
             // A process that is gone, or that was found meanwhile, needs no entry.
             kind::UNKNOWN if self.all_python => {
                 let _gone = self.adopt(pid);

@@ -3,14 +3,17 @@
 use super::follow::lock;
 use super::registry::{ProcessInfo, Registry};
 use super::segment::StackCount;
-use super::waits::{self, Waited};
+use super::waits::{Stretch, Waited};
 use crate::merge::{ProgramKey, comm_text};
-use crate::profile::{FrameId, Merge, Process, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Merge, Process, Profile, Sample, ThreadId, Wait};
 use crate::sinks::Sink;
 use std::collections::HashMap;
 use std::sync::Mutex;
-use tachyon_common::event::{SampleRecord, WaitFacts};
+use tachyon_common::event::SampleRecord;
 use tachyon_common::limits::MAX_EVENTS;
+
+/// Samples of a wait that a sink is given at once.
+const MOST_AT_ONCE: u64 = 1024;
 
 /// Counts of one process, in the order of [`Profile::processes`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,24 +96,25 @@ impl Made {
         self
     }
 
-    /// Takes in a wait: at once where the sink can, else as many samples as it stands for, a period apart, the last at its
+    /// Takes in a part of a wait: at once where the sink can, else as many samples as it stands for, a period apart, the last at its
     /// end.
-    pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {
-        let (began, ended) = (facts.began_ns / 1000, facts.ended_ns / 1000);
-        let weight = u64::from(facts.weight);
+    pub fn wait(&mut self, sample: &Sample<'_>, charged: FrameId, stretch: &Stretch, told: &Wait<'_>) {
+        let (began, ended, weight) = (stretch.began_ns / 1000, stretch.ended_ns / 1000, stretch.wait.weight);
         let at = |time_us| Sample { time_us, ..*sample };
         let Self { profile, sink, waited, .. } = self;
-        let taken = sink.as_mut().map_or(Ok(true), |sink| sink.wait(profile, &at(ended), &waits::told(facts)));
+        let over = stretch.over_ns / 1000;
+        let taken = sink.as_mut().map_or(Ok(true), |sink| sink.wait(profile, &at(over), told));
         let (stored, result) = match (taken, sink) {
             (Ok(false), Some(sink)) => {
-                let times =
-                    (0..weight).rev().map(|after| ended.saturating_sub(after * profile.meta.interval_us).max(began));
-                let mut stored = 0;
-                let result = times.map(|time_us| sink.sample(profile, &at(time_us))).try_for_each(|written| {
-                    stored += u64::from(written.is_ok());
-                    written
-                });
-                (stored, result)
+                let time_us = |after| ended.saturating_sub(after * profile.meta.interval_us).max(began);
+                let (mut left, mut result) = (weight, Ok(()));
+                while left > 0 && result.is_ok() {
+                    let many = left.min(MOST_AT_ONCE);
+                    let times: Vec<u64> = (left - many..left).rev().map(time_us).collect();
+                    result = sink.repeated(profile, sample, &times);
+                    left -= if result.is_ok() { many } else { 0 };
+                }
+                (weight - left, result)
             }
             (Ok(_), _) => (weight, Ok(())),
             (Err(error), _) => (0, Err(error)),
@@ -121,9 +125,11 @@ impl Made {
             self.first_error.get_or_insert(error);
             return;
         }
-        *waited.by_place.entry((cause, charged)).or_default() += weight;
-        let process = self.profile.thread(sample.thread).process;
-        *waited.by_process.entry(process).or_default().entry(cause).or_default() += weight;
+        if let Some(holder) = told.holder {
+            *waited.by_holder.entry(holder.frame).or_default() += weight;
+        }
+        *waited.by_place.entry((stretch.cause, charged)).or_default() += weight;
+        *waited.by_thread.entry(sample.thread).or_default().entry(stretch.cause).or_default() += weight;
         if let Some(stacks) = &mut self.stacks {
             *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
         }

@@ -13,6 +13,7 @@ use super::registry::Registry;
 use super::request::{Request, Targets};
 use super::running::{Parts, Running, Threads};
 use super::samples::{Live, Maker, NativeSide};
+use super::sleepers::{Choice, Means, SecondLook, Sleepers};
 use super::start::Clock;
 use super::targets::{self, Children};
 use super::throttle::Limiter;
@@ -22,6 +23,7 @@ use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, ri
 use crate::profile::{Meta, Profile};
 use crate::remote::{End, Patience, own_pid_namespace, prepare_to_read};
 use crate::sinks::Sink;
+use crate::snapshot::NativeChoice;
 use crate::symbolize::KernelSymbols;
 use crate::symbolize::native::NativeSymbols;
 use crate::types::KtimeNs;
@@ -41,6 +43,8 @@ pub struct Opened {
     follow: Follow,
     mapper: Option<Mapper>,
     mixer: Option<Mixer>,
+    /// What is known of native symbols.
+    symbols: Option<Arc<NativeSymbols>>,
     children: Children,
     most_queued: usize,
     ring_bytes: u32,
@@ -83,6 +87,8 @@ impl Request {
             opcodes: request.opcodes,
             kernel_stacks: request.kernel,
             waits: request.waits,
+            wakers: request.wakers,
+            thread_times: request.thread_times && request.waits.are_wanted(),
             events: request.events.clone(),
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
             ring_bytes: request
@@ -108,13 +114,13 @@ impl Request {
         let watch = (request.follow_children || request.native.is_some()).then(Watch::open).transpose()?;
         lock(&kernel).attach_lifecycle()?;
         let verifying = lock(&kernel).verify()?;
-        let (mut mapper, mixer) = match wanted_native {
+        let (mut mapper, mixer, symbols) = match wanted_native {
             Some(wanted) => {
-                let (mapper, mixer) = native(wanted, &kernel, &end)?;
+                let (mapper, mixer, symbols) = native(wanted, &kernel, &end)?;
                 follower.tell(mapper.news());
-                (Some(mapper), Some(mixer))
+                (Some(mapper), Some(mixer), Some(symbols))
             }
-            None => (None, None),
+            None => (None, None, None),
         };
         let of_few = !options.all_python;
         if let Some(mapper) = mapper.as_mut().filter(|_| of_few) {
@@ -141,6 +147,7 @@ impl Request {
             follow,
             mapper,
             mixer,
+            symbols,
             children,
             most_queued,
             ring_bytes: options.ring_bytes,
@@ -178,11 +185,26 @@ impl Opened {
         self,
         open: impl FnOnce(&Profile) -> anyhow::Result<Option<Box<dyn Sink + Send>>>,
     ) -> anyhow::Result<Running> {
-        let Self { request, kernel, registry, stats, samples, follow, mapper, mixer, children, clock, end, .. } = self;
+        let Self {
+            request,
+            kernel,
+            registry,
+            stats,
+            samples,
+            follow,
+            mapper,
+            mixer,
+            symbols,
+            children,
+            clock,
+            end,
+            ..
+        } = self;
         let seed = lock(&kernel).seed();
         let mut profile = Profile { meta: meta(&request), ..Profile::default() };
         profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
         let sink = open(&profile)?;
+        let streams = sink.as_ref().is_some_and(|sink| sink.streams());
         let made = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         let (sender, told) = mpsc::channel();
         let queued = Arc::new(AtomicUsize::new(0));
@@ -190,6 +212,7 @@ impl Opened {
         let native = mapper.as_ref().zip(mixer).map(|(mapper, mixer)| NativeSide::new(mixer, mapper.news()));
         let mut maker = Maker::new(made, Arc::clone(&registry), seed, Arc::clone(&live), native);
         maker.events.clone_from(&request.events);
+        maker.wakers = request.wakers;
         if request.kernel {
             // Now, because reading them takes CAP_SYSLOG.
             maker.kernel = Some(kernel_frames(&registry)?);
@@ -221,14 +244,27 @@ impl Opened {
         lock(&kernel).attach_waits()?;
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
         let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
+        let choice = Choice { native: request.native.zip(symbols).map(look_with), kernel: request.kernel };
+        let sleepers = Arc::new(Mutex::new(Sleepers::new(choice)));
+        let second_look = request.waits.are_wanted().then(|| {
+            SecondLook::start(Means {
+                sleepers: Arc::clone(&sleepers),
+                registry: Arc::clone(&registry),
+                kernel: Arc::clone(&kernel),
+                end: end.clone(),
+                told: streams.then(|| sender.clone()),
+            })
+        });
+        let second_look = second_look.transpose()?;
         let cpus = Cpus::start(&kernel, &registry)?;
-        let threads = Threads { reader, follow, sender, maker, mapper };
+        let threads = Threads { reader, follow, sender, maker, mapper, second_look };
         let parts = Parts {
             request,
             kernel,
             registry,
             stats,
             children,
+            sleepers,
             live,
             limiter,
             cpus,
@@ -255,11 +291,20 @@ fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
 }
 
 /// What keeps the tables of native stacks, and what names their addresses.
-fn native(wanted: NativePlan, kernel: &Arc<Mutex<Kernel>>, end: &End) -> anyhow::Result<(Mapper, Mixer)> {
+fn native(
+    wanted: NativePlan,
+    kernel: &Arc<Mutex<Kernel>>,
+    end: &End,
+) -> anyhow::Result<(Mapper, Mixer, Arc<NativeSymbols>)> {
     let (spaces, symbols) = (Arc::new(Spaces::default()), Arc::new(NativeSymbols::with_budget(wanted.symbol_memory)));
     let maps = lock(kernel).take_native()?;
     let mapper = Mapper::new(maps, Arc::clone(kernel), Arc::clone(&spaces), Arc::clone(&symbols), end.clone());
-    Ok((mapper, Mixer::new(spaces, symbols, wanted.keep)))
+    Ok((mapper, Mixer::new(spaces, Arc::clone(&symbols), wanted.keep), symbols))
+}
+
+/// Native frames of threads that are read from outside: as those of samples.
+fn look_with((plan, symbols): (NativePlan, Arc<NativeSymbols>)) -> (NativeChoice, Arc<NativeSymbols>) {
+    (NativeChoice { interpreter_frames: plan.keep.interpreter, roots: plan.keep.roots }, symbols)
 }
 
 /// The furniture of a segment that begins now.

@@ -61,10 +61,25 @@ pub(super) struct Registry {
     cpu_of_segments_ns: u64,
     /// How many of these had run CPython to their end.
     pub forgotten: u64,
+    /// Threads that have ended, by the instance of their process, where each thread's times are wanted.
+    ended_threads: HashMap<u64, Vec<EndedThread>>,
     /// Ended processes that are known only because runs met them before they were inspected.
     uninspected_only: usize,
 }
 
+/// What a thread came to in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct EndedThread {
+    pub tid: u32,
+    pub ended_ns: u64,
+    pub ran_ns: u64,
+    pub lives_ns: u64,
+    pub queued_ns: u64,
+}
+
+/// Ended threads of one process that are listed one by one in a segment, and processes that have such.
+const MAX_ENDED_THREADS: usize = 1000;
+const MAX_WITH_ENDED_THREADS: usize = 256;
 /// Processes that could not be profiled and are listed one by one.
 const MAX_REFUSED: usize = 1000;
 /// Notes are about interpreters, of which a host may see a new one each minute.
@@ -375,6 +390,24 @@ impl Registry {
         self.begin_program(record.instance, record.image, comm, cpu_ns);
         if let Some(info) = self.by_instance.get_mut(&record.instance).filter(|_| late) {
             info.never_counts();
+        }
+    }
+
+    /// A thread of a CPython ended.
+    pub fn thread_ended(&mut self, record: &ProcessRecord) {
+        if self.ended_threads.len() >= MAX_WITH_ENDED_THREADS && !self.ended_threads.contains_key(&record.instance) {
+            return;
+        }
+        let threads = self.ended_threads.entry(record.instance).or_default();
+        // What it came to is in its process's account in any case.
+        if threads.len() < MAX_ENDED_THREADS {
+            threads.push(EndedThread {
+                tid: record.parent,
+                ended_ns: record.ktime_ns,
+                ran_ns: record.cpu_ns,
+                lives_ns: record.lives_ns,
+                queued_ns: record.queued_ns,
+            });
         }
     }
 

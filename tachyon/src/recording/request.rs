@@ -55,8 +55,12 @@ pub struct Request {
     pub native: Option<NativePlan>,
     /// Kernel frames too.
     pub kernel: bool,
-    /// Whether waiting threads are sampled, each once in `interval`. Such a recording cannot be cut.
+    /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
+    /// Who ends waits is wanted too: thread and stack.
+    pub wakers: bool,
+    /// Where waits are sampled, the account has the times of each thread.
+    pub thread_times: bool,
     /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
     /// waits or a limit of CPU time.
     pub events: Vec<ChosenEvent>,
@@ -92,6 +96,8 @@ impl Request {
             native: Some(NativePlan::new(UNWIND_MEMORY)),
             kernel: false,
             waits: Waits::Not,
+            wakers: false,
+            thread_times: false,
             events: Vec::new(),
             keep_stacks: true,
             variables: None,

@@ -14,9 +14,9 @@ use super::native::{Mapped, Mapper};
 use super::open::{meta, unix_now};
 use super::registry::{Registry, SegmentCounts, read_details};
 use super::request::{Request, Targets};
-use super::samples::{Cut, Live, SETTLED, Told};
+use super::samples::{Cut, Lasting, Live, SETTLED, Told};
 use super::segment::Segment;
-use super::sleepers::{self, Sleepers};
+use super::sleepers::{self, SecondLook, Sleepers};
 use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::times::{self, Times};
@@ -76,6 +76,7 @@ pub(super) struct Parts {
     pub registry: Arc<Mutex<Registry>>,
     pub stats: Arc<Stats>,
     pub children: Children,
+    pub sleepers: Arc<Mutex<Sleepers>>,
     pub live: Arc<Live>,
     pub limiter: Limiter,
     pub cpus: Cpus,
@@ -95,6 +96,8 @@ pub(super) struct Threads {
     pub sender: Sender<Told>,
     pub maker: JoinHandle<Made>,
     pub mapper: Option<Mapper>,
+    /// Where waits are sampled.
+    pub second_look: Option<SecondLook>,
 }
 
 /// A recording that runs. Dropped, it ends and its samples are lost.
@@ -124,7 +127,6 @@ pub struct Running {
     not_lost: u64,
     /// Whether a CPython that was asked for has been met.
     met: bool,
-    sleepers: Sleepers,
     times: Times,
 }
 
@@ -185,7 +187,6 @@ impl Running {
             mapped: None,
             not_lost: 0,
             met: false,
-            sleepers: Sleepers::default(),
             times: Times::default(),
         };
         if let Some(now) = running.read_times() {
@@ -266,12 +267,20 @@ impl Running {
         let mut next = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         self.look_again();
         let waits = self.parts.request.waits.are_wanted();
-        let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
-        let (cut, lasting) = {
+        let mut sleepers = lock(&self.parts.sleepers);
+        if waits {
+            sleepers.look(&self.parts.registry, &self.parts.kernel, Duration::ZERO, sleepers::AT_CUT);
+        }
+        let (cut, parts) = {
             let mut kernel = lock(&self.parts.kernel);
             let cut = kernel.cut()?;
-            (cut, self.sleepers.cut(&looked, &mut kernel, cut.at))
+            let parts = if waits { sleepers.tell(&mut kernel, cut.at) } else { Vec::new() };
+            (cut, parts)
         };
+        // Before anybody else tells of what comes after the cut.
+        let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
+        threads.sender.send(Told::Lasting(Lasting { parts, unread: 0 })).map_err(|_| no_maker())?;
+        drop(sleepers);
         // Now, when the CPU time of processes is that of this moment.
         let times = self.read_times();
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
@@ -287,10 +296,8 @@ impl Running {
         let reader = threads.reader.read_until(&sent, PATIENCE);
         let (reply, ended) = mpsc::channel();
         let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
-        let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
         threads.sender.send(message).map_err(|_| no_maker())?;
-        let mut made = ended.recv().map_err(|_| no_maker())?;
-        sleepers::add(&lasting, &looked, &self.parts.registry, &mut made);
+        let made = ended.recv().map_err(|_| no_maker())?;
         if let Some(mapped) = threads.mapper.as_ref().and_then(Mapper::left) {
             self.mapped = Some(mapped);
         }
@@ -314,9 +321,10 @@ impl Running {
         let times = times.map(|now| self.times.cut(&now, &counts)).unwrap_or_default();
         let Parts { request, stats, limiter, ring_bytes, start, .. } = &self.parts;
         let bank = bank as usize;
-        let (events_lost, used) = {
+        let (events_lost, used, method) = {
             let kernel = lock(&self.parts.kernel);
-            (kernel.counters().map_or(self.since.events_lost, |all| all.events_lost), stats.used(&kernel))
+            let events_lost = kernel.counters().map_or(self.since.events_lost, |all| all.events_lost);
+            (events_lost, stats.used(&kernel), kernel.wait_method())
         };
         let read = Read {
             samples: reader.samples[bank] - self.since.samples_read[bank],
@@ -350,7 +358,7 @@ impl Running {
             unsettled,
             runs_by_kernel: used.runs.filter(|_| self.threads.is_none()).map(|runs| (runs_since_load, runs)),
             reader: &read,
-            waits: waits.map(|totals| totals.since(&self.since.waits[bank])),
+            waits: waits.map(|totals| (method, totals.since(&self.since.waits[bank]))),
             made: &made,
             counts: &counts,
             times: &times,
@@ -411,7 +419,15 @@ impl Running {
         self.parts.cpus.stop();
         let waits = self.parts.request.waits.are_wanted();
         // It takes a while: running threads are sampled as long as waiting ones are.
-        let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
+        if let Some(second_look) = self.threads.as_mut().and_then(|threads| threads.second_look.take()) {
+            second_look.stop();
+        }
+        if waits {
+            let mut sleepers = lock(&self.parts.sleepers);
+            sleepers.look(&self.parts.registry, &self.parts.kernel, Duration::ZERO, sleepers::AT_END);
+            // Those that went on while the others were read.
+            sleepers.look(&self.parts.registry, &self.parts.kernel, Duration::ZERO, sleepers::AGAIN);
+        }
         lock(&self.parts.kernel).detach_sampling();
         let waits_ended = lock(&self.parts.kernel).detach_waits()?;
         self.parts.end.come();
@@ -434,20 +450,20 @@ impl Running {
         // The last kicks may have been on their way when everything ended.
         let totals = lock(&self.parts.kernel).waits(bank)?.map(WaitTotals::without_kicks_to_come);
         // Who tells whom decides the order: the reader tells the maker, and the maker and the follower tell the mapper.
-        let Threads { reader, follow, sender, maker, mapper } = self.threads.take().expect("only the end takes them");
+        let Threads { reader, follow, sender, maker, mapper, .. } =
+            self.threads.take().expect("only the end takes them");
         let reader = reader.stop();
         if let Err(early) = follow.stop() {
             lock(&self.parts.registry).note(early.to_owned());
         }
         lock(&self.parts.kernel).detach_lifecycle()?;
-        drop(sender);
-        let mut made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
         if waits {
-            let (parts, unread) = self.sleepers.end(&looked, &lock(&self.parts.kernel), waits_ended);
-            sleepers::add(&parts, &looked, &self.parts.registry, &mut made);
-            made.waited.due_at_end += unread;
-            made.waited.unread += unread;
+            let lasting = lock(&self.parts.sleepers).end(&lock(&self.parts.kernel), waits_ended);
+            // A maker that has ended is told of below.
+            let _ended = sender.send(Told::Lasting(lasting));
         }
+        drop(sender);
+        let made = maker.join().map_err(|_| anyhow::anyhow!("the thread that makes samples ended early"))?;
         self.mapped = mapper.map(Mapper::stop);
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let segment = self.account(Ended {
@@ -469,7 +485,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // Only where it was not finished.
-        let Some(Threads { reader, follow, sender, maker, mapper }) = self.threads.take() else { return };
+        let Some(Threads { reader, follow, sender, maker, mapper, second_look }) = self.threads.take() else { return };
+        if let Some(second_look) = second_look {
+            second_look.stop();
+        }
         self.parts.limiter.stop();
         self.parts.cpus.stop();
         self.parts.end.come();

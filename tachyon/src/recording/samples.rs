@@ -3,6 +3,11 @@
 //! A thread of its own between the ring's reader and the disk: it may take its time, for nothing waits for it but
 //! memory, and that is bounded (see `events::Reader`).
 
+mod lasting;
+mod waits;
+
+pub(super) use lasting::Lasting;
+
 use super::follow::lock;
 use super::made::{Made, PerProcess, describe};
 use super::memory::Memory;
@@ -10,7 +15,7 @@ use super::names::Names;
 use super::native::{KernelFrames, Mixer, News};
 use super::registry::Registry;
 use super::settled::Settled;
-use super::waits;
+use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
 use crate::merge::{self, Merger, MixedWith, Owner, ProgramKey, Quality};
@@ -25,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, WaitFacts, kind, status};
+use tachyon_common::event::{SampleRecord, kind};
 use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::stop::StopReason;
 
@@ -62,6 +67,8 @@ pub(super) struct NativeSide {
 pub(super) enum Told {
     /// Records, as they lay in the ring.
     Batch(Batch),
+    /// Waits that last.
+    Lasting(Lasting),
     /// All records of a bank of counters have been told: what follows belongs to the next segment.
     Cut(Box<Cut>),
 }
@@ -111,6 +118,12 @@ pub(super) struct Maker {
     native: Option<NativeSide>,
     /// Events that are sampled, where they were chosen.
     pub events: Vec<ChosenEvent>,
+    /// Who ends waits is wanted too.
+    pub wakers: bool,
+    /// Stacks of waits that have begun, and of threads that have ended one.
+    begun: Held,
+    waking: Held,
+    threads: waits::Threads,
     /// The bank of counters of the present segment.
     bank: u32,
     /// Sample records of the next segment that came before this one was over.
@@ -139,6 +152,10 @@ impl Maker {
             kernel: None,
             native,
             events: Vec::new(),
+            wakers: false,
+            begun: Held::default(),
+            waking: Held::default(),
+            threads: waits::Threads::default(),
             bank: 0,
             early: Vec::new(),
         }
@@ -154,6 +171,7 @@ impl Maker {
                     self.names.read(&mut self.made.profile, &self.registry, false);
                     queued.fetch_sub(batch.len(), Ordering::Relaxed);
                 }
+                Ok(Told::Lasting(lasting)) => self.lasting(&lasting),
                 Ok(Told::Cut(cut)) => self.cut(*cut),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -226,10 +244,23 @@ impl Maker {
                     self.sample(&record, frames);
                 }
                 Ok(Event::Wait(record, frames, facts)) if u32::from(record.header.bank) == WAIT_BANKS + self.bank => {
-                    self.made.waited.received += u64::from(facts.weight);
+                    self.made.waited.received += u64::from(facts.weight) + u64::from(facts.queued);
                     self.wait(&record, frames, &facts);
                 }
-                Ok(Event::Sample(..) | Event::Wait(..)) => {
+                Ok(Event::WaitEnd(record, facts)) if u32::from(record.header.bank) == WAIT_BANKS + self.bank => {
+                    self.made.waited.received += u64::from(facts.weight) + u64::from(facts.queued);
+                    self.wait_end(&record, &facts);
+                }
+                // Whatever bank: they belong to records that come later.
+                Ok(Event::WaitBegin(record, _, facts)) => {
+                    let bytes = before.len() - events.rest().len();
+                    self.begun.hold(record.tid, facts.left_ns, &before[..bytes]);
+                }
+                Ok(Event::Waker(_, _, facts)) => {
+                    let bytes = before.len() - events.rest().len();
+                    self.waking.hold(facts.waker, facts.left_ns, &before[..bytes]);
+                }
+                Ok(Event::Sample(..) | Event::Wait(..) | Event::WaitEnd(..)) => {
                     let bytes = before.len() - events.rest().len();
                     self.early.extend_from_slice(&before[..bytes]);
                 }
@@ -256,6 +287,7 @@ impl Maker {
 
     /// The owner of a record, with its stack as the merger has it last.
     fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, Merge) {
+        self.threads.learn(record);
         let mut settled = Settled::of(&lock(&self.registry), record, frames);
         self.symbolizer.begin_image(record.image, || owner_of(record.tgid));
         let registry = &self.registry;
@@ -276,30 +308,10 @@ impl Maker {
             }
         };
         if let Some(kernel) = &mut self.kernel {
-            merger.put_above(kernel.of(&mut made.profile, frames));
+            let waits = u32::from(record.header.bank) >= WAIT_BANKS;
+            merger.put_above(kernel.of(&mut made.profile, frames, waits));
         }
         (owner, settled.record, merge)
-    }
-
-    /// A wait of weight `n` is `n` samples, a period apart, the last at its end.
-    fn wait(&mut self, record: &SampleRecord, frames: Frames<'_>, facts: &WaitFacts) {
-        // What became of native stacks is told of the clock's samples.
-        let native = std::mem::take(&mut self.made.native);
-        let (owner, record, merge) = self.stack(record, frames);
-        self.made.native = native;
-        let cause = waits::cause(record.tgid, facts);
-        let made = &mut self.made;
-        let mark = made.profile.special_frame(&crate::profile::waiting(cause));
-        self.merger.put_above(&[mark]);
-        let stack = self.merger.last();
-        let status = (record.status & 0x3f & !status::ON_CPU) as u8;
-        let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
-        let charged = stack.iter().skip(1).find(is_python).or(stack.get(1)).copied().unwrap_or(mark);
-        let sample = Sample { thread: owner.thread, time_us: 0, status, frames: stack, merge };
-        made.wait(&sample, cause, charged, facts);
-        if made.first_error.is_some() {
-            self.live.failed.store(true, Ordering::Relaxed);
-        }
     }
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
@@ -423,6 +435,11 @@ impl Maker {
 }
 
 impl NativeSide {
+    /// The native frames of the present sample, leaf first.
+    fn leaf_first(&self) -> &[FrameId] {
+        &self.mixer.ids
+    }
+
     /// Nothing yet.
     pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
         Self { mixer, mapper }

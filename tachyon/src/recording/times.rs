@@ -1,7 +1,7 @@
 //! What the threads of each process did with their lives, as the kernel itself counts it: ran, waited for a CPU, or waited for
 //! something else. Counted beside the samples of waiting threads, and not from them.
 
-use super::registry::SegmentCounts;
+use super::registry::{EndedThread, SegmentCounts};
 use crate::kernel::Kernel;
 use crate::merge::ProgramKey;
 use crate::remote::RemoteProcess;
@@ -31,15 +31,48 @@ impl Lives {
             queued_ns: self.queued_ns.saturating_sub(earlier.queued_ns),
         }
     }
+}
 
-    /// Those of a process so far. A thread that ends meanwhile is counted once: where one has, all are asked again.
+/// What one thread has come to since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ThreadLife {
+    pub ran_ns: u64,
+    pub lives: Lives,
+    /// When it started, to a hundredth of a second: tells it from a later one with the same id.
+    start_ns: u64,
+}
+
+impl ThreadLife {
+    fn since(self, earlier: Option<&Self>) -> Self {
+        // Of a thread that exits the kernel tells the start exactly, of others to a hundredth of a second.
+        const APART_NS: u64 = 20_000_000;
+        let same = earlier.filter(|earlier| earlier.start_ns.abs_diff(self.start_ns) < APART_NS);
+        let Some(earlier) = same else { return self };
+        Self {
+            ran_ns: self.ran_ns.saturating_sub(earlier.ran_ns),
+            lives: self.lives.since(earlier.lives),
+            start_ns: self.start_ns,
+        }
+    }
+}
+
+/// A process at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    lives: Lives,
+    /// Its threads that live.
+    threads: HashMap<u32, ThreadLife>,
+}
+
+impl Known {
+    /// A process so far. A thread that ends meanwhile is counted once: where one has, all are asked again.
     fn of(pid: u32, kernel: &Kernel) -> Option<Self> {
         const TRIES: usize = 3;
-        let ended = || kernel.process(pid).map(|life| Self { lives_ns: life.lives_ns, queued_ns: life.queued_ns });
+        let ended = || kernel.process(pid).map(|life| Lives { lives_ns: life.lives_ns, queued_ns: life.queued_ns });
         for _ in 0..TRIES {
             let (before, living, after) = (ended()?, Self::of_living(pid)?, ended()?);
             if before == after {
-                return Some(living + after);
+                return Some(Self { lives: living.lives + after, ..living });
             }
         }
         None
@@ -47,13 +80,14 @@ impl Lives {
 
     fn of_living(pid: u32) -> Option<Self> {
         let process = RemoteProcess::at(Pid(pid));
-        let now = KtimeNs::now().0;
         let mut sum = Self::default();
         for tid in process.thread_ids().ok()? {
             // One that has ended the kernel side tells of.
-            if let Some((start_ns, queued_ns)) = process.task_start_and_delay(tid) {
-                sum = sum + Self { lives_ns: now.saturating_sub(start_ns), queued_ns };
-            }
+            let Some(times) = process.task_times(tid) else { continue };
+            let lives_ns = KtimeNs::now().0.saturating_sub(times.start_ns);
+            let lives = Lives { lives_ns, queued_ns: times.queued_ns };
+            sum.lives = sum.lives + lives;
+            sum.threads.insert(tid, ThreadLife { ran_ns: times.ran_ns, lives, start_ns: times.start_ns });
         }
         Some(sum)
     }
@@ -63,17 +97,25 @@ impl Lives {
 #[derive(Debug, Default)]
 pub(super) struct Times {
     /// Instance -> up to then.
-    counted: HashMap<u64, Lives>,
+    counted: Read,
     /// When the recording began: what a process did before that is none of its.
     began_ns: u64,
 }
 
 /// What is known at one moment, by instance.
-pub(super) type Read = HashMap<u64, Lives>;
+pub(super) type Read = HashMap<u64, Known>;
 
 /// What all processes that are recorded and live have come to.
 pub(super) fn read(programs: &[(ProgramKey, u32)], kernel: &Kernel) -> Read {
-    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Lives::of(pid, kernel)?))).collect()
+    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel)?))).collect()
+}
+
+/// What a process came to in a segment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Passed {
+    pub lives: Lives,
+    /// Its threads, those that ended meanwhile too, by their ids.
+    pub threads: Vec<(u32, ThreadLife)>,
 }
 
 impl Times {
@@ -83,19 +125,28 @@ impl Times {
     }
 
     /// What the processes of a segment came to in it. Of one that has executed another program meanwhile, all is that one's.
-    pub fn cut(&mut self, now: &Read, counts: &SegmentCounts) -> HashMap<ProgramKey, Lives> {
+    pub fn cut(&mut self, now: &Read, counts: &SegmentCounts) -> HashMap<ProgramKey, Passed> {
         let mut passed = HashMap::new();
         for (&key, info) in counts.processes.iter().filter(|(_, info)| !info.execs_later()) {
-            let Some(total) = now.get(&key.instance).copied().or(info.lives_end) else { continue };
+            let known = now.get(&key.instance);
+            let Some(total) = known.map(|known| known.lives).or(info.lives_end) else { continue };
+            let nothing = Known::default();
             let before = match self.counted.get(&key.instance) {
                 // Fewer than before: threads that were counted then ended at an `exec`.
-                Some(&before) if before.lives_ns <= total.lives_ns => before,
-                Some(_) => Lives::default(),
+                Some(before) if before.lives.lives_ns <= total.lives_ns => before,
+                Some(_) => &nothing,
                 // One that is older than the recording was found late.
-                None if self.is_older(info.pid) => total,
-                None => Lives::default(),
+                None if self.is_older(info.pid) => known.unwrap_or(&nothing),
+                None => &nothing,
             };
-            passed.insert(key, total.since(before));
+            let ended = counts.threads.get(&key.instance).map_or(&[][..], Vec::as_slice);
+            let living = known.iter().flat_map(|known| &known.threads).map(|(&tid, &life)| (tid, life));
+            // The kernel side tells of threads before the recording begins.
+            let ended = ended.iter().filter(|thread| thread.ended_ns >= self.began_ns);
+            let threads = ended.map(of_ended).chain(living);
+            let since = |(tid, life): (u32, ThreadLife)| (tid, life.since(before.threads.get(&tid)));
+            let threads = threads.map(since).collect();
+            passed.insert(key, Passed { lives: total.since(before.lives), threads });
         }
         self.counted.clone_from(now);
         passed
@@ -106,7 +157,13 @@ impl Times {
     }
 }
 
-/// What a process did with its time: `cpu_ns` of it on a CPU; `ticks` of its waits, by cause, tell what for.
+fn of_ended(thread: &EndedThread) -> (u32, ThreadLife) {
+    let lives = Lives { lives_ns: thread.lives_ns, queued_ns: thread.queued_ns };
+    let start_ns = thread.ended_ns.saturating_sub(thread.lives_ns);
+    (thread.tid, ThreadLife { ran_ns: thread.ran_ns, lives, start_ns })
+}
+
+/// What a process or a thread did with its time: `cpu_ns` of it on a CPU; `ticks` of its waits, by cause, tell what for.
 pub(super) fn told(lives: Lives, cpu_ns: u64, ticks: &BTreeMap<&'static str, u64>) -> TimeReport {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let blocked = seconds(lives.lives_ns.saturating_sub(cpu_ns).saturating_sub(lives.queued_ns));
@@ -118,7 +175,7 @@ pub(super) fn told(lives: Lives, cpu_ns: u64, ticks: &BTreeMap<&'static str, u64
         // Too short for a sample.
         blocked_s.insert("other".to_owned(), blocked);
     }
-    let gil_wait_s = blocked_s.get("gil").copied().unwrap_or(0.0);
+    let gil_wait_s = blocked_s.get(super::waits::GIL).copied().unwrap_or(0.0);
     TimeReport { running_s: seconds(cpu_ns), queued_s: seconds(lives.queued_ns), blocked_s, gil_wait_s }
 }
 
@@ -137,5 +194,18 @@ mod tests {
         assert_eq!(time.blocked_s, BTreeMap::from([("other".to_owned(), 4.0)]));
         // What was measured one after the other never gives less than nothing.
         assert!(told(lives, 20_000_000_000, &ticks).blocked_s.values().all(|&seconds| seconds == 0.0));
+    }
+
+    #[test]
+    fn a_thread_is_told_from_an_earlier_one_with_its_id() {
+        let life = |start_ns, ran_ns, lives_ns| {
+            let lives = Lives { lives_ns, queued_ns: ran_ns / 2 };
+            ThreadLife { ran_ns, lives, start_ns }
+        };
+        let (before, now) = (life(1_000_000_000, 40, 100), life(1_009_000_000, 100, 400));
+        let since = now.since(Some(&before));
+        assert_eq!((since.ran_ns, since.lives), (60, Lives { lives_ns: 300, queued_ns: 30 }));
+        assert_eq!(life(2_000_000_000, 100, 400).since(Some(&before)).ran_ns, 100);
+        assert_eq!(now.since(None), now);
     }
 }

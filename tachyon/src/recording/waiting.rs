@@ -5,7 +5,7 @@ use super::registry::Registry;
 use super::request::Targets;
 use crate::inspect::{self, ElfCache};
 use crate::remote::RemoteProcess;
-use crate::snapshot;
+use crate::snapshot::{self, Wanted};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) fn place(targets: &Targets, registry: &Mutex<Registry>) -> Option<Str
     let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, &mut ElfCache::default()).ok()? else {
         return None;
     };
-    let snapshot = snapshot::take(&process, &interpreter, TIME_LIMIT, None).ok()?;
+    let snapshot = snapshot::take(&process, &interpreter, &Wanted { limit: TIME_LIMIT, ..Wanted::default() }).ok()?;
     let main = snapshot.threads.iter().find(|thread| thread.main)?;
     let profile = &snapshot.profile;
     let frame = profile.frames.get(*main.python.as_ref()?.frames.first()?);

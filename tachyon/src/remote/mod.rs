@@ -8,6 +8,7 @@
 //! of the process, and one named `/SYSV` panics its parser (`procfs-core` 0.18, `MMapPath::from`).
 
 mod aside;
+mod asleep;
 mod cgroup;
 pub mod elf;
 mod file;
@@ -24,12 +25,13 @@ use std::path::PathBuf;
 use crate::types::{Pid, RemoteAddr};
 
 pub use aside::{Concerned, End, Patience, helpers_cpu_time, prepare_to_read};
+pub use asleep::CpuClocks;
 pub use cgroup::Cgroups;
 pub use file::{FileIdentity, MappedFile, TargetFile};
 pub use maps::{MappedPath, Mapping, parse_maps};
 pub use namespace::{NamespaceError, own_pid_namespace};
 pub use status::{Stat, parse_stat};
-pub use tasks::{Blocked, Task};
+pub use tasks::{Blocked, Task, TaskTimes};
 
 /// Most bytes read of one file of `/proc`: 65,530 mappings (`vm.max_map_count`) of 256 bytes each are below it.
 const MAX_PROC_FILE_BYTES: u64 = 32 << 20;

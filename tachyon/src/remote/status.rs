@@ -177,6 +177,13 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
+/// The CPU that a thread ran on last: field 39 of its `stat`.
+pub(super) fn last_cpu(text: &[u8]) -> Option<u32> {
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(39 - 3)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,6 +19,17 @@ pub struct Task {
     pub state: char,
 }
 
+/// What a thread has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskTimes {
+    /// When it started, nanoseconds after boot to a hundredth of a second.
+    pub start_ns: u64,
+    /// How long it has run on a CPU, nanoseconds (the first number of its `schedstat`).
+    pub ran_ns: u64,
+    /// How long it has been ready to run without a CPU (the second one; 0 where the kernel does not count that).
+    pub queued_ns: u64,
+}
+
 /// Where a thread is, as far as it can be told without stopping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
@@ -49,6 +60,14 @@ impl RemoteProcess {
         Some(stat.start_ticks * 10_000_000)
     }
 
+    /// A file of one of its threads in `/proc`.
+    ///
+    /// # Errors
+    /// When the thread has ended, or it may not be read.
+    pub fn task_file(&self, tid: u32, name: &str) -> Result<Vec<u8>, RemoteError> {
+        self.proc_file(&format!("task/{tid}/{name}"))
+    }
+
     /// Its threads' ids.
     ///
     /// # Errors
@@ -58,17 +77,17 @@ impl RemoteProcess {
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(MAX_TASKS).collect())
     }
 
-    /// When one of its threads started, as [`RemoteProcess::task_start_ns`], and how long it has been ready to run without a CPU,
-    /// nanoseconds (the second number of its `schedstat`; 0 where the kernel does not count that). `None` when it has ended.
+    /// What one of its threads has come to; `None` when it has ended.
     #[must_use]
-    pub fn task_start_and_delay(&self, tid: u32) -> Option<(u64, u64)> {
+    pub fn task_times(&self, tid: u32) -> Option<TaskTimes> {
         let stat = parse_stat(&self.proc_file(&format!("task/{tid}/stat")).ok()?)?;
         if ['Z', 'X'].contains(&stat.state) {
             return None;
         }
         let schedstat = self.proc_file(&format!("task/{tid}/schedstat")).ok()?;
-        let delay = std::str::from_utf8(&schedstat).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        Some((stat.start_ticks * 10_000_000, delay))
+        let mut numbers = std::str::from_utf8(&schedstat).ok()?.split_ascii_whitespace();
+        let mut number = || numbers.next()?.parse().ok();
+        Some(TaskTimes { start_ns: stat.start_ticks * 10_000_000, ran_ns: number()?, queued_ns: number()? })
     }
 
     /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 where it sleeps outside of

@@ -19,7 +19,11 @@ impl Report {
             (Some(sum), Some(wall)) => {
                 sum.ticks_due += wall.ticks_due;
                 sum.stored += wall.stored;
+                sum.widened += wall.widened;
+                sum.threads_without_room += wall.threads_without_room;
                 add_counts(&mut sum.loss, &wall.loss);
+                add_lines(&mut sum.holders, &wall.holders, |line| &mut line.stored);
+                add_lines(&mut sum.wakers, &wall.wakers, |line| &mut line.stored);
                 for (cause, more) in &wall.causes {
                     let sum = sum.causes.entry(cause.clone()).or_default();
                     sum.stored += more.stored;
@@ -106,10 +110,37 @@ impl ProcessReport {
         if let Some(time) = &more.time {
             self.time.get_or_insert_default().add(time);
         }
+        for more in &more.threads {
+            match self.threads.iter_mut().find(|known| known.tid == more.tid) {
+                Some(known) => known.time.add(&more.time),
+                None => self.threads.push(more.clone()),
+            }
+        }
         if let Some(cpu_s) = more.cpu_s {
             *self.cpu_s.get_or_insert(0.0) += cpu_s;
         }
     }
+}
+
+/// Most lines of a list of waits.
+pub const MOST_LINES: usize = 20;
+
+/// Adds lines with counts, and keeps the largest.
+fn add_lines<T: Clone + Ord>(sum: &mut Vec<T>, more: &[T], count: impl Fn(&mut T) -> &mut u64) {
+    for line in more {
+        let without = |line: &T| {
+            let mut line = line.clone();
+            *count(&mut line) = 0;
+            line
+        };
+        let wanted = without(line);
+        match sum.iter_mut().find(|known| without(known) == wanted) {
+            Some(known) => *count(known) += *count(&mut line.clone()),
+            None => sum.push(line.clone()),
+        }
+    }
+    sum.sort_by(|a, b| b.cmp(a));
+    sum.truncate(MOST_LINES);
 }
 
 /// Adds what may not be known.

@@ -60,9 +60,15 @@ pub trait Sink {
     ///
     /// # Errors
     /// As [`Sink::sample`].
-    fn wait(&mut self, profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> std::io::Result<bool> {
+    fn wait(&mut self, profile: &Profile, sample: &Sample<'_>, wait: &Wait<'_>) -> std::io::Result<bool> {
         let _as_samples = (profile, sample, wait);
         Ok(false)
+    }
+
+    /// Whether samples come to the file while they are taken, so that a recording that is cut short has them: then waits that last are
+    /// taken in parts, too.
+    fn streams(&self) -> bool {
+        false
     }
 
     /// Brings what was taken so far to the file. A sink that writes all at the end has nothing to bring.

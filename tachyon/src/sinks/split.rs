@@ -75,6 +75,10 @@ impl<F: ProcessFiles> SplitSink<F> {
 }
 
 impl<F: ProcessFiles> Sink for SplitSink<F> {
+    fn streams(&self) -> bool {
+        true
+    }
+
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.whole.sample(profile, sample)?;
         let process = profile.thread(sample.thread).process as usize;

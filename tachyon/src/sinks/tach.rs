@@ -279,6 +279,10 @@ impl<W: Write + Seek> TachSink<W> {
 }
 
 impl<W: Write + Seek> Sink for TachSink<W> {
+    fn streams(&self) -> bool {
+        true
+    }
+
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.repeated(profile, sample, &[sample.time_us])
     }

@@ -1,6 +1,7 @@
 //! Python and native frames of a thread in one stack, in call order.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::memory::Pages;
 use super::stack::Stack;
@@ -19,6 +20,8 @@ use tachyon_common::layout::Layout;
 pub struct NativeChoice {
     /// The interpreter's own frames between Python frames are shown, too.
     pub interpreter_frames: bool,
+    /// And those below the outermost Python frame.
+    pub roots: bool,
 }
 
 /// A mixed stack.
@@ -63,7 +66,7 @@ pub(super) struct NativeStacks<'a> {
     process: &'a RemoteProcess,
     maps: &'a [Mapping],
     unwinder: Unwinder<'a>,
-    symbols: NativeSymbols,
+    symbols: Arc<NativeSymbols>,
     pinned: HashMap<u64, Option<Pinned>>,
     evaluator: Option<(Evaluator, Vec<Mapping>)>,
     boundaries: Boundaries,
@@ -78,6 +81,7 @@ impl<'a> NativeStacks<'a> {
         interpreter: &Interpreter,
         layout: &Layout,
         choice: NativeChoice,
+        symbols: Arc<NativeSymbols>,
     ) -> Self {
         let own = |mapping: &&Mapping| mapping.executable && mapping.file_path() == Some(&*interpreter.path);
         let code: Vec<Mapping> = maps.iter().filter(own).cloned().collect();
@@ -92,7 +96,7 @@ impl<'a> NativeStacks<'a> {
             process,
             maps,
             unwinder: Unwinder::new(process, maps),
-            symbols: NativeSymbols::default(),
+            symbols,
             pinned: HashMap::new(),
             evaluator,
             boundaries: Boundaries::of(layout),
@@ -151,8 +155,7 @@ impl<'a> NativeStacks<'a> {
         let mut joined = Vec::new();
         // A thread that sleeps is not in the evaluator's first or last instructions.
         let native_frames = Native { frames: &kinds, whole: native.whole, foreign: true, switching: false };
-        // One stack is no tower: it is shown down to its root.
-        let keep = Keep { interpreter: self.choice.interpreter_frames, roots: true };
+        let keep = Keep { interpreter: self.choice.interpreter_frames, roots: self.choice.roots };
         let quality = join(&native_frames, &python, keep, &mut joined);
         let frame = |frame: Joined| match frame {
             Joined::Python(index) => named.get(index).copied().flatten().map(MixedFrame::Python),

@@ -20,15 +20,19 @@ pub use names::{SampledThread, identify, thread_names};
 use crate::inspect::Interpreter;
 use crate::profile::{FrameId, Profile};
 use crate::remote::{RemoteError, RemoteProcess, Task};
+use crate::symbolize::native::NativeSymbols;
 use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
+use memory::Pages;
 use mixed::NativeStacks;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::event::{RawFrame, status};
 use tachyon_common::layout::{Layout, flags};
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
+use tachyon_common::walk::UserMemory;
 use threads::ThreadState;
 use unwind::NativeStack;
 
@@ -120,46 +124,81 @@ impl Deadline {
     }
 }
 
-/// Takes a snapshot of a process whose interpreter is known, with native frames where they are wanted.
+/// What is wanted of a snapshot.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// How long it may take.
+    pub limit: Duration,
+    /// Native frames, where they are wanted.
+    pub native: Option<NativeChoice>,
+    /// What is known of native symbols already.
+    pub symbols: Option<Arc<NativeSymbols>>,
+    /// The stacks of these threads alone, by their tids in the profiler's namespace, which sleep while they are read (the caller makes
+    /// sure that they did): each page is read once for all of them.
+    pub asleep: Option<&'a HashSet<u32>>,
+}
+
+impl Default for Wanted<'_> {
+    fn default() -> Self {
+        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None }
+    }
+}
+
+/// Takes a snapshot of a process whose interpreter is known.
 ///
 /// # Errors
 /// When its memory cannot be read at all (see [`RemoteError::is_denied`]) or it is gone.
-pub fn take(
-    process: &RemoteProcess,
-    interpreter: &Interpreter,
-    limit: Duration,
-    native: Option<NativeChoice>,
-) -> Result<Snapshot, RemoteError> {
+pub fn take(process: &RemoteProcess, interpreter: &Interpreter, wanted: &Wanted<'_>) -> Result<Snapshot, RemoteError> {
     // A read whose error is kept: the walk knows only that something is unreadable.
     process.read_u64(RemoteAddr(interpreter.runtime))?;
+    match wanted.asleep {
+        Some(_) => take_from(&Pages::new(process), process, interpreter, wanted),
+        None => take_from(process, process, interpreter, wanted),
+    }
+}
+
+fn take_from<M: UserMemory>(
+    memory: &M,
+    process: &RemoteProcess,
+    interpreter: &Interpreter,
+    wanted: &Wanted<'_>,
+) -> Result<Snapshot, RemoteError> {
     let entry =
         ProcessEntry { runtime: interpreter.runtime, code_type: interpreter.code_type, ..ProcessEntry::default() };
     let target = Target { process, layout: interpreter.layout.complete(), entry };
-    let deadline = Deadline(Instant::now() + limit);
+    let deadline = Deadline(Instant::now() + wanted.limit);
     let tasks = process.tasks()?;
-    let (mut states, problem) = threads::states(process, &target, deadline);
-    let tids_told = tell_tids(&target, &mut states, &tasks);
+    let (mut states, problem) = threads::states(memory, &target, deadline);
+    let tids_told = tell_tids(memory, &target, &mut states, &tasks);
     let mut snapshot = Snapshot { threads: Vec::new(), problems: Vec::new(), profile: Profile::default() };
     snapshot.problems.extend(problem.map(|problem| problem.to_string()));
     if !tids_told {
         snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
     }
     let maps = process.maps()?;
-    owner::settle(&target, &mut states, &tasks, &maps, deadline);
-    let mut mixer = native.map(|choice| NativeStacks::new(process, &maps, interpreter, &target.layout, choice));
-    let mut stacks = read_stacks(&target, &states, &tasks, mixer.as_mut(), deadline);
+    owner::settle(memory, &target, &mut states, &tasks, &maps, deadline);
+    let tasks = chosen(tasks, &mut states, wanted.asleep);
+    let symbols = wanted.symbols.clone().unwrap_or_default();
+    let mut mixer =
+        wanted.native.map(|choice| NativeStacks::new(process, &maps, interpreter, &target.layout, choice, symbols));
+    let mut stacks = read_stacks(memory, &target, &states, &tasks, mixer.as_mut(), deadline);
     let unread = states.len() - stacks.len();
     if unread > 0 {
+        let limit = wanted.limit;
         snapshot.problems.push(format!("{unread} thread states were not read: the time was up after {limit:?}"));
     }
+    // What they run is not known: they are no threads that never entered Python.
+    let unread: HashSet<u32> = states[stacks.len()..].iter().filter_map(|state| state.ns_tid).collect();
+    let tasks: Vec<Task> = tasks.into_iter().filter(|task| !unread.contains(&task.ns_tid)).collect();
     one_gil_one_holder(&mut stacks);
     only_those_with_frames(&mut stacks);
-    let mut namer = Namer { target: &target, symbolizer: Symbolizer::new(), profile: &mut snapshot.profile, deadline };
+    let mut namer =
+        Namer { memory, target: &target, symbolizer: Symbolizer::new(), profile: &mut snapshot.profile, deadline };
     if tids_told {
         // Frames or not: without a thread, a state is that of one that has just ended or not begun.
         stacks.retain(|read| read.state.ns_tid.is_some());
     }
-    let names = names_by_interpreter(&target, &stacks, deadline);
+    let names = names_by_interpreter(memory, &target, &stacks, deadline);
     snapshot.threads = arrange(process, &tasks, &stacks, &names, |read| {
         let (python, named) = namer.name(read);
         let mix = |mixer: &mut NativeStacks<'_>| match &read.native {
@@ -178,14 +217,23 @@ pub fn take(
     Ok(snapshot)
 }
 
+/// Leaves those threads and thread states that are wanted. A state whose thread is not known may be any thread's.
+fn chosen(tasks: Vec<Task>, states: &mut Vec<ThreadState>, wanted: Option<&HashSet<u32>>) -> Vec<Task> {
+    let Some(wanted) = wanted else { return tasks };
+    let tasks: Vec<Task> = tasks.into_iter().filter(|task| wanted.contains(&task.tid)).collect();
+    let ns_tids: HashSet<u32> = tasks.iter().map(|task| task.ns_tid).collect();
+    states.retain(|state| state.ns_tid.is_none_or(|tid| ns_tids.contains(&tid)));
+    tasks
+}
+
 /// Leaves thread states the tids of live threads only. Returns whether those without one have no thread.
-fn tell_tids(target: &Target<'_>, states: &mut [ThreadState], tasks: &[Task]) -> bool {
+fn tell_tids<M: UserMemory>(memory: &M, target: &Target<'_>, states: &mut [ThreadState], tasks: &[Task]) -> bool {
     let live: HashSet<u32> = tasks.iter().map(|task| task.ns_tid).collect();
     for state in states.iter_mut() {
         state.ns_tid = state.ns_tid.filter(|tid| live.contains(tid));
     }
     // Up to 3.10 none tells; later ones tell their parent's in a child that C code forked.
-    let found = threads::find_tids(target.process, states, tasks);
+    let found = threads::find_tids(memory, states, tasks);
     found || Layout::present(target.layout.tstate_native_thread_id)
 }
 
@@ -197,7 +245,8 @@ struct ReadStack {
     native: Result<NativeStack, NoNative>,
 }
 
-fn read_stacks(
+fn read_stacks<M: UserMemory>(
+    memory: &M,
     target: &Target<'_>,
     states: &[ThreadState],
     tasks: &[Task],
@@ -209,8 +258,8 @@ fn read_stacks(
         if deadline.passed() {
             return None;
         }
-        let gil = threads::gil_of(target.process, target, state.interp);
-        let python = || stack::read(target.process, target, state.tstate, deadline);
+        let gil = threads::gil_of(memory, target, state.interp);
+        let python = || stack::read(memory, target, state.tstate, deadline);
         let tid = state.ns_tid.and_then(|tid| by_ns_tid.get(&tid).copied());
         let (stack, native) = match &mut mixer {
             Some(mixer) => mixer.read(tid, python),
@@ -249,13 +298,14 @@ fn only_those_with_frames(stacks: &mut Vec<ReadStack>) {
 }
 
 /// Python's own names of threads, by interpreter and ident.
-fn names_by_interpreter(
+fn names_by_interpreter<M: UserMemory>(
+    memory: &M,
     target: &Target<'_>,
     stacks: &[ReadStack],
     deadline: Deadline,
 ) -> HashMap<u64, HashMap<u64, String>> {
     let interpreters: HashSet<u64> = stacks.iter().map(|read| read.state.interp).collect();
-    let names = |interp| Some((interp, thread_names(target.process, &target.layout, interp, deadline.rest()?)?));
+    let names = |interp| Some((interp, thread_names(memory, &target.layout, interp, deadline.rest()?)?));
     interpreters.into_iter().filter_map(names).collect()
 }
 
@@ -299,14 +349,15 @@ fn arrange(
 }
 
 /// Names frames.
-struct Namer<'a> {
+struct Namer<'a, M> {
+    memory: &'a M,
     target: &'a Target<'a>,
     symbolizer: Symbolizer,
     profile: &'a mut Profile,
     deadline: Deadline,
 }
 
-impl Namer<'_> {
+impl<M: UserMemory> Namer<'_, M> {
     /// The stack, and all of its frames: `None` for the interpreter's own, which are not shown.
     fn name(&mut self, read: &ReadStack) -> (PythonStack, Vec<Option<FrameId>>) {
         let stack = &read.stack;
@@ -342,8 +393,7 @@ impl Namer<'_> {
         let frame = self.symbolizer.frame(self.profile, key, raw.lasti, raw.opcode);
         if !self.symbolizer.is_named(frame) && !self.deadline.passed() {
             // What is wrong shows in the frame: it stays without a name.
-            let _unnamed =
-                self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.target.process);
+            let _unnamed = self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.memory);
         }
         (Some(frame).filter(|_| !self.symbolizer.is_shim(key)), self.symbolizer.is_named(frame))
     }

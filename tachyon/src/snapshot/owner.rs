@@ -14,7 +14,8 @@ const UPPER_END: u64 = 16 << 10;
 
 /// Gives each state that runs something the thread on whose stack it does, as far as that can be told. The others keep the
 /// thread that has made them.
-pub(super) fn settle(
+pub(super) fn settle<M: UserMemory>(
+    memory: &M,
     target: &Target<'_>,
     states: &mut [ThreadState],
     tasks: &[Task],
@@ -36,13 +37,13 @@ pub(super) fn settle(
     let blocks = states.iter().filter_map(|state| Some((state.thread_id, state.ns_tid?))).collect();
     let asleep = |task: &&Task| sleeping.iter().any(|(_, ns_tid)| task.ns_tid == *ns_tid);
     let running = tasks.iter().filter(|task| !asleep(task)).map(|task| task.ns_tid).collect();
-    let stacks = Stacks { maps, running, sleeping, blocks, first, place: place_of_tid(target.process, states) };
+    let stacks = Stacks { maps, running, sleeping, blocks, first, place: place_of_tid(memory, states) };
     for state in states.iter_mut() {
         if deadline.passed() {
             return;
         }
-        let Some(entered) = stack::entered_at(target.process, target, state.tstate) else { continue };
-        match stacks.owner(target.process, state, entered) {
+        let Some(entered) = stack::entered_at(memory, target, state.tstate) else { continue };
+        match stacks.owner(memory, state, entered) {
             Owner::Maker => {}
             Owner::Other { ns_tid, thread_id } => (state.ns_tid, state.thread_id) = (Some(ns_tid), thread_id),
             Owner::Unknown => state.ns_tid = None,

@@ -10,8 +10,9 @@ use serde::Deserialize;
 const FEWEST: u64 = 40;
 /// Of the waits for something else than a processor, those whose stack says where. Now and then a page cannot be read.
 const RIGHT_SHARE: f64 = 0.95;
-/// Waits for a processor: other programs of the guest want one now and then.
-const QUEUED_SHARE: f64 = 0.4;
+/// Waits for a processor, each from the moment when the thread was woken: other programs of the guest want one now and then, and an emulated
+/// guest on a busy machine spends as long on that as its program sleeps.
+const QUEUED_SHARE: f64 = 0.7;
 /// Ticks whose kick may have missed its thread.
 const MISSED_SHARE: f64 = 0.05;
 
@@ -114,7 +115,7 @@ mod tests {
             (30, 0, 0, sample.repeat(30), "at least 40"),
             (100, 10, 0, sample.repeat(90), "10 of 100 ticks lost"),
             (100, 0, 0, sample.repeat(80) + &other.repeat(20), "80 of 100 waits"),
-            (100, 0, 0, sample.repeat(50) + &queued.repeat(50), "50 of 100 waits are for a processor"),
+            (100, 0, 0, sample.repeat(20) + &queued.repeat(80), "80 of 100 waits are for a processor"),
         ] {
             let error = judged(due, lost, inconsistent, samples).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

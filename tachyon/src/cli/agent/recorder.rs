@@ -155,6 +155,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         kernel: false,
         events: Vec::new(),
         waits: if record.wall { Waits::Too } else { Waits::Not },
+        wakers: false,
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,
         sync: false,

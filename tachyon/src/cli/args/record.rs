@@ -47,6 +47,10 @@ pub struct RecordArgs {
     #[arg(long, conflicts_with_all = ["wall", "gil"], help_heading = "How")]
     pub off_cpu: bool,
 
+    /// With --wall or --off-cpu: also record who ends each wait, thread and stack
+    #[arg(long, help_heading = "How")]
+    pub wakers: bool,
+
     /// Sample this event in place of the clock: page-faults, cache-misses, or a tracepoint such as
     /// syscalls:sys_enter_openat; with :PERIOD, every PERIODth. Up to 4, cpu-clock among them if wanted; `-e list` shows
     /// what this machine has

@@ -19,6 +19,8 @@ fn the_kernel_accepts_the_object() {
         opcodes: false,
         kernel_stacks: false,
         waits: Waits::Not,
+        wakers: false,
+        thread_times: false,
         events: Vec::new(),
         unwind_memory: Some(1 << 20),
         ring_bytes: 1 << 20,

@@ -10,7 +10,7 @@ mod mapper;
 mod mixer;
 mod spaces;
 
-pub(super) use kernel::KernelFrames;
+pub(super) use kernel::{KernelFrames, above_the_wait};
 pub(super) use mapper::{Mapped, Mapper, News};
 pub(super) use mixer::Mixer;
 pub(super) use spaces::Spaces;

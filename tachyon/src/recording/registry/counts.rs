@@ -1,6 +1,6 @@
 //! What the account of a segment takes from the registry.
 
-use super::{MAX_UNINSPECTED_ONLY, ProcessInfo, Program, Registry, cpu_time_ns};
+use super::{EndedThread, MAX_UNINSPECTED_ONLY, ProcessInfo, Program, Registry, cpu_time_ns};
 use crate::merge::ProgramKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -91,6 +91,7 @@ impl Registry {
         }
         let counts = SegmentCounts {
             processes,
+            threads: std::mem::take(&mut self.ended_threads),
             reclaimed: std::mem::take(&mut self.reclaimed),
             refused: std::mem::take(&mut self.refused),
             refused_more: std::mem::take(&mut self.refused_more),
@@ -130,6 +131,8 @@ impl Registry {
 pub(in crate::recording) struct SegmentCounts {
     /// Programs that were CPython, as they were when the segment ended.
     pub processes: HashMap<ProgramKey, ProcessInfo>,
+    /// Threads that have ended in it, by the instance of their process.
+    pub threads: HashMap<u64, Vec<EndedThread>>,
     pub reclaimed: Reclaimed,
     /// What was met and refused, by reason.
     pub refused: Vec<String>,

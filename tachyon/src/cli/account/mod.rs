@@ -1,11 +1,13 @@
 //! The short account at the end of a recording, for people. The whole one is `--report`.
 
+mod waits;
+
 use super::escape::escape;
 use super::output::{Destination, OutputPlan};
 use super::table::{cut_end, ordinal};
 use crate::profile::package_path;
 use crate::recording::{BusyChildren, Hot};
-use crate::report::{EventReport, Report, WallReport};
+use crate::report::{EventReport, Report};
 use crate::sinks::Format;
 use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
@@ -86,7 +88,17 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
     let processes = report.processes.len() as u64;
     let plural = if processes == 1 { "process" } else { "processes" };
     let share = on_cpu_share(report);
-    write!(out, "{} samples of {} {plural} in {seconds} s", HumanCount(report.stored), HumanCount(processes))?;
+    if let Some(wall) = report.wall.as_ref().filter(|_| extras.nobody.is_none()) {
+        waits::write(report, wall, out)?;
+    }
+    let samples = match &report.wall {
+        Some(wall) if report.stored == 0 => format!("{} samples of waiting threads", HumanCount(wall.stored)),
+        Some(wall) => {
+            format!("{} samples, and {} of waiting threads,", HumanCount(report.stored), HumanCount(wall.stored))
+        }
+        None => format!("{} samples", HumanCount(report.stored)),
+    };
+    write!(out, "{samples} of {} {plural} in {seconds} s", HumanCount(processes))?;
     match share {
         Some(share) => writeln!(out, "; on a CPU {} of the time", percent(share))?,
         None => writeln!(out)?,
@@ -99,8 +111,8 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         )?;
     } else if !report.events.is_empty() {
         write_events(&report.events, out)?;
-    } else if let Some(wall) = &report.wall {
-        write_waits(wall, report.stored, out)?;
+    } else if report.wall.is_some() {
+        // Told first.
     } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
         write!(out, "ran {} of {seconds} s", percent(share.unwrap_or(0.0)))?;
         match &extras.waiting {
@@ -155,33 +167,6 @@ fn write_events(events: &[EventReport], out: &mut dyn Write) -> io::Result<()> {
                 writeln!(out, "{name}: about {about}, {count} samples of every {}", ordinal(*period))?;
             }
         }
-    }
-    Ok(())
-}
-
-/// Most causes of waits that are shown.
-const CAUSES_SHOWN: usize = 4;
-
-/// Where the selected threads waited, as shares of their lives.
-fn write_waits(wall: &WallReport, running: u64, out: &mut dyn Write) -> io::Result<()> {
-    let whole = running + wall.stored;
-    let mut causes: Vec<_> = wall.causes.iter().collect();
-    causes.sort_by_key(|(_, cause)| std::cmp::Reverse(cause.stored));
-    let told = causes.iter().take(CAUSES_SHOWN).map(|(name, cause)| {
-        let what = match name.as_str() {
-            "gil" => "for the GIL",
-            "cpu" => "for a CPU",
-            "child" => "for a child",
-            name => name,
-        };
-        format!("{} {what} in {}", percent(ratio(cause.stored, whole)), escape(&cause.place))
-    });
-    let told: Vec<String> = told.collect();
-    let colon = if told.is_empty() { "" } else { ": " };
-    writeln!(out, "{} waiting{colon}{}", percent(ratio(wall.stored, whole)), told.join(", "))?;
-    let lost = wall.ticks_due.saturating_sub(wall.stored);
-    if lost > 0 {
-        writeln!(out, "{} of the samples of waiting threads were lost", percent(ratio(lost, wall.ticks_due)))?;
     }
     Ok(())
 }

@@ -2,6 +2,12 @@
 //!
 //! The rings carry nothing; somebody must empty them all the same, or they are full after a thousand kicks.
 
+mod method;
+mod told;
+
+pub(super) use method::TRY;
+pub use method::{WaitMethod, wait_method};
+
 use super::error::{KernelError, program_error};
 use super::object::{Kernel, take};
 use super::pod::Pod;
@@ -13,15 +19,16 @@ use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya_obj::generated::bpf_map_type;
-use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::segment::WAIT_BANKS;
-use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, ticks};
+use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, widened_ticks};
+use told::Told;
 
 /// Whether waiting threads are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,11 +50,13 @@ impl Waits {
     }
 }
 
-/// The program that finds waits, and the one that the kick runs.
+/// The program that finds waits, the one that finds what ends them, and the one that the kick runs.
 pub(super) const SWITCH: &str = "on_switch";
+pub(super) const WAKE: &str = "on_wake";
 pub(super) const KICK: &str = "on_kick";
-/// What those tail-call, in the order of `programs::STAGES`.
-pub(super) const WAIT_STAGES: [&str; 4] = ["wait_search", "wait_frames", "wait_codes", NATIVE_WAIT_STAGE];
+/// What those tail-call, in the order of `programs::STAGES`, what makes a record begin, and what walks the frames of a lock's holder.
+pub(super) const WAIT_STAGES: [&str; 6] =
+    ["wait_search", "wait_frames", "wait_codes", NATIVE_WAIT_STAGE, "wait_begin", "wait_holder"];
 pub(super) const NATIVE_WAIT_STAGE: &str = "wait_native";
 
 /// The tracepoint of the interrupt that a ring's wake-up raises.
@@ -64,9 +73,12 @@ const LAST_KICKS: Duration = Duration::from_millis(20);
 pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
     threads: HashMap<MapData, u64, Pod<SeenThread>>,
-    told: HashMap<MapData, u32, u64>,
+    /// The same map.
+    threads_fd: OwnedFd,
+    told: Told,
     periods: Periods,
     began: KtimeNs,
+    method: WaitMethod,
     // Tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
     _kicks: OwnedFd,
@@ -74,9 +86,6 @@ pub(super) struct WaitMaps {
     emptying: Option<JoinHandle<()>>,
     links: Vec<(&'static str, RawTracePointLinkId)>,
 }
-
-/// How long a thread that comes back takes at most from what it reads of its wait to what it writes: some instructions.
-const WRITTEN: Duration = Duration::from_millis(1);
 
 /// Changes of the period that are remembered: each is a change of the sampling rate, of which there are few.
 const MOST_PERIODS: usize = 256;
@@ -93,12 +102,12 @@ impl Periods {
         self.0.push_back((at, period_ns));
     }
 
-    fn ticks(&self, seed: u64, tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
+    fn ticks(&self, seed: u64, (tid, widening): (u32, u32), began_ns: u64, ended_ns: u64) -> u64 {
         let ends = self.0.iter().skip(1).map(|(from, _)| from.0).chain([u64::MAX]);
         let parts = self.0.iter().zip(ends).enumerate();
         let of_part = |(at, (&(from, period_ns), end)): (usize, (&(KtimeNs, u64), u64))| {
             let from = if at == 0 { 0 } else { from.0 };
-            ticks(seed, tid, period_ns, began_ns.max(from), ended_ns.min(end))
+            widened_ticks(seed, tid, (period_ns, widening), began_ns.max(from), ended_ns.min(end))
         };
         parts.map(of_part).sum()
     }
@@ -143,14 +152,16 @@ impl WaitTotals {
 }
 
 fn each(into: &mut WaitCounters, other: &WaitCounters, of: impl Fn(u64, u64) -> u64) {
-    let WaitCounters { due, too_many, not_kicked, not_met, threads_without_room, records } = into;
+    let WaitCounters { due, widened, too_many, not_kicked, not_met, threads_without_room, records, tries_met } = into;
     for (into, other) in [
         (due, other.due),
+        (widened, other.widened),
         (too_many, other.too_many),
         (not_kicked, other.not_kicked),
         (not_met, other.not_met),
         (threads_without_room, other.threads_without_room),
         (records, other.records),
+        (tries_met, other.tries_met),
     ] {
         *into = of(*into, other);
     }
@@ -179,12 +190,18 @@ impl WaitMaps {
         let stop = Arc::clone(&stopping);
         let empty = move || empty(rings, &stop);
         let thread = std::thread::Builder::new().name("tachyon-kicks".to_owned()).spawn(empty);
+        let Some(Map::HashMap(seen)) = ebpf.map("THREADS_SEEN") else {
+            return Err(KernelError::Missing("THREADS_SEEN"));
+        };
+        let threads_fd = seen.fd().as_fd().try_clone_to_owned().map_err(share)?;
         Ok(Self {
             counts: take(ebpf, "WAIT_COUNTS")?,
             threads: take(ebpf, "THREADS_SEEN")?,
-            told: take(ebpf, "WAITS_TOLD")?,
+            threads_fd,
+            told: Told::of(ebpf)?,
             periods: Periods::default(),
             began: KtimeNs::default(),
+            method: WaitMethod::Kick,
             stages: take(ebpf, "WAIT_STAGES")?,
             _kicks: keep,
             stopping,
@@ -232,18 +249,17 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn attach_waits(&mut self) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
-        let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
         waits.began = KtimeNs::now();
-        let began = SeenThread { left_ns: waits.began.0, ..SeenThread::default() };
-        waits.threads.insert(BEGAN, Pod(began), 0).map_err(KernelError::map("THREADS_SEEN"))?;
-        for (name, point) in [(KICK, INTERRUPT), (SWITCH, "sched_switch")] {
-            let link = tracepoint(ebpf, name)?.attach(point).map_err(|source| {
-                let what = format!("raw tracepoint {point}, which waiting threads are sampled by");
-                KernelError::Attach { what, source }
-            })?;
-            waits.links.push((name, link));
-        }
+        self.verdicts.set(BEGAN, waits.began.0, 0).map_err(KernelError::map("VERDICTS"))?;
+        let method = self.attach_wait_programs()?;
+        self.waits.iter_mut().for_each(|waits| waits.method = method);
         Ok(())
+    }
+
+    /// Where the stacks of waiting threads are taken; known once waits are sampled.
+    #[must_use]
+    pub fn wait_method(&self) -> WaitMethod {
+        self.waits.as_ref().map_or(WaitMethod::Kick, |waits| waits.method)
     }
 
     /// Samples waits no more: when this returns, all that were to be looked at have been, or never will be. Gives the moment up to
@@ -257,7 +273,9 @@ impl Kernel {
         let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
         while let Some((name, link)) = waits.links.pop() {
             tracepoint(ebpf, name)?.detach(link).map_err(program_error(name))?;
-            std::thread::sleep(LAST_KICKS);
+            if name == SWITCH {
+                std::thread::sleep(LAST_KICKS);
+            }
         }
         Ok(ended)
     }
@@ -276,45 +294,10 @@ impl Kernel {
         self.waits.as_ref().map_or_else(KtimeNs::default, |waits| waits.began)
     }
 
-    /// Ticks of a thread between two moments.
+    /// Ticks of a thread, in the periods of its present wait, between two moments.
     #[must_use]
-    pub fn ticks(&self, tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
-        self.waits.as_ref().map_or(0, |waits| waits.periods.ticks(self.seed(), tid, began_ns, ended_ns))
-    }
-
-    /// Threads that have been switched since the start, and live, by their ids.
-    #[must_use]
-    pub fn seen_threads(&self) -> BTreeMap<u32, SeenThread> {
-        let threads = self.waits.iter().flat_map(|waits| waits.threads.iter());
-        let threads = threads.filter_map(Result::ok).filter(|(key, _)| *key != BEGAN);
-        threads.map(|(_, Pod(seen))| (seen.tid, seen)).collect()
-    }
-
-    /// Leaves the parts of waits up to a moment to the caller, as far as the threads still wait: the kernel side counts those waits
-    /// from that moment on. Gives the threads of which it does.
-    pub fn leave_waits(
-        &mut self,
-        tids: impl Iterator<Item = u32>,
-        before: &BTreeMap<u32, SeenThread>,
-        until: KtimeNs,
-    ) -> Vec<u32> {
-        let Some(waits) = &mut self.waits else { return Vec::new() };
-        // Of one for which there is no room the whole wait is counted when it ends.
-        let tids: Vec<u32> = tids.filter(|tid| waits.told.insert(tid, until.0, 0).is_ok()).collect();
-        // A thread that comes back just now may not have written down yet what it found.
-        std::thread::sleep(WRITTEN);
-        let now = self.seen_threads();
-        let of = |threads: &BTreeMap<u32, SeenThread>, tid| threads.get(&tid).copied();
-        let is_left = |tid: &u32| SeenThread::is_left_to_user_space(of(before, *tid), of(&now, *tid), until.0);
-        tids.into_iter().filter(is_left).collect()
-    }
-
-    /// A thread's wait that was left to user space is over.
-    pub fn forget_wait(&mut self, tid: u32) {
-        if let Some(waits) = &mut self.waits {
-            // One that is not there is forgotten.
-            let _gone = waits.told.remove(&tid);
-        }
+    pub fn ticks(&self, thread: (u32, u32), began_ns: u64, ended_ns: u64) -> u64 {
+        self.waits.as_ref().map_or(0, |waits| waits.periods.ticks(self.seed(), thread, began_ns, ended_ns))
     }
 
     /// What became of waits since the start that count in a bank; `None` where they are not wanted.
@@ -339,12 +322,13 @@ mod tests {
     fn each_part_of_a_wait_has_the_period_of_its_time() {
         let mut periods = Periods::default();
         periods.change(KtimeNs(5_000_000_000), 10_000_000);
-        assert_eq!(periods.ticks(1, 2, 0, 8_000_000_000), ticks(1, 2, 10_000_000, 0, 8_000_000_000));
+        let thread = (2, 0);
+        assert_eq!(periods.ticks(1, thread, 0, 8_000_000_000), widened_ticks(1, 2, (10_000_000, 0), 0, 8_000_000_000));
         periods.change(KtimeNs(6_000_000_000), 100_000_000);
         // A second at 100 Hz, two at 10 Hz, and a tick more or less at each end.
-        assert!((119..=121).contains(&periods.ticks(1, 2, 5_000_000_000, 8_000_000_000)));
-        assert!((19..=21).contains(&periods.ticks(1, 2, 6_000_000_000, 8_000_000_000)));
-        assert!((99..=101).contains(&periods.ticks(1, 2, 4_500_000_000, 5_500_000_000)));
+        assert!((119..=121).contains(&periods.ticks(1, thread, 5_000_000_000, 8_000_000_000)));
+        assert!((19..=21).contains(&periods.ticks(1, thread, 6_000_000_000, 8_000_000_000)));
+        assert!((99..=101).contains(&periods.ticks(1, thread, 4_500_000_000, 5_500_000_000)));
         for at in 0..1_000 {
             periods.change(KtimeNs(7_000_000_000 + at), 10_000_000);
         }

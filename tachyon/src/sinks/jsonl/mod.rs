@@ -2,11 +2,13 @@
 //!
 //! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
 
+mod wait;
+
 use super::label::Label;
 use super::need::Amounts;
 use super::spool::Spool;
 use super::stacks::gil_held;
-use super::streams::{get, put};
+use super::streams::put;
 use super::{Sink, file_thread_id};
 use crate::profile::{FrameId, Profile, Sample, ThreadId, Wait};
 use crate::report::Report;
@@ -14,6 +16,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use tachyon_common::event::status;
+use wait::{Waiting, get_wait, put_wait};
 
 /// Names of the status bits, in their order.
 const STATUS_NAMES: [(u32, &str); 6] = [
@@ -66,32 +69,6 @@ struct Place<'a> {
     native: Option<Native<'a>>,
 }
 
-/// What a thread waited for.
-#[derive(Serialize)]
-struct Waiting<'a> {
-    cause: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    syscall: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    futex: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    since_us: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wait_us: Option<u64>,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(cause: &'a str, wait: Option<&Wait>) -> Self {
-        Self {
-            cause,
-            syscall: wait.and_then(Wait::syscall_name),
-            futex: wait.and_then(|wait| wait.futex).map(|address| format!("{address:#x}")),
-            since_us: wait.map(|wait| wait.since_us),
-            wait_us: wait.map(|wait| wait.wait_us),
-        }
-    }
-}
-
 /// What is known of a native frame whose address was recorded.
 #[derive(Serialize)]
 struct Native<'a> {
@@ -99,29 +76,6 @@ struct Native<'a> {
     object: Option<&'a str>,
     source: Option<&'a str>,
     inlined: bool,
-}
-
-/// A wait behind its sample. Its weight comes first, which is 0 behind a sample of none.
-fn put_wait(out: &mut Vec<u8>, wait: &Wait) {
-    put(out, wait.weight);
-    if wait.weight == 0 {
-        return;
-    }
-    put(out, wait.since_us);
-    put(out, wait.wait_us);
-    put(out, wait.syscall.map_or(0, |number| u64::from(number) + 1));
-    put(out, wait.futex.unwrap_or(0));
-}
-
-fn get_wait(bytes: &mut &[u8]) -> io::Result<Option<Wait>> {
-    let weight = get(bytes)?;
-    if weight == 0 {
-        return Ok(None);
-    }
-    let (since_us, wait_us) = (get(bytes)?, get(bytes)?);
-    let syscall = get(bytes)?.checked_sub(1).and_then(|number| u32::try_from(number).ok());
-    let futex = Some(get(bytes)?).filter(|&address| address != 0);
-    Ok(Some(Wait { weight, since_us, wait_us, syscall, futex }))
 }
 
 impl<W: Write> Sink for JsonlSink<W> {
@@ -133,8 +87,9 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.repeat_with(0, sample, times_us, |out| put(out, 0))
     }
 
-    fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> io::Result<bool> {
-        self.spool.push_with(0, sample, |out| put_wait(out, wait))?;
+    fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait<'_>) -> io::Result<bool> {
+        let waker = wait.waker_stack.map(|(thread, frames)| (thread, self.spool.stacks.intern(frames)));
+        self.spool.push_with(0, sample, |out| put_wait(out, wait, waker))?;
         Ok(true)
     }
 
@@ -149,11 +104,12 @@ impl<W: Write> Sink for JsonlSink<W> {
         let stacks = &self.spool.stacks;
         let mut line = Vec::new();
         self.spool.read_with(0, |sample, more| {
-            let wait = get_wait(more)?;
+            let spooled = get_wait(more)?;
+            let wait = spooled.as_ref().map(|spooled| &spooled.wait);
             // What differs in its time only is put together once.
             line.clear();
-            let who = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
-            line.write_all(who.as_bytes())?;
+            let waiter = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
+            line.write_all(waiter.as_bytes())?;
             let gil = match gil_held(sample.status) {
                 Some(true) => "true",
                 Some(false) => "false",
@@ -182,17 +138,16 @@ impl<W: Write> Sink for JsonlSink<W> {
                 write!(line, "\"weight\":{},", wait.weight)?;
             }
             if let Some(cause) = profile.waits_for(stack) {
-                write!(line, "\"waiting\":{},", json(&Waiting::new(cause, wait.as_ref())))?;
+                write!(line, "\"waiting\":{},", json(&Waiting::new(profile, cause, wait)))?;
             }
-            line.write_all(b"\"frames\":[")?;
-            for (place, &frame) in stack.iter().enumerate() {
-                if place > 0 {
-                    line.write_all(b",")?;
-                }
-                let text = frames.entry(frame).or_insert_with(|| describe(profile, frame));
-                line.write_all(text.as_bytes())?;
+            if let Some((thread, stack)) = spooled.and_then(|spooled| spooled.waker) {
+                let waker = threads.entry(thread).or_insert_with(|| who(profile, thread));
+                write!(line, "\"waker\":{{{waker},")?;
+                write_frames(&mut line, profile, stacks.get(stack), &mut frames)?;
+                line.write_all(b"},")?;
             }
-            line.write_all(b"]}\n")?;
+            write_frames(&mut line, profile, stack, &mut frames)?;
+            line.write_all(b"}\n")?;
             for sample in sample.each() {
                 write!(out, "{{\"time_us\":{},", sample.time_us)?;
                 out.write_all(&line)?;
@@ -201,6 +156,24 @@ impl<W: Write> Sink for JsonlSink<W> {
         })?;
         out.flush()
     }
+}
+
+/// The member that has a stack's frames, leaf first.
+fn write_frames(
+    out: &mut impl Write,
+    profile: &Profile,
+    stack: &[FrameId],
+    known: &mut HashMap<FrameId, String>,
+) -> io::Result<()> {
+    out.write_all(b"\"frames\":[")?;
+    for (place, &frame) in stack.iter().enumerate() {
+        if place > 0 {
+            out.write_all(b",")?;
+        }
+        let text = known.entry(frame).or_insert_with(|| describe(profile, frame));
+        out.write_all(text.as_bytes())?;
+    }
+    out.write_all(b"]")
 }
 
 /// The members of an object that tell the thread, without its braces.
@@ -250,7 +223,7 @@ fn json(value: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Frame, Merge, NativeMapping, NativePlace, Process, Thread};
+    use crate::profile::{Frame, Holder, Merge, NativeMapping, NativePlace, Process, Thread};
 
     #[test]
     fn one_object_a_sample() {
@@ -290,10 +263,24 @@ mod tests {
         let frames = [profile.special_frame(&crate::profile::waiting("lock"))];
         let sample = Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None };
         let futex = u32::try_from(libc::SYS_futex).unwrap();
-        let long = Wait { weight: 8, since_us: 10, wait_us: 80, syscall: Some(futex), futex: Some(0x7f10) };
+        let (file, function) = (profile.strings.intern("/a.py"), profile.strings.intern("hogs"));
+        let holder = Frame { lineno: 7, ..Frame::without_location(file, function) };
+        let holder = profile.frames.intern(holder);
+        let long = Wait {
+            weight: 8,
+            since_us: 10,
+            wait_us: 80,
+            syscall: Some(futex),
+            futex: Some(0x7f10),
+            queued_us: Some(0),
+            waker: Some(77),
+            waker_stack: Some((ThreadId(0), &frames)),
+            holder: Some(Holder { tid: None, frame: holder }),
+        };
         let mut sink = JsonlSink::new(Vec::new());
         sink.wait(&profile, &sample, &long).unwrap();
-        sink.wait(&profile, &sample, &Wait { weight: 1, syscall: None, futex: None, ..long }).unwrap();
+        let short = Wait { weight: 1, since_us: 10, wait_us: 80, ..Wait::default() };
+        sink.wait(&profile, &sample, &short).unwrap();
         sink.sample(&profile, &sample).unwrap();
         sink.finish(&profile, &Report::default()).unwrap();
         let lines: Vec<serde_json::Value> =
@@ -303,12 +290,38 @@ mod tests {
         assert_eq!(
             told,
             [
-                (Some(8), of(r#"{"cause":"lock","futex":"0x7f10","since_us":10,"syscall":"futex","wait_us":80}"#)),
+                (
+                    Some(8),
+                    of(concat!(
+                        r#"{"cause":"lock","futex":"0x7f10","holder":{"file":"/a.py","function":"hogs","line":7,"tid":null},"#,
+                        r#""queued_us":0,"since_us":10,"syscall":"futex","wait_us":80,"waker_tid":77}"#
+                    ))
+                ),
                 (None, of(r#"{"cause":"lock","since_us":10,"wait_us":80}"#)),
                 // As it comes from a file that keeps no more.
                 (None, of(r#"{"cause":"lock"}"#)),
             ]
         );
+    }
+
+    #[test]
+    fn a_waker_has_a_thread_and_a_stack() {
+        let mut profile = Profile::default();
+        profile.processes.push(Process { pid: 5, ..Process::default() });
+        profile.threads.push(Thread { tid: 6, name: "producer".into(), ..Thread::default() });
+        let (waits, puts) = (profile.special_frame(&crate::profile::waiting("lock")), profile.special_frame("puts"));
+        let frames = [waits];
+        let sample = Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None };
+        let waker = [puts];
+        let wait = Wait { weight: 1, waker: Some(6), waker_stack: Some((ThreadId(0), &waker)), ..Wait::default() };
+        let mut sink = JsonlSink::new(Vec::new());
+        sink.wait(&profile, &sample, &wait).unwrap();
+        sink.finish(&profile, &Report::default()).unwrap();
+        let line: serde_json::Value = serde_json::from_slice(&sink.out).unwrap();
+        let waker = &line["waker"];
+        assert_eq!((&waker["pid"], &waker["tid"], &waker["thread"]), (&5.into(), &6.into(), &"producer".into()));
+        assert_eq!(waker["frames"][0]["function"], "puts");
+        assert_eq!(line["frames"].as_array().map(Vec::len), Some(1));
     }
 
     #[test]

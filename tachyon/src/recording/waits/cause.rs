@@ -1,44 +1,27 @@
-//! What a thread waited for, and the account of waits.
+//! What a thread waited for: a word of `docs/waiting.md`, by its state, its system call, and what that was called with.
 
-use crate::kernel::WaitTotals;
-use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, Wait};
-use crate::remote::RemoteProcess;
-use crate::report::{CauseReport, WallReport};
-use crate::snapshot::ThreadStack;
+use crate::remote::{Blocked, RemoteProcess};
+use crate::snapshot::{MixedFrame, ThreadStack};
 use crate::types::RemoteAddr;
-use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
 use tachyon_common::event::WaitFacts;
-use tachyon_common::stop::LossCause;
-use tachyon_common::wait::NOT_SEEN;
-
-/// What waits came to, in ticks.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Waited {
-    /// Of records that arrived.
-    pub received: u64,
-    /// Those of them that are in the file.
-    pub stored: u64,
-    /// In waits that lasted when the segment ended, and those of them whose stack could not be told.
-    pub due_at_end: u64,
-    pub unread: u64,
-    /// Those that could not be written.
-    pub write_errors: u64,
-    /// By cause and by the frame that they are charged to.
-    pub by_place: HashMap<(&'static str, FrameId), u64>,
-    /// By process, an index into the profile's, and by cause.
-    pub by_process: HashMap<u32, BTreeMap<&'static str, u64>>,
-}
+use tachyon_common::unwind::StackBuffer;
+use tachyon_common::wait::{GIL_BYTES, GIL_REFERENCES, NEAR_STACK, NOT_SEEN};
+use tachyon_common::walk;
 
 /// The cause of waits for a CPU.
-pub(super) const FOR_A_CPU: &str = "cpu";
-
-/// Bytes of `struct _gil_runtime_state` at most: two condition variables, two mutexes and four words or five
-/// (`Include/internal/pycore_gil.h`, 3.8 to 3.15).
-const GIL_BYTES: u64 = 224;
+pub(in crate::recording) const FOR_A_CPU: &str = "cpu";
+/// Of waits for the GIL.
+pub(in crate::recording) const GIL: &str = "gil";
+/// Of waits for any other futex.
+pub(in crate::recording) const LOCK: &str = "lock";
+/// Of threads that another one has stopped, all at once, and of that one while they go on (free-threaded builds).
+const STOP_THE_WORLD: &str = "stop_the_world";
 
 /// `TASK_UNINTERRUPTIBLE` (`include/linux/sched.h`): what is waited for comes soon, from a disk as a rule.
 const UNINTERRUPTIBLE: u32 = 2;
+/// `__TASK_STOPPED` and `__TASK_TRACED` (`include/linux/sched.h`): a signal or a debugger has stopped it.
+const STOPPED: u32 = 4 | 8;
 
 /// What a thread waited for: a word of `docs/waiting.md`.
 pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
@@ -49,11 +32,12 @@ pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     }
     let first = facts.args[0];
     match facts.syscall {
+        _ if facts.state & STOPPED != 0 => "stopped",
         libc::SYS_futex | libc::SYS_futex_waitv => {
-            if facts.gil != 0 && first.wrapping_sub(facts.gil) < GIL_BYTES {
-                "gil"
+            if is_for_gil(facts) {
+                GIL
             } else {
-                "lock"
+                LOCK
             }
         }
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_wait4 | libc::SYS_waitid => "child",
@@ -80,30 +64,73 @@ pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
     }
 }
 
+/// Whether the futex is the GIL's.
+fn is_for_gil(facts: &WaitFacts) -> bool {
+    facts.gil_is_near >= GIL_REFERENCES || (facts.gil != 0 && facts.args[0].wrapping_sub(facts.gil) < GIL_BYTES)
+}
+
+/// What a futex is, as far as the functions tell that wait for it, leaf first, each as `object!function`: where a futex belongs to
+/// nothing that is known (free-threaded builds and musl have them on the waiter's own stack).
+pub(in crate::recording) fn told_by_native<'a>(
+    names: impl Iterator<Item = &'a str>,
+    free_threaded: bool,
+) -> Option<&'static str> {
+    // The C library's, the lock's own, then who asked for it.
+    const LOOKED_AT: usize = 12;
+    names.take(LOOKED_AT).find_map(|name| {
+        let function = name.rsplit_once('!').map_or(name, |(_, function)| function);
+        let function = function.split('.').next().unwrap_or(function);
+        match function {
+            // `Python/ceval_gil.c`; the free-threaded build's, where its GIL is switched on.
+            "take_gil" | "drop_gil" | "drop_gil_impl" | "_PyEval_AcquireLock" => Some(GIL),
+            // `Python/pystate.c`: what attaches to the interpreter waits until that is allowed, or stops the others and waits for them.
+            "_PyThreadState_Attach" | "PyEval_RestoreThread" | "PyEval_AcquireThread" if !free_threaded => Some(GIL),
+            "tstate_wait_attach" | "_PyThreadState_Attach" | "_PyThreadState_Suspend" | "stop_the_world" => {
+                free_threaded.then_some(STOP_THE_WORLD)
+            }
+            _ => None,
+        }
+    })
+}
+
+/// What a thread that was read from outside waits for: of a futex that belongs to nothing that is known, as the functions tell that wait
+/// for it.
+pub(crate) fn cause_with_stack(pid: u32, facts: &WaitFacts, thread: &ThreadStack, free_threaded: bool) -> &'static str {
+    let cause = cause(pid, facts);
+    let Some(Ok(mixed)) = thread.mixed.as_ref().filter(|_| cause == LOCK) else { return cause };
+    let native = mixed.frames.iter().filter_map(|frame| match frame {
+        MixedFrame::Native(name) => name.function.as_deref(),
+        MixedFrame::Python(_) => None,
+    });
+    told_by_native(native, free_threaded).unwrap_or(cause)
+}
+
 /// What `/proc` tells of the wait of a thread that does not run: nothing of its length. `gil`: address of its interpreter's.
 pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<WaitFacts> {
     let state = match thread.state? {
         'R' => return None,
         'D' => UNINTERRUPTIBLE,
+        'T' | 't' => STOPPED,
         _ => 1,
     };
     let (syscall, args) = process.system_call(thread.tid?)?;
     let polled = process.read_u64(RemoteAddr(args[0])).unwrap_or(0);
-    Some(WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() })
+    let facts = WaitFacts { syscall, args, polled, state, gil: gil.unwrap_or(0), ..WaitFacts::default() };
+    let gil_is_near = references_to_gil(process, thread.tid?, &facts);
+    Some(WaitFacts { gil_is_near, ..facts })
 }
 
-/// What is told of a wait beside its cause and stack.
-pub(crate) fn told(facts: &WaitFacts) -> Wait {
-    // One that was preempted was in no system call, whatever its registers say.
-    let syscall = u32::try_from(facts.syscall).ok().filter(|_| facts.state != 0);
-    let is_futex = syscall.is_some_and(|call| libc::c_long::from(call) == libc::SYS_futex);
-    Wait {
-        weight: u64::from(facts.weight),
-        since_us: facts.began_ns / 1000,
-        wait_us: facts.ended_ns.saturating_sub(facts.began_ns) / 1000,
-        syscall,
-        futex: is_futex.then_some(facts.args[0]),
+/// Where the futex lies on the thread's own stack, how much behind it refers to the GIL, as the kernel side counts it.
+fn references_to_gil(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> u32 {
+    if facts.gil == 0 || facts.syscall != libc::SYS_futex {
+        return 0;
     }
+    let Some(Blocked::At { sp, .. }) = process.blocked(tid) else { return 0 };
+    if facts.args[0].wrapping_sub(sp) >= NEAR_STACK {
+        return 0;
+    }
+    let references = walk::references(process, &mut StackBuffer::default(), facts.args[0] & !7, facts.gil);
+    u32::try_from(references).unwrap_or(u32::MAX)
 }
 
 /// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.
@@ -137,56 +164,6 @@ fn descriptor(pid: u32, number: u64) -> Option<&'static str> {
     }
 }
 
-/// The account of waits: `ticks_due = stored + Σ loss`. And by how much counts of the same differ.
-pub(super) fn account(totals: &WaitTotals, waited: &Waited, profile: &Profile) -> (WallReport, u64) {
-    let WaitTotals { before, walked } = totals;
-    let mut loss: BTreeMap<String, u64> =
-        LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), walked.loss[cause as usize])).collect();
-    let mut add = |cause: &str, ticks: u64| *loss.entry(cause.to_owned()).or_default() += ticks;
-    add("too_many", before.too_many);
-    add("not_kicked", before.not_kicked);
-    add("unread", waited.unread);
-    add("not_met", before.not_met);
-    add(LossCause::WriteError.name(), waited.write_errors);
-    add(LossCause::BadRecord.name(), walked.sent.saturating_sub(waited.received));
-    add(LossCause::Internal.name(), walked.ran.saturating_sub(walked.ended()));
-    let inconsistent = totals.met().abs_diff(before.due)
-        + walked.ran.abs_diff(walked.ended())
-        + walked.sent.abs_diff(waited.received)
-        + (waited.received + waited.due_at_end).abs_diff(waited.stored + waited.write_errors + waited.unread);
-    let report = WallReport {
-        method: "kick".to_owned(),
-        ticks_due: before.due + waited.due_at_end,
-        stored: waited.stored,
-        loss,
-        causes: causes(waited, profile),
-    };
-    (report, inconsistent)
-}
-
-fn causes(waited: &Waited, profile: &Profile) -> BTreeMap<String, CauseReport> {
-    let mut causes: BTreeMap<String, CauseReport> = BTreeMap::new();
-    for (&(cause, frame), &ticks) in &waited.by_place {
-        let known = causes.entry(cause.to_owned()).or_default();
-        known.stored += ticks;
-        if ticks > known.at_place {
-            (known.place, known.at_place) = (place(profile, frame), ticks);
-        }
-    }
-    causes
-}
-
-/// A frame as people name it: `file:line function`.
-fn place(profile: &Profile, frame: FrameId) -> String {
-    let frame = profile.frames.get(frame);
-    let (file, function) = (profile.strings.get(frame.filename), profile.strings.get(frame.function));
-    if file == SPECIAL_FILENAME {
-        return function.to_owned();
-    }
-    let name = file.rsplit('/').next().unwrap_or(file);
-    format!("{name}:{} {function}", frame.lineno)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +183,30 @@ mod tests {
     }
 
     #[test]
+    fn functions_tell_whose_a_futex_is() {
+        let told = |names: &[&str], free_threaded| told_by_native(names.iter().copied(), free_threaded);
+        let musl = ["ld-musl-x86_64.so.1!__syscall_cp_asm", "libpython3.13.so.1.0!take_gil", "libpython3.13.so.1.0!f"];
+        assert_eq!(told(&musl, false), Some(GIL));
+        let attaching = [
+            "libc.so.6!__futex_abstimed_wait_common64",
+            "python3.14t!_PySemaphore_Wait",
+            "python3.14t!_PyThreadState_Attach",
+        ];
+        assert_eq!(told(&attaching, true), Some(STOP_THE_WORLD));
+        assert_eq!(told(&attaching, false), Some(GIL));
+        assert_eq!(told(&["python3.14t!stop_the_world.isra.0"], true), Some(STOP_THE_WORLD));
+        assert_eq!(told(&["libc.so.6!futex", "python3.14t!_PyMutex_LockTimed"], true), None);
+        let far = ["a!b"; 12].iter().copied().chain(["python!take_gil"]);
+        assert_eq!(told_by_native(far, false), None, "that one waits for something else");
+    }
+
+    #[test]
+    fn a_thread_that_is_stopped_waits_for_nothing_else() {
+        let stopped = WaitFacts { state: 4, syscall: libc::SYS_futex, ..WaitFacts::default() };
+        assert_eq!(cause(1, &stopped), "stopped");
+    }
+
+    #[test]
     fn causes() {
         assert_eq!(of(libc::SYS_futex, [0x1000 + 40, 0, 0]), "gil");
         assert_eq!(of(libc::SYS_futex, [0x1000 + GIL_BYTES, 0, 0]), "lock");
@@ -215,6 +216,9 @@ mod tests {
         assert_eq!(of(libc::SYS_pselect6, [4, 0, 0]), "poll");
         assert_eq!(of(libc::SYS_wait4, [0; 3]), "child");
         assert_eq!(of(-1, [0; 3]), "other");
+        let near =
+            WaitFacts { state: 1, syscall: libc::SYS_futex, gil: 0x1000, gil_is_near: 2, ..WaitFacts::default() };
+        assert_eq!(cause(1, &near), "gil");
         let queued = WaitFacts { syscall: libc::SYS_futex, ..WaitFacts::default() };
         assert_eq!(cause(1, &queued), "cpu");
     }

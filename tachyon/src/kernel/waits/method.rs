@@ -1,0 +1,141 @@
+//! Where the stacks of waiting threads are taken: whether a kick meets its thread is tried out on every CPU first.
+//!
+//! Nothing promises that the interrupt comes at once. Where it does not (an emulator, a kernel that does such work in a thread),
+//! stacks are taken when threads leave their CPUs.
+
+use super::super::error::KernelError;
+use super::super::object::{Kernel, Options, ring_bytes};
+use super::super::programs::{load_programs, tracepoint};
+use super::{INTERRUPT, KICK, SWITCH, WAKE, Waits};
+use aya::Ebpf;
+use aya::programs::{RawTracePointRunOptions, TestRun as _};
+use std::time::{Duration, Instant};
+use tachyon_common::wait::{METHOD, method};
+
+/// The program that the kicks are tried out with.
+pub(in crate::kernel) const TRY: &str = "try_kick";
+
+/// Kicks that are tried on each CPU.
+const TRIES: u64 = 3;
+/// A kick comes after microseconds, or after a guest's processor has its turn again.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where the stacks of waiting threads are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitMethod {
+    /// When the wait is over, by an interrupt that meets the thread before it goes on.
+    #[default]
+    Kick,
+    /// When the wait begins, of some waits that stand for all.
+    SwitchOut,
+}
+
+impl WaitMethod {
+    /// Its name in accounts.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kick => "kick",
+            Self::SwitchOut => "switch_out",
+        }
+    }
+}
+
+/// What a recording of waits would use here: its programs are not loaded but for the two that try.
+///
+/// # Errors
+/// When the kernel lacks something or refuses.
+pub fn wait_method() -> Result<WaitMethod, KernelError> {
+    let options = Options {
+        interval: Duration::from_millis(10),
+        all_python: false,
+        gil_only: false,
+        filtered: false,
+        opcodes: false,
+        kernel_stacks: false,
+        waits: Waits::Alone,
+        wakers: false,
+        thread_times: false,
+        events: Vec::new(),
+        unwind_memory: None,
+        ring_bytes: ring_bytes(0.0, 1),
+        pid_namespace: None,
+    };
+    let mut kernel = Kernel::open(&options)?;
+    load_programs(kernel.ebpf.as_mut().ok_or(KernelError::Verifying)?, &[TRY, KICK])?;
+    let works = kernel.attach_wait_program(KICK, INTERRUPT).is_ok() && kernel.kicks_are_met();
+    Ok(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut })
+}
+
+/// `TACHYON_WAIT_METHOD`: for tests of the other one.
+fn asked() -> Option<WaitMethod> {
+    let asked = std::env::var("TACHYON_WAIT_METHOD").ok()?;
+    [WaitMethod::Kick, WaitMethod::SwitchOut].into_iter().find(|method| method.name() == asked)
+}
+
+impl Kernel {
+    /// Attaches what waits need, after a try of the kick. Gives the method that is used from then on.
+    pub(super) fn attach_wait_programs(&mut self) -> Result<WaitMethod, KernelError> {
+        let kicked = self.attach_wait_program(KICK, INTERRUPT);
+        let works = kicked.is_ok() && self.kicks_are_met();
+        let method = asked().unwrap_or(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut });
+        if method == WaitMethod::Kick {
+            // Where it was asked for, its refusal is what went wrong.
+            kicked?;
+        } else {
+            self.verdicts.set(METHOD, method::SWITCH_OUT, 0).map_err(KernelError::map("VERDICTS"))?;
+        }
+        self.attach_wait_program(WAKE, "sched_waking")?;
+        self.attach_wait_program(SWITCH, "sched_switch")?;
+        Ok(method)
+    }
+
+    fn attach_wait_program(&mut self, name: &'static str, point: &str) -> Result<(), KernelError> {
+        let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
+        let link = tracepoint(ebpf, name)?.attach(point).map_err(|source| {
+            let what = format!("raw tracepoint {point}, which waiting threads are sampled by");
+            KernelError::Attach { what, source }
+        })?;
+        if let Some(waits) = &mut self.waits {
+            waits.links.push((name, link));
+        }
+        Ok(())
+    }
+
+    /// Whether each kick on each CPU meets what ran when it was raised.
+    fn kicks_are_met(&mut self) -> bool {
+        let Ok(cpus) = aya::util::online_cpus() else { return false };
+        let mut tried = 0;
+        for cpu in cpus {
+            for _ in 0..TRIES {
+                let Some(ebpf) = self.ebpf.as_mut() else { return false };
+                tried += 1;
+                if !try_on(ebpf, cpu) || !self.have_met(tried) {
+                    return false;
+                }
+            }
+        }
+        tried > 0
+    }
+
+    /// Whether so many kicks have met their thread by now, or do so soon.
+    fn have_met(&self, tried: u64) -> bool {
+        let begun = Instant::now();
+        let met = || {
+            let counted = self.waits(self.bank()).ok().flatten();
+            counted.is_some_and(|totals| totals.before.tries_met >= tried)
+        };
+        while !met() {
+            if begun.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
+fn try_on(ebpf: &mut Ebpf, cpu: u32) -> bool {
+    let options = RawTracePointRunOptions { cpu: Some(cpu), ..RawTracePointRunOptions::new() };
+    tracepoint(ebpf, TRY).is_ok_and(|program| program.test_run(options).is_ok())
+}

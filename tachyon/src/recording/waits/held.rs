@@ -1,0 +1,66 @@
+//! Records that wait for another one: the stack of a wait that has begun, or of who ends one, until the wait is over.
+//!
+//! As they came: what they mean is found out when it is known that they are wanted, whatever profile that is for.
+
+use std::collections::HashMap;
+
+/// Most bytes that are held: of 1,000 waiting threads with 100 frames each 2.6 MB.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Records by thread, one for each.
+#[derive(Debug, Default)]
+pub(in crate::recording) struct Held {
+    records: HashMap<u32, (u64, Box<[u8]>)>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Holds the record of a thread's wait that began then, in the place of what there was of that thread.
+    pub fn hold(&mut self, tid: u32, left_ns: u64, record: &[u8]) {
+        self.take(tid, left_ns);
+        if self.bytes + record.len() > MOST_BYTES {
+            // Those of threads that have ended, and some more: their waits have no stack.
+            self.records.clear();
+            self.bytes = 0;
+        }
+        self.bytes += record.len();
+        if let Some((_, before)) = self.records.insert(tid, (left_ns, record.into())) {
+            self.bytes -= before.len();
+        }
+    }
+
+    /// The record of that wait, if there is one. Nothing is held of the thread afterwards.
+    pub fn take(&mut self, tid: u32, left_ns: u64) -> Option<Box<[u8]>> {
+        let (of, record) = self.records.remove(&tid)?;
+        self.bytes -= record.len();
+        (of == left_ns).then_some(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_of_one_wait() {
+        let mut held = Held::default();
+        held.hold(5, 100, b"first");
+        held.hold(5, 200, b"second");
+        held.hold(6, 100, b"other");
+        assert_eq!(held.take(5, 100), None, "that wait is over");
+        assert_eq!(held.take(5, 200), None, "nothing is held of it any more");
+        assert_eq!(held.take(6, 100).as_deref(), Some(&b"other"[..]));
+        assert_eq!(held.bytes, 0);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut held = Held::default();
+        let record = vec![0; 1 << 20];
+        for tid in 0..200 {
+            held.hold(tid, 1, &record);
+            assert!(held.bytes <= MOST_BYTES && held.records.len() << 20 == held.bytes);
+        }
+        assert!(held.take(199, 1).is_some());
+    }
+}
