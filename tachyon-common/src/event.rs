@@ -165,6 +165,8 @@ pub mod status {
     /// The thread was entering the evaluator, and the Python frames are those of its callers, which the native stack
     /// led to.
     pub const CALLERS: u32 = 1 << 11;
+    /// The innermost frame has run nothing, and is proven to be linked to its caller (3.11, 3.12).
+    pub const LINKED: u32 = 1 << 12;
 }
 
 /// One Python frame of a sample.

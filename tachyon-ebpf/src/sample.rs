@@ -360,7 +360,8 @@ fn is_being_linked(scratch: &Scratch) -> bool {
     let root = unsafe { frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(stored - 1)) };
     // SAFETY: as above.
     let root = unsafe { root.read() };
-    (leaf.lasti < 0 || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
+    let unlinked = leaf.lasti < 0 && scratch.sample.record.status & status::LINKED == 0;
+    (unlinked || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
 }
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.

@@ -145,7 +145,8 @@ fn chain<M: UserMemory + ?Sized>(
             frames,
         );
         if let Some(reason) = stopped {
-            let settled = walk::believable_stop(layout, reason, frames.0.len(), frames.0.first(), frames.0.last());
+            let settled =
+                walk::believable_stop(layout, reason, frames.0.len(), frames.0.first(), frames.0.last(), false);
             if settled != reason {
                 frames.0.clear();
             }
