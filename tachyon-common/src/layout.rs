@@ -162,6 +162,8 @@ pub struct Layout {
     pub code_nlocalsplus: u32,
     /// `PyCodeObject.co_stacksize` (3.11, 3.12).
     pub code_stacksize: u32,
+    /// `PyThreadState.current_executor` (3.14+): not NULL while the innermost frames run in a trace of the JIT.
+    pub tstate_current_executor: u32,
     /// How far `gi_frame_state` lies before the frame in a generator, in bytes (3.11, 3.12).
     pub generator_state_before: u32,
     /// Where in this build's evaluator, from its first instruction on, the innermost frame may not be linked to its caller: see
@@ -223,6 +225,7 @@ impl Layout {
             (self.tstate_current_exception, 8),
             (self.tstate_exc_state, self.exc_value.saturating_add(8)),
             (self.tstate_base_frame, 8),
+            (self.tstate_current_executor, 8),
         ]));
         self.frame_read = bytes(end(&[
             (self.frame_previous, 8),
@@ -296,4 +299,4 @@ impl Layout {
     }
 }
 
-const _: () = assert!(core::mem::size_of::<Layout>() == (71 + UNLINKED) * 4);
+const _: () = assert!(core::mem::size_of::<Layout>() == (72 + UNLINKED) * 4);

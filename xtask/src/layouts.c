@@ -168,6 +168,11 @@ int main(void) {
 #else
     FIELD(tstate_current_exception, PyThreadState, curexc_type);
 #endif
+#if PY_VERSION_HEX >= 0x030E0000
+    FIELD(tstate_current_executor, PyThreadState, current_executor);
+#else
+    ABSENT(tstate_current_executor);
+#endif
     FIELD(tstate_exc_state, PyThreadState, exc_state);
     FIELD(exc_value, _PyErr_StackItem, exc_value);
 

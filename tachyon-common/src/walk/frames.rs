@@ -80,6 +80,9 @@ pub struct FrameWalk {
     at: u32,
     /// The first of them is in a call: 0 or 1.
     pub(super) in_a_call: u32,
+    /// The leaf runs in a trace of the JIT: 0 or 1. See [`FrameWalk::enter`].
+    in_trace: u32,
+    _pad: u32,
 }
 
 impl FrameWalk {
@@ -88,6 +91,19 @@ impl FrameWalk {
     #[must_use]
     pub fn start(frame: u64) -> Self {
         Self { next: frame, ..Self::default() }
+    }
+
+    /// Takes from a thread state, which [`super::read_thread`] has copied, what the walk of its frames needs to know.
+    #[inline(always)]
+    pub fn enter(&mut self, layout: &Layout, thread: &ThreadBuffer) {
+        if Layout::present(layout.tstate_base_frame) {
+            self.base_frame = thread.u64(layout.tstate_base_frame);
+        }
+        // What the evaluator was entered from does not count: it puts that aside (`Python/ceval.c`,
+        // `_PyEval_EvalFrameDefault` [v3.14.0]).
+        if Layout::present(layout.tstate_current_executor) && thread.u64(layout.tstate_current_executor) != 0 {
+            self.in_trace = 1;
+        }
     }
 
     /// Looks at the next frame and goes on to its caller. `None`: there is more.
@@ -149,12 +165,15 @@ impl FrameWalk {
             Err(reason) => return Some(reason),
         };
         let identity = &self.identity;
-        let Some(lasti) = lasti(layout, &frame, start, identity.code_units) else {
+        let Some(mut lasti) = lasti(layout, &frame, start, identity.code_units) else {
             return Some(StopReason::BadInstruction);
         };
         let mut opcode = 255;
         if self.opcodes != 0 {
             opcode = read_u8(memory, frame.u64(layout.frame_instr)).unwrap_or(255);
+        }
+        if self.in_trace != 0 {
+            (lasti, opcode, self.in_trace) = (frame_flags::UNKNOWN_LASTI, 255, 0);
         }
         let mut flags = self.gc as u8;
         if owner == layout.owner_generator {
@@ -340,4 +359,4 @@ fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Opt
     Some(offset as i32)
 }
 
-const _: () = assert!(core::mem::size_of::<FrameWalk>() == 176);
+const _: () = assert!(core::mem::size_of::<FrameWalk>() == 184);

@@ -147,6 +147,7 @@ impl Family {
             tstate_exc_state: 72,
             exc_value: 0,
             tstate_base_frame: when(self == F::BaseFrame, 48),
+            tstate_current_executor: when(new, 88),
             cframe_current_frame: when(cframe, 8),
             frame_previous: if objects { 24 } else { 8 },
             frame_code: if objects { 32 } else { 0 },
@@ -411,9 +412,8 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
         Ok(frame) => frame,
         Err(stop) => return ended(stop, sink, tstate),
     };
-    let base_frame = if Layout::present(layout.tstate_base_frame) { thread.u64(layout.tstate_base_frame) } else { 0 };
     let mut walk = FrameWalk::start(frame);
-    walk.base_frame = base_frame;
+    walk.enter(layout, &thread);
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot: a chain of nothing else ends with the tail calls.
     for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {

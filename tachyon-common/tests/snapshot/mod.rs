@@ -167,9 +167,7 @@ pub fn walk<M: UserMemory>(
         Err(stop) => return Walked { stop, ..walked },
     };
     walk.gc_frame = walked.facts.gc_frame;
-    if Layout::present(layout.tstate_base_frame) {
-        walk.base_frame = thread.u64(layout.tstate_base_frame);
-    }
+    walk.enter(layout, &thread);
     let mut sink = Sink::default();
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot.
@@ -308,7 +306,7 @@ layout_fields! {
     interp_gc_collecting interp_gc_frame interp_code_generation gil_locked gil_last_holder tstate_next tstate_interp
     tstate_thread_id tstate_native_thread_id tstate_frame tstate_cframe tstate_status status_bound_gilstate
     status_active status_holds_gil tstate_holds_gil tstate_gil_requested tstate_current_exception tstate_exc_state
-    exc_value tstate_base_frame cframe_current_frame frame_previous frame_code frame_instr frame_owner frame_is_entry
+    exc_value tstate_base_frame tstate_current_executor cframe_current_frame frame_previous frame_code frame_instr frame_owner frame_is_entry
     frame_tlbc_index ob_type ob_size code_filename code_qualname code_linetable code_firstlineno code_version
     code_code_adaptive code_tlbc bytes_sval unicode_state unicode_length unicode_ascii_size unicode_compact_size
     unicode_kind_shift unicode_compact_bit unicode_ascii_bit owner_shim_min owner_generator stackref_tag_mask

@@ -74,6 +74,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("tstate's current exception", l.tstate_current_exception, 8, true),
         ("tstate.exc_state", l.tstate_exc_state, 8, true),
         ("tstate.base_frame", l.tstate_base_frame, 8, minor >= 15),
+        ("tstate.current_executor", l.tstate_current_executor, 8, minor >= 14),
     ];
     group(&[("tstate.cframe", l.tstate_cframe, 8, matches!(minor, 10..=12))], sizes.tstate.min(THREAD_READ as u64))?;
     // What is read of it in one go; the walk of the list reads the others one by one.
