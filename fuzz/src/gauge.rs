@@ -34,13 +34,15 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Starts to watch for a peak; gives what is allocated now.
-pub(crate) fn begin() -> usize {
+#[must_use]
+pub fn begin() -> usize {
     let now = NOW.load(Ordering::Relaxed);
     PEAK.store(now, Ordering::Relaxed);
     now
 }
 
 /// Most bytes allocated beyond `before` since [`begin`].
-pub(crate) fn peak_since(before: usize) -> usize {
+#[must_use]
+pub fn peak_since(before: usize) -> usize {
     PEAK.load(Ordering::Relaxed).saturating_sub(before)
 }

@@ -26,11 +26,12 @@ const ODD: [u64; 20] = [
 
 /// splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Debug)]
-pub(crate) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
     /// The dice of one execution.
-    pub(crate) fn new(seed: u64, number: u64) -> Self {
+    #[must_use]
+    pub fn new(seed: u64, number: u64) -> Self {
         let mut rng = Self(seed.rotate_left(32) ^ number.wrapping_mul(0xd134_2543_de82_ef95));
         rng.next();
         rng
@@ -68,7 +69,7 @@ impl Rng {
     }
 
     /// A seed with some changes; now and then without any, or bytes without meaning.
-    pub(crate) fn mutated(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
+    pub fn mutated(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         if self.below(50) == 0 {
             return self.bytes(512);
         }

@@ -4,27 +4,15 @@
 //! repeated by itself. A finding is a panic, an execution that takes too long, or one that allocates too much. It is
 //! told with the command that repeats it, and ends the run with status 1. `docs/dev/fuzzing.md` has the numbers.
 
-mod gauge;
-mod input;
-mod native;
-mod recover;
-mod symbols;
-mod targets;
-mod writer;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use input::Rng;
-use targets::{TARGETS, Target};
-
-/// Longest CPU time that one execution may take. Inputs have at most some hundred kilobytes.
-const SLOW: Duration = Duration::from_secs(5);
-
-/// Most bytes that one execution may have allocated at any one time.
-const MOST_BYTES: usize = 192 << 20;
+use tachyon_fuzz::input::Rng;
+use tachyon_fuzz::targets::{Run, TARGETS, Target, corpus_of};
+use tachyon_fuzz::{MOST_BYTES, SLOW, covered, cpu_time, gauge};
 
 /// Fuzzes the decoders of tachyon-bpf.
 #[derive(Parser)]
@@ -38,6 +26,9 @@ struct Args {
     /// Runs only the execution of this number
     #[arg(long)]
     only: Option<u64>,
+    /// Only writes the seeds, as inputs of the fuzzers led by coverage: a folder for each target
+    #[arg(long, value_name = "DIR")]
+    write_seeds: Option<PathBuf>,
     /// Targets; all when there is none
     targets: Vec<String>,
 }
@@ -51,19 +42,37 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let wanted = |target: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == target.name);
+    if let Some(dir) = &args.write_seeds {
+        return match TARGETS.iter().filter(wanted).try_for_each(|target| write_seeds(target, dir)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("tachyon-fuzz: cannot write to {}: {error}", dir.display());
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if args.only.is_none() && args.targets.is_empty() {
+        println!("{} inputs of the corpora are decoded within their bounds", covered::run_corpora());
+    }
     let findings: u64 = TARGETS.iter().filter(wanted).map(|target| fuzz(target, &args)).sum();
     if findings == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// CPU time of this thread: on a loaded machine an execution may have to wait for seconds.
-fn cpu_time() -> Duration {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
-    time.expect("every Linux has this clock").into()
+fn write_seeds(target: &Target, dir: &Path) -> std::io::Result<()> {
+    let dir = dir.join(target.name);
+    std::fs::create_dir_all(&dir)?;
+    (target.seeds)().iter().enumerate().try_for_each(|(number, seed)| {
+        let input = [seed.as_slice(), &[0; covered::DICE]].concat();
+        std::fs::write(dir.join(format!("seed-{number:02}")), input)
+    })
 }
 
 /// Runs one target for its time. Gives the number of findings; the first one ends it.
 fn fuzz(target: &Target, args: &Args) -> u64 {
-    let seeds = (target.seeds)();
+    let mut seeds = (target.seeds)();
+    if let Run::Bytes(_) = target.run {
+        seeds.extend(corpus_of(target.name).iter().map(|input| covered::split(input).0.to_vec()));
+    }
     let start = Instant::now();
     let end = Duration::from_secs(args.seconds);
     let (mut slowest, mut most, mut useful, mut executions) = (Duration::ZERO, 0, 0_u64, 0_u64);
@@ -75,7 +84,10 @@ fn fuzz(target: &Target, args: &Args) -> u64 {
         let mut rng = Rng::new(args.seed, number);
         let before = gauge::begin();
         let begin = cpu_time();
-        let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(&seeds, &mut rng)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| match target.run {
+            Run::Bytes(run) => run(&rng.mutated(&seeds), &mut rng),
+            Run::Dice(run) => run(&seeds, &mut rng),
+        }));
         let (took, peak) = (cpu_time().saturating_sub(begin), gauge::peak_since(before));
         executions += 1;
         useful += u64::from(matches!(outcome, Ok(true)));

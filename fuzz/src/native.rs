@@ -19,9 +19,8 @@ pub(crate) fn elf_files() -> Vec<Vec<u8>> {
     seed_files("so")
 }
 
-pub(crate) fn compile_rules(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(elf) = Elf::parse(&bytes[..]) else { return false };
+pub(crate) fn compile_rules(bytes: &[u8], rng: &mut Rng) -> bool {
+    let Ok(elf) = Elf::parse(bytes) else { return false };
     let Ok(table) = unwind::compile_vdso(&elf) else { return false };
     assert!(table.rows.len() <= 2 * unwind::MAX_ROWS);
     assert!(table.rows.is_sorted_by_key(|row| row.pc()), "a search needs them sorted");
@@ -84,8 +83,7 @@ impl AddressSink for Addresses {
 }
 
 /// The walk of the kernel side over tables and a stack that say anything: it ends, within its bounds.
-pub(crate) fn walk_hostile(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
+pub(crate) fn walk_hostile(bytes: &[u8], rng: &mut Rng) -> bool {
     let mut rows: Vec<Row> = bytes.as_chunks().0.iter().map(|row| Row(u64::from_le_bytes(*row))).collect();
     if rng.below(4) != 0 {
         rows.sort_by_key(|row| row.pc());
@@ -135,7 +133,12 @@ pub(crate) fn stacks() -> Vec<Vec<u8>> {
         text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(Into::into).collect();
     for line in &lines {
         let stacks = Stacks::of(line);
-        assert_eq!(stacks.join(true, StopReason::Complete).0, Quality::Exact, "{}", String::from_utf8_lossy(line));
+        assert_eq!(
+            stacks.join(true, StopReason::Complete, None).0,
+            Quality::Exact,
+            "{}",
+            String::from_utf8_lossy(line)
+        );
     }
     lines
 }
@@ -180,8 +183,8 @@ impl Stacks {
         Self { boundaries, native, python, root_shims: shims }
     }
 
-    fn join(&self, whole: bool, stop: StopReason) -> (Quality, Vec<Joined>) {
-        let native = Native { frames: &self.native, whole, foreign: false, switching: false, entered: self.entered };
+    fn join(&self, whole: bool, stop: StopReason, entered: Option<usize>) -> (Quality, Vec<Joined>) {
+        let native = Native { frames: &self.native, whole, foreign: false, switching: false, entered };
         let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
         let mut joined = Vec::new();
         (join(&native, &python, Keep { interpreter: true, roots: true }, &mut joined), joined)
@@ -190,12 +193,13 @@ impl Stacks {
 
 /// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
 /// place, and so does every native one unless they were found to contradict each other, or the native stack was cut.
-pub(crate) fn join_stacks(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let stacks = Stacks::of(&rng.mutated(seeds));
+pub(crate) fn join_stacks(bytes: &[u8], rng: &mut Rng) -> bool {
+    let stacks = Stacks::of(bytes);
     let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
     let stop = if rng.below(2) == 0 { StopReason::Complete } else { *rng.of(&stops) };
     let whole = rng.below(4) != 0;
-    let (quality, joined) = stacks.join(whole, stop);
+    let entered = (rng.below(2) == 0).then(|| rng.below(stacks.native.len() + 1));
+    let (quality, joined) = stacks.join(whole, stop, entered);
     let of_python: Vec<usize> =
         joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
     let of_native: Vec<usize> =

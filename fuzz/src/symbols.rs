@@ -38,10 +38,9 @@ fn in_memory(bytes: &[u8]) -> File {
 }
 
 /// Asks for the names of some addresses: the answers are bounded, whatever the file says.
-pub(crate) fn name_addresses(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let file = in_memory(&bytes);
-    let text = Elf::parse(&bytes[..]).ok().and_then(|elf| Some(elf.section(".text")?.offset)).unwrap_or_default();
+pub(crate) fn name_addresses(bytes: &[u8], rng: &mut Rng) -> bool {
+    let file = in_memory(bytes);
+    let text = Elf::parse(bytes).ok().and_then(|elf| Some(elf.section(".text")?.offset)).unwrap_or_default();
     let mut named = false;
     for _ in 0..3 {
         let offset = if rng.below(8) == 0 { rng.odd() } else { text.saturating_add(rng.below(0x100) as u64) };
@@ -61,8 +60,8 @@ pub(crate) fn mangled() -> Vec<Vec<u8>> {
 
 /// What comes out is bounded; it is accepted when it says something else than what went in. Parts that are repeated many times
 /// nest: there the readings of a name may double at each.
-pub(crate) fn demangle_name(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let mut bytes = rng.mutated(seeds);
+pub(crate) fn demangle_name(bytes: &[u8], rng: &mut Rng) -> bool {
+    let mut bytes = bytes.to_vec();
     for _ in 0..rng.below(3) {
         let from = rng.below(bytes.len());
         let to = (from + 1 + rng.below(8)).min(bytes.len());

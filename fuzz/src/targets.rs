@@ -31,34 +31,58 @@ mod image;
 use image::{Family, Image, OWNER_SHIM, THREAD};
 
 /// A decoder under test.
-pub(crate) struct Target {
-    pub(crate) name: &'static str,
-    pub(crate) seeds: fn() -> Vec<Vec<u8>>,
-    pub(crate) run: fn(&[Vec<u8>], &mut Rng) -> bool,
+pub struct Target {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Inputs that it accepts.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// What is done with an input.
+    pub run: Run,
+}
+
+/// One execution; says whether the input was accepted.
+pub enum Run {
+    /// Decodes these bytes; the dice choose what is asked of them.
+    Bytes(fn(&[u8], &mut Rng) -> bool),
+    /// Makes its own input of the seeds.
+    Dice(fn(&[Vec<u8>], &mut Rng) -> bool),
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 16] = [
-    Target { name: "tach", seeds: tach_files, run: read_tach },
-    Target { name: "tach_writer", seeds: Vec::new, run: writer::write },
-    Target { name: "recover", seeds: recover::recordings, run: recover::rescue },
-    Target { name: "line_table", seeds: line_tables, run: locate },
-    Target { name: "text", seeds: texts, run: decode_text },
-    Target { name: "debug_offsets", seeds: || seed_files("bin"), run: walk_as_published },
-    Target { name: "elf", seeds: || seed_files("so"), run: examine },
-    Target { name: "eh_frame", seeds: native::elf_files, run: native::compile_rules },
-    Target { name: "native_walk", seeds: native::tables, run: native::walk_hostile },
-    Target { name: "symbols", seeds: symbols::files, run: symbols::name_addresses },
-    Target { name: "demangle", seeds: symbols::mangled, run: symbols::demangle_name },
-    Target { name: "proc", seeds: proc_files, run: parse_proc },
-    Target { name: "events", seeds: records, run: decode_events },
-    Target { name: "walk", seeds: Vec::new, run: walk_hostile },
-    Target { name: "mixed", seeds: native::stacks, run: native::join_stacks },
-    Target { name: "live_code", seeds: Vec::new, run: read_hostile_code },
+pub const TARGETS: [Target; 16] = [
+    Target { name: "tach", seeds: tach_files, run: Run::Bytes(read_tach) },
+    Target { name: "tach_writer", seeds: Vec::new, run: Run::Dice(writer::write) },
+    Target { name: "recover", seeds: recover::recordings, run: Run::Dice(recover::rescue) },
+    Target { name: "line_table", seeds: line_tables, run: Run::Bytes(locate) },
+    Target { name: "text", seeds: texts, run: Run::Bytes(decode_text) },
+    Target { name: "debug_offsets", seeds: || seed_files("bin"), run: Run::Bytes(walk_as_published) },
+    Target { name: "elf", seeds: || seed_files("so"), run: Run::Bytes(examine) },
+    Target { name: "eh_frame", seeds: native::elf_files, run: Run::Bytes(native::compile_rules) },
+    Target { name: "native_walk", seeds: native::tables, run: Run::Bytes(native::walk_hostile) },
+    Target { name: "symbols", seeds: symbols::files, run: Run::Bytes(symbols::name_addresses) },
+    Target { name: "demangle", seeds: symbols::mangled, run: Run::Bytes(symbols::demangle_name) },
+    Target { name: "proc", seeds: proc_files, run: Run::Bytes(parse_proc) },
+    Target { name: "events", seeds: records, run: Run::Bytes(decode_events) },
+    Target { name: "walk", seeds: Vec::new, run: Run::Dice(walk_hostile) },
+    Target { name: "mixed", seeds: native::stacks, run: Run::Bytes(native::join_stacks) },
+    Target { name: "live_code", seeds: Vec::new, run: Run::Dice(read_hostile_code) },
 ];
 
 pub(crate) fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The committed inputs that coverage has found for a target, smallest first; none for those that it does not lead.
+///
+/// # Panics
+/// When one cannot be read.
+#[must_use]
+pub fn corpus_of(name: &str) -> Vec<Vec<u8>> {
+    let Ok(entries) = std::fs::read_dir(here().join("corpus").join(name)) else { return Vec::new() };
+    let inputs = entries.map(|entry| std::fs::read(entry.expect("it is listed").path()).expect("it is readable"));
+    let mut inputs: Vec<_> = inputs.collect();
+    inputs.sort_by(|one, other| one.len().cmp(&other.len()).then_with(|| one.cmp(other)));
+    inputs
 }
 
 /// The files of a folder with this extension, in the order of their names.
@@ -100,9 +124,8 @@ fn tach_files() -> Vec<Vec<u8>> {
     seeds
 }
 
-fn read_tach(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(mut reader) = tach::Reader::new(Cursor::new(bytes)) else { return false };
+fn read_tach(bytes: &[u8], _rng: &mut Rng) -> bool {
+    let Ok(mut reader) = tach::Reader::new(Cursor::new(bytes.to_vec())) else { return false };
     let tables = reader.tables();
     for frame in tables.frames() {
         let _names = (tables.string(frame.filename), tables.string(frame.function), frame.location(), frame.opcode());
@@ -157,8 +180,7 @@ fn line_tables() -> Vec<Vec<u8>> {
     ]
 }
 
-fn locate(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
+fn locate(bytes: &[u8], rng: &mut Rng) -> bool {
     let format = *rng.of(&[Format::Lnotab, Format::Ranges, Format::Locations]);
     let firstlineno = rng.odd() as u32 as i32;
     let whole = rng.below(4) != 0;
@@ -179,9 +201,8 @@ fn texts() -> Vec<Vec<u8>> {
 }
 
 /// Text as it lies in memory, then in every way that we show it.
-fn decode_text(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(name) = tachyon::symbolize::text::decode(rng.below(9) as u8, &bytes, rng.below(2) == 0) else {
+fn decode_text(bytes: &[u8], rng: &mut Rng) -> bool {
+    let Ok(name) = tachyon::symbolize::text::decode(rng.below(9) as u8, bytes, rng.below(2) == 0) else {
         return false;
     };
     let shown = text::escape_controls(&name);
@@ -194,9 +215,8 @@ fn decode_text(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
 }
 
 /// A layout that was accepted is one that can be walked with, whatever is in memory.
-fn walk_as_published(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let Ok(Some(layout)) = published_layout(&bytes) else { return false };
+fn walk_as_published(bytes: &[u8], rng: &mut Rng) -> bool {
+    let Ok(Some(layout)) = published_layout(bytes) else { return false };
     let family = *rng.of(&Family::ALL);
     let mut hostile = hostile_image(family, rng);
     hostile.layout = layout;
@@ -204,10 +224,9 @@ fn walk_as_published(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     true
 }
 
-fn examine(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let _evaluator = Evaluator::of_file(&bytes[..]);
-    examine_file(&bytes[..], rng.below(2) == 0).is_ok_and(|found| found.is_some())
+fn examine(bytes: &[u8], rng: &mut Rng) -> bool {
+    let _evaluator = Evaluator::of_file(bytes);
+    examine_file(bytes, rng.below(2) == 0).is_ok_and(|found| found.is_some())
 }
 
 fn proc_files() -> Vec<Vec<u8>> {
@@ -221,10 +240,9 @@ fn proc_files() -> Vec<Vec<u8>> {
     ]
 }
 
-fn parse_proc(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
-    let stat = parse_stat(&bytes).is_some();
-    let Ok(maps) = parse_maps(&bytes) else { return stat };
+fn parse_proc(bytes: &[u8], _rng: &mut Rng) -> bool {
+    let stat = parse_stat(bytes).is_some();
+    let Ok(maps) = parse_maps(bytes) else { return stat };
     for mapping in &maps {
         assert!(mapping.start < mapping.end && mapping.contains(mapping.start) && !mapping.contains(mapping.end));
         let _path = mapping.file_path();
@@ -263,11 +281,10 @@ fn records() -> Vec<Vec<u8>> {
 }
 
 /// Records as the ring buffer brings them, on to names and places.
-fn decode_events(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
-    let bytes = rng.mutated(seeds);
+fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
     let layout = rng.of(&Family::ALL).layout();
     let (mut profile, mut symbolizer, mut good) = (Profile::default(), Symbolizer::new(), false);
-    for event in Events::new(&bytes) {
+    for event in Events::new(bytes) {
         match event {
             Ok(Event::Sample(record, frames) | Event::Wait(record, frames, _)) => {
                 good = true;

@@ -299,7 +299,7 @@ pub struct ProcessRecord {
 }
 
 /// Per-CPU counters of the timer's program. Each run adds 1 to `ran` and 1 to exactly one of `idle`, `filtered`, `not_python`,
-/// `sent` and the entries of `loss`; the last three count records and not runs.
+/// `sent` and the entries of `loss`; the last four count records and not runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counters {
@@ -321,6 +321,8 @@ pub struct Counters {
     pub codes_sent: u64,
     /// Lifecycle records that found their ring full.
     pub events_lost: u64,
+    /// Code records put off because their process or user had had its share of the second ([`crate::budget`]).
+    pub codes_put_off: u64,
 }
 
 /// Bytes of the largest sample record.
@@ -336,5 +338,5 @@ const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 72);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 48);
-const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (8 + crate::stop::LossCause::COUNT));
+const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (9 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -6,6 +6,7 @@
 //! padding and has its size asserted at compile time.
 #![no_std]
 
+pub mod budget;
 pub mod codes;
 pub mod config;
 pub mod event;

@@ -62,15 +62,16 @@ pub const MAX_EVENTS: usize = 4;
 /// Most tail calls of one sample altogether (the kernel's limit is 33).
 pub const MAX_TAIL_CALLS: u32 = 32;
 
-/// Bytes of a string copied in the kernel. A longer one is cut there and read again by user space.
+/// Bytes of a string that are copied and shown: a longer one is cut there, and says so. No path is longer (`PATH_MAX`), and no
+/// name that a person has written.
 pub const MAX_TEXT_BYTES: usize = 4088;
 
 /// Bytes of a line table that enter a code object's identity and are shown: some 60,000 instructions. What a longer table
 /// says of later ones is not known. (256 pieces, some 40 us, once for each process from 3.12 on.)
 pub const MAX_LINETABLE_BYTES: u32 = 1 << 18;
 
-/// Bytes of a string that enter a code object's identity and are shown.
-pub const MAX_TEXT_HASHED: u32 = 64 * 1024;
+/// Bytes of a string that enter a code object's identity: all that are shown.
+pub const MAX_TEXT_HASHED: u32 = MAX_TEXT_BYTES as u32;
 
 /// Bytes of a string or line table that are read and hashed in one go.
 pub const HASH_PIECE: usize = 1024;

@@ -6,6 +6,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use tachyon_common::{
+    budget::{PROCESS_SLOTS, Share, USER_SLOTS},
     codes::{Codes, KnownCode, SentSlot},
     config::Config,
     event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
@@ -135,6 +136,10 @@ pub static SENT: Array<SentBucket> = Array::with_max_entries(SENT_SLOTS / SENT_W
 /// `THREADS` is. Writer and reader: the timer's program.
 #[map]
 pub static KNOWN: Array<KnownCode> = Array::with_max_entries(KNOWN_SLOTS, 0);
+
+/// Slot -> bytes of code records that a process, or a user, has sent in this second. Writer and reader: the timer's program.
+#[map]
+pub static SHARES: Array<Share> = Array::with_max_entries(PROCESS_SLOTS + USER_SLOTS, 0);
 
 /// Slot -> unknown process told of lately. Writer and reader: the timer's program.
 #[map]

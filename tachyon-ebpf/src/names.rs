@@ -1,8 +1,9 @@
 //! Code objects seen for the first time: their names and line tables, copied before anything can go away.
 
-use crate::maps::{CODE, CodeScratch, KNOWN, SAMPLES, SENT, State};
+use crate::maps::{CODE, CodeScratch, KNOWN, SAMPLES, SENT, SHARES, State, config};
 use crate::memory::{CurrentProcess, masked};
-use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
+use aya_ebpf::helpers::generated::{bpf_get_current_uid_gid, bpf_probe_read_user, bpf_ringbuf_output};
+use tachyon_common::budget::{OF_PROCESS, OF_USER, Share, process_slot, second_of, user_slot};
 use tachyon_common::codes::{CodeTables, Codes, KnownCode, SENT_ALL, SentSlot, progress, sent_key, set_progress};
 use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, SampleRecord, code, kind};
 use tachyon_common::layout::Layout;
@@ -133,6 +134,8 @@ pub enum Named {
     Partly,
     /// The ring is full: try with another sample.
     RingFull,
+    /// The process, or its user, has had its share of this second: likewise.
+    PutOff,
 }
 
 /// Sends the next record of the code object of `frame`, which `sample` has read and which lacks what the bits of
@@ -143,6 +146,21 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
     let start = progress(&Maps, key);
     if start == SENT_ALL {
         return Named::Nothing;
+    }
+    // SAFETY: the helper takes nothing and cannot fail.
+    let uid = unsafe { bpf_get_current_uid_gid() } as u32;
+    let second = second_of(sample.ktime_ns);
+    let (Some(process), Some(user)) =
+        (share(process_slot(config!(seed), sample.tgid)), share(user_slot(config!(seed), uid)))
+    else {
+        return Named::Nothing;
+    };
+    // SAFETY: pointers into map values, checked by the lookup; what racing writers lose is some records' worth.
+    let of_process = unsafe { core::ptr::read_volatile(process) }.of(sample.tgid, second);
+    // SAFETY: as above.
+    let of_user = unsafe { core::ptr::read_volatile(user) }.of(uid, second);
+    if !of_process.has_room(OF_PROCESS) || !of_user.has_room(OF_USER) {
+        return Named::PutOff;
     }
     let Some(scratch) = CODE.get_ptr_mut(0) else { return Named::Nothing };
     let Ok(identity) = walk::code_head(&CurrentProcess, layout, frame.code, &mut state.code_buffer) else {
@@ -229,6 +247,10 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
     if sent != 0 {
         return Named::RingFull;
     }
+    // SAFETY: as above.
+    unsafe { core::ptr::write_volatile(process, of_process.with(bytes as u32)) };
+    // SAFETY: as above.
+    unsafe { core::ptr::write_volatile(user, of_user.with(bytes as u32)) };
     let reached = start + part;
     if flags & code::LINETABLE_UNREADABLE != 0 || u64::from(reached) >= total {
         set_progress(&Maps, key, SENT_ALL);
@@ -237,6 +259,11 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
         set_progress(&Maps, key, reached);
         Named::Partly
     }
+}
+
+#[inline(always)]
+fn share(slot: u32) -> Option<*mut Share> {
+    SHARES.get_ptr_mut(slot)
 }
 
 /// `BPF_RB_NO_WAKEUP`: the sample that follows decides.

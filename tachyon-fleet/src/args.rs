@@ -11,7 +11,10 @@ Examples:
   tachyon-fleet convert app.tach -o lake/                  one recording, by tachyon-bpf or CPython 3.15
   tachyon-fleet convert lake/ -o all.tach                  back: for tachyon-bpf report, diff and export
   tachyon-fleet top lake/                                  top functions of each service
-  tachyon-fleet sql duckdb --from lake/ | duckdb           the same in an engine that you have
+  tachyon-fleet regressions s3://bucket/prefix             what changed with each service's newest version
+  tachyon-fleet page s3://bucket/prefix -o fleet.html      an overview for the browser
+  tachyon-fleet sql duckdb --from lake/ | duckdb           the questions in an engine that you have
+  tachyon-fleet ship --dry-run                             what the shipper would send, and to whom
 
 It runs as an ordinary user: to read the agent's spool takes its group, and nothing else.
 Exit status: 0 if it was done, 1 if not, 2 for a usage error.";
@@ -27,12 +30,42 @@ pub(crate) struct CommandLine {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Ship the agent's segments: OpenTelemetry, Pyroscope, object stores
+    Ship(ShipArgs),
     /// Turn TACH files into Parquet tables, or tables back into a TACH file
     Convert(ConvertArgs),
     /// Answer the fleet's three questions from tables: top functions, changes between versions, losses
     Top(TopArgs),
+    /// What changed between two versions of a service, and is more than noise
+    Diff(DiffArgs),
+    /// What changed with the newest version of each service
+    Regressions(RegressionsArgs),
+    /// Write an overview of the fleet as one HTML file
+    Page(PageArgs),
     /// Print the same three questions as SQL for an engine, or run them with it
     Sql(SqlArgs),
+}
+
+/// Arguments of `ship`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Each backend has a progress of its own, and the spool is the queue: what is down gets everything later that is still in the spool. An object store has \
+each segment exactly once; OTLP and Pyroscope at least once, and what may have arrived twice is counted.
+
+SIGHUP reads the configuration and its secrets anew. /metrics and /healthz answer on 127.0.0.1:9464. docs/fleet.md has the keys; deploy/fleet.toml has all \
+of them with their defaults, and deploy/tachyon-fleet.service is a unit for systemd.")]
+pub struct ShipArgs {
+    /// Configuration [default: /etc/tachyon-bpf/fleet.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Ship what is there and end: for cron. Exit status 0 if all of it was shipped
+    #[arg(long)]
+    pub once: bool,
+
+    /// Show what would leave the host; send and write nothing
+    #[arg(long, conflicts_with = "once")]
+    pub dry_run: bool,
 }
 
 /// Arguments of `convert`.
@@ -41,9 +74,11 @@ pub(crate) enum Verb {
 OUT that ends in .tach is written from tables; otherwise OUT is a directory, and gets the files
   TABLE/date=YYYY-MM-DD/hour=HH/service=NAME/HOST-START-SEQ.parquet
 of the tables samples, stacks, frames and loss (docs/fleet.md). The same input gives the same files with the same bytes, so a \
-second run changes nothing.")]
+second run changes nothing.
+
+Tables become larger ones: one file of each table, hour and service for all hosts, and with --slice 1h a twentieth of the rows.")]
 pub struct ConvertArgs {
-    /// TACH files, or directories of them (a spool, with its accounts); with -o OUT.tach, directories of tables
+    /// TACH files, or directories of them (a spool, with its accounts); or a directory or s3://bucket/prefix of tables
     #[arg(value_name = "IN", required = true)]
     pub inputs: Vec<PathBuf>,
 
@@ -79,12 +114,13 @@ pub struct Period {
 /// Arguments of `top`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-All tables are read into memory: for a few hosts or hours. For more, give the questions to an engine (tachyon-fleet sql). \
-Changes are differences of what was sampled, noise included: tachyon-bpf diff tells which are significant.")]
+Tables are read where they lie, column by column; memory is that of the distinct stacks. S3, Google and Azure take their keys from the clouds' own \
+variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …).
+Changes are differences of what was sampled, noise included: tachyon-fleet regressions tells which are significant.")]
 pub struct TopArgs {
-    /// Directory of tables
-    #[arg(value_name = "DIR")]
-    pub root: PathBuf,
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
 
     /// What changed between the two versions of each service that were first seen last (the label service.version)
     #[arg(long)]
@@ -104,6 +140,79 @@ pub struct TopArgs {
     /// Print JSON: an object with the key rows, a list of objects whose keys are the columns of the same question in SQL
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `diff`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The statistics are those of tachyon-bpf diff: replicates are blocks of time of each host, false discoveries among all functions are held at 1 %, and a function \
+that was renamed, split or inlined is set against its nearest common caller. Where both versions ran for a day or more, whole days are compared.")]
+pub struct DiffArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    /// Service; not needed where only one has two versions
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+
+    /// The version before [default: the one before the new one]
+    #[arg(long, value_name = "VERSION")]
+    pub old: Option<String>,
+
+    /// The version after [default: the one first seen last]
+    #[arg(long, value_name = "VERSION")]
+    pub new: Option<String>,
+
+    /// Compare before and after a moment instead of versions: 2026-11-22T19:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = second, conflicts_with_all = ["old", "new"])]
+    pub at: Option<SystemTime>,
+
+    #[command(flatten)]
+    pub period: Period,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `regressions`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Compares the two versions of each service that were first seen last (the label service.version), as diff does.")]
+pub struct RegressionsArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    #[command(flatten)]
+    pub period: Period,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `page`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Services, their top functions over time, what changed with the newest versions, and which hosts lose samples. One file, which loads nothing; \
+deploy/grafana-dashboard.json is a dashboard for whom has Prometheus and Grafana.")]
+pub struct PageArgs {
+    /// Directory of tables, or s3://bucket/prefix, gs://…, az://…
+    #[arg(value_name = "DIR|URL", value_parser = root)]
+    pub root: String,
+
+    /// The file
+    #[arg(short, long, value_name = "x.html")]
+    pub output: PathBuf,
+
+    /// Replace it if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    #[command(flatten)]
+    pub period: Period,
 }
 
 /// An engine with a dialect.
@@ -138,7 +247,7 @@ impl Engine {
 Prints views (samples, stacks, frames, loss, stack_frames) and three queries: top functions of the fleet by service, what changed \
 between two versions, which hosts lose samples. All give the same rows in all engines, and as tachyon-fleet top.
 
---run uses python3's module duckdb or chdb, and prints the rows of each query as a list of JSON objects.")]
+--run uses python3's module duckdb, chdb or pyspark (SPARK_MASTER names a cluster), and prints the rows of each query as a list of JSON objects.")]
 pub struct SqlArgs {
     /// Engine
     #[arg(value_enum, value_name = "ENGINE")]

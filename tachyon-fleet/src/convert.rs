@@ -1,7 +1,11 @@
 //! `convert`: TACH files to tables, and tables to a TACH file.
 
 pub use crate::args::ConvertArgs;
+use crate::compact::compact;
+use crate::lake::Lake;
+use crate::net::bucket::is_url;
 use crate::segment::{self, Options};
+use crate::tables::Table;
 use crate::{load, restore, tables};
 use anyhow::{Context as _, bail};
 use std::collections::HashMap;
@@ -24,6 +28,16 @@ pub fn run(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn to_tables(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let options = Options { slice: args.slice, start: args.start };
+    let (lakes, inputs): (Vec<PathBuf>, Vec<PathBuf>) = args.inputs.iter().cloned().partition(|path| is_lake(path));
+    if let [lake] = &lakes[..] {
+        return to_larger_tables(lake, &inputs, args, out);
+    }
+    if lakes.len() > 1 {
+        bail!(
+            Refusal::new("several directories of tables at once are not read")
+                .with_hint("copy their files into one directory: no two hosts write the same")
+        );
+    }
     let found = find(&args.inputs)?;
     tell(out, found.notes.iter().map(String::as_str));
     // Two files of one name in one hour would replace each other.
@@ -55,6 +69,32 @@ fn to_tables(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         out,
         [format!("{samples} samples of {count} files in {} files of tables, {bytes} bytes", written.len()).as_str()],
     );
+    Ok(())
+}
+
+/// A URL, or a directory with tables in it.
+fn is_lake(path: &Path) -> bool {
+    path.to_str().is_some_and(is_url) || path.join(Table::Samples.name()).is_dir()
+}
+
+fn to_larger_tables(root: &Path, others: &[PathBuf], args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let Some(other) = others.first() {
+        bail!(
+            Refusal::new(format!("{} has no tables, and {} has", other.display(), root.display()))
+                .with_hint("convert recordings and tables one after the other")
+        );
+    }
+    if args.output.canonicalize().ok().is_some_and(|output| Some(output) == root.canonicalize().ok()) {
+        bail!(Refusal::new("tables cannot be written where they are read").with_hint("give another directory as -o"));
+    }
+    let lake = Lake::open(&root.to_string_lossy())?;
+    lake.expect_some(&[])?;
+    let (mut files, mut bytes) = (0, 0);
+    let samples = compact(&lake, args.slice, |file| {
+        (files, bytes) = (files + 1, bytes + file.bytes.len());
+        write(&args.output.join(&file.path), &file.bytes)
+    })?;
+    tell(out, [format!("{samples} samples in {files} files of tables, {bytes} bytes").as_str()]);
     Ok(())
 }
 
@@ -95,7 +135,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 /// A file in the directory of another, with the rights that a new file has there.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
+pub(crate) fn beside(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Less the umask.

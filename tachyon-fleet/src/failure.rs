@@ -16,6 +16,13 @@ pub(crate) struct Usage {
     hint: String,
 }
 
+impl Usage {
+    /// A message, and what to do.
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into() }
+    }
+}
+
 impl fmt::Display for Usage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.message)

@@ -5,17 +5,27 @@
 //! [`questions`] are asked of tables by [`top`], and by engines in [`sql`].
 
 mod args;
+pub mod columns;
+pub mod compact;
+pub mod compare;
 pub mod convert;
+pub mod facts;
 mod failure;
 pub mod hash;
+pub mod lake;
 pub mod load;
+pub mod net;
+pub mod page;
 pub mod place;
 pub mod questions;
+pub mod regressions;
 pub mod restore;
 pub mod rows;
 pub mod segment;
+pub mod ship;
 pub mod sql;
 pub mod tables;
+pub mod timeline;
 pub mod top;
 
 use args::{CommandLine, Verb};
@@ -45,8 +55,12 @@ pub fn main() -> ExitCode {
 
 fn run(line: CommandLine) -> anyhow::Result<()> {
     match line.verb {
+        Verb::Ship(args) => ship::run(&args, &mut io::stdout()),
         Verb::Convert(args) => convert::run(&args, &mut io::stderr()),
         Verb::Top(args) => whole(|out| top::run(&args, out)),
+        Verb::Diff(args) => whole(|out| regressions::run_diff(&args, out)),
+        Verb::Regressions(args) => whole(|out| regressions::run(&args, out)),
+        Verb::Page(args) => page::run(&args, &mut io::stderr()),
         Verb::Sql(args) => whole(|out| sql::run(&args, out)),
     }
 }

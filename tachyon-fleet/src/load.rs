@@ -1,14 +1,13 @@
 //! Tables back to rows: all Parquet files below a directory.
 
+use crate::columns::{Columns, id, list, map};
 use crate::hash::StackId;
 use crate::rows::{FrameRow, Labels, LossRow, SampleRow, StackRow};
 use crate::tables::Table;
-use anyhow::{Context as _, anyhow};
-use arrow_array::cast::AsArray as _;
-use arrow_array::types::{Int64Type, TimestampMillisecondType};
-use arrow_array::{Array, FixedSizeBinaryArray, Int32Array, Int64Array, ListArray, MapArray, RecordBatch, StringArray};
+use anyhow::Context as _;
+use arrow_array::{Array as _, Int32Array, ListArray, MapArray, RecordBatch, StringArray};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,7 +81,11 @@ fn batches(path: &Path) -> anyhow::Result<impl Iterator<Item = anyhow::Result<Re
 }
 
 impl Tables {
-    fn add(&mut self, table: Table, batch: &RecordBatch, texts: &mut Texts) -> anyhow::Result<()> {
+    /// Adds rows of a table.
+    ///
+    /// # Errors
+    /// When they are not what this program writes.
+    pub(crate) fn add(&mut self, table: Table, batch: &RecordBatch, texts: &mut Texts) -> anyhow::Result<()> {
         let columns = Columns { batch };
         match table {
             Table::Samples => samples(&columns, texts, &mut self.samples),
@@ -166,7 +169,7 @@ fn frames(columns: &Columns<'_>, texts: &mut Texts, rows: &mut HashMap<i64, Fram
 
 /// Equal texts and labels, kept once.
 #[derive(Default)]
-struct Texts {
+pub(crate) struct Texts {
     texts: HashSet<Arc<str>>,
     labels: HashSet<Arc<Labels>>,
 }
@@ -193,51 +196,4 @@ impl Texts {
             }
         }
     }
-}
-
-/// Columns by name, checked.
-struct Columns<'a> {
-    batch: &'a RecordBatch,
-}
-
-impl<'a> Columns<'a> {
-    fn get<T: Array + 'static>(&self, name: &str) -> anyhow::Result<&'a T> {
-        let column = self.batch.column_by_name(name).with_context(|| format!("it has no column {name}"))?;
-        let wrong = || anyhow!("its column {name} is of the type {}", column.data_type());
-        column.as_any().downcast_ref().with_context(wrong)
-    }
-
-    fn texts(&self, name: &str) -> anyhow::Result<&'a StringArray> {
-        self.get(name)
-    }
-
-    fn numbers(&self, name: &str) -> anyhow::Result<&'a Int64Array> {
-        self.get(name)
-    }
-
-    fn ids(&self, name: &str) -> anyhow::Result<&'a FixedSizeBinaryArray> {
-        self.get(name)
-    }
-
-    fn times(&self, name: &str) -> anyhow::Result<&'a [i64]> {
-        let column = self.batch.column_by_name(name).with_context(|| format!("it has no column {name}"))?;
-        let wrong = || anyhow!("its column {name} is of the type {}", column.data_type());
-        Ok(column.as_primitive_opt::<TimestampMillisecondType>().with_context(wrong)?.values())
-    }
-}
-
-fn id(ids: &FixedSizeBinaryArray, row: usize) -> anyhow::Result<StackId> {
-    ids.value(row).try_into().context("an id has 16 bytes")
-}
-
-fn list(lists: &ListArray, row: usize) -> anyhow::Result<Arc<[i64]>> {
-    let values = lists.value(row);
-    Ok(values.as_primitive_opt::<Int64Type>().context("frame_ids are 64-bit numbers")?.values().as_ref().into())
-}
-
-fn map(maps: &MapArray, row: usize) -> anyhow::Result<BTreeMap<String, String>> {
-    let entries = maps.value(row);
-    let texts = |column| entries.column(column).as_string_opt::<i32>().context("labels are texts");
-    let (names, values) = (texts(0)?, texts(1)?);
-    Ok((0..entries.len()).map(|entry| (names.value(entry).to_owned(), values.value(entry).to_owned())).collect())
 }

@@ -30,8 +30,14 @@ pub fn part(text: &str) -> String {
 /// The directory of an hour and a [`part`] that names a service, below its table.
 #[must_use]
 pub fn directory(slice_start_ms: i64, service: &str) -> String {
-    let time = rfc3339(slice_start_ms);
-    format!("date={}/hour={}/service={service}", &time[..10], &time[11..13])
+    format!("{}/service={service}", hour(slice_start_ms))
+}
+
+/// The directory of an hour.
+#[must_use]
+pub fn hour(ms: i64) -> String {
+    let time = rfc3339(ms);
+    format!("date={}/hour={}", &time[..10], &time[11..13])
 }
 
 /// `HOST-START-SEQ` of a segment: its file's own name, if it has that form; of other recordings START is their start, and SEQ

@@ -1,10 +1,10 @@
 //! The three questions that fleets are asked, answered by plain Rust: the same rows that the engines give ([`crate::sql`]).
 
+use crate::facts::{Facts, Map, Names, Release};
 use crate::hash::StackId;
-use crate::load::Tables;
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// A question.
@@ -79,23 +79,23 @@ type Function = (Arc<str>, Arc<str>);
 
 /// Functions of each stack, once each; whether it is the innermost one.
 struct Functions<'a> {
-    tables: &'a Tables,
-    by_stack: HashMap<StackId, Vec<(Function, bool)>>,
+    names: &'a Names,
+    by_stack: Map<StackId, Vec<(Function, bool)>>,
 }
 
 impl<'a> Functions<'a> {
-    fn new(tables: &'a Tables) -> Self {
-        Self { tables, by_stack: HashMap::new() }
+    fn new(names: &'a Names) -> Self {
+        Self { names, by_stack: Map::default() }
     }
 
     fn of(&mut self, stack: StackId) -> &[(Function, bool)] {
-        let tables = self.tables;
+        let names = self.names;
         self.by_stack.entry(stack).or_insert_with(|| {
-            let frames = tables.stacks.get(&stack).into_iter().flat_map(|frames| frames.iter());
+            let frames = names.stacks.get(&stack).into_iter().flat_map(|frames| frames.iter());
             let mut seen = HashSet::new();
             let mut functions = Vec::new();
             for (place, frame) in frames.enumerate() {
-                let Some(frame) = tables.frames.get(frame) else { continue };
+                let Some(frame) = names.frames.get(frame) else { continue };
                 let function = (Arc::clone(&frame.function), Arc::clone(&frame.file));
                 if seen.insert(function.clone()) {
                     functions.push((function, place == 0));
@@ -108,18 +108,18 @@ impl<'a> Functions<'a> {
 
 /// Top functions by CPU time of their own, `lines` of each service.
 #[must_use]
-pub fn functions(tables: &Tables, lines: usize) -> Vec<FunctionRow> {
-    let mut functions = Functions::new(tables);
-    let mut totals: BTreeMap<Arc<str>, HashMap<Function, [i64; 2]>> = BTreeMap::new();
-    for row in tables.samples.iter().filter(|row| row.on_cpu_ns > 0) {
-        let of_service = totals.entry(Arc::clone(&row.service)).or_default();
-        for (function, is_leaf) in functions.of(row.stack_id) {
+pub fn functions(facts: &Facts, lines: usize) -> Vec<FunctionRow> {
+    let mut functions = Functions::new(&facts.names);
+    let mut totals: BTreeMap<Arc<str>, Map<Function, [i64; 2]>> = BTreeMap::new();
+    for (((service, _), stack), ns) in &facts.time {
+        let of_service = totals.entry(Arc::clone(service)).or_default();
+        for (function, is_leaf) in functions.of(*stack) {
             let [own, total] = of_service.entry(function.clone()).or_default();
-            *own += if *is_leaf { row.on_cpu_ns } else { 0 };
-            *total += row.on_cpu_ns;
+            *own += if *is_leaf { *ns } else { 0 };
+            *total += ns;
         }
     }
-    let top = |(service, of_service): (Arc<str>, HashMap<Function, [i64; 2]>)| {
+    let top = |(service, of_service): (Arc<str>, Map<Function, [i64; 2]>)| {
         let mut rows: Vec<_> = of_service.into_iter().collect();
         rows.sort_by(|(a, x), (b, y)| (Reverse(x), a).cmp(&(Reverse(y), b)));
         rows.truncate(lines);
@@ -135,29 +135,35 @@ pub fn functions(tables: &Tables, lines: usize) -> Vec<FunctionRow> {
 }
 
 /// A service's two versions that were first seen last.
-struct Versions<'a> {
-    old: &'a str,
-    new: &'a str,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The older one.
+    pub old: Arc<str>,
+    /// The newer one.
+    pub new: Arc<str>,
     old_ns: i64,
     new_ns: i64,
 }
 
-fn versions(tables: &Tables) -> BTreeMap<Arc<str>, Versions<'_>> {
-    // First slice and CPU time.
-    let mut seen: BTreeMap<Arc<str>, BTreeMap<&str, (i64, i64)>> = BTreeMap::new();
-    for row in &tables.samples {
-        let Some(version) = row.labels.version.as_deref() else { continue };
-        let of_service = seen.entry(Arc::clone(&row.service)).or_default();
-        let (first_ms, ns) = of_service.entry(version).or_insert((i64::MAX, 0));
-        *first_ms = row.slice_start_ms.min(*first_ms);
-        *ns += row.on_cpu_ns;
+/// Those of each service that has two with CPU time.
+#[must_use]
+pub fn versions(facts: &Facts) -> BTreeMap<Arc<str>, Versions> {
+    let mut ns_of: BTreeMap<&Release, i64> = BTreeMap::new();
+    for ((release, _), ns) in &facts.time {
+        *ns_of.entry(release).or_default() += ns;
+    }
+    let mut found: BTreeMap<Arc<str>, Vec<(i64, Arc<str>, i64)>> = BTreeMap::new();
+    for (release, &ns) in &ns_of {
+        let (service, Some(version)) = release else { continue };
+        let first_ms = facts.first_ms.get(release).copied().unwrap_or(i64::MAX);
+        found.entry(Arc::clone(service)).or_default().push((first_ms, Arc::clone(version), ns));
     }
     let mut pairs = BTreeMap::new();
-    for (service, of_service) in seen {
-        let mut found: Vec<_> = of_service.into_iter().filter(|&(_, (_, ns))| ns > 0).collect();
-        found.sort_by_key(|&(version, (first_ms, _))| Reverse((first_ms, version)));
-        if let [(new, (_, new_ns)), (old, (_, old_ns)), ..] = found[..] {
-            pairs.insert(service, Versions { old, new, old_ns, new_ns });
+    for (service, mut of_service) in found {
+        of_service.sort_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+        if let [(_, new, new_ns), (_, old, old_ns), ..] = &of_service[..] {
+            let (old, new) = (Arc::clone(old), Arc::clone(new));
+            pairs.insert(service, Versions { old, new, old_ns: *old_ns, new_ns: *new_ns });
         }
     }
     pairs
@@ -165,29 +171,32 @@ fn versions(tables: &Tables) -> BTreeMap<Arc<str>, Versions<'_>> {
 
 /// Functions whose share of their service's CPU time changed most between its two newest versions, `lines` of each service.
 #[must_use]
-pub fn changes(tables: &Tables, lines: usize) -> Vec<ChangeRow> {
-    let versions = versions(tables);
-    let mut functions = Functions::new(tables);
-    let mut totals: BTreeMap<Arc<str>, HashMap<Function, [i64; 2]>> = BTreeMap::new();
-    for row in &tables.samples {
-        let (Some(pair), Some(version)) = (versions.get(&row.service), row.labels.version.as_deref()) else { continue };
-        let sides = [version == pair.old, version == pair.new];
-        let of_service = totals.entry(Arc::clone(&row.service)).or_default();
-        for (function, _) in functions.of(row.stack_id) {
-            let ns = of_service.entry(function.clone()).or_default();
-            for (ns, side) in ns.iter_mut().zip(sides) {
-                *ns += if side { row.on_cpu_ns } else { 0 };
+pub fn changes(facts: &Facts, lines: usize) -> Vec<ChangeRow> {
+    let versions = versions(facts);
+    let mut functions = Functions::new(&facts.names);
+    let mut totals: BTreeMap<Arc<str>, Map<Function, [i64; 2]>> = BTreeMap::new();
+    for (((service, version), stack), ns) in &facts.time {
+        let (Some(pair), Some(version)) = (versions.get(service), version) else { continue };
+        let sides = [*version == pair.old, *version == pair.new];
+        if sides == [false; 2] {
+            continue;
+        }
+        let of_service = totals.entry(Arc::clone(service)).or_default();
+        for (function, _) in functions.of(*stack) {
+            let sums = of_service.entry(function.clone()).or_default();
+            for (sum, side) in sums.iter_mut().zip(sides) {
+                *sum += if side { *ns } else { 0 };
             }
         }
     }
-    let changed = |(service, of_service): (Arc<str>, HashMap<Function, [i64; 2]>)| {
+    let changed = |(service, of_service): (Arc<str>, Map<Function, [i64; 2]>)| {
         let pair = &versions[&service];
         let change = |((function, file), [old_ns, new_ns]): (Function, [i64; 2])| {
             let (old_ppm, new_ppm) = (ppm(old_ns, pair.old_ns), ppm(new_ns, pair.new_ns));
             ChangeRow {
                 service: Arc::clone(&service),
-                old_version: pair.old.to_owned(),
-                new_version: pair.new.to_owned(),
+                old_version: pair.old.to_string(),
+                new_version: pair.new.to_string(),
                 function,
                 file,
                 old_ppm,
@@ -209,24 +218,15 @@ pub fn changes(tables: &Tables, lines: usize) -> Vec<ChangeRow> {
 
 /// What each host lost, those that lose most first.
 #[must_use]
-pub fn losses(tables: &Tables) -> Vec<LossRow> {
-    let mut hosts: BTreeMap<Arc<str>, [i64; 3]> = BTreeMap::new();
-    for row in &tables.samples {
-        hosts.entry(Arc::clone(&row.host)).or_default()[0] += row.samples;
-    }
-    for row in &tables.loss {
-        let [_, lost, recovered] = hosts.entry(Arc::clone(&row.host)).or_default();
-        *lost += row.runs;
-        *recovered += i64::from(row.cause == "cut");
-    }
-    let row = |(host, [stored, lost, recovered]): (Arc<str>, [i64; 3])| LossRow {
-        host,
+pub fn losses(facts: &Facts) -> Vec<LossRow> {
+    let row = |(host, &[stored, lost, recovered]): (&Arc<str>, &[i64; 3])| LossRow {
+        host: Arc::clone(host),
         stored,
         lost,
         lost_ppm: if lost == 0 { 0 } else { ppm(lost, stored + lost) },
         recovered,
     };
-    let mut rows: Vec<LossRow> = hosts.into_iter().map(row).collect();
+    let mut rows: Vec<LossRow> = facts.hosts.iter().map(row).collect();
     rows.sort_by_key(|row| Reverse((row.lost_ppm, row.recovered)));
     rows
 }

@@ -65,7 +65,7 @@ impl Labels {
 }
 
 /// Samples of one stack in one slice of one set of labels. Rows are in this order of their fields.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SampleRow {
     /// Service.
     pub service: Arc<str>,

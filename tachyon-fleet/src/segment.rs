@@ -5,7 +5,8 @@ use crate::place;
 use crate::rows::{FrameRow, Labels, LossRow, SampleRow};
 use anyhow::{Context as _, ensure};
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read as _};
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,6 +15,7 @@ use tachyon::input::{self, Source};
 use tachyon::profile::{Frame, FrameId, Process, Profile, Sample, address_of_name};
 use tachyon::report::{ProcessReport, Report};
 use tachyon::sinks::{FrameLabel, Sink};
+use tachyon::tach::Reader;
 
 /// Most bytes of an account: a host with 100,000 processes needs less.
 const LARGEST_ACCOUNT: u64 = 64 << 20;
@@ -34,12 +36,18 @@ pub struct Options {
 }
 
 /// Everything that tables have of one file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Segment {
     /// `HOST-START-SEQ`.
     pub name: String,
     /// Its start, milliseconds since 1970, UTC.
     pub start_ms: i64,
+    /// Length of a slice, milliseconds.
+    pub slice_ms: i64,
+    /// Time that a sample stands for, nanoseconds.
+    pub interval_ns: i64,
+    /// Whose it is.
+    pub host: Arc<str>,
     /// In order.
     pub samples: Vec<SampleRow>,
     /// By id: frames, innermost first.
@@ -54,14 +62,48 @@ pub struct Segment {
     pub is_undated: bool,
 }
 
+impl Segment {
+    /// Several segments of one recorder, in order, as one.
+    #[must_use]
+    pub fn joined(segments: &[Arc<Self>]) -> Self {
+        let mut whole = segments.first().map(|first| Self::clone(first)).unwrap_or_default();
+        for segment in segments.iter().skip(1) {
+            whole.samples.extend(segment.samples.iter().cloned());
+            whole.loss.extend(segment.loss.iter().cloned());
+            whole.stacks.extend(segment.stacks.iter().map(|(id, frames)| (*id, Arc::clone(frames))));
+            whole.frames.extend(segment.frames.iter().map(|(id, frame)| (*id, frame.clone())));
+            whole.sample_count += segment.sample_count;
+        }
+        whole.samples.sort();
+        whole.loss.sort();
+        whole
+    }
+}
+
 /// Reads a TACH file, and the account beside it if the file is a segment.
 ///
 /// # Errors
 /// When it cannot be read to its end, costs more than a file of its size should, or its account is another's.
 pub fn read(path: &Path, options: Options) -> anyhow::Result<Segment> {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let account = if place::is_segment(&stem) { account(&path.with_extension("json"))? } else { None };
     let source = Source::open(std::slice::from_ref(&path.to_owned()))?;
+    of_source(source, path, options, &input::open)
+}
+
+/// The same of a file that is open. `open` opens the account.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_open(file: File, path: &Path, options: Options, open: Open<'_>) -> anyhow::Result<Segment> {
+    let source = Source::of_reader(Reader::new(BufReader::new(file))?);
+    of_source(source, path, options, open)
+}
+
+/// Opens a file.
+pub type Open<'a> = &'a dyn Fn(&Path) -> io::Result<File>;
+
+fn of_source(source: Source, path: &Path, options: Options, open: Open<'_>) -> anyhow::Result<Segment> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let account = if place::is_segment(&stem) { account(&path.with_extension("json"), open)? } else { None };
     let told = source.has_metadata();
     let report = account.unwrap_or_else(|| source.report().clone());
     let clock = Clock::new(source.profile(), &report, options)?;
@@ -76,6 +118,7 @@ pub fn read(path: &Path, options: Options) -> anyhow::Result<Segment> {
     );
     Ok(Segment {
         start_ms: clock.start_ms,
+        slice_ms: i64::try_from(clock.slice_us / 1000).unwrap_or(i64::MAX),
         sample_count: fed.samples,
         is_undated: clock.is_undated,
         ..collector.segment
@@ -83,15 +126,15 @@ pub fn read(path: &Path, options: Options) -> anyhow::Result<Segment> {
 }
 
 /// The account of a segment, with labels; `None`: there is none.
-fn account(path: &Path) -> anyhow::Result<Option<Report>> {
+fn account(path: &Path, open: Open<'_>) -> anyhow::Result<Option<Report>> {
     let cannot = || format!("cannot read its account {}", path.display());
-    let file = match input::open(path) {
+    let file = match open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.with_context(cannot)?,
     };
     let size = file.metadata().with_context(cannot)?.len();
     ensure!(size <= LARGEST_ACCOUNT, "{}: it has {size} bytes", cannot());
-    serde_json::from_reader(io::BufReader::new(file.take(LARGEST_ACCOUNT))).with_context(cannot).map(Some)
+    serde_json::from_reader(BufReader::new(file.take(LARGEST_ACCOUNT))).with_context(cannot).map(Some)
 }
 
 /// From a file's clock to slices.
@@ -228,6 +271,8 @@ impl Sink for Collector {
             samples: i64::try_from(count.on_cpu + count.waiting + count.of_events).unwrap_or(i64::MAX),
         });
         self.segment.samples = rows.collect();
+        self.segment.interval_ns = i64::try_from(interval_ns).unwrap_or(i64::MAX);
+        self.segment.host = Arc::clone(&host);
         self.segment.name = place::segment_name(&self.stem, &profile.meta.hostname, self.clock.start_ms);
         self.segment.loss = loss(&self.report, self.clock.start_ms, &host);
         Ok(())

@@ -52,7 +52,8 @@ impl Engine {
         match self {
             Self::Duckdb => Some(("duckdb", "python3 -m pip install duckdb")),
             Self::Clickhouse => Some(("chdb", "python3 -m pip install chdb")),
-            Self::Spark | Self::Trino => None,
+            Self::Spark => Some(("pyspark", "python3 -m pip install pyspark; it needs Java, too")),
+            Self::Trino => None,
         }
     }
 }
@@ -97,7 +98,7 @@ pub fn script(engine: Engine, root: &str, lines: usize, period: Period) -> Strin
 fn execute(engine: Engine, script: &str, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some((module, install)) = engine.module() else {
         let message = format!("{} is not run from here", engine.name());
-        let hint = "without --run its SQL is printed, for spark-sql -f or trino -f";
+        let hint = "without --run its SQL is printed, for trino -f";
         return Err(Refusal::new(message).with_hint(hint).into());
     };
     let mut python = Command::new("python3");

@@ -69,9 +69,10 @@ pub struct TableFile {
 /// When its times are so far apart that it would be more files than any recording's.
 pub fn files(segment: &Segment) -> anyhow::Result<Vec<TableFile>> {
     let mut places: BTreeMap<String, Vec<SampleRow>> = BTreeMap::new();
-    for row in &segment.samples {
-        let directory = place::directory(row.slice_start_ms, &place::part(&row.service));
-        places.entry(directory).or_default().push(row.clone());
+    let of_one = |a: &SampleRow, b: &SampleRow| (&a.service, a.slice_start_ms) == (&b.service, b.slice_start_ms);
+    for rows in segment.samples.chunk_by(of_one) {
+        let directory = place::directory(rows[0].slice_start_ms, &place::part(&rows[0].service));
+        places.entry(directory).or_default().extend_from_slice(rows);
         let count = places.len();
         ensure!(count <= MOST_PLACES, "its samples lie in more than {MOST_PLACES} hours and services");
     }

@@ -1,11 +1,11 @@
 //! `top`: the three questions, answered without an engine.
 
 use crate::args::TopArgs;
+use crate::facts::{Facts, Wanted};
+use crate::lake::Lake;
 use crate::questions::{self, ChangeRow, FunctionRow, LossRow};
-use crate::{load, place};
 use serde::Serialize;
 use std::io::Write;
-use std::time::UNIX_EPOCH;
 use tachyon::sinks::text::{escape_controls, write_json};
 
 /// What `--json` prints.
@@ -19,19 +19,15 @@ struct Answer<T> {
 /// # Errors
 /// When tables cannot be read, or `out` fails.
 pub fn run(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut tables = load::read(std::slice::from_ref(&args.root))?;
-    let ms = |time: std::time::SystemTime| place::milliseconds(time.duration_since(UNIX_EPOCH).ok()?.as_secs_f64());
-    // Whole seconds, as in SQL.
-    let (since, until) = (args.period.since.and_then(ms), args.period.until.and_then(ms));
-    let within = |ms: i64| since.is_none_or(|since| since <= ms) && until.is_none_or(|until| ms < until);
-    tables.samples.retain(|row| within(row.slice_start_ms));
-    tables.loss.retain(|row| within(row.slice_start_ms));
+    let lake = Lake::open(&args.root)?;
+    let wanted = Wanted { time: !args.losses, hosts: args.losses };
+    let facts = Facts::read(&lake, args.period, wanted)?;
     if args.changes {
-        show(args.json, questions::changes(&tables, args.lines), write_changes, out)
+        show(args.json, questions::changes(&facts, args.lines), write_changes, out)
     } else if args.losses {
-        show(args.json, questions::losses(&tables), write_losses, out)
+        show(args.json, questions::losses(&facts), write_losses, out)
     } else {
-        show(args.json, questions::functions(&tables, args.lines), write_functions, out)
+        show(args.json, questions::functions(&facts, args.lines), write_functions, out)
     }
 }
 

@@ -211,6 +211,34 @@ fn tables_of_many_segments_come_back_as_one_profile() {
 }
 
 #[test]
+fn small_tables_become_large_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("spool")).unwrap();
+    for (host, sequence) in [("h1", 0), ("h1", 1), ("h1", 60), ("h2", 0)] {
+        app(host, sequence).write(&path("spool"));
+    }
+    succeeds(&["convert", word(&path("spool")), "-o", word(&path("small"))]);
+    succeeds(&["convert", word(&path("small")), "-o", word(&path("large"))]);
+    succeeds(&["convert", word(&path("small")), "-o", word(&path("hours")), "--slice", "1h"]);
+    let small = read(&path("small"));
+    for (name, rows) in [("large", 20), ("hours", 15)] {
+        let large = read(&path(name));
+        assert_eq!(counts(&small), counts(&large), "{name}");
+        assert_eq!(large.samples.len(), rows, "{name}");
+        // Two hours of two services in three tables, and losses.
+        assert_eq!(content(&path(name)).len(), 2 * 7, "{name}");
+        for question in [&["top"][..], &["top", "--losses"], &["top", "--changes"]] {
+            let answer = |name: &str| succeeds(&[question, &[word(&path(name)), "--json"]].concat());
+            assert_eq!(answer("small"), answer(name), "{question:?}");
+        }
+    }
+    assert!(read(&path("hours")).samples.iter().all(|row| row.slice_start_ms % 3_600_000 == 0));
+    let told = fails(&["convert", word(&path("small")), "-o", word(&path("small"))], 1);
+    assert!(told.contains("tables cannot be written where they are read"), "{told}");
+}
+
+#[test]
 fn long_recordings_have_slices() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

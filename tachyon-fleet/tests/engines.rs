@@ -1,4 +1,4 @@
-//! The three questions give the same rows on DuckDB, on ClickHouse's engine (chDB) and in plain Rust.
+//! The three questions give the same rows on DuckDB, on ClickHouse's engine (chDB), on Spark with executors of their own, and in plain Rust.
 
 #[path = "../../tests/support/not_run.rs"]
 mod not_run;
@@ -13,11 +13,11 @@ use support::{Segment, succeeds, word};
 /// Options of the three questions, in the order of the SQL.
 const QUESTIONS: [&[&str]; 3] = [&[], &["--changes"], &["--losses"]];
 
-/// Python with the engines that `cargo xtask test` fetches.
-fn engines() -> Option<PathBuf> {
+/// Python with the engines that `cargo xtask test` fetches: `engines`, or `spark`.
+fn engines(name: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
     let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache/tachyon-bpf")))?;
-    Some(cache.join("engines/bin")).filter(|programs| programs.join("python3").exists())
+    Some(cache.join(name).join("bin")).filter(|programs| programs.join("python3").exists())
 }
 
 /// Tables of three hosts: services whose names are awkward, equal times, recursion, several versions, waits and losses.
@@ -63,7 +63,10 @@ fn plain(tables: &Path, options: &[&str]) -> Vec<Value> {
 /// The rows that an engine gives.
 fn asked(engine: &str, programs: &Path, tables: &Path, options: &[&str]) -> Vec<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tachyon-fleet"));
-    command.args(["sql", engine, "--run", word(tables)]).args(options).env("PATH", programs);
+    command.args(["sql", engine, "--run", word(tables)]).args(options);
+    // Spark starts Java, and by shell scripts.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", programs.display())).env("SPARK_MASTER", "local-cluster[2,1,1024]");
     let output = command.output().expect("the program starts");
     assert!(output.status.success(), "{engine}: {}", String::from_utf8_lossy(&output.stderr));
     let answers = serde_json::Deserializer::from_slice(&output.stdout).into_iter().map(|answer| answer.unwrap());
@@ -106,8 +109,8 @@ fn plain_rust_answers() {
 
 #[test]
 fn all_engines_give_the_same_rows() {
-    let Some(programs) = engines() else {
-        return not_run::not_run("DuckDB and chDB, which `cargo xtask tools` fetches");
+    let Some(programs) = engines("engines") else {
+        return not_run::not_run("DuckDB and chDB, which `cargo xtask test` fetches");
     };
     let dir = tempfile::tempdir().unwrap();
     let tables = fleet(dir.path());
@@ -122,6 +125,18 @@ fn all_engines_give_the_same_rows() {
             assert_eq!(asked(engine, &programs, &tables, options), expected, "{engine}, {options:?}");
         }
     }
+}
+
+#[test]
+fn spark_gives_the_same_rows() {
+    let Some(programs) = engines("spark") else {
+        return not_run::not_run("pyspark, which `cargo xtask test` fetches");
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let tables = fleet(dir.path());
+    // It takes long to start: once, and all that other engines are asked for is in it.
+    let options = ["--lines", "100", "--since", "2026-11-22T19:01:13Z"];
+    assert_eq!(asked("spark", &programs, &tables, &options), plain(&tables, &options));
 }
 
 #[test]
@@ -148,8 +163,8 @@ fn sql_is_printed_for_every_engine_and_run_where_it_can_be() {
         let sql = succeeds(&["sql", engine, "--from", "/lake"]);
         assert!(sql.contains("/lake/samples") && sql.contains("-- Which hosts lose samples"), "{sql}");
     }
-    let told = support::fails(&["sql", "spark", "--run", "/lake"], 1);
-    assert!(told.starts_with("tachyon-fleet: Spark is not run from here\nhint: "), "{told}");
+    let told = support::fails(&["sql", "trino", "--run", "/lake"], 1);
+    assert!(told.starts_with("tachyon-fleet: Trino is not run from here\nhint: "), "{told}");
     let told = support::fails(&["sql", "duckdb", "--run", "a\nb"], 2);
     assert!(told.contains("control characters"), "{told}");
 }

@@ -3,7 +3,7 @@
 //! Besides the program, this is a library. [`recording`] records live processes with eBPF and hands out segments; its
 //! documentation has an example that prints a process's hottest lines. [`tach`] reads and writes CPython 3.15's profile
 //! format and can be used on its own; [`input`] reads such files back as a [`profile`]. [`sinks`] writes a profile in all
-//! formats, and [`report`] is the account of a recording.
+//! formats, and [`report`] is the account of a recording. [`analysis`] sums profiles up and compares them.
 //!
 //! The other modules are private. This project's own tests, benchmarks and fuzzers reach them through the feature
 //! `internals`, which promises nothing: what it opens changes without notice. `ARCHITECTURE.md` describes all modules, in the
@@ -13,11 +13,7 @@
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 pub mod advice;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
 pub mod analysis;
-#[cfg(not(feature = "internals"))]
-pub(crate) mod analysis;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod cli;

@@ -75,6 +75,9 @@ pub struct Report {
     pub codes_sent: u64,
     /// Code objects for which the ring was full: sent with a later sample, or not at all.
     pub codes_not_sent: u64,
+    /// Times that a code object was put off because its process, or user, had sent as much as it may in a second.
+    #[serde(default)]
+    pub codes_put_off: u64,
     /// Process starts and ends for which the ring was full.
     pub process_events_lost: u64,
     /// Processes that could not be profiled, with the reason.

@@ -107,6 +107,30 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         --report events/report.json >events/record.log 2>&1
     echo $? >events/record.status
     kill "$waits"
+    # A CPU that goes and comes back: what runs on it then is sampled.
+    mkdir hotplug
+    if [ -w /sys/devices/system/cpu/cpu1/online ]; then
+        tachyon-bpf -p "$target" --no-native --frequency 199 -o hotplug/out.jsonl --report hotplug/report.json \
+            >hotplug/record.log 2>&1 &
+        profiler=$!
+        tries=0
+        until grep -q 'prog_type:.7' "/proc/$profiler/fdinfo/"* 2>/dev/null || [ "$tries" -ge 300 ]; do
+            usleep 100000
+            tries=$((tries + 1))
+        done
+        sleep 1
+        echo 0 >/sys/devices/system/cpu/cpu1/online
+        sleep 1
+        echo 1 >/sys/devices/system/cpu/cpu1/online
+        sleep 1
+        taskset -p 2 "$target" >/dev/null
+        cut -d ' ' -f 1 /proc/uptime >hotplug/there
+        sleep 3
+        kill -INT "$profiler"
+        wait "$profiler"
+        echo $? >hotplug/record.status
+        taskset -p ffff "$target" >/dev/null
+    fi
     # Events on many CPUs and nothing to sample.
     if [ "$(nproc)" -gt 2 ]; then
         kill -STOP "$target"

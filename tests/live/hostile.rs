@@ -36,7 +36,7 @@ fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
 }
 
 /// The samples of one process, without the frame that names it.
-fn only(recording: &Recording, pid: u32) -> Recorded {
+pub(crate) fn only(recording: &Recording, pid: u32) -> Recorded {
     let all = &recording.recorded;
     let samples = all.samples.iter().filter(|sample| process_of(all, sample) == pid).copied().collect();
     let stacks = all.stacks.iter().map(|stack| stack.split_last().expect("there is a root").1.to_vec()).collect();

@@ -27,6 +27,7 @@ mod interpreters;
 mod jit;
 mod kernel_frames;
 mod killed;
+mod labelled;
 mod layouts;
 mod limits;
 mod many;

@@ -1,12 +1,14 @@
 """A program of an ordinary user whose memory and files never come: their pages belong to a file system, or to a handler of
 page faults, that has stopped answering. Its argument says who is to wait for them.
 
-What root does here is what the setuid program `fusermount3` does for every user: the mount. The rest runs as `nobody`.
+The mount is made as every user may make one, by the setuid program `fusermount3`. What root does here is a mount namespace in which
+all of it ends with the program, and opening `userfaultfd`. The rest runs as `nobody`.
 """
 import ctypes
 import mmap
 import os
 import signal
+import socket
 import stat
 import struct
 import sys
@@ -18,7 +20,7 @@ NOBODY = 65534
 WORD = 8
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNS = 0x20000
-MS_NOSUID_NODEV, MS_REC_PRIVATE = 0x2 | 0x4, 0x4000 | 0x40000
+MS_BIND, MS_REC_PRIVATE = 0x1000, 0x4000 | 0x40000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 PAGES = 64 * mmap.PAGESIZE
 # include/uapi/linux/fuse.h
@@ -89,14 +91,34 @@ class Server:
             os.write(self.device, struct.pack("<IiQ", 16 + len(answer), error, unique) + answer)
 
 
+def opened(folder):
+    """What a server answers through, for a mount on this folder (`fusermount3`, the protocol of libfuse's `mount.c`)."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        become_nobody()
+        os.set_inheritable(theirs.fileno(), True)
+        os.execvpe("fusermount3", ["fusermount3", "-o", "fsname=never", "--", folder], dict(os.environ, _FUSE_COMMFD=str(theirs.fileno())))
+    theirs.close()
+    _data, ancillary, _flags, _address = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    assert os.waitpid(child, 0)[1] == 0 and ancillary, "fusermount3 has not mounted"
+    return struct.unpack("i", ancillary[0][2][:4])[0]
+
+
 def mounted():
     """A folder with such files, and their server's pid. Both end with this program."""
     folder = tempfile.mkdtemp()
     check(LIBC.unshare(CLONE_NEWNS))
     check(LIBC.mount(b"none", b"/", None, MS_REC_PRIVATE, None))
-    device = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other"
-    check(LIBC.mount(b"never", folder.encode(), b"fuse", MS_NOSUID_NODEV, options.encode()))
+    if not os.stat("/dev/fuse").st_mode & 0o006:
+        # A machine without udev, whose users have no such device. It is there in this namespace alone.
+        own = folder + ".device"
+        os.mknod(own, stat.S_IFCHR | 0o666, os.makedev(10, 229))
+        os.chmod(own, 0o666)
+        check(LIBC.mount(own.encode(), b"/dev/fuse", None, MS_BIND, None))
+        os.unlink(own)
+    os.chown(folder, NOBODY, NOBODY)
+    device = opened(folder)
     with open("/proc/self/maps") as maps:
         library = next(line.split()[-1] for line in maps if "libc.so" in line or "libc.musl" in line or "libc-2" in line)
     with open(library, "rb") as file:

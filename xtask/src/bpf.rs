@@ -293,7 +293,7 @@ fn inspect(bytes: &[u8]) -> Result<()> {
 }
 
 /// A program of the pinned toolchain, free of what the calling cargo or the user's environment sets for other builds.
-fn nightly(words: &[&str]) -> Command {
+pub(crate) fn nightly(words: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", TOOLCHAIN]).args(words);
     let kept =
@@ -315,7 +315,7 @@ fn linker() -> Result<PathBuf> {
 ///
 /// # Errors
 /// One is missing; the message is the list of commands that would get it.
-fn require_tools(install: bool) -> Result<()> {
+pub(crate) fn require_tools(install: bool) -> Result<()> {
     let mut missing: Vec<Command> = Vec::new();
     if command::find("rustup").is_none() {
         bail!("building the BPF object needs rustup, which is not found on PATH");

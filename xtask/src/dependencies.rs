@@ -30,12 +30,11 @@ pub(crate) fn run() -> Result<()> {
     for manifest in MANIFESTS {
         old |= !advisories(&deny, manifest, old)?;
     }
-    if old {
-        let homes = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-        let homes = homes.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
-        command::notice(&not_renewed(homes.and_then(|home| database_date(&home.join("advisory-dbs"))).as_deref()))?;
-    }
-    Ok(())
+    let homes = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let homes = homes.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let date = homes.and_then(|home| database_date(&home.join("advisory-dbs")));
+    // Said at the end of a run of CI either way.
+    command::notice(&if old { not_renewed(date.as_deref()) } else { renewed(date.as_deref()) })
 }
 
 /// Looks a workspace's dependencies up among the advisories, with the database of before when `old` or when no newer one can
@@ -64,11 +63,17 @@ fn is_unreachable(said: &str) -> bool {
         .any(|sentence| said.contains(sentence))
 }
 
+/// What is said at the end of a run when the database was renewed.
+fn renewed(date: Option<&str>) -> String {
+    let date = date.unwrap_or("an unknown date");
+    format!("advisories: the dependencies of both lock files were compared with the database of {date}")
+}
+
 /// What is said at the end of a run when the database could not be renewed.
 fn not_renewed(date: Option<&str>) -> String {
     match date {
         Some(date) => format!(
-            "advisories: the database cannot be reached from here; dependencies were compared with its state of {date}, \
+            "advisories: the database cannot be reached from here; both lock files were compared with its state of {date}, \
              and not with what became known since"
         ),
         None => {
@@ -108,6 +113,7 @@ mod tests {
 
     #[test]
     fn what_was_not_compared_is_said() {
+        assert!(renewed(Some("2026-11-01")).contains("of 2026-11-01"));
         assert!(not_renewed(None).contains("NOT COMPARED"));
         assert!(not_renewed(Some("2026-11-01")).contains("its state of 2026-11-01"));
         assert!(is_unreachable("error: failed to fetch advisory database https://github.com/rustsec/advisory-db"));

@@ -12,6 +12,7 @@ mod dependencies;
 mod digest;
 mod docs;
 mod flakes;
+mod fuzz;
 mod layouts;
 mod manifests;
 mod oracle;
@@ -66,6 +67,8 @@ enum Task {
     Manifests,
     /// Set up the programs that judge exports: pprof, a browser, the viewers' importers; and a server to profile
     Tools,
+    /// Fuzz the decoders of whole files and records, led by coverage
+    Fuzz(fuzz::FuzzArgs),
     /// Compare licences, versions and sources of all dependencies with deny.toml
     Dependencies,
     /// Set up what the tests need and run all of them, the live ones too
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Task::Package(args) => package::run(args),
         Task::Manifests => manifests::run(),
         Task::Tools => tools::set_up(),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Dependencies => dependencies::run(),
         Task::Test(args) => test::run(args),
     };

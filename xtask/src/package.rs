@@ -25,6 +25,7 @@ use crate::{apt, cache, command};
 
 mod deb;
 mod roots;
+mod systemd;
 mod wheel;
 
 /// Arguments of `cargo xtask package`.
@@ -39,6 +40,9 @@ pub(crate) struct PackageArgs {
     /// Archives alone: no Debian packages and no wheel, which take minutes
     #[arg(long, conflicts_with = "suites")]
     archives_only: bool,
+    /// x86-64's Debian package under a real systemd alone, in a guest of QEMU
+    #[arg(long, conflicts_with_all = ["archives_only", "suites", "targets"])]
+    systemd: bool,
     /// Debian suites to try the packages in
     #[arg(long, value_name = "SUITE", value_delimiter = ',', default_value = "bookworm,trixie,sid")]
     suites: Vec<String>,
@@ -80,7 +84,8 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     // The pages do not differ between processors, and this machine's own program can print them.
     let own = Machine::X86_64.profiler(false)?;
-    for machine in args.targets {
+    let targets = if args.systemd { vec![Machine::X86_64] } else { args.targets };
+    for machine in targets {
         apt::ensure(machine.programs())?;
         let work = tempfile::tempdir().context("cannot create a directory for an archive")?;
         let name = format!("tachyon-bpf-{}-{}-linux-gnu", env!("CARGO_PKG_VERSION"), machine.rust());
@@ -104,9 +109,15 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         if args.archives_only {
             continue;
         }
+        if args.systemd {
+            return systemd::try_out(&deb::build_for_trial(machine, args.dev, work.path())?);
+        }
         // The short form leaves out what differs in nothing but the processor.
         if !args.dev || machine == Machine::X86_64 {
-            deb::make(machine, args.dev, &args.suites, &output)?;
+            let deb = deb::make(machine, args.dev, &args.suites, &output)?;
+            if machine == Machine::X86_64 {
+                systemd::try_out(&deb)?;
+            }
         }
     }
     if args.archives_only {

@@ -1,6 +1,6 @@
-//! The only builder of the HTML report's page, and the check that the committed page is what its sources give.
+//! The only builder of the HTML report's page and of the fleet's, and the check that the committed pages are what their sources give.
 //!
-//! The sources are `tachyon/report-page/`; `package-lock.json` pins every package with its hash, and esbuild gives the
+//! The sources of both are `tachyon/report-page/`; `package-lock.json` pins every package with its hash, and esbuild gives the
 //! same bytes for the same sources. What npm installs lies in the cache directory.
 
 use std::fs;
@@ -16,17 +16,18 @@ use crate::{apt, cache, digest};
 /// `cargo xtask page ...`.
 #[derive(clap::Subcommand)]
 pub(crate) enum PageCommand {
-    /// Check the page's types, bundle it, and write it and its manifest into tachyon/prebuilt
+    /// Check the pages' types, bundle them, and write them and their manifests into tachyon/prebuilt and tachyon-fleet/prebuilt
     Build,
-    /// Bundle the page again and compare its bytes with the committed one
+    /// Bundle the pages again and compare their bytes with the committed ones
     Check,
 }
 
 const SOURCES: &str = "tachyon/report-page";
-const PAGE: &str = "report.html";
-const MANIFEST: &str = "report.toml";
+/// Pages, their manifests, and where they are committed.
+const PAGES: [(&str, &str, &str); 2] =
+    [("report.html", "report.toml", "tachyon/prebuilt"), ("fleet.html", "fleet.toml", "tachyon-fleet/prebuilt")];
 
-/// What the page was made of, beside it in `report.toml`. `package-lock.json`, one of the sources, has the tools.
+/// What a page was made of, beside it. `package-lock.json`, one of the sources, has the tools.
 #[derive(Serialize)]
 struct Manifest {
     sources: Sources,
@@ -50,49 +51,50 @@ struct PageFacts {
 /// # Errors
 /// A package cannot be had, the types do not fit, or (check) the bytes differ.
 pub(crate) fn run(command: &PageCommand) -> Result<()> {
-    let prebuilt = project_root().join("tachyon/prebuilt");
-    let page = bundle()?;
-    let manifest = manifest_of(&page)?;
-    let files = [(PAGE, page.as_slice()), (MANIFEST, manifest.as_bytes())];
-    match command {
-        PageCommand::Build => {
-            for (name, contents) in files {
-                let path = prebuilt.join(name);
-                fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+    let pages = bundle()?;
+    for ((name, manifest_name, directory), page) in PAGES.into_iter().zip(pages) {
+        let directory = project_root().join(directory);
+        let manifest = manifest_of(name, &page)?;
+        for (name, contents) in [(name, page.as_slice()), (manifest_name, manifest.as_bytes())] {
+            let path = directory.join(name);
+            match command {
+                PageCommand::Build => {
+                    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+                    fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+                }
+                PageCommand::Check => {
+                    let committed = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                    ensure!(
+                        committed == contents,
+                        "the committed {name} differs from what its sources give: {} bytes, sha256 {}; made again: {} bytes, \
+                         sha256 {}\nhint: cargo xtask page build, then commit tachyon/prebuilt and tachyon-fleet/prebuilt",
+                        committed.len(),
+                        digest::of_bytes(&committed),
+                        contents.len(),
+                        digest::of_bytes(contents),
+                    );
+                }
             }
-            eprintln!("wrote {} ({} bytes)", prebuilt.join(PAGE).display(), page.len());
         }
-        PageCommand::Check => {
-            for (name, contents) in files {
-                let path = prebuilt.join(name);
-                let committed = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-                ensure!(
-                    committed == contents,
-                    "the committed {name} differs from what its sources give: {} bytes, sha256 {}; made again: {} bytes, \
-                     sha256 {}\nhint: cargo xtask page build, then commit tachyon/prebuilt",
-                    committed.len(),
-                    digest::of_bytes(&committed),
-                    contents.len(),
-                    digest::of_bytes(contents),
-                );
-            }
-            eprintln!("the committed page is what its sources give: {} bytes, byte for byte", page.len());
+        match command {
+            PageCommand::Build => eprintln!("wrote {} ({} bytes)", directory.join(name).display(), page.len()),
+            PageCommand::Check => eprintln!("{name} is what its sources give: {} bytes, byte for byte", page.len()),
         }
     }
     Ok(())
 }
 
-fn manifest_of(page: &[u8]) -> Result<String> {
+fn manifest_of(file: &'static str, page: &[u8]) -> Result<String> {
     let manifest = Manifest {
         sources: Sources { sha256: digest::of_page(project_root()).context("cannot read the page's sources")? },
-        page: PageFacts { file: PAGE, sha256: digest::of_bytes(page), size: page.len() },
+        page: PageFacts { file, sha256: digest::of_bytes(page), size: page.len() },
     };
     let text = toml::to_string(&manifest).context("cannot write the manifest")?;
     Ok(format!("# Written by `cargo xtask page build`, never by hand.\n\n{text}"))
 }
 
 /// Bundles a copy of the sources beside what npm installs for them.
-fn bundle() -> Result<Vec<u8>> {
+fn bundle() -> Result<Vec<Vec<u8>>> {
     apt::ensure(&[("npm", "npm")])?;
     let stage = cache::dir()?.join("report-page");
     let _lock = cache::lock(&stage)?;
@@ -106,9 +108,12 @@ fn bundle() -> Result<Vec<u8>> {
     }
     install(&stage)?;
     command::run_quietly("checking the page's types", npm(&stage).args(["run", "check"]))?;
-    let out: PathBuf = stage.join(PAGE);
-    command::run_quietly("bundling the page", npm(&stage).args(["run", "build", "--"]).arg(&out))?;
-    fs::read(&out).with_context(|| format!("cannot read {}", out.display()))
+    command::run_quietly("bundling the pages", npm(&stage).args(["run", "build", "--"]).arg(&stage))?;
+    let read = |(name, ..): (&str, &str, &str)| {
+        let out: PathBuf = stage.join(name);
+        fs::read(&out).with_context(|| format!("cannot read {}", out.display()))
+    };
+    PAGES.into_iter().map(read).collect()
 }
 
 fn install(stage: &Path) -> Result<()> {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs and their Debian packages.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 9] = [
+    // The mount that every user may make, for attacks.
+    ("fusermount3", "fuse3"),
     ("go", "golang-go"),
     ("google-pprof", "google-perftools"),
     ("chromium", "chromium"),
@@ -15,11 +17,20 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("zsh", "zsh"),
     ("fish", "fish"),
     ("man", "man-db"),
+    // Spark's.
+    ("java", "default-jre-headless"),
 ];
 
 /// npm packages: speedscope, Firefox's importer as a command line, and what drives the browser.
 const NPM_PACKAGES: [&str; 3] =
     ["speedscope@1.25.0", "@firefox-devtools/profiler-cli@0.10.0", "playwright-core@1.65.1"];
+
+/// Servers that `tachyon-fleet ship` is tried with, and the clouds' own clients, which look at what came; x86-64 has wheels of all.
+const SERVERS: &str = "opentelemetry-proto==1.45.2 grpcio==1.85.1 moto[server]==5.2.5 azure-storage-blob==12.31.1";
+/// Azure's blob storage, in a directory of its own: it is as large as everything else.
+const AZURITE: &str = "azurite@3.37.0";
+/// The engine with executors of its own.
+const SPARK: &str = "pyspark==4.3.0";
 
 /// The server whose workers are profiled.
 const SERVER: &str = "gunicorn==23.0.0";
@@ -41,18 +52,26 @@ pub(crate) fn set_up() -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     in_venv(&python, &cache::dir()?.join("gunicorn"), SERVER)?;
     engines(&python)?;
-    let dir = cache::dir()?.join("tools");
+    in_venv(&python, &cache::dir()?.join("servers"), SERVERS)?;
+    in_venv(&python, &cache::dir()?.join("spark"), SPARK)?;
+    from_npm("tools", &NPM_PACKAGES)?;
+    from_npm("azurite", &[AZURITE])
+}
+
+/// Installs npm packages into a directory of the cache.
+fn from_npm(name: &str, packages: &[&str]) -> Result<()> {
+    let dir = cache::dir()?.join(name);
     let _lock = cache::lock(&dir)?;
-    let stamp = NPM_PACKAGES.join("\n");
+    let stamp = packages.join("\n");
     if cache::is_finished(&dir, &stamp) {
         return Ok(());
     }
     command::run_quietly(
-        "npm install of the viewers",
+        &format!("npm install of {}", packages.join(" ")),
         Command::new("npm")
             .args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"])
             .arg(&dir)
-            .args(NPM_PACKAGES),
+            .args(packages),
     )?;
     cache::finish(&dir, &stamp)
 }

@@ -29,7 +29,11 @@ pub extern "C" fn name_code() -> u64 {
         Named::Partly => {}
         Named::RingFull => {
             counters.code_ring_full += 1;
-            return named::RING_FULL;
+            return named::LATER;
+        }
+        Named::PutOff => {
+            counters.codes_put_off += 1;
+            return named::LATER;
         }
     }
     counters.codes_sent += 1;
@@ -42,8 +46,8 @@ mod named {
     pub const GOES_ON: u64 = 0;
     /// All have been sent.
     pub const ALL: u64 = 1;
-    /// The ring is full: the others are tried with another sample.
-    pub const RING_FULL: u64 = 2;
+    /// The ring is full, or the second's share is used up: the others are tried with another sample.
+    pub const LATER: u64 = 2;
 }
 
 /// Sends code objects seen for the first time; the last stage, only when there are any.

@@ -1,5 +1,6 @@
 # Runs a script of SQL with the Python module of an engine; the rows of each query are lines of JSON.
 import json
+import os
 import re
 import sys
 
@@ -16,6 +17,18 @@ try:
                 return []
             names = [column[0] for column in result.description]
             return [dict(zip(names, row)) for row in result.fetchall()]
+
+    elif module == "pyspark":
+        from pyspark.sql import SparkSession
+
+        # A cluster of one's own by SPARK_MASTER; times are UTC everywhere.
+        builder = SparkSession.builder.appName("tachyon-fleet").master(os.environ.get("SPARK_MASTER", "local[*]"))
+        builder = builder.config("spark.sql.session.timeZone", "UTC").config("spark.ui.enabled", "false")
+        spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+
+        def rows(statement):
+            return [row.asDict() for row in spark.sql(statement).collect()]
 
     else:
         from chdb import session

@@ -13,7 +13,7 @@ pub struct PlaceId(pub u32);
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// What its code is.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// Qualified name; of native code the symbol.
     pub function: Arc<str>,
     /// Source file; of native code its object. Empty when there is none.
@@ -183,7 +183,7 @@ impl Aggregate {
     }
 
     /// The handle of a text, so that equal ones are stored once.
-    pub(crate) fn text(&mut self, text: &str) -> Arc<str> {
+    pub fn text(&mut self, text: &str) -> Arc<str> {
         if let Some((known, ())) = self.texts.get_key_value(text) {
             return Arc::clone(known);
         }
@@ -193,7 +193,7 @@ impl Aggregate {
     }
 
     /// The handle of a place.
-    pub(crate) fn intern_place(&mut self, place: Place) -> PlaceId {
+    pub fn intern_place(&mut self, place: Place) -> PlaceId {
         if let Some(&id) = self.place_ids.get(&place) {
             return id;
         }
@@ -204,7 +204,7 @@ impl Aggregate {
     }
 
     /// The handle of a stack, leaf first.
-    pub(crate) fn intern_stack(&mut self, stack: &[PlaceId]) -> u32 {
+    pub fn intern_stack(&mut self, stack: &[PlaceId]) -> u32 {
         if let Some(&id) = self.stack_ids.get(stack) {
             return id;
         }
@@ -215,7 +215,7 @@ impl Aggregate {
     }
 
     /// The handle of a thread. The same thread in several files of one recording is one thread.
-    pub(crate) fn intern_thread(&mut self, thread: ThreadInfo) -> u32 {
+    pub fn intern_thread(&mut self, thread: ThreadInfo) -> u32 {
         if let Some(&id) = self.thread_ids.get(&thread) {
             return id;
         }
@@ -226,13 +226,13 @@ impl Aggregate {
     }
 
     /// Adds a recording with its samples; gives its index.
-    pub(crate) fn push_recording(&mut self, recording: Recording) -> u32 {
+    pub fn push_recording(&mut self, recording: Recording) -> u32 {
         self.recordings.push(recording);
         handle(self.recordings.len() - 1)
     }
 
     /// Adds samples.
-    pub(crate) fn push_entry(&mut self, entry: Entry, count: u64) {
+    pub fn push_entry(&mut self, entry: Entry, count: u64) {
         self.entries.push((entry, count));
     }
 }

@@ -95,13 +95,28 @@ impl<'a> Collector<'a> {
 
 impl Sink for Collector<'_> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        let block = self.block(sample.time_us, profile.meta.start_us);
+        self.repeated(profile, sample, &[sample.time_us])
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         let stack = self.stacks.intern(profile.shown_stack(sample.frames, &mut buffer)).0;
         self.buffer = buffer;
         let on_cpu = u32::from(sample.status) & status::ON_CPU != 0;
-        let key = Key { thread: sample.thread.0, stack, block, gil: gil_held(sample.status), on_cpu };
-        *self.counts.entry(key).or_default() += 1;
+        let of_block = |block| Key { thread: sample.thread.0, stack, block, gil: gil_held(sample.status), on_cpu };
+        let (mut rest, start_us) = (times_us, profile.meta.start_us);
+        while let Some(&time_us) = rest.first() {
+            let block = self.block(time_us, start_us);
+            // As long as they lie in it no length of a block changes.
+            let same = |&&other: &&u64| {
+                let since = other.saturating_sub(self.origin_us.unwrap_or(other));
+                since / self.block_us == u64::from(block)
+            };
+            let here = rest.iter().take_while(same).count().max(1);
+            self.last_us = self.last_us.max(rest[..here].iter().copied().max().unwrap_or(0));
+            *self.counts.entry(of_block(block)).or_default() += here as u64;
+            rest = &rest[here..];
+        }
         Ok(())
     }
 

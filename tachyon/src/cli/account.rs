@@ -9,6 +9,7 @@ use crate::report::{EventReport, Report, WallReport};
 use crate::sinks::Format;
 use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use unicode_width::UnicodeWidthStr as _;
@@ -73,6 +74,8 @@ const TOP_SHOWN: usize = 5;
 const LEAST_CUT: f64 = 0.001;
 /// Function names are not cut below this many columns.
 const NARROWEST_NAME: usize = 20;
+/// Most columns of a name where there is no terminal that says: a log takes any, and a program may call its functions what it likes.
+const WIDEST_NAME: usize = 200;
 
 /// Writes the account, one fact a line.
 ///
@@ -116,12 +119,12 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         };
         let place = match (file, line) {
             ("", _) => String::new(),
-            (file, Some(line)) => format!(" ({}:{line})", escape(file)),
-            (file, None) => format!(" ({})", escape(file)),
+            (file, Some(line)) => format!(" ({}:{line})", cut_start(&escape(file), WIDEST_NAME)),
+            (file, None) => format!(" ({})", cut_start(&escape(file), WIDEST_NAME)),
         };
         let function = escape(&function);
         let room =
-            extras.width.map_or(usize::MAX, |width| width.saturating_sub(10 + place.width()).max(NARROWEST_NAME));
+            extras.width.map_or(WIDEST_NAME, |width| width.saturating_sub(10 + place.width()).max(NARROWEST_NAME));
         writeln!(out, "{:>8}  {}{place}", percent(share), cut_end(&function, room))?;
     }
     write_loss(report, extras.colours, out)?;
@@ -130,6 +133,14 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         writeln!(out, "pid {pid} has {count} busy Python {plural}: add --subprocesses")?;
     }
     write_next(extras, report, out)
+}
+
+/// A text without its beginning, which of a path tells least.
+fn cut_start(text: &str, width: usize) -> Cow<'_, str> {
+    match text.char_indices().rev().nth(width.saturating_sub(1)) {
+        Some((at, _)) if at > 0 => format!("…{}", &text[at..]).into(),
+        _ => text.into(),
+    }
 }
 
 /// How many of each chosen event there were.
@@ -316,6 +327,17 @@ mod tests {
         let mut out = Vec::new();
         write(report, extras, &mut out).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn long_names_are_cut_in_logs_too() {
+        let output = output("out.tach", Format::Tach);
+        let mut extras = extras(&output);
+        let file = format!("{}end.py", "d".repeat(4000));
+        extras.top = vec![Hot { function: "n".repeat(4000), file, line: Some(7), samples: 5 }];
+        let text = account(&report(5, Some(30.0)), &extras);
+        let line = text.lines().find(|line| line.contains("nnn")).unwrap();
+        assert!(line.chars().count() < 430 && line.ends_with("end.py:7)") && line.contains("n… (…ddd"), "{line}");
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub(super) fn sides(words: impl IntoIterator<Item = OsString>) -> impl Iterator<
 
 impl DiffArgs {
     /// The files before and after: `A... -- B...`, or two words.
-    fn sides(&self) -> Result<(&[PathBuf], &[PathBuf]), Failure> {
+    pub(super) fn sides(&self) -> Result<(&[PathBuf], &[PathBuf]), Failure> {
         match (&self.before[..], &self.after[..]) {
             ([before, after], []) => Ok((std::slice::from_ref(before), std::slice::from_ref(after))),
             (_, []) => Err(Failure::usage("which files are before, and which after?").with_hint(

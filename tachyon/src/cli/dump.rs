@@ -8,7 +8,7 @@ use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
 use crate::recording::waits;
-use crate::remote::{RemoteError, RemoteProcess, not_waited_for};
+use crate::remote::{RemoteError, RemoteProcess, ledger};
 use crate::sinks::text;
 use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack};
 use crate::symbolize::native::NativeName;
@@ -200,7 +200,7 @@ impl Dump {
             python_version: interpreter.version_text(),
             free_threaded: interpreter.free_threaded(),
             python_file: interpreter.path.to_string_lossy().into_owned(),
-            problems: snapshot.problems.iter().cloned().chain(not_waited_for(start)).collect(),
+            problems: snapshot.problems.iter().cloned().chain(ledger::refused(start)).collect(),
             threads: snapshot.threads.iter().map(|thread| Thread::new(process, thread, snapshot)).collect(),
         }
     }

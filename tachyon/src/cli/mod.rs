@@ -34,3 +34,4 @@ pub mod source;
 pub mod symbolize;
 pub mod table;
 pub mod top;
+mod watch;

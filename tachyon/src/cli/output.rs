@@ -9,10 +9,12 @@ mod directory;
 mod error;
 mod place;
 mod stdout;
+mod unfinished;
 
 pub use directory::{OutputDirectory, WHOLE, check_directory, create_directory};
 pub use error::OutputError;
 pub use stdout::is_unread;
+pub use unfinished::remove_unfinished;
 
 use super::caller::Caller;
 use crate::sinks::Format;
@@ -27,6 +29,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use unfinished::Unfinished;
 
 /// Where a file goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +160,7 @@ pub struct OutputFile {
     pending: bool,
     /// So are its journal and its tail.
     has_journal: bool,
+    _unfinished: Option<Unfinished>,
 }
 
 impl OutputFile {
@@ -180,7 +184,8 @@ impl OutputFile {
     fn create_as(destination: &Destination, force: bool, ending: &str) -> Result<Self, OutputError> {
         let Destination::Path(path) = destination else {
             let file = tempfile::tempfile().map_err(OutputError::Stdout)?;
-            return Ok(Self { file, place: None, force, pending: false, has_journal: false });
+            let (place, _unfinished) = (None, None);
+            return Ok(Self { file, place, force, pending: false, has_journal: false, _unfinished });
         };
         Self::create_at(Place::of(path, ending)?, force)
     }
@@ -196,7 +201,8 @@ impl OutputFile {
             other => other,
         };
         let file = file.map_err(|errno| place.part_error("create", errno.into()))?;
-        let output = Self { file, place: Some(place), force, pending: true, has_journal: false };
+        let _unfinished = Unfinished::of(&place);
+        let output = Self { file, place: Some(place), force, pending: true, has_journal: false, _unfinished };
         let place = output.place.as_ref().expect("a path has a place");
         // A file system without locks costs only the distinction.
         if let Err(TryLockError::WouldBlock) = output.file.try_lock() {

@@ -8,7 +8,7 @@ use super::failure::{self, STATUS_FAILED};
 use super::output::{self, Destination, OutputError, OutputFile};
 use super::plan::{self, Plan, Surroundings};
 use super::table::Style;
-use super::{agent, diff, doctor, dump, events, export, info, record, recover, report, symbolize, top};
+use super::{agent, diff, doctor, dump, events, export, info, record, recover, report, symbolize, top, watch};
 use crate::sinks::export::ExportOptions;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -50,16 +50,23 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
         Verb::Merge(args) => run_merge(&args).map(|()| 0),
         Verb::Recover(args) => run_recover(&args).map(|()| 0),
         Verb::Info(args) => {
+            let _watch = watch::over(&args.files, args.force_large, &watch::told("read", &args.files));
             let mut out = io::BufWriter::new(StandardOutput::lock());
             info::run(&args, &mut out)?;
             out.flush()?;
             Ok(0)
         }
         Verb::Report(args) => {
+            let _watch = watch::over(&args.files, args.force_large, &watch::told("read", &args.files));
             report::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;
             Ok(0)
         }
-        Verb::Diff(args) => diff::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
+        Verb::Diff(args) => {
+            let (before, after) = args.sides()?;
+            let inputs = [before, after].map(<[_]>::to_vec).concat();
+            let _watch = watch::over(&inputs, args.force_large, &watch::told("compare", &inputs));
+            diff::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))
+        }
         Verb::Top(args) => top::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
         Verb::Agent(args) => agent::run(&args, &mut StandardOutput::lock()).map(|()| 0),
         Verb::Symbolize(args) => symbolize::run(&args, &mut io::stderr()).map(|()| 0),
@@ -125,7 +132,9 @@ fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let source = args.source.then(super::source::Files::of_this_machine);
     let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion, source };
     let wanted = export::Wanted::from(args);
+    let watch = watch::over(&args.inputs, args.force_large, &watch::told("export", &args.inputs));
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
+    drop(watch);
     tell(&done.notes);
     if let Some(companion) = companion_output {
         companion.commit()?;
@@ -139,7 +148,9 @@ fn run_merge(args: &MergeArgs) -> anyhow::Result<()> {
     let mut file = output.try_clone_file()?;
     let wanted = export::Wanted { force_large: args.force_large, ..export::Wanted::default() };
     let options = ExportOptions::default();
+    let watch = watch::over(&args.inputs, args.force_large, &watch::told("merge", &args.inputs));
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
+    drop(watch);
     tell(&done.notes);
     Ok(output.commit()?)
 }
@@ -154,7 +165,10 @@ fn tell(notes: &[String]) {
 fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
     let output = OutputFile::create_recovered(&Destination::from_argument(args.output.clone()), args.force)?;
     let mut file = output.try_clone_file()?;
+    let inputs = [args.input.clone()];
+    let watch = watch::over(&inputs, args.force_large, &watch::told("recover", &inputs));
     let recovered = recover::run_at_any_cost(&args.input, args.journal.as_deref(), &mut file, args.force_large)?;
+    drop(watch);
     output.commit()?;
     // Standard error may be closed: the file is written all the same.
     let _closed = writeln!(

@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::output::{Destination, is_unread, write_whole};
 use super::plan::{Plan, Targets};
 use super::progress::{Numbers, Progress};
-use crate::kernel::drop_privileges;
+use crate::kernel::{drop_privileges, make_urgent};
 use crate::machine::{preflight, raise_open_files};
 use crate::recording::{Clock, Over, Running, Segment, Totals};
 use crate::report::Report;
@@ -56,6 +56,8 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     if let Some(command) = &mut command {
         command.start()?;
     }
+    // It sleeps until the end, which must not wait for the programs of others. The command has been started before.
+    make_urgent();
     let rights =
         drop_privileges().err().map(|error| format!("cannot drop capabilities that are no longer needed: {error}"));
 

@@ -6,14 +6,21 @@
 use crate::advice::{Advice, advises};
 use nix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// A file up to that size gets what one of it may cost, a larger one so many times more.
 const UNIT_BYTES: u64 = 16 << 20;
 /// CPU time of all threads.
 const CPU: Duration = Duration::from_secs(10);
-/// Resident memory of the process.
-const MEMORY_BYTES: u64 = 512 << 20;
+/// Resident memory of the process. What is asked beforehand ([`Budget::check`]) stops a little earlier than what is watched
+/// ([`Watch`]).
+const MEMORY_BYTES: u64 = 448 << 20;
+const WATCHED_BYTES: u64 = 512 << 20;
+/// How much longer than that what is watched may take.
+const LATER: Duration = Duration::from_millis(300);
+/// How often it is looked at: memory fills at some gigabytes a second.
+const TURN: Duration = Duration::from_millis(10);
 /// Steps between two looks at clock and memory.
 const STEPS: u64 = 4096;
 
@@ -79,6 +86,32 @@ impl Budget {
     }
 }
 
+/// Looks at what this process uses, whatever it does: a single step may cost more than all that a budget is for.
+#[derive(Debug)]
+pub struct Watch {
+    _done: Sender<()>,
+}
+
+impl Watch {
+    /// For reading files of this size, all in all, until it is dropped. `exceeded` is called once, on a thread of its own.
+    #[must_use]
+    pub fn start(bytes: u64, exceeded: impl FnOnce(Exceeded) + Send + 'static) -> Self {
+        let budget = Budget::of_size(bytes);
+        let (done, wait) = channel();
+        let (cpu, memory) = (budget.cpu + LATER, budget.memory_bytes / MEMORY_BYTES * WATCHED_BYTES);
+        let budget = Budget { cpu, memory_bytes: memory, ..budget };
+        // Without a thread there is what is asked beforehand.
+        let _no_thread = std::thread::Builder::new().name("tachyon-watch".to_owned()).spawn(move || {
+            while wait.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {
+                if let Err(why) = budget.check() {
+                    return exceeded(why);
+                }
+            }
+        });
+        Self { _done: done }
+    }
+}
+
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
@@ -138,6 +171,17 @@ mod tests {
         let mut out = Guarded::new(Vec::new(), Some(&none));
         assert!(out.write_all(b"x").unwrap_err().to_string().contains("CPU time"));
         Guarded::new(Vec::new(), None).write_all(b"x").unwrap();
+    }
+
+    #[test]
+    fn what_is_watched_is_told_of_once_and_not_after_its_end() {
+        let (tell, told) = channel();
+        let watch = Watch::start(1, move |why| tell.send(why).expect("the test waits"));
+        let hog = vec![1_u8; 600 << 20];
+        let why: Exceeded = told.recv_timeout(Duration::from_secs(60)).expect("it is told");
+        assert!(why.used_bytes > 512 << 20 && hog[5] == 1, "{why}");
+        drop(watch);
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Source {
     /// The profile in one file.
     #[must_use]
     pub fn of_reader(reader: FileReader) -> Self {
-        let metadata = Metadata::find(reader.tables());
+        let mut metadata = Metadata::find(reader.tables());
         let header = reader.header();
         let budget = Some(Arc::new(Budget::of_size(header.file_size)));
         let mut profile = Profile { meta: meta(&reader, metadata.as_ref()), ..Profile::default() };
@@ -102,7 +102,7 @@ impl Source {
         Self {
             files: vec![Planned { places, unknown, ..Planned::default() }],
             profile,
-            report: report(&reader, metadata.as_ref()),
+            report: report(&reader, metadata.as_mut()),
             notes: Vec::new(),
             cut: false,
             mode: header.mode,
@@ -479,12 +479,12 @@ struct Looked {
 impl Looked {
     fn at(path: &Path) -> Result<Self, InputError> {
         let reader = reader(path).map_err(|fault| fault.of(path))?;
-        let metadata = Metadata::find(reader.tables());
+        let mut metadata = Metadata::find(reader.tables());
         let header = reader.header();
         Ok(Self {
             path: path.to_owned(),
             meta: meta(&reader, metadata.as_ref()),
-            report: report(&reader, metadata.as_ref()),
+            report: report(&reader, metadata.as_mut()),
             samples: header.sample_count,
             mode: header.mode,
             features: header.features,
@@ -526,7 +526,8 @@ fn meta(reader: &FileReader, metadata: Option<&Metadata>) -> Meta {
     meta
 }
 
-fn report(reader: &FileReader, metadata: Option<&Metadata>) -> Report {
+/// The account of a file, which is large where there are many processes: it is moved, not copied.
+fn report(reader: &FileReader, metadata: Option<&mut Metadata>) -> Report {
     let statistics = reader.statistics();
     metadata.map_or_else(
         || Report {
@@ -535,7 +536,7 @@ fn report(reader: &FileReader, metadata: Option<&Metadata>) -> Report {
             rate_hz: statistics.map_or(0.0, |statistics| statistics.sample_rate),
             ..Report::default()
         },
-        |metadata| metadata.report.clone(),
+        |metadata| std::mem::take(&mut metadata.report),
     )
 }
 

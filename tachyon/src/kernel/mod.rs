@@ -29,7 +29,7 @@ pub use diagnostics::log_with;
 pub use error::KernelError;
 pub use native::NativeMaps;
 pub use object::{Kernel, LoadTimes, Options, ring_bytes};
-pub use perf::Event;
+pub use perf::{Event, cpus as online_cpus};
 pub use pod::FileKey;
 pub use privileges::{drop_privileges, drop_privileges_but_sampling, make_immediate, make_urgent};
 pub use programs::{Verified, Verifying};

@@ -107,6 +107,8 @@ pub struct Kernel {
     pub(super) samplers: Vec<&'static str>,
     /// Whether running threads are sampled.
     pub(super) running: bool,
+    /// Between two samples, as they were attached last.
+    pub(super) interval: std::time::Duration,
     pub(super) waits: Option<WaitMaps>,
     native: Option<NativeMaps>,
     seed: u64,
@@ -211,6 +213,7 @@ impl Kernel {
             events: options.events.clone(),
             traces: has_tracepoints(&options.events).then(|| TraceMaps::of(&mut ebpf)).transpose()?,
             running: options.waits != Waits::Alone,
+            interval: options.interval,
             waits: wait_maps,
             native: rows.map(|rows| NativeMaps::of(&mut ebpf, rows, MAX_RANGES)).transpose()?,
             seed,

@@ -112,7 +112,11 @@ fn missing(error: &ProgramError) -> bool {
     error.call == OPEN && error.io_error.raw_os_error().is_some_and(|number| none.contains(&number))
 }
 
-fn cpus() -> Result<Vec<u32>, KernelError> {
+/// The CPUs that are there now.
+///
+/// # Errors
+/// When their list cannot be read.
+pub fn cpus() -> Result<Vec<u32>, KernelError> {
     online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })
 }
 

@@ -92,8 +92,23 @@ impl Kernel {
         };
         let event = sampling.event;
         self.sampling = Some(sampling);
+        self.interval = interval;
         self.set_wait_period(interval)?;
         Ok(event)
+    }
+
+    /// Attaches what is attached anew, on the CPUs that are there now.
+    ///
+    /// # Errors
+    /// When the kernel refuses; then what can be is attached as before.
+    pub fn reattach_sampling(&mut self) -> Result<(), KernelError> {
+        if self.sampling.is_none() {
+            return Ok(());
+        }
+        self.detach_sampling();
+        // A CPU may have gone while the others got their events.
+        let first = self.attach_sampling(self.interval);
+        first.or_else(|_| self.attach_sampling(self.interval)).map(drop)
     }
 
     /// Detaches the timer's program, or those of chosen events: when this returns none runs any more, and the counters stand

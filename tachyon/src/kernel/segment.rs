@@ -112,7 +112,18 @@ pub fn since(before: &Counters, now: &Counters) -> Counters {
 }
 
 fn each(into: &mut Counters, other: &Counters, of: impl Fn(u64, u64) -> u64) {
-    let Counters { ran, idle, filtered, not_python, sent, loss, code_ring_full, codes_sent, events_lost } = into;
+    let Counters {
+        ran,
+        idle,
+        filtered,
+        not_python,
+        sent,
+        loss,
+        code_ring_full,
+        codes_sent,
+        events_lost,
+        codes_put_off,
+    } = into;
     for (into, other) in [
         (ran, other.ran),
         (idle, other.idle),
@@ -121,6 +132,7 @@ fn each(into: &mut Counters, other: &Counters, of: impl Fn(u64, u64) -> u64) {
         (sent, other.sent),
         (code_ring_full, other.code_ring_full),
         (codes_sent, other.codes_sent),
+        (codes_put_off, other.codes_put_off),
         (events_lost, other.events_lost),
     ] {
         *into = of(*into, other);

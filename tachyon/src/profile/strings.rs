@@ -12,6 +12,7 @@ pub struct StrId(pub u32);
 pub struct StringTable {
     strings: Vec<Arc<str>>,
     ids: HashMap<Arc<str>, StrId>,
+    bytes: usize,
 }
 
 impl StringTable {
@@ -25,6 +26,7 @@ impl StringTable {
         }
         let id = StrId(u32::try_from(self.strings.len()).expect("fewer than 2^32 strings fit in memory"));
         let text: Arc<str> = Arc::from(text);
+        self.bytes += text.len();
         self.strings.push(Arc::clone(&text));
         self.ids.insert(text, id);
         id
@@ -42,6 +44,12 @@ impl StringTable {
     /// All strings, in order of their handles.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         self.strings.iter().map(|text| &**text)
+    }
+
+    /// Bytes of all of them.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// How many strings there are.

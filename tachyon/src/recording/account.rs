@@ -198,6 +198,7 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
         reader_stall_without_cpu_s: facts.reader.stalled_without_cpu.as_secs_f64(),
         codes_sent: counters.codes_sent,
         codes_not_sent: counters.code_ring_full,
+        codes_put_off: counters.codes_put_off,
         process_events_lost: facts.events_lost,
         refused: counts.refused.clone(),
         notes: notes(counts),

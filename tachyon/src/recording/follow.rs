@@ -21,6 +21,7 @@ use crate::discover::watch::WatchEvent;
 use crate::inspect::ElfCache;
 use crate::kernel::{Kernel, KernelError};
 use crate::merge::comm_text;
+use crate::remote::ledger::{self, Work, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
@@ -221,7 +222,12 @@ impl Follower {
                 // At once, if it may: it may live for a few milliseconds only.
                 let user = user_of(pid);
                 let now = Instant::now();
-                if self.queue.may(pid, user, now) { self.look_for(pid, user, false) } else { self.queue.ask(pid, user) }
+                if self.queue.may(pid, user, now) {
+                    self.look_for(pid, user, false);
+                } else {
+                    ledger::put_off(Work::Look, pid, user);
+                    self.queue.ask(pid, user);
+                }
             }
             kind::EXIT => {
                 self.decided(pid);
@@ -317,10 +323,11 @@ impl Follower {
 
     /// Looks at a process at the expense of its user.
     fn look_for(&mut self, pid: u32, user: u32, last_look: bool) {
-        let begun = Instant::now();
+        let begun = ledger::thread_time();
         self.look(pid, last_look);
-        let now = Instant::now();
-        self.queue.spent(pid, user, now - begun, now);
+        // A helper has worked for it as long as this thread; waiting for a processor is nobody's fault.
+        let took = 2 * ledger::thread_time().saturating_sub(begun);
+        self.queue.spent(pid, user, took, Instant::now());
     }
 
     /// Decides on everything that is still open, until then: the recording ends. False when there was not the time.
@@ -393,10 +400,4 @@ impl Follower {
 /// Whether an entry says that a wanted process is no CPython.
 fn is_other(entry_flags: u32) -> bool {
     entry_flags & (flags::SELECTED | flags::PYTHON | flags::NOT_PYTHON) == flags::SELECTED | flags::NOT_PYTHON
-}
-
-/// Whose process it is: the owner of its folder, whom looking at it is charged to. Of one that is gone nobody's.
-fn user_of(pid: u32) -> u32 {
-    use std::os::unix::fs::MetadataExt as _;
-    std::fs::metadata(format!("/proc/{pid}")).map_or(u32::MAX, |folder| folder.uid())
 }

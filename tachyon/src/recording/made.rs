@@ -85,6 +85,14 @@ impl Made {
         Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
     }
 
+    /// The same within a limit of memory.
+    pub fn within(mut self, max_memory: Option<u64>) -> Self {
+        if let (Some(limit), Some(sink)) = (max_memory, &mut self.sink) {
+            sink.limit(limit);
+        }
+        self
+    }
+
     /// Takes in a wait: at once where the sink can, else as many samples as it stands for, a period apart, the last at its
     /// end.
     pub fn wait(&mut self, sample: &Sample<'_>, cause: &'static str, charged: FrameId, facts: &WaitFacts) {

@@ -1,4 +1,5 @@
-//! `--max-memory`: keeps resident memory and BPF maps together within a limit, by giving things up in a said order.
+//! `--max-memory`: keeps resident memory and BPF maps together within a limit, by giving things up in a said order. What the end
+//! of the file will take counts as if it were in use.
 //!
 //! At the start the sample ring, what may wait behind it, unwind tables and native symbols get an eighth of the limit
 //! each at most. From three quarters of it
@@ -67,13 +68,10 @@ impl Memory {
         Ok(Self { limit, maps, looked: None, shrunk: None, no_names: false, start: Instant::now() })
     }
 
-    /// What is to be given up now.
-    fn turn(&mut self) -> Option<Step> {
-        if self.looked.is_some_and(|looked| looked.elapsed() < TURN) {
-            return None;
-        }
+    /// What is to be given up now; the end of the file takes so much.
+    fn turn(&mut self, finish_bytes: u64) -> Option<Step> {
         self.looked = Some(Instant::now());
-        self.decide(self.start.elapsed(), resident() + self.maps.load(Ordering::Relaxed))
+        self.decide(self.start.elapsed(), resident() + self.maps.load(Ordering::Relaxed) + finish_bytes)
     }
 
     fn decide(&mut self, elapsed: Duration, used: u64) -> Option<Step> {
@@ -107,7 +105,11 @@ impl Maker {
     /// Gives up what must be given up.
     pub(super) fn keep_within_memory(&mut self) {
         let Some(memory) = &mut self.memory else { return };
-        let Some(step) = memory.turn() else { return };
+        if memory.looked.is_some_and(|looked| looked.elapsed() < TURN) {
+            return;
+        }
+        let finish_bytes = self.made.sink.as_ref().map_or(0, |sink| sink.finish_bytes(&self.made.profile));
+        let Some(step) = memory.turn(finish_bytes) else { return };
         let limit = mebibytes(memory.limit);
         let told = match step {
             Step::Caches => {

@@ -44,6 +44,7 @@
 //! ```
 
 mod account;
+mod cpus;
 mod follow;
 mod made;
 mod memory;

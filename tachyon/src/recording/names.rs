@@ -9,6 +9,7 @@ use super::registry::Registry;
 use crate::inspect::ObjectLayout;
 use crate::profile::{Profile, ThreadId};
 use crate::remote::RemoteProcess;
+use crate::remote::ledger::{self, Work};
 use crate::snapshot::{self, SampledThread};
 use crate::types::Pid;
 use std::collections::HashMap;
@@ -94,7 +95,12 @@ impl Names {
             // Its code records come with the first samples: without them it is tried later.
             let layout = layouts.get(&pending.image).and_then(|&number| lock(registry).layout(number).copied());
             let process = processes.entry(pending.tgid).or_insert_with(|| Process::new(pending.tgid));
+            if !process.may {
+                return true;
+            }
+            let charged = ledger::charge(Work::Names, Pid(pending.tgid));
             let name = layout.and_then(|layout| process.name(&layout, pending));
+            drop(charged);
             pending.tries += 1;
             if let Some(name) = &name {
                 profile.threads[pending.thread.0 as usize].name.clone_from(name);
@@ -110,11 +116,14 @@ struct Process {
     process: RemoteProcess,
     /// Names by ident, of each interpreter.
     names: HashMap<u64, Option<HashMap<u64, String>>>,
+    /// It has not cost too much so far.
+    may: bool,
 }
 
 impl Process {
     fn new(tgid: u32) -> Self {
-        Self { process: RemoteProcess::at(Pid(tgid)), names: HashMap::new() }
+        let may = ledger::may(Work::Names, Pid(tgid), Duration::ZERO);
+        Self { process: RemoteProcess::at(Pid(tgid)), names: HashMap::new(), may }
     }
 
     fn name(&mut self, layout: &Layout, pending: &Pending) -> Option<String> {

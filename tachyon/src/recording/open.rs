@@ -4,6 +4,7 @@
 //! one that starts between is seen twice rather than never; the sampling event last.
 
 use super::account::Stats;
+use super::cpus::Cpus;
 use super::follow::{Follow, Follower, Wanted, lock};
 use super::made::Made;
 use super::memory::{self, Memory};
@@ -17,7 +18,7 @@ use super::targets::{self, Children};
 use super::throttle::Limiter;
 use crate::discover::watch::Watch;
 use crate::events::Reader;
-use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, ring_bytes};
+use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, ring_bytes};
 use crate::profile::{Meta, Profile};
 use crate::remote::{End, Patience, own_pid_namespace, prepare_to_read};
 use crate::sinks::Sink;
@@ -182,7 +183,7 @@ impl Opened {
         let mut profile = Profile { meta: meta(&request), ..Profile::default() };
         profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
         let sink = open(&profile)?;
-        let made = Made::new(profile, sink, request.keep_stacks);
+        let made = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         let (sender, told) = mpsc::channel();
         let queued = Arc::new(AtomicUsize::new(0));
         let live = Arc::new(Live::default());
@@ -195,9 +196,14 @@ impl Opened {
         }
         let map_bytes = lock(&kernel).live_map_bytes();
         maker.memory = request.max_memory.map(|limit| Memory::start(limit, map_bytes)).transpose()?;
+        if let Some(limit) = request.max_memory {
+            maker.symbolizer.limit(limit);
+        }
         let maker = {
             let (queued, end) = (Arc::clone(&queued), end.clone());
             std::thread::Builder::new().name("tachyon-samples".to_owned()).spawn(move || {
+                // Programs that make it name a lot must not take the processor from it as well.
+                make_urgent();
                 // Where the kernel refuses, it does its work with more rights than it needs.
                 let _refused = drop_privileges();
                 let _concerned = end.concerns_this_thread(Patience::Usual);
@@ -215,6 +221,7 @@ impl Opened {
         lock(&kernel).attach_waits()?;
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
         let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
+        let cpus = Cpus::start(&kernel, &registry)?;
         let threads = Threads { reader, follow, sender, maker, mapper };
         let parts = Parts {
             request,
@@ -224,6 +231,7 @@ impl Opened {
             children,
             live,
             limiter,
+            cpus,
             event,
             start,
             opened: self.opened,

@@ -6,6 +6,7 @@
 //! end is the same with the event detached: then the counters stand still.
 
 use super::account::{self, Facts, Read, Stats, Used};
+use super::cpus::Cpus;
 use super::follow::{Follow, lock};
 use super::made::Made;
 use super::memory;
@@ -24,7 +25,7 @@ use crate::events::{Reader, ReaderStats, Sent};
 use crate::kernel::{self, Event, Kernel, WaitTotals, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
-use crate::remote::{End, Patience, not_waited_for};
+use crate::remote::{End, Patience, ledger};
 use crate::report::{SegmentReport, StartReport};
 use crate::sinks::Sink;
 use crate::types::KtimeNs;
@@ -77,6 +78,7 @@ pub(super) struct Parts {
     pub children: Children,
     pub live: Arc<Live>,
     pub limiter: Limiter,
+    pub cpus: Cpus,
     pub event: Event,
     pub start: StartReport,
     pub opened: Instant,
@@ -260,7 +262,8 @@ impl Running {
         let mut profile = Profile { meta: meta(&self.parts.request), ..Profile::default() };
         profile.meta.python_version = targets::newest_version(&lock(&self.parts.registry)).unwrap_or_default();
         let sink = open(&profile)?;
-        let mut next = Made::new(profile, sink, self.parts.request.keep_stacks);
+        let request = &self.parts.request;
+        let mut next = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         self.look_again();
         let waits = self.parts.request.waits.are_wanted();
         let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_CUT) } else { Vec::new() };
@@ -328,7 +331,7 @@ impl Running {
             counts.notes.extend(mapped.notes.iter().cloned());
         }
         let since = if self.since.sequence == 0 { self.parts.opened } else { self.since.start };
-        counts.notes.extend(not_waited_for(since));
+        counts.notes.extend(ledger::refused(since));
         targets::complete(&mut made, &counts, request.arguments);
         let cpu_ns = counts.python_cpu_ns();
         let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));
@@ -405,6 +408,7 @@ impl Running {
     /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
+        self.parts.cpus.stop();
         let waits = self.parts.request.waits.are_wanted();
         // It takes a while: running threads are sampled as long as waiting ones are.
         let looked = if waits { self.sleepers.look(&self.parts.registry, sleepers::AT_END) } else { Vec::new() };
@@ -467,6 +471,7 @@ impl Drop for Running {
         // Only where it was not finished.
         let Some(Threads { reader, follow, sender, maker, mapper }) = self.threads.take() else { return };
         self.parts.limiter.stop();
+        self.parts.cpus.stop();
         self.parts.end.come();
         // There is nobody left to tell of what fails.
         lock(&self.parts.kernel).detach_sampling();

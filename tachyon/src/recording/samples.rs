@@ -16,6 +16,7 @@ use crate::kernel::ChosenEvent;
 use crate::merge::{self, Merger, MixedWith, Owner, ProgramKey, Quality};
 use crate::profile::{FrameId, Merge, ProcessId, Sample};
 use crate::remote::RemoteProcess;
+use crate::remote::ledger::{self, Work, owner_of};
 use crate::sinks::label::Label;
 use crate::symbolize::Symbolizer;
 use crate::types::Pid;
@@ -34,6 +35,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this, the
 /// 0.2 s after which the ring is read again, and what threads wait for their CPUs.
 const FLUSH: Duration = Duration::from_millis(500);
+
+/// Code objects of a process that are read before it is asked whether that costs too much.
+const AT_A_TIME: u32 = 32;
 
 /// An image is forgotten this long after its last process: its last records have been read by then.
 pub(super) const SETTLED: Duration = Duration::from_secs(5);
@@ -157,6 +161,7 @@ impl Maker {
             self.keep_within_memory();
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
+                self.tell_refused();
                 self.read_missing();
                 self.names.read(&mut self.made.profile, &self.registry, true);
                 self.judge_images();
@@ -172,7 +177,15 @@ impl Maker {
         self.names.read(&mut self.made.profile, &self.registry, true);
         self.symbolizer.finish(&mut self.made.profile);
         self.judge_unnamed(&[]);
+        self.tell_refused();
         self.made
+    }
+
+    /// Tells whose names are left out.
+    fn tell_refused(&mut self) {
+        for note in self.symbolizer.refused() {
+            lock(&self.registry).note(note);
+        }
     }
 
     /// Ends the segment, hands it over and begins the next. What is known of code objects, names and mappings stays; what
@@ -227,6 +240,7 @@ impl Maker {
                     drop(registry);
                     let Some(layout) = layout else { continue };
                     self.images.insert(record.image);
+                    self.symbolizer.begin_image(record.image, || owner_of(record.tgid));
                     // What a target claims of its code objects may be nonsense: its frames then have no names.
                     let _refused = self.symbolizer.add_code(&mut self.made.profile, &record, payload, &layout);
                 }
@@ -243,6 +257,7 @@ impl Maker {
     /// The owner of a record, with its stack as the merger has it last.
     fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, Merge) {
         let mut settled = Settled::of(&lock(&self.registry), record, frames);
+        self.symbolizer.begin_image(record.image, || owner_of(record.tgid));
         let registry = &self.registry;
         let made = &mut self.made;
         let owner = self.merger.owner(&mut made.profile, record, || describe(registry, record));
@@ -386,13 +401,23 @@ impl Maker {
     /// Reads from live processes what did not fit into the kernel's budget or could not be read there.
     fn read_missing(&mut self) {
         let mut open: HashMap<u32, Option<RemoteProcess>> = HashMap::new();
+        let mut spent_on: HashMap<u32, u32> = HashMap::new();
         for missing in self.symbolizer.missing() {
             let (Some(tgid), Some(layout)) = (missing.tgid, missing.layout) else { continue };
             let Some(layout) = lock(&self.registry).layout(layout).copied() else { continue };
-            let process = open.entry(tgid).or_insert_with(|| RemoteProcess::open(Pid(tgid)).ok());
+            // One that has cost enough is asked another time.
+            let may = || ledger::may(Work::Names, Pid(tgid), Duration::ZERO);
+            let process = open.entry(tgid).or_insert_with(|| may().then(|| RemoteProcess::open(Pid(tgid)).ok())?);
             let Some(process) = process else { continue };
+            let charged = ledger::charge(Work::Names, Pid(tgid));
             // A code object that is gone stays without a name; the report counts it.
             let _gone = self.symbolizer.read_missing(&mut self.made.profile, missing.key, &layout, self.seed, process);
+            drop(charged);
+            let spent = spent_on.entry(tgid).or_default();
+            *spent += 1;
+            if spent.is_multiple_of(AT_A_TIME) && !ledger::may(Work::Names, Pid(tgid), Duration::ZERO) {
+                open.insert(tgid, None);
+            }
         }
     }
 }

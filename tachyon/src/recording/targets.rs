@@ -160,6 +160,11 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool
         if process.cmdline.is_empty() {
             process.cmdline = told_of(&info.cmdline, !arguments);
         }
+        // It was sampled before it had been looked at, and had entered its container since it was forked.
+        if process.container.is_empty() {
+            process.container.clone_from(&info.container);
+            process.pod.clone_from(&info.pod);
+        }
         if process.details.as_ref().is_none_or(|details| !details.is_whole) {
             process.details.clone_from(&info.details);
         }

@@ -1,11 +1,23 @@
 //! Where a process stands in the control groups, and what container and pod that tells.
 
 use super::{RemoteError, RemoteProcess};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Hexadecimal digits of a container id, as containerd, CRI-O, Docker and Podman make them.
 const CONTAINER_ID_LEN: usize = 64;
 
-/// The control groups of a process, as the profiler's own cgroup namespace names them.
+/// Where the hierarchy of version 2 is mounted, and what it is called below `/sys/fs/cgroup` beside version 1.
+const MOUNTS: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
+/// The root of a hierarchy of version 2 has this inode, and no other group does (`cgroup_get_root_ino` is `kernfs`' first).
+const ROOT_INODE: u64 = 1;
+/// Groups of a host that are looked through for our own.
+const GROUPS: usize = 1 << 16;
+
+/// The control groups of a process, from the root of the host where that can be found out, otherwise as the profiler's own cgroup
+/// namespace names them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
     /// One path for each hierarchy, and the same as below `/sys/fs/cgroup`: those of version 1 with their controllers in
@@ -19,25 +31,101 @@ impl RemoteProcess {
     /// # Errors
     /// When the process is gone.
     pub fn cgroups(&self) -> Result<Cgroups, RemoteError> {
-        Ok(Cgroups::parse(&String::from_utf8_lossy(&self.proc_file("cgroup")?)))
+        Ok(Cgroups::parse(&String::from_utf8_lossy(&self.proc_file("cgroup")?), own_root()))
     }
 }
 
+/// The group that our own cgroup namespace calls `/`, as the host calls it. Empty in the host's namespace, and where the host's
+/// hierarchy is not to be seen.
+///
+/// A container's namespace hides its own name (cgroup_namespaces(7)). But the directory that is mounted for it is the one that
+/// the first process's hierarchy has somewhere, with the same inode.
+fn own_root() -> &'static str {
+    static OWN: OnceLock<String> = OnceLock::new();
+    OWN.get_or_init(|| {
+        let found = MOUNTS.iter().find_map(|mount| {
+            let own = inode(&Path::new("/").join(mount)).filter(|inode| *inode != ROOT_INODE)?;
+            // Whoever made that mount might make us wait for ever, if it were of a file system of their own.
+            if !leads_to_groups(&fs::read_to_string("/proc/1/mountinfo").ok()?, mount) {
+                return None;
+            }
+            let host = Path::new("/proc/1/root").join(mount);
+            below(&host, own)?.strip_prefix(&host).ok().map(Path::to_path_buf)
+        });
+        found.map(|path| format!("/{}", path.display())).filter(|path| path != "/").unwrap_or_default()
+    })
+}
+
+/// Whether `mount` is version 2's hierarchy there, and everything on the way to it answers: lines of `proc_pid_mountinfo(5)`.
+fn leads_to_groups(mounts: &str, mount: &str) -> bool {
+    let kind_of = |line: &str| line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').next().map(str::to_owned));
+    // Of several mounts in one place the last one is seen.
+    let at = |place: &str| mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(place)).and_then(kind_of);
+    let answers = |kind: &String| !["fuse", "nfs", "cifs", "9p", "ceph"].iter().any(|slow| kind.starts_with(slow));
+    let place = format!("/{mount}");
+    let on_the_way = place.match_indices('/').map(|(end, _)| if end == 0 { "/" } else { &place[..end] });
+    at(&place).is_some_and(|kind| kind == "cgroup2")
+        && at("/").is_some_and(|kind| answers(&kind))
+        && on_the_way.filter_map(at).all(|kind| answers(&kind))
+}
+
+/// The inode of a directory of version 2's hierarchy.
+fn inode(directory: &Path) -> Option<u64> {
+    let is_group = directory.join("cgroup.controllers").exists();
+    fs::metadata(directory).ok().filter(|_| is_group).map(|metadata| metadata.ino())
+}
+
+/// The directory with this inode in or below `top`.
+fn below(top: &Path, inode: u64) -> Option<PathBuf> {
+    let mut open = vec![top.to_owned()];
+    for _ in 0..GROUPS {
+        let directory = open.pop()?;
+        if fs::symlink_metadata(&directory).is_ok_and(|metadata| metadata.ino() == inode) {
+            return Some(directory);
+        }
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        open.extend(
+            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    None
+}
+
+/// A path that begins in the group `root`, which its first `..`s leave upwards.
+fn absolute(root: &str, path: &str) -> String {
+    if root.is_empty() {
+        return path.to_owned();
+    }
+    let mut parts: Vec<&str> = root.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
 impl Cgroups {
-    /// Parses `/proc/PID/cgroup`: lines of `number:controllers:path` (cgroups(7)).
-    fn parse(text: &str) -> Self {
+    /// Parses `/proc/PID/cgroup`: lines of `number:controllers:path` (cgroups(7)). Paths of version 2 begin in the group `root`.
+    fn parse(text: &str, root: &str) -> Self {
         let mut paths = Vec::new();
         for line in text.lines() {
             let mut fields = line.splitn(3, ':');
-            let (Some(_number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            let (Some(_number), Some(controllers), Some(own_name)) = (fields.next(), fields.next(), fields.next())
+            else {
                 continue;
             };
-            paths.push(path.to_owned());
-            let hierarchy = match controllers {
-                "" => "unified",
-                _ => controllers.strip_prefix("name=").unwrap_or(controllers),
+            let (hierarchy, path) = match controllers {
+                "" => ("unified", absolute(root, own_name)),
+                _ => (controllers.strip_prefix("name=").unwrap_or(controllers), own_name.to_owned()),
             };
-            paths.push(format!("/{hierarchy}{path}"));
+            // First what the host calls it, then what our namespace does.
+            let names = [path.as_str(), own_name];
+            for name in &names[..if path == own_name { 1 } else { 2 }] {
+                paths.push((*name).to_owned());
+                paths.push(format!("/{hierarchy}{name}"));
+            }
         }
         Self { paths }
     }
@@ -161,15 +249,62 @@ mod tests {
             ("/podium".to_owned(), None, None),
             ("/".to_owned(), None, None),
         ] {
-            let cgroups = Cgroups::parse(&format!("0::{path}\n"));
+            let cgroups = Cgroups::parse(&format!("0::{path}\n"), "");
             assert_eq!(cgroups.container(), container, "{path}");
             assert_eq!(cgroups.pod().as_deref(), pod, "{path}");
         }
     }
 
     #[test]
+    fn in_a_namespace_of_its_own_names_begin_at_the_root_of_the_host() {
+        let own = format!("/kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{ID}.scope");
+        let other = ID.replace('4', "5");
+        for (path, expected) in [
+            ("/", own.clone()),
+            ("/worker", format!("{own}/worker")),
+            (&*format!("/../cri-containerd-{other}.scope"), own.replace(ID, &other)),
+            ("/../../../system.slice/cron.service", "/system.slice/cron.service".to_owned()),
+            ("/../../..", "/".to_owned()),
+        ] {
+            let cgroups = Cgroups::parse(&format!("1:name=systemd:/s\n0::{path}\n"), &own);
+            assert_eq!(cgroups.path(), expected);
+            assert!(cgroups.is_below("/systemd/s"), "version 1 has its own names");
+        }
+        assert_eq!(Cgroups::parse("0::/\n", &own).container(), Some(ID));
+        assert_eq!(Cgroups::parse("0::/\n", &own).pod().as_deref(), Some(UID));
+    }
+
+    #[test]
+    fn only_what_answers_is_looked_through() {
+        let line = |place: &str, kind: &str| format!("30 20 0:26 / {place} rw,nosuid shared:4 - {kind} source rw\n");
+        let host = line("/", "ext4") + &line("/sys", "sysfs") + &line("/sys/fs/cgroup", "cgroup2");
+        assert!(leads_to_groups(&host, "sys/fs/cgroup"));
+        assert!(!leads_to_groups(&host, "sys/fs/cgroup/unified"));
+        for other in [
+            line("/sys/fs/cgroup", "tmpfs"),
+            line("/sys/fs/cgroup", "fuse.sshfs"),
+            line("/", "fuse.fuse-overlayfs"),
+            line("/sys", "nfs4"),
+        ] {
+            assert!(!leads_to_groups(&(host.clone() + &other), "sys/fs/cgroup"), "{other}");
+        }
+        assert!(!leads_to_groups("", "sys/fs/cgroup"));
+    }
+
+    #[test]
+    fn the_directory_with_an_inode_is_found() {
+        let around = tempfile::tempdir().unwrap();
+        let deep = around.path().join("a/b/c");
+        fs::create_dir_all(&deep).unwrap();
+        fs::create_dir_all(around.path().join("a/d")).unwrap();
+        let wanted = fs::metadata(&deep).unwrap().ino();
+        assert_eq!(below(around.path(), wanted), Some(deep));
+        assert_eq!(below(around.path(), u64::MAX), None);
+    }
+
+    #[test]
     fn below_is_by_whole_names() {
-        let cgroups = Cgroups::parse("5:cpu,cpuacct:/a/b\n1:name=systemd:/s\n0::/x/y/z\nodd\n");
+        let cgroups = Cgroups::parse("5:cpu,cpuacct:/a/b\n1:name=systemd:/s\n0::/x/y/z\nodd\n", "");
         for (path, below) in [
             ("/x/y/z", true),
             ("/x/y", true),

@@ -11,7 +11,7 @@ mod aside;
 mod cgroup;
 pub mod elf;
 mod file;
-mod ledger;
+pub mod ledger;
 mod maps;
 mod memory;
 mod namespace;
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use crate::types::{Pid, RemoteAddr};
 
-pub use aside::{Concerned, End, Patience, helpers_cpu_time, not_waited_for, prepare_to_read};
+pub use aside::{Concerned, End, Patience, helpers_cpu_time, prepare_to_read};
 pub use cgroup::Cgroups;
 pub use file::{FileIdentity, MappedFile, TargetFile};
 pub use maps::{MappedPath, Mapping, parse_maps};

@@ -55,6 +55,7 @@ impl Report {
         self.reader_stall_without_cpu_s = self.reader_stall_without_cpu_s.max(more.reader_stall_without_cpu_s);
         self.codes_sent += more.codes_sent;
         self.codes_not_sent += more.codes_not_sent;
+        self.codes_put_off += more.codes_put_off;
         self.process_events_lost += more.process_events_lost;
         add_texts(&mut self.refused, &more.refused);
         add_texts(&mut self.notes, &more.notes);

@@ -4,6 +4,7 @@
 //! stack_collector.py`): root first, files without their directories, frames that are no source lines by name alone,
 //! the most frequent stacks first. `docs/formats/collapsed.md` tells the differences.
 
+use super::need::Amounts;
 use super::stacks::Counts;
 use super::{Sink, file_thread_id, process_frame_name, text};
 use crate::profile::{Frame, FrameId, Profile, SPECIAL_FILENAME, Sample, ThreadId};
@@ -46,6 +47,10 @@ impl<W: Write> Sink for CollapsedSink<W> {
         self.counts.add_shown(profile, sample, times_us.len());
         self.stored += times_us.len() as u64;
         Ok(())
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.counts.stacks).sum([100, 6, 150, 1, 64])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {

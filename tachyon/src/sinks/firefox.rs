@@ -9,6 +9,7 @@
 mod columns;
 
 use super::label::{Kind, Label};
+use super::need::Amounts;
 use super::{Sink, process_title};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
@@ -40,6 +41,14 @@ impl<W: Write> FirefoxSink<W> {
 impl<W: Write> Sink for FirefoxSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.spool.push_by_thread(profile, sample)
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.spool.repeat_by_thread(profile, sample, times_us)
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.spool.stacks).sum([200, 200, 700, 13, 1000])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {

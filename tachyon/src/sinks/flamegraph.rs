@@ -3,6 +3,7 @@
 //! `inferno` draws; search and zoom are its script's. Python code is warm, native code blue, the kernel grey-violet.
 
 use super::label::{Kind, Label, RootOptions, Roots};
+use super::need::Amounts;
 use super::stacks::Counts;
 use super::text::{cut, escape};
 use super::{Sink, process_title};
@@ -23,13 +24,15 @@ pub struct FlamegraphSink<W> {
     counts: Counts,
     roots: RootOptions,
     html: bool,
+    /// Most bytes of all stacks as text that are given to inferno.
+    most_bytes: usize,
 }
 
 impl<W: Write> FlamegraphSink<W> {
     /// Nothing is written to `out` before the end. `html`: a page with both views, else an SVG with one. `roots`:
     /// what stands below the stacks.
     pub fn new(out: W, roots: RootOptions, html: bool) -> Self {
-        Self { out, counts: Counts::default(), roots, html }
+        Self { out, counts: Counts::default(), roots, html, most_bytes: MOST_BYTES }
     }
 }
 
@@ -44,8 +47,22 @@ impl<W: Write> Sink for FlamegraphSink<W> {
         Ok(())
     }
 
+    fn limit(&mut self, memory_bytes: u64) {
+        let share = usize::try_from(memory_bytes / 64).unwrap_or(usize::MAX);
+        self.most_bytes = share.clamp(LEAST_BYTES, MOST_BYTES);
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        let amounts = Amounts::of(profile, &self.counts.stacks);
+        // A frame is shown with its file.
+        let name = (2 * amounts.text / amounts.frames.max(1) + 16).min(LONGEST_NAME as u64);
+        let text = amounts.stack_frames.saturating_mul(name).min(self.most_bytes as u64);
+        amounts.sum([100, 6, 300, 1, 600]) + TIMES * text
+    }
+
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         let mut graph = Graph::new(profile, &self.counts, self.roots, report);
+        graph.most_bytes = self.most_bytes;
         let mut out = io::BufWriter::new(&mut self.out);
         if self.html {
             let title = xml(&graph.title);
@@ -80,8 +97,10 @@ enum View {
 
 /// Most bytes of a name: boxes show far less, and the line that tells of one is no wider.
 const LONGEST_NAME: usize = 160;
-/// Most bytes of all stacks as text that are given to inferno.
-const MOST_BYTES: usize = 48 << 20;
+/// [`FlamegraphSink::most_bytes`]: inferno takes fourteen times as many until the picture is drawn, and a browser some more.
+const MOST_BYTES: usize = 8 << 20;
+const LEAST_BYTES: usize = 1 << 20;
+const TIMES: u64 = 14;
 /// The share of all samples below which inferno leaves a box out, as a divisor: a hundredth of a percent.
 const NARROWEST: u64 = 10_000;
 
@@ -93,6 +112,7 @@ struct Graph {
     colours: color::PaletteMap,
     title: String,
     caption: String,
+    most_bytes: usize,
 }
 
 impl Graph {
@@ -126,7 +146,15 @@ impl Graph {
             }
         }
         let (stacks, names) = (stacks.into_iter().collect(), names.texts);
-        Self { names, stacks, total, colours, title: title(profile), caption: caption(total, report) }
+        Self {
+            names,
+            stacks,
+            total,
+            colours,
+            title: title(profile),
+            caption: caption(total, report),
+            most_bytes: MOST_BYTES,
+        }
     }
 
     fn svg(&mut self, view: View) -> io::Result<String> {
@@ -163,9 +191,10 @@ impl Graph {
         self.stacks.sort_unstable();
         let mut least = self.total.div_ceil(NARROWEST);
         loop {
-            let mut lines = Lines { names: &self.names, least, path: Vec::new(), bytes: 0, lines: Vec::new() };
+            let (path, lines, most_bytes) = (Vec::new(), Vec::new(), self.most_bytes);
+            let mut lines = Lines { names: &self.names, least, path, bytes: 0, lines, most_bytes };
             lines.put(&self.stacks, 0);
-            if lines.bytes <= MOST_BYTES || least >= self.total {
+            if lines.bytes <= self.most_bytes || least >= self.total {
                 lines.lines.sort_unstable();
                 return lines.lines;
             }
@@ -182,6 +211,7 @@ struct Lines<'a> {
     path: Vec<u32>,
     bytes: usize,
     lines: Vec<String>,
+    most_bytes: usize,
 }
 
 impl Lines<'_> {
@@ -203,7 +233,7 @@ impl Lines<'_> {
             let names: Vec<&str> = self.path.iter().map(|&name| self.names[name as usize].as_str()).collect();
             self.bytes += names.iter().map(|name| name.len() + 1).sum::<usize>();
             // Beyond, only the size is asked.
-            if self.bytes <= MOST_BYTES {
+            if self.bytes <= self.most_bytes {
                 self.lines.push(format!("{} {own}", names.join(";")));
             }
         }
@@ -378,7 +408,8 @@ mod tests {
         let put = |least, counts: [u64; 3]| {
             let paths: [&[u32]; 3] = [&[0], &[0, 1], &[0, 2, 3]];
             let stacks: Vec<_> = paths.into_iter().map(Into::into).zip(counts).collect();
-            let mut lines = Lines { names: &names, least, path: Vec::new(), bytes: 0, lines: Vec::new() };
+            let (path, text) = (Vec::new(), Vec::new());
+            let mut lines = Lines { names: &names, least, path, bytes: 0, lines: text, most_bytes: MOST_BYTES };
             lines.put(&stacks, 0);
             lines.lines.sort();
             lines.lines

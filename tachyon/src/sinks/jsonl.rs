@@ -3,6 +3,7 @@
 //! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
 
 use super::label::Label;
+use super::need::Amounts;
 use super::spool::Spool;
 use super::stacks::gil_held;
 use super::streams::{get, put};
@@ -128,9 +129,17 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.push_with(0, sample, |out| put(out, 0))
     }
 
+    fn repeated(&mut self, _profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.spool.repeat_with(0, sample, times_us, |out| put(out, 0))
+    }
+
     fn wait(&mut self, _profile: &Profile, sample: &Sample<'_>, wait: &Wait) -> io::Result<bool> {
         self.spool.push_with(0, sample, |out| put_wait(out, wait))?;
         Ok(true)
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.spool.stacks).sum([0, 2, 100, 5, 100])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
@@ -138,50 +147,57 @@ impl<W: Write> Sink for JsonlSink<W> {
         let mut threads: HashMap<ThreadId, String> = HashMap::new();
         let mut frames: HashMap<FrameId, String> = HashMap::new();
         let stacks = &self.spool.stacks;
+        let mut line = Vec::new();
         self.spool.read_with(0, |sample, more| {
             let wait = get_wait(more)?;
-            write!(out, "{{\"time_us\":{},", sample.time_us)?;
+            // What differs in its time only is put together once.
+            line.clear();
             let who = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
-            out.write_all(who.as_bytes())?;
+            line.write_all(who.as_bytes())?;
             let gil = match gil_held(sample.status) {
                 Some(true) => "true",
                 Some(false) => "false",
                 None => "null",
             };
-            write!(out, ",\"gil\":{gil},\"status\":[")?;
+            write!(line, ",\"gil\":{gil},\"status\":[")?;
             let mut comma = "";
             for (bit, name) in STATUS_NAMES {
                 if u32::from(sample.status) & bit != 0 {
-                    write!(out, "{comma}\"{name}\"")?;
+                    write!(line, "{comma}\"{name}\"")?;
                     comma = ",";
                 }
             }
-            out.write_all(b"],")?;
+            line.write_all(b"],")?;
             if let Some(merge) = sample.merge.name() {
-                write!(out, "\"merge\":\"{merge}\",")?;
+                write!(line, "\"merge\":\"{merge}\",")?;
             }
             let stack = stacks.get(sample.stack);
             if let Some((event, period)) = profile.event_of(stack) {
-                write!(out, "\"event\":{},", json(&event))?;
+                write!(line, "\"event\":{},", json(&event))?;
                 if period != 1 {
-                    write!(out, "\"weight\":{period},")?;
+                    write!(line, "\"weight\":{period},")?;
                 }
             }
             if let Some(wait) = wait.filter(|wait| wait.weight != 1) {
-                write!(out, "\"weight\":{},", wait.weight)?;
+                write!(line, "\"weight\":{},", wait.weight)?;
             }
             if let Some(cause) = profile.waits_for(stack) {
-                write!(out, "\"waiting\":{},", json(&Waiting::new(cause, wait.as_ref())))?;
+                write!(line, "\"waiting\":{},", json(&Waiting::new(cause, wait.as_ref())))?;
             }
-            out.write_all(b"\"frames\":[")?;
+            line.write_all(b"\"frames\":[")?;
             for (place, &frame) in stack.iter().enumerate() {
                 if place > 0 {
-                    out.write_all(b",")?;
+                    line.write_all(b",")?;
                 }
                 let text = frames.entry(frame).or_insert_with(|| describe(profile, frame));
-                out.write_all(text.as_bytes())?;
+                line.write_all(text.as_bytes())?;
             }
-            out.write_all(b"]}\n")
+            line.write_all(b"]}\n")?;
+            for sample in sample.each() {
+                write!(out, "{{\"time_us\":{},", sample.time_us)?;
+                out.write_all(&line)?;
+            }
+            Ok(())
         })?;
         out.flush()
     }

@@ -184,32 +184,36 @@ impl Metadata {
             return None;
         }
         let document = tables.string(last)?.strip_prefix(PREFIX)?;
-        if entries(document) > MOST_EMPTY_ENTRIES + document.len() / LEAST_ENTRY {
+        if cost(document) > MOST_COST.max(document.len() * COST_A_BYTE) {
             return None;
         }
         serde_json::from_str(document).ok()
     }
 }
 
-/// Fewest bytes of a process, a thread or a process's account in a document of ours, whose members are all written.
-const LEAST_ENTRY: usize = 32;
-/// Entries that a document may have in any case.
-const MOST_EMPTY_ENTRIES: usize = 1000;
+/// What a document may cost for each of its bytes, and what any may. Those of ours, whose members are all written, cost three to six.
+const COST_A_BYTE: usize = 7;
+const MOST_COST: usize = 256 << 10;
+/// Memory of an object (a thread has 72 bytes, a process 200), and of a text or another member: of a map's entry
+/// and its name.
+const OBJECT: usize = 192;
+const MEMBER: usize = 48;
 
-/// How many objects there are in a document. One of nine million bytes has room for three million empty ones, which
-/// would take fifty times the memory.
-fn entries(document: &str) -> usize {
-    let (mut count, mut in_text, mut escaped) = (0, false, false);
+/// What a document will take in memory, roughly. One of nine million bytes has room for three million objects or texts without
+/// content, which would take fifty times the memory.
+fn cost(document: &str) -> usize {
+    let (mut cost, mut in_text, mut escaped) = (0, false, false);
     for byte in document.bytes() {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = in_text,
             b'"' => in_text = !in_text,
-            b'{' if !in_text => count += 1,
+            b'{' if !in_text => cost += OBJECT,
+            b',' if !in_text => cost += MEMBER,
             _ => {}
         }
     }
-    count
+    cost
 }
 
 #[cfg(test)]
@@ -223,10 +227,18 @@ mod tests {
         // Braces of a command line are text.
         let odd = format!(r#"{{"processes":[{{"pid":7,"cmdline":["\"{}"]}}]}}"#, "{".repeat(100_000));
         assert_eq!(find(&odd).expect("it is ours").processes[0].pid, 7);
-        for key in ["processes", "threads"] {
-            let many = |entry: &str| format!(r#"{{"{key}":[{}]}}"#, vec![entry; 60_000].join(","));
-            assert!(find(&many("{}")).is_none());
-            assert!(find(&many(r#"{"pid":1,"comm":"a","cmdline":[],"python_version":""}"#)).is_some());
+        let many = |key: &str, entry: &str| format!(r#"{{"{key}":[{}]}}"#, vec![entry; 60_000].join(","));
+        for (key, entry) in
+            [("processes", "{}"), ("threads", "{}"), ("threads", r#"{"tid":1}"#), ("cmdlines", r#""""#), ("notes", "7")]
+        {
+            assert!(find(&many(key, entry)).is_none(), "{key} {entry}");
         }
+        // What this version writes at least.
+        let process = serde_json::to_string(&ProcessMetadata::default()).unwrap();
+        let thread = serde_json::to_string(&ThreadMetadata::default()).unwrap();
+        let account = serde_json::to_string(&crate::report::ProcessReport::default()).unwrap();
+        assert!(find(&many("processes", &process)).is_some() && find(&many("threads", &thread)).is_some());
+        let report = format!(r#"{{"report":{}}}"#, many("processes", &account));
+        assert!(cost(&report) < COST_A_BYTE * report.len(), "{} of {}", cost(&report), report.len());
     }
 }

@@ -13,6 +13,7 @@ pub mod journal;
 pub mod jsonl;
 pub(crate) mod label;
 pub mod metadata;
+pub(in crate::sinks) mod need;
 pub mod page;
 pub mod pprof;
 pub mod speedscope;
@@ -71,6 +72,17 @@ pub trait Sink {
     fn tick(&mut self, profile: &Profile) -> std::io::Result<()> {
         let _nothing_yet = profile;
         Ok(())
+    }
+
+    /// How many bytes of memory [`Sink::finish`] will take at most beside what is taken now, roughly: a recording ends before there
+    /// is no room for that.
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        need::of_tables(profile)
+    }
+
+    /// A recording may use so much memory: the end of its file shall take a part of that only, where it can take less.
+    fn limit(&mut self, memory_bytes: u64) {
+        let _takes_little = memory_bytes;
     }
 
     /// Ends the file.

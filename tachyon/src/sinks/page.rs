@@ -10,6 +10,7 @@ pub mod source;
 mod tree;
 
 use super::flamegraph::{caption, title, xml};
+use super::need::Amounts;
 use super::spool::Spool;
 use super::stacks::Stacks;
 use super::{Sink, stacks};
@@ -75,8 +76,12 @@ impl<W: Write> PageSink<W> {
 
 impl<W: Write> Sink for PageSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.total += 1;
-        self.merges[usize::from(sample.merge.number())] += 1;
+        self.repeated(profile, sample, &[sample.time_us])
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.total += times_us.len() as u64;
+        self.merges[usize::from(sample.merge.number())] += times_us.len() as u64;
         if let Some(source) = &mut self.source {
             let process = profile.thread(sample.thread).process as usize;
             if process >= self.met.len() {
@@ -88,7 +93,11 @@ impl<W: Write> Sink for PageSink<W> {
                 source.met(process);
             }
         }
-        self.spool.push_by_thread(profile, sample)
+        self.spool.repeat_by_thread(profile, sample, times_us)
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.spool.stacks).sum([64, 68, 300, 2, 600])
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
@@ -132,6 +141,10 @@ impl Sink for SideSink {
         self.sink.sample(profile, sample)
     }
 
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.sink.repeated(profile, sample, times_us)
+    }
+
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
         self.sink.write_data(&mut self.data, profile, report)
     }
@@ -168,9 +181,9 @@ impl Usage {
         let mut usage = Self { counts: vec![0; len], process: vec![0; len] };
         for thread in spool.threads() {
             let process = profile.threads.get(thread.0 as usize).map_or(0, |thread| thread.process);
-            spool.read(thread.0 as usize, |sample| {
+            spool.read_with(thread.0 as usize, |sample, _| {
                 let stack = sample.stack.0 as usize;
-                usage.counts[stack] += 1;
+                usage.counts[stack] += sample.count;
                 usage.process[stack] = process;
                 Ok(())
             })?;

@@ -5,7 +5,8 @@
 //! `file-format-spec.ts` of speedscope; `docs/formats/speedscope.md` has the arithmetic.
 
 use super::label::{Label, thread_name};
-use super::spool::Spool;
+use super::need::Amounts;
+use super::spool::{Spool, Spooled};
 use super::stacks::StackId;
 use super::{Sink, process_title};
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
@@ -33,6 +34,14 @@ impl<W: Write> SpeedscopeSink<W> {
 impl<W: Write> Sink for SpeedscopeSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.spool.push_by_thread(profile, sample)
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        self.spool.repeat_by_thread(profile, sample, times_us)
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.spool.stacks).sum([64, 8, 100, 1, 64])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
@@ -193,9 +202,14 @@ enum Part {
 /// Cuts a thread's time into pieces without gaps, from the recording's start to its end.
 fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     let mut now = span.start;
-    let mut until = |next: u64, stack: Option<StackId>| {
+    // `whole`: the stack was met in all of the gap.
+    let mut until = |next: u64, stack: Option<StackId>, whole: bool| {
         let gap = next.saturating_sub(now);
-        let busy = if stack.is_some() { span.duration(gap) } else { 0 };
+        let busy = match stack {
+            Some(_) if whole => gap,
+            Some(_) => span.duration(gap),
+            None => 0,
+        };
         if let Some(stack) = stack {
             take(Part::Sample(stack, busy))?;
         }
@@ -206,9 +220,21 @@ fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> 
         io::Result::Ok(())
     };
     let mut last = None;
-    spool.read(id.0 as usize, |sample| until(sample.time_us, last.replace(sample.stack)))?;
-    until(span.end, last)
+    spool.read_with(id.0 as usize, |samples, _| {
+        let Spooled { time_us, count, step_us, stack, .. } = samples;
+        until(time_us, last.replace(stack), false)?;
+        let rest = count - 1;
+        // So many side by side look like one that lasts as long.
+        if rest >= MANY && span.duration(step_us) == step_us {
+            return until(time_us.saturating_add(step_us.saturating_mul(rest)), last, true);
+        }
+        (1..=rest).try_for_each(|number| until(time_us.wrapping_add(step_us.wrapping_mul(number)), last, false))
+    })?;
+    until(span.end, last, false)
 }
+
+/// Samples of one stack, equally far apart, that are written as one: no recording of ours has as many.
+const MANY: u64 = 4096;
 
 /// Commas between entries.
 #[derive(Default)]

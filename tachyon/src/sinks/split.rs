@@ -101,6 +101,15 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
         Ok(())
     }
 
+    fn limit(&mut self, memory_bytes: u64) {
+        self.whole.limit(memory_bytes);
+    }
+
+    /// The whole's file, and then the processes' one after the other, none of which is larger.
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        self.whole.finish_bytes(profile).saturating_mul(2)
+    }
+
     fn tick(&mut self, profile: &Profile) -> io::Result<()> {
         self.whole.tick(profile)
     }

@@ -22,6 +22,18 @@ pub(super) struct Spooled {
     pub stack: StackId,
     /// How it was put together.
     pub merge: Merge,
+    /// How many there are, one after the other.
+    pub count: u64,
+    /// How far apart; wraps.
+    pub step_us: u64,
+}
+
+impl Spooled {
+    /// Each by itself.
+    pub fn each(self) -> impl Iterator<Item = Self> {
+        let at = move |number: u64| self.time_us.wrapping_add(self.step_us.wrapping_mul(number));
+        (0..self.count).map(move |number| Self { time_us: at(number), count: 1, step_us: 0, ..self })
+    }
 }
 
 /// Samples in order of arrival, by stream.
@@ -50,6 +62,18 @@ impl Spool {
         result
     }
 
+    /// The same of samples that differ in their times only.
+    ///
+    /// # Errors
+    /// As [`Spool::push`].
+    pub fn repeat_by_thread(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        let mut buffer = std::mem::take(&mut self.shown);
+        let frames = profile.shown_stack(sample.frames, &mut buffer);
+        let result = self.repeat_with(sample.thread.0 as usize, &Sample { frames, ..*sample }, times_us, |_| {});
+        self.shown = buffer;
+        result
+    }
+
     /// The threads up to the last one that has samples, where streams are threads.
     pub fn threads(&self) -> impl Iterator<Item = ThreadId> {
         (0..).map(ThreadId).take(self.last_us.len())
@@ -72,22 +96,46 @@ impl Spool {
     ///
     /// # Errors
     /// As [`Spool::push`].
-    pub fn push_with(&mut self, stream: usize, sample: &Sample<'_>, more: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+    pub fn push_with(&mut self, stream: usize, sample: &Sample<'_>, more: impl Fn(&mut Vec<u8>)) -> io::Result<()> {
+        self.repeat_with(stream, sample, &[sample.time_us], more)
+    }
+
+    /// The same of samples that differ in their times only. Those that are equally far apart are one entry: a file from
+    /// elsewhere may repeat a stack hundreds of millions of times.
+    ///
+    /// # Errors
+    /// As [`Spool::push`].
+    pub fn repeat_with(
+        &mut self,
+        stream: usize,
+        sample: &Sample<'_>,
+        times_us: &[u64],
+        more: impl Fn(&mut Vec<u8>),
+    ) -> io::Result<()> {
         let stack = self.stacks.intern(sample.frames);
-        let (first, last) = self.span.unwrap_or((sample.time_us, sample.time_us));
-        self.span = Some((first.min(sample.time_us), last.max(sample.time_us)));
+        let (Some(least), Some(most)) = (times_us.iter().min(), times_us.iter().max()) else { return Ok(()) };
+        let (first, last) = self.span.unwrap_or((*least, *most));
+        self.span = Some((first.min(*least), last.max(*most)));
         if stream >= self.last_us.len() {
             self.last_us.resize(stream + 1, 0);
         }
-        // Wraps where time goes back, as it may in a file from elsewhere; reading wraps again.
-        let delta = sample.time_us.wrapping_sub(std::mem::replace(&mut self.last_us[stream], sample.time_us));
-        self.streams.push(stream, |out| {
-            put(out, u64::from(sample.thread.0));
-            put(out, delta);
-            out.push(packed(sample));
-            put(out, u64::from(stack.0));
-            more(out);
-        })
+        for (times_us, step) in even(times_us) {
+            let (begin, end) = (times_us[0], times_us[times_us.len() - 1]);
+            // Wraps where time goes back, as it may in a file from elsewhere; reading wraps again.
+            let delta = begin.wrapping_sub(std::mem::replace(&mut self.last_us[stream], end));
+            self.streams.push(stream, |out| {
+                put(out, u64::from(sample.thread.0));
+                put(out, delta);
+                out.push(packed(sample));
+                put(out, u64::from(stack.0));
+                put(out, times_us.len() as u64 - 1);
+                if times_us.len() > 1 {
+                    put(out, step);
+                }
+                more(out);
+            })?;
+        }
+        Ok(())
     }
 
     /// Gives all samples of a stream to `take`, in order of arrival.
@@ -95,10 +143,10 @@ impl Spool {
     /// # Errors
     /// When the temporary file cannot be read, or what `take` says.
     pub fn read(&self, stream: usize, mut take: impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
-        self.read_with(stream, |sample, _| take(sample))
+        self.read_with(stream, |samples, _| samples.each().try_for_each(&mut take))
     }
 
-    /// The same; `take` takes off what was pushed with the sample.
+    /// The same in as few steps as they were kept in; `take` takes off what was pushed with the samples.
     ///
     /// # Errors
     /// As [`Spool::read`].
@@ -114,9 +162,26 @@ impl Spool {
             let [byte] = super::streams::array(bytes)?;
             let (status, merge) = unpacked(byte);
             let stack = StackId(get_u32(bytes)?);
-            take(Spooled { thread, time_us: last_us, status, stack, merge }, bytes)
+            let more = get(bytes)?;
+            let step_us = if more > 0 { get(bytes)? } else { 0 };
+            let time_us = last_us;
+            last_us = last_us.wrapping_add(step_us.wrapping_mul(more));
+            take(Spooled { thread, time_us, status, stack, merge, count: more.saturating_add(1), step_us }, bytes)
         })
     }
+}
+
+/// Times in runs of equal steps, which wrap.
+fn even(times_us: &[u64]) -> impl Iterator<Item = (&[u64], u64)> {
+    let mut rest = times_us;
+    std::iter::from_fn(move || {
+        let (first, second) = (*rest.first()?, rest.get(1).copied());
+        let step = second.map_or(0, |second| second.wrapping_sub(first));
+        let pairs = rest.windows(2).take_while(|pair| pair[1].wrapping_sub(pair[0]) == step);
+        let (run, left) = rest.split_at(1 + pairs.count());
+        rest = left;
+        Some((run, step))
+    })
 }
 
 /// Status and merge in one byte.
@@ -166,6 +231,24 @@ mod tests {
             assert_eq!(&read, pushed);
         }
         assert_eq!(spool.stacks.iter().len(), 5);
+    }
+
+    #[test]
+    fn what_is_repeated_evenly_is_one_entry() {
+        let mut spool = Spool::default();
+        let sample = Sample { thread: ThreadId(0), time_us: 10, status: 3, frames: &[FrameId(1)], merge: Merge::None };
+        let mut times: Vec<u64> = (0..1000).map(|number| 10 + number * 7).collect();
+        // One by itself, one that steps back, and the last before the end of all time.
+        times.extend([9_000, 8_000, u64::MAX, 4]);
+        spool.repeat_with(0, &sample, &times, |_| {}).unwrap();
+        spool.push(0, &Sample { time_us: 5, ..sample }).unwrap();
+        times.push(5);
+        let (mut read, mut entries) = (Vec::new(), Vec::new());
+        spool.read(0, |sample| Ok(read.push(sample.time_us))).unwrap();
+        spool.read_with(0, |samples, _| Ok(entries.push(samples.count))).unwrap();
+        assert_eq!(read, times);
+        assert_eq!(entries, [1000, 2, 2, 1]);
+        assert_eq!(spool.span(), Some((4, u64::MAX)));
         spool.read(9, |_| panic!("there is no such stream")).unwrap();
     }
 }

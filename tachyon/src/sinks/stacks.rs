@@ -15,6 +15,7 @@ pub(crate) struct StackId(pub u32);
 pub(crate) struct Stacks {
     stacks: Vec<Arc<[FrameId]>>,
     ids: HashMap<Arc<[FrameId]>, StackId, RandomState>,
+    frame_count: usize,
 }
 
 impl Stacks {
@@ -25,9 +26,15 @@ impl Stacks {
         }
         let id = StackId(u32::try_from(self.stacks.len()).expect("fewer than 2^32 stacks fit in memory"));
         let frames: Arc<[FrameId]> = frames.into();
+        self.frame_count += frames.len();
         self.stacks.push(Arc::clone(&frames));
         self.ids.insert(frames, id);
         id
+    }
+
+    /// Frames of all stacks together.
+    pub fn frame_count(&self) -> usize {
+        self.frame_count
     }
 
     /// The stack behind a handle, leaf first.

@@ -280,6 +280,10 @@ impl<W: Write + Seek> TachSink<W> {
 
 impl<W: Write + Seek> Sink for TachSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
+        self.repeated(profile, sample, &[sample.time_us])
+    }
+
+    fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         let mut stack = std::mem::take(&mut self.stack);
         stack.clear();
         stack.extend(sample.frames.iter().map(|&frame| self.table.of_frame(profile, frame)));
@@ -289,19 +293,24 @@ impl<W: Write + Seek> Sink for TachSink<W> {
         if let Some(count) = omitted(stack.len()) {
             trim_stack(&mut stack, self.table.of(Entry::Omitted(count)));
         }
-        let result = self.writer().and_then(|writer| {
-            writer.write_sample(&tach::Sample {
-                thread_id: file_thread_id(profile, sample.thread),
-                interpreter_id: profile.thread(sample.thread).interpreter,
-                timestamp_us: sample.time_us,
-                // CPython looks at six of its bits.
-                status: sample.status | sample.merge.number() << 6,
-                frames: &stack,
-            })?;
-            Ok(())
-        });
+        let mut of_file = tach::Sample {
+            thread_id: file_thread_id(profile, sample.thread),
+            interpreter_id: profile.thread(sample.thread).interpreter,
+            timestamp_us: sample.time_us,
+            // CPython looks at six of its bits.
+            status: sample.status | sample.merge.number() << 6,
+            frames: &stack,
+        };
+        let mut result = Ok(());
+        for &time_us in times_us {
+            of_file.timestamp_us = time_us;
+            result = self.writer().and_then(|writer| Ok(writer.write_sample(&of_file)?));
+            if result.is_err() {
+                break;
+            }
+            self.stored += 1;
+        }
         self.stack = stack;
-        self.stored += u64::from(result.is_ok());
         result
     }
 

@@ -175,7 +175,7 @@ impl<'a> NativeStacks<'a> {
             Some(EvaluatorCode::Handler) => NativeKind::Handler,
             None => {
                 let mapping = mapping.clone();
-                let name = self.pin(&mapping).map(|file| self.symbols.name(&file, offset, Detail::Function));
+                let name = self.pin(&mapping).map(|file| self.symbols.name(&file, offset, Detail::Function, None));
                 NativeKind::of_interpreter(name.and_then(|name| name.function).as_deref())
             }
         }
@@ -188,7 +188,7 @@ impl<'a> NativeStacks<'a> {
             return NativeName { vaddr: lookup, ..NativeName::default() };
         };
         match self.pin(mapping) {
-            Some(file) => self.symbols.name(&file, lookup - mapping.start + mapping.offset, Detail::Lines),
+            Some(file) => self.symbols.name(&file, lookup - mapping.start + mapping.offset, Detail::Lines, None),
             None => NativeName { object: mapping.name(), vaddr: lookup, ..NativeName::default() },
         }
     }

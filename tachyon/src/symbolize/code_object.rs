@@ -67,14 +67,9 @@ pub enum BadCodeRecord {
     /// The file name is no string.
     #[error("cannot decode a file name: {0}")]
     Filename(#[source] BadText),
-    /// The process has so many code objects that no more are remembered.
-    #[error("image {image} has used its {limit} bytes for names and line tables")]
-    Budget {
-        /// Image of the process.
-        image: u64,
-        /// Bytes an image may use.
-        limit: usize,
-    },
+    /// The process, or its user, has so many code objects that no more are remembered.
+    #[error("the process of image {0} has used its bytes for names and line tables")]
+    Budget(u64),
     /// Nothing more is to be remembered of any process.
     #[error("no memory is left for further code objects")]
     Full,
@@ -100,14 +95,6 @@ pub enum ReadCodeError {
         /// What is wrong.
         source: BadText,
     },
-}
-
-/// A name as far as it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Name {
-    pub(super) id: StrId,
-    /// Not cut.
-    pub(super) whole: bool,
 }
 
 /// A line table as far as it is known.
@@ -141,8 +128,8 @@ pub(super) struct Seen {
 /// One code object.
 #[derive(Debug)]
 pub(super) struct Code {
-    pub(super) qualname: Option<Name>,
-    pub(super) filename: Option<Name>,
+    pub(super) qualname: Option<StrId>,
+    pub(super) filename: Option<StrId>,
     pub(super) table: Table,
     pub(super) uses: Vec<Use>,
     /// What the record seen first says of it.
@@ -172,13 +159,9 @@ impl Code {
         matches!(self.table, Table::Ready(_))
     }
 
-    pub(super) fn has_whole_names(&self) -> bool {
-        [self.qualname, self.filename].iter().all(|name| name.is_some_and(|name| name.whole))
-    }
-
     /// Nothing more can be learnt.
     pub(super) fn is_complete(&self) -> bool {
-        self.has_table() && self.has_whole_names()
+        self.has_table() && self.is_named()
     }
 
     /// Whether `lasti` may be an offset into this code, as far as is known.
@@ -219,8 +202,8 @@ impl Code {
             Table::Ready(_) | Table::Parts(_) => Position::NONE,
         };
         Frame {
-            filename: self.filename.map_or_else(|| strings.intern(UNKNOWN_FILE), |name| name.id),
-            function: self.qualname.map_or_else(|| strings.intern(UNKNOWN_FUNCTION), |name| name.id),
+            filename: self.filename.unwrap_or_else(|| strings.intern(UNKNOWN_FILE)),
+            function: self.qualname.unwrap_or_else(|| strings.intern(UNKNOWN_FUNCTION)),
             lineno: position.lineno,
             end_lineno: position.end_lineno,
             column: position.column,
@@ -269,30 +252,25 @@ impl<'a> Part<'a> {
         Ok(Self { qualname, filename, linetable: readable.then_some(linetable) })
     }
 
-    /// The qualified name and whether it is whole; `None` when this record does not bring it.
-    pub(super) fn qualname(&self, record: &CodeRecord) -> Result<Option<(String, bool)>, BadText> {
+    /// The qualified name; `None` when this record does not bring it.
+    pub(super) fn qualname(&self, record: &CodeRecord) -> Result<Option<String>, BadText> {
         let flags = (code_flags::QUALNAME_UNREADABLE, code_flags::QUALNAME_CUT);
         name(record, self.qualname, record.qualname_kind, flags)
     }
 
     /// The same for the file name.
-    pub(super) fn filename(&self, record: &CodeRecord) -> Result<Option<(String, bool)>, BadText> {
+    pub(super) fn filename(&self, record: &CodeRecord) -> Result<Option<String>, BadText> {
         let flags = (code_flags::FILENAME_UNREADABLE, code_flags::FILENAME_CUT);
         name(record, self.filename, record.filename_kind, flags)
     }
 }
 
-fn name(
-    record: &CodeRecord,
-    bytes: &[u8],
-    kind: u8,
-    (unreadable, cut): (u32, u32),
-) -> Result<Option<(String, bool)>, BadText> {
+fn name(record: &CodeRecord, bytes: &[u8], kind: u8, (unreadable, cut): (u32, u32)) -> Result<Option<String>, BadText> {
     if record.linetable_start != 0 || record.flags & unreadable != 0 {
         return Ok(None);
     }
     let cut = record.flags & cut != 0;
-    Ok(Some((text::decode(kind, bytes, cut)?, !cut)))
+    text::decode(kind, bytes, cut).map(Some)
 }
 
 /// A code object read from a live process.

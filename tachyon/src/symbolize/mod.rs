@@ -18,4 +18,4 @@ pub mod text;
 
 pub use code_object::{BadCodeRecord, CodeKey, MAX_LINETABLE_BYTES, ReadCodeError};
 pub use kernel::KernelSymbols;
-pub use symbolizer::{ImageHealth, MAX_IMAGE_BYTES, Missing, Symbolizer};
+pub use symbolizer::{ImageHealth, Missing, Symbolizer};

@@ -2,11 +2,12 @@
 
 use super::cache::LineTables;
 use super::code_object::{
-    BadCodeRecord, Code, CodeKey, LiveCode, Name, Part, ReadCodeError, Seen, Table, UNKNOWN_FILE, UNKNOWN_FUNCTION,
-    Use, is_shim,
+    BadCodeRecord, Code, CodeKey, LiveCode, Part, ReadCodeError, Seen, Table, UNKNOWN_FILE, UNKNOWN_FUNCTION, Use,
+    is_shim,
 };
 use super::linetable::{Format, LineTable};
-use crate::profile::{Frame, FrameId, Profile};
+use crate::profile::{Frame, FrameId, Profile, StrId};
+use crate::remote::ledger::stock::{Owner, Stock};
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,12 +16,11 @@ use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::UserMemory;
 
-/// Bytes of names, line tables and frames one memory image may use. A big program uses a tenth; a target that makes
-/// functions in order to fill our memory stops here, and its further frames are `<unknown function>`.
-pub const MAX_IMAGE_BYTES: usize = 64 << 20;
-
 /// What one frame costs here and in the profile: an entry in each of four tables.
 const FRAME_BYTES: usize = 160;
+
+/// What a string costs beside its bytes.
+const STRING_BYTES: usize = 64;
 
 /// What one code object costs beside its names and line table.
 const CODE_BYTES: usize = size_of::<Code>() + 2 * size_of::<CodeKey>();
@@ -36,6 +36,8 @@ pub struct Symbolizer {
     /// Those of `codes` that are the interpreter's own; few, so that each frame of each sample can be looked for here.
     shims: HashSet<CodeKey, RandomState>,
     images: HashMap<u64, Image>,
+    /// What is kept of each process and user, which is bounded.
+    stock: Stock,
     tables: LineTables,
     /// Frames that lack a name.
     unnamed: HashSet<FrameId>,
@@ -55,8 +57,18 @@ struct FrameKey {
 #[derive(Debug, Default)]
 struct Image {
     codes: Vec<CodeKey>,
-    bytes: usize,
+    /// Bytes that are free once it is forgotten.
+    held: usize,
+    owner: Owner,
     health: ImageHealth,
+}
+
+impl Image {
+    /// So much more is kept as long as the image is there.
+    fn hold(&mut self, stock: &mut Stock, bytes: usize) {
+        self.held += bytes;
+        stock.add(self.owner, bytes, 0);
+    }
 }
 
 /// How believable the code objects of one memory image are: a layout that does not fit its interpreter shows here.
@@ -102,6 +114,22 @@ impl Symbolizer {
         Self::default()
     }
 
+    /// Whose an image is, which is asked when it was not known. Of one that nobody has told of, what is kept is charged to nobody's
+    /// process.
+    pub fn begin_image(&mut self, image: u64, owner: impl FnOnce() -> Owner) {
+        self.images.entry(image).or_insert_with(|| Image { owner: owner(), ..Image::default() });
+    }
+
+    /// What may be kept of processes and users, by a limit of all memory.
+    pub fn limit(&mut self, memory: u64) {
+        self.stock.limit(memory);
+    }
+
+    /// Who was refused names since this was asked last, in words.
+    pub fn refused(&mut self) -> Vec<String> {
+        self.stock.refused()
+    }
+
     /// Takes one code record with its payload (what follows the record, padding allowed). Parts of a line table may
     /// arrive in any order and more than once. Pending frames of the code object get what became known.
     ///
@@ -120,10 +148,11 @@ impl Symbolizer {
             return Err(BadCodeRecord::Full);
         }
         let image = self.images.entry(key.image).or_default();
-        if image.bytes > MAX_IMAGE_BYTES {
-            return Err(BadCodeRecord::Budget { image: key.image, limit: MAX_IMAGE_BYTES });
+        let stock = &mut self.stock;
+        if !stock.has_room(image.owner) {
+            return Err(BadCodeRecord::Budget(key.image));
         }
-        let code = self.codes.entry(key).or_insert_with(|| unseen(image, &mut self.incomplete, key));
+        let code = self.codes.entry(key).or_insert_with(|| unseen(image, stock, &mut self.incomplete, key));
         if code.is_complete() {
             return Ok(());
         }
@@ -138,12 +167,12 @@ impl Symbolizer {
         }
         let mut bad = None;
         match part.qualname(record) {
-            Ok(Some((name, whole))) => learn(&mut code.qualname, profile, image, &name, whole),
+            Ok(Some(name)) => learn(&mut code.qualname, profile, image, stock, &name),
             Ok(None) => {}
             Err(why) => bad = Some(BadCodeRecord::Qualname(why)),
         }
         match part.filename(record) {
-            Ok(Some((name, whole))) => learn(&mut code.filename, profile, image, &name, whole),
+            Ok(Some(name)) => learn(&mut code.filename, profile, image, stock, &name),
             Ok(None) => {}
             Err(why) => bad = bad.or(Some(BadCodeRecord::Filename(why))),
         }
@@ -152,11 +181,11 @@ impl Symbolizer {
         // only `co_lnotab` has nothing to say of some.
         let readable = record.linetable_len != 0 || format == Format::Lnotab;
         if let Some(bytes) = part.linetable.filter(|_| readable) {
-            image.bytes += bytes.len();
+            image.hold(stock, bytes.len());
             let cut = record.flags & code_flags::LINETABLE_CUT != 0;
             if let Some((bytes, whole)) = code.add_part(record.linetable_start, bytes, record.linetable_len, cut) {
                 let table = LineTable::new(format, record.firstlineno, bytes, whole);
-                code.table = Table::Ready(keep(&mut self.tables, image, table));
+                code.table = Table::Ready(keep(&mut self.tables, image, stock, table));
             }
         }
         self.update_frames(profile, key, false);
@@ -175,12 +204,13 @@ impl Symbolizer {
 
     fn new_frame(&mut self, profile: &mut Profile, frame_key: FrameKey) -> FrameId {
         let FrameKey { key, lasti, opcode } = frame_key;
-        let spent = |image: &Image| image.bytes > MAX_IMAGE_BYTES;
-        if self.full || self.images.get(&key.image).is_some_and(spent) {
+        let image = self.images.entry(key.image).or_default();
+        let stock = &mut self.stock;
+        if self.full || !stock.has_room(image.owner) {
             let known = self.codes.get(&key).and_then(|code| code.filename.zip(code.qualname));
             if let Some((filename, function)) = known {
                 // One frame for each code object that was met: which of its lines it is would be many.
-                return profile.frames.intern(Frame::without_location(filename.id, function.id));
+                return profile.frames.intern(Frame::without_location(filename, function));
             }
             let filename = profile.strings.intern(UNKNOWN_FILE);
             let function = profile.strings.intern(UNKNOWN_FUNCTION);
@@ -188,9 +218,8 @@ impl Symbolizer {
             self.unnamed.insert(frame);
             return frame;
         }
-        let image = self.images.entry(key.image).or_default();
-        image.bytes += FRAME_BYTES;
-        let code = self.codes.entry(key).or_insert_with(|| unseen(image, &mut self.incomplete, key));
+        stock.add(image.owner, 0, FRAME_BYTES);
+        let code = self.codes.entry(key).or_insert_with(|| unseen(image, stock, &mut self.incomplete, key));
         let value = code.frame(lasti, opcode, &mut profile.strings);
         let pending = !code.is_complete();
         let frame = if pending { profile.frames.push_pending(value) } else { profile.frames.intern(value) };
@@ -228,7 +257,7 @@ impl Symbolizer {
                 key,
                 tgid: code.seen.map(|seen| seen.tgid),
                 layout: code.seen.map(|seen| seen.layout),
-                names: !code.has_whole_names(),
+                names: !code.is_named(),
                 linetable: !code.has_table(),
             })
         };
@@ -248,8 +277,8 @@ impl Symbolizer {
         memory: &M,
     ) -> Result<(), ReadCodeError> {
         let Some(code) = self.codes.get_mut(&key) else { return Ok(()) };
-        let image = self.images.entry(key.image).or_default();
-        if image.bytes > MAX_IMAGE_BYTES {
+        let (image, stock) = (self.images.entry(key.image).or_default(), &mut self.stock);
+        if !stock.has_room(image.owner) {
             self.incomplete.remove(&key);
             return Err(ReadCodeError::Budget(key.image));
         }
@@ -259,10 +288,10 @@ impl Symbolizer {
                 if live.shim {
                     self.shims.insert(key);
                 }
-                learn(&mut code.qualname, profile, image, &live.qualname, true);
-                learn(&mut code.filename, profile, image, &live.filename, true);
+                learn(&mut code.qualname, profile, image, stock, &live.qualname);
+                learn(&mut code.filename, profile, image, stock, &live.filename);
                 if !code.has_table() {
-                    code.table = Table::Ready(keep(&mut self.tables, image, live.table(layout)));
+                    code.table = Table::Ready(keep(&mut self.tables, image, stock, live.table(layout)));
                 }
                 self.update_frames(profile, key, false);
                 Ok(())
@@ -293,6 +322,7 @@ impl Symbolizer {
     /// Ends an image whose last process is gone: its frames stay in the profile, all else is freed.
     pub fn forget(&mut self, profile: &mut Profile, image: u64) {
         let Some(image) = self.images.remove(&image) else { return };
+        self.stock.free(image.owner, image.held);
         for key in image.codes {
             self.update_frames(profile, key, true);
             self.incomplete.remove(&key);
@@ -309,12 +339,15 @@ impl Symbolizer {
     pub fn begin_profile(&mut self, ended: &Profile, next: &mut Profile) {
         self.frames.clear();
         self.unnamed.clear();
+        self.stock.begin_profile();
         for (key, code) in &mut self.codes {
             for name in code.qualname.iter_mut().chain(&mut code.filename) {
-                name.id = next.strings.intern(ended.strings.get(name.id));
-            }
-            if let Some(image) = self.images.get_mut(&key.image) {
-                image.bytes = image.bytes.saturating_sub(code.uses.len() * FRAME_BYTES);
+                let text = ended.strings.get(*name);
+                let before = next.strings.len();
+                *name = next.strings.intern(text);
+                if let Some(image) = self.images.get(&key.image).filter(|_| next.strings.len() > before) {
+                    self.stock.add(image.owner, 0, text.len());
+                }
             }
             code.uses = Vec::new();
         }
@@ -369,24 +402,28 @@ impl Symbolizer {
 }
 
 /// Begins a code object of which nothing is known.
-fn unseen(image: &mut Image, incomplete: &mut BTreeSet<CodeKey>, key: CodeKey) -> Code {
+fn unseen(image: &mut Image, stock: &mut Stock, incomplete: &mut BTreeSet<CodeKey>, key: CodeKey) -> Code {
     image.codes.push(key);
-    image.bytes += CODE_BYTES;
+    image.hold(stock, CODE_BYTES);
     incomplete.insert(key);
     Code::unseen()
 }
 
-/// Takes a name, unless a better one is known.
-fn learn(known: &mut Option<Name>, profile: &mut Profile, image: &mut Image, name: &str, whole: bool) {
-    if known.is_none_or(|known| whole && !known.whole) {
-        image.bytes += name.len();
-        *known = Some(Name { id: profile.strings.intern(name), whole });
+/// Takes a name, if it was not known.
+fn learn(known: &mut Option<StrId>, profile: &mut Profile, image: &Image, stock: &mut Stock, name: &str) {
+    if known.is_none() {
+        let before = profile.strings.len();
+        *known = Some(profile.strings.intern(name));
+        // Names that the profile has already cost nothing more.
+        if profile.strings.len() > before {
+            stock.add(image.owner, 0, name.len() + STRING_BYTES);
+        }
     }
 }
 
 /// Keeps a line table.
-fn keep(tables: &mut LineTables, image: &mut Image, table: LineTable) -> Arc<LineTable> {
-    image.bytes += table.size_bytes();
+fn keep(tables: &mut LineTables, image: &mut Image, stock: &mut Stock, table: LineTable) -> Arc<LineTable> {
+    image.hold(stock, table.size_bytes());
     image.health.bad_tables += u64::from(!table.is_sound());
     tables.share(table)
 }

@@ -6,10 +6,11 @@
 //! UTF-8) is written as an escape, `\udcff`; one that no string can have becomes U+FFFD.
 
 use tachyon_common::layout::Layout;
+use tachyon_common::limits::MAX_TEXT_BYTES;
 use tachyon_common::walk::{UserMemory, read_u32, read_u64};
 
-/// Most bytes read of one string in a live process. A longer one is cut there.
-pub(super) const MAX_LIVE_TEXT_BYTES: usize = 64 * 1024;
+/// Most bytes read of one string in a live process. A longer one is cut there, as the kernel side cuts it.
+pub(super) const MAX_LIVE_TEXT_BYTES: usize = MAX_TEXT_BYTES;
 
 /// What stands at the end of a text that was cut.
 pub const CUT_MARK: char = '…';

@@ -1,7 +1,11 @@
 //! The end of a file: tables, statistics, footer, and the header that only now can be written.
 
+use super::statistics::MARK;
 use super::{FOOTER_LEN, Frame, HEADER_LEN, Header, Options, RecordCounts, Statistics, Summary, WriteError, tables};
 use std::io::{Seek, SeekFrom, Write};
+
+/// Bytes of the statistics' trailer, which stands before the footer and begins with their mark.
+const TRAILER: usize = 16;
 
 /// Table bytes that are gathered before they are written.
 const TABLE_BUFFER: usize = 64 * 1024;
@@ -28,7 +32,8 @@ pub(super) fn finish_file<W: Write + Seek, S: AsRef<str>>(
     statistics: Option<&Statistics>,
 ) -> Result<(W, Summary), WriteError> {
     let string_table_offset = HEADER_LEN + body.stored_bytes;
-    let mut table = Table { file: &mut file, buffer: Vec::with_capacity(TABLE_BUFFER), written: 0 };
+    let buffer = Vec::with_capacity(TABLE_BUFFER);
+    let mut table = Table { file: &mut file, buffer, written: 0, tail: [0; TRAILER] };
     let mut string_count = 0_u32;
     for text in strings {
         tables::encode_string(text.as_ref(), &mut table.buffer)?;
@@ -43,8 +48,13 @@ pub(super) fn finish_file<W: Write + Seek, S: AsRef<str>>(
         frame_count = frame_count.checked_add(1).ok_or(WriteError::TooMany("frames"))?;
         table.drain(TABLE_BUFFER)?;
     }
-    if let Some(statistics) = statistics {
-        table.buffer.extend(statistics.encode()?);
+    table.drain(0)?;
+    match statistics {
+        Some(statistics) => table.buffer.extend(statistics.encode()?),
+        // Lines and columns are a program's own, and their bytes may happen to be what statistics end with. What lies between
+        // the last frame and the footer nobody reads.
+        None if table.tail.starts_with(&MARK) => table.buffer.push(0),
+        None => {}
     }
     table.drain(0)?;
     let file_size = string_table_offset + table.written + FOOTER_LEN;
@@ -83,6 +93,8 @@ struct Table<'a, W> {
     file: &'a mut W,
     buffer: Vec<u8>,
     written: u64,
+    /// The last bytes that were written.
+    tail: [u8; TRAILER],
 }
 
 impl<W: Write> Table<'_, W> {
@@ -91,8 +103,49 @@ impl<W: Write> Table<'_, W> {
         if self.buffer.len() >= threshold {
             self.file.write_all(&self.buffer)?;
             self.written += self.buffer.len() as u64;
+            let new = self.buffer.len().min(TRAILER);
+            self.tail.rotate_left(new);
+            self.tail[TRAILER - new..].copy_from_slice(&self.buffer[self.buffer.len() - new..]);
             self.buffer.clear();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tach::{Frame, Options, Reader, Writer};
+    use std::io::Cursor;
+
+    /// A frame whose places spell the mark of statistics, and more than a file can have behind it.
+    #[test]
+    fn frames_that_look_like_statistics_are_frames() {
+        let zigzag = |byte: u8| i32::from(byte >> 1) ^ -i32::from(byte & 1);
+        let text = b"TACHSTAT\x01\0\0\0\x07\0\0";
+        // File and function by index, four zigzags, the opcode: seven bytes each, and the mark in the midst of them.
+        let frame = |bytes: [u8; 7]| {
+            let [file, function, line, end_line, column, end_column, opcode] = bytes;
+            let (lineno, column) = (zigzag(line), zigzag(column));
+            Frame {
+                filename: file.into(),
+                function: function.into(),
+                lineno,
+                end_lineno: lineno.wrapping_add(zigzag(end_line)),
+                column,
+                end_column: column.wrapping_add(zigzag(end_column)),
+                opcode,
+            }
+        };
+        let bytes: Vec<u8> = [&[0; 5][..], &text[..], &[0]].concat();
+        assert_eq!(bytes.len(), 21);
+        let frames: Vec<Frame> = bytes.chunks(7).map(|bytes| frame(bytes.try_into().expect("seven each"))).collect();
+        let strings: Vec<String> = (0..256).map(|number| number.to_string()).collect();
+        let writer = Writer::new(Cursor::new(Vec::new()), Options::default()).unwrap();
+        let (file, _) = writer.finish(&strings, frames.iter().copied(), None).unwrap();
+        let spelled = file.get_ref().windows(8).any(|bytes| bytes == super::MARK);
+        assert!(spelled, "{:?}", file.get_ref());
+        let reader = Reader::new(file).expect("it is whole");
+        assert!(reader.statistics().is_none());
+        assert_eq!(reader.tables().frames(), frames);
     }
 }

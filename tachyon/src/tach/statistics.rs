@@ -17,7 +17,7 @@ pub struct Statistics {
 }
 
 /// What stands at the block's end.
-const MARK: [u8; 8] = *b"TACHSTAT";
+pub(super) const MARK: [u8; 8] = *b"TACHSTAT";
 const VERSION: u32 = 1;
 /// Bytes of the block as written since 3.15.0.
 pub(super) const SIZE: usize = 56;

@@ -44,6 +44,11 @@ impl Root {
         Ok(Self { suite: suite.to_owned(), dir })
     }
 
+    /// Where it lies: to be copied, never to be changed.
+    pub(super) fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// Runs a script in a copy, with these files beside it in `/mnt` and their names as its arguments.
     ///
     /// # Errors

@@ -10,8 +10,23 @@ use anyhow::{Context, Result, bail};
 use super::kernels::Kernel;
 use crate::command;
 
-/// Emulated, a whole check takes half a minute on an idle machine.
-const TIMEOUT: Duration = Duration::from_secs(240);
+/// What a guest is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Given {
+    pub(crate) cpus: u32,
+    pub(crate) memory_mib: u32,
+    /// Arguments of the kernel beside those that every guest gets.
+    pub(crate) arguments: &'static str,
+    /// A guest that takes longer is stopped.
+    pub(crate) at_most: Duration,
+}
+
+impl Given {
+    /// Of a check with the profiler alone: emulated, it takes half a minute on an idle machine.
+    pub(crate) fn check(cpus: u32) -> Self {
+        Self { cpus, memory_mib: 1024, arguments: "", at_most: Duration::from_secs(240) }
+    }
+}
 
 /// Lines of the console shown when a guest fails.
 const TAIL_LINES: usize = 40;
@@ -25,8 +40,8 @@ const BOOTED: &str = "the guest has booted";
 ///
 /// # Errors
 /// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
-pub(crate) fn run(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
-    let first = boot(kernel, cpus, image, initramfs, work);
+pub(crate) fn run(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
+    let first = boot(kernel, given, image, initramfs, work);
     let Err(error) = &first else { return first };
     let console = fs::read(directory(work, kernel).join("console")).unwrap_or_default();
     let console = String::from_utf8_lossy(&console);
@@ -34,19 +49,20 @@ pub(crate) fn run(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, wor
         return first;
     }
     eprintln!("it died while it booted, and is booted once more: {error:#}");
-    boot(kernel, cpus, image, initramfs, work)
+    boot(kernel, given, image, initramfs, work)
 }
 
-fn boot(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
+fn boot(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
     let dir = directory(work, kernel);
     crate::cache::remove(&dir)?;
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let (console, results) = (dir.join("console"), dir.join("results.base64"));
+    let (cpus, memory) = (given.cpus.to_string(), given.memory_mib.to_string());
     eprint!("booting kernel {} on {cpus} cpus {} ... ", kernel.name(), kernel.cpu());
     let start = Instant::now();
     let mut qemu = Guest(
         Command::new(kernel.machine.qemu())
-            .args(["-accel", "tcg,thread=multi", "-m", "1024", "-cpu", kernel.cpu(), "-smp", &cpus.to_string()])
+            .args(["-accel", "tcg,thread=multi", "-m", &memory, "-cpu", kernel.cpu(), "-smp", &cpus])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-serial")
             .arg(format!("file:{}", console.display()))
@@ -58,7 +74,7 @@ fn boot(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, work: &Path) 
             .arg("-initrd")
             .arg(initramfs)
             .arg("-append")
-            .arg(kernel.machine.command_line())
+            .arg(format!("{} {}", kernel.machine.command_line(), given.arguments))
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {}", kernel.machine.qemu()))?,
@@ -67,7 +83,7 @@ fn boot(kernel: Kernel, cpus: u32, image: &Path, initramfs: &Path, work: &Path) 
         if let Some(status) = qemu.0.try_wait().context("cannot wait for QEMU")? {
             break status.success();
         }
-        if start.elapsed() > TIMEOUT {
+        if start.elapsed() > given.at_most {
             break false;
         }
         std::thread::sleep(Duration::from_millis(100));

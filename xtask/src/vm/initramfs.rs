@@ -158,8 +158,11 @@ fn wanted_by(program: &Path) -> Result<Vec<String>> {
     Ok(wanted)
 }
 
-/// Not compressed: unpacking takes an emulated CPU longer than reading.
-fn pack(root: &Path, archive: &Path) -> Result<PathBuf> {
+/// Packs a directory that becomes a guest's `/`. Not compressed: unpacking takes an emulated CPU longer than reading.
+///
+/// # Errors
+/// A file cannot be read, or the archive not be written.
+pub(crate) fn pack(root: &Path, archive: &Path) -> Result<PathBuf> {
     let mut names = String::from(".\n");
     list(root, root, &mut names)?;
     let list = archive.with_extension("list");

@@ -5,9 +5,10 @@
 //! its files back, [`verdict`] judges them, by the same rules on every machine.
 
 mod events;
-mod guest;
-mod initramfs;
-mod kernels;
+pub(crate) mod guest;
+mod hotplug;
+pub(crate) mod initramfs;
+pub(crate) mod kernels;
 mod kick;
 pub(crate) mod machine;
 mod refusals;
@@ -68,7 +69,7 @@ pub(crate) fn run(args: VmTestArgs) -> Result<()> {
         };
         let begun = Instant::now();
         let judged = kernels::fetch(&dir, kernel)
-            .and_then(|image| guest::run(kernel, args.cpus, &image, &archive, work.path()))
+            .and_then(|image| guest::run(kernel, guest::Given::check(args.cpus), &image, &archive, work.path()))
             .and_then(|results| verdict::judge(&results, !args.without_profiler, &kernel.promise(args.cpus)));
         times.push(format!("{} {:.0} s", kernel.name(), begun.elapsed().as_secs_f64()));
         match judged {

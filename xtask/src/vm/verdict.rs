@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{events, kick, refusals, waits};
+use super::{events, hotplug, kick, refusals, waits};
 
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
@@ -136,6 +136,9 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     })?;
     events::judge(&read, &mut summary).with_context(|| {
         format!("recording `events`: the profiler said:\n{}", read("events/record.log").unwrap_or_default())
+    })?;
+    hotplug::judge(&read, &mut summary).with_context(|| {
+        format!("recording `hotplug`: the profiler said:\n{}", read("hotplug/record.log").unwrap_or_default())
     })?;
     if promise.many_cpus {
         let idle: Account =

@@ -262,10 +262,15 @@ fn no_frame_is_lost_doubled_or_out_of_order() {
             let count = python.chars().filter(|&letter| letter != 'S').count();
             for native in &natives {
                 let [complete, cut] = [StopReason::Complete, StopReason::TooDeep];
-                for (native_whole, foreign, stop) in
-                    [(true, true, complete), (true, false, complete), (false, true, cut)]
-                {
-                    let case = Case { native, python: &python, boundaries, native_whole, foreign, stop };
+                for (native_whole, foreign, stop, entered) in [
+                    (true, true, complete, None),
+                    (true, false, complete, None),
+                    (true, false, complete, Some(0)),
+                    (true, false, complete, Some(2)),
+                    (false, true, cut, None),
+                    (false, false, cut, Some(2)),
+                ] {
+                    let case = Case { native, python: &python, boundaries, native_whole, foreign, stop, entered };
                     let (folded, _) = case.run(false);
                     let (kept, quality) = case.run(true);
                     let only = |text: &str, digits: bool| -> String {

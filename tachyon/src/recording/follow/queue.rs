@@ -4,59 +4,26 @@
 //! map another file each millisecond. So looks are asked for, not made: several for one process are one, users have their
 //! turns, and who has cost much waits until that is worn off. Time is handed in, so nothing here needs a clock.
 
+use crate::remote::ledger::{Debts, Work};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// What looks at one process may cost at once, and then as a share of all time.
-const OF_PROCESS: Budget = Budget { burst: Duration::from_millis(20), share: 0.05 };
-/// The same for all processes of one user.
-const OF_USER: Budget = Budget { burst: Duration::from_millis(200), share: 0.3 };
-/// Debts of more processes than this are looked through for such as are worn off.
-const MANY: usize = 1024;
-
-#[derive(Clone, Copy)]
-struct Budget {
-    burst: Duration,
-    share: f64,
-}
-
-/// What was spent, as far as it is not worn off.
-#[derive(Clone, Copy, Debug)]
-struct Debt {
-    spent: Duration,
-    at: Instant,
-}
-
-impl Debt {
-    const fn none(now: Instant) -> Self {
-        Self { spent: Duration::ZERO, at: now }
-    }
-
-    fn left(&self, budget: Budget, now: Instant) -> Duration {
-        self.spent.saturating_sub(now.saturating_duration_since(self.at).mul_f64(budget.share))
-    }
-
-    fn add(&mut self, took: Duration, budget: Budget, now: Instant) {
-        *self = Self { spent: self.left(budget, now) + took, at: now };
-    }
-
-    /// When the next look may begin.
-    fn until(&self, budget: Budget) -> Instant {
-        self.at + self.spent.saturating_sub(budget.burst).div_f64(budget.share)
-    }
-}
-
 /// The looks that are asked for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
     /// By user, each in the order in which they were asked for.
     waiting: BTreeMap<u32, VecDeque<u32>>,
     /// The user of each process that waits.
     user_of: HashMap<u32, u32>,
-    processes: HashMap<u32, Debt>,
-    users: HashMap<u32, Debt>,
+    debts: Debts,
     /// Whose turn was last.
     last: u32,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), user_of: HashMap::new(), debts: Debts::new(Work::Look), last: 0 }
+    }
 }
 
 impl Queue {
@@ -75,7 +42,7 @@ impl Queue {
 
     /// No look is wanted any more; the pid may be another process's next.
     pub fn forget(&mut self, pid: u32) {
-        self.processes.remove(&pid);
+        self.debts.forget(pid);
         let Some(user) = self.user_of.remove(&pid) else { return };
         if let Some(waiting) = self.waiting.get_mut(&user) {
             waiting.retain(|&other| other != pid);
@@ -84,23 +51,16 @@ impl Queue {
 
     /// Whether a process of this user may be looked at now, without waiting for its turn.
     pub fn may(&self, pid: u32, user: u32, now: Instant) -> bool {
-        self.process_may(pid, now) && self.user_may(user, now)
-    }
-
-    fn process_may(&self, pid: u32, now: Instant) -> bool {
-        self.processes.get(&pid).is_none_or(|debt| debt.until(OF_PROCESS) <= now)
-    }
-
-    fn user_may(&self, user: u32, now: Instant) -> bool {
-        self.users.get(&user).is_none_or(|debt| debt.until(OF_USER) <= now)
+        self.debts.may(pid, user, Duration::ZERO, now)
     }
 
     /// Takes the process whose turn it is: users one after another, of each the first that may.
     pub fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
         let after = self.waiting.range(self.last.saturating_add(1)..).chain(self.waiting.range(..=self.last));
-        let (user, index) = after
-            .filter(|(user, _)| self.user_may(**user, now))
-            .find_map(|(&user, pids)| Some((user, pids.iter().position(|&pid| self.process_may(pid, now))?)))?;
+        let (user, index) =
+            after.filter(|(user, _)| self.debts.user_may(**user, Duration::ZERO, now)).find_map(|(&user, pids)| {
+                Some((user, pids.iter().position(|&pid| self.debts.process_may(pid, Duration::ZERO, now))?))
+            })?;
         self.last = user;
         let waiting = self.waiting.get_mut(&user)?;
         let pid = waiting.remove(index)?;
@@ -113,20 +73,12 @@ impl Queue {
 
     /// A look has cost this.
     pub fn spent(&mut self, pid: u32, user: u32, took: Duration, now: Instant) {
-        self.processes.entry(pid).or_insert_with(|| Debt::none(now)).add(took, OF_PROCESS, now);
-        self.users.entry(user).or_insert_with(|| Debt::none(now)).add(took, OF_USER, now);
-        if self.processes.len() > MANY {
-            self.processes.retain(|_, debt| !debt.left(OF_PROCESS, now).is_zero());
-            self.users.retain(|_, debt| !debt.left(OF_USER, now).is_zero());
-        }
+        self.debts.spent(pid, user, took, now);
     }
 
     /// How long until somebody's turn comes; `None` when nobody waits.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
-        let until = self.user_of.iter().map(|(pid, user)| {
-            let process = self.processes.get(pid).map_or(now, |debt| debt.until(OF_PROCESS));
-            process.max(self.users.get(user).map_or(now, |debt| debt.until(OF_USER)))
-        });
+        let until = self.user_of.iter().map(|(&pid, &user)| self.debts.until(pid, user, now));
         until.min().map(|until| until.saturating_duration_since(now))
     }
 }
@@ -198,7 +150,7 @@ mod tests {
         let share = spent.as_secs_f64() / (now - start).as_secs_f64();
         assert!((0.25..0.36).contains(&share), "{share}");
         assert!(queue.may(9_999, 0, now), "another user does not wait");
-        assert!(queue.processes.len() <= MANY + 1);
+        assert!(queue.debts.len() <= 1025);
         let wait = queue.wait(now).expect("some wait");
         assert!(queue.next(now + wait + MS).is_some(), "and they are told when it is their turn");
     }
@@ -211,6 +163,6 @@ mod tests {
         assert!(!queue.may(1, 0, now));
         queue.forget(1);
         assert!(!queue.has(1) && queue.wait(now).is_none());
-        assert!(queue.processes.is_empty(), "the next process of that number has debts of its own");
+        assert!(queue.debts.is_empty(), "the next process of that number has debts of its own");
     }
 }

@@ -9,6 +9,7 @@ use crate::inspect::Evaluator;
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::elf::Elf;
+use crate::remote::ledger::{self, Debts, Work, user_of};
 use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::{Pid, RemoteAddr};
@@ -30,6 +31,14 @@ const BURST: Duration = Duration::from_millis(20);
 const REST: u32 = 19;
 /// But no longer than this: a look that made the tables of large files is no storm.
 const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// What had to give up its address space rests so long.
+const LONG_REST: Duration = Duration::from_secs(30);
+
+/// How long processes are looked at before it is heard whether there are others.
+const SLICE: Duration = Duration::from_millis(100);
+/// The same where all that are due are wanted.
+const ALL: Duration = Duration::from_secs(10);
 
 /// A process whose samples meet code that is not known is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -55,6 +64,10 @@ const MAX_HINTS: usize = 128;
 
 /// Words that lead to the same piece of code of this size are one.
 const HINT_SHIFT: u32 = 18;
+
+/// Most executable mappings of a process that are looked at: no more ranges of it are searched by the kernel side. PyTorch
+/// with everything has some 700.
+const MAX_MAPPINGS: usize = tachyon_common::limits::MAX_SPACE_RANGES as usize;
 
 /// What the thread is told.
 #[derive(Clone, Debug)]
@@ -122,6 +135,7 @@ impl Mapper {
             interpreters: HashMap::new(),
             processes: HashMap::new(),
             left: Mapped::default(),
+            debts: Debts::new(Work::Tables),
             end,
             stop: Arc::clone(&stop),
         };
@@ -197,10 +211,14 @@ struct Process {
     more: bool,
     /// Of the space that was written last.
     version: u32,
+    /// Whom it is charged to.
+    user: u32,
+    /// How many ranges the space has that was written last.
+    ranges: u32,
 }
 
 impl Process {
-    fn new(image: u64, instance: u64) -> Self {
+    fn new(pid: u32, image: u64, instance: u64) -> Self {
         let (met, stacks) = (BTreeSet::new(), BTreeSet::new());
         Self {
             image,
@@ -214,6 +232,8 @@ impl Process {
             stacks,
             more: false,
             version: 0,
+            user: user_of(pid),
+            ranges: 0,
         }
     }
 
@@ -249,6 +269,8 @@ struct Worker {
     interpreters: HashMap<FileIdentity, Evaluated>,
     processes: HashMap<u32, Process>,
     left: Mapped,
+    /// What looks at processes have cost.
+    debts: Debts,
     end: End,
     stop: Arc<AtomicBool>,
 }
@@ -271,7 +293,7 @@ impl Worker {
             while let Ok(news) = told.try_recv() {
                 self.hear(news);
             }
-            self.look_at_due(Instant::now());
+            self.look_at_due(Instant::now(), SLICE);
         }
         self.left_now()
     }
@@ -299,10 +321,10 @@ impl Worker {
                 if let Some(file) = interpreter {
                     self.interpreters.entry(file).or_insert(Evaluated::Wanted);
                 }
-                self.processes.insert(pid, Process { due: Some(now), ..Process::new(image, instance) });
+                self.processes.insert(pid, Process { due: Some(now), ..Process::new(pid, image, instance) });
             }
             News::Forked { pid, image, instance } => {
-                self.processes.insert(pid, Process::new(image, instance));
+                self.processes.insert(pid, Process::new(pid, image, instance));
             }
             News::Mapped { pid } => {
                 if let Some(process) = self.processes.get_mut(&pid) {
@@ -331,6 +353,7 @@ impl Worker {
                 }
             }
             News::Gone { pid } => {
+                self.debts.forget(pid);
                 if let Some(process) = self.processes.remove(&pid) {
                     self.spaces.forget(process.image, process.instance);
                 }
@@ -340,7 +363,7 @@ impl Worker {
                 let _gone = tell.send(self.left_now());
             }
             News::Finish(done) => {
-                self.look_at_due(now + BURST);
+                self.look_at_due(now + BURST, ALL);
                 // Who asked may have given up waiting.
                 let _gone = done.send(());
             }
@@ -349,15 +372,27 @@ impl Worker {
 }
 
 impl Worker {
-    fn look_at_due(&mut self, until: Instant) {
+    fn look_at_due(&mut self, until: Instant, slice: Duration) {
         let due = |process: &Process| process.due.is_some_and(|due| due <= until);
-        let pids: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(&pid, _)| pid).collect();
-        for pid in pids {
-            if self.stop.load(Ordering::Acquire) {
+        let now = Instant::now();
+        let due = self.processes.iter().filter(|(_, process)| due(process));
+        // Whose user has cost least comes first, and of his processes the one that has been looked at least.
+        let mut due: Vec<_> =
+            due.map(|(&pid, process)| (self.debts.of_user(process.user, now), process.looked, pid)).collect();
+        due.sort_unstable();
+        let begun = Instant::now();
+        for (_, _, pid) in due {
+            // Others may have come meanwhile whose turn is first.
+            if self.stop.load(Ordering::Acquire) || begun.elapsed() > slice {
                 return;
             }
             let Some(process) = self.processes.get_mut(&pid) else { continue };
-            let begun = Instant::now();
+            let (begun, worked, user) = (Instant::now(), ledger::thread_time(), process.user);
+            if !self.debts.may(pid, user, Duration::ZERO, begun) {
+                ledger::put_off(Work::Tables, pid, user);
+                process.due = Some(self.debts.until(pid, user, begun).max(begun + AGAIN));
+                continue;
+            }
             (process.due, process.looked) = (None, Some(begun));
             let met = (std::mem::take(&mut process.met), std::mem::take(&mut process.stacks));
             let process = process.clone();
@@ -366,6 +401,7 @@ impl Worker {
                 let (now, took) = (Instant::now(), begun.elapsed());
                 process.rests_until = Some(now + (took * REST).min(LONGEST_REST));
                 process.meets_from = Some(now + took.min(LONGEST_REST));
+                self.debts.spent(pid, user, ledger::thread_time().saturating_sub(worked), now);
             }
         }
     }
@@ -375,10 +411,25 @@ impl Worker {
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let Ok(mut maps) = process.maps() else { return };
         maps.retain(|mapping| mapping.executable);
+        if maps.len() > MAX_MAPPINGS {
+            let (count, user) = (maps.len(), known.user);
+            self.left.notes.insert(format!(
+                "pid {pid} (user {user}): it has {count} executable mappings: of those behind the first {MAX_MAPPINGS} \
+                 native stacks are missing"
+            ));
+            maps.truncate(MAX_MAPPINGS);
+        }
         let mapped = digest(&maps);
         let generated = trampolines_of(&process, &maps);
         if mapped != known.mapped {
-            let code = maps.iter().map(|mapping| self.code(&process, mapping, &generated)).collect();
+            let mut code = Vec::with_capacity(maps.len());
+            for mapping in &maps {
+                // Files may take long, and the recording may be over.
+                if self.stop.load(Ordering::Acquire) {
+                    return;
+                }
+                code.push(self.code(&process, mapping, &generated));
+            }
             let before = self.spaces.get(known.image, known.instance);
             // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
             self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
@@ -407,6 +458,10 @@ impl Worker {
             }
             Err(no_room) => {
                 self.left.notes.insert(format!("native stacks of some processes are missing: {no_room}"));
+                self.make_room(known.user);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.ask(Instant::now() + AGAIN);
+                }
                 return;
             }
         };
@@ -420,9 +475,33 @@ impl Worker {
             self.maps.remove_space(pid);
         } else if let Some(process) = self.processes.get_mut(&pid) {
             (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
+            process.ranges = space.count;
             if process.more {
                 process.ask(Instant::now() + MEETING);
             }
+        }
+    }
+
+    /// Ranges are used up: whoever has more of them than this user gives up those of his largest process. They can be written
+    /// again after a rest.
+    fn make_room(&mut self, user: u32) {
+        let mut users: HashMap<u32, u64> = HashMap::new();
+        for process in self.processes.values() {
+            *users.entry(process.user).or_default() += u64::from(process.ranges);
+        }
+        let own = users.get(&user).copied().unwrap_or(0);
+        let Some((&most, _)) = users.iter().filter(|(_, ranges)| **ranges > own).max_by_key(|(_, ranges)| **ranges)
+        else {
+            return;
+        };
+        let of_most = self.processes.iter_mut().filter(|(_, process)| process.user == most);
+        if let Some((&pid, process)) = of_most.max_by_key(|(_, process)| process.ranges) {
+            (process.ranges, process.mapped) = (0, 0);
+            process.rests_until = Some(Instant::now() + LONG_REST);
+            self.maps.remove_space(pid);
+            self.left.notes.insert(format!(
+                "pid {pid} (user {most}): native stacks of it are missing: others need the room of its address space"
+            ));
         }
     }
 

@@ -5,9 +5,11 @@ use crate::events::Frames;
 use crate::merge::{Keep, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
 use crate::symbolize::native::{Detail, NativeName, NativeSymbols};
+use crate::types::Pid;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
 
 /// Most addresses whose frames are remembered; then all are looked up anew.
@@ -54,7 +56,18 @@ struct Known {
     frames: Range<usize>,
     /// It is [`GREENLET_START`].
     starts_greenlet: bool,
+    /// It has no name because this process has cost enough; until when nobody asks again for it.
+    refused: Option<(ProcessId, Instant)>,
 }
+
+impl Known {
+    fn holds(&self, process: ProcessId) -> bool {
+        self.refused.is_none_or(|(refused, until)| refused == process && Instant::now() < until)
+    }
+}
+
+/// What was refused a process is asked for again after this.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 impl Mixer {
     /// Knows nothing yet.
@@ -93,7 +106,7 @@ impl Mixer {
         for address in addresses {
             let root = self.rooted;
             let kind = match space.at(address) {
-                Some(code) => self.in_code(profile, process, code, address),
+                Some(code) => self.in_code(profile, (process, record.tgid), code, address),
                 None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
             };
             self.kinds.push(kind);
@@ -124,7 +137,13 @@ impl Mixer {
         self.spaces.forget_image(image);
     }
 
-    fn in_code(&mut self, profile: &mut Profile, process: ProcessId, code: &Code, address: u64) -> NativeKind {
+    fn in_code(
+        &mut self,
+        profile: &mut Profile,
+        (process, pid): (ProcessId, u32),
+        code: &Code,
+        address: u64,
+    ) -> NativeKind {
         if code.object.starts_with(GREENLET) {
             let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
             (self.foreign, self.switching) = (true, self.switching || !self.kinds.iter().any(activation));
@@ -136,13 +155,13 @@ impl Mixer {
             return self.nameless(profile, object, kind);
         };
         let key = (file.number(), address - code.start + code.offset);
-        if let Some(known) = self.known.get(&key) {
+        if let Some(known) = self.known.get(&key).filter(|known| known.holds(process)) {
             self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
             // A greenlet that has not called Python yet: whose Python stack it is nobody can tell.
             self.rooted |= known.starts_greenlet && !self.switching;
             return known.kind;
         }
-        let name = self.symbols.name(file, key.1, Detail::Lines);
+        let name = self.symbols.name(file, key.1, Detail::Lines, Some(Pid(pid)));
         let mapping = NativeMapping {
             process: process.0,
             start: code.start,
@@ -169,7 +188,9 @@ impl Mixer {
         let starts_greenlet = code.object.starts_with(GREENLET)
             && name.function.as_deref().is_some_and(|function| function.contains(GREENLET_START));
         self.rooted |= starts_greenlet && !self.switching;
-        let known = Known { kind: kind(code, key.1, &name), frames: start..self.frames.len(), starts_greenlet };
+        let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
+        let frames = start..self.frames.len();
+        let known = Known { kind: kind(code, key.1, &name), frames, starts_greenlet, refused };
         self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
         let kind = known.kind;
         self.known.insert(key, known);

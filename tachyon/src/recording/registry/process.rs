@@ -71,7 +71,7 @@ pub(in crate::recording) struct ProcessInfo {
 
 impl ProcessInfo {
     pub fn new(pid: u32, image: u64, program: Program, cpu_start_ns: u64) -> Self {
-        let (container, pod) = read_container(pid);
+        let (container, pod) = read_container(pid).unwrap_or_default();
         Self {
             container,
             pod,
@@ -266,8 +266,10 @@ impl ProcessInfo {
         if !cmdline.is_empty() {
             self.cmdline = cmdline;
         }
-        // A runtime moves a process into its container before it execs the program.
-        (self.container, self.pod) = read_container(self.pid);
+        // A runtime moves a process into its container before it execs the program. One that has ended meanwhile tells nothing.
+        if let Some(found) = read_container(self.pid) {
+            (self.container, self.pod) = found;
+        }
     }
 }
 
@@ -305,10 +307,10 @@ fn read_comm(pid: u32) -> String {
     String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
 }
 
-/// Container and pod of a process; empty where it is in none.
-fn read_container(pid: u32) -> (String, String) {
-    let cgroups = RemoteProcess::at(Pid(pid)).cgroups().unwrap_or_default();
-    (cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default())
+/// Container and pod of a process, empty where it is in none; nothing of one that has ended.
+fn read_container(pid: u32) -> Option<(String, String)> {
+    let cgroups = RemoteProcess::at(Pid(pid)).cgroups().ok()?;
+    Some((cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default()))
 }
 
 /// At most 4 KiB of the command line: a target can make it as long as it likes.

@@ -24,7 +24,7 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 
 pub(super) use self::message::Found;
 use self::message::{CHUNK, FOUND, Kind, MAX_PATHS, REPLY, Reply, Request};
-use super::ledger::{Debtor, Ledger};
+use super::ledger::{self, Debtor};
 use super::status::parse_stat;
 use crate::types::Pid;
 
@@ -42,6 +42,8 @@ const SHORT: Duration = Duration::from_millis(40);
 const STARVED: Duration = Duration::from_secs(5);
 /// What all waiting may take together once a recording is over.
 const AT_END: Duration = Duration::from_millis(400);
+/// What work for processes may take together then: symbols of files that were first met in the last moment.
+const WORK_AT_END: Duration = Duration::from_millis(if cfg!(debug_assertions) { 3_000 } else { 600 });
 /// A read that waited for less is not charged to anybody.
 const FREE: Duration = Duration::from_millis(1);
 
@@ -54,6 +56,8 @@ struct EndState {
     over: AtomicBool,
     /// What was waited for since, in microseconds.
     waited_us: AtomicU64,
+    /// What was worked for somebody since, likewise.
+    worked_us: AtomicU64,
 }
 
 thread_local! {
@@ -85,6 +89,25 @@ impl End {
     fn left(&self) -> Option<Duration> {
         let waited = || Duration::from_micros(self.0.waited_us.load(Ordering::Relaxed));
         self.0.over.load(Ordering::Acquire).then(|| AT_END.saturating_sub(waited()))
+    }
+
+    /// Whether the calling thread's recording is over, and work that takes so long would take it past its time.
+    pub(super) fn is_worked_out(cost: Duration) -> bool {
+        let of = |(end, _): &(Self, Patience)| {
+            let worked = Duration::from_micros(end.0.worked_us.load(Ordering::Relaxed));
+            end.0.over.load(Ordering::Acquire) && worked + cost > WORK_AT_END
+        };
+        END.with(|end| end.borrow().as_ref().is_some_and(of))
+    }
+
+    /// The calling thread has worked for somebody.
+    pub(super) fn work(took: Duration) {
+        let add = |(end, _): &(Self, Patience)| {
+            if end.0.over.load(Ordering::Acquire) {
+                end.0.worked_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+            }
+        };
+        END.with(|end| end.borrow().iter().for_each(add));
     }
 
     fn spend(&self, wait: Duration) {
@@ -166,7 +189,6 @@ struct State {
     idle: Vec<Helper>,
     /// Those that have not answered, each with whom it was to read for.
     behind: Vec<(Helper, Debtor)>,
-    ledger: Ledger,
     /// All that there ever were, the one that makes them aside.
     pids: Vec<i32>,
 }
@@ -179,7 +201,7 @@ fn aside() -> &'static Aside {
     static ASIDE: OnceLock<Aside> = OnceLock::new();
     ASIDE.get_or_init(|| {
         let nursery = helper::start_nursery().ok().filter(|socket| times_out(socket, STARVED).is_ok());
-        let state = State { idle: Vec::new(), behind: Vec::new(), ledger: Ledger::new(), pids: Vec::new() };
+        let state = State { idle: Vec::new(), behind: Vec::new(), pids: Vec::new() };
         Aside { nursery: Mutex::new(nursery), state: Mutex::new(state) }
     })
 }
@@ -191,12 +213,6 @@ fn times_out(socket: &OwnedFd, after: Duration) -> Result<(), Errno> {
 /// Forks what makes helpers, while this process is small and has little open. Else the first read does.
 pub fn prepare_to_read() {
     aside();
-}
-
-/// What was not waited for since then, in words: processes and file systems, each by name.
-#[must_use]
-pub fn not_waited_for(since: Instant) -> Vec<String> {
-    lock(&aside().state).ledger.refused(since)
 }
 
 /// CPU time that the helpers have used.
@@ -252,9 +268,9 @@ impl Aside {
             let come: Vec<(Helper, Debtor)> = come;
             state.behind = behind;
             // The helper has nobody to answer to, and ends.
-            come.into_iter().for_each(|(_, debtor)| state.ledger.came(debtor));
+            come.into_iter().for_each(|(_, debtor)| ledger::open().waits.came(debtor));
         }
-        if !state.ledger.may(debtor) {
+        if !ledger::open().waits.may(debtor) {
             return Err(Refused::NotWaitedFor);
         }
         if let Some(helper) = state.idle.pop() {
@@ -302,11 +318,10 @@ impl Aside {
                     Ok(received) => break received,
                     Err(Errno::EAGAIN) if flags != 0 => std::hint::spin_loop(),
                     Err(Errno::EINTR) => {}
-                    Err(Errno::EAGAIN) if wait.goes_on(self, whose, &helper, usual, end.as_ref()) => {}
+                    Err(Errno::EAGAIN) if wait.goes_on(whose, &helper, usual, end.as_ref()) => {}
                     Err(Errno::EAGAIN) => {
-                        let mut state = lock(&self.state);
-                        state.ledger.given_up(whose.debtor, whose.pid, wait.blocked);
-                        state.behind.push((helper, whose.debtor));
+                        ledger::open().waits.given_up(whose.debtor, whose.pid, wait.blocked);
+                        lock(&self.state).behind.push((helper, whose.debtor));
                         return Err(Refused::NotWaitedFor);
                     }
                     Err(errno) => return Err(errno.into()),
@@ -319,14 +334,13 @@ impl Aside {
                 continue;
             }
             let waited = Duration::from_micros(reply.waited_us.into());
-            let mut state = lock(&self.state);
             if waited >= FREE {
-                state.ledger.waited(whose.debtor, whose.pid, waited);
+                ledger::open().waits.waited(whose.debtor, whose.pid, waited);
                 if let Some(end) = &end {
                     end.spend(waited);
                 }
             }
-            state.idle.push(helper);
+            lock(&self.state).idle.push(helper);
             return if reply.errno == 0 { Ok(file) } else { Err(Errno::from_raw(reply.errno).into()) };
         }
     }
@@ -350,7 +364,7 @@ impl Wait {
     }
 
     /// Whether another slice is waited for.
-    fn goes_on(&mut self, aside: &Aside, whose: For, helper: &Helper, usual: Duration, end: Option<&End>) -> bool {
+    fn goes_on(&mut self, whose: For, helper: &Helper, usual: Duration, end: Option<&End>) -> bool {
         if helper.is_runnable() {
             return self.since.elapsed() < STARVED;
         }
@@ -359,7 +373,7 @@ impl Wait {
             end.spend(SLICE);
         }
         let patience =
-            *self.patience.get_or_insert_with(|| lock(&aside.state).ledger.patience(whose.debtor, whose.pid, usual));
+            *self.patience.get_or_insert_with(|| ledger::open().waits.patience(whose.debtor, whose.pid, usual));
         self.blocked < end.and_then(End::left).map_or(patience, |left| patience.min(left))
     }
 }
@@ -473,7 +487,7 @@ mod tests {
         let other = Pid(std::process::id());
         assert!(!whole(other, "/proc/self/maps", 1 << 20).expect("others are read").is_empty());
         assert!(matches!(memory(pid, 4096, &mut [0; 8]), Err(Refused::NotWaitedFor)), "nothing more is asked of it");
-        assert!(not_waited_for(since).iter().any(|note| note.contains(&format!("pid {pid} "))));
+        assert!(ledger::refused(since).iter().any(|note| note.contains(&format!("pid {pid} "))));
         std::fs::write(&path, "text").expect("the helper reads it");
         let deadline = Instant::now() + Duration::from_secs(20);
         while matches!(memory(pid, 4096, &mut [0; 8]), Err(Refused::NotWaitedFor)) {

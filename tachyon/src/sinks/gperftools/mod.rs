@@ -13,6 +13,7 @@ use super::stacks::Counts;
 use super::text::escape_controls;
 use crate::profile::{FrameId, Profile, Sample, ThreadId};
 use crate::report::Report;
+use crate::sinks::need::Amounts;
 use foldhash::fast::RandomState;
 use space::{Space, native_place};
 use std::collections::HashMap;
@@ -61,6 +62,10 @@ impl<W: Write> Sink for GperftoolsSink<W> {
     fn repeated(&mut self, _profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         self.counts.add(sample, false, times_us.len());
         Ok(())
+    }
+
+    fn finish_bytes(&self, profile: &Profile) -> u64 {
+        Amounts::of(profile, &self.counts.stacks).sum([100, 24, 1000, 6, 100])
     }
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {

@@ -118,13 +118,18 @@ pub fn write(
     out.write_all(&numbers)?;
     for thread in spool.threads() {
         let mut group = Group::default();
-        spool.read(thread.0 as usize, |sample| {
-            let bucket = line.bucket(sample.time_us);
-            if bucket != group.bucket {
-                group.write(out, thread)?;
-                group.bucket = bucket;
+        spool.read_with(thread.0 as usize, |samples, _| {
+            let mut left = samples;
+            while left.count > 0 {
+                let (bucket, here) = line.first_of(&left);
+                if bucket != group.bucket {
+                    group.write(out, thread)?;
+                    group.bucket = bucket;
+                }
+                group.add(tree, &left, here);
+                left.count -= here;
+                left.time_us = left.time_us.wrapping_add(left.step_us.wrapping_mul(here));
             }
-            group.add(tree, sample);
             Ok(())
         })?;
         group.write(out, thread)?;
@@ -149,8 +154,8 @@ impl std::hash::Hash for State {
 }
 
 impl Group {
-    fn add(&mut self, tree: &Tree, sample: Spooled) {
-        *self.counts.entry((tree.leaf(sample.stack), State::of(sample.status))).or_default() += 1;
+    fn add(&mut self, tree: &Tree, sample: &Spooled, count: u64) {
+        *self.counts.entry((tree.leaf(sample.stack), State::of(sample.status))).or_default() += count;
     }
 
     fn write(&mut self, out: &mut impl Write, thread: ThreadId) -> io::Result<()> {
@@ -194,6 +199,19 @@ impl TimeLine {
 
     fn bucket(&self, time_us: u64) -> u64 {
         time_us.saturating_sub(self.start_us) / self.bucket_us
+    }
+
+    /// The piece that the first of samples lies in, and how many of them lie in it one after the other.
+    fn first_of(&self, samples: &Spooled) -> (u64, u64) {
+        let bucket = self.bucket(samples.time_us);
+        let end_us = self.start_us.saturating_add(self.bucket_us.saturating_mul(bucket + 1));
+        let here = match end_us.saturating_sub(1).saturating_sub(samples.time_us).checked_div(samples.step_us) {
+            // A step back is one that wraps: by itself.
+            Some(_) if samples.step_us > i64::MAX as u64 => 1,
+            Some(steps) => steps.saturating_add(1),
+            None => samples.count,
+        };
+        (bucket, here.clamp(1, samples.count))
     }
 }
 

@@ -5,15 +5,21 @@ use std::fmt::Write as _;
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::remote::elf::{Elf, ReadAt as _};
+use crate::remote::ledger::{self, Work};
 use crate::remote::{RemoteProcess, TargetFile};
+use crate::types::Pid;
 
 /// Where distributions put debug files (GDB manual, "Separate Debug Files").
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
 /// Largest debug file whose checksum is computed when it has no build id: all of it must be read.
 const MAX_SUMMED: u64 = 256 << 20;
+
+/// And how long that may take: some nanosecond a byte is the rule.
+const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// Most bytes that `.gnu_debugdata` has, packed and unpacked. Fedora's largest unpack to some megabytes.
 const MAX_MINI: u64 = 32 << 20;
@@ -37,8 +43,10 @@ pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&Target
     let folder = path.parent()?;
     let below = Path::new(DEBUG_ROOT).join(folder.strip_prefix("/").ok()?);
     // A build id tells more than a checksum, and reading all of a file is dear.
-    let fits =
-        |file: &TargetFile| if build_id.is_some() { own(file) } else { checksum(file).is_ok_and(|found| found == sum) };
+    let fits = |file: &TargetFile| match &build_id {
+        Some(_) => own(file),
+        None => checksum(process.pid(), file).is_ok_and(|found| found == sum),
+    };
     [folder.join(name), folder.join(".debug").join(name), below.join(name)]
         .iter()
         .filter(|candidate| *candidate != path)
@@ -65,11 +73,16 @@ fn open(process: &RemoteProcess, path: &Path, fits: impl Fn(&TargetFile) -> bool
     fits(&file).then_some(file)
 }
 
-/// CRC-32 of a whole file.
-fn checksum(file: &TargetFile) -> io::Result<u32> {
-    if file.len_bytes()? > MAX_SUMMED {
+/// CRC-32 of a whole file, for a process, if that may have it computed.
+fn checksum(pid: Pid, file: &TargetFile) -> io::Result<u32> {
+    let len = file.len_bytes()?;
+    if len > MAX_SUMMED {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
+    if !ledger::may(Work::Checksums, pid, Duration::from_nanos(len)) {
+        return Err(io::ErrorKind::QuotaExceeded.into());
+    }
+    let charged = ledger::charge(Work::Checksums, pid);
     let mut sum = flate2::Crc::new();
     let mut buffer = vec![0; 1 << 16];
     let mut at = 0;
@@ -77,6 +90,9 @@ fn checksum(file: &TargetFile) -> io::Result<u32> {
         let len = file.read_at(&mut buffer, at)?;
         if len == 0 {
             break;
+        }
+        if charged.so_far() > MOST_TIME {
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         sum.update(&buffer[..len]);
         at += len as u64;
@@ -119,6 +135,10 @@ mod tests {
     fn the_checksum_is_that_of_the_debuglink() {
         let mut file = tempfile::tempfile().expect("a file");
         io::Write::write_all(&mut file, b"123456789").expect("written");
-        assert_eq!(checksum(&file.into()).expect("read"), 0xcbf4_3926, "the check value of CRC-32/ISO-HDLC");
+        assert_eq!(
+            checksum(Pid(std::process::id()), &file.into()).expect("read"),
+            0xcbf4_3926,
+            "the check value of CRC-32/ISO-HDLC"
+        );
     }
 }

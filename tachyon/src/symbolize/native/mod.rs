@@ -21,6 +21,7 @@ mod vdso;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
@@ -29,7 +30,9 @@ pub use nameless::FunctionNames;
 use self::dwarf::Lines;
 use self::table::SymbolTable;
 use crate::remote::elf::{Elf, Load};
+use crate::remote::ledger::{self, Work};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile};
+use crate::types::Pid;
 
 /// Most files held open, with as many debug files at most, where the limit of open files allows them.
 const MAX_FILES: usize = 2_000;
@@ -50,6 +53,8 @@ pub struct NativeName {
     pub function_vaddr: Option<u64>,
     /// Source lines and inlined functions, innermost first; the last one is `function`. Empty without DWARF.
     pub lines: Vec<SourceFrame>,
+    /// Tables were not read because the process whose address it is has cost enough: it may have a name another time.
+    pub refused: bool,
 }
 
 /// Names addresses of all processes of a recording. One thread may hold files while another asks for names.
@@ -111,6 +116,8 @@ struct NativeFile {
     tables: Option<Vec<SymbolTable>>,
     lines: Option<Option<Lines>>,
     used: u64,
+    /// For whom its tables were read.
+    payer: Option<Pid>,
 }
 
 impl NativeSymbols {
@@ -159,13 +166,14 @@ impl NativeSymbols {
         Some(pinned)
     }
 
-    /// The name of what lies at an offset of a file that is held.
-    pub fn name(&self, pinned: &Pinned, offset: u64, detail: Detail) -> NativeName {
+    /// The name of what lies at an offset of a file that is held. What has to be read for it is charged to a process, if one is
+    /// named.
+    pub fn name(&self, pinned: &Pinned, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
         let clock = lock(&self.held).tick();
         let name = {
             let mut file = lock(&pinned.file);
             file.used = clock;
-            file.name(offset, detail)
+            file.name_for(offset, detail, payer)
         };
         self.shrink(clock);
         name
@@ -184,16 +192,26 @@ impl NativeSymbols {
         lock(&self.held).files.values().map(files).sum()
     }
 
-    /// Lets go of tables, those used longest ago first, until what is left keeps the budget or is the newest.
+    /// Lets go of tables until what is left keeps the budget or is the newest: of those that were read for the process that has
+    /// most of them the one used longest ago.
     fn shrink(&self, clock: u64) {
         let held = lock(&self.held);
         let mut bytes = held.bytes();
         while bytes > self.max_bytes {
-            let full = held.files.values().filter(|pinned| lock(&pinned.file).bytes() > 0);
-            let oldest = full.min_by_key(|pinned| lock(&pinned.file).used);
-            let Some(mut oldest) = oldest.map(|pinned| lock(&pinned.file)).filter(|file| file.used != clock) else {
-                return;
-            };
+            let mut of_payers: HashMap<Option<Pid>, usize> = HashMap::new();
+            for pinned in held.files.values() {
+                let file = lock(&pinned.file);
+                *of_payers.entry(file.payer).or_default() += file.bytes();
+            }
+            let full = held.files.values().filter(|pinned| {
+                let file = lock(&pinned.file);
+                file.bytes() > 0 && file.used != clock
+            });
+            let oldest = full.min_by_key(|pinned| {
+                let file = lock(&pinned.file);
+                (std::cmp::Reverse(of_payers.get(&file.payer).copied()), file.used)
+            });
+            let Some(mut oldest) = oldest.map(|pinned| lock(&pinned.file)) else { return };
             bytes -= oldest.bytes();
             (oldest.tables, oldest.lines) = (None, None);
         }
@@ -232,7 +250,8 @@ pub fn name_in_file(file: TargetFile, offset: u64, detail: Detail) -> Option<Nat
     let loads = Elf::parse(&file).ok()?.loads().to_vec();
     let (object, build_id) = (String::new(), String::new());
     let file = Some(Arc::new(file));
-    let mut file = NativeFile { object, build_id, file, debug: None, loads, tables: None, lines: None, used: 0 };
+    let (tables, lines) = (None, None);
+    let mut file = NativeFile { object, build_id, file, debug: None, loads, tables, lines, used: 0, payer: None };
     Some(file.name(offset, detail))
 }
 
@@ -245,7 +264,34 @@ impl NativeFile {
             (debug, elf.loads().to_vec(), elf.build_id().unwrap_or_default())
         };
         let build_id = debug::hex(&build_id);
-        Some(Self { object, build_id, file: Some(Arc::new(file)), debug, loads, tables: None, lines: None, used: 0 })
+        let (file, tables, lines) = (Some(Arc::new(file)), None, None);
+        Some(Self { object, build_id, file, debug, loads, tables, lines, used: 0, payer: None })
+    }
+
+    /// [`NativeFile::name`], with what it costs charged to a process that may still cost something.
+    fn name_for(&mut self, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
+        let Some(pid) = payer else { return self.name(offset, detail) };
+        let has_tables = self.tables.is_some();
+        let cost = if has_tables { Duration::ZERO } else { self.cost_of_tables() };
+        if ledger::may(Work::Symbols, pid, cost) {
+            if !has_tables {
+                self.payer = payer;
+            }
+            let _charged = ledger::charge(Work::Symbols, pid);
+            return self.name(offset, detail);
+        }
+        if has_tables {
+            return NativeName { refused: detail == Detail::Lines, ..self.name(offset, Detail::Function) };
+        }
+        let vaddr = Load::code_vaddr(&self.loads, offset).unwrap_or(offset);
+        NativeName { object: self.object.clone(), vaddr, refused: true, ..NativeName::default() }
+    }
+
+    /// What reading its symbol tables is likely to take: by their size.
+    fn cost_of_tables(&self) -> Duration {
+        let bytes = |file: &Arc<TargetFile>| Elf::parse(&**file).map_or(0, |elf| table::bytes_of(&elf));
+        let files = self.file.iter().chain(&self.debug);
+        Duration::from_nanos(files.map(bytes).max().unwrap_or(0).saturating_mul(table::NANOSECONDS_A_BYTE))
     }
 
     fn name(&mut self, offset: u64, detail: Detail) -> NativeName {

@@ -142,6 +142,15 @@ fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, 
     (function.size == 0, !function.exported, underscores, len, name)
 }
 
+/// What a byte of a symbol table takes until its functions are in order: two million symbols, 48 MiB, take some 0.7 s.
+pub(super) const NANOSECONDS_A_BYTE: u64 = 15;
+
+/// Bytes of a file's symbol tables.
+pub(super) fn bytes_of(elf: &Elf<&TargetFile>) -> u64 {
+    let tables = elf.sections().iter().filter(|section| matches!(section.kind, ALL | DYNAMIC));
+    tables.map(|section| section.size).max().unwrap_or(0)
+}
+
 /// `SHT_SYMTAB`: all functions.
 pub(super) const ALL: u32 = elf::SHT_SYMTAB;
 /// `SHT_DYNSYM`: those that others may use.

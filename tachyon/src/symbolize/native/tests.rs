@@ -101,7 +101,7 @@ impl Running {
 
     fn name(&self, symbols: &NativeSymbols, address: u64, detail: Detail) -> NativeName {
         let (file, offset) = self.pin(symbols, address);
-        symbols.name(&file, offset, detail)
+        symbols.name(&file, offset, detail, None)
     }
 }
 
@@ -203,7 +203,7 @@ fn names_outlive_the_process_and_the_file() {
     let (file, offset) = running.pin(&symbols, running.spot);
     drop(running);
     drop(program);
-    let name = symbols.name(&file, offset, Detail::Lines);
+    let name = symbols.name(&file, offset, Detail::Lines, None);
     assert_eq!(frames(&name), [("inlined", "spot.c", SPOT), ("outer", "spot.c", 13)]);
 }
 
@@ -231,7 +231,7 @@ fn the_vdso_has_names() {
     let file = symbols.pin(&own, vdso).expect("it has symbols");
     let mut names: Vec<_> = (0..vdso.end - vdso.start)
         .step_by(16)
-        .filter_map(|offset| symbols.name(&file, offset, Detail::Lines).function)
+        .filter_map(|offset| symbols.name(&file, offset, Detail::Lines, None).function)
         .collect();
     names.dedup();
     let wanted = if cfg!(target_arch = "x86_64") { "clock_gettime" } else { "__kernel_clock_gettime" };

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use addr2line::Context;
 use addr2line::gimli::{
@@ -18,12 +18,13 @@ use addr2line::gimli::{
 use super::effort::Effort;
 use crate::remote::TargetFile;
 use crate::remote::elf::ReadAt as _;
+use crate::remote::ledger;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 
-/// Longest time for finding a file's units. CPython's own library takes a tenth of a second; of a file that takes longer
+/// Longest CPU time for finding a file's units. CPython's own library takes a tenth of a second; of a file that takes longer
 /// the symbol table must do.
-const MOST_TIME: Duration = Duration::from_secs(10);
+const MOST_TIME: Duration = Duration::from_secs(3);
 
 /// Most ranges of addresses that units are found by. CPython's own library has some thousand.
 const MAX_PLACES: usize = 1 << 20;
@@ -79,7 +80,7 @@ pub(super) enum Found {
 impl Units {
     /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections.
     pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>) -> Found {
-        let start = Instant::now();
+        let start = ledger::thread_time();
         let effort = Effort::default();
         let mut units = Self { info, others, places: Vec::new(), effort, opened: HashMap::new(), opened_bytes: 0 };
         let mut offset = 0;
@@ -90,7 +91,7 @@ impl Units {
                 // One that makes no sense does not hide the others.
                 Some(false) | None => offset += unit_len,
             }
-            if start.elapsed() > MOST_TIME || units.places.len() >= MAX_PLACES {
+            if ledger::thread_time().saturating_sub(start) > MOST_TIME || units.places.len() >= MAX_PLACES {
                 return Found::Nothing;
             }
         }

@@ -30,5 +30,6 @@ pub(super) fn file() -> Option<NativeFile> {
         tables: Some(vec![table]),
         lines: None,
         used: 0,
+        payer: None,
     })
 }

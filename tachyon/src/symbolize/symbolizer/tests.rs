@@ -140,19 +140,14 @@ fn what_never_comes_is_unknown_at_the_end() {
 }
 
 #[test]
-fn a_cut_name_is_replaced_by_the_whole_one() {
+fn a_cut_name_says_so_and_is_not_asked_for_again() {
     let (mut symbolizer, mut profile) = (Symbolizer::new(), Profile::default());
     let frame = symbolizer.frame(&mut profile, KEY, 0, Frame::NO_OPCODE);
     let mut cut = record(b"very_lo", b"f.py", TABLE);
     cut.0.flags = code_flags::QUALNAME_CUT;
     add(&mut symbolizer, &mut profile, &cut).unwrap();
     assert_eq!(show(&profile, frame), "very_lo… f.py 11:1");
-    assert_eq!(symbolizer.missing().len(), 1);
-    add(&mut symbolizer, &mut profile, &record(b"very_long", b"f.py", TABLE)).unwrap();
-    assert_eq!(show(&profile, frame), "very_long f.py 11:1");
-    add(&mut symbolizer, &mut profile, &cut).unwrap();
-    let other = symbolizer.frame(&mut profile, KEY, 0, 1);
-    assert_eq!(show(&profile, other), "very_long f.py 11:1");
+    assert_eq!(symbolizer.missing(), []);
 }
 
 #[test]
@@ -241,12 +236,19 @@ fn an_image_has_a_budget() {
     assert_eq!(kept + refused as usize, 20_000);
     assert!((7000..=8192).contains(&kept), "{kept}");
     assert!(profile.frames.len() <= kept + 1);
-    // Other images are not concerned.
+    // Other processes are not concerned; another program of this one is.
     let (mut record, payload) = record(b"g", b"g.py", TABLE);
-    record.image = 8;
-    add(&mut symbolizer, &mut profile, &(record, payload)).unwrap();
-    let frame = symbolizer.frame(&mut profile, CodeKey::from(&record), 0, Frame::NO_OPCODE);
-    assert_eq!(show(&profile, frame), "g g.py 11:1");
+    for (image, instance, told) in [(8, 0, "<unknown function> <unknown file> -1:-1"), (9, 1, "g g.py 11:1")] {
+        symbolizer.begin_image(image, || Owner { instance, ..Owner::default() });
+        record.image = image;
+        let _maybe_refused = add(&mut symbolizer, &mut profile, &(record, payload.clone()));
+        let frame = symbolizer.frame(&mut profile, CodeKey::from(&record), 0, Frame::NO_OPCODE);
+        assert_eq!(show(&profile, frame), told);
+    }
+    assert_eq!(symbolizer.refused().len(), 1);
+    symbolizer.forget(&mut profile, KEY.image);
+    record.image = 10;
+    add(&mut symbolizer, &mut profile, &(record, payload)).expect("what was held is free");
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Tables of many small files, as a store without batches has them, to few large ones, with longer slices if that is wanted.
+
+use crate::args::Period;
+use crate::lake::{Lake, LakeFile};
+use crate::load::{Tables, Texts};
+use crate::rows::SampleRow;
+use crate::segment::Segment;
+use crate::tables::{self, Table, TableFile};
+use anyhow::Context as _;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Slices that are not made longer stay where they are.
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR_MS: i64 = 3_600_000;
+
+/// Columns of each table.
+fn columns(table: Table) -> &'static [&'static str] {
+    match table {
+        Table::Samples => &[
+            "slice_start",
+            "host",
+            "service",
+            "version",
+            "python",
+            "script",
+            "comm",
+            "container",
+            "pod",
+            "pid",
+            "labels",
+            "stack_id",
+            "on_cpu_ns",
+            "waiting_ns",
+            "samples",
+        ],
+        Table::Stacks => &["stack_id", "frame_ids"],
+        Table::Frames => &["frame_id", "function", "file", "line", "type", "build_id"],
+        Table::Loss => &["slice_start", "host", "cause", "runs"],
+    }
+}
+
+/// Writes the tables of a place anew: one file of each table, hour and service. Gives how many samples there are.
+///
+/// # Errors
+/// When a file cannot be read, or `write` fails.
+pub fn compact(
+    lake: &Lake,
+    slice: Duration,
+    mut write: impl FnMut(TableFile) -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
+    let mut hours: BTreeMap<String, Vec<(Table, LakeFile)>> = BTreeMap::new();
+    for table in Table::ALL {
+        for file in lake.files(table, Period::default())? {
+            // What becomes one slice is read together.
+            hours.entry(part(&file.hour, slice)).or_default().push((table, file));
+        }
+    }
+    let mut samples = 0;
+    for (hour, files) in hours {
+        let (mut tables, mut texts) = (Tables::default(), Texts::default());
+        for (table, file) in &files {
+            for batch in lake.batches(file, columns(*table))? {
+                tables.add(*table, &batch, &mut texts).with_context(|| format!("cannot read {}", file.path))?;
+            }
+        }
+        let segment = segment(tables, &hour, slice);
+        samples += segment.samples.iter().map(|row| row.samples.unsigned_abs()).sum::<u64>();
+        tables::files(&segment)?.into_iter().try_for_each(&mut write)?;
+    }
+    Ok(samples)
+}
+
+/// The hours that a slice has.
+fn part(hour: &str, slice: Duration) -> String {
+    let hours = slice.as_secs() / 3600;
+    let number: u64 = hour[11..].parse().unwrap_or(0);
+    format!("{}T{:02}", &hour[..10], if hours > 1 { number / hours * hours } else { number })
+}
+
+fn segment(tables: Tables, hour: &str, slice: Duration) -> Segment {
+    let slice_ms = i64::try_from(slice.as_millis()).unwrap_or(i64::MAX);
+    let begin = |ms: i64| if slice > MINUTE { ms.div_euclid(slice_ms) * slice_ms } else { ms };
+    let mut sums: HashMap<SampleRow, [i64; 3]> = HashMap::new();
+    for row in tables.samples {
+        let key = SampleRow {
+            slice_start_ms: begin(row.slice_start_ms),
+            on_cpu_ns: 0,
+            waiting_ns: 0,
+            samples: 0,
+            ..row.clone()
+        };
+        let [on_cpu, waiting, samples] = sums.entry(key).or_default();
+        (*on_cpu, *waiting, *samples) = (*on_cpu + row.on_cpu_ns, *waiting + row.waiting_ns, *samples + row.samples);
+    }
+    let mut samples: Vec<SampleRow> = sums
+        .into_iter()
+        .map(|(row, [on_cpu_ns, waiting_ns, samples])| SampleRow { on_cpu_ns, waiting_ns, samples, ..row })
+        .collect();
+    samples.sort();
+    let mut loss = tables.loss;
+    loss.iter_mut().for_each(|row| row.slice_start_ms = begin(row.slice_start_ms));
+    loss.sort();
+    let start_ms = loss.iter().map(|row| row.slice_start_ms).chain(samples.iter().map(|row| row.slice_start_ms)).min();
+    Segment {
+        // As a segment's name: of all hosts, and the hour's start.
+        name: format!("all-{}0000Z-000000", hour.replace('-', "")),
+        start_ms: start_ms.unwrap_or(0).max(0) / HOUR_MS * HOUR_MS,
+        slice_ms,
+        host: Arc::from("all"),
+        samples,
+        stacks: tables.stacks,
+        frames: tables.frames,
+        loss,
+        ..Segment::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hours_of_one_slice_are_read_together() {
+        let of = |hours: u64| part("2026-11-22T19", Duration::from_secs(3600 * hours));
+        assert_eq!([of(0), of(1), of(6), of(24)], ["2026-11-22T19", "2026-11-22T19", "2026-11-22T18", "2026-11-22T00"]);
+    }
+}

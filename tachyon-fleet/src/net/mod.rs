@@ -1,0 +1,7 @@
+//! What speaks to a network, for everybody: secrets, the HTTP client with its TLS, errors by what can be done about them, and
+//! object stores by their URL.
+
+pub mod bucket;
+pub mod http;
+pub mod push;
+pub mod secret;

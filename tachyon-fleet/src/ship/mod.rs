@@ -1,0 +1,271 @@
+//! `ship`: segments from the spool to what people run.
+//!
+//! It runs as an ordinary user without capabilities and meets the agent in files alone. [`config`] says whom it ships to; each [`backend`] has a worker
+//! ([`shipper`]) with a [`progress`] of its own, so that one that is down holds none back; the [`spool`] itself is the queue. [`server`] answers
+//! `/metrics` and `/healthz`.
+
+pub mod backend;
+pub mod clock;
+pub mod config;
+mod dry_run;
+mod grpc;
+pub mod health;
+pub mod metrics;
+pub mod otlp;
+pub mod pprof;
+pub mod progress;
+pub mod pyroscope;
+mod server;
+pub mod shipper;
+pub mod spool;
+
+pub use crate::args::ShipArgs;
+
+use crate::failure::Usage;
+use crate::net::secret::Secrets;
+use crate::segment::Options;
+use anyhow::{Context as _, bail};
+use backend::Backend;
+use clock::Clock;
+use config::Config;
+use sd_notify::NotifyState;
+use shipper::{Shared, Summary, Worker, tell_standard_error};
+use spool::Spool;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tachyon::advice::Refusal;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Held by the one shipper of a state.
+const LOCK: &str = ".lock";
+/// Between two looks at the agent.
+const AGENT_LOOK: Duration = Duration::from_secs(10);
+/// How long pushes that are under way may take when the shipper is to end.
+const LAST_PUSH: Duration = Duration::from_secs(15);
+
+/// Runs the command.
+///
+/// # Errors
+/// When the configuration makes no sense, the state cannot be written, or with `--once` something was not shipped.
+pub fn run(args: &ShipArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let path = args.config.clone().unwrap_or_else(|| config::DEFAULT_PATH.into());
+    let config = Config::read(&path)?;
+    let secrets = Secrets::of_this_service();
+    let backends = backend::of_config(&config, &secrets)
+        .map_err(|error| Usage::new(format!("{}: {error:#}", path.display()), "docs/fleet.md has all keys"))?;
+    let state = config.state();
+    if args.dry_run {
+        let mut spool = spool(&config, &state, true)?;
+        return dry_run::run(&mut spool, &state, &backends, Clock::new().unix(), out);
+    }
+    let _lock = take(&state)?;
+    let shared = shared(&config, &state, Clock::new(), Box::new(tell_standard_error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot begin")?;
+    if args.once {
+        let summaries = runtime.block_on(once(&shared, backends, &config))?;
+        return finish(&summaries, out);
+    }
+    let outcome = runtime.block_on(forever(&shared, &path, config, backends));
+    // What still reads a file ends with the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// What workers share, for a configuration.
+///
+/// # Errors
+/// When what is known of the spool cannot be read.
+pub fn shared(
+    config: &Config,
+    state: &Path,
+    clock: Clock,
+    told: Box<dyn Fn(&str) + Send + Sync>,
+) -> anyhow::Result<Arc<Shared>> {
+    Ok(Arc::new(Shared::new(spool(config, state, false)?, state, clock, told)))
+}
+
+fn spool(config: &Config, state: &Path, read_only: bool) -> anyhow::Result<Spool> {
+    let options = Options { slice: config.spool.slice, start: None };
+    Spool::new(&config.spool.path, state, config.spool.largest, options, read_only)
+}
+
+/// Makes the directory of the state, and takes it for this process alone.
+///
+/// # Errors
+/// When it cannot be made, or another shipper has it.
+pub fn take(state: &Path) -> anyhow::Result<File> {
+    let shown = state.display();
+    let cannot = |error: io::Error| {
+        let hint =
+            "[state] path, or systemd's StateDirectory=, says where progress is kept; the shipper's user writes there";
+        Refusal::new(format!("cannot keep progress in {shown}")).with_source(error).with_hint(hint)
+    };
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(state).map_err(cannot)?;
+    let lock = File::create(state.join(LOCK)).map_err(cannot)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => {
+            let hint = "end it first, or give this one another [state] path";
+            Err(Refusal::new(format!("another shipper keeps its progress in {shown}")).with_hint(hint).into())
+        }
+        Err(TryLockError::Error(error)) => Err(cannot(error).into()),
+    }
+}
+
+/// Ships what there is, once.
+///
+/// # Errors
+/// When progress cannot be written.
+pub async fn once(shared: &Arc<Shared>, backends: Vec<Backend>, config: &Config) -> anyhow::Result<Vec<Summary>> {
+    let (_go_on, stop) = watch::channel(false);
+    let mut workers = JoinSet::new();
+    for backend in backends {
+        let worker = Worker::new(shared, backend, true, stop.clone())?;
+        workers.spawn(worker.run(config.spool.look));
+    }
+    let mut summaries = workers.join_all().await.into_iter().collect::<anyhow::Result<Vec<Summary>>>()?;
+    summaries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(summaries)
+}
+
+/// Tells what became of it; not to have shipped everything is an error.
+fn finish(summaries: &[Summary], out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut left = 0;
+    for summary in summaries {
+        let Summary { name, segments, samples, refused, pending, not_due, doubts, error } = summary;
+        let mut line = format!("{name}: {segments} segments with {samples} samples");
+        for (reason, samples) in refused {
+            line += &format!("; {samples} samples not taken: {}", reason.name());
+        }
+        if *not_due > 0 {
+            line += &format!("; {not_due} segments wait for their batch");
+        }
+        if *doubts > 0 {
+            line += &format!("; {doubts} pushes may have arrived twice");
+        }
+        if let Some(error) = error {
+            line += &format!("; {pending} segments left: {error}");
+        }
+        // Standard output may be closed: it is done all the same.
+        let _closed = writeln!(out, "{}", tachyon::sinks::text::escape_controls(&line));
+        left += usize::from(error.is_some() || !refused.is_empty());
+    }
+    if left > 0 {
+        let mended = summaries.iter().filter_map(|summary| summary.error.as_ref()?.hint.clone()).next();
+        let error = Refusal::new(format!("{left} of {} backends did not get everything", summaries.len()));
+        bail!(match mended {
+            Some(hint) => error.with_hint(hint),
+            None => error.with_hint("what is left stays in the spool, and is tried again the next time"),
+        });
+    }
+    Ok(())
+}
+
+/// Until SIGTERM or SIGINT; SIGHUP reads the configuration anew.
+async fn forever(
+    shared: &Arc<Shared>,
+    path: &Path,
+    mut config: Config,
+    mut backends: Vec<Backend>,
+) -> anyhow::Result<()> {
+    let wait_for = |kind| signal(kind).context("cannot wait for signals");
+    let mut terminate = wait_for(SignalKind::terminate())?;
+    let mut interrupt = wait_for(SignalKind::interrupt())?;
+    let mut hang_up = wait_for(SignalKind::hangup())?;
+    tokio::spawn(look_after(Arc::clone(shared)));
+    let mut server = serve(shared, &config).await?;
+    notify(&[NotifyState::Ready]);
+    loop {
+        let names: Vec<String> = backends.iter().map(|backend| backend.name.clone()).collect();
+        shared.tell(&format!("ships {} to {}", config.spool.path.display(), names.join(", ")));
+        let (stop, stopped) = watch::channel(false);
+        let mut workers = JoinSet::new();
+        for backend in backends {
+            workers.spawn(Worker::new(shared, backend, false, stopped.clone())?.run(config.spool.look));
+        }
+        let reloads = loop {
+            tokio::select! {
+                _ = terminate.recv() => break None,
+                _ = interrupt.recv() => break None,
+                _ = hang_up.recv() => {
+                    notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now().unwrap_or(NotifyState::Reloading)]);
+                    match renewed(path) {
+                        Ok(renewed) if renewed.0.spool.path != config.spool.path || renewed.0.state() != config.state() => {
+                            shared.tell("another spool.path or state.path needs a restart; nothing is changed");
+                        }
+                        Ok(renewed) => break Some(renewed),
+                        Err(error) => shared.tell(&format!("nothing is changed: {error:#}")),
+                    }
+                    notify(&[NotifyState::Ready]);
+                }
+            }
+        };
+        // What is being pushed is pushed to its end.
+        let _none_left = stop.send(true);
+        if reloads.is_none() {
+            notify(&[NotifyState::Stopping]);
+        }
+        let ended = async { while workers.join_next().await.is_some() {} };
+        if tokio::time::timeout(LAST_PUSH, ended).await.is_err() {
+            shared.tell("a push does not end: whether it arrives is not known");
+            workers.shutdown().await;
+        }
+        let Some((new_config, new_backends)) = reloads else { return Ok(()) };
+        if new_config.http != config.http {
+            server.abort();
+            server = serve(shared, &new_config).await?;
+        }
+        shared.renew(spool(&new_config, &new_config.state(), false)?);
+        shared.metrics.reloads.inc();
+        (config, backends) = (new_config, new_backends);
+        notify(&[NotifyState::Ready]);
+    }
+}
+
+/// Reads everything anew.
+fn renewed(path: &Path) -> anyhow::Result<(Config, Vec<Backend>)> {
+    let config = Config::read(path)?;
+    let backends = backend::of_config(&config, &Secrets::of_this_service())?;
+    Ok((config, backends))
+}
+
+async fn serve(shared: &Arc<Shared>, config: &Config) -> anyhow::Result<tokio::task::JoinHandle<()>> {
+    let Some(address) = config.http.listen else { return Ok(tokio::spawn(async {})) };
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        let hint = "[http] listen says another address of this host, or off";
+        Refusal::new(format!("cannot listen on {address}")).with_source(error).with_hint(hint)
+    })?;
+    Ok(tokio::spawn(server::serve(listener, Arc::clone(shared))))
+}
+
+/// Looks at the agent, and tells systemd that all is well here.
+async fn look_after(shared: Arc<Shared>) {
+    let mut usec = 0;
+    let is_watched = sd_notify::watchdog_enabled(false, &mut usec);
+    let often = if is_watched { Duration::from_micros(usec / 2).min(AGENT_LOOK) } else { AGENT_LOOK };
+    let mut told = Vec::new();
+    loop {
+        let own = Arc::clone(&shared);
+        let _looked = tokio::task::spawn_blocking(move || own.look_after()).await;
+        let trouble = shared.trouble();
+        if trouble != told {
+            trouble.iter().for_each(|line| shared.tell(&format!("not healthy: {line}")));
+            told = trouble;
+        }
+        let status = if told.is_empty() { "healthy".to_owned() } else { told.join("; ") };
+        notify(&[NotifyState::Status(&status), NotifyState::Watchdog]);
+        tokio::time::sleep(often).await;
+    }
+}
+
+/// Tells systemd, if it listens.
+fn notify(states: &[NotifyState<'_>]) {
+    let _nobody = sd_notify::notify(false, states);
+}

@@ -1,0 +1,607 @@
+//! One worker for each backend: takes what is in the spool in order of time, pushes it, and notes what has arrived.
+
+use super::backend::{Backend, Parts};
+use super::clock::Clock;
+use super::health::Health;
+use super::metrics::{Metrics, because, of};
+use super::progress::{Progress, Sending};
+use super::spool::{Item, Opened, Spool};
+use crate::net::push::{Class, PushError, Reason};
+use crate::segment::Segment;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tachyon::sinks::text::escape_controls;
+use tokio::sync::watch;
+
+/// Segments that are kept in memory: backends read the same ones at about the same time.
+const KEPT: usize = 4;
+/// The first pause after a failure, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Where somebody has to mend something first.
+const WAITING_PAUSE: Duration = Duration::from_secs(300);
+/// No server is waited for longer, whatever it says.
+const LONGEST_AFTER: Duration = Duration::from_secs(600);
+/// Tries with `--once`.
+const TRIES: u32 = 3;
+/// A failure that goes on is told again after that.
+const REMINDER_S: f64 = 600.0;
+/// A batch that nothing follows is complete so long after its end.
+const GRACE_S: f64 = 150.0;
+
+/// What all workers share.
+pub struct Shared {
+    spool: Mutex<Spool>,
+    directory: PathBuf,
+    state: PathBuf,
+    /// Counts.
+    pub metrics: Metrics,
+    /// The time.
+    pub clock: Clock,
+    recent: Mutex<VecDeque<(String, Arc<Segment>)>>,
+    health: Mutex<Health>,
+    /// Pids of the newest segment.
+    sampled: Mutex<Vec<u32>>,
+    told: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// What became of a backend's work.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// Its name.
+    pub name: String,
+    /// Segments that have arrived.
+    pub segments: u64,
+    /// Samples in them.
+    pub samples: u64,
+    /// Samples that will never be taken, by reason.
+    pub refused: BTreeMap<Reason, u64>,
+    /// Segments left.
+    pub pending: usize,
+    /// Segments that are not due yet: their batch is not complete.
+    pub not_due: usize,
+    /// Pushes that may have arrived twice.
+    pub doubts: u64,
+    /// Why it stopped.
+    pub error: Option<PushError>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever panicked has left counts and caches, all of which are whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// For a spool and the directory of the state.
+    #[must_use]
+    pub fn new(spool: Spool, state: &Path, clock: Clock, told: Box<dyn Fn(&str) + Send + Sync>) -> Self {
+        let directory = spool.directory().to_owned();
+        Self {
+            spool: Mutex::new(spool),
+            directory,
+            state: state.to_owned(),
+            metrics: Metrics::default(),
+            clock,
+            recent: Mutex::default(),
+            health: Mutex::default(),
+            sampled: Mutex::default(),
+            told,
+        }
+    }
+
+    /// Tells people a line.
+    pub fn tell(&self, line: &str) {
+        (self.told)(&escape_controls(line));
+    }
+
+    /// Another spool's bounds, after the configuration was read anew.
+    pub fn renew(&self, spool: Spool) {
+        *lock(&self.spool) = spool;
+    }
+
+    /// What `/metrics` answers.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let healthy = self.trouble().is_empty();
+        self.metrics.text(&self.directory, healthy)
+    }
+
+    /// What is wrong with profiling on this host.
+    #[must_use]
+    pub fn trouble(&self) -> Vec<String> {
+        lock(&self.health).trouble().to_vec()
+    }
+
+    /// Looks after the agent.
+    pub fn look_after(&self) {
+        let sampled = std::mem::take(&mut *lock(&self.sampled));
+        lock(&self.health).look(&self.directory, &sampled, self.clock.unix());
+    }
+
+    /// What is in the spool, oldest first.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn look(&self) -> anyhow::Result<Vec<Item>> {
+        let mut spool = lock(&self.spool);
+        let look = spool.look();
+        self.tell_of_bad(&mut spool);
+        let look = look?;
+        self.metrics.bad_files_left.set(i64::try_from(look.bad).unwrap_or(i64::MAX));
+        let oldest = look.items.iter().map(|item| item.modified_unix).min_by(f64::total_cmp);
+        self.metrics.spool_age_seconds.set(oldest.map_or(0.0, |oldest| (self.clock.unix() - oldest).max(0.0)));
+        Ok(look.items)
+    }
+
+    fn tell_of_bad(&self, spool: &mut Spool) {
+        for (name, why) in spool.news() {
+            self.metrics.bad_files.inc();
+            self.tell(&format!("set aside {name}: {why}"));
+        }
+    }
+
+    /// Reads a segment, or finds it read already.
+    fn read(&self, item: &Item) -> Read {
+        // One at a time: what reading may cost is counted for the whole process.
+        let mut spool = lock(&self.spool);
+        if let Some((_, known)) = lock(&self.recent).iter().find(|(key, _)| *key == item.key) {
+            return Read::Segment(Arc::clone(known));
+        }
+        let opened = spool.read(item);
+        self.tell_of_bad(&mut spool);
+        match opened {
+            Opened::Gone => Read::Gone,
+            Opened::Bad => Read::Bad,
+            Opened::Segment(segment) => {
+                let segment = Arc::new(*segment);
+                let pids = segment.samples.iter().filter_map(|row| row.labels.pid).map(i32::unsigned_abs);
+                let mut pids: Vec<u32> = pids.collect();
+                pids.sort_unstable();
+                pids.dedup();
+                *lock(&self.sampled) = pids;
+                let mut recent = lock(&self.recent);
+                recent.push_back((item.key.clone(), Arc::clone(&segment)));
+                while recent.len() > KEPT {
+                    recent.pop_front();
+                }
+                Read::Segment(segment)
+            }
+        }
+    }
+}
+
+enum Read {
+    Segment(Arc<Segment>),
+    Gone,
+    Bad,
+}
+
+/// A backend at work.
+pub struct Worker {
+    shared: Arc<Shared>,
+    backend: Arc<Backend>,
+    progress: Progress,
+    /// `--once`.
+    once: bool,
+    stop: watch::Receiver<bool>,
+    summary: Summary,
+    failing: Option<Failing>,
+    /// What is not taken, by reason: when that was told last, and samples and segments since then.
+    refusals: BTreeMap<Reason, (f64, u64, u64)>,
+    /// Segments of the last look that were left.
+    left: BTreeSet<String>,
+}
+
+/// Since when pushes fail, and when that was told last.
+struct Failing {
+    since_unix: f64,
+    told_unix: f64,
+}
+
+/// Why a worker does not go on.
+enum End {
+    /// It was told to.
+    Stopped,
+    /// With `--once`: tries are used up.
+    GivenUp(PushError),
+    /// What it knows cannot be written, so nothing may be sent.
+    Broken(anyhow::Error),
+}
+
+impl From<anyhow::Error> for End {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+impl Worker {
+    /// With its progress.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn new(
+        shared: &Arc<Shared>,
+        backend: Backend,
+        once: bool,
+        stop: watch::Receiver<bool>,
+    ) -> anyhow::Result<Self> {
+        let progress = Progress::open(&shared.state, &backend.name)?;
+        let summary = Summary { name: backend.name.clone(), ..Summary::default() };
+        let (shared, backend) = (Arc::clone(shared), Arc::new(backend));
+        Ok(Self {
+            shared,
+            backend,
+            progress,
+            once,
+            stop,
+            summary,
+            failing: None,
+            refusals: BTreeMap::new(),
+            left: BTreeSet::new(),
+        })
+    }
+
+    /// Works until it is stopped, or with `--once` until everything that is due has been tried.
+    pub async fn run(mut self, look: Duration) -> anyhow::Result<Summary> {
+        self.take_up();
+        loop {
+            match self.round().await {
+                Ok(()) if self.once => return Ok(self.summary),
+                Ok(()) => {}
+                Err(End::Stopped) => return Ok(self.summary),
+                Err(End::GivenUp(error)) => {
+                    self.summary.error = Some(error);
+                    return Ok(self.summary);
+                }
+                // A full disk, for example: it is tried again, and nothing is sent meanwhile.
+                Err(End::Broken(error)) if self.once => return Err(error),
+                Err(End::Broken(error)) => self.shared.tell(&format!("{}: {error:#}", self.backend.name)),
+            }
+            if self.pause(look).await.is_err() {
+                return Ok(self.summary);
+            }
+        }
+    }
+
+    /// Whether what was being sent when the last process ended has arrived is not known.
+    fn take_up(&mut self) {
+        let doubtful = self.progress.sending().is_some_and(|sending| sending.doubtful);
+        if doubtful && !self.backend.is_exact() {
+            self.doubt();
+        }
+    }
+
+    fn doubt(&mut self) {
+        self.summary.doubts += 1;
+        self.shared.metrics.doubts.get_or_create(&of(&self.backend.name)).inc();
+    }
+
+    async fn round(&mut self) -> Result<(), End> {
+        let shared = Arc::clone(&self.shared);
+        let items = blocking(move || shared.look()).await??;
+        self.progress.keep(&items);
+        let pending: Vec<Item> = items.into_iter().filter(|item| !self.progress.has(item)).collect();
+        self.note_expired(&pending);
+        let (due, not_due) = self.batches(pending);
+        self.summary.not_due = not_due;
+        let mut left: usize = due.iter().map(Vec::len).sum();
+        self.note_pending(left + not_due, due.first().and_then(|batch| batch.first()));
+        for batch in due {
+            let count = batch.len();
+            self.summary.pending = left;
+            self.ship(batch).await?;
+            left -= count;
+            self.summary.pending = left;
+            self.note_pending(left + not_due, None);
+        }
+        self.tell_of_refusals();
+        Ok(())
+    }
+
+    /// What was left the last time, and is gone without having been shipped.
+    fn note_expired(&mut self, pending: &[Item]) {
+        let now: BTreeSet<String> = pending.iter().map(|item| item.key.clone()).collect();
+        let gone = self.left.difference(&now).count() as u64;
+        if gone > 0 {
+            self.shared.metrics.expired_segments.get_or_create(&of(&self.backend.name)).inc_by(gone);
+            self.shared
+                .tell(&format!("{}: {gone} segments left the spool before they were shipped", self.backend.name));
+        }
+        self.left = now;
+    }
+
+    fn note_pending(&self, count: usize, oldest: Option<&Item>) {
+        let (metrics, name) = (&self.shared.metrics, &self.backend.name);
+        metrics.pending_segments.get_or_create(&of(name)).set(i64::try_from(count).unwrap_or(i64::MAX));
+        if let Some(oldest) = oldest {
+            let age = (self.shared.clock.unix() - oldest.modified_unix).max(0.0);
+            metrics.pending_age_seconds.get_or_create(&of(name)).set(age);
+        } else if count == 0 {
+            metrics.pending_age_seconds.get_or_create(&of(name)).set(0.0);
+        }
+    }
+
+    /// Segments that are shipped as one, and how many wait for others of their time.
+    fn batches(&self, pending: Vec<Item>) -> (Vec<Vec<Item>>, usize) {
+        let Some(length) = self.backend.batch() else {
+            return (pending.into_iter().map(|item| vec![item]).collect(), 0);
+        };
+        let length_s = length.as_secs_f64();
+        let window = |item: &Item| (item.modified_unix / length_s).floor();
+        let mut latest: BTreeMap<String, f64> = BTreeMap::new();
+        for item in &pending {
+            if let Some((recorder, _)) = &item.recorder {
+                let latest = latest.entry(recorder.clone()).or_insert(0.0);
+                *latest = latest.max(window(item));
+            }
+        }
+        let mut batches: Vec<Vec<Item>> = Vec::new();
+        for item in pending {
+            let joins = batches.iter_mut().rev().find(|batch| {
+                let first = &batch[0];
+                let recorder = |item: &Item| item.recorder.as_ref().map(|(recorder, _)| recorder.clone());
+                item.recorder.is_some() && recorder(first) == recorder(&item) && window(first) == window(&item)
+            });
+            match joins {
+                Some(batch) => batch.push(item),
+                None => batches.push(vec![item]),
+            }
+        }
+        let now = self.shared.clock.unix();
+        let is_due = |batch: &Vec<Item>| {
+            let first = &batch[0];
+            let Some((recorder, _)) = &first.recorder else { return true };
+            let is_followed = latest.get(recorder).is_some_and(|latest| *latest > window(first));
+            is_followed || now > (window(first) + 1.0) * length_s + GRACE_S
+        };
+        let (due, not_due): (Vec<_>, Vec<_>) = batches.into_iter().partition(is_due);
+        (due, not_due.iter().map(Vec::len).sum())
+    }
+
+    /// Ships what belongs together.
+    async fn ship(&mut self, mut items: Vec<Item>) -> Result<(), End> {
+        let Some((segment, parts)) = self.prepare(&mut items).await? else { return Ok(()) };
+        let Parts { parts, refused } = parts;
+        let key = items[0].key.clone();
+        let resumed = self.progress.sending().filter(|sending| sending.segment == key && sending.of == parts.len());
+        let first = resumed.map_or(0, |sending| sending.parts);
+        for (reason, samples) in refused {
+            self.refuse(reason, samples, &items, None);
+        }
+        for (number, part) in parts.iter().enumerate().skip(first) {
+            let mut sending = Sending { segment: key.clone(), parts: number, of: parts.len(), doubtful: true };
+            if !self.backend.is_exact() {
+                self.progress.begin(sending.clone())?;
+            }
+            let mut tries = 0;
+            loop {
+                self.shared.metrics.pushes.get_or_create(&of(&self.backend.name)).inc();
+                let error = match self.backend.push(part).await {
+                    Ok(()) => {
+                        self.summary.samples += part.samples;
+                        self.taken(part.samples, part.bytes);
+                        break;
+                    }
+                    Err(error) => error,
+                };
+                tries += 1;
+                self.failed(&error);
+                match error.reason.class() {
+                    Class::Refused => {
+                        self.refuse(error.reason, part.samples, &items, Some(&error));
+                        break;
+                    }
+                    class @ (Class::Retry | Class::Wait) => {
+                        if error.doubtful && !self.backend.is_exact() {
+                            self.doubt();
+                        } else if sending.doubtful && !self.backend.is_exact() {
+                            sending.doubtful = false;
+                            self.progress.begin(sending.clone())?;
+                        }
+                        if self.once && (class == Class::Wait || tries >= TRIES) {
+                            return Err(End::GivenUp(error));
+                        }
+                        self.pause(pause(class, tries, error.retry_after)).await?;
+                        // Meanwhile it may have become too old, or have been removed.
+                        if self.is_stale(&items, &segment) {
+                            return Ok(());
+                        }
+                        if self.backend.too_old(&segment, self.shared.clock.unix()) {
+                            self.refuse(Reason::TooOld, part.samples, &items, None);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let count = items.len() as u64;
+        self.summary.segments += count;
+        self.shared.metrics.shipped_segments.get_or_create(&of(&self.backend.name)).inc_by(count);
+        self.progress.done(&items)?;
+        for item in &items {
+            self.left.remove(&item.key);
+        }
+        Ok(())
+    }
+
+    /// Reads and encodes; what cannot be read is left out. `None`: nothing is left.
+    async fn prepare(&mut self, items: &mut Vec<Item>) -> Result<Option<(Arc<Segment>, Parts)>, End> {
+        let mut read = Vec::new();
+        let mut kept = Vec::new();
+        for item in items.drain(..) {
+            let (shared, of) = (Arc::clone(&self.shared), item.clone());
+            match blocking(move || shared.read(&of)).await? {
+                Read::Segment(segment) => {
+                    read.push(segment);
+                    kept.push(item);
+                }
+                // It is told with the next look.
+                Read::Gone => {}
+                Read::Bad => {
+                    self.left.remove(&item.key);
+                }
+            }
+        }
+        *items = kept;
+        if items.is_empty() {
+            return Ok(None);
+        }
+        let (shared, backend, own) = (Arc::clone(&self.shared), Arc::clone(&self.backend), items.clone());
+        let now = self.shared.clock.unix();
+        let prepared = blocking(move || -> anyhow::Result<(Arc<Segment>, Parts)> {
+            let segment = if let [only] = &read[..] { Arc::clone(only) } else { Arc::new(Segment::joined(&read)) };
+            let mut parts = backend.encode(&segment, now)?;
+            if backend.wants_files() {
+                let spool = lock(&shared.spool);
+                for (item, segment) in own.iter().zip(&read) {
+                    parts.parts.extend(backend.files(&spool, item, segment)?);
+                }
+                if let Some(last) = parts.parts.last_mut().filter(|_| segment.sample_count > 0) {
+                    last.samples = last.samples.max(if backend.counts_with_files() { segment.sample_count } else { 0 });
+                }
+            }
+            Ok((segment, parts))
+        });
+        match prepared.await? {
+            Ok(prepared) => Ok(Some(prepared)),
+            // It was removed while it was read, or is what no backend can have.
+            Err(error) => {
+                self.shared.tell(&format!("{}: {}: {error:#}", self.backend.name, items[0].name));
+                self.refuse(Reason::Rejected, 0, items, None);
+                self.progress.done(items)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether all of it was removed from the spool.
+    fn is_stale(&mut self, items: &[Item], segment: &Segment) -> bool {
+        let directory = &self.shared.directory;
+        let gone = items.iter().all(|item| std::fs::symlink_metadata(directory.join(&item.name)).is_err());
+        if gone {
+            self.shared.tell(&format!("{}: {} left the spool before it was shipped", self.backend.name, segment.name));
+            self.shared.metrics.expired_segments.get_or_create(&of(&self.backend.name)).inc_by(items.len() as u64);
+            for item in items {
+                self.left.remove(&item.key);
+            }
+        }
+        gone
+    }
+
+    fn taken(&mut self, samples: u64, bytes: usize) {
+        let (metrics, name) = (&self.shared.metrics, &self.backend.name);
+        metrics.shipped_samples.get_or_create(&of(name)).inc_by(samples);
+        metrics.sent_bytes.get_or_create(&of(name)).inc_by(bytes as u64);
+        metrics.last_success.get_or_create(&of(name)).set(self.shared.clock.unix());
+        metrics.up.get_or_create(&of(name)).set(1);
+        if let Some(failing) = self.failing.take() {
+            let seconds = (self.shared.clock.unix() - failing.since_unix).max(0.0).round();
+            let time = humantime::format_duration(Duration::from_secs_f64(seconds));
+            self.shared.tell(&format!("{name}: works again after {time}, {} segments wait", self.summary.pending));
+        }
+    }
+
+    fn failed(&mut self, error: &PushError) {
+        let (metrics, name) = (&self.shared.metrics, &self.backend.name);
+        metrics.errors.get_or_create(&because(name, error.reason.name())).inc();
+        if error.reason.class() == Class::Refused {
+            return;
+        }
+        metrics.up.get_or_create(&of(name)).set(0);
+        let now = self.shared.clock.unix();
+        let is_due = self.failing.as_ref().is_none_or(|failing| now - failing.told_unix >= REMINDER_S);
+        let since_unix = self.failing.as_ref().map_or(now, |failing| failing.since_unix);
+        if is_due {
+            let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
+            self.shared.tell(&format!("{name}: {error}{hint}; segments stay in the spool"));
+            self.failing = Some(Failing { since_unix, told_unix: now });
+        }
+    }
+
+    fn refuse(&mut self, reason: Reason, samples: u64, items: &[Item], error: Option<&PushError>) {
+        let name = &self.backend.name;
+        *self.summary.refused.entry(reason).or_default() += samples;
+        self.shared.metrics.refused_samples.get_or_create(&because(name, reason.name())).inc_by(samples);
+        let now = self.shared.clock.unix();
+        // After an outage there are hundreds: the first is told, the others as a sum.
+        if let Some((told_unix, more, segments)) = self.refusals.get_mut(&reason)
+            && now - *told_unix < REMINDER_S
+        {
+            (*more, *segments) = (*more + samples, *segments + 1);
+            return;
+        }
+        self.tell_of_refusals();
+        let why = match error {
+            Some(error) => {
+                format!("{error}{}", error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}")))
+            }
+            None => reason.name().to_owned(),
+        };
+        self.shared
+            .tell(&format!("{}: {samples} samples of {} are not taken: {why}", self.backend.name, items[0].name));
+        self.refusals.insert(reason, (now, 0, 0));
+    }
+
+    /// What was not told one by one.
+    fn tell_of_refusals(&mut self) {
+        for (reason, (_, samples, segments)) in &mut self.refusals {
+            let (samples, segments) = (std::mem::take(samples), std::mem::take(segments));
+            if segments > 0 {
+                let line = format!("{samples} samples of {segments} more segments are not taken: {}", reason.name());
+                self.shared.tell(&format!("{}: {line}", self.backend.name));
+            }
+        }
+    }
+
+    /// Waits, unless it is told to stop.
+    async fn pause(&mut self, time: Duration) -> Result<(), End> {
+        let clock = self.shared.clock;
+        tokio::select! {
+            () = clock.sleep(time) => Ok(()),
+            // Whoever held the other end is gone: that is an end, too.
+            _ = self.stop.wait_for(|stop| *stop) => Err(End::Stopped),
+        }
+    }
+}
+
+/// How long to wait after so many tries, not at the same moment as everybody else.
+fn pause(class: Class, tries: u32, after: Option<Duration>) -> Duration {
+    let longest = if class == Class::Wait { WAITING_PAUSE } else { LONGEST_PAUSE };
+    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(tries.saturating_sub(1))).min(longest);
+    let asked = after.unwrap_or_default().min(LONGEST_AFTER);
+    doubled.max(asked).mul_f64(0.8 + 0.4 * fastrand::f64())
+}
+
+/// Runs what computes or reads files beside the tasks that wait.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
+    Ok(tokio::task::spawn_blocking(work).await?)
+}
+
+/// Standard error, a line at a time.
+pub fn tell_standard_error(line: &str) {
+    // Nobody is left to hear that nobody hears.
+    let _closed = writeln!(std::io::stderr(), "tachyon-fleet: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_end() {
+        for (class, tries, after, low, high) in [
+            (Class::Retry, 1, None, 0.8, 1.2),
+            (Class::Retry, 3, None, 3.2, 4.8),
+            (Class::Retry, 40, None, 48.0, 72.0),
+            (Class::Wait, 40, None, 240.0, 360.0),
+            (Class::Retry, 1, Some(30), 24.0, 36.0),
+            (Class::Retry, 1, Some(86_400), 480.0, 720.0),
+        ] {
+            let time = pause(class, tries, after.map(Duration::from_secs)).as_secs_f64();
+            assert!((low..=high).contains(&time), "{time}");
+        }
+    }
+}

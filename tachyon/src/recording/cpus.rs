@@ -1,0 +1,96 @@
+//! CPUs that go away and come back while a recording runs: the kernel ends the sampling event of one that goes, and gives it none
+//! when it is back. So it is looked who is there, and the event is attached anew.
+
+use super::follow::lock;
+use super::registry::Registry;
+use crate::kernel::{Kernel, drop_privileges_but_sampling, online_cpus};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often it is looked: reading the list takes some microseconds.
+const TURN: Duration = Duration::from_millis(250);
+
+/// The thread that looks.
+pub(super) struct Cpus {
+    /// Dropped first, which ends the thread.
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cpus {
+    /// Starts to look, once the event is attached.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(kernel: &Arc<Mutex<Kernel>>, registry: &Arc<Mutex<Registry>>) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let (kernel, registry) = (Arc::clone(kernel), Arc::clone(registry));
+        let mut known = Known::of(online_cpus().unwrap_or_default());
+        let thread = std::thread::Builder::new().name("tachyon-cpus".to_owned()).spawn(move || {
+            // Where the kernel refuses, the main thread says so.
+            let _refused = drop_privileges_but_sampling();
+            while stopped.recv_timeout(TURN) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let Some(back) = online_cpus().ok().and_then(|now| known.turn(now)) else { continue };
+                let attached = lock(&kernel).reattach_sampling();
+                let mut registry = lock(&registry);
+                for cpu in back {
+                    registry.note(match &attached {
+                        Ok(()) => {
+                            format!("CPU {cpu} was not there for a while: what ran on it since it is back is sampled")
+                        }
+                        Err(error) => format!("CPU {cpu} has come back, and nothing on it is sampled: {error}"),
+                    });
+                }
+            }
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Ends it: from now on the event stays as it is.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+        // Its panic is on standard error.
+        let _panicked = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Cpus {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Which CPUs have an event.
+#[derive(Debug)]
+struct Known(BTreeSet<u32>);
+
+impl Known {
+    fn of(online: Vec<u32>) -> Self {
+        Self(online.into_iter().collect())
+    }
+
+    /// Those that have come, if any have. Of those that have gone the event is gone as well.
+    fn turn(&mut self, online: Vec<u32>) -> Option<Vec<u32>> {
+        let online: BTreeSet<u32> = online.into_iter().collect();
+        let come: Vec<u32> = online.difference(&self.0).copied().collect();
+        self.0 = online;
+        (!come.is_empty()).then_some(come)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_back_is_told_once() {
+        let mut known = Known::of(vec![0, 1, 2, 3]);
+        assert_eq!(known.turn(vec![0, 1, 2, 3]), None);
+        assert_eq!(known.turn(vec![0, 3]), None);
+        assert_eq!(known.turn(vec![0, 2, 3]), Some(vec![2]));
+        assert_eq!(known.turn(vec![0, 2, 3]), None);
+        assert_eq!(known.turn(vec![0, 1, 2, 3, 4]), Some(vec![1, 4]), "one that was never there, too");
+    }
+}

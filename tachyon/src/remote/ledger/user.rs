@@ -1,0 +1,88 @@
+//! Whose process it is: who is charged for it.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+
+use super::stock::Owner;
+use crate::remote::RemoteProcess;
+use crate::types::Pid;
+use tachyon_common::walk::mix;
+
+nix::ioctl_none!(ns_get_parent, 0xb7, 2);
+nix::ioctl_read_bad!(ns_get_owner, 0xb704, u32);
+
+/// User namespaces lie in each other as deep as this at most (`create_user_ns` in `kernel/user_namespace.c`).
+const MOST_NESTED: usize = 33;
+
+/// The user whom a process is charged to: its real user, whom no program without privileges can change. (The owner of its folder
+/// in `/proc` is root where it has made itself not dumpable.) In a user namespace, where one person may have 65,536 users, it is
+/// whoever made the outermost one below ours. `u32::MAX` of a process that is gone.
+#[must_use]
+pub fn user_of(pid: u32) -> u32 {
+    owner_of_namespace(pid).or_else(|| RemoteProcess::at(Pid(pid)).real_uid().ok()).unwrap_or(u32::MAX)
+}
+
+/// The same with what tells its process from others of its pid.
+#[must_use]
+pub fn owner_of(pid: u32) -> Owner {
+    let start = RemoteProcess::at(Pid(pid)).stat().map_or(0, |stat| stat.start_ticks);
+    Owner { instance: mix(start, u64::from(pid)), pid, user: user_of(pid) }
+}
+
+/// `None` where it is in our namespace, or cannot be asked.
+fn owner_of_namespace(pid: u32) -> Option<u32> {
+    let own = std::fs::metadata("/proc/self/ns/user").ok()?;
+    let path = format!("/proc/{pid}/ns/user");
+    if std::fs::metadata(&path).ok()?.ino() == own.ino() {
+        return None;
+    }
+    let mut namespace = OwnedFd::from(File::open(path).ok()?);
+    for _ in 0..MOST_NESTED {
+        // SAFETY: it takes no argument.
+        let parent = unsafe { ns_get_parent(namespace.as_raw_fd()) }.ok()?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        let parent = unsafe { OwnedFd::from_raw_fd(parent) };
+        if File::from(parent.try_clone().ok()?).metadata().ok()?.ino() == own.ino() {
+            let mut owner = u32::MAX;
+            // SAFETY: it writes one user id, for which there is room.
+            unsafe { ns_get_owner(namespace.as_raw_fd(), &raw mut owner) }.ok()?;
+            return Some(owner);
+        }
+        namespace = parent;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_this_process_is() {
+        // SAFETY: getuid(2) cannot fail.
+        let own = unsafe { libc::getuid() };
+        assert_eq!(user_of(std::process::id()), own);
+        assert_eq!(user_of(u32::MAX >> 1), u32::MAX);
+    }
+
+    #[test]
+    fn who_makes_a_namespace_is_charged_for_all_of_its_users() {
+        let words = ["--user", "--map-root-user", "unshare", "--user", "--map-user=5", "sleep", "60"];
+        let Ok(mut child) = std::process::Command::new("unshare").args(words).spawn() else { return };
+        // SAFETY: getuid(2) cannot fail.
+        let own = unsafe { libc::getuid() };
+        let pid = child.id();
+        let namespaces = || std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "sleep\n");
+        let mut tries = 0;
+        while !namespaces() && child.try_wait().expect("a child").is_none() && tries < 1000 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            tries += 1;
+        }
+        let told = namespaces().then(|| user_of(pid));
+        child.kill().expect("it is a child");
+        child.wait().expect("it is a child");
+        // Where namespaces are forbidden there is nothing to be told apart.
+        assert!(told.is_none_or(|told| told == own), "{told:?}");
+    }
+}

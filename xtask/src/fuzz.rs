@@ -1,0 +1,148 @@
+//! The fuzzers that are led by coverage: libFuzzer's, through cargo-fuzz, on the nightly compiler that the BPF object is built with.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{bpf, cache, command, tools};
+
+/// The newest of 2026-11.
+const VERSION: &str = "0.13.1";
+
+/// What decodes whole files and records of others; `fuzz/coverage/` has one program each.
+const TARGETS: [&str; 7] = ["tach", "elf", "eh_frame", "symbols", "line_table", "events", "debug_offsets"];
+
+/// Longest input: what a decoder does with more of the same it does with less.
+const MAX_LEN: u32 = 24 << 10;
+
+/// Arguments of `cargo xtask fuzz`.
+#[derive(clap::Args)]
+pub(crate) struct FuzzArgs {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// How many targets run at a time
+    #[arg(long, default_value_t = 1)]
+    beside: usize,
+    /// Keeps what was found: the committed corpora become the smallest that reach as much
+    #[arg(long)]
+    keep: bool,
+    /// Targets; all when there is none
+    #[arg(value_parser = TARGETS)]
+    targets: Vec<String>,
+}
+
+/// Runs `cargo xtask fuzz`.
+///
+/// # Errors
+/// The tools cannot be had, or there is a finding.
+pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
+    let fuzz = &Fuzz::new()?;
+    command::run(fuzz.cargo("build").args(["--features", "coverage"]))?;
+    fuzz.seeds()?;
+    let targets: Vec<&str> = match &args.targets[..] {
+        [] => TARGETS.to_vec(),
+        targets => targets.iter().map(String::as_str).collect(),
+    };
+    for targets in targets.chunks(args.beside.max(1)) {
+        std::thread::scope(|scope| {
+            let run = |target| scope.spawn(move || fuzz.run(target, args));
+            let running: Vec<_> = targets.iter().map(|&target| run(target)).collect();
+            running.into_iter().try_for_each(|target| target.join().expect("it does not panic"))
+        })?;
+    }
+    Ok(())
+}
+
+struct Fuzz {
+    /// cargo-fuzz.
+    program: PathBuf,
+    /// Inputs that were found on this machine and are not committed.
+    found: PathBuf,
+}
+
+impl Fuzz {
+    fn new() -> Result<Self> {
+        let program = tools::from_crates("cargo-fuzz", VERSION)?;
+        bpf::require_tools(true)?;
+        Ok(Self { program, found: cache::dir()?.join("fuzz") })
+    }
+
+    /// A command of cargo-fuzz, with this project's build.
+    fn cargo(&self, verb: &str) -> Command {
+        let mut cargo = bpf::nightly(&[]);
+        cargo.current_dir(command::project_root()).arg(&self.program).args([
+            "fuzz",
+            verb,
+            "--fuzz-dir",
+            "fuzz",
+            "--sanitizer",
+            "none",
+        ]);
+        cargo.args(["--target-dir", "target/fuzz"]);
+        // Decoders have no unsafe code but for a cast that Miri has looked at, so no sanitizer is asked; debug assertions and
+        // checks of overflow are cargo-fuzz's default. Without joining all crates it builds in a third of the time.
+        cargo.env("RUSTUP_TOOLCHAIN", bpf::TOOLCHAIN).env("CARGO_PROFILE_RELEASE_LTO", "off");
+        cargo.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
+        cargo
+    }
+
+    /// What random mutation begins with, as inputs of these.
+    fn seeds(&self) -> Result<()> {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(command::project_root()).args(["run", "--quiet", "--locked", "-p", "tachyon-fuzz", "--"]);
+        command::run(cargo.arg("--write-seeds").arg(&self.found).args(TARGETS))
+    }
+
+    fn run(&self, target: &str, args: &FuzzArgs) -> Result<()> {
+        let found = self.found.join(target);
+        std::fs::create_dir_all(&found).with_context(|| format!("cannot create {}", found.display()))?;
+        let committed = Path::new("fuzz/corpus").join(target);
+        let _there = std::fs::create_dir_all(command::project_root().join(&committed));
+        let artifacts = format!("-artifact_prefix={}/", self.found.display());
+        let time = format!("-max_total_time={}", args.seconds);
+        let bounds = [format!("-max_len={MAX_LEN}"), "-timeout=20".to_owned(), "-rss_limit_mb=2048".to_owned()];
+        let mut cargo = self.cargo("run");
+        cargo.args(["--features", "coverage", target]).arg(&found).arg(&committed).args(["--", &time, &artifacts]);
+        cargo.args(&bounds).args(["-print_final_stats=1", "-verbosity=0", "-use_value_profile=0"]);
+        let line = command::shown(&cargo);
+        let output = cargo.output().with_context(|| format!("cannot start `{line}`"))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            eprintln!("{said}");
+            bail!(
+                "{target}: a finding\nhint: its input is named above; `{line}` with it in place of the folders repeats it"
+            );
+        }
+        let number = |key: &str| {
+            let line = said.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches(':').trim().to_owned())
+        };
+        let executions = number("stat::number_of_executed_units").unwrap_or_default();
+        let peak = number("stat::peak_rss_mb").unwrap_or_default();
+        println!("{target:<14} {executions:>11} executions in {} s, no finding, {peak} MiB at most", args.seconds);
+        if args.keep { self.keep(target, &found, &committed) } else { Ok(()) }
+    }
+
+    /// The smallest set of inputs that reaches what all of them do.
+    fn keep(&self, target: &str, found: &Path, committed: &Path) -> Result<()> {
+        let smallest = self.found.join(format!("{target}-smallest"));
+        cache::remove(&smallest)?;
+        std::fs::create_dir_all(&smallest)?;
+        let mut cargo = self.cargo("run");
+        cargo.args(["--features", "coverage", target]).arg(&smallest).arg(found).arg(committed);
+        command::run_quietly(
+            &format!("the smallest corpus of {target}"),
+            cargo.args(["--", "-set_cover_merge=1", &format!("-max_len={MAX_LEN}")]),
+        )?;
+        let committed = command::project_root().join(committed);
+        cache::remove(&committed)?;
+        std::fs::create_dir_all(&committed)?;
+        for input in std::fs::read_dir(&smallest)? {
+            let input = input?.path();
+            std::fs::copy(&input, committed.join(input.file_name().expect("a file has a name")))?;
+        }
+        cache::remove(&smallest)
+    }
+}
