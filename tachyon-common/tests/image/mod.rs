@@ -226,6 +226,7 @@ pub struct Outcome {
     pub tstate: u64,
 }
 
+#[allow(dead_code, reason = "each test uses a part of it")]
 impl Image {
     /// An interpreter without threads.
     #[must_use]

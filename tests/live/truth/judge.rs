@@ -235,7 +235,7 @@ impl Judged {
             None => {
                 let faults = truths.others.iter().map(|truth| truths.fault(truth, &frames, callers));
                 let unknown = || Some("a thread that the program does not know runs Python".to_owned());
-                faults.reduce(|one, other| one.and(other)).unwrap_or_else(unknown)
+                faults.reduce(Option::and).unwrap_or_else(unknown)
             }
         };
         let Some(fault) = fault else {

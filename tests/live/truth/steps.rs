@@ -9,10 +9,10 @@ use super::{ANYWHERE, KINDS, LIVES, conclude, long_form};
 use std::fmt::Write as _;
 use tachyon_tests::{Interpreter, Profiler, Stepper, Target, on_each_interpreter};
 
-on_each_interpreter!(every_instruction);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_15]: every_instruction);
 
 /// Instructions in the short form: a turn of the kind `steps` has some 100,000.
-const SHORT: usize = 20_000;
+const SHORT: usize = 10_000;
 
 fn every_instruction(python: &Interpreter) {
     let Some(count) = long_form() else { return follow(python, &["steps"], SHORT) };
