@@ -152,7 +152,9 @@ pub fn versions(facts: &Facts) -> BTreeMap<Arc<str>, Versions> {
     for ((release, _), ns) in &facts.time {
         *ns_of.entry(release).or_default() += ns;
     }
-    let mut found: BTreeMap<Arc<str>, Vec<(i64, Arc<str>, i64)>> = BTreeMap::new();
+    // When it was first seen, the version, its time.
+    type Seen = (i64, Arc<str>, i64);
+    let mut found: BTreeMap<Arc<str>, Vec<Seen>> = BTreeMap::new();
     for (release, &ns) in &ns_of {
         let (service, Some(version)) = release else { continue };
         let first_ms = facts.first_ms.get(release).copied().unwrap_or(i64::MAX);

@@ -73,7 +73,7 @@ pub(super) fn gperftools(file: &Path) -> u64 {
 /// take brackets for C++.
 fn by_function(recorded: &Recorded, synthetic: bool) -> Costs {
     let name = |frame: &ShownFrame| {
-        let special = frame.filename == "~" && frame.place.is_none();
+        let special = frame.is_special();
         match frame.function.split_once('!') {
             Some((_, "<unknown>")) if special && synthetic => "[unknown]".to_owned(),
             Some((_, symbol)) if special => symbol.to_owned(),

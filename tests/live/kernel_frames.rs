@@ -11,15 +11,11 @@ use tachyon_tests::{Interpreter, Profiler, Recorded, ShownFrame, Target, binary,
 /// What a frame is called where its object is told apart from its name.
 fn name(frame: &ShownFrame) -> &str {
     let function = frame.function.as_str();
-    match (frame.place, function.strip_prefix("[k] "), function.split_once('!')) {
-        (None, Some(kernel), _) => kernel,
-        (None, None, Some((_, symbol))) => symbol,
+    match (frame.is_special(), function.strip_prefix("[k] "), function.split_once('!')) {
+        (true, Some(kernel), _) => kernel,
+        (true, None, Some((_, symbol))) => symbol,
         _ => function,
     }
-}
-
-fn in_kernel(frame: &ShownFrame) -> bool {
-    frame.place.is_none() && frame.function.starts_with("[k] ")
 }
 
 /// Samples by the name of their innermost frame, of names that the kernel has.
@@ -27,7 +23,7 @@ fn leaves(recorded: &Recorded) -> BTreeMap<&str, u64> {
     let (mut leaves, mut kernels) = (BTreeMap::new(), BTreeSet::new());
     for leaf in recorded.samples.iter().filter_map(|sample| recorded.leaf(sample)) {
         *leaves.entry(name(leaf)).or_default() += 1;
-        kernels.extend(in_kernel(leaf).then(|| name(leaf)));
+        kernels.extend(leaf.is_kernel().then(|| name(leaf)));
     }
     leaves.retain(|name, _| kernels.contains(name));
     leaves
@@ -64,7 +60,8 @@ fn exports_name_the_kernel_and_count_alike() {
     let profiler = Profiler::of(target.pid()).native().arg("--kernel").rate(999);
     let recording = profiler.cpu_milliseconds(target.pid(), 600).record();
     let (total, recorded) = (recording.report.stored, &recording.recorded);
-    let in_kernel = recorded.samples.iter().filter(|sample| recorded.leaf(sample).is_some_and(in_kernel)).count();
+    let in_kernel =
+        recorded.samples.iter().filter(|sample| recorded.leaf(sample).is_some_and(ShownFrame::is_kernel)).count();
     assert!(in_kernel as u64 * 2 > total, "{in_kernel} of {total} were met in the kernel");
     for (form, count) in &judge::totals(&[&recording.path])[0] {
         assert_eq!(*count, total, "replay --{form}");

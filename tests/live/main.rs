@@ -30,6 +30,7 @@ mod killed;
 mod labelled;
 mod layouts;
 mod limits;
+mod line_heat;
 mod many;
 mod mixed;
 mod mixed_truth;

@@ -138,8 +138,7 @@ fn the_kernel_stands_above_what_called_it() {
         let (mut in_kernel, mut right) = (0, 0);
         for sample in &recorded.samples {
             let frames: Vec<_> = recorded.frames_of(sample).collect();
-            let kernel = frames.iter().take_while(|frame| frame.filename == "~" && frame.function.starts_with("[k] "));
-            let kernel = kernel.count();
+            let kernel = frames.iter().take_while(|frame| frame.is_kernel()).count();
             if kernel == 0 {
                 continue;
             }

@@ -108,6 +108,9 @@ fn crowd(interpreter: &Interpreter) {
     // One sample of each thread of the list's second half, up to 3.11 of each: there is no telling before the list's end
     // whether a match is the only one. A thread that is sampled while it wakes up is one more.
     assert!(too_long > 0 && too_long <= 2 * 11, "{too_long}: {:#?}", recording.report.stops);
+    // And the terminal tells of them beside loss. It said "nothing lost" and no more.
+    let told = recording.stderr.lines().find(|line| line.starts_with("cut ")).unwrap_or_default();
+    assert!(told.contains(&format!("{too_long} thread_list_too_long")), "{}", recording.stderr);
 }
 
 /// One thread, two interpreters by turns: the interpreter's id and the stack belong together.

@@ -28,19 +28,36 @@ pub type Place = [i32; 4];
 pub struct ShownFrame {
     /// Qualified name of the function.
     pub function: String,
-    /// Source file; `~` for frames that are no source lines.
+    /// Source file; `~` for frames that are no source lines, but that of the line that called them, where it is known.
     pub filename: String,
-    /// Where; `None` for those.
+    /// Where; `None` for those with `~`.
     pub place: Option<Place>,
     /// Opcode, where recorded.
     pub opcode: Option<u8>,
 }
 
 impl ShownFrame {
+    /// Whether it has no source of its own: `~`, or the line of Python that called it, without columns.
+    #[must_use]
+    pub fn is_special(&self) -> bool {
+        let nowhere = self.filename == "~" && self.place.is_none();
+        let outside = self.function.contains('!') || self.function.starts_with("[k] ");
+        let waiting = self.function.starts_with("<waiting: ");
+        nowhere
+            || (outside || waiting)
+                && self.place.is_some_and(|[line, end_line, column, _]| line == end_line && column < 0)
+    }
+
     /// Whether it is code that is no Python: `object!function`.
     #[must_use]
     pub fn is_native(&self) -> bool {
-        self.filename == "~" && self.place.is_none() && self.function.contains('!')
+        self.is_special() && self.function.contains('!') && !self.is_kernel()
+    }
+
+    /// Whether it is the kernel's.
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        self.is_special() && self.function.starts_with("[k] ")
     }
 }
 

@@ -18,6 +18,7 @@ mod manifests;
 mod oracle;
 mod package;
 mod page;
+mod programs;
 mod snapshots;
 mod test;
 mod tools;
@@ -59,6 +60,8 @@ enum Task {
     Soak(bench::soak::SoakArgs),
     /// Compare tens of thousands of stacks of each kind of work with what their programs tell
     Oracle(oracle::OracleArgs),
+    /// Profile what people really run, beside py-spy, and write how well: servers, workers, libraries, short programs
+    Programs(programs::ProgramsArgs),
     /// Record the snapshots of interpreters that tests walk
     Snapshots(snapshots::SnapshotsArgs),
     /// Make release archives and Debian packages for x86-64 and arm64 and a wheel, and try them out
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::run(args),
         Task::Soak(args) => bench::soak::run(args),
         Task::Oracle(args) => oracle::run(&args),
+        Task::Programs(args) => programs::run(&args),
         Task::Snapshots(args) => snapshots::run(&args),
         Task::Package(args) => package::run(args),
         Task::Manifests => manifests::run(),

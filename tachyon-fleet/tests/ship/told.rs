@@ -99,7 +99,7 @@ fn a_service_tells_how_it_is() {
     fs::write(host.path("fleet.toml"), "[spool]\npth = 1\n").unwrap();
     let hang_up = || {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.0.id().cast_signed()), nix::sys::signal::SIGHUP)
-            .unwrap()
+            .unwrap();
     };
     hang_up();
     hears("RELOADING=1");

@@ -250,7 +250,9 @@ fn write_next(extras: &Extras<'_>, report: &Report, out: &mut dyn Write) -> io::
         return if removed > 0 { writeln!(out, "; {} old ones removed", HumanCount(removed)) } else { writeln!(out) };
     }
     writeln!(out, "written: {}", escape(&path.to_string_lossy()))?;
-    if output.format == Format::Tach {
+    if extras.nobody.is_some() {
+        // There is nothing to look at.
+    } else if output.format == Format::Tach {
         let (program, picture) = (quoted(&extras.program), path.with_extension("html"));
         writeln!(out, "next: {program} export {} -o {}", quoted(path), quoted(&picture))?;
     } else if output.format == Format::Collapsed && on_path("flamegraph.pl").is_some() {
@@ -348,7 +350,7 @@ mod tests {
         let text = account(&Report { duration_s: 1.0, ..Report::default() }, &extras);
         let line =
             "no CPython that can be profiled and fits --comm no* ran meanwhile: `tachyon-bpf doctor -v` lists those";
-        assert!(text.contains(line) && !text.contains("ran 0"), "{text}");
+        assert!(text.contains(line) && !text.contains("ran 0") && !text.contains("next: "), "{text}");
     }
 
     #[test]

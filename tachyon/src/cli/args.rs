@@ -240,7 +240,14 @@ fn usage(error: &clap::Error, words: &[OsString]) -> Failure {
         let tips = paragraph.strip_prefix("tip: ")?;
         Some(tips.split(" tip: ").next().unwrap_or(tips).to_owned()).filter(|tip| !tip.starts_with("to pass "))
     });
-    Failure::usage(message).with_hint(tip.unwrap_or_else(|| "tachyon-bpf --help explains all options".to_owned()))
+    let lacks = error.kind() == ErrorKind::MissingRequiredArgument;
+    let example = if lacks { habits::missing(words, &verbs) } else { None };
+    let explained =
+        || match words.first().and_then(|word| word.to_str()).filter(|word| verbs.iter().any(|verb| verb == word)) {
+            Some(verb) => format!("tachyon-bpf {verb} --help explains all options"),
+            None => "tachyon-bpf --help explains all options".to_owned(),
+        };
+    Failure::usage(message).with_hint(tip.or(example).unwrap_or_else(explained))
 }
 
 #[cfg(test)]

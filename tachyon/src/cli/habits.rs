@@ -94,6 +94,28 @@ pub fn answer(words: &[OsString], unknown: Option<&str>, verbs: &[String], can_w
     Some(says(word, format!("put the program to profile after `--`: tachyon-bpf -- {command}")))
 }
 
+/// What a verb lacks, as the command line that has it. `words` are without the program's own name.
+#[must_use]
+pub fn missing(words: &[OsString], verbs: &[String]) -> Option<String> {
+    let texts: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+    let (verb, rest) = texts.split_first()?;
+    let files: Vec<String> = rest.iter().filter(|word| has_extension(word, "tach")).map(|word| quoted(word)).collect();
+    let files = if files.is_empty() { "recording.tach".to_owned() } else { files.join(" ") };
+    let line = match *verb {
+        "export" => format!("export {files} -o report.html"),
+        "merge" => format!("merge {files} -o all.tach"),
+        "recover" => "recover recording.tach.part -o recording.tach".to_owned(),
+        "report" | "info" | "symbolize" => format!("{verb} {files}"),
+        "dump" => "dump -p PID".to_owned(),
+        "completions" => "completions bash".to_owned(),
+        verb if verbs.iter().any(|known| known == verb) => {
+            return Some(format!("tachyon-bpf {verb} --help explains it"));
+        }
+        _ => return None,
+    };
+    Some(format!("for example: tachyon-bpf {line}"))
+}
+
 fn option(unknown: &str, can_wait: bool) -> Option<Failure> {
     let says = |hint: &str| Some(Failure::usage(format!("no option {unknown}")).with_hint(hint));
     if WAITING.contains(&unknown) {

@@ -152,7 +152,12 @@ impl Plan {
             (Targets::Command { .. }, Some(child)) => recording::Targets::Child(child),
             (Targets::Command { .. }, None) | (Targets::AllPython, _) => recording::Targets::AllPython,
         };
+        let program = match &self.targets {
+            Targets::Command { argv, .. } => argv.first().and_then(|program| recording::program_named(program)),
+            Targets::Pids(_) | Targets::AllPython => None,
+        };
         Request {
+            program,
             follow_children: self.follow_children,
             filter: self.filter.clone(),
             rate_hz: self.rate_hz,

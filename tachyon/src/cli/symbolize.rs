@@ -69,7 +69,7 @@ fn look_up(tables: &Tables, folders: &[PathBuf]) -> Outcome {
     let functions: BTreeSet<u32> = tables
         .frames()
         .iter()
-        .filter(|frame| tables.string(frame.filename) == Some(SPECIAL_FILENAME))
+        .filter(|frame| frame.is_called() || tables.string(frame.filename) == Some(SPECIAL_FILENAME))
         .map(|frame| frame.function)
         .collect();
     for index in functions {

@@ -168,8 +168,11 @@ fn push(profile: &mut Profile, thread: profile::Thread) -> ThreadId {
 
 fn import_frames(profile: &mut Profile, tables: &Tables) -> Vec<FrameId> {
     let mut import = |frame: &Frame| {
-        let filename = profile.strings.intern(tables.string(frame.filename)?);
-        let function = profile.strings.intern(tables.string(frame.function)?);
+        let (filename, function) = (tables.string(frame.filename)?, tables.string(frame.function)?);
+        if frame.is_called() {
+            return Some(profile.special_frame(function));
+        }
+        let (filename, function) = (profile.strings.intern(filename), profile.strings.intern(function));
         let mut imported = profile::Frame::without_location(filename, function);
         if let Some(location) = frame.location() {
             imported.lineno = location.lineno;

@@ -117,6 +117,12 @@ impl ElfCache {
         self.others.insert((mapping.dev, mapping.inode, maybe_exe), (mapping.path.clone(), now));
     }
 
+    /// Looks into a file that a process is about to map. Whether it holds a CPython that can be walked.
+    pub fn expect(&mut self, file: &MappedFile, is_exe: bool) -> bool {
+        let facts = self.facts(file, is_exe, &ReadBudget::new());
+        matches!(facts.ok().flatten().as_deref(), Some(Facts::Python(_)))
+    }
+
     /// The facts of a file, read when they are not known. `is_exe` says that the process was started from it. `None`:
     /// the budget was spent before they were known.
     ///

@@ -13,6 +13,7 @@ pub(super) use thread::Follow;
 
 use self::decision::is_library;
 use self::queue::Queue;
+use super::expected::{Expected, files_of};
 use super::native::News;
 use super::registry::{ProcessInfo, Program, Registry, cpu_time_ns};
 use super::samples::SETTLED;
@@ -25,6 +26,7 @@ use crate::remote::ledger::{self, Work, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -174,6 +176,14 @@ impl Follower {
         Ok(())
     }
 
+    /// Looks into the files of the program that such a process will execute.
+    pub fn look_ahead(&mut self, pid: Pid, program: &Path) {
+        for Expected { file, is_exe } in files_of(&RemoteProcess::at(pid), program) {
+            let interpreter = self.cache.expect(&file, is_exe);
+            self.news(|| News::Expected { file: Arc::new(file), interpreter });
+        }
+    }
+
     /// Whether a process has an entry that says what it is, of its own or from its parent.
     pub fn has_decided(&self, pid: u32) -> bool {
         let kernel = lock(&self.kernel);
@@ -262,7 +272,9 @@ impl Follower {
 
     fn on_watch(&mut self, event: &WatchEvent<'_>) {
         match event {
-            WatchEvent::Mapped { pid, .. } if self.mapped.contains(&pid.0) => self.news(|| News::Mapped { pid: pid.0 }),
+            WatchEvent::Mapped { pid, dev, inode, .. } if self.mapped.contains(&pid.0) => {
+                self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });
+            }
             WatchEvent::Lost { .. } => self.news(|| News::Lost),
             _ => {}
         }

@@ -45,6 +45,7 @@
 
 mod account;
 mod cpus;
+mod expected;
 mod follow;
 mod made;
 mod memory;
@@ -67,6 +68,7 @@ mod waiting;
 pub(crate) mod waits;
 
 pub use crate::kernel::Waits;
+pub use expected::on_path as program_named;
 pub use native::NativePlan;
 pub use open::Opened;
 pub use request::{Request, Targets};

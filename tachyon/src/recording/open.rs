@@ -120,7 +120,7 @@ impl Request {
         if let Some(mapper) = mapper.as_mut().filter(|_| of_few) {
             mapper.start()?;
         }
-        targets::select(&request.targets, &mut follower, &registry)?;
+        targets::select(&request, &mut follower, &registry)?;
         let processes_s = clock.lap();
         let follow = Follow::start(follower, events, watch, end.clone())?;
         let verified = verifying.wait()?;
@@ -211,7 +211,7 @@ impl Opened {
             })?
         };
         let reader = Reader::start(samples, sender.clone(), queued, self.most_queued)?;
-        if let (Some(mapper), Targets::Pids(_)) = (&mapper, &request.targets) {
+        if let (Some(mapper), Targets::Pids(_) | Targets::Child(_)) = (&mapper, &request.targets) {
             mapper.wait();
         }
         let started = Instant::now();

@@ -4,6 +4,7 @@ use super::native::NativePlan;
 use crate::discover::Filter;
 use crate::kernel::{ChosenEvent, Waits};
 use crate::types::Pid;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Which processes are recorded.
@@ -31,6 +32,9 @@ pub enum Targets {
 pub struct Request {
     /// Which processes.
     pub targets: Targets,
+    /// What [`Targets::Child`] will execute, where that is known: its files are looked into before it runs, so that its first samples
+    /// have whole stacks.
+    pub program: Option<PathBuf>,
     /// Their children too, from now on.
     pub follow_children: bool,
     /// Which of those processes.
@@ -76,6 +80,7 @@ impl Request {
     pub fn new(targets: Targets, interval: Duration) -> Self {
         Self {
             targets,
+            program: None,
             follow_children: false,
             filter: Filter::default(),
             interval,

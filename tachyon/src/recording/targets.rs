@@ -20,13 +20,13 @@ use std::time::Duration;
 ///
 /// # Errors
 /// When a process asked for by pid is not a CPython that can be profiled.
-pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
+pub(super) fn select(request: &Request, follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
     if let Some(path) = follower.missing_cgroup() {
         return Err(Refusal::new(format!("there is no control group {path}"))
             .with_hint("`cat /proc/PID/cgroup` tells in which ones a process is")
             .into());
     }
-    match targets {
+    match &request.targets {
         Targets::Pids(pids) => {
             for &pid in pids {
                 if !follower.admits(pid).unwrap_or(true) {
@@ -58,7 +58,12 @@ pub(super) fn select(targets: &Targets, follower: &mut Follower, registry: &Mute
                 adopt_descendants(pids, follower, registry)?;
             }
         }
-        Targets::Child(pid) => follower.expect(pid.0)?,
+        Targets::Child(pid) => {
+            follower.expect(pid.0)?;
+            if let Some(program) = &request.program {
+                follower.look_ahead(*pid, program);
+            }
+        }
         Targets::AllPython => adopt_all(follower, registry)?,
     }
     Ok(())

@@ -7,12 +7,13 @@ use super::journal::{FrameLine, Journal, Line};
 use super::metadata::Metadata;
 use super::tail::Tail;
 use super::{Sink, file_thread_id, process_frame_name};
-use crate::profile::{self, FrameId, Meta, Profile, SPECIAL_FILENAME, Sample, StrId};
+use crate::profile::{self, FrameId, Meta, Profile, SPECIAL_FILENAME, Sample, StrId, waited_for};
 use crate::report::Report;
 use crate::tach::{
     self, Compression, Features, Frame, Layout, Mode, Options, Statistics, Summary, WriteError, Writer, omitted,
     omitted_name, trim_stack,
 };
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -200,19 +201,18 @@ impl<W: Write + Seek> TachSink<W> {
         journal.put_profile(profile, &self.options);
         for (place, entry) in self.table.entries.iter().enumerate() {
             let known = journal.frames.get(place);
-            let frame = match (entry, known) {
-                (Entry::Frame(id), _) => *profile.frames.get(*id),
-                (_, Some(&known)) => known,
-                (_, None) => profile::Frame::without_location(StrId(u32::MAX), StrId(u32::MAX)),
+            let of_profile = entry.of_profile(profile);
+            let frame = match (of_profile, known) {
+                (Some(frame), _) => frame,
+                (None, Some(&known)) => known,
+                (None, None) => profile::Frame::without_location(StrId(u32::MAX), StrId(u32::MAX)),
             };
             if known == Some(&frame) {
                 continue;
             }
-            let (file, function) = match entry {
-                Entry::Frame(_) => {
-                    (profile.strings.get(frame.filename), profile.strings.get(frame.function).to_owned())
-                }
-                other => (SPECIAL_FILENAME, other.own_name(profile)),
+            let (file, function) = match of_profile {
+                Some(_) => (profile.strings.get(frame.filename), profile.strings.get(frame.function).to_owned()),
+                None => (SPECIAL_FILENAME, entry.own_name(profile)),
             };
             journal.put(&Line::Frame(FrameLine {
                 index: u32::try_from(place).expect("frames of a file are counted in 32 bits"),
@@ -286,7 +286,7 @@ impl<W: Write + Seek> Sink for TachSink<W> {
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         let mut stack = std::mem::take(&mut self.stack);
         stack.clear();
-        stack.extend(sample.frames.iter().map(|&frame| self.table.of_frame(profile, frame)));
+        self.table.of_stack(profile, sample.frames, &mut stack);
         if profile.meta.many_processes {
             stack.push(self.table.of(Entry::Process(profile.thread(sample.thread).process)));
         }
@@ -373,6 +373,9 @@ pub(crate) fn percent(part: u64, whole: u64) -> Option<f64> {
 enum Entry {
     /// A frame of the profile.
     Frame(FrameId),
+    /// A frame without source of its own, at the line of Python that called it: CPython's heat map and its lists of functions
+    /// count by line, and what a line called in C belongs to it.
+    Called { callee: FrameId, caller: FrameId },
     /// The outermost frame that names a process: index into [`Profile::processes`].
     Process(u32),
     /// The frame in place of this many omitted ones.
@@ -380,10 +383,31 @@ enum Entry {
 }
 
 impl Entry {
+    /// The frame, with the profile's own names.
+    fn of_profile(self, profile: &Profile) -> Option<profile::Frame> {
+        match self {
+            Self::Frame(id) => Some(*profile.frames.get(id)),
+            Self::Called { callee, caller } => {
+                let (callee, caller) = (profile.frames.get(callee), profile.frames.get(caller));
+                // Where the line is not known, nor is what it called told to be there.
+                if caller.lineno < 0 {
+                    return Some(*callee);
+                }
+                let Frame { lineno, end_lineno, column, end_column, opcode, .. } =
+                    Frame::called_at(0, 0, caller.lineno);
+                let (filename, function) = (caller.filename, callee.function);
+                Some(profile::Frame { filename, function, lineno, end_lineno, column, end_column, opcode })
+            }
+            Self::Process(_) | Self::Omitted(_) => None,
+        }
+    }
+
     /// The function name of an entry that is no frame of the profile.
     fn own_name(self, profile: &Profile) -> String {
         match self {
-            Self::Frame(id) => profile.strings.get(profile.frames.get(id).function).to_owned(),
+            Self::Frame(id) | Self::Called { callee: id, .. } => {
+                profile.strings.get(profile.frames.get(id).function).to_owned()
+            }
             Self::Process(index) => match profile.processes.get(index as usize) {
                 Some(process) => process_frame_name(process),
                 None => "<unknown process>".to_owned(),
@@ -393,31 +417,80 @@ impl Entry {
     }
 }
 
+/// What is known of a frame of the profile.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Its index in the file, if it is there as it is.
+    index: Option<u32>,
+    /// [`Profile::shown`].
+    shown: FrameId,
+    /// It has no source of its own.
+    special: bool,
+    /// It is what a line of Python called: native and kernel code, and waits. CPython has markers such as `<GC>` without a
+    /// place, and so have we.
+    called: bool,
+}
+
 /// Gives frames their indices in the file, in order of first use. The profile's own handles would not do: there are
 /// frames beside the profile's, and the profile still grows.
 #[derive(Debug, Default)]
 struct FrameIndices {
     entries: Vec<Entry>,
-    /// By [`FrameId`]; [`Self::NONE`] for frames that no sample used.
-    of_frames: Vec<u32>,
-    of_others: HashMap<Entry, u32>,
+    /// By [`FrameId`]; `None` for frames that no sample used.
+    places: Vec<Option<Place>>,
+    of_others: HashMap<Entry, u32, RandomState>,
 }
 
 impl FrameIndices {
-    const NONE: u32 = u32::MAX;
+    /// Appends a whole stack, the leaf first.
+    fn of_stack(&mut self, profile: &Profile, frames: &[FrameId], stack: &mut Vec<u32>) {
+        let mut rest = frames;
+        while let Some((&frame, outer)) = rest.split_first() {
+            let place = self.place(profile, frame);
+            if !place.special {
+                stack.push(self.own(frame, place));
+                rest = outer;
+                continue;
+            }
+            let called = rest.iter().take_while(|&&frame| self.place(profile, frame).special).count();
+            let (called, outer) = rest.split_at(called);
+            for &frame in called {
+                let place = self.place(profile, frame);
+                stack.push(match outer.first().filter(|_| place.called) {
+                    Some(&caller) => self.of(Entry::Called { callee: place.shown, caller }),
+                    None => self.own(frame, place),
+                });
+            }
+            rest = outer;
+        }
+    }
 
-    /// Of a native place it is that of the frame that is shown.
-    fn of_frame(&mut self, profile: &Profile, id: FrameId) -> u32 {
-        let place = id.0 as usize;
-        if place >= self.of_frames.len() {
-            self.of_frames.resize(place + 1, Self::NONE);
+    fn place(&mut self, profile: &Profile, id: FrameId) -> Place {
+        let at = id.0 as usize;
+        if at >= self.places.len() {
+            self.places.resize(at + 1, None);
         }
-        if self.of_frames[place] == Self::NONE {
+        *self.places[at].get_or_insert_with(|| {
             let shown = profile.shown(id);
-            self.of_frames[place] =
-                if shown == id { self.push(Entry::Frame(id)) } else { self.of_frame(profile, shown) };
+            let frame = profile.frames.get(shown);
+            let special = frame.lineno < 0 && profile.strings.get(frame.filename) == SPECIAL_FILENAME;
+            let name = profile.strings.get(frame.function);
+            let called = special && (!name.starts_with('<') || waited_for(name).is_some());
+            Place { index: None, shown, special, called }
+        })
+    }
+
+    /// The index of a frame as it is; of a native place that of the frame that is shown.
+    fn own(&mut self, id: FrameId, place: Place) -> u32 {
+        if let Some(index) = place.index {
+            return index;
         }
-        self.of_frames[place]
+        // A place may come before the frame that is shown for it, or after.
+        let index = if place.special { self.of(Entry::Frame(place.shown)) } else { self.push(Entry::Frame(id)) };
+        if let Some(known) = &mut self.places[id.0 as usize] {
+            known.index = Some(index);
+        }
+        index
     }
 
     fn of(&mut self, entry: Entry) -> u32 {
@@ -439,22 +512,19 @@ impl FrameIndices {
     fn tables(&self, profile: &Profile) -> (Strings, Vec<Frame>) {
         let mut strings = Strings::default();
         let frames = self.entries.iter().map(|entry| {
-            let name = match *entry {
-                Entry::Frame(id) => {
-                    let frame = profile.frames.get(id);
-                    return Frame {
-                        filename: strings.of_profile(frame.filename),
-                        function: strings.of_profile(frame.function),
-                        lineno: frame.lineno,
-                        end_lineno: frame.end_lineno,
-                        column: frame.column,
-                        end_column: frame.end_column,
-                        opcode: frame.opcode,
-                    };
-                }
-                other => other.own_name(profile),
-            };
-            Frame::without_location(strings.push(Text::Own(SPECIAL_FILENAME.to_owned())), strings.push(Text::Own(name)))
+            if let Some(frame) = entry.of_profile(profile) {
+                return Frame {
+                    filename: strings.of_profile(frame.filename),
+                    function: strings.of_profile(frame.function),
+                    lineno: frame.lineno,
+                    end_lineno: frame.end_lineno,
+                    column: frame.column,
+                    end_column: frame.end_column,
+                    opcode: frame.opcode,
+                };
+            }
+            let (file, name) = (SPECIAL_FILENAME.to_owned(), entry.own_name(profile));
+            Frame::without_location(strings.push(Text::Own(file)), strings.push(Text::Own(name)))
         });
         let frames = frames.collect();
         (strings, frames)

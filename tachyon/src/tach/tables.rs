@@ -18,7 +18,8 @@ pub struct Frame {
     pub end_lineno: i32,
     /// First column; -1: not known.
     pub column: i32,
-    /// Column past the end; -1: not known.
+    /// Column past the end; -1: not known. Without a first column it is no column, and CPython's reader does not look at it:
+    /// see [`Frame::called_at`].
     pub end_column: i32,
     /// CPython opcode; 255: not recorded.
     pub opcode: u8,
@@ -42,6 +43,10 @@ impl Frame {
     pub const NO_OPCODE: u8 = 255;
     /// [`Frame::lineno`] of a frame without location; also an unknown line or column.
     pub const NOT_AVAILABLE: i32 = -1;
+    /// [`Frame::end_column`] of [`Frame::called_at`], whose column is not known: the file stores 1 as their difference, which
+    /// CPython 3.15's reader skips where there is no column (`Modules/_remote_debugging/binary_io_reader.c`), and which its writer
+    /// never writes there.
+    const CALLED: i32 = 0;
     /// Fewest bytes of an entry: seven fields of one byte each.
     pub(super) const MIN_LEN: u64 = 7;
 
@@ -60,10 +65,24 @@ impl Frame {
         }
     }
 
+    /// A function without source of its own that a line of Python has called, native code for instance. It is shown at that
+    /// line, so that viewers which count by line have in the line what it called.
+    #[must_use]
+    pub fn called_at(filename: u32, function: u32, lineno: i32) -> Self {
+        Self { lineno, end_lineno: lineno, end_column: Self::CALLED, ..Self::without_location(filename, function) }
+    }
+
+    /// Whether it is of [`Frame::called_at`].
+    #[must_use]
+    pub fn is_called(&self) -> bool {
+        self.column == Self::NOT_AVAILABLE && self.end_column == Self::CALLED
+    }
+
     /// The location, if there is one.
     #[must_use]
     pub fn location(&self) -> Option<Location> {
         let Self { lineno, end_lineno, column, end_column, .. } = *self;
+        let end_column = if column == Self::NOT_AVAILABLE { column } else { end_column };
         (lineno != Self::NOT_AVAILABLE).then_some(Location { lineno, end_lineno, column, end_column })
     }
 
@@ -79,7 +98,7 @@ impl Frame {
         put_i32(out, self.lineno);
         put_i32(out, end_delta(self.lineno, self.end_lineno));
         put_i32(out, self.column);
-        put_i32(out, end_delta(self.column, self.end_column));
+        put_i32(out, if self.is_called() { CALLED_DELTA } else { end_delta(self.column, self.end_column) });
         out.push(self.opcode);
     }
 
@@ -89,10 +108,15 @@ impl Frame {
         let lineno = bytes.varint_i32()?;
         let end_lineno = end(lineno, bytes.varint_i32()?);
         let column = bytes.varint_i32()?;
-        let end_column = end(column, bytes.varint_i32()?);
+        let delta = bytes.varint_i32()?;
+        let called = column == Self::NOT_AVAILABLE && delta == CALLED_DELTA && lineno != Self::NOT_AVAILABLE;
+        let end_column = if called { Self::CALLED } else { end(column, delta) };
         Ok(Self { filename, function, lineno, end_lineno, column, end_column, opcode: bytes.u8()? })
     }
 }
+
+/// What a file stores for the end of the columns of [`Frame::called_at`].
+const CALLED_DELTA: i32 = Frame::CALLED - Frame::NOT_AVAILABLE;
 
 /// The end of a range as the file stores it. An unknown end of a known start reads back as the start: the format
 /// has no way to say it.
@@ -255,6 +279,17 @@ mod tests {
             assert_eq!(back.location().is_none(), lineno == -1);
         }
         assert_eq!(round_trip(Frame::without_location(1, 2)), Frame::without_location(1, 2));
+    }
+
+    #[test]
+    fn a_function_at_the_line_that_called_it() {
+        let frame = Frame::called_at(1, 2, 30);
+        let location = Location { lineno: 30, end_lineno: 30, column: -1, end_column: -1 };
+        assert_eq!((round_trip(frame), frame.location()), (frame, Some(location)));
+        assert!(round_trip(frame).is_called());
+        for other in [Frame { end_column: -1, ..frame }, Frame { column: 0, ..frame }, Frame::without_location(1, 2)] {
+            assert!(!round_trip(other).is_called(), "{other:?}");
+        }
     }
 
     #[test]

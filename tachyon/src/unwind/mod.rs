@@ -11,5 +11,5 @@ mod trampoline;
 
 pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vdso, is_outermost, rules_len};
 pub use part::{TablePart, parts};
-pub use store::{NoRoom, TableMemory, UnwindTables, Wanted};
+pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted};
 pub use trampoline::{PREFIX, trampolines};

@@ -18,7 +18,7 @@ use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
 use super::trampoline::ARENA;
 use crate::remote::elf::{Elf, ReadAt};
-use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteProcess};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -50,9 +50,14 @@ pub trait TableMemory {
     fn spaces(&self) -> Vec<Space>;
 }
 
+/// Files behind a process's mappings, by where those start: each that is not here costs a question.
+pub type Identities = HashMap<u64, FileIdentity>;
+
 /// What is asked for of a process.
 #[derive(Debug, Default)]
 pub struct Wanted<'a> {
+    /// What is known of its mappings.
+    pub identities: Option<&'a Identities>,
     /// Its image.
     pub image: u64,
     /// Files whose tables are made whatever they cost: those of interpreters.
@@ -65,6 +70,12 @@ pub struct Wanted<'a> {
 
 /// Of the memory for rows, what is filled with tables that no sample has asked for: one in so many parts.
 const UNASKED: u32 = 8;
+
+/// Of the memory for rows, what is filled with windows that no sample has asked for: one in so many parts.
+const MOST_BESIDE: u32 = 4;
+
+/// How long those are made at a time, at least one: what samples ask for meanwhile waits.
+const AT_A_TIME: Duration = Duration::from_millis(15);
 
 /// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
@@ -197,7 +208,7 @@ impl UnwindTables {
         let mut code: Vec<(&Mapping, Option<Source>)> =
             maps.iter().filter(|mapping| mapping.executable).map(|mapping| (mapping, None)).collect();
         let named_first = |mapping: &Mapping| {
-            let identity = || Some(process.mapped_file(mapping).ok()?.identity());
+            let identity = || identity(process, mapping, wanted.identities);
             wanted.first.is_some_and(|first| identity().is_some_and(|file| first.contains(&file)))
         };
         let first: HashSet<u64> =
@@ -212,7 +223,7 @@ impl UnwindTables {
                 Some(table) => self.generated(table, &sources, memory),
                 None => {
                     let allowance = if is_first(mapping) { None } else { left.as_mut() };
-                    self.source(process, mapping, &sources, allowance, memory, &mut more)
+                    self.source((process, mapping, wanted.identities), &sources, allowance, memory, &mut more)
                 }
             };
             sources.extend(*source);
@@ -238,6 +249,27 @@ impl UnwindTables {
         Ok((Space { image: wanted.image, first, count, version: self.calls as u32, _pad: 0 }, more))
     }
 
+    /// Makes the rows of a file that a process is about to map, if they are few, or those of an interpreter.
+    pub fn expect(&mut self, file: &MappedFile, interpreter: bool, memory: &mut impl TableMemory) {
+        let source = Source::File(file.identity());
+        let Some(elf) =
+            file.open().ok().and_then(|file| Elf::parse(file).ok()).filter(|_| !self.known.contains_key(&source))
+        else {
+            return;
+        };
+        let rules = rules_len(&elf).unwrap_or_default();
+        let room = self.rows.used <= self.rows.size / UNASKED;
+        if !interpreter && (rules > MOST_UNASKED || !room) {
+            return;
+        }
+        // What is wrong with a file is told when a process has it.
+        let Ok(table) = compile_own(&elf) else { return };
+        let in_use = self.known.keys().copied().collect();
+        if let Some(table) = self.place(&table, u64::MAX, &in_use, memory) {
+            self.remember(source, Known::Placed(Placed::whole(table, rules, code_of(&elf), self.calls)));
+        }
+    }
+
     /// Makes the rows of the window that holds an address of a process, if they are not made yet. True: a [`Space`] of this
     /// version does not have them, and the next one will.
     pub fn meet(
@@ -246,12 +278,14 @@ impl UnwindTables {
         mapping: &Mapping,
         address: u64,
         version: u32,
+        identities: &Identities,
         memory: &mut impl TableMemory,
     ) -> bool {
-        let Ok(file) = process.mapped_file(mapping) else { return false };
-        let source = Source::File(file.identity());
-        let Some(Known::Placed(placed)) = self.known.get(&source) else { return false };
+        let Some(file) = identity(process, mapping, Some(identities)) else { return false };
+        let source = Source::File(file);
+        let Some(Known::Placed(placed)) = self.known.get_mut(&source) else { return false };
         let Some((_, vaddr)) = placed.addresses(mapping) else { return false };
+        placed.met = true;
         let vaddr = address.wrapping_sub(mapping.start).wrapping_add(vaddr);
         if let Some((_, table)) = placed.tables.range(..=vaddr).next_back().filter(|(_, table)| vaddr < table.end) {
             return u32::try_from(table.made).is_ok_and(|made| made >= version);
@@ -259,12 +293,60 @@ impl UnwindTables {
         let Some((windows, window)) = placed.windows.and_then(|windows| Some((windows, windows.at(vaddr)?))) else {
             return false;
         };
+        let Ok(file) = process.mapped_file(mapping) else { return false };
+        self.make(&file, &path_of(mapping), &windows, &window, memory)
+    }
+
+    /// Makes some of the windows that are missing of files in which samples were met, while less than a quarter of the memory is in use:
+    /// each of them would cost a sample to be asked for. Whether it made any, and whether there are more.
+    pub fn make_more(
+        &mut self,
+        process: &RemoteProcess,
+        maps: &[Mapping],
+        identities: &Identities,
+        memory: &mut impl TableMemory,
+    ) -> (bool, bool) {
+        let (mut made, begun) = (false, Instant::now());
+        for mapping in maps.iter().filter(|mapping| mapping.executable) {
+            let Some(source) = identity(process, mapping, Some(identities)).map(Source::File) else { continue };
+            let mut file = None;
+            while let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
+                if self.rows.used > self.rows.size / MOST_BESIDE {
+                    return (made, false);
+                }
+                if made && begun.elapsed() > AT_A_TIME {
+                    return (made, true);
+                }
+                let Some((windows, window)) = placed.missing() else { break };
+                let file = match &mut file {
+                    Some(file) => file,
+                    none => match process.mapped_file(mapping) {
+                        Ok(found) => none.insert(found),
+                        Err(_) => break,
+                    },
+                };
+                made |= self.make(file, &path_of(mapping), &windows, &window, memory);
+            }
+        }
+        (made, false)
+    }
+
+    /// Makes a window of a file. True when it is there now.
+    fn make(
+        &mut self,
+        file: &MappedFile,
+        path: &str,
+        windows: &Windows,
+        window: &std::ops::Range<u64>,
+        memory: &mut impl TableMemory,
+    ) -> bool {
+        let source = Source::File(file.identity());
         if self.starved.contains_key(&(source, window.start)) {
             return false;
         }
         let compiled = file.open().map_err(|error| error.to_string()).and_then(|file| {
             let elf = Elf::parse(file).map_err(|error| error.to_string())?;
-            windows.compile(&elf, &window).map_err(|error| error.to_string())
+            windows.compile(&elf, window).map_err(|error| error.to_string())
         });
         let table = match compiled {
             // Code without any rule: so it is said from then on.
@@ -273,7 +355,7 @@ impl UnwindTables {
             }
             Ok(table) => table,
             Err(reason) => {
-                self.refusals.insert(path_of(mapping), reason);
+                self.refusals.insert(path.to_owned(), reason);
                 return false;
             }
         };
@@ -313,16 +395,14 @@ impl UnwindTables {
     /// cannot be told, or there is no room for it. `more` becomes true when the allowance was too small for it.
     fn source(
         &mut self,
-        process: &RemoteProcess,
-        mapping: &Mapping,
+        (process, mapping, identities): (&RemoteProcess, &Mapping, Option<&Identities>),
         in_use: &HashSet<Source>,
         mut allowance: Option<&mut u64>,
         memory: &mut impl TableMemory,
         more: &mut bool,
     ) -> Option<Source> {
         let is_vdso = mapping.path == MappedPath::Special(b"[vdso]".to_vec());
-        let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
-        let source = file.as_ref().map_or(Source::Vdso, |file| Source::File(file.identity()));
+        let source = if is_vdso { Source::Vdso } else { Source::File(identity(process, mapping, identities)?) };
         let room = self.rows.used <= self.rows.size / UNASKED;
         // Whether all of a file is made now; a file of which there is something already stays as it is.
         let mut all = |rules: u64| match &mut allowance {
@@ -347,6 +427,11 @@ impl UnwindTables {
             Some(_) => return Some(source),
             None => {}
         }
+        let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
+        if let Some(found) = file.as_ref().map(|file| Source::File(file.identity())).filter(|found| *found != source) {
+            // It has changed since: the next look knows.
+            return self.known.contains_key(&found).then_some(found);
+        }
         let compiled = match &file {
             Some(file) => file.open().map_err(|error| error.to_string()).and_then(|file| {
                 let elf = Elf::parse(file).map_err(|error| error.to_string())?;
@@ -361,18 +446,11 @@ impl UnwindTables {
             }),
         };
         let known = match compiled {
-            Ok((code, rules, windows, None)) => {
-                Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
-            }
+            Ok((code, rules, windows, None)) => Known::Placed(Placed::new(windows, rules, code, self.calls)),
             Ok((code, rules, windows, Some(Ok(table)))) => match self.place(&table, u64::MAX, in_use, memory) {
-                Some(placed) => {
-                    let tables = BTreeMap::from([(0, placed)]);
-                    Known::Placed(Placed { tables, windows: None, rules, code, used: self.calls })
-                }
+                Some(table) => Known::Placed(Placed::whole(table, rules, code, self.calls)),
                 // Parts of it may have room, when they are asked for.
-                None if windows.is_some() => {
-                    Known::Placed(Placed { tables: BTreeMap::new(), windows, rules, code, used: self.calls })
-                }
+                None if windows.is_some() => Known::Placed(Placed::new(windows, rules, code, self.calls)),
                 None => {
                     self.starved.insert((source, 0), words(&table));
                     self.refusals.insert(path_of(mapping), format!("{NO_ROOM} {} rows", table.rows.len()));
@@ -413,8 +491,7 @@ impl UnwindTables {
         }
         let placed = self.place(table, ARENA, in_use, memory)?;
         let code = vec![Code { start: 0, end: ARENA, to_vaddr: 0 }];
-        let tables = BTreeMap::from([(0, placed)]);
-        self.remember(source, Known::Placed(Placed { tables, windows: None, rules: 0, code, used: self.calls }));
+        self.remember(source, Known::Placed(Placed::whole(placed, 0, code, self.calls)));
         Some(source)
     }
 
@@ -498,6 +575,12 @@ impl UnwindTables {
         };
         placed.add_ranges(ranges, mapping.start, vaddr..vaddr.saturating_add(mapping.end - mapping.start));
     }
+}
+
+/// What tells the file behind a mapping from all others.
+fn identity(process: &RemoteProcess, mapping: &Mapping, known: Option<&Identities>) -> Option<FileIdentity> {
+    let known = known.and_then(|known| known.get(&mapping.start)).copied();
+    known.or_else(|| Some(process.mapped_file(mapping).ok()?.identity()))
 }
 
 fn path_of(mapping: &Mapping) -> String {

@@ -27,6 +27,7 @@ use machine::Machine;
 use measure::{Bench, Effort};
 use results::Results;
 use tools::Tools;
+pub(crate) use tools::{build, build_unoptimised};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]

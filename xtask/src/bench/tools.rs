@@ -22,10 +22,22 @@ const PY_SPY: &str = "py-spy==0.4.2";
 /// # Errors
 /// It does not build.
 pub(crate) fn build() -> Result<PathBuf> {
+    built(&["--release"], "release")
+}
+
+/// The same without optimisation, as the tests have it: it is there already.
+///
+/// # Errors
+/// It does not build.
+pub(crate) fn build_unoptimised() -> Result<PathBuf> {
+    built(&[], "debug")
+}
+
+fn built(options: &[&str], profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut line = Command::new(&cargo);
-    line.current_dir(command::project_root());
-    command::run(line.args(["build", "--release", "--locked", "-p", "tachyon"]))?;
+    line.current_dir(command::project_root()).arg("build").args(options);
+    command::run(line.args(["--locked", "-p", "tachyon"]))?;
     #[derive(Deserialize)]
     struct Metadata {
         target_directory: PathBuf,
@@ -34,7 +46,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     line.current_dir(command::project_root()).args(["metadata", "--format-version", "1", "--no-deps", "--locked"]);
     let metadata: Metadata =
         serde_json::from_str(&command::stdout(&mut line)?).context("cannot read cargo metadata")?;
-    Ok(metadata.target_directory.join("release/tachyon-bpf"))
+    Ok(metadata.target_directory.join(profile).join("tachyon-bpf"))
 }
 
 /// Installs py-spy into a virtual environment in the cache, unless it is there. Its executable.

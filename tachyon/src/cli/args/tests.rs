@@ -156,6 +156,21 @@ fn values_out_of_range_name_the_mend() {
 }
 
 #[test]
+fn what_is_missing_is_shown_by_example() {
+    for (line, hint) in [
+        (&["export", "x.tach"][..], "for example: tachyon-bpf export x.tach -o report.html"),
+        (&["export"], "for example: tachyon-bpf export recording.tach -o report.html"),
+        (&["merge", "a.tach", "b.tach"], "for example: tachyon-bpf merge a.tach b.tach -o all.tach"),
+        (&["report"], "for example: tachyon-bpf report recording.tach"),
+        (&["dump"], "for example: tachyon-bpf dump -p PID"),
+        (&["export", "--pid", "x"], "tachyon-bpf export --help explains all options"),
+        (&["--pid"], "tachyon-bpf --help explains all options"),
+    ] {
+        assert_eq!(refused(line).1, hint, "{line:?}");
+    }
+}
+
+#[test]
 fn what_is_not_there_yet_is_said_so() {
     let (message, hint) = refused(&["python", "app.py"]);
     assert_eq!(message, "unexpected word 'python'");

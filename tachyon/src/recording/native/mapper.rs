@@ -10,7 +10,7 @@ use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::elf::Elf;
 use crate::remote::ledger::{self, Debts, Work, user_of};
-use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
+use crate::remote::{End, FileIdentity, MappedFile, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::{Pid, RemoteAddr};
 use crate::unwind::{PREFIX, Slice, Table, UnwindTables, Wanted, trampolines};
@@ -40,8 +40,16 @@ const SLICE: Duration = Duration::from_millis(100);
 /// The same where all that are due are wanted.
 const ALL: Duration = Duration::from_secs(10);
 
+/// Until looks at it have taken so long it rests less: a program that has just begun, or that was just found, maps many files.
+const EAGER: Duration = Duration::from_secs(3);
+const EAGER_REST: u32 = 3;
+const EAGER_BURST: Duration = Duration::from_millis(5);
+
 /// A process whose samples meet code that is not known is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Most processes of which is kept what their mappings are; then all of it is looked up anew.
+const MAX_SEEN: usize = 64;
 
 /// Who asks the thread what it has waits no longer.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -74,10 +82,12 @@ const MAX_MAPPINGS: usize = tachyon_common::limits::MAX_SPACE_RANGES as usize;
 pub(in crate::recording) enum News {
     /// A process is CPython; `interpreter` is the file that holds it, where it was just found.
     Python { pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity> },
+    /// A file that a process is about to map, and whether it holds an interpreter.
+    Expected { file: Arc<MappedFile>, interpreter: bool },
     /// A process was forked from one that is.
     Forked { pid: u32, image: u64, instance: u64 },
-    /// A process mapped a file.
-    Mapped { pid: u32 },
+    /// A process mapped a file: device and inode, as mappings have them.
+    Mapped { pid: u32, dev: (u32, u32), inode: u64 },
     /// Mappings were missed.
     Lost,
     /// A process's samples meet code that is not known.
@@ -134,6 +144,7 @@ impl Mapper {
             symbols,
             interpreters: HashMap::new(),
             processes: HashMap::new(),
+            seen: HashMap::new(),
             left: Mapped::default(),
             debts: Debts::new(Work::Tables),
             end,
@@ -207,8 +218,14 @@ struct Process {
     met: BTreeSet<u64>,
     /// Where such stacks began.
     stacks: BTreeSet<u64>,
-    /// Of its small files some have no rules yet.
+    /// Some of its code has no rules yet that they are to be made of: small files, and those that samples were met in.
     more: bool,
+    /// It has been looked at, and has its first rules.
+    looked_at: bool,
+    /// Its main thread's stack has been looked through for code that it runs.
+    hinted: bool,
+    /// How long looks at it have taken.
+    spent: Duration,
     /// Of the space that was written last.
     version: u32,
     /// Whom it is charged to.
@@ -231,6 +248,9 @@ impl Process {
             met,
             stacks,
             more: false,
+            looked_at: false,
+            hinted: false,
+            spent: Duration::ZERO,
             version: 0,
             user: user_of(pid),
             ranges: 0,
@@ -268,11 +288,37 @@ struct Worker {
     /// Files that hold an interpreter.
     interpreters: HashMap<FileIdentity, Evaluated>,
     processes: HashMap<u32, Process>,
+    /// By process: what was found behind its mappings. A program that starts maps hundreds, one after the other.
+    seen: HashMap<u32, HashMap<Place, Seen>>,
     left: Mapped,
     /// What looks at processes have cost.
     debts: Debts,
     end: End,
     stop: Arc<AtomicBool>,
+}
+
+/// A mapping of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    start: u64,
+    end: u64,
+    offset: u64,
+    dev: (u32, u32),
+    inode: u64,
+}
+
+impl Place {
+    fn of(mapping: &Mapping) -> Option<Self> {
+        let Mapping { start, end, offset, dev, inode, .. } = *mapping;
+        mapping.file_path().map(|_| Self { start, end, offset, dev, inode })
+    }
+}
+
+/// What was found behind a mapping.
+#[derive(Clone, Debug)]
+struct Seen {
+    code: Code,
+    file: Option<FileIdentity>,
 }
 
 impl Worker {
@@ -321,17 +367,30 @@ impl Worker {
                 if let Some(file) = interpreter {
                     self.interpreters.entry(file).or_insert(Evaluated::Wanted);
                 }
+                self.seen.remove(&pid);
                 self.processes.insert(pid, Process { due: Some(now), ..Process::new(pid, image, instance) });
+            }
+            News::Expected { file, interpreter } => {
+                if interpreter {
+                    self.interpreters.entry(file.identity()).or_insert(Evaluated::Wanted);
+                    self.evaluated(&file, &file.found_at().to_string_lossy());
+                }
+                self.tables.expect(&file, interpreter, &mut self.maps);
             }
             News::Forked { pid, image, instance } => {
                 self.processes.insert(pid, Process::new(pid, image, instance));
             }
-            News::Mapped { pid } => {
+            News::Mapped { pid, dev, inode } => {
+                // It may be another file at the place of one that is known.
+                if let Some(seen) = self.seen.get_mut(&pid) {
+                    seen.retain(|place, _| (place.dev, place.inode) != (dev, inode));
+                }
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.ask(now + BURST);
+                    process.ask(now + if process.spent < EAGER { EAGER_BURST } else { BURST });
                 }
             }
             News::Lost => {
+                self.seen.clear();
                 for process in self.processes.values_mut() {
                     process.ask(now + BURST);
                 }
@@ -354,6 +413,7 @@ impl Worker {
             }
             News::Gone { pid } => {
                 self.debts.forget(pid);
+                self.seen.remove(&pid);
                 if let Some(process) = self.processes.remove(&pid) {
                     self.spaces.forget(process.image, process.instance);
                 }
@@ -399,9 +459,14 @@ impl Worker {
             self.look(pid, process, met);
             if let Some(process) = self.processes.get_mut(&pid) {
                 let (now, took) = (Instant::now(), begun.elapsed());
-                process.rests_until = Some(now + (took * REST).min(LONGEST_REST));
+                process.spent += took;
+                let rest = if process.spent < EAGER { EAGER_REST } else { REST };
+                process.rests_until = Some(now + (took * rest).min(LONGEST_REST));
                 process.meets_from = Some(now + took.min(LONGEST_REST));
                 self.debts.spent(pid, user, ledger::thread_time().saturating_sub(worked), now);
+                if process.more {
+                    process.ask(now + MEETING);
+                }
             }
         }
     }
@@ -410,6 +475,9 @@ impl Worker {
         // One that is gone is told of soon.
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let Ok(mut maps) = process.maps() else { return };
+        // Before the first sample meets it: where the main thread is, and was a moment ago. Not at the first look, which the first
+        // sample waits for.
+        let main_stack = if known.looked_at && !known.hinted { main_stack(&maps) } else { None };
         maps.retain(|mapping| mapping.executable);
         if maps.len() > MAX_MAPPINGS {
             let (count, user) = (maps.len(), known.user);
@@ -421,39 +489,63 @@ impl Worker {
         }
         let mapped = digest(&maps);
         let generated = trampolines_of(&process, &maps);
+        let mut seen = self.seen.remove(&pid).unwrap_or_default();
         if mapped != known.mapped {
-            let mut code = Vec::with_capacity(maps.len());
+            let mut now = HashMap::new();
+            let mut code = Vec::new();
             for mapping in &maps {
                 // Files may take long, and the recording may be over.
                 if self.stop.load(Ordering::Acquire) {
                     return;
                 }
-                code.push(self.code(&process, mapping, &generated));
+                let place = Place::of(mapping);
+                let known = place.and_then(|place| seen.remove(&place));
+                let found = known.unwrap_or_else(|| self.code(&process, mapping, &generated));
+                code.push(found.code.clone());
+                // What was not found may be another time.
+                now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));
             }
+            seen = now;
             let before = self.spaces.get(known.image, known.instance);
             // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
             self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
         }
+        let identities = seen.iter().filter_map(|(place, seen)| Some((place.start, seen.file?))).collect();
+        if self.seen.len() >= MAX_SEEN {
+            self.seen.clear();
+        }
+        self.seen.insert(pid, seen);
         let mut stale = mapped != known.mapped || known.more;
         // What samples wait for comes first, and what nobody has asked for later.
-        let allowance = if met.is_empty() { AT_A_TIME } else { 0 };
-        if !met.is_empty() {
+        let waited_for = !met.is_empty();
+        let allowance = if waited_for { 0 } else { AT_A_TIME };
+        if waited_for {
             met.extend(hints(&process, &maps, &stacks));
+        }
+        if let Some(stack) = main_stack {
+            met.extend(hints(&process, &maps, &BTreeSet::from([stack])));
         }
         for address in met {
             if let Some(mapping) = maps.iter().find(|mapping| mapping.contains(address)) {
-                stale |= self.tables.meet(&process, mapping, address, known.version, &mut self.maps);
+                stale |= self.tables.meet(&process, mapping, address, known.version, &identities, &mut self.maps);
             }
         }
         if !stale {
             return;
         }
+        // Each piece of a file that is left out costs a sample to be asked for.
+        let left = waited_for || self.tables.make_more(&process, &maps, &identities, &mut self.maps).1;
         let first = self.interpreters.keys().copied().collect();
-        let wanted =
-            Wanted { image: known.image, first: Some(&first), generated: Some(&generated), allowance: Some(allowance) };
+        let wanted = Wanted {
+            identities: Some(&identities),
+            image: known.image,
+            first: Some(&first),
+            generated: Some(&generated),
+            allowance: Some(allowance),
+        };
         let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
             Ok((space, more)) => {
-                (known.version, known.more) = (space.version, more);
+                (known.version, known.more) = (space.version, more || left || !known.looked_at);
                 space
             }
             Err(no_room) => {
@@ -476,9 +568,27 @@ impl Worker {
         } else if let Some(process) = self.processes.get_mut(&pid) {
             (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
             process.ranges = space.count;
-            if process.more {
-                process.ask(Instant::now() + MEETING);
-            }
+            process.hinted |= process.looked_at;
+            process.looked_at = true;
+        }
+    }
+
+    /// The interpreter in a file, if it is one of those that hold one.
+    fn evaluated(&mut self, file: &MappedFile, name: &str) -> Option<Arc<InterpreterCode>> {
+        let evaluated = self.interpreters.get_mut(&file.identity())?;
+        if matches!(evaluated, Evaluated::Wanted) {
+            *evaluated = match file.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
+                Ok(code) => Evaluated::Found(Arc::new(code)),
+                Err(reason) => {
+                    let note = "its native and Python frames cannot be put together";
+                    self.left.notes.insert(format!("{name}: {reason}: {note}"));
+                    Evaluated::Missing
+                }
+            };
+        }
+        match evaluated {
+            Evaluated::Found(code) => Some(Arc::clone(code)),
+            Evaluated::Wanted | Evaluated::Missing => None,
         }
     }
 
@@ -506,43 +616,27 @@ impl Worker {
     }
 
     /// What stands behind an executable mapping.
-    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Code {
+    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Seen {
         let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
         let file = match &found {
             Some(found) => self.symbols.pin_file(process, mapping, found),
             None => self.symbols.pin(process, mapping),
         };
-        let interpreter = found.and_then(|found| {
-            let evaluated = self.interpreters.get_mut(&found.identity())?;
-            if matches!(evaluated, Evaluated::Wanted) {
-                *evaluated = match found.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
-                    Ok(code) => Evaluated::Found(Arc::new(code)),
-                    Err(reason) => {
-                        let note = "its native and Python frames cannot be put together";
-                        self.left.notes.insert(format!("{}: {reason}: {note}", mapping.name()));
-                        Evaluated::Missing
-                    }
-                };
-            }
-            match evaluated {
-                Evaluated::Found(code) => Some(Arc::clone(code)),
-                Evaluated::Wanted | Evaluated::Missing => None,
-            }
-        });
+        let identity = found.as_ref().map(MappedFile::identity);
+        let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
         let object: Arc<str> = mapping.name().into();
         let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
         let trampolines = generated.contains_key(&mapping.start);
-        Code {
-            start: mapping.start,
-            end: mapping.end,
-            offset: mapping.offset,
-            object,
-            path,
-            file,
-            interpreter,
-            trampolines,
-        }
+        let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
+        let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
+        Seen { code, file: identity }
     }
+}
+
+/// An address in the main thread's stack so far from its end as [`hints`] reads.
+fn main_stack(maps: &[Mapping]) -> Option<u64> {
+    let stack = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[stack]".to_vec()))?;
+    Some(stack.end.saturating_sub(STACK).max(stack.start))
 }
 
 /// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes

@@ -31,6 +31,9 @@ const MAX_SMALL_TABLE: u64 = 1 << 20;
 /// Longest symbol name that is compared, and longest file name that is read.
 const MAX_NAME: usize = 256;
 
+/// Most libraries of one file; real ones need a dozen.
+const MAX_NEEDED: usize = 64;
+
 /// Symbols compared with one name: hash chains of real files hold a handful.
 const MAX_CHAIN: u32 = 4096;
 
@@ -112,13 +115,17 @@ pub struct Section {
 }
 
 /// Addresses of the dynamic symbol table and its helpers, from `PT_DYNAMIC`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Dynamic {
     symtab: u64,
     strtab: u64,
     hash: u64,
     gnu_hash: u64,
     soname: Option<u64>,
+    /// `DT_NEEDED`, at most [`MAX_NEEDED`] of them.
+    needed: Vec<u64>,
+    /// `DT_RUNPATH`, else `DT_RPATH`.
+    run_path: Option<u64>,
 }
 
 /// An ELF file whose headers were read and checked.
@@ -133,6 +140,8 @@ pub struct Elf<R> {
     sections: Vec<Section>,
     dynamic: Option<Dynamic>,
     eh_frame_hdr: Option<(u64, u64)>,
+    /// Offset and size of `PT_INTERP`.
+    linker: Option<(u64, u64)>,
 }
 
 impl<R: ReadAt> Elf<R> {
@@ -174,6 +183,10 @@ impl<R: ReadAt> Elf<R> {
                 .iter()
                 .find(|program| program.p_type.get(LE) == elf::PT_GNU_EH_FRAME)
                 .map(|program| (program.p_vaddr.get(LE), program.p_memsz.get(LE))),
+            linker: programs
+                .iter()
+                .find(|program| program.p_type.get(LE) == elf::PT_INTERP)
+                .map(|program| (program.p_offset.get(LE), program.p_filesz.get(LE))),
             source,
         };
         // A file with debug information only has none of the bytes: its headers point to what lies elsewhere, or nowhere.
@@ -233,9 +246,34 @@ impl<R: ReadAt> Elf<R> {
     /// `DT_SONAME`.
     #[must_use]
     pub fn soname(&self) -> Option<String> {
-        let dynamic = self.dynamic?;
-        let name = self.c_string(dynamic.strtab.checked_add(dynamic.soname?)?)?;
+        let name = self.dynamic_string(self.dynamic.as_ref()?.soname?)?;
         Some(String::from_utf8_lossy(&name).into_owned())
+    }
+
+    /// Libraries that the dynamic linker loads with it (`DT_NEEDED`).
+    #[must_use]
+    pub fn needed(&self) -> Vec<Vec<u8>> {
+        let needed = self.dynamic.iter().flat_map(|dynamic| &dynamic.needed);
+        needed.filter_map(|&name| self.dynamic_string(name)).collect()
+    }
+
+    /// Where it looks for them first (`DT_RUNPATH`, `DT_RPATH`).
+    #[must_use]
+    pub fn run_path(&self) -> Option<Vec<u8>> {
+        self.dynamic_string(self.dynamic.as_ref()?.run_path?)
+    }
+
+    /// The dynamic linker that starts it (`PT_INTERP`).
+    #[must_use]
+    pub fn linker(&self) -> Option<Vec<u8>> {
+        let (offset, size) = self.linker?;
+        let mut path = read_bytes(&self.source, offset, size.min(MAX_NAME as u64)).ok()?;
+        path.truncate(path.iter().position(|&byte| byte == 0)?);
+        Some(path)
+    }
+
+    fn dynamic_string(&self, offset: u64) -> Option<Vec<u8>> {
+        self.c_string(self.dynamic.as_ref()?.strtab.checked_add(offset)?)
     }
 
     /// A defined symbol: of the dynamic table, found through its hash table.
@@ -243,9 +281,9 @@ impl<R: ReadAt> Elf<R> {
     /// # Errors
     /// When the table makes no sense.
     pub fn dynamic_symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
-        match self.dynamic {
-            Some(dynamic) if dynamic.gnu_hash != 0 => self.find_by_gnu_hash(&dynamic, name),
-            Some(dynamic) if dynamic.hash != 0 => self.find_by_hash(&dynamic, name),
+        match &self.dynamic {
+            Some(dynamic) if dynamic.gnu_hash != 0 => self.find_by_gnu_hash(dynamic, name),
+            Some(dynamic) if dynamic.hash != 0 => self.find_by_hash(dynamic, name),
             _ => Ok(None),
         }
     }
@@ -299,6 +337,9 @@ impl<R: ReadAt> Elf<R> {
                 Ok(elf::DT_HASH) => dynamic.hash = value,
                 Ok(elf::DT_GNU_HASH) => dynamic.gnu_hash = value,
                 Ok(elf::DT_SONAME) => dynamic.soname = Some(value),
+                Ok(elf::DT_NEEDED) if dynamic.needed.len() < MAX_NEEDED => dynamic.needed.push(value),
+                Ok(elf::DT_RUNPATH) => dynamic.run_path = Some(value),
+                Ok(elf::DT_RPATH) => dynamic.run_path = dynamic.run_path.or(Some(value)),
                 _ => {}
             }
         }

@@ -56,6 +56,12 @@ impl Windows {
         (functions > 0 && functions <= size / 8).then_some(Self { rules, header, functions, base, end })
     }
 
+    /// The lowest address of code.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
     /// The window that holds an address.
     #[must_use]
     pub fn at(&self, vaddr: u64) -> Option<Range<u64>> {

@@ -30,6 +30,10 @@ pub(super) struct Placed {
     pub(super) tables: BTreeMap<u64, PlacedTable>,
     /// How further ones are made; `None`: there is one for all of the file.
     pub(super) windows: Option<Windows>,
+    /// A sample was met in it: its other windows are made too, while there is room.
+    pub(super) met: bool,
+    /// Windows before this address have been made, or tried.
+    pub(super) next: u64,
     /// Bytes of its `.eh_frame`.
     pub(super) rules: u64,
     /// Segments that are mapped executable.
@@ -57,6 +61,27 @@ pub(super) struct Code {
 }
 
 impl Placed {
+    pub(super) fn new(windows: Option<Windows>, rules: u64, code: Vec<Code>, used: u64) -> Self {
+        Self { tables: BTreeMap::new(), windows, met: false, next: 0, rules, code, used }
+    }
+
+    /// With one table for all of the file.
+    pub(super) fn whole(table: PlacedTable, rules: u64, code: Vec<Code>, used: u64) -> Self {
+        Self { tables: BTreeMap::from([(0, table)]), ..Self::new(None, rules, code, used) }
+    }
+
+    /// The first window that nobody has made yet, of a file that samples were met in.
+    pub(super) fn missing(&mut self) -> Option<(Windows, std::ops::Range<u64>)> {
+        let windows = self.windows.filter(|_| self.met)?;
+        loop {
+            let window = windows.at(self.next.max(windows.base()))?;
+            self.next = window.end;
+            if !self.tables.contains_key(&window.start) {
+                return Some((windows, window));
+            }
+        }
+    }
+
     /// The segment of a mapping, and the address before relocation of its start.
     pub(super) fn addresses(&self, mapping: &Mapping) -> Option<(Code, u64)> {
         // A mapping starts at a page, a segment anywhere in it.

@@ -111,19 +111,43 @@ fn what_does_not_fit_stops_a_walk_and_is_told() {
     let here = what_does_not_fit_stops_a_walk_and_is_told as *const () as u64;
     let maps_now = maps();
     let mapping = maps_now.iter().find(|mapping| mapping.contains(here)).expect("this test's code");
-    assert!(!tables.meet(&own(), mapping, here, space.version, &mut memory), "there is no room for it");
+    assert!(
+        !tables.meet(&own(), mapping, here, space.version, &Identities::new(), &mut memory),
+        "there is no room for it"
+    );
     assert_eq!(tables.without_room(), 1, "{tables:?}");
     let mut enough = UnwindTables::new((tables.bytes_wanted() / 8) as u32, 1 << 12);
     let nothing = Wanted { image: 7, allowance: Some(0), ..Wanted::default() };
     let (space, more) = enough.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
     assert!(more, "the allowance was too small");
-    assert!(enough.meet(&own(), mapping, here, space.version, &mut memory), "what was told to do does");
-    assert!(enough.meet(&own(), mapping, here, space.version, &mut memory), "the process does not have it yet");
+    assert!(
+        enough.meet(&own(), mapping, here, space.version, &Identities::new(), &mut memory),
+        "what was told to do does"
+    );
+    assert!(
+        enough.meet(&own(), mapping, here, space.version, &Identities::new(), &mut memory),
+        "the process does not have it yet"
+    );
     let (space, _) = enough.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
     let ranges = &memory.ranges[space.first as usize..][..space.count as usize];
     let range = ranges.iter().find(|range| (range.start..range.end).contains(&here)).expect("covered");
     assert!(range.rows > 0 && range.end - range.start <= 1 << 20, "{range:?}: one window of a large file");
-    assert!(!enough.meet(&own(), mapping, here, space.version, &mut memory), "now it has");
+    assert!(!enough.meet(&own(), mapping, here, space.version, &Identities::new(), &mut memory), "now it has");
+    // What lies beside it in the same file comes without being asked for, as far as there is room.
+    let mut roomy = UnwindTables::new(enough.rows.size * 8, 1 << 12);
+    roomy.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
+    assert_eq!(
+        roomy.make_more(&own(), &maps_now, &Identities::new(), &mut memory),
+        (false, false),
+        "no sample was met anywhere"
+    );
+    assert!(roomy.meet(&own(), mapping, here, 0, &Identities::new(), &mut memory));
+    let before = roomy.rows_used();
+    while let (true, true) = roomy.make_more(&own(), &maps_now, &Identities::new(), &mut memory) {}
+    assert!(
+        roomy.rows_used() > before && !roomy.make_more(&own(), &maps_now, &Identities::new(), &mut memory).1,
+        "{before}"
+    );
     let mut none = UnwindTables::new(64, 1);
     assert!(matches!(none.map(&own(), &maps(), 7, &mut memory), Err(NoRoom(_))));
 }
@@ -138,8 +162,7 @@ fn only_what_no_process_has_is_evicted_the_oldest_first() {
     for inode in 1..=3 {
         tables.calls += 1;
         let placed = tables.place(&table(inode), u64::MAX, &HashSet::new(), &mut memory).expect("fits");
-        let (tables_of, code) = (BTreeMap::from([(0, placed)]), Vec::new());
-        let placed = Placed { tables: tables_of, windows: None, rules: 0, code, used: tables.calls };
+        let placed = Placed::whole(placed, 0, Vec::new(), tables.calls);
         tables.known.insert(source(inode), Known::Placed(placed));
     }
     // The oldest is in use: by a process, then by the one in hand.
