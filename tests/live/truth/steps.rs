@@ -7,7 +7,8 @@
 use super::judge::{Frame, Judged, Line, Truths, Verdict};
 use super::{ANYWHERE, KINDS, LIVES, conclude, long_form};
 use std::fmt::Write as _;
-use tachyon_tests::{Interpreter, Profiler, Stepper, Target, on_each_interpreter};
+use std::time::Duration;
+use tachyon_tests::{Interpreter, Profiler, Stepper, Target, let_run, on_each_interpreter};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_15]: every_instruction);
 
@@ -30,6 +31,8 @@ fn follow(python: &Interpreter, kinds: &[&str], count: usize) {
     for native in [true, false] {
         let profiler = Profiler::of(target.pid()).arg("-e").arg("context-switches").arg("--format").arg("jsonl");
         let profiler = if native { profiler.native().arg("--interpreter-frames") } else { profiler };
+        // Until then it may still be saying that it is ready.
+        let_run(target.pid(), Duration::from_millis(100));
         // It stands still while the recording begins, and until its last sample has been written.
         let mut stepper = Stepper::stop(target.pid());
         let running = profiler.start();
