@@ -133,7 +133,12 @@ pub(crate) fn stacks() -> Vec<Vec<u8>> {
         text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(Into::into).collect();
     for line in &lines {
         let stacks = Stacks::of(line);
-        assert_eq!(stacks.join(true, StopReason::Complete).0, Quality::Exact, "{}", String::from_utf8_lossy(line));
+        assert_eq!(
+            stacks.join(true, StopReason::Complete, None).0,
+            Quality::Exact,
+            "{}",
+            String::from_utf8_lossy(line)
+        );
     }
     lines
 }
@@ -178,8 +183,8 @@ impl Stacks {
         Self { boundaries, native, python, root_shims: shims }
     }
 
-    fn join(&self, whole: bool, stop: StopReason) -> (Quality, Vec<Joined>) {
-        let native = Native { frames: &self.native, whole, foreign: false, switching: false };
+    fn join(&self, whole: bool, stop: StopReason, entered: Option<usize>) -> (Quality, Vec<Joined>) {
+        let native = Native { frames: &self.native, whole, foreign: false, switching: false, entered };
         let python = Python { frames: &self.python, root_shims: self.root_shims, stop, boundaries: self.boundaries };
         let mut joined = Vec::new();
         (join(&native, &python, Keep { interpreter: true, roots: true }, &mut joined), joined)
@@ -193,7 +198,8 @@ pub(crate) fn join_stacks(bytes: &[u8], rng: &mut Rng) -> bool {
     let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
     let stop = if rng.below(2) == 0 { StopReason::Complete } else { *rng.of(&stops) };
     let whole = rng.below(4) != 0;
-    let (quality, joined) = stacks.join(whole, stop);
+    let entered = (rng.below(2) == 0).then(|| rng.below(stacks.native.len() + 1));
+    let (quality, joined) = stacks.join(whole, stop, entered);
     let of_python: Vec<usize> =
         joined.iter().filter_map(|frame| if let Joined::Python(at) = frame { Some(*at) } else { None }).collect();
     let of_native: Vec<usize> =

@@ -108,8 +108,9 @@ pub struct SampleRecord {
     pub comm: [u8; 16],
     /// Number of the layout of this image's interpreter.
     pub layout: u32,
-    /// Explicit padding / room.
-    pub _reserved: u32,
+    /// How many native frames begin below where the evaluator keeps what it has entered the innermost Python frames with (its
+    /// `cframe` or entry frame): the last of these is that evaluator's. 0: not known.
+    pub entered: u32,
 }
 
 /// What is known of a wait: follows the frames of a [`kind::WAIT`] record.
@@ -194,6 +195,8 @@ pub mod status {
     /// The thread was entering the evaluator, and the Python frames are those of its callers, which the native stack
     /// led to.
     pub const CALLERS: u32 = 1 << 11;
+    /// The innermost frame has run nothing, and is proven to be linked to its caller (3.11, 3.12).
+    pub const LINKED: u32 = 1 << 12;
 }
 
 /// One Python frame of a sample.
@@ -204,7 +207,8 @@ pub struct RawFrame {
     pub code: u64,
     /// Fingerprint of the code object; with image and address its identity.
     pub fingerprint: u64,
-    /// Byte offset of the instruction from the start of the code, as `co_positions` counts; negative: not started.
+    /// Byte offset of the instruction from the start of the code, as `co_positions` counts; negative: not started, or
+    /// [`frame::UNKNOWN_LASTI`].
     pub lasti: i32,
     /// Bits of [`frame`].
     pub flags: u8,
@@ -222,6 +226,9 @@ pub mod frame {
     pub const GENERATOR: u8 = 2;
     /// The garbage collector runs above this frame.
     pub const GC: u8 = 4;
+
+    /// [`super::RawFrame::lasti`] of a frame in a trace of the JIT, which does not store each instruction that it comes to.
+    pub const UNKNOWN_LASTI: i32 = -2;
 }
 
 /// A code object seen for the first time. Followed by `qualname_bytes`, `filename_bytes` and `linetable_bytes`

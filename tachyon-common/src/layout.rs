@@ -151,7 +151,28 @@ pub struct Layout {
     pub interp_read: u16,
     /// Where in an interpreter state the first of the fields lies that each sample asks for, a multiple of 8.
     pub interp_at: u32,
+
+    /// `_PyInterpreterFrame.stacktop`, a signed 32-bit word (3.11, 3.12): -1 while the evaluator runs the frame.
+    pub frame_stacktop: u32,
+    /// `_PyInterpreterFrame.return_offset`, 16 bits (3.12): 0 in a call, how far to jump behind a generator that was resumed.
+    pub frame_return_offset: u32,
+    /// `_PyInterpreterFrame.localsplus` (3.11, 3.12): what follows are locals and stack, a word each.
+    pub frame_localsplus: u32,
+    /// `PyCodeObject.co_nlocalsplus` (3.11, 3.12).
+    pub code_nlocalsplus: u32,
+    /// `PyCodeObject.co_stacksize` (3.11, 3.12).
+    pub code_stacksize: u32,
+    /// `PyThreadState.current_executor` (3.14+): not NULL while the innermost frames run in a trace of the JIT.
+    pub tstate_current_executor: u32,
+    /// How far `gi_frame_state` lies before the frame in a generator, in bytes (3.11, 3.12).
+    pub generator_state_before: u32,
+    /// Where in this build's evaluator, from its first instruction on, the innermost frame may not be linked to its caller: see
+    /// [`Layout::may_be_unlinked`]. Only with [`flags::LINKS_FIRST`].
+    pub unlinked: [u32; UNLINKED],
 }
+
+/// How many such places of an evaluator there may be (3.12.1 has 12).
+pub const UNLINKED: usize = 24;
 
 /// Bits of [`Layout::flags`].
 pub mod flags {
@@ -169,6 +190,9 @@ pub mod flags {
     pub const QUALNAME: u32 = 1 << 5;
     /// `struct _PyCFrame` outlives nothing: an unfilled one may be met while the evaluator is entered.
     pub const ENTERING_EVAL: u32 = 1 << 6;
+    /// The evaluator links a frame that C calls before it fills its `cframe`, and [`super::Layout::unlinked`] has all places where
+    /// it links one later (3.11, 3.12).
+    pub const LINKS_FIRST: u32 = 1 << 7;
 }
 
 impl Layout {
@@ -201,6 +225,7 @@ impl Layout {
             (self.tstate_current_exception, 8),
             (self.tstate_exc_state, self.exc_value.saturating_add(8)),
             (self.tstate_base_frame, 8),
+            (self.tstate_current_executor, 8),
         ]));
         self.frame_read = bytes(end(&[
             (self.frame_previous, 8),
@@ -209,6 +234,8 @@ impl Layout {
             (self.frame_owner, 1),
             (self.frame_is_entry, 1),
             (self.frame_tlbc_index, 4),
+            (self.frame_stacktop, 4),
+            (self.frame_return_offset, 2),
         ]));
         self.code_read = bytes(end(&[
             (self.ob_type, 8),
@@ -235,6 +262,30 @@ impl Layout {
         self
     }
 
+    /// A place of [`Layout::unlinked`]: `bytes` (below 256) from `start` (below 2^24) on. `None`: it does not fit.
+    #[must_use]
+    pub const fn unlinked_place(start: u64, bytes: u64) -> Option<u32> {
+        if start >> 24 == 0 && bytes >> 8 == 0 { Some((start | bytes << 24) as u32) } else { None }
+    }
+
+    /// Whether an instruction, told by its distance from the evaluator's first one, lies where the innermost frame may not
+    /// be linked.
+    #[inline(always)]
+    #[must_use]
+    pub fn may_be_unlinked(&self, distance: u64) -> bool {
+        let mut at = 0;
+        let mut may = 0;
+        while at < UNLINKED {
+            let place = self.unlinked[at];
+            let within = distance.wrapping_sub(u64::from(place & 0xff_ffff));
+            // 1 where it is less than the length, else 0: no branch, for the verifier would follow each.
+            let less = (within.wrapping_sub(u64::from(place >> 24)) & !within) >> 63;
+            may = core::hint::black_box(may | less);
+            at += 1;
+        }
+        may != 0
+    }
+
     /// Whether all bits of `flag` are set.
     #[must_use]
     pub const fn has(&self, flag: u32) -> bool {
@@ -248,4 +299,4 @@ impl Layout {
     }
 }
 
-const _: () = assert!(core::mem::size_of::<Layout>() == 65 * 4);
+const _: () = assert!(core::mem::size_of::<Layout>() == (72 + UNLINKED) * 4);

@@ -387,6 +387,11 @@ pub struct State {
     pub evaluators: u32,
     /// The stack pointer in the second of them.
     pub caller_sp: u64,
+    /// Where on the C stack the evaluator was entered for the innermost Python frames; 0: not known.
+    pub entered_at: u64,
+    /// [`SampleRecord::entered`].
+    pub entered: u32,
+    pub _pad: u32,
     /// How far the repair has got of a sample that was taken while the evaluator was entered: one of [`repair`].
     pub repair: u32,
     pub thread_steps: u32,

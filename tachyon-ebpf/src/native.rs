@@ -94,6 +94,8 @@ struct SampleAddresses<'a> {
     evaluator: (u64, u64),
     evaluators: &'a mut u32,
     caller_sp: &'a mut u64,
+    entered_at: u64,
+    entered: &'a mut u32,
 }
 
 impl AddressSink for SampleAddresses<'_> {
@@ -108,6 +110,9 @@ impl AddressSink for SampleAddresses<'_> {
 
     #[inline(always)]
     fn arrived(&mut self, address: u64, sp: u64) {
+        // 1 where the stack pointer is not above it, else 0: no branch, for the verifier would follow each.
+        let above = core::hint::black_box(self.entered_at.wrapping_sub(sp) >> 63);
+        *self.entered += 1 - above as u32;
         if address >= self.evaluator.0 && address < self.evaluator.1 && *self.evaluators < 2 {
             *self.evaluators += 1;
             *self.caller_sp = sp;
@@ -126,6 +131,14 @@ pub fn begin<C: Interrupt>(ctx: &C) -> u64 {
     let frames = masked::<0x7ff>(state.walk.stored as usize);
     state.native_at = (size_of::<SampleRecord>() + frames * size_of::<RawFrame>()) as u32;
     state.native = NativeWalk::start(record.user_ip, record.user_sp, record.user_fp);
+    state.entered = 0;
+    if state.entered_at == 0 {
+        state.entered_at = state.walk.entry_frame;
+    }
+    if !state.own_stack.has(state.entered_at) {
+        // What is not on this stack is above no frame of it.
+        state.entered_at = 0;
+    }
     if record.user_sp == 0 {
         return StopReason::NoRegisters as u64;
     }
@@ -167,6 +180,8 @@ pub extern "C" fn walk_native_frames() -> u64 {
         evaluator: (state.process.evaluator_start, end),
         evaluators: &mut state.evaluators,
         caller_sp: &mut state.caller_sp,
+        entered_at: state.entered_at,
+        entered: &mut state.entered,
     };
     let ended = state.native.frames::<NATIVE_FRAMES_PER_CALL, _, _, _>(
         &CurrentProcess,

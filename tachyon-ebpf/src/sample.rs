@@ -206,6 +206,7 @@ pub fn begin<C: Interrupt>(
     state.code_buffer.content.refill();
     state.native_at = 0;
     state.evaluators = 0;
+    (state.entered_at, state.entered) = (0, 0);
     state.repair = repair::NONE;
     state.walk = FrameWalk::default();
     state.thread_pointer = ThreadPointer {
@@ -244,7 +245,7 @@ pub fn begin<C: Interrupt>(
         tail_calls: 0,
         comm,
         layout: state.process.layout,
-        _reserved: 0,
+        entered: 0,
     };
     let Some(layout) = LAYOUTS.get(state.process.layout) else {
         lose(ctx, scratch.counters, LossCause::Internal);
@@ -304,6 +305,7 @@ pub fn walk_native<C: Interrupt>(ctx: &C) {
     let mut ended = if begun == u64::from(GOES_ON) { native::step() } else { begun };
     let Some(mut scratch) = Scratch::get() else { return };
     scratch.sample.record.native_frames = scratch.state.native.stored as u16;
+    scratch.sample.record.entered = scratch.state.entered;
     if scratch.state.native.by_frame_pointer > 0 {
         scratch.sample.record.status |= status::BY_FRAME_POINTER;
     }
@@ -336,6 +338,7 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
         return;
     }
     state.walk = FrameWalk::start(frame);
+    state.entered_at = cframe;
     state.repair = repair::WALKING;
     // The addresses lie where the frames go: they are walked again behind those.
     state.native_at = 0;
@@ -360,7 +363,8 @@ fn is_being_linked(scratch: &Scratch) -> bool {
     let root = unsafe { frames.as_ptr().add(masked::<{ FRAME_SLOTS as u32 - 1 }>(stored - 1)) };
     // SAFETY: as above.
     let root = unsafe { root.read() };
-    (leaf.lasti < 0 || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
+    let unlinked = leaf.lasti < 0 && scratch.sample.record.status & status::LINKED == 0;
+    (unlinked || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
 }
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.

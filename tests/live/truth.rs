@@ -1,11 +1,17 @@
 //! Programs that record their own truth and then run free: every Python frame of every sample, with its place, is one that
 //! the program told for that very thread, or the sample says that it is not sure. Recorded as people do, native frames too.
 //!
-//! Each interpreter runs all kinds of work in one program here, for some seconds. `cargo xtask oracle` sets
-//! `TACHYON_ORACLE_SAMPLES`: then each kind is recorded by itself until there are so many samples of it.
+//! Each interpreter runs several kinds of work in one program here, for some seconds. `cargo xtask oracle` sets
+//! `TACHYON_ORACLE_SAMPLES`: then each kind is recorded by itself until there are so many samples of it, and what became of them is
+//! written to `TACHYON_ORACLE_RESULTS`.
 
-use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod judge;
+mod steps;
+
+use judge::{Judged, Line, Truths};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,9 +19,11 @@ use tachyon_tests::{
     Interpreter, Profiler, SharedLibrary, Target, cpu_time_of, on_each_interpreter, program, statistics, with_wheels,
 };
 
-on_each_interpreter!(every_stack_of_every_sample);
+on_each_interpreter!(every_stack_of_every_sample, what_is_called_anywhere);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15
     built_3_13t built_3_14t wheel_3_15t]: threads_made_in_c);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_14 wheel_3_15t]: threads_that_end);
+on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_15]: interpreters_of_their_own);
 // A minute each, of which most is the program's own trace.
 on_each_interpreter!(on [pyenv_3_11]: greenlets);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13]: embedded);
@@ -24,198 +32,40 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 py
 on_each_interpreter!(threads_and_their_time);
 on_each_interpreter!(programs_of_one_process);
 
-/// The kinds of work of `programs/truth.py`.
-const KINDS: [&str; 7] = ["callbacks", "generated", "generators", "exceptions", "recursion", "tasks", "threads"];
+/// Kinds of work of `programs/truth.py`.
+const KINDS: [&str; 11] = [
+    "callbacks",
+    "generated",
+    "generators",
+    "exceptions",
+    "recursion",
+    "tasks",
+    "coroutines",
+    "objects",
+    "nested",
+    "sizes",
+    "threads",
+];
+
+/// Those in which the interpreter calls Python wherever it stands, and what they have to be tried with.
+const ANYWHERE: [&str; 5] = ["ending", "signals", "monitored", "profiled", "groups"];
+
+/// Those that take long to trace: only in the long form.
+const LONG: [&str; 1] = ["limit"];
 
 /// Time that one kind of work may take, however little of the processors other programs leave it.
-const LONGEST: Duration = Duration::from_secs(600);
-
-/// The mark of an evaluator that has not linked its frame yet.
-const ENTERING: &str = "<entering evaluator>";
-
-type Place = [i32; 4];
-
-/// What the program tells of a thread; `programs/truth.py` says what it means.
-#[derive(Deserialize)]
-struct Told {
-    functions: Vec<(String, String, BTreeSet<i32>, i32)>,
-    nodes: Vec<(usize, usize, i32, i32, i32, i32)>,
-    leaves: Vec<(usize, usize)>,
-}
-
-/// The same, to look up.
-struct Truth {
-    functions: HashMap<(String, String), usize>,
-    /// Of each function: all its lines, and a generator's first.
-    lines: Vec<(BTreeSet<i32>, i32)>,
-    nodes: HashMap<(usize, usize, Place), usize>,
-    leaves: HashSet<(usize, usize)>,
-}
-
-impl From<Told> for Truth {
-    fn from(told: Told) -> Self {
-        let nodes = told.nodes.into_iter().zip(1..);
-        let (names, lines): (Vec<_>, Vec<_>) =
-            told.functions.into_iter().map(|(name, file, lines, first)| ((name, file), (lines, first))).unzip();
-        Self {
-            functions: names.into_iter().zip(0..).collect(),
-            lines,
-            nodes: nodes.map(|((parent, of, a, b, c, d), node)| ((parent, of, place([a, b, c, d])), node)).collect(),
-            leaves: told.leaves.into_iter().collect(),
-        }
-    }
-}
-
-/// A place without columns (before 3.11) has no end either: not every format tells one.
-fn place([line, end_line, column, end_column]: Place) -> Place {
-    [line, if column < 0 { -1 } else { end_line }, column, end_column]
-}
-
-/// A line of JSON lines.
-#[derive(Deserialize)]
-struct Line {
-    tid: u32,
-    gil: Option<bool>,
-    #[serde(default)]
-    merge: String,
-    frames: Vec<Frame>,
-}
-
-#[derive(Deserialize)]
-struct Frame {
-    function: String,
-    file: Option<String>,
-    line: Option<i32>,
-    end_line: Option<i32>,
-    column: Option<i32>,
-    end_column: Option<i32>,
-    kind: String,
-}
-
-impl Frame {
-    fn place(&self) -> Place {
-        place([self.line, self.end_line, self.column, self.end_column].map(|part| part.unwrap_or(-1)))
-    }
-
-    fn shown(&self) -> String {
-        format!("{} ({}:{:?})", self.function, self.file.as_deref().unwrap_or("~"), self.place())
-    }
-}
-
-impl Truth {
-    /// What is wrong with these Python frames, leaf first, if anything. (A generator that is being made has been called where
-    /// its caller is: then that one is judged as the leaf.)
-    fn fault(&self, frames: &[&Frame]) -> Option<String> {
-        let making = |leaf: &Frame| {
-            let first = self.function(leaf).map_or(0, |function| self.lines[function].1);
-            first > 0 && leaf.line == Some(first)
-        };
-        let (leaf, callers) = frames.split_first()?;
-        // asyncio keeps its tasks in a weak set: C code calls this wherever it frees one, which the trace changes.
-        let freeing = |leaf: &Frame| {
-            let file = leaf.file.as_deref().unwrap_or_default();
-            leaf.function.ends_with("_remove") && file.ends_with("/_weakrefset.py")
-        };
-        if (making(leaf) || freeing(leaf)) && !callers.is_empty() {
-            return self.known(frames).and_then(|_| self.known(callers));
-        }
-        self.known(frames)
-    }
-
-    /// The node of these callers, the innermost first, or what is wrong with them.
-    fn callers(&self, callers: &[&Frame]) -> Result<usize, String> {
-        callers.iter().rev().try_fold(0, |node, caller| {
-            let known = self.function(caller).and_then(|function| self.nodes.get(&(node, function, caller.place())));
-            known.copied().ok_or_else(|| format!("{} does not call here", caller.shown()))
-        })
-    }
-
-    fn function(&self, frame: &Frame) -> Option<usize> {
-        self.functions.get(&(frame.function.clone(), frame.file.clone().unwrap_or_default())).copied()
-    }
-
-    fn known(&self, frames: &[&Frame]) -> Option<String> {
-        let (leaf, callers) = frames.split_first()?;
-        let node = match self.callers(callers) {
-            Ok(node) => node,
-            Err(fault) => return Some(fault),
-        };
-        let Some(function) = self.function(leaf).filter(|&function| self.leaves.contains(&(node, function))) else {
-            return Some(format!("{} is not called here", leaf.shown()));
-        };
-        let line = leaf.line.unwrap_or(-1);
-        (!self.lines[function].0.contains(&line)).then(|| format!("{} has no such line", leaf.shown()))
-    }
-}
-
-/// What became of samples.
-#[derive(Default)]
-struct Judged {
-    samples: usize,
-    /// Stacks with a Python frame that are the program's.
-    right: usize,
-    /// They say that they are not whole or not sure: how often, by what they say.
-    unsure: BTreeMap<String, usize>,
-    /// Neither: how often, and an example of each.
-    wrong: BTreeMap<String, (usize, String)>,
-}
-
-impl Judged {
-    fn judge(&mut self, truths: &HashMap<u32, Truth>, foreign: &HashSet<u32>, line: &Line) {
-        // Markers say where a stack was cut. That of the collector cuts nothing, and above Python frames that of an evaluator
-        // that is being entered says that they are all callers.
-        let entering =
-            |frame: &Frame| frame.function == ENTERING && line.frames.iter().any(|frame| frame.kind == "python");
-        let marker = |frame: &Frame| frame.kind == "special" && frame.function != "<GC>" && !entering(frame);
-        // A frame whose line table was not in memory when it was met has its names and no line.
-        let lineless = |frame: &Frame| frame.kind == "python" && frame.line.is_none_or(|line| line < 0);
-        let says = line.merge != "exact" || line.frames.iter().any(|frame| marker(frame) || lineless(frame));
-        let python = |frame: &&Frame| frame.kind == "python";
-        let frames: Vec<&Frame> = line.frames.iter().filter(python).collect();
-        self.samples += 1;
-        if says {
-            let marks = line.frames.iter().filter(|frame| marker(frame)).map(|frame| frame.function.as_str());
-            let lineless = line.frames.iter().any(lineless).then_some("a frame without a line");
-            let words: BTreeSet<&str> = marks.chain(lineless).chain([line.merge.as_str()]).collect();
-            *self.unsure.entry(words.into_iter().collect::<Vec<_>>().join(", ")).or_default() += 1;
-            return;
-        }
-        let is = |frame: &Frame, name: &str| frame.kind == "native" && frame.function.contains(name);
-        let is_at = |name: &str| line.frames.iter().any(|frame| is(frame, name));
-        let is_evaluator = |frame: &&Frame| is(frame, "!_PyEval_EvalFrameDefault");
-        let fault = match truths.get(&line.tid) {
-            // The outermost frame of a greenlet or of a call from C has been taken off, and its only evaluator is about to
-            // return. Between two calls a thread of C has none.
-            Some(_) if frames.is_empty() && (is_at("g_initialstub") || foreign.contains(&line.tid)) => {
-                let first = line.frames.first().is_some_and(|leaf| is_evaluator(&leaf));
-                let fits = match line.frames.iter().filter(is_evaluator).count() {
-                    0 => true,
-                    1 => first || is_at("_PyEvalFrameClearAndPop") || is_at("_Py_CheckFunctionResult"),
-                    _ => false,
-                };
-                (!fits).then(|| "an evaluator without a Python frame".to_owned())
-            }
-            Some(_) if frames.is_empty() => Some("a thread that runs Python has no Python frame".to_owned()),
-            Some(truth) if line.frames.iter().any(entering) => truth.callers(&frames).err(),
-            Some(truth) => truth.fault(&frames),
-            None if frames.is_empty() => None,
-            None => Some("a thread that the program does not know runs Python".to_owned()),
-        };
-        let Some(fault) = fault else { return self.right += 1 };
-        let shown = || line.frames.iter().map(|frame| format!("{} {}\n", frame.kind, frame.shown())).collect();
-        self.wrong.entry(fault).or_insert_with(|| (0, shown())).0 += 1;
-    }
-}
+const LONGEST: Duration = Duration::from_secs(900);
 
 /// The samples of a running program as JSON lines, until there are `wanted`.
-fn record(target: &Target, wanted: usize, rate: u32, mut each: impl FnMut(&Line)) -> usize {
+fn record(target: &Target, wanted: usize, rate: u32, words: &[&str], mut each: impl FnMut(&Line)) -> usize {
     let (begin, mut samples, mut recorded_ms) = (Instant::now(), 0, 0);
     while samples < wanted && begin.elapsed() < LONGEST {
         // At first as if it had a processor for itself, then as it turned out.
         let pace = if samples == 0 { f64::from(rate) / 1_000.0 } else { samples as f64 / recorded_ms as f64 };
         let milliseconds = ((wanted - samples) as f64 / pace).clamp(500.0, 20_000.0) as u64 + 200;
         let profiler = Profiler::of(target.pid()).native().rate(rate).arg("--format").arg("jsonl");
-        let profiler = profiler.arg("--interpreter-frames").milliseconds(milliseconds);
+        let profiler = words.iter().fold(profiler.arg("--interpreter-frames"), |profiler, word| profiler.arg(*word));
+        let profiler = profiler.milliseconds(milliseconds);
         let output = profiler.run();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
@@ -229,26 +79,39 @@ fn record(target: &Target, wanted: usize, rate: u32, mut each: impl FnMut(&Line)
     samples
 }
 
-/// Judges all samples of the program, whose work has these kinds.
-fn judge(target: &Target, python: &Interpreter, kinds: &[&str], wanted: usize, rate: u32) {
-    let told: HashMap<String, Told> =
-        serde_json::from_value(target.facts["threads"].clone()).expect("the program tells its stacks");
-    let truths: HashMap<u32, Truth> =
-        told.into_iter().map(|(tid, told)| (tid.parse().expect("a number"), told.into())).collect();
-    let foreign: HashSet<u32> = serde_json::from_value(target.facts["foreign"].clone()).expect("thread ids");
-    let mut judged = Judged::default();
-    record(target, wanted, rate, |line| judged.judge(&truths, &foreign, line));
-    let Judged { samples, right, unsure, wrong } = judged;
-    let share = 100.0 * unsure.values().sum::<usize>() as f64 / samples.max(1) as f64;
+/// Says what became of the samples of some kinds of work, and asserts that nothing is wrong.
+fn conclude(judged: Judged, python: &Interpreter, kinds: &str) {
+    let Judged { samples, right, unsure, wrong, .. } = judged;
+    let not_sure = unsure.values().sum::<usize>();
+    let share = 100.0 * not_sure as f64 / samples.max(1) as f64;
     let called_exact: usize = wrong.values().map(|(count, _)| count).sum();
     println!(
-        "{} {kinds:?}: {right} of {samples} right, {called_exact} wrong, {share:.2} % not sure: {unsure:?}",
+        "{} {kinds}: {right} of {samples} right, {called_exact} wrong, {share:.2} % not sure: {unsure:?}",
         python.name
     );
+    if let Some(path) = std::env::var_os("TACHYON_ORACLE_RESULTS") {
+        let result = json!({
+            "interpreter": python.name, "kind": kinds, "samples": samples, "wrong": called_exact,
+            "not_sure": not_sure, "why": unsure,
+        });
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        writeln!(file.expect("the file of results can be opened"), "{result}").expect("it can be written");
+    }
     let shown: String = wrong.iter().map(|(fault, (count, stack))| format!("{count} x {fault}:\n{stack}")).collect();
     assert!(wrong.is_empty(), "{}: stacks are wrong and called exact:\n{shown}", python.name);
     // A suite that judged nothing would pass.
     assert!(right * 2 > samples, "{right} of {samples} are right and sure");
+}
+
+/// Judges all samples of the program, whose work has these kinds.
+fn judge(target: &Target, python: &Interpreter, kinds: &[&str], words: &[&str]) {
+    let truths = Truths::of(&target.facts);
+    let mut judged = Judged::new(true);
+    let (wanted, rate) = wanted();
+    record(target, wanted, rate, words, |line| {
+        judged.judge(&truths, line);
+    });
+    conclude(judged, python, &kinds.join(" "));
 }
 
 /// How many samples the long form wants of each kind.
@@ -266,24 +129,46 @@ fn wanted() -> (usize, u32) {
 const LIVES: [(&str, &str); 1] = [("TACHYON_TEST_SECONDS", "1800")];
 
 /// Each of these sets of kinds in the long form, all at once in the short one.
-fn judge_kinds(python: &Interpreter, kinds: &[&str], always: &[&str]) {
-    let (wanted, rate) = wanted();
+fn judge_kinds(python: &Interpreter, kinds: &[&str], always: &[&str], words: &[&str]) {
     let sets: Vec<&[&str]> = if long_form().is_some() { kinds.chunks(1).collect() } else { vec![kinds] };
     for kinds in sets {
-        let words: Vec<&str> = kinds.iter().chain(always).copied().collect();
-        let target = Target::start_in(python, "truth.py", &words, &LIVES);
-        judge(&target, python, kinds, wanted, rate);
+        let with: Vec<&str> = kinds.iter().chain(always).copied().collect();
+        let target = Target::start_in(python, "truth.py", &with, &LIVES);
+        judge(&target, python, kinds, words);
     }
 }
 
 fn every_stack_of_every_sample(python: &Interpreter) {
-    judge_kinds(python, &KINDS, &[]);
+    judge_kinds(python, &KINDS, &[], &[]);
+    if long_form().is_some() {
+        judge_kinds(python, &LONG, &[], &[]);
+    }
 }
 
-/// Threads that C code has made, and which have a thread state while they call Python (`PyGILState_Ensure`).
+/// Finalizers, signal handlers, profile functions, callbacks of `sys.monitoring`: below them is whatever ran.
+fn what_is_called_anywhere(python: &Interpreter) {
+    judge_kinds(python, &ANYWHERE, &[], &[]);
+}
+
+/// Threads that C code has made, and which have a thread state while they call Python (`PyGILState_Ensure`); and Python that
+/// calls C which calls Python, with the GIL let go and taken again in between.
 fn threads_made_in_c(python: &Interpreter) {
     let library = SharedLibrary::compile("truth", python);
-    judge_kinds(python, &["foreign"], &[&format!("foreign={}", library.text())]);
+    judge_kinds(python, &["foreign"], &[&format!("foreign={}", library.text())], &[]);
+    judge_kinds(python, &["again"], &[&format!("again={}", library.text())], &[]);
+}
+
+/// Threads that start and end all the time, and children that are forked by a thread which is not the first.
+fn threads_that_end(python: &Interpreter) {
+    judge_kinds(python, &["starting"], &["callbacks"], &[]);
+    judge_kinds(python, &["forking"], &["callbacks"], &["--subprocesses"]);
+}
+
+/// Interpreters that are run by a thread each, from 3.12 on with a GIL each.
+fn interpreters_of_their_own(python: &Interpreter) {
+    let folder = tempfile::tempdir_in(python.root.as_deref().unwrap_or(Path::new("/")).join("tmp")).expect("a folder");
+    let inside = Path::new("/tmp").join(folder.path().file_name().expect("it has a name"));
+    judge_kinds(python, &["interpreters"], &[&format!("interpreters={}", inside.display())], &[]);
 }
 
 /// 1 of 1,936 samples on 3.11 was wrong and called exact: a new greenlet was just entering its first evaluator, and the stack had
@@ -294,7 +179,7 @@ fn greenlets(python: &Interpreter) {
         9 => "greenlet==3.2.4",
         _ => "greenlet==3.5.6",
     };
-    judge_kinds(&with_wheels(python, &[version]), &["greenlets"], &[]);
+    judge_kinds(&with_wheels(python, &[version]), &["greenlets"], &[], &[]);
 }
 
 /// A C program that loads CPython's library and runs a script.
@@ -313,8 +198,7 @@ fn embedded(python: &Interpreter) {
     let mut command = Command::new(&host);
     command.arg("0").arg(&library).arg(&script).env("PYTHONHOME", home).env_remove("PYTHONPATH").envs(LIVES);
     let target = Target::embedded(command.env("PYTHONDONTWRITEBYTECODE", "1"), "truth.py");
-    let (wanted, rate) = wanted();
-    judge(&target, python, &["embedded"], wanted, rate);
+    judge(&target, python, &["embedded"], &[]);
 }
 
 /// C functions that run with and without the GIL: in each sample of one the mark is what it has to be.
@@ -324,7 +208,7 @@ fn who_holds_the_gil(python: &Interpreter) {
     let (wanted, rate) = wanted();
     // With the GIL and without it: all samples, those that say otherwise, those that say nothing.
     let mut met = [(0, 0, 0); 2];
-    record(&target, wanted, rate, |line| {
+    record(&target, wanted, rate, &[], |line| {
         let of = |name: &str| line.frames.iter().any(|frame| frame.function.rsplit('!').next() == Some(name));
         for (at, name) in ["with_gil", "without_gil"].into_iter().enumerate().filter(|(_, name)| of(name)) {
             let (all, wrong, unsure) = &mut met[at];

@@ -5,6 +5,7 @@ typedef struct object PyObject;
 extern int PyGILState_Ensure(void);
 extern void PyGILState_Release(int);
 extern PyObject *PyObject_CallObject(PyObject *, PyObject *);
+extern PyObject *PyObject_CallFunction(PyObject *, const char *, ...);
 extern void *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *);
 extern void Py_IncRef(PyObject *);
@@ -57,4 +58,15 @@ int start(PyObject *callee)
     pthread_t thread;
     Py_IncRef(callee);
     return pthread_create(&thread, 0, foreign, callee);
+}
+
+/* Called without the GIL: takes it and calls Python, which does the same again. */
+__attribute__((noinline)) void call_python_again(PyObject *callee, long depth)
+{
+    without_gil(200);
+    int state = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(callee, "l", depth);
+    if (result) Py_DecRef(result);
+    PyGILState_Release(state);
+    without_gil(200);
 }

@@ -16,6 +16,7 @@ mod not_run;
 mod profile;
 mod profiler;
 pub mod statistics;
+mod stepper;
 mod target;
 pub mod unwind;
 pub mod viewers;
@@ -29,6 +30,7 @@ pub use profile::{Place, Recorded, Sample, ShownFrame, status};
 pub use profiler::{
     Profiler, Recording, Running, binary, cpu_time, cpu_time_of, is_sampling, let_run, stretches, waited_for_cpu,
 };
+pub use stepper::Stepper;
 pub use target::{Target, program};
 pub use wheels::with_wheels;
 

@@ -357,7 +357,18 @@ impl Running {
         self.profiler.recording(output)
     }
 
-    /// The same, waited for by the caller, who sees when it hangs.
+    /// Waits for its end, whatever the format of its output. The directory of that lives on in the result.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn ended(self) -> Profiler {
+        let output = self.child.wait_with_output().expect("a child can be waited for");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.profiler
+    }
+
+    /// As [`Running::finish`], waited for by the caller, who sees when it hangs.
     ///
     /// # Panics
     /// As [`Profiler::record`].

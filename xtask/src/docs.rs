@@ -40,7 +40,7 @@ const NOTES: &str = "
 
 - `pyenv`: `--enable-shared`. `debian`: static, stripped, not position-independent. `sid`: static, position-independent,
   in a chroot; its 3.14 and 3.15 have a JIT built in, and with `PYTHON_JIT=1` stacks are right by function
-  (`tests/live/jit.rs`; lines are not judged). A name that ends in `d` is a build with `--with-pydebug`.
+  (`tests/live/jit.rs`; a leaf in a trace has no line). A name that ends in `d` is a build with `--with-pydebug`.
 - `built_3_13t`, `built_3_14t`: free-threaded, from Debian's source, `-O1`, with its symbols. `musl`: another C library, the
   same source.
 - `wheel_3_14t`, `wheel_3_15t`: free-threaded releases with per-thread bytecode, static, stripped, not position-independent,

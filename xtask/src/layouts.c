@@ -168,6 +168,11 @@ int main(void) {
 #else
     FIELD(tstate_current_exception, PyThreadState, curexc_type);
 #endif
+#if PY_VERSION_HEX >= 0x030E0000
+    FIELD(tstate_current_executor, PyThreadState, current_executor);
+#else
+    ABSENT(tstate_current_executor);
+#endif
     FIELD(tstate_exc_state, PyThreadState, exc_state);
     FIELD(exc_value, _PyErr_StackItem, exc_value);
 
@@ -247,6 +252,26 @@ int main(void) {
     FIELD(code_version, PyCodeObject, co_version);
 #else
     ABSENT(code_version);
+#endif
+
+    // What shows whether a new frame is linked to its caller, which these versions do a little later than they publish it.
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030D0000
+    FIELD(frame_stacktop, _PyInterpreterFrame, stacktop);
+    FIELD(frame_localsplus, _PyInterpreterFrame, localsplus);
+    FIELD(code_nlocalsplus, PyCodeObject, co_nlocalsplus);
+    FIELD(code_stacksize, PyCodeObject, co_stacksize);
+    VALUE(generator_state_before, offsetof(PyGenObject, gi_iframe) - offsetof(PyGenObject, gi_frame_state));
+#else
+    ABSENT(frame_stacktop);
+    ABSENT(frame_localsplus);
+    ABSENT(code_nlocalsplus);
+    ABSENT(code_stacksize);
+    ABSENT(generator_state_before);
+#endif
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+    FIELD(frame_return_offset, _PyInterpreterFrame, return_offset);
+#else
+    ABSENT(frame_return_offset);
 #endif
 
     FIELD(bytes_sval, PyBytesObject, ob_sval);

@@ -208,7 +208,7 @@ fn render<'a>(known: impl Iterator<Item = &'a Headers>) -> anyhow::Result<String
          //!\n\
          //! Taken on x86-64. Each row names the versions whose headers agree on it; sizes grow at a structure's end\n\
          //! between patch releases and tell them apart.\n\n\
-         use tachyon_common::layout::Layout;\n\n\
+         use tachyon_common::layout::{Layout, UNLINKED};\n\n\
          use super::layout::{BuiltinLayout, Headers};\n\n\
          const ABSENT: u32 = Layout::ABSENT;\n\n\
          /// One row for each minor version and kind of build; several where patch releases differ.\n\
@@ -239,6 +239,7 @@ fn render<'a>(known: impl Iterator<Item = &'a Headers>) -> anyhow::Result<String
         writeln!(text, "        layout: Layout {{")?;
         writeln!(text, "            version_hex: 0,")?;
         writeln!(text, "            flags: 0,")?;
+        writeln!(text, "            unlinked: [0; UNLINKED],")?;
         for (name, value) in first.common.iter().filter(|(name, _)| !PER_ROW.contains(&name.as_str())) {
             match value {
                 Some(value) => writeln!(text, "            {name}: {value},")?,
@@ -286,7 +287,7 @@ fn parse_table(text: &str) -> anyhow::Result<Vec<Headers>> {
                 found.push(headers);
             }
             common.clear();
-        } else if line.contains(": ") && !line.ends_with(['{', '[', ')']) {
+        } else if line.contains(": ") && !line.ends_with(['{', '[', ']', ')']) {
             let (name, value) = number(line)?;
             if name != "version_hex" && name != "flags" {
                 common.push((name, value));

@@ -1,6 +1,7 @@
 //! The long form of the oracle suite: programs that record their own truth, each kind of work by itself on each interpreter,
 //! until there are tens of thousands of samples of it. `cargo xtask test` runs the short form.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
@@ -16,12 +17,19 @@ pub(crate) struct OracleArgs {
     /// Only interpreters whose names begin so, e.g. pyenv_3_1
     #[arg(long, value_name = "NAME", default_value = "")]
     interpreter: String,
+    /// Add what became of each kind's samples to this file, as JSON lines: interpreter, kind, samples, wrong, not sure, why
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
 }
 
 /// The tests of `tests/live/truth.rs`.
-const KINDS: [&str; 7] = [
+const KINDS: [&str; 11] = [
     "every_stack_of_every_sample",
+    "what_is_called_anywhere",
+    "steps::every_instruction",
     "threads_made_in_c",
+    "threads_that_end",
+    "interpreters_of_their_own",
     "greenlets",
     "embedded",
     "who_holds_the_gil",
@@ -48,5 +56,9 @@ pub(crate) fn run(args: &OracleArgs) -> Result<()> {
     tests.args(KINDS.map(|kinds| format!("truth::{kinds}::{}", args.interpreter)));
     tests.args(["--test-threads", "1", "--nocapture"]);
     tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_ORACLE_SAMPLES", args.samples.to_string());
+    if let Some(results) = &args.results {
+        // The tests run in their package's directory.
+        tests.env("TACHYON_ORACLE_RESULTS", std::path::absolute(results)?);
+    }
     command::run(&mut tests)
 }

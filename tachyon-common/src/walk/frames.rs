@@ -72,8 +72,16 @@ pub struct FrameWalk {
     near: u64,
     /// The innermost entry frame (3.12+: it lies on the C stack); 0: none was met.
     pub entry_frame: u64,
+    /// The frame that was stored first; 0: none was.
+    pub(super) leaf: u64,
+    /// What its `previous` names; then the callers of that ([`FrameWalk::look_at_callers`]).
+    pub(super) leafs_caller: u64,
     /// Where in the buffer the present frame lies.
     at: u32,
+    /// The first of them is in a call: 0 or 1.
+    pub(super) in_a_call: u32,
+    /// The leaf runs in a trace of the JIT: 0 or 1. See [`FrameWalk::enter`].
+    in_trace: u32,
     _pad: u32,
 }
 
@@ -85,17 +93,30 @@ impl FrameWalk {
         Self { next: frame, ..Self::default() }
     }
 
-    /// Goes on at a frame of another thread, and stores behind the frames of this one. (In place: a BPF stack has no room for a walk.)
+    /// Goes on at a frame of another thread, whose state the walk has to [enter](Self::enter) first, and stores behind the frames of this
+    /// one. (In place: a BPF stack has no room for a walk.)
     #[inline(always)]
-    pub fn go_on_at(&mut self, frame: u64, base_frame: u64) {
+    pub fn go_on_at(&mut self, frame: u64) {
         self.next = frame;
-        self.base_frame = base_frame;
         self.shims = 0;
         self.gc_frame = 0;
         self.gc = 0;
         self.identified = 0;
         (self.window, self.window_reach, self.near) = (0, 0, 0);
         self.entry_frame = 0;
+    }
+
+    /// Takes from a thread state, which [`super::read_thread`] has copied, what the walk of its frames needs to know.
+    #[inline(always)]
+    pub fn enter(&mut self, layout: &Layout, thread: &ThreadBuffer) {
+        if Layout::present(layout.tstate_base_frame) {
+            self.base_frame = thread.u64(layout.tstate_base_frame);
+        }
+        // What the evaluator was entered from does not count: it puts that aside (`Python/ceval.c`,
+        // `_PyEval_EvalFrameDefault` [v3.14.0]).
+        if Layout::present(layout.tstate_current_executor) && thread.u64(layout.tstate_current_executor) != 0 {
+            self.in_trace = 1;
+        }
     }
 
     /// Looks at the next frame and goes on to its caller. `None`: there is more.
@@ -157,12 +178,15 @@ impl FrameWalk {
             Err(reason) => return Some(reason),
         };
         let identity = &self.identity;
-        let Some(lasti) = lasti(layout, &frame, start, identity.code_units) else {
+        let Some(mut lasti) = lasti(layout, &frame, start, identity.code_units) else {
             return Some(StopReason::BadInstruction);
         };
         let mut opcode = 255;
         if self.opcodes != 0 {
             opcode = read_u8(memory, frame.u64(layout.frame_instr)).unwrap_or(255);
+        }
+        if self.in_trace != 0 {
+            (lasti, opcode, self.in_trace) = (frame_flags::UNKNOWN_LASTI, 255, 0);
         }
         let mut flags = self.gc as u8;
         if owner == layout.owner_generator {
@@ -183,6 +207,9 @@ impl FrameWalk {
             },
             identity,
         );
+        if self.stored == 0 {
+            (self.leaf, self.leafs_caller) = (self.next, previous);
+        }
         self.stored += 1;
         self.shims = 0;
         self.gc = 0;
@@ -242,25 +269,26 @@ const MOST_BEFORE: u64 = (FRAMES_READ - FRAME_READ) as u64;
 /// What no page is smaller than.
 const PAGE: u64 = 4096;
 
-/// The present frame.
-struct Frame<'a> {
-    buffer: &'a FrameBuffer,
-    at: u32,
+/// A frame that has been read.
+pub(super) struct Frame<'a> {
+    pub(super) buffer: &'a FrameBuffer,
+    /// Where in the buffer it lies.
+    pub(super) at: u32,
 }
 
 impl Frame<'_> {
     #[inline(always)]
-    fn u64(&self, offset: u32) -> u64 {
+    pub(super) fn u64(&self, offset: u32) -> u64 {
         self.buffer.u64(self.at.wrapping_add(offset))
     }
 
     #[inline(always)]
-    fn u32(&self, offset: u32) -> u32 {
+    pub(super) fn u32(&self, offset: u32) -> u32 {
         self.buffer.u32(self.at.wrapping_add(offset))
     }
 
     #[inline(always)]
-    fn u8(&self, offset: u32) -> u8 {
+    pub(super) fn u8(&self, offset: u32) -> u8 {
         self.buffer.u8(self.at.wrapping_add(offset))
     }
 }
@@ -269,8 +297,8 @@ impl Frame<'_> {
 /// no frames, where the innermost one was being linked.
 ///
 /// An inlined call publishes its frame before `previous` is written (3.11.7's `CALL_PY_EXACT_ARGS` as compiled: 9
-/// instructions). A leaf that has run nothing may be such a frame, and nothing tells a stale `previous` (3.11, 3.12);
-/// and C entered the evaluator for the outermost frame of every whole stack, so a chain that ends elsewhere was read
+/// instructions). A leaf that has run nothing may be such a frame, with a stale `previous` (3.11, 3.12), unless `linked`: it is
+/// proven not to be ([`status::LINKED`](crate::event::status::LINKED)); and C entered the evaluator for the outermost frame of every whole stack, so a chain that ends elsewhere was read
 /// while its leaf was being linked.
 ///
 /// From 3.12 on the evaluator links the frame that C calls to an entry frame on its own C stack, and compilers are free to
@@ -284,15 +312,16 @@ pub fn believable_stop(
     stored: usize,
     leaf: Option<&RawFrame>,
     root: Option<&RawFrame>,
+    linked: bool,
 ) -> StopReason {
     let (Some(leaf), Some(root)) = (leaf, root) else { return stop };
     if layout.has(flags::FRAME_OBJECTS) {
         return stop;
     }
     let entered = !matches!(stop, StopReason::Complete) || root.flags & frame_flags::ENTRY != 0;
-    let started = !layout.has(flags::PREV_INSTR) || leaf.lasti >= 0;
-    let linked = stop != StopReason::NotACodeObject || stored > 1 || !Layout::present(layout.frame_owner);
-    if entered && started && linked { stop } else { StopReason::EnteringEval }
+    let started = !layout.has(flags::PREV_INSTR) || leaf.lasti >= 0 || linked;
+    let whole = stop != StopReason::NotACodeObject || stored > 1 || !Layout::present(layout.frame_owner);
+    if entered && started && whole { stop } else { StopReason::EnteringEval }
 }
 
 /// Where the instructions start that the frame runs: in its code object, or in its thread's own copy of them
@@ -343,4 +372,4 @@ fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Opt
     Some(offset as i32)
 }
 
-const _: () = assert!(core::mem::size_of::<FrameWalk>() == 160);
+const _: () = assert!(core::mem::size_of::<FrameWalk>() == 184);

@@ -11,7 +11,7 @@ use tachyon_common::limits::{MAX_PY_FRAMES, MAX_THREAD_STEPS, PY_FRAMES_PER_STEP
 use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
-    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, OwnStack, SlotBuffer, ThreadBuffer,
+    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, Link, OwnStack, SlotBuffer, ThreadBuffer,
     ThreadPointer, ThreadSearch, Unreadable, UserMemory, believable_stop, innermost_frame, read_thread,
 };
 
@@ -147,6 +147,7 @@ impl Family {
             tstate_exc_state: 72,
             exc_value: 0,
             tstate_base_frame: when(self == F::BaseFrame, 48),
+            tstate_current_executor: when(new, 88),
             cframe_current_frame: when(cframe, 8),
             frame_previous: if objects { 24 } else { 8 },
             frame_code: if objects { 32 } else { 0 },
@@ -154,6 +155,9 @@ impl Family {
             frame_owner: when(!objects, 70),
             frame_is_entry: when(self == F::CFrame, 69),
             frame_tlbc_index: when(self == F::FreeThreaded, 72),
+            frame_stacktop: when(cframe, 64),
+            frame_return_offset: when(self == F::CFrameShims, 68),
+            frame_localsplus: when(cframe, 80),
             ob_type: head - 8,
             ob_size: head,
             code_filename: head + 96,
@@ -162,6 +166,9 @@ impl Family {
             code_firstlineno: head + 52,
             code_code_adaptive: when(!objects, head + 168),
             code_tlbc: when(self == F::FreeThreaded, head + 136),
+            code_nlocalsplus: when(cframe, head + 56),
+            code_stacksize: when(cframe, head + 48),
+            generator_state_before: when(cframe, 5),
             code_version: when(!objects && !cframe, head + 76),
             bytes_sval: head + 16,
             unicode_state: head + 16,
@@ -219,6 +226,7 @@ pub struct Outcome {
     pub tstate: u64,
 }
 
+#[allow(dead_code, reason = "each test uses a part of it")]
 impl Image {
     /// An interpreter without threads.
     #[must_use]
@@ -405,19 +413,37 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
         Ok(frame) => frame,
         Err(stop) => return ended(stop, sink, tstate),
     };
-    let base_frame = if Layout::present(layout.tstate_base_frame) { thread.u64(layout.tstate_base_frame) } else { 0 };
     let mut walk = FrameWalk::start(frame);
-    walk.base_frame = base_frame;
+    walk.enter(layout, &thread);
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot: a chain of nothing else ends with the tail calls.
     for _ in 0..(MAX_PY_FRAMES.div_ceil(PY_FRAMES_PER_STEP) + 1) * PY_FRAMES_PER_STEP {
         let stop = walk.frame(memory, layout, entry.code_type, 7, &mut frame_buffer, &mut code_buffer, &mut sink);
         if let Some(stop) = stop {
-            if believable_stop(layout, stop, sink.0.len(), sink.0.first(), sink.0.last()) != stop {
+            let linked =
+                sink.0.first().is_some_and(|leaf| is_linked(memory, layout, &mut walk, leaf, &mut frame_buffer));
+            if believable_stop(layout, stop, sink.0.len(), sink.0.first(), sink.0.last(), linked) != stop {
                 return ended(StopReason::EnteringEval, Sink::default(), tstate);
             }
             return ended(stop, sink, tstate);
         }
     }
     ended(StopReason::TailCallFailed, sink, tstate)
+}
+
+/// Whether the leaf is proven to be linked, as `tachyon-ebpf`'s `frames.rs` asks.
+fn is_linked<M: UserMemory>(
+    memory: &M,
+    layout: &Layout,
+    walk: &mut FrameWalk,
+    leaf: &RawFrame,
+    buffer: &mut FrameBuffer,
+) -> bool {
+    let mut link = walk.leaf_is_linked(layout, leaf, Some(0));
+    let mut looks = 0;
+    while looks < FrameWalk::CALLERS && link == Link::More {
+        link = walk.look_at_callers(memory, layout, buffer);
+        looks += 1;
+    }
+    link == Link::Linked
 }

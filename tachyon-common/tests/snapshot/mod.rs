@@ -14,9 +14,9 @@ use tachyon_common::process::ProcessEntry;
 use tachyon_common::stop::StopReason;
 use tachyon_common::unwind::StackBuffer;
 use tachyon_common::walk::{
-    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, StackScan,
-    ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch, Unreadable, UserMemory, believable_stop, entered_here,
-    innermost_frame, read_slots, read_thread, read_u32, read_u64, runs_here, thread_facts, verify_thread,
+    CodeBuffer, CodeIdentity, Found, FrameBuffer, FrameSink, FrameWalk, InterpBuffer, Link, OwnStack, SlotBuffer,
+    StackScan, ThreadBuffer, ThreadFacts, ThreadPointer, ThreadSearch, Unreadable, UserMemory, believable_stop,
+    entered_here, innermost_frame, read_slots, read_thread, read_u32, read_u64, runs_here, thread_facts, verify_thread,
 };
 
 /// The first line of a file.
@@ -167,9 +167,7 @@ pub fn walk<M: UserMemory>(
         Err(stop) => return Walked { stop, ..walked },
     };
     walk.gc_frame = walked.facts.gc_frame;
-    if Layout::present(layout.tstate_base_frame) {
-        walk.base_frame = thread.u64(layout.tstate_base_frame);
-    }
+    walk.enter(layout, &thread);
     let mut sink = Sink::default();
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     // Shims take no slot.
@@ -181,7 +179,8 @@ pub fn walk<M: UserMemory>(
         return Walked { stop: StopReason::UnknownThread, ..walked };
     }
     let (leaf, root) = (sink.0.first().map(|(frame, _)| frame), sink.0.last().map(|(frame, _)| frame));
-    let settled = believable_stop(layout, walked.stop, sink.0.len(), leaf, root);
+    let linked = leaf.is_some_and(|leaf| is_linked(memory, layout, &mut walk, leaf, &mut frame_buffer));
+    let settled = believable_stop(layout, walked.stop, sink.0.len(), leaf, root, linked);
     if settled == walked.stop {
         walked.frames = sink.0;
     }
@@ -278,6 +277,9 @@ macro_rules! layout_fields {
     ($($name:ident)*) => {
         fn write_layout(layout: &Layout, text: &mut String) {
             $(let _ = writeln!(text, "layout.{} {:#x}", stringify!($name), layout.$name);)*
+            for (number, place) in layout.unlinked.iter().enumerate() {
+                let _ = writeln!(text, "layout.unlinked.{number} {place:#x}");
+            }
         }
 
         /// A field that the file does not know makes it useless: nobody can tell what its value would be.
@@ -289,6 +291,9 @@ macro_rules! layout_fields {
                 code_read: 0,
                 interp_read: 0,
                 interp_at: 0,
+                unlinked: std::array::from_fn(|number| {
+                    u32::try_from(field(&format!("layout.unlinked.{number}"))).expect("32 bits")
+                }),
             }
             .complete()
         }
@@ -301,11 +306,11 @@ layout_fields! {
     interp_gc_collecting interp_gc_frame interp_code_generation gil_locked gil_last_holder tstate_next tstate_interp
     tstate_thread_id tstate_native_thread_id tstate_frame tstate_cframe tstate_status status_bound_gilstate
     status_active status_holds_gil tstate_holds_gil tstate_gil_requested tstate_current_exception tstate_exc_state
-    exc_value tstate_base_frame cframe_current_frame frame_previous frame_code frame_instr frame_owner frame_is_entry
+    exc_value tstate_base_frame tstate_current_executor cframe_current_frame frame_previous frame_code frame_instr frame_owner frame_is_entry
     frame_tlbc_index ob_type ob_size code_filename code_qualname code_linetable code_firstlineno code_version
     code_code_adaptive code_tlbc bytes_sval unicode_state unicode_length unicode_ascii_size unicode_compact_size
     unicode_kind_shift unicode_compact_bit unicode_ascii_bit owner_shim_min owner_generator stackref_tag_mask
-    instr_unit
+    instr_unit frame_stacktop frame_return_offset frame_localsplus code_nlocalsplus code_stacksize generator_state_before
 }
 
 impl Captured {
@@ -405,4 +410,21 @@ fn told(text: &str) -> Told {
         lasti: small(lasti),
         spans: spans.split(',').map(span).collect(),
     }
+}
+
+/// Whether the leaf is proven to be linked, as `tachyon-ebpf`'s `frames.rs` asks.
+fn is_linked<M: UserMemory>(
+    memory: &M,
+    layout: &Layout,
+    walk: &mut FrameWalk,
+    leaf: &RawFrame,
+    buffer: &mut FrameBuffer,
+) -> bool {
+    let mut link = walk.leaf_is_linked(layout, leaf, None);
+    let mut looks = 0;
+    while looks < FrameWalk::CALLERS && link == Link::More {
+        link = walk.look_at_callers(memory, layout, buffer);
+        looks += 1;
+    }
+    link == Link::Linked
 }

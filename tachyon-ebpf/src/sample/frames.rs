@@ -2,14 +2,14 @@
 
 use super::{Scratch, go_on, stop, stopped};
 use crate::interrupt::Interrupt;
-use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config};
+use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config, repair};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
 use tachyon_common::codes::Codes;
-use tachyon_common::event::{RawFrame, frame};
+use tachyon_common::event::{RawFrame, frame, status};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk::{CodeIdentity, FrameSink};
+use tachyon_common::walk::{CodeIdentity, FrameSink, FrameWalk, Link};
 
 /// Puts frames into the sample and remembers which code objects are new.
 struct SampleFrames<'a> {
@@ -78,6 +78,38 @@ pub extern "C" fn walk_python_frames() -> u64 {
     u64::from(ended.map_or(GOES_ON, |reason| reason as u32))
 }
 
+/// Looks at the innermost frame's link, or at its next caller for that ([`Link`]). A global function, as [`walk_python_frames`]
+/// is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_caller() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return Link::NotProven as u64 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return Link::NotProven as u64 };
+    core::hint::black_box(&mut state.walk).look_at_callers(&CurrentProcess, layout, &mut state.frame_buffer) as u64
+}
+
+/// Notes it where the innermost frame has run nothing and is proven to be linked. A global function, likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_link() -> u64 {
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    // SAFETY: the array's first element.
+    let leaf = unsafe { sample.frames.as_ptr().read() };
+    let (ip, evaluator) = (sample.record.user_ip, state.process.evaluator_start);
+    let distance = Some(ip.wrapping_sub(evaluator)).filter(|_| ip != 0 && evaluator != 0);
+    let mut link = state.walk.leaf_is_linked(layout, &leaf, distance) as u64;
+    let mut looks = 0;
+    while looks < FrameWalk::CALLERS && link == Link::More as u64 {
+        looks += 1;
+        link = look_at_caller();
+    }
+    if link == Link::Linked as u64 {
+        sample.record.status |= status::LINKED;
+    }
+    0
+}
+
 /// Walks a part of the frame chain; the third stage.
 #[inline(always)]
 pub fn walk_frames<C: Interrupt>(ctx: &C) {
@@ -91,6 +123,9 @@ pub fn walk_frames<C: Interrupt>(ctx: &C) {
     if ended == u64::from(GOES_ON) {
         go_on(ctx, &mut scratch, STAGE_WALK);
         return stop(ctx, &mut scratch, StopReason::TailCallFailed);
+    }
+    if scratch.state.walk.stored > 0 && scratch.state.repair != repair::WALKING {
+        look_at_link();
     }
     stopped(ctx, &mut scratch, ended as u8);
 }

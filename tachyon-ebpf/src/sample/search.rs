@@ -127,6 +127,9 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
         scratch.counters.filtered += 1;
         return;
     }
+    if Layout::present(layout.tstate_cframe) {
+        state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
+    }
     let ip = record.user_ip;
     if ip >= state.process.entering_start && ip < state.process.entering_end {
         if state.process.cframe_offset != 0 {
@@ -143,9 +146,7 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     if config!(flags) & config_flags::OPCODES != 0 && layout.version_hex >= 0x030f_0000 {
         state.walk.opcodes = 1;
     }
-    if Layout::present(layout.tstate_base_frame) {
-        state.walk.base_frame = state.thread_buffer.u64(layout.tstate_base_frame);
-    }
+    state.walk.enter(layout, &state.thread_buffer);
     go_on(ctx, scratch, STAGE_WALK);
     stop(ctx, scratch, StopReason::TailCallFailed);
 }

@@ -31,11 +31,10 @@ pub extern "C" fn find_holder() -> u64 {
     if frame == 0 {
         return 0;
     }
-    let base =
-        if Layout::present(layout.tstate_base_frame) { state.thread_buffer.u64(layout.tstate_base_frame) } else { 0 };
     facts.holder = holder;
     state.own_frames = state.walk.stored;
-    state.walk.go_on_at(frame, base);
+    state.walk.enter(layout, &state.thread_buffer);
+    state.walk.go_on_at(frame);
     1
 }
 

@@ -8,9 +8,12 @@
 //! slot's `current_frame`. Code that does not read so simply is an [`EnteringError`], never a guess.
 
 pub(super) mod arm64;
+mod unlinked;
 
 use std::collections::HashMap;
 use std::ops::Range;
+
+use tachyon_common::layout::{Layout, UNLINKED};
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
@@ -22,6 +25,9 @@ const MAX_INSTRUCTIONS: usize = 512;
 
 /// Bytes of the longest instruction.
 pub(super) const MAX_INSTRUCTION_BYTES: usize = 15;
+
+/// Largest evaluator that is looked through (3.12.1's has 51 kB, debug builds' more).
+const MAX_EVALUATOR: u64 = 1 << 20;
 
 /// Largest window that is believed, in bytes (3.12.1's has 118).
 const MAX_WINDOW: u64 = 512;
@@ -56,6 +62,12 @@ pub(super) struct CframeOffsets {
     pub(super) tstate_cframe: u32,
     /// `_PyCFrame.current_frame`.
     pub(super) current_frame: u32,
+    /// `_PyInterpreterFrame.previous`.
+    pub(super) previous: u32,
+    /// `_PyInterpreterFrame.is_entry` (3.11).
+    pub(super) is_entry: Option<u32>,
+    /// `_PyInterpreterFrame.owner` of the evaluator's own entry frame (3.12).
+    pub(super) owner: u32,
 }
 
 /// What is known of a register or a stack slot.
@@ -65,6 +77,8 @@ enum Value {
     Stack { place: u32, offset: i64 },
     /// The first argument, plus so many bytes.
     Tstate(i64),
+    /// The second one.
+    Frame(i64),
 }
 
 /// Where one path through the code has got to.
@@ -73,8 +87,10 @@ struct Path {
     ip: u64,
     registers: HashMap<Register, Value>,
     slots: HashMap<Value, Value>,
-    /// Stores into the stack so far: place and size.
+    /// Stores into the stack and the frame so far: place and size.
     stored: Vec<(Value, u64)>,
+    /// What was stored into the frame's `previous`.
+    linked_to: Option<Value>,
     /// End of the publishing store, and the slot's `current_frame`.
     published: Option<(u64, Value)>,
     /// Where that `cframe` lies, from the stack pointer on.
@@ -90,36 +106,59 @@ pub struct EnteringWindow {
     pub cframe_offset: Option<u32>,
     /// Addresses of the evaluator's code, as far as its symbol tells.
     pub evaluator: Range<u64>,
+    /// Where in that the innermost frame may not be linked to its caller. `None`: not known, or not even a frame that C calls is
+    /// linked at the end of the window.
+    pub unlinked: Option<Vec<Range<u64>>>,
 }
 
 impl EnteringWindow {
+    /// [`Layout::unlinked`], where all of it is known and fits.
+    pub(super) fn unlinked_places(&self) -> Option<[u32; UNLINKED]> {
+        let found = self.unlinked.as_ref()?;
+        let mut places = [0; UNLINKED];
+        for (at, range) in found.iter().enumerate() {
+            let start = range.start.checked_sub(self.evaluator.start)?;
+            *places.get_mut(at)? = Layout::unlinked_place(start, range.end.checked_sub(range.start)?)?;
+        }
+        Some(places)
+    }
+
     /// The same at the addresses of a process.
     #[must_use]
     pub(super) fn moved(&self, at: impl Fn(u64) -> u64) -> Self {
         let moved = |range: &Range<u64>| at(range.start)..at(range.end);
-        Self { addresses: moved(&self.addresses), evaluator: moved(&self.evaluator), ..*self }
+        Self {
+            addresses: moved(&self.addresses),
+            evaluator: moved(&self.evaluator),
+            unlinked: self.unlinked.as_ref().map(|places| places.iter().map(moved).collect()),
+            ..*self
+        }
     }
 }
 
 /// Finds the window: instruction addresses from the end of the publishing store to the end of the filling store. A
 /// thread whose next instruction is inside must not be walked.
 ///
-/// `fetch` gives the [`MAX_INSTRUCTION_BYTES`] bytes at an address of the file.
+/// `fetch` gives the bytes at an address of the file; false: there are none.
 ///
 /// # Errors
 /// When the code does not read as expected.
 pub(super) fn entering_window(
     evaluator: Range<u64>,
     offsets: CframeOffsets,
-    mut fetch: impl FnMut(u64) -> Option<[u8; MAX_INSTRUCTION_BYTES]>,
+    mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
 ) -> Result<EnteringWindow, EnteringError> {
-    let registers =
-        HashMap::from([(Register::RSP, Value::Stack { place: 0, offset: 0 }), (Register::RDI, Value::Tstate(0))]);
+    let registers = HashMap::from([
+        (Register::RSP, Value::Stack { place: 0, offset: 0 }),
+        (Register::RDI, Value::Tstate(0)),
+        (Register::RSI, Value::Frame(0)),
+    ]);
     let start = Path {
         ip: evaluator.start,
         registers,
         slots: HashMap::new(),
         stored: Vec::new(),
+        linked_to: None,
         published: None,
         cframe_offset: None,
     };
@@ -134,7 +173,10 @@ pub(super) fn entering_window(
                 return Err(path.unfinished());
             }
             budget -= 1;
-            let Some(bytes) = fetch(path.ip) else { break path.unfinished() };
+            let mut bytes = [0; MAX_INSTRUCTION_BYTES];
+            if !fetch(path.ip, &mut bytes) {
+                break path.unfinished();
+            }
             let instruction = Decoder::with_ip(64, &bytes, path.ip, DecoderOptions::NONE).decode();
             if instruction.code() == Code::INVALID {
                 break path.unfinished();
@@ -142,7 +184,15 @@ pub(super) fn entering_window(
             if let Some(outcome) = path.step(&instruction, offsets, &mut info) {
                 match outcome {
                     Ok(addresses) => {
-                        return Ok(EnteringWindow { addresses, cframe_offset: path.cframe_offset, evaluator });
+                        let unlinked =
+                            path.links(offsets).then(|| path.unlinked(&evaluator, &addresses, offsets, fetch));
+                        let unlinked = unlinked.flatten();
+                        return Ok(EnteringWindow {
+                            addresses,
+                            cframe_offset: path.cframe_offset,
+                            evaluator,
+                            unlinked,
+                        });
                     }
                     Err(found) => break found,
                 }
@@ -166,6 +216,36 @@ impl Path {
     /// Why a path that can be followed no further has no window.
     fn unfinished(&self) -> EnteringError {
         self.published.map_or(EnteringError::NotPublished, |(end, _)| EnteringError::NotFilled(end))
+    }
+
+    /// Whether the frame has been linked, and what it is linked to is whole.
+    fn links(&self, offsets: CframeOffsets) -> bool {
+        let stored = |slot, width| self.stored.iter().any(|&(at, size)| covers_all(at, size, slot, width));
+        let frame = Value::Frame(0);
+        match (offsets.is_entry, self.linked_to) {
+            (Some(is_entry), _) => {
+                stored(frame.plus(i64::from(is_entry)), 1) && stored(frame.plus(i64::from(offsets.previous)), 8)
+            }
+            (None, Some(entry @ Value::Stack { .. })) => {
+                stored(entry.plus(i64::from(offsets.previous)), 8) && stored(entry.plus(i64::from(offsets.owner)), 1)
+            }
+            (None, _) => false,
+        }
+    }
+
+    /// Where in the evaluator frames are linked after they are published.
+    fn unlinked(
+        &self,
+        evaluator: &Range<u64>,
+        window: &Range<u64>,
+        offsets: CframeOffsets,
+        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Option<Vec<Range<u64>>> {
+        let current_frame = u64::from(self.cframe_offset?) + u64::from(offsets.current_frame);
+        let len = evaluator.end.checked_sub(evaluator.start).filter(|&len| len <= MAX_EVALUATOR)?;
+        let mut code = vec![0; usize::try_from(len).ok()?];
+        let stores = unlinked::Stores { current_frame, previous: offsets.previous };
+        fetch(evaluator.start, &mut code).then(|| unlinked::unlinked_places(&code, evaluator.start, window.end, stores))
     }
 
     /// Takes the effect of one instruction on memory and registers. `Some` ends the search.
@@ -216,6 +296,12 @@ impl Path {
                     _ => self.slots.remove(&at),
                 };
             }
+            (Some(size), Some(at @ Value::Frame(offset))) => {
+                if offset == i64::from(offsets.previous) && size == 8 {
+                    self.linked_to = moved;
+                }
+                self.stored.push((at, size));
+            }
             _ => {}
         }
         let result = self.result(instruction, address);
@@ -260,7 +346,7 @@ impl Path {
             // An aligned stack frame: a new fixed place, an unknown distance from the old one.
             (Mnemonic::And, kind) if is_immediate(kind) && into == Register::RSP => match self.registers.get(&into)? {
                 Value::Stack { place, .. } => Value::Stack { place: place.wrapping_add(1), offset: 0 },
-                Value::Tstate(_) => return None,
+                Value::Tstate(_) | Value::Frame(_) => return None,
             },
             _ => return None,
         };
@@ -314,6 +400,7 @@ impl Value {
         match self {
             Self::Stack { place, offset } => Self::Stack { place, offset: offset.wrapping_add(bytes) },
             Self::Tstate(offset) => Self::Tstate(offset.wrapping_add(bytes)),
+            Self::Frame(offset) => Self::Frame(offset.wrapping_add(bytes)),
         }
     }
 }
@@ -324,31 +411,44 @@ fn is_immediate(kind: OpKind) -> bool {
 
 /// Whether a store of `size` bytes at `at` covers the eight bytes of `slot`.
 fn covers(at: Value, size: u64, slot: Value) -> bool {
-    let (Value::Stack { place, offset }, Value::Stack { place: slot_place, offset: slot_offset }) = (at, slot) else {
-        return false;
+    covers_all(at, size, slot, 8)
+}
+
+/// Whether a store of `size` bytes at `at` covers `width` bytes at `slot`.
+fn covers_all(at: Value, size: u64, slot: Value, width: u64) -> bool {
+    let distance = match (at, slot) {
+        (Value::Stack { place, offset }, Value::Stack { place: slot_place, offset: slot_offset })
+            if place == slot_place =>
+        {
+            slot_offset.checked_sub(offset)
+        }
+        (Value::Frame(offset), Value::Frame(slot_offset)) => slot_offset.checked_sub(offset),
+        _ => None,
     };
-    let within = slot_offset.checked_sub(offset).and_then(|within| u64::try_from(within).ok());
-    place == slot_place && within.is_some_and(|within| within.saturating_add(8) <= size)
+    let within = distance.and_then(|within| u64::try_from(within).ok());
+    within.is_some_and(|within| within.saturating_add(width) <= size)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const OFFSETS: CframeOffsets = CframeOffsets { tstate_cframe: 0x38, current_frame: 8 };
+    const OFFSETS: CframeOffsets =
+        CframeOffsets { tstate_cframe: 0x38, current_frame: 8, previous: 8, is_entry: None, owner: 70 };
 
     fn find(code: &[u8]) -> Result<Range<u64>, EnteringError> {
         window(code).map(|window| window.addresses)
     }
 
     fn window(code: &[u8]) -> Result<EnteringWindow, EnteringError> {
-        entering_window(0x1000..0x2000, OFFSETS, |vaddr| {
-            let start = usize::try_from(vaddr.checked_sub(0x1000)?).ok()?;
-            let mut bytes = [0xcc; MAX_INSTRUCTION_BYTES];
-            let there = code.get(start..).filter(|there| !there.is_empty())?;
-            let len = there.len().min(bytes.len());
-            bytes[..len].copy_from_slice(&there[..len]);
-            Some(bytes)
+        entering_window(0x1000..0x1000 + code.len() as u64, OFFSETS, |vaddr, into| {
+            let start = vaddr.checked_sub(0x1000).and_then(|start| usize::try_from(start).ok());
+            let there = start.and_then(|start| code.get(start..)).filter(|there| !there.is_empty());
+            let Some(there) = there else { return false };
+            into.fill(0xcc);
+            let len = there.len().min(into.len());
+            into[..len].copy_from_slice(&there[..len]);
+            true
         })
     }
 
@@ -371,7 +471,7 @@ mod tests {
     fn where_the_evaluator_keeps_its_cframe_is_told() {
         // At rbp - 0x30, the stack pointer being at rbp - 0x40.
         let found = window(&[PUBLISH, FILL].concat()).expect("found");
-        assert_eq!((found.cframe_offset, found.evaluator), (Some(0x10), 0x1000..0x2000));
+        assert_eq!((found.cframe_offset, found.evaluator), (Some(0x10), 0x1000..0x1015));
         // After `and rsp, -32` the distance from what was computed before is not known: lea first, then the alignment.
         let aligned = [&PUBLISH[..12], &[0x48, 0x83, 0xe4, 0xe0], &PUBLISH[12..], &[0x48, 0x89, 0x75, 0xd8]].concat();
         assert_eq!(window(&aligned).expect("found").cframe_offset, None);

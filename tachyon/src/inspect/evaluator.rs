@@ -332,7 +332,8 @@ mod tests {
         let found = Evaluator::of_file(&file).expect("it is CPython");
         let elf = Elf::parse(&file).expect("an ELF file");
         let parts = parts(&elf).expect("it has rules");
-        let offsets = CframeOffsets { tstate_cframe: 56, current_frame: 8 };
+        let offsets =
+            CframeOffsets { tstate_cframe: 56, current_frame: 8, previous: 48, is_entry: Some(68), owner: 69 };
         let window = arm64::entering_window(found.parts()[0].clone(), offsets, |vaddr| {
             let mut bytes = [0; 4];
             elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)

@@ -14,7 +14,7 @@ use tachyon_common::layout::{Layout, flags};
 
 use super::budget::{Metered, ReadBudget};
 use super::debug_offsets::{self, DebugOffsets};
-use super::entering::{CframeOffsets, EnteringError, EnteringWindow, MAX_INSTRUCTION_BYTES, arm64, entering_window};
+use super::entering::{CframeOffsets, EnteringError, EnteringWindow, arm64, entering_window};
 use super::layout::{self, LayoutError, ObjectSizes};
 use super::{Refusal, SUPPORTED, version};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
@@ -247,14 +247,21 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         Ok(built) => built,
         Err(error) => return Ok(refused(Some(hex), error.into())),
     };
-    let entering = built.layout.has(flags::ENTERING_EVAL).then(|| entering(&elf, names.evaluator, &built.layout));
+    let mut layout = built.layout;
+    let entering = layout.has(flags::ENTERING_EVAL).then(|| entering(&elf, names.evaluator, &layout));
+    if let Some(Ok(window)) = &entering
+        && let Some(unlinked) = window.unlinked_places()
+    {
+        layout.flags |= flags::LINKS_FIRST;
+        layout.unlinked = unlinked;
+    }
     Ok(Facts::Python(Box::new(PythonFile {
         fixed_address: elf.fixed_address(),
         loads: elf.loads().to_vec(),
         runtime: runtime.vaddr,
         code_type: names.code_type.map(|code_type| code_type.vaddr),
         none: names.none.map(|none| none.vaddr),
-        layout: built.layout,
+        layout,
         known_build: built.known_build,
         entering,
     })))
@@ -288,12 +295,15 @@ fn entering<R: ReadAt>(
 ) -> Result<EnteringWindow, EnteringError> {
     let evaluator = evaluator.ok_or(EnteringError::NoSymbol)?;
     let evaluator = evaluator.vaddr..evaluator.vaddr.saturating_add(evaluator.size);
-    let offsets = CframeOffsets { tstate_cframe: layout.tstate_frame, current_frame: layout.cframe_current_frame };
+    let offsets = CframeOffsets {
+        tstate_cframe: layout.tstate_frame,
+        current_frame: layout.cframe_current_frame,
+        previous: layout.frame_previous,
+        is_entry: Layout::present(layout.frame_is_entry).then_some(layout.frame_is_entry),
+        owner: layout.frame_owner,
+    };
     match elf.machine() {
-        elf::EM_X86_64 => entering_window(evaluator, offsets, |vaddr| {
-            let mut bytes = [0; MAX_INSTRUCTION_BYTES];
-            elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)
-        }),
+        elf::EM_X86_64 => entering_window(evaluator, offsets, |vaddr, into| elf.read_vaddr(vaddr, into).is_ok()),
         elf::EM_AARCH64 => arm64::entering_window(evaluator, offsets, |vaddr| {
             let mut bytes = [0; 4];
             elf.read_vaddr(vaddr, &mut bytes).ok().map(|()| bytes)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind, Register};
 use tachyon_common::layout::{Layout, flags};
 
 use super::locate::{Facts, examine};
@@ -375,7 +375,7 @@ fn the_entering_window_is_where_the_stores_are() {
         let Facts::Python(python) = facts else { continue };
         let Some(window) = &python.entering else { continue };
         let window = window.clone().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let (cframe, evaluator) = (window.cframe_offset.expect("on its stack"), window.evaluator);
+        let (cframe, evaluator) = (window.cframe_offset.expect("on its stack"), window.evaluator.clone());
         assert!(
             cframe < 4096 && evaluator.end - evaluator.start > 30_000,
             "{}: {cframe} {evaluator:x?}",
@@ -396,6 +396,45 @@ fn the_entering_window_is_where_the_stores_are() {
         let filling = instructions.last().expect("not empty");
         assert_eq!((filling.next_ip(), filling.op0_kind()), (window.end, OpKind::Memory));
         println!("{}: {:#x}..{:#x}, filled by `{:?}`", path.display(), window.start, window.end, filling.mnemonic());
+    }
+}
+
+/// Each build of 3.11 and 3.12 links what C calls before it fills its `cframe`, and stores into that at a dozen other places. Each
+/// place of an unlinked frame begins behind such a store.
+#[test]
+fn frames_are_linked_late_at_known_places() {
+    for (path, facts) in python_files() {
+        let Facts::Python(python) = facts else { continue };
+        let Some(Ok(window)) = &python.entering else { continue };
+        let places = window.unlinked.as_ref().unwrap_or_else(|| panic!("{}: none", path.display()));
+        assert!(python.layout.has(flags::LINKS_FIRST), "{}", path.display());
+        assert!((3..=20).contains(&places.len()), "{}: {places:x?}", path.display());
+        let bytes = std::fs::read(&path).expect("readable");
+        let elf = crate::remote::elf::Elf::parse(&bytes[..]).expect("a good file");
+        let current_frame = window.cframe_offset.expect("on its stack") + python.layout.cframe_current_frame;
+        for place in places {
+            let mut code = vec![0; usize::try_from(place.end - window.evaluator.start).expect("small")];
+            elf.read_vaddr(window.evaluator.start, &mut code).expect("in the file");
+            let decoder = Decoder::with_ip(64, &code, window.evaluator.start, DecoderOptions::NONE);
+            let before = decoder.into_iter().find(|of| of.next_ip() == place.start).expect("an instruction ends there");
+            let store = (before.op0_kind(), before.memory_base(), before.memory_displacement64());
+            assert_eq!(
+                store,
+                (OpKind::Memory, Register::RSP, u64::from(current_frame)),
+                "{}: {place:x?}",
+                path.display()
+            );
+            let distance = place.start - window.evaluator.start;
+            let may = [distance.wrapping_sub(1), distance, distance + place.end - place.start];
+            assert!(python.layout.may_be_unlinked(may[1]), "{}: {place:x?}", path.display());
+            assert!(!python.layout.may_be_unlinked(may[0]) && !python.layout.may_be_unlinked(may[2]));
+        }
+        println!(
+            "{}: {} places, {} bytes",
+            path.display(),
+            places.len(),
+            places.iter().map(|it| it.end - it.start).sum::<u64>()
+        );
     }
 }
 

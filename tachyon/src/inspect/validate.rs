@@ -74,6 +74,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("tstate's current exception", l.tstate_current_exception, 8, true),
         ("tstate.exc_state", l.tstate_exc_state, 8, true),
         ("tstate.base_frame", l.tstate_base_frame, 8, minor >= 15),
+        ("tstate.current_executor", l.tstate_current_executor, 8, minor >= 14),
     ];
     group(&[("tstate.cframe", l.tstate_cframe, 8, matches!(minor, 10..=12))], sizes.tstate.min(THREAD_READ as u64))?;
     // What is read of it in one go; the walk of the list reads the others one by one.
@@ -95,6 +96,9 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("frame.owner", l.frame_owner, 1, minor >= 11),
         ("frame.is_entry", l.frame_is_entry, 1, minor == 11),
         ("frame.tlbc_index", l.frame_tlbc_index, 4, false),
+        ("frame.stacktop", l.frame_stacktop, 4, matches!(minor, 11 | 12)),
+        ("frame.return_offset", l.frame_return_offset, 2, minor == 12),
+        ("frame.localsplus", l.frame_localsplus, 8, matches!(minor, 11 | 12)),
     ];
     group(&frame, sizes.frame.min(FRAME_READ as u64))?;
     let code = [
@@ -107,6 +111,8 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("co_version", l.code_version, 4, minor >= 12),
         ("co_code_adaptive", l.code_code_adaptive, 2, minor >= 11),
         ("co_tlbc", l.code_tlbc, 8, false),
+        ("co_nlocalsplus", l.code_nlocalsplus, 4, matches!(minor, 11 | 12)),
+        ("co_stacksize", l.code_stacksize, 4, matches!(minor, 11 | 12)),
     ];
     // `ob_size` of a code object up to 3.10 is another field: only bytes objects have it there.
     let code = if minor >= 11 { &code[..] } else { &code[2..] };
@@ -141,6 +147,9 @@ fn numbers(l: &Layout, minor: u8) -> Result<(), LayoutError> {
     within("owner of shim frames", l.owner_shim_min, l.owner_shim_min <= 255)?;
     within("owner of generator frames", l.owner_generator, l.owner_generator <= 255)?;
     within("tag mask", l.stackref_tag_mask, l.stackref_tag_mask < 8)?;
+    let before = l.generator_state_before;
+    let good = if matches!(minor, 11 | 12) { u64::from(before) <= MAX_HEADER } else { !Layout::present(before) };
+    within("place of a generator's state", before, good)?;
     within("unit of lasti", l.instr_unit, matches!(l.instr_unit, 1 | 2))
 }
 

@@ -142,6 +142,8 @@ pub struct Native<'a> {
     /// The innermost activation has called what switches between greenlets: for a moment the native stack is the one's and
     /// the Python stack the other's.
     pub switching: bool,
+    /// The frame on which the evaluator keeps what it has entered the innermost Python frames with.
+    pub entered: Option<usize>,
 }
 
 impl Native<'_> {
@@ -166,6 +168,16 @@ impl Native<'_> {
             .rev()
             .take_while(|kind| !matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler));
         self.whole || outer.into_iter().any(|kind| *kind == NativeKind::Root)
+    }
+
+    /// How many evaluators are further in than that of the innermost Python frames: they are being entered or left. `None`: it is
+    /// not known. (Greenlets move their parts of the stack to and from one place.)
+    fn without_python(&self) -> Option<usize> {
+        let at = self.entered.filter(|_| !self.foreign && !self.switching)?;
+        // Where the evaluator's code is in its caller's, the handler before that stands for it.
+        let at = if self.entering(at).is_some() { at } else { at.checked_sub(1)? };
+        self.entering(at)?;
+        Some((0..at).filter(|&index| self.entering(index).is_some()).count())
     }
 
     /// Whether the outermost activation may be of another thread state than the rest: code that is not the interpreter's
@@ -357,16 +369,32 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
         let entering = evaluators == 1 && entering && both_whole;
         return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
     }
+    if let Some(empty) = native.without_python()
+        && empty > 0
+    {
+        let quality = match (evaluators - empty).cmp(&activations) {
+            std::cmp::Ordering::Equal if both_whole && empty == 1 => Quality::Exact,
+            std::cmp::Ordering::Equal if both_whole => Quality::Repaired(Repair::Entering),
+            std::cmp::Ordering::Equal => Quality::Repaired(Repair::Cut),
+            std::cmp::Ordering::Greater => Quality::Repaired(Repair::OuterNative),
+            std::cmp::Ordering::Less if !native_whole => Quality::Repaired(Repair::OuterPython),
+            std::cmp::Ordering::Less => return (None, Quality::Failed),
+        };
+        return (Some(empty), quality);
+    }
+    let sure = native.without_python() == Some(0);
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
         // A thread that never entered Python has no thread state: then nothing is missing either.
         std::cmp::Ordering::Equal if native_whole && python.stop.is_whole() => (Some(0), Quality::Exact),
         // Its Python frame is not linked yet, so what was cut off has one evaluator more than is seen.
-        std::cmp::Ordering::Equal if !native_whole && python_whole && entering => {
+        std::cmp::Ordering::Equal if !native_whole && python_whole && entering && !sure => {
             (Some(1), Quality::Repaired(Repair::OuterPython))
         }
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
         // In the evaluator's first and last instructions its Python frame is not linked.
+        // The innermost has Python frames, so what is too many lies further out.
+        std::cmp::Ordering::Greater if sure => (Some(0), Quality::Repaired(Repair::OuterNative)),
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
             // The others are all there then, unless the one too many is the outermost, of a thread state that C code has
             // changed for another one in between.

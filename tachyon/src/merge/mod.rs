@@ -166,6 +166,10 @@ impl Merger {
             whole,
             foreign: native.foreign || record.interp_id > 0,
             switching: native.switching,
+            // Of the last frame of a stack that was cut it is not known how far it reaches.
+            entered: (record.entered as usize)
+                .checked_sub(1)
+                .filter(|&at| at < native.kinds.len() && (whole || at + 1 < usize::from(record.native_frames))),
         };
         let mut quality = join(&with, &python, native.keep, &mut joined);
         if record.status & status::BY_FRAME_POINTER != 0 && quality == Quality::Exact {

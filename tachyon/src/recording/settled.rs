@@ -4,6 +4,7 @@ use super::registry::Registry;
 use crate::events::Frames;
 use crate::merge::Boundaries;
 use tachyon_common::event::{SampleRecord, frame, status};
+use tachyon_common::layout::flags;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
@@ -37,10 +38,13 @@ impl<'a> Settled<'a> {
             }
             return settled;
         }
-        let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref());
+        let linked = record.status & status::LINKED != 0;
+        let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref(), linked);
         if reason != stop {
-            // C entered the evaluator for the leaf alone: the native stack can tell whether that is so.
-            if stop == StopReason::Complete && leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0) {
+            // C entered the evaluator for the leaf alone: the native stack can tell whether that is so, where the kernel side
+            // cannot.
+            let entered = leaf.is_some_and(|leaf| leaf.flags & frame::ENTRY != 0);
+            if stop == StopReason::Complete && entered && !layout.has(flags::LINKS_FIRST) {
                 settled.doubted = Some(frames);
             }
             settled.record.stop = reason as u8;

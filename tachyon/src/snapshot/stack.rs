@@ -71,9 +71,7 @@ pub(super) fn entered_at<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>
         return runs.then(|| thread.u64(layout.tstate_cframe));
     }
     let mut chain = FrameWalk::start(walk::innermost_frame(&pages, layout, &thread).ok()?);
-    if Layout::present(layout.tstate_base_frame) {
-        chain.base_frame = thread.u64(layout.tstate_base_frame);
-    }
+    chain.enter(layout, &thread);
     let (mut frame_buffer, mut code_buffer, mut frames) =
         (FrameBuffer::default(), CodeBuffer::default(), Frames::default());
     let code_type = target.entry.code_type;
@@ -130,9 +128,7 @@ fn chain<M: UserMemory + ?Sized>(
         Err(reason) => return (reason, 0),
     };
     let mut chain = FrameWalk::start(frame);
-    if Layout::present(layout.tstate_base_frame) {
-        chain.base_frame = thread.u64(layout.tstate_base_frame);
-    }
+    chain.enter(layout, thread);
     let (mut frame_buffer, mut code_buffer) = (FrameBuffer::default(), CodeBuffer::default());
     for _ in 0..MAX_LOOKS {
         let stopped = chain.frame(
@@ -145,7 +141,8 @@ fn chain<M: UserMemory + ?Sized>(
             frames,
         );
         if let Some(reason) = stopped {
-            let settled = walk::believable_stop(layout, reason, frames.0.len(), frames.0.first(), frames.0.last());
+            let settled =
+                walk::believable_stop(layout, reason, frames.0.len(), frames.0.first(), frames.0.last(), false);
             if settled != reason {
                 frames.0.clear();
             }

@@ -8,6 +8,7 @@ use super::text::{self, BadText};
 use crate::profile::{Frame, FrameId, StrId, StringTable};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tachyon_common::event::frame::UNKNOWN_LASTI;
 use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits;
@@ -197,8 +198,8 @@ impl Code {
     /// The frame for an instruction, by what is known now.
     pub(super) fn frame(&self, lasti: i32, opcode: u8, strings: &mut StringTable) -> Frame {
         let position = match &self.table {
-            Table::Ready(table) => table.locate(lasti),
-            Table::Parts(_) => Position::NONE,
+            Table::Ready(table) if lasti != UNKNOWN_LASTI => table.locate(lasti),
+            Table::Ready(_) | Table::Parts(_) => Position::NONE,
         };
         Frame {
             filename: self.filename.unwrap_or_else(|| strings.intern(UNKNOWN_FILE)),

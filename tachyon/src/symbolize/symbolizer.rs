@@ -11,6 +11,7 @@ use crate::remote::ledger::stock::{Owner, Stock};
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use tachyon_common::event::frame::UNKNOWN_LASTI;
 use tachyon_common::event::{CodeRecord, code as code_flags};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::UserMemory;
@@ -191,10 +192,10 @@ impl Symbolizer {
         bad.map_or(Ok(()), Err)
     }
 
-    /// The frame of `key` at instruction `lasti` (a byte offset; negative: not started), the same for the same
+    /// The frame of `key` at instruction `lasti` (as [`tachyon_common::event::RawFrame`] has it), the same for the same
     /// question. `opcode` is [`Frame::NO_OPCODE`] when it was not recorded.
     pub fn frame(&mut self, profile: &mut Profile, key: CodeKey, lasti: i32, opcode: u8) -> FrameId {
-        let frame_key = FrameKey { key, lasti: lasti.max(-1), opcode };
+        let frame_key = FrameKey { key, lasti: lasti.max(UNKNOWN_LASTI), opcode };
         match self.frames.get(&frame_key) {
             Some(&frame) => frame,
             None => self.new_frame(profile, frame_key),

@@ -137,7 +137,7 @@ pub(in crate::inspect) fn entering_window(
             match path.step(word, offsets) {
                 Ok(None) => {}
                 Ok(Some((addresses, cframe_offset))) => {
-                    return Ok(EnteringWindow { addresses, cframe_offset, evaluator });
+                    return Ok(EnteringWindow { addresses, cframe_offset, evaluator, unlinked: None });
                 }
                 Err(error) => break error,
             }
@@ -298,7 +298,8 @@ fn covers(at: i64, size: u64, slot: i64) -> bool {
 mod tests {
     use super::*;
 
-    const OFFSETS: CframeOffsets = CframeOffsets { tstate_cframe: 56, current_frame: 8 };
+    const OFFSETS: CframeOffsets =
+        CframeOffsets { tstate_cframe: 56, current_frame: 8, previous: 8, is_entry: None, owner: 70 };
 
     fn window(code: &[u32]) -> Result<EnteringWindow, EnteringError> {
         entering_window(0x1000..0x2000, OFFSETS, |vaddr| {

@@ -38,6 +38,8 @@ struct Case<'a> {
     native_whole: bool,
     foreign: bool,
     stop: StopReason,
+    /// [`Native::entered`].
+    entered: Option<usize>,
 }
 
 impl Case<'_> {
@@ -49,7 +51,13 @@ impl Case<'_> {
     fn keeping(&self, keep: Keep) -> (String, Quality) {
         let (kinds, (frames, root_shims)) = (kinds(self.native), frames(self.python));
         let mut out = vec![Joined::Native(99)];
-        let native = Native { frames: &kinds, whole: self.native_whole, foreign: self.foreign, switching: false };
+        let native = Native {
+            frames: &kinds,
+            whole: self.native_whole,
+            foreign: self.foreign,
+            switching: false,
+            entered: self.entered,
+        };
         let python = Python { frames: &frames, root_shims, stop: self.stop, boundaries: self.boundaries };
         let quality = join(&native, &python, keep, &mut out);
         let letters: Vec<char> = self.native.chars().collect();
@@ -64,7 +72,7 @@ impl Case<'_> {
 
 fn whole<'a>(boundaries: Boundaries, native: &'a str, python: &'a str) -> Case<'a> {
     let stop = if python.is_empty() { StopReason::NoFrame } else { StopReason::Complete };
-    Case { native, python, boundaries, native_whole: true, foreign: false, stop }
+    Case { native, python, boundaries, native_whole: true, foreign: false, stop, entered: None }
 }
 
 #[test]
@@ -73,7 +81,7 @@ fn a_stack_taken_while_greenlets_switch_is_not_called_exact() {
     let frames = [PythonFrame { entry: false, shims: 0 }];
     let python = Python { frames: &frames, root_shims: 1, stop: StopReason::Complete, boundaries: Boundaries::Shim };
     for (switching, quality) in [(true, Quality::Repaired(Repair::Switching)), (false, Quality::Exact)] {
-        let native = Native { frames: &kinds("nE"), whole: true, foreign: true, switching };
+        let native = Native { frames: &kinds("nE"), whole: true, foreign: true, switching, entered: None };
         assert_eq!(join(&native, &python, Keep::default(), &mut out), quality);
         assert_eq!(out, [Joined::Native(0), Joined::Python(0)]);
     }
@@ -163,7 +171,7 @@ fn what_differs_is_repaired_and_labelled() {
         ("En", "F", false, Complete, "0", Repair::Cut),
         ("nEnEn", "FF", false, Complete, "n0n1", Repair::Cut),
     ] {
-        let case = Case { native, python, boundaries: EntryFrame, native_whole, foreign: true, stop };
+        let case = Case { native, python, boundaries: EntryFrame, native_whole, foreign: true, stop, entered: None };
         assert_eq!(case.run(false), (folded.to_owned(), Quality::Repaired(repair)), "{native} {python}");
     }
     // Without a greenlet or another interpreter, the one too many is the innermost: it is leaving the evaluator.
@@ -177,6 +185,36 @@ fn what_differs_is_repaired_and_labelled() {
     let failed = whole(Shim, "nEpn", "fSfS");
     assert_eq!(failed.run(false), ("n01".to_owned(), Quality::Failed));
     assert_eq!(failed.run(true), ("n01".to_owned(), Quality::Failed));
+}
+
+/// Where on the stack the evaluator was entered for the innermost Python frames tells which of the evaluators is theirs.
+#[test]
+fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
+    use Boundaries::EntryFrame;
+    for (native, entered, native_whole, folded, quality) in [
+        // C code stands between: without this place the one too many could be the outermost.
+        ("EnEnEn", Some(2), true, "n0n1n", Quality::Exact),
+        ("nEnEnEn", Some(3), true, "nn0n1n", Quality::Exact),
+        ("EnEnEn", Some(0), true, "0n1nEn", Quality::Repaired(Repair::OuterNative)),
+        ("EnEnEn", Some(4), true, "nn0n", Quality::Failed),
+        ("EnEnEn", None, true, "n0n1n", Quality::Repaired(Repair::Entering)),
+        // As many of them as there are activations, and yet not theirs.
+        ("EnEn", Some(2), true, "01", Quality::Failed),
+        ("EnEn", Some(2), false, "n0n1", Quality::Repaired(Repair::OuterPython)),
+        ("EnEn", Some(0), true, "0n1n", Quality::Exact),
+        // Being entered, and yet it has its Python frames: they were linked at this moment.
+        ("enEn", Some(0), false, "0n1", Quality::Repaired(Repair::Cut)),
+        ("enEnEn", Some(2), false, "n0n1", Quality::Repaired(Repair::Cut)),
+        // What is no evaluator tells nothing.
+        ("EnEn", Some(1), true, "0n1n", Quality::Exact),
+    ] {
+        let case = Case { entered, native_whole, ..whole(EntryFrame, native, "FF") };
+        let expected = (folded.to_owned(), quality);
+        assert_eq!(case.run(false), expected, "{native} {entered:?}");
+    }
+    // Parts of greenlets' stacks lie at the same place by turns.
+    let case = Case { entered: Some(2), foreign: true, ..whole(EntryFrame, "EnEn", "FF") };
+    assert_eq!(case.run(false), ("0n1n".to_owned(), Quality::Exact));
 }
 
 /// musl has no unwind tables for what calls the interpreter's first function, where Python's part is whole.
@@ -224,10 +262,15 @@ fn no_frame_is_lost_doubled_or_out_of_order() {
             let count = python.chars().filter(|&letter| letter != 'S').count();
             for native in &natives {
                 let [complete, cut] = [StopReason::Complete, StopReason::TooDeep];
-                for (native_whole, foreign, stop) in
-                    [(true, true, complete), (true, false, complete), (false, true, cut)]
-                {
-                    let case = Case { native, python: &python, boundaries, native_whole, foreign, stop };
+                for (native_whole, foreign, stop, entered) in [
+                    (true, true, complete, None),
+                    (true, false, complete, None),
+                    (true, false, complete, Some(0)),
+                    (true, false, complete, Some(2)),
+                    (false, true, cut, None),
+                    (false, false, cut, Some(2)),
+                ] {
+                    let case = Case { native, python: &python, boundaries, native_whole, foreign, stop, entered };
                     let (folded, _) = case.run(false);
                     let (kept, quality) = case.run(true);
                     let only = |text: &str, digits: bool| -> String {
