@@ -81,9 +81,12 @@ refuses() {
 
 if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf doctor >doctor 2>&1
+    echo "guest: doctor, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     record python --no-native --duration 3s
+    echo "guest: python, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     # With what is the default on this machine: native frames where they can be had.
     record default --native=all --duration 2s
+    echo "guest: default, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     # As many frames as a sample holds, and more: the most tail calls that one takes.
     /usr/bin/python3.11 -I -S -X utf8 /deepest.py >deep 2>deep.log &
     deep=$!
@@ -93,6 +96,7 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         >deepest/record.log 2>&1
     echo $? >deepest/record.status
     kill "$deep"
+    echo "guest: deepest, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     # A thread that waits between its turns: whether what the kick meets is the line that waits.
     /usr/bin/python3.11 -I -S -X utf8 /waits.py >waits 2>waits.log &
     waits=$!
@@ -101,12 +105,14 @@ if [ -x /usr/bin/tachyon-bpf ]; then
     tachyon-bpf -p "$waits" --off-cpu --frequency 49 --duration 3s -o waiting/out.jsonl --report waiting/report.json \
         >waiting/record.log 2>&1
     echo $? >waiting/record.status
+    echo "guest: waiting, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     # Two events that are the same ones: a thread leaves its CPU, counted by perf and as a tracepoint.
     mkdir events
     tachyon-bpf -p "$waits" -e context-switches -e sched:sched_switch --duration 2s -o events/out.jsonl \
         --report events/report.json >events/record.log 2>&1
     echo $? >events/record.status
     kill "$waits"
+    echo "guest: recorded, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
     # A CPU that goes and comes back: what runs on it then is sampled.
     mkdir hotplug
     if [ -w /sys/devices/system/cpu/cpu1/online ]; then
@@ -114,7 +120,8 @@ if [ -x /usr/bin/tachyon-bpf ]; then
             >hotplug/record.log 2>&1 &
         profiler=$!
         tries=0
-        until grep -q 'prog_type:.7' "/proc/$profiler/fdinfo/"* 2>/dev/null || [ "$tries" -ge 300 ]; do
+        # The event is there once all programs are loaded, which takes long here.
+        until { [ -e hotplug/out.jsonl.part ] && ls -l "/proc/$profiler/fd" 2>/dev/null | grep -q perf_event; } || [ "$tries" -ge 900 ]; do
             usleep 100000
             tries=$((tries + 1))
         done
