@@ -1,5 +1,5 @@
 //! The long form of `diff`'s trials: programs are recorded, pairs are drawn from the recordings, and what `diff` says of them is counted.
-//! The tests in `tachyon/src/analysis/diff/real.rs` are the short form, with recordings that are committed.
+//! The tests in `tachyon/tests/differences.rs` are the short form, with recordings that are committed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

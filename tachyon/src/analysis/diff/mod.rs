@@ -372,6 +372,4 @@ impl<'a> Compared<'a> {
 }
 
 #[cfg(test)]
-mod real;
-#[cfg(test)]
 mod tests;

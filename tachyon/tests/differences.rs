@@ -1,9 +1,9 @@
 //! Pairs drawn from recordings of real programs (`tachyon/tests/profiles`): the short form of `cargo xtask differences`.
 
-use super::simulate::{Edit, Pool, Trials, binomial};
-use crate::analysis::{Aggregate, Collector};
-use crate::input::Source;
 use std::path::Path;
+use tachyon::analysis::diff::simulate::{Edit, Pool, Trials, binomial};
+use tachyon::analysis::{Aggregate, Collector};
+use tachyon::input::Source;
 
 const PROGRAMS: [&str; 3] = ["orders", "batch", "served_by_three"];
 
