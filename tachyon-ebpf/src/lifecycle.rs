@@ -393,12 +393,7 @@ fn output(record: &ProcessRecord, wake: u64) -> bool {
     let ring = (&raw const EVENTS).cast_mut().cast();
     // SAFETY: the record is initialised and of the length given.
     unsafe {
-        bpf_ringbuf_output(
-            ring,
-            (&raw const *record).cast_mut().cast(),
-            size_of::<ProcessRecord>() as u64,
-            wake,
-        ) == 0
+        bpf_ringbuf_output(ring, (&raw const *record).cast_mut().cast(), size_of::<ProcessRecord>() as u64, wake) == 0
     }
 }
 

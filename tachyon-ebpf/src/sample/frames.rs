@@ -97,7 +97,7 @@ pub extern "C" fn look_at_link() -> u64 {
     // SAFETY: the array's first element.
     let leaf = unsafe { sample.frames.as_ptr().read() };
     let (ip, evaluator) = (sample.record.user_ip, state.process.evaluator_start);
-    let distance = Some(ip.wrapping_sub(evaluator)).filter(|_| ip != 0 && evaluator != 0);
+    let distance = (ip != 0 && evaluator != 0).then_some(ip.wrapping_sub(evaluator));
     let mut link = state.walk.leaf_is_linked(layout, &leaf, distance) as u64;
     let mut looks = 0;
     while looks < FrameWalk::CALLERS && link == Link::More as u64 {
