@@ -1,7 +1,7 @@
 //! `ship`: segments from the spool to what people run.
 //!
 //! It runs as an ordinary user without capabilities and meets the agent in files alone. [`config`] says whom it ships to; each [`backend`] has a worker
-//! ([`shipper`]) with a [`progress`] of its own, so that one that is down holds none back; the [`spool`] itself is the queue. [`server`] answers
+//! ([`shipper`]) with a [`progress`] of its own, so that one that is down holds none back; the [`spool`] itself is the queue. `server` answers
 //! `/metrics` and `/healthz`.
 
 pub mod backend;

@@ -1,7 +1,7 @@
 //! What processes and their users cost the profiler, and how much they may: the one place that all readers of what others
 //! have made draw on.
 //!
-//! Waiting ([`waits`]): pages and files that do not come. Work ([`Debts`]): time spent for somebody, of which each kind has an
+//! Waiting (`waits`): pages and files that do not come. Work ([`Debts`]): time spent for somebody, of which each kind has an
 //! allowance at once and a share of all time, for a process and for all of a user. Memory ([`stock`]): bytes that are kept of
 //! somebody. Whoever reads, computes or keeps something for a process charges it here, and asks before. An allowance grows with
 //! time, so that a recording of days does not run out of it, and what is refused is told by name. `docs/limits.md` has the table.
