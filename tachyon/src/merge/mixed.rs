@@ -173,7 +173,7 @@ impl Native<'_> {
     /// How many evaluators are further in than that of the innermost Python frames: they are being entered or left. `None`: it is
     /// not known. (Greenlets move their parts of the stack to and from one place.)
     fn without_python(&self) -> Option<usize> {
-        let at = self.entered.filter(|_| !self.foreign && !self.switching)?;
+        let at = self.entered.filter(|&at| at < self.frames.len() && !self.foreign && !self.switching)?;
         // Where the evaluator's code is in its caller's, the handler before that stands for it.
         let at = if self.entering(at).is_some() { at } else { at.checked_sub(1)? };
         self.entering(at)?;

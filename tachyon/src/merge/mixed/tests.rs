@@ -207,6 +207,8 @@ fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
         ("enEnEn", Some(2), false, "n0n1", Quality::Repaired(Repair::Cut)),
         // What is no evaluator tells nothing.
         ("EnEn", Some(1), true, "0n1n", Quality::Exact),
+        // Nor does what is not there.
+        ("EnEn", Some(4), true, "0n1n", Quality::Exact),
     ] {
         let case = Case { entered, native_whole, ..whole(EntryFrame, native, "FF") };
         let expected = (folded.to_owned(), quality);
