@@ -1,8 +1,9 @@
 """A program of an ordinary user whose memory and files never come: their pages belong to a file system, or to a handler of
 page faults, that has stopped answering. Its argument says who is to wait for them.
 
-The mount is made as every user may make one, by the setuid program `fusermount3`. What root does here is a mount namespace in which
-all of it ends with the program, and opening `userfaultfd`. The rest runs as `nobody`.
+The mount is made as every user may make one, by the setuid program `fusermount3`, but for that of files which root is to open.
+What root does else is a mount namespace in which all of it ends with the program, and opening `userfaultfd`. The rest runs as
+`nobody`.
 """
 import ctypes
 import mmap
@@ -20,7 +21,7 @@ NOBODY = 65534
 WORD = 8
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNS = 0x20000
-MS_BIND, MS_REC_PRIVATE = 0x1000, 0x4000 | 0x40000
+MS_NOSUID_NODEV, MS_BIND, MS_REC_PRIVATE = 0x2 | 0x4, 0x1000, 0x4000 | 0x40000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 PAGES = 64 * mmap.PAGESIZE
 # include/uapi/linux/fuse.h
@@ -105,7 +106,16 @@ def opened(folder):
     return struct.unpack("i", ancillary[0][2][:4])[0]
 
 
-def mounted():
+def opened_for_all(folder):
+    """The same, for files that other users may open too: what `fusermount3 -o allow_other` does where /etc/fuse.conf has
+    `user_allow_other`, and what network file systems are like."""
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other"
+    check(LIBC.mount(b"never", folder.encode(), b"fuse", MS_NOSUID_NODEV, options.encode()))
+    return device
+
+
+def mounted(opened):
     """A folder with such files, and their server's pid. Both end with this program."""
     folder = tempfile.mkdtemp()
     check(LIBC.unshare(CLONE_NEWNS))
@@ -183,8 +193,8 @@ def work(name_at=None, table_at=None, **facts):
     spin()
 
 
-def on_fuse(use):
-    folder, server = mounted()
+def on_fuse(use, opened=opened):
+    folder, server = mounted(opened)
     become_nobody()
     use(folder, server)
 
@@ -208,7 +218,7 @@ def library():
         os.kill(server, signal.SIGSTOP)
         work(loaded=loaded)
 
-    on_fuse(use)
+    on_fuse(use, opened_for_all)
 
 
 if __name__ == "__main__":

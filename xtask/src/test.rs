@@ -1,5 +1,6 @@
 //! The whole test suite, live tests included, after setting up what it needs: the one command that a newcomer runs.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -18,6 +19,15 @@ pub(crate) struct TestArgs {
     args: Vec<String>,
 }
 
+/// Where tracepoints are, for tests of chosen events; systemd mounts it, and a machine without it has an empty directory.
+fn mount_tracefs() -> Result<()> {
+    let root = Path::new("/sys/kernel/tracing");
+    if root.join("events").is_dir() {
+        return Ok(());
+    }
+    command::run(Command::new("mount").args(["-t", "tracefs", "tracefs"]).arg(root))
+}
+
 /// Runs `cargo xtask test`.
 ///
 /// # Errors
@@ -34,6 +44,7 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let lock = cache::lock(&machines)?;
     Machine::Arm64.programs_root(&machines)?;
     drop(lock);
+    mount_tracefs()?;
     // Whose lines one live test reads.
     bpf::build_with_log(true)?;
     if args.setup_only {

@@ -187,8 +187,19 @@ mod tests {
     #[test]
     fn the_dashboard_asks_for_what_there_is() {
         let metrics = Metrics::default();
+        // Families without a value are not told.
         for family in [&metrics.errors, &metrics.refused_samples] {
             family.get_or_create(&because("x", "tls")).inc();
+        }
+        let Metrics { shipped_segments, shipped_samples, sent_bytes, pushes, doubts, expired_segments, .. } = &metrics;
+        for family in [shipped_segments, shipped_samples, sent_bytes, pushes, doubts, expired_segments] {
+            family.get_or_create(&of("x")).inc();
+        }
+        for family in [&metrics.pending_segments, &metrics.up] {
+            family.get_or_create(&of("x")).set(1);
+        }
+        for family in [&metrics.pending_age_seconds, &metrics.last_success] {
+            family.get_or_create(&of("x")).set(1.0);
         }
         let text = metrics.text(Path::new("/nonexistent"), true);
         let agent = include_str!("../../../tachyon/src/cli/agent/state.rs");

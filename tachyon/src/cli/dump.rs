@@ -3,6 +3,7 @@
 use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
+use super::table;
 use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
@@ -21,8 +22,10 @@ use tachyon_common::stop::StopReason;
 /// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
 const SCHEMA: u32 = 1;
 
-/// Most bytes of a command line that are shown.
+/// Most bytes of a command line that are read.
 const MAX_CMDLINE: u64 = 64 << 10;
+/// Most columns of it that are shown to people: what comes below is what they asked for.
+const SHOWN_CMDLINE: usize = 1000;
 
 /// What is known of a process. The JSON's schema; `docs/dump.md` describes the keys.
 #[derive(Debug, Serialize)]
@@ -230,7 +233,7 @@ impl Dump {
 
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let command = if self.cmdline.is_empty() { self.comm.clone() } else { self.cmdline.join(" ") };
-        writeln!(out, "Process {}: {}", self.pid, escape(&command))?;
+        writeln!(out, "Process {}: {}", self.pid, table::cut_end(&escape(&command), SHOWN_CMDLINE))?;
         let free = if self.free_threaded { ", free-threaded" } else { "" };
         writeln!(out, "CPython {}{free} ({})", self.python_version, escape(&self.python_file))?;
         for problem in &self.problems {

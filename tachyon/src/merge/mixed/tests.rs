@@ -196,7 +196,7 @@ fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
         ("EnEnEn", Some(2), true, "n0n1n", Quality::Exact),
         ("nEnEnEn", Some(3), true, "nn0n1n", Quality::Exact),
         ("EnEnEn", Some(0), true, "0n1nEn", Quality::Repaired(Repair::OuterNative)),
-        ("EnEnEn", Some(4), true, "nn0n", Quality::Failed),
+        ("EnEnEn", Some(4), true, "01", Quality::Failed),
         ("EnEnEn", None, true, "n0n1n", Quality::Repaired(Repair::Entering)),
         // As many of them as there are activations, and yet not theirs.
         ("EnEn", Some(2), true, "01", Quality::Failed),

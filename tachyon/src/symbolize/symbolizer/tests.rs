@@ -74,11 +74,14 @@ fn names_may_come_before_and_after_the_frame() {
 
     let late = symbolizer.frame(&mut profile, KEY, 0, Frame::NO_OPCODE);
     assert_eq!(show(&profile, late), "C.f /a b;c.py 11:1");
-    let not_started = symbolizer.frame(&mut profile, KEY, -2, Frame::NO_OPCODE);
+    let not_started = symbolizer.frame(&mut profile, KEY, -1, Frame::NO_OPCODE);
     assert_eq!(show(&profile, not_started), "C.f /a b;c.py 10:-1");
+    let in_a_trace = symbolizer.frame(&mut profile, KEY, UNKNOWN_LASTI, Frame::NO_OPCODE);
+    assert_eq!(show(&profile, in_a_trace), "C.f /a b;c.py -1:-1");
     // One frame for one question; opcodes are part of it.
     assert_eq!(symbolizer.frame(&mut profile, KEY, 2, Frame::NO_OPCODE), early);
     assert_eq!(symbolizer.frame(&mut profile, KEY, -1, Frame::NO_OPCODE), not_started);
+    assert_eq!(symbolizer.frame(&mut profile, KEY, -7, Frame::NO_OPCODE), in_a_trace);
     assert_ne!(symbolizer.frame(&mut profile, KEY, 2, 100), early);
     // Another object at the same address is another one.
     let other = symbolizer.frame(&mut profile, CodeKey { fingerprint: 98, ..KEY }, 2, Frame::NO_OPCODE);
