@@ -225,7 +225,9 @@ fn dropped_after_the_start() {
             let set = u64::from_str_radix(line.trim(), 16).expect("a mask");
             // CAP_SETUID, CAP_NET_ADMIN, CAP_SYS_MODULE, CAP_SYS_ADMIN, CAP_PERFMON.
             for number in [7, 12, 16, 21, 38] {
-                assert_eq!((set >> number) & 1, 0, "capability {number} of:\n{status}");
+                // One thread attaches the event anew to a CPU that comes back, and reads nothing that is not the kernel's.
+                let attaches = number == 38 && status.starts_with("Name:\ttachyon-cpus\n");
+                assert!((set >> number) & 1 == 0 || attaches, "capability {number} of:\n{status}");
             }
         }
         threads += 1;
