@@ -29,7 +29,9 @@ fn by_function(recording: &Recording, event: &str) -> BTreeMap<String, u64> {
     for sample in &recording.recorded.samples {
         let frames: Vec<_> = recording.recorded.frames_of(sample).collect();
         if frames.last().is_some_and(|frame| frame.function == root) {
-            let python = frames.iter().find(|frame| frame.filename.ends_with("events.py"));
+            // Native frames stand at the line that called them: `object!function`.
+            let python =
+                frames.iter().find(|frame| frame.filename.ends_with("events.py") && !frame.function.contains('!'));
             *counts.entry(python.map_or_else(String::new, |frame| frame.function.clone())).or_default() += 1;
         }
     }

@@ -22,7 +22,6 @@ use tachyon_tests::{
 on_each_interpreter!(every_stack_of_every_sample, what_is_called_anywhere);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15
     built_3_13t built_3_14t wheel_3_15t]: threads_made_in_c);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_14 wheel_3_15t]: threads_that_end);
 on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_15]: interpreters_of_their_own);
 // A minute each, of which most is the program's own trace.
 on_each_interpreter!(on [pyenv_3_11]: greenlets);
@@ -158,12 +157,6 @@ fn threads_made_in_c(python: &Interpreter) {
     let library = SharedLibrary::compile("truth", python);
     judge_kinds(python, &["foreign"], &[&format!("foreign={}", library.text())], &[]);
     judge_kinds(python, &["again"], &[&format!("again={}", library.text())], &[]);
-}
-
-/// Threads that start and end all the time, and children that are forked by a thread which is not the first.
-fn threads_that_end(python: &Interpreter) {
-    judge_kinds(python, &["starting"], &["callbacks"], &[]);
-    judge_kinds(python, &["forking"], &["callbacks"], &["--subprocesses"]);
 }
 
 /// Interpreters that are run by a thread each, from 3.12 on with a GIL each.

@@ -23,12 +23,11 @@ pub(crate) struct OracleArgs {
 }
 
 /// The tests of `tests/live/truth.rs`.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 10] = [
     "every_stack_of_every_sample",
     "what_is_called_anywhere",
     "steps::every_instruction",
     "threads_made_in_c",
-    "threads_that_end",
     "interpreters_of_their_own",
     "greenlets",
     "embedded",

@@ -177,9 +177,6 @@ impl Truths {
         let called = frames.iter().position(|frame| self.anywhere.contains(&frame.function));
         // What was called anywhere is a root of its own, and its caller may be anywhere.
         let (own, outer) = frames.split_at(called.map_or(frames.len(), |at| at + 1));
-        if is_untraced(own) {
-            return None;
-        }
         let fault = if entering {
             // What is being entered may be one of those that are called anywhere: then the innermost is where a leaf may be.
             truth.callers(own).err().filter(|_| self.anywhere.is_empty() || truth.fault(own).is_some())
@@ -188,15 +185,6 @@ impl Truths {
         };
         fault.or_else(|| if outer.is_empty() { None } else { self.fault(truth, outer, false) })
     }
-}
-
-/// A thread's first and last steps: `threading` begins to trace it in the midst of them.
-fn is_untraced(frames: &[&Frame]) -> bool {
-    let of_threading = |frame: &&Frame| {
-        let file = frame.file.as_deref().unwrap_or_default();
-        file.ends_with("/threading.py") && !frame.function.ends_with("run")
-    };
-    frames.last().is_some_and(|root| root.function.ends_with("_bootstrap")) && frames.iter().all(of_threading)
 }
 
 /// What became of samples.

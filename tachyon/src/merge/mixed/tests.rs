@@ -204,7 +204,7 @@ fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
         ("EnEn", Some(0), true, "0n1n", Quality::Exact),
         // Being entered, and yet it has its Python frames: they were linked at this moment.
         ("enEn", Some(0), false, "0n1", Quality::Repaired(Repair::Cut)),
-        ("enEnEn", Some(2), false, "n0n1", Quality::Repaired(Repair::Cut)),
+        ("enEnEn", Some(2), false, "n0n1n", Quality::Repaired(Repair::Cut)),
         // What is no evaluator tells nothing.
         ("EnEn", Some(1), true, "0n1n", Quality::Exact),
         // Nor does what is not there.
