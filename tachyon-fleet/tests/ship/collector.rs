@@ -47,7 +47,7 @@ fn start(host: &Host, port: u16) -> Collector {
 }
 
 #[test]
-#[ignore = "the Collector takes some minutes to build: cargo xtask fleet collector"]
+#[ignore = "it takes an OpenTelemetry Collector, whose program TACHYON_COLLECTOR names (CONTRIBUTING.md)"]
 fn the_collector_passes_on_what_the_segments_say_though_it_is_killed() {
     let host = Host::new();
     host.segments(0..40);

@@ -152,7 +152,7 @@ fn azure_that_ends_and_comes_back_has_each_object_once() {
 }
 
 #[test]
-#[ignore = "garage takes some minutes to build: cargo xtask fleet garage"]
+#[ignore = "it takes garage, whose program TACHYON_GARAGE names (CONTRIBUTING.md)"]
 fn garage_that_is_killed_and_comes_back_has_each_object_once() {
     let garage = std::env::var("TACHYON_GARAGE").expect("TACHYON_GARAGE names the program");
     let host = Host::new();
