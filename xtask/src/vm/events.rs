@@ -10,8 +10,8 @@ use serde::Deserialize;
 const FEWEST: u64 = 20;
 /// Samples whose stack says where. A switch can be met at any other place too, where other programs want the processor.
 const RIGHT_SHARE: f64 = 0.5;
-/// By how much the two may differ: they are attached and detached one after the other.
-const APART: u64 = 8;
+/// By how much the two may differ: they are attached and detached one after the other, on each of sixteen emulated processors.
+const APART: u64 = 24;
 
 #[derive(Deserialize)]
 struct Account {
