@@ -28,7 +28,7 @@ pub mod kind {
     /// A [`super::SampleRecord`] of a thread whose wait is over, with a [`super::WaitFacts`] behind its frames.
     pub const WAIT: u16 = 8;
     /// The same of a thread whose wait begins, where stacks are taken then: what became of it comes as [`WAIT_END`]. Of the facts
-    /// only the beginning and the system call are there.
+    /// the end, the waker and the weights are not there.
     pub const WAIT_BEGIN: u16 = 9;
     /// A [`super::SampleRecord`] of such a wait that is over, without frames, and its [`super::WaitFacts`].
     pub const WAIT_END: u16 = 10;
@@ -158,7 +158,7 @@ pub struct WaitCounters {
     pub due: u64,
     /// Those of them in waits whose threads had longer periods, for there were too many.
     pub widened: u64,
-    /// Of waits beyond what one CPU looks at in a second.
+    /// Of waits beyond what one CPU looks at in a tenth of a second ([`crate::limits::MAX_WAITS_A_TENTH`]).
     pub too_many: u64,
     /// Of waits whose thread could not be kicked.
     pub not_kicked: u64,
@@ -306,9 +306,9 @@ pub struct ProcessRecord {
     pub image: u64,
     /// Instance (for fork: the child's).
     pub instance: u64,
-    /// CPU time of all its threads so far, nanoseconds (exit only; else 0).
+    /// CPU time of all its threads so far, nanoseconds (exit; of the one thread in [`kind::THREAD`]; else 0).
     pub cpu_ns: u64,
-    /// [`crate::process::Life::lives_ns`] (exit only; else 0).
+    /// [`crate::process::Life::lives_ns`] (exit; of the one thread in [`kind::THREAD`]; else 0).
     pub lives_ns: u64,
     /// [`crate::process::Life::queued_ns`], likewise.
     pub queued_ns: u64,
@@ -317,7 +317,7 @@ pub struct ProcessRecord {
     pub uninspected: u64,
     /// Process id in the profiler's namespace (for fork: the child's).
     pub tgid: u32,
-    /// Parent's process id (fork only; else 0).
+    /// Parent's process id (fork), the thread's id ([`kind::THREAD`]); else 0.
     pub parent: u32,
     /// [`crate::process::ProcessEntry::flags`] of the entry before the event.
     pub flags: u32,

@@ -97,10 +97,11 @@ pub static PROCESSES: HashMap<u32, Life> = HashMap::with_max_entries(MAX_PROCESS
 #[map]
 pub static ENTRIES: HashMap<u64, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// What every run reads first, all in one line of the cache: counts of changes of `PROCESSES` and `ENTRIES`, and in which bank
-/// of [`COUNTERS`] it counts ([`SELECTED`](tachyon_common::segment::SELECTED), [`CUT_AT`](tachyon_common::segment::CUT_AT)).
-/// Then slot -> what was decided of a process that is not recorded, with the sum of the counts at which that was. Writers:
-/// user space and the lifecycle hooks of their counts, user space of the bank, the timer's program of the slots.
+/// What every run reads first: counts of changes of `PROCESSES` and `ENTRIES`, and in which bank of [`COUNTERS`] it counts
+/// ([`SELECTED`](tachyon_common::segment::SELECTED), [`CUT_AT`](tachyon_common::segment::CUT_AT)); then what the hooks of waits
+/// read ([`tachyon_common::wait`]). Then slot -> what was decided of a process that is not recorded, with the sum of the counts at
+/// which that was. Writers: user space and the lifecycle hooks of their counts, user space of the bank and of waits, the hook of
+/// switches of how far periods are widened, the timer's program of the slots.
 #[map]
 pub static VERDICTS: Array<u64> = Array::with_max_entries(FIRST_VERDICT + VERDICT_SLOTS, 0);
 
@@ -156,15 +157,15 @@ pub static SAMPLES: RingBuf = RingBuf::with_byte_size(1 << 22, 0);
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Index 0 -> the sample being made. Scratch of the timer's programs.
+/// Index 0 -> the sample being made. Scratch of the timer's programs, and of those that make records of waits.
 #[map]
 pub static SAMPLE: PerCpuArray<SampleScratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// Index 0 -> state between tail calls. Scratch of the timer's programs.
+/// Index 0 -> state between tail calls. Scratch of the timer's programs, and of those that make records of waits.
 #[map]
 pub static STATE: PerCpuArray<State> = PerCpuArray::with_max_entries(1, 0);
 
-/// Index 0 -> the code record being made. Scratch of the timer's programs.
+/// Index 0 -> the code record being made. Scratch of the timer's programs, and of those that make records of waits.
 #[map]
 pub static CODE: PerCpuArray<CodeScratch> = PerCpuArray::with_max_entries(1, 0);
 

@@ -217,6 +217,9 @@ fn choose(task: KernelPtr, seen: &mut SeenThread, now: u64) -> bool {
     true
 }
 
+/// What a process is whose waits are wanted.
+const WANTED: u32 = flags::SELECTED | flags::PYTHON;
+
 /// Whether waits of a process are wanted.
 #[inline(always)]
 fn is_recorded(tgid: u32) -> bool {
@@ -227,7 +230,6 @@ fn is_recorded(tgid: u32) -> bool {
     // SAFETY: a live map value.
     let key = unsafe { (*life).entry };
     let Some(entry) = ENTRIES.get_ptr(&key) else { return false };
-    const WANTED: u32 = flags::SELECTED | flags::PYTHON;
     // SAFETY: a live map value.
     unsafe { (*entry).flags & WANTED == WANTED }
 }
@@ -240,6 +242,13 @@ fn counts(bank: u32, count: impl FnOnce(&mut WaitCounters)) {
     }
 }
 
+/// Whether nothing is told of a wait: none of its ticks has come yet, or its stack was not taken where that is done at the beginning.
+#[inline(always)]
+fn counts_for_nothing(seen: &SeenThread, now: u64) -> bool {
+    seen.has_no_tick(now, verdicts::word(wait::PERIOD))
+        || verdicts::word(wait::METHOD) == method::SWITCH_OUT && seen.chosen == 0
+}
+
 /// Kicks a thread whose wait counts.
 #[inline(always)]
 fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
@@ -247,8 +256,7 @@ fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
     if left_ns == 0 {
         return;
     }
-    let at_beginning = verdicts::word(wait::METHOD) == method::SWITCH_OUT;
-    if seen.has_no_tick(now, verdicts::word(wait::PERIOD)) || at_beginning && seen.chosen == 0 {
+    if counts_for_nothing(seen, now) {
         // SAFETY: a field of a live map value.
         unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, 0) };
         return;
@@ -265,6 +273,7 @@ fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
     if parts.all() == 0 {
         return;
     }
+    let at_beginning = verdicts::word(wait::METHOD) == method::SWITCH_OUT;
     if at_beginning {
         parts.count_for_all(seen.chosen);
     }

@@ -1,36 +1,15 @@
 //! What a sink takes to end its file is no more than it says beforehand: a recording with `--max-memory` ends while there is
 //! room for it.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use peak_alloc::PeakAlloc;
 use tachyon::profile::{Frame, FrameId, Merge, Process, Profile, Sample, Thread, ThreadId};
 use tachyon::report::Report;
 use tachyon::sinks::export::{Companion, ExportOptions, open};
 use tachyon::sinks::tach::{TachOptions, TachSink};
 use tachyon::sinks::{Format, Sink};
 
-struct Counting;
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches no memory of the caller.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the one that is asked for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// How a profile is made: distinct stacks, frames of each, distinct frames, bytes of a name, threads.
 #[derive(Clone, Copy, Debug)]
@@ -121,10 +100,10 @@ fn what_the_end_takes_is_known_before() {
             };
             fill(shape, &mut profile, &mut *sink);
             let told = sink.finish_bytes(&profile);
-            let before = NOW.load(Ordering::Relaxed);
-            PEAK.store(before, Ordering::Relaxed);
+            ALLOCATOR.reset_peak_usage();
+            let before = ALLOCATOR.current_usage();
             sink.finish(&profile, &Report::default()).expect("it ends");
-            let took = (PEAK.load(Ordering::Relaxed) - before) as u64;
+            let took = (ALLOCATOR.peak_usage() - before) as u64;
             println!("{format} {shape:?}: {} of {} KiB", took >> 10, told >> 10);
             if took > told + (2 << 20) {
                 wrong.push(format!("{format} {shape:?}: {took} of {told} bytes"));

@@ -33,6 +33,10 @@ pub extern "C" fn find_holder() -> u64 {
     }
     facts.holder = holder;
     state.own_frames = state.walk.stored;
+    // The walk of the holder's frames forgets where this thread's evaluator was entered, which the native stack is asked for.
+    if state.entered_at == 0 {
+        state.entered_at = state.walk.entry_frame;
+    }
     state.walk.enter(layout, &state.thread_buffer);
     state.walk.go_on_at(frame);
     1

@@ -1,6 +1,6 @@
 //! The record of a wait: made where its thread is the running one, by the stages that samples have.
 
-use super::{counts, facts, is_recorded};
+use super::{WANTED, counts, facts};
 use crate::interrupt::Interrupt as _;
 use crate::kernel::KernelPtr;
 use crate::maps::{
@@ -86,7 +86,7 @@ pub fn begin(ctx: &RawTracePointContext) {
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);
     let tid = thread::own_tid(task, pid_tgid);
-    let Some(process) = PROCESSES.get_ptr_mut(&tgid).filter(|_| is_recorded(tgid) && tid != 0) else {
+    let Some(process) = PROCESSES.get_ptr_mut(&tgid).filter(|_| tid != 0) else {
         return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
     };
     // SAFETY: a live map value, as in `sample::on_sample`.
@@ -96,7 +96,8 @@ pub fn begin(ctx: &RawTracePointContext) {
     };
     // SAFETY: a live map value, copied.
     scratch.state.process = unsafe { *entry };
-    if scratch.state.process.instance != process.instance || scratch.state.process.image != process.image {
+    let known = &scratch.state.process;
+    if known.flags & WANTED != WANTED || known.instance != process.instance || known.image != process.image {
         return sample::lose(ctx, scratch.counters, LossCause::ProcessGone);
     }
     facts::note_call(&mut waiting.facts, task);

@@ -1,13 +1,13 @@
 //! Who wakes a thread, and when: from then on it waits for a CPU.
 
-use super::{is_unwatched, now, record};
+use super::{counts_for_nothing, is_unwatched, now, record};
 use crate::kernel::{KernelPtr, UserRegs, arm64};
 use crate::maps::{THREADS_SEEN, WAIT_WAKES, WAITING, config};
 use crate::{sample, thread, verdicts};
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::{flags as config_flags, machine};
-use tachyon_common::wait::{self, BY_INTERRUPT};
+use tachyon_common::wait::BY_INTERRUPT;
 
 /// Somebody wakes a thread.
 #[inline(always)]
@@ -25,7 +25,7 @@ pub fn on_wake(ctx: &RawTracePointContext) {
     }
     let now = now();
     // Of a wait that counts for nothing nobody asks who ended it.
-    let counts = !seen.has_no_tick(now, verdicts::word(wait::PERIOD));
+    let counts = !counts_for_nothing(seen, now);
     if counts {
         seen.waker = waker();
     }

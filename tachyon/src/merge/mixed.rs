@@ -369,9 +369,8 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
         let entering = evaluators == 1 && entering && both_whole;
         return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
     }
-    if let Some(empty) = native.without_python()
-        && empty > 0
-    {
+    let without_python = native.without_python();
+    if let Some(empty) = without_python.filter(|&empty| empty > 0) {
         let quality = match (evaluators - empty).cmp(&activations) {
             std::cmp::Ordering::Equal if both_whole && empty == 1 => Quality::Exact,
             std::cmp::Ordering::Equal if both_whole => Quality::Repaired(Repair::Entering),
@@ -382,7 +381,7 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
         };
         return (Some(empty), quality);
     }
-    let sure = native.without_python() == Some(0);
+    let sure = without_python == Some(0);
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
         // A thread that never entered Python has no thread state: then nothing is missing either.
@@ -392,9 +391,9 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
             (Some(1), Quality::Repaired(Repair::OuterPython))
         }
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
-        // In the evaluator's first and last instructions its Python frame is not linked.
         // The innermost has Python frames, so what is too many lies further out.
         std::cmp::Ordering::Greater if sure => (Some(0), Quality::Repaired(Repair::OuterNative)),
+        // In the evaluator's first and last instructions its Python frame is not linked.
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
             // The others are all there then, unless the one too many is the outermost, of a thread state that C code has
             // changed for another one in between.

@@ -280,12 +280,19 @@ fn processes(
     times: &HashMap<ProgramKey, Passed>,
     request: &Request,
 ) -> (Vec<ProcessReport>, Vec<Process>) {
+    let (ticks, nothing) = (made.waited.by_process(&made.profile), BTreeMap::new());
     let time = |program: ProgramKey, info: Option<&ProcessInfo>, number: u32| {
-        let ticks = made.waited.of_process(&made.profile, number);
-        Some(times::told(times.get(&program)?.lives, info?.cpu_ns()?, &ticks))
+        let ticks = ticks.get(&number).unwrap_or(&nothing);
+        Some(times::told(times.get(&program)?.lives, info?.cpu_ns()?, ticks))
     };
+    let mut threads_of: HashMap<u32, Vec<ThreadId>> = HashMap::new();
+    if request.thread_times {
+        for (thread, id) in made.profile.threads.iter().zip(0..) {
+            threads_of.entry(thread.process).or_default().push(ThreadId(id));
+        }
+    }
     let threads = |program: ProgramKey, number: u32| match times.get(&program).filter(|_| request.thread_times) {
-        Some(passed) => threads(made, passed, number),
+        Some(passed) => threads(made, passed, threads_of.get(&number).map_or(&[], Vec::as_slice)),
         None => Vec::new(),
     };
     let mut reports: Vec<ProcessReport> = made
@@ -352,12 +359,12 @@ fn processes(
 /// Threads of one process that the account lists.
 const MOST_THREADS: usize = 1000;
 
-/// What each thread of a process did with its life, those that lived longest first. `number`: the process in the profile.
-fn threads(made: &Made, passed: &Passed, number: u32) -> Vec<ThreadReport> {
-    let named = || made.profile.threads.iter().zip(0..).filter(|(thread, _)| thread.process == number);
+/// What each thread of a process did with its life, those that lived longest first. `sampled`: its threads in the profile.
+fn threads(made: &Made, passed: &Passed, sampled: &[ThreadId]) -> Vec<ThreadReport> {
     let mut by_tid: HashMap<u32, (&str, Vec<ThreadId>)> = HashMap::new();
-    for (thread, id) in named() {
-        by_tid.entry(thread.tid).or_insert_with(|| (&thread.name, Vec::new())).1.push(ThreadId(id));
+    for &id in sampled {
+        let thread = made.profile.thread(id);
+        by_tid.entry(thread.tid).or_insert_with(|| (&thread.name, Vec::new())).1.push(id);
     }
     let mut threads = passed.threads.clone();
     threads.sort_by_key(|(tid, life)| (std::cmp::Reverse(life.lives.lives_ns), *tid));

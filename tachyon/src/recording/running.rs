@@ -277,10 +277,8 @@ impl Running {
             let parts = if waits { sleepers.tell(&mut kernel, cut.at) } else { Vec::new() };
             (cut, parts)
         };
-        // Before anybody else tells of what comes after the cut.
         let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
         threads.sender.send(Told::Lasting(Lasting { parts, unread: 0 })).map_err(|_| no_maker())?;
-        drop(sleepers);
         // Now, when the CPU time of processes is that of this moment.
         let times = self.read_times();
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
@@ -297,6 +295,8 @@ impl Running {
         let (reply, ended) = mpsc::channel();
         let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
         threads.sender.send(message).map_err(|_| no_maker())?;
+        // Before that nobody else may tell of what comes after the cut: it would be in the segment that ends.
+        drop(sleepers);
         let made = ended.recv().map_err(|_| no_maker())?;
         if let Some(mapped) = threads.mapper.as_ref().and_then(Mapper::left) {
             self.mapped = Some(mapped);

@@ -251,16 +251,18 @@ impl Maker {
                     self.made.waited.received += u64::from(facts.weight) + u64::from(facts.queued);
                     self.wait_end(&record, &facts);
                 }
-                // Whatever bank: they belong to records that come later.
-                Ok(Event::WaitBegin(record, _, facts)) => {
+                // They belong to records that come later; behind an early one, to the next segment's.
+                Ok(Event::WaitBegin(record, _, facts)) if self.early.is_empty() => {
                     let bytes = before.len() - events.rest().len();
                     self.begun.hold(record.tid, facts.left_ns, &before[..bytes]);
                 }
-                Ok(Event::Waker(_, _, facts)) => {
+                Ok(Event::Waker(_, _, facts)) if self.early.is_empty() => {
                     let bytes = before.len() - events.rest().len();
                     self.waking.hold(facts.waker, facts.left_ns, &before[..bytes]);
                 }
-                Ok(Event::Sample(..) | Event::Wait(..) | Event::WaitEnd(..)) => {
+                Ok(
+                    Event::Sample(..) | Event::Wait(..) | Event::WaitEnd(..) | Event::WaitBegin(..) | Event::Waker(..),
+                ) => {
                     let bytes = before.len() - events.rest().len();
                     self.early.extend_from_slice(&before[..bytes]);
                 }

@@ -3,7 +3,7 @@
 //! Nothing promises that the interrupt comes at once. Where it does not (an emulator, a kernel that does such work in a thread),
 //! stacks are taken when threads leave their CPUs.
 
-use super::super::error::KernelError;
+use super::super::error::{KernelError, program_error};
 use super::super::object::{Kernel, Options, ring_bytes};
 use super::super::programs::{load_programs, tracepoint};
 use super::{INTERRUPT, KICK, SWITCH, WAKE, Waits};
@@ -83,6 +83,11 @@ impl Kernel {
             // Where it was asked for, its refusal is what went wrong.
             kicked?;
         } else {
+            // Nobody is kicked any more: its tracepoint is each interrupt that CPUs send each other, on arm64.
+            let kick = self.waits.as_mut().and_then(|waits| waits.links.pop());
+            if let (Some((name, link)), Some(ebpf)) = (kick, self.ebpf.as_mut()) {
+                tracepoint(ebpf, name)?.detach(link).map_err(program_error(name))?;
+            }
             self.verdicts.set(METHOD, method::SWITCH_OUT, 0).map_err(KernelError::map("VERDICTS"))?;
         }
         self.attach_wait_program(WAKE, "sched_waking")?;

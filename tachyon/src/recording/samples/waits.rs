@@ -91,11 +91,12 @@ impl Maker {
     /// A wait of weight `n` is `n` samples.
     pub(super) fn wait(&mut self, record: &SampleRecord, frames: Frames<'_>, facts: &WaitFacts) {
         let waker = self.waker_of(record.tid, facts);
-        let holder = self.holder_of(record, frames, facts);
         // What became of native stacks is told of the clock's samples.
         let native = std::mem::take(&mut self.made.native);
         let (owner, record, merge) = self.stack(record, frames);
         self.made.native = native;
+        // Behind the first record of an image, which says whose it is.
+        let holder = self.holder_of(&record, frames, facts);
         let cause = || self.cause_of(&record, facts);
         let stretches: Vec<Stretch> = waits::stretches(facts, cause).collect();
         let made = &mut self.made;

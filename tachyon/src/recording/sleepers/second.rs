@@ -75,8 +75,8 @@ fn run(means: &Means, stopped: &Receiver<()>) {
         }
         credit = (credit.saturating_sub(cpu_time().saturating_sub(begun)) + SECOND.mul_f64(SHARE)).min(AT_FIRST);
         let Some(told) = &means.told else { continue };
+        // Told while they are held: a cut must not come between.
         let parts = sleepers.tell(&mut lock(&means.kernel), KtimeNs::now());
-        drop(sleepers);
         if !parts.is_empty() && told.send(Told::Lasting(Lasting { parts, unread: 0 })).is_err() {
             return;
         }

@@ -17,23 +17,26 @@ pub(in crate::recording) struct Held {
 impl Held {
     /// Holds the record of a thread's wait that began then, in the place of what there was of that thread.
     pub fn hold(&mut self, tid: u32, left_ns: u64, record: &[u8]) {
-        self.take(tid, left_ns);
+        self.remove(tid);
         if self.bytes + record.len() > MOST_BYTES {
             // Those of threads that have ended, and some more: their waits have no stack.
             self.records.clear();
             self.bytes = 0;
         }
         self.bytes += record.len();
-        if let Some((_, before)) = self.records.insert(tid, (left_ns, record.into())) {
-            self.bytes -= before.len();
-        }
+        self.records.insert(tid, (left_ns, record.into()));
     }
 
     /// The record of that wait, if there is one. Nothing is held of the thread afterwards.
     pub fn take(&mut self, tid: u32, left_ns: u64) -> Option<Box<[u8]>> {
-        let (of, record) = self.records.remove(&tid)?;
-        self.bytes -= record.len();
+        let (of, record) = self.remove(tid)?;
         (of == left_ns).then_some(record)
+    }
+
+    fn remove(&mut self, tid: u32) -> Option<(u64, Box<[u8]>)> {
+        let removed = self.records.remove(&tid);
+        self.bytes -= removed.as_ref().map_or(0, |(_, record)| record.len());
+        removed
     }
 }
 

@@ -41,21 +41,24 @@ pub(super) struct Waited {
 impl Waited {
     /// Ticks of some threads, by cause.
     pub fn of(&self, threads: &[ThreadId]) -> BTreeMap<&'static str, u64> {
-        Self::sum(threads.iter().filter_map(|thread| self.by_thread.get(thread)))
-    }
-
-    /// Ticks of all threads of a process, an index into the profile's.
-    pub fn of_process(&self, profile: &Profile, process: u32) -> BTreeMap<&'static str, u64> {
-        let its = self.by_thread.iter().filter(|(thread, _)| profile.thread(**thread).process == process);
-        Self::sum(its.map(|(_, causes)| causes))
-    }
-
-    fn sum<'a>(threads: impl Iterator<Item = &'a BTreeMap<&'static str, u64>>) -> BTreeMap<&'static str, u64> {
         let mut sum = BTreeMap::new();
-        for (cause, ticks) in threads.flatten() {
-            *sum.entry(*cause).or_default() += ticks;
-        }
+        threads.iter().filter_map(|thread| self.by_thread.get(thread)).for_each(|causes| add(&mut sum, causes));
         sum
+    }
+
+    /// Ticks of all threads of each process, an index into the profile's, by cause.
+    pub fn by_process(&self, profile: &Profile) -> HashMap<u32, BTreeMap<&'static str, u64>> {
+        let mut sums: HashMap<u32, BTreeMap<&'static str, u64>> = HashMap::new();
+        for (thread, causes) in &self.by_thread {
+            add(sums.entry(profile.thread(*thread).process).or_default(), causes);
+        }
+        sums
+    }
+}
+
+fn add(sum: &mut BTreeMap<&'static str, u64>, causes: &BTreeMap<&'static str, u64>) {
+    for (cause, ticks) in causes {
+        *sum.entry(*cause).or_default() += ticks;
     }
 }
 
