@@ -4,19 +4,25 @@
 //! lives. It is told of processes, of mappings and of ends; what a process maps is read from `/proc`, a little after it
 //! was told of, for libraries come in bursts.
 
+mod found;
+mod hints;
+mod process;
+mod told;
+
+pub(in crate::recording) use told::{Mapped, News};
+
 use super::spaces::{AddressSpace, Code, InterpreterCode, Spaces};
-use crate::inspect::Evaluator;
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
-use crate::remote::elf::Elf;
-use crate::remote::ledger::{self, Debts, Work, user_of};
-use crate::remote::{End, FileIdentity, MappedFile, MappedPath, Mapping, Patience, RemoteProcess, TargetFile};
+use crate::remote::ledger::{self, Debts, Work};
+use crate::remote::{End, FileIdentity, MappedFile, Mapping, Patience, RemoteProcess};
 use crate::symbolize::native::NativeSymbols;
-use crate::types::{Pid, RemoteAddr};
-use crate::unwind::{PREFIX, Slice, Table, UnwindTables, Wanted, trampolines};
-use gimli::LittleEndian;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use crate::types::Pid;
+use crate::unwind::{Table, UnwindTables, Wanted};
+use found::{Evaluated, Place, Seen, digest, interpreter};
+use hints::{hints, main_stack, trampolines_of};
+use process::Process;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -64,56 +70,9 @@ const AT_A_TIME: u64 = 1 << 20;
 const MAX_MET: usize = 256;
 const MAX_STACKS: usize = 8;
 
-/// What is read of such a stack.
-const STACK: u64 = 32 << 10;
-
-/// Most pieces of code that the words of stacks lead to at a time.
-const MAX_HINTS: usize = 128;
-
-/// Words that lead to the same piece of code of this size are one.
-const HINT_SHIFT: u32 = 18;
-
 /// Most executable mappings of a process that are looked at: no more ranges of it are searched by the kernel side. PyTorch
 /// with everything has some 700.
 const MAX_MAPPINGS: usize = tachyon_common::limits::MAX_SPACE_RANGES as usize;
-
-/// What the thread is told.
-#[derive(Clone, Debug)]
-pub(in crate::recording) enum News {
-    /// A process is CPython; `interpreter` is the file that holds it, where it was just found.
-    Python { pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity> },
-    /// A file that a process is about to map, and whether it holds an interpreter.
-    Expected { file: Arc<MappedFile>, interpreter: bool },
-    /// A process was forked from one that is.
-    Forked { pid: u32, image: u64, instance: u64 },
-    /// A process mapped a file: device and inode, as mappings have them.
-    Mapped { pid: u32, dev: (u32, u32), inode: u64 },
-    /// Mappings were missed.
-    Lost,
-    /// A process's samples meet code that is not known.
-    Unknown { pid: u32 },
-    /// A process's stack, which began at `sp`, ends at an address of code whose rules are not made yet.
-    Met { pid: u32, address: u64, sp: u64 },
-    /// A process has ended, or executes another program.
-    Gone { pid: u32 },
-    /// Everything that is due is to be done now, and told.
-    Finish(Sender<()>),
-    /// What it would leave behind now is to be told.
-    Tell(Sender<Mapped>),
-}
-
-/// What the thread leaves behind.
-#[derive(Clone, Debug, Default)]
-pub(in crate::recording) struct Mapped {
-    /// Files without usable tables, by path, each with its reason.
-    pub refused: BTreeMap<String, String>,
-    /// What is weaker than it should be.
-    pub notes: BTreeSet<String>,
-    /// Bytes of tables in use.
-    pub table_bytes: u64,
-    /// Bytes that all wanted ones would take; `None`: all had room.
-    pub table_bytes_wanted: Option<u64>,
-}
 
 /// The thread, perhaps not yet started: what it is told waits for it.
 pub(in crate::recording) struct Mapper {
@@ -199,86 +158,6 @@ impl Mapper {
     }
 }
 
-/// A process that is looked after.
-#[derive(Clone, Debug)]
-struct Process {
-    image: u64,
-    instance: u64,
-    /// When it is to be looked at.
-    due: Option<Instant>,
-    /// When it was looked at last.
-    looked: Option<Instant>,
-    /// It is not looked at before, unless samples meet code without rules.
-    rests_until: Option<Instant>,
-    /// Nor for those before this: as long as the look before took.
-    meets_from: Option<Instant>,
-    /// Digest of its executable mappings at that time.
-    mapped: u64,
-    /// Where its stacks end for want of rules.
-    met: BTreeSet<u64>,
-    /// Where such stacks began.
-    stacks: BTreeSet<u64>,
-    /// Some of its code has no rules yet that they are to be made of: small files, and those that samples were met in.
-    more: bool,
-    /// It has been looked at, and has its first rules.
-    looked_at: bool,
-    /// Its main thread's stack has been looked through for code that it runs.
-    hinted: bool,
-    /// How long looks at it have taken.
-    spent: Duration,
-    /// Of the space that was written last.
-    version: u32,
-    /// Whom it is charged to.
-    user: u32,
-    /// How many ranges the space has that was written last.
-    ranges: u32,
-}
-
-impl Process {
-    fn new(pid: u32, image: u64, instance: u64) -> Self {
-        let (met, stacks) = (BTreeSet::new(), BTreeSet::new());
-        Self {
-            image,
-            instance,
-            due: None,
-            looked: None,
-            rests_until: None,
-            meets_from: None,
-            mapped: 0,
-            met,
-            stacks,
-            more: false,
-            looked_at: false,
-            hinted: false,
-            spent: Duration::ZERO,
-            version: 0,
-            user: user_of(pid),
-            ranges: 0,
-        }
-    }
-
-    /// The same where its samples meet code without rules: those are told of until it has been looked at.
-    fn meet(&mut self, at: Instant) {
-        let at = self.meets_from.map_or(at, |from| from.max(at));
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
-    }
-
-    /// Asks for a look at it at a time, or earlier where one was asked for; not while it rests.
-    fn ask(&mut self, at: Instant) {
-        let at = self.rests_until.map_or(at, |until| until.max(at));
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
-    }
-}
-
-/// An interpreter's code.
-enum Evaluated {
-    /// Nobody has looked for it yet.
-    Wanted,
-    Found(Arc<InterpreterCode>),
-    /// Its file does not tell.
-    Missing,
-}
-
 struct Worker {
     kernel: Arc<Mutex<Kernel>>,
     maps: NativeMaps,
@@ -295,30 +174,6 @@ struct Worker {
     debts: Debts,
     end: End,
     stop: Arc<AtomicBool>,
-}
-
-/// A mapping of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Place {
-    start: u64,
-    end: u64,
-    offset: u64,
-    dev: (u32, u32),
-    inode: u64,
-}
-
-impl Place {
-    fn of(mapping: &Mapping) -> Option<Self> {
-        let Mapping { start, end, offset, dev, inode, .. } = *mapping;
-        mapping.file_path().map(|_| Self { start, end, offset, dev, inode })
-    }
-}
-
-/// What was found behind a mapping.
-#[derive(Clone, Debug)]
-struct Seen {
-    code: Code,
-    file: Option<FileIdentity>,
 }
 
 impl Worker {
@@ -631,67 +486,4 @@ impl Worker {
         let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
         Seen { code, file: identity }
     }
-}
-
-/// An address in the main thread's stack so far from its end as [`hints`] reads.
-fn main_stack(maps: &[Mapping]) -> Option<u64> {
-    let stack = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[stack]".to_vec()))?;
-    Some(stack.end.saturating_sub(STACK).max(stack.start))
-}
-
-/// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes
-/// through many files. Any word may be a return address, and one that is none costs some rules that nobody needed.
-fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet<u64>) -> Vec<u64> {
-    let mut found: HashMap<u64, u64> = HashMap::new();
-    for &sp in stacks {
-        for page in (sp..sp.saturating_add(STACK)).step_by(4096) {
-            let mut bytes = [0; 4096];
-            if process.read_memory(RemoteAddr(page), &mut bytes).is_err() {
-                break;
-            }
-            for word in bytes.chunks_exact(8) {
-                let word = u64::from_le_bytes(word.try_into().expect("eight bytes")).wrapping_sub(1);
-                let at = maps.partition_point(|mapping| mapping.end <= word);
-                let of_file =
-                    maps.get(at).is_some_and(|mapping| mapping.contains(word) && mapping.file_path().is_some());
-                if of_file && found.len() < MAX_HINTS {
-                    found.entry(word >> HINT_SHIFT).or_insert(word);
-                }
-            }
-        }
-    }
-    found.into_values().collect()
-}
-
-/// Rules of generated code that is known by its instructions, by where its mapping starts.
-fn trampolines_of(process: &RemoteProcess, maps: &[Mapping]) -> HashMap<u64, Arc<Table>> {
-    let mut found: HashMap<u64, Arc<Table>> = HashMap::new();
-    for mapping in maps.iter().filter(|mapping| mapping.path == MappedPath::Anonymous) {
-        let mut bytes = [0; PREFIX];
-        if process.read_memory(RemoteAddr(mapping.start), &mut bytes).is_err() {
-            continue;
-        }
-        if let Some(table) = trampolines(Slice::new(&bytes, LittleEndian)) {
-            let same = found.values().find(|known| ***known == table).cloned();
-            found.insert(mapping.start, same.unwrap_or_else(|| Arc::new(table)));
-        }
-    }
-    found
-}
-
-/// Finds the evaluator in an interpreter's file.
-fn interpreter(file: &TargetFile) -> Result<InterpreterCode, String> {
-    let evaluator = Evaluator::of_file(file).map_err(|error| error.to_string())?;
-    let loads = Elf::parse(file).map_err(|error| error.to_string())?.loads().to_vec();
-    Ok(InterpreterCode { evaluator, loads })
-}
-
-/// Tells one set of mappings from others.
-fn digest(maps: &[Mapping]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for mapping in maps {
-        (mapping.start, mapping.end, mapping.offset, mapping.dev, mapping.inode).hash(&mut hasher);
-    }
-    // 0 stands for "never looked at".
-    hasher.finish() | 1
 }

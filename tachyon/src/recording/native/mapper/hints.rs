@@ -1,0 +1,63 @@
+//! What a process's memory tells of the code that it runs: words of its stacks, and code that was generated.
+
+use crate::remote::{MappedPath, Mapping, RemoteProcess};
+use crate::types::RemoteAddr;
+use crate::unwind::{PREFIX, Slice, Table, trampolines};
+use gimli::LittleEndian;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// What is read of such a stack.
+const STACK: u64 = 32 << 10;
+
+/// Most pieces of code that the words of stacks lead to at a time.
+const MAX_HINTS: usize = 128;
+
+/// Words that lead to the same piece of code of this size are one.
+const HINT_SHIFT: u32 = 18;
+
+/// An address in the main thread's stack so far from its end as [`hints`] reads.
+pub(super) fn main_stack(maps: &[Mapping]) -> Option<u64> {
+    let stack = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[stack]".to_vec()))?;
+    Some(stack.end.saturating_sub(STACK).max(stack.start))
+}
+
+/// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes
+/// through many files. Any word may be a return address, and one that is none costs some rules that nobody needed.
+pub(super) fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet<u64>) -> Vec<u64> {
+    let mut found: HashMap<u64, u64> = HashMap::new();
+    for &sp in stacks {
+        for page in (sp..sp.saturating_add(STACK)).step_by(4096) {
+            let mut bytes = [0; 4096];
+            if process.read_memory(RemoteAddr(page), &mut bytes).is_err() {
+                break;
+            }
+            for word in bytes.chunks_exact(8) {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes")).wrapping_sub(1);
+                let at = maps.partition_point(|mapping| mapping.end <= word);
+                let of_file =
+                    maps.get(at).is_some_and(|mapping| mapping.contains(word) && mapping.file_path().is_some());
+                if of_file && found.len() < MAX_HINTS {
+                    found.entry(word >> HINT_SHIFT).or_insert(word);
+                }
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Rules of generated code that is known by its instructions, by where its mapping starts.
+pub(super) fn trampolines_of(process: &RemoteProcess, maps: &[Mapping]) -> HashMap<u64, Arc<Table>> {
+    let mut found: HashMap<u64, Arc<Table>> = HashMap::new();
+    for mapping in maps.iter().filter(|mapping| mapping.path == MappedPath::Anonymous) {
+        let mut bytes = [0; PREFIX];
+        if process.read_memory(RemoteAddr(mapping.start), &mut bytes).is_err() {
+            continue;
+        }
+        if let Some(table) = trampolines(Slice::new(&bytes, LittleEndian)) {
+            let same = found.values().find(|known| ***known == table).cloned();
+            found.insert(mapping.start, same.unwrap_or_else(|| Arc::new(table)));
+        }
+    }
+    found
+}

@@ -1,0 +1,76 @@
+//! A process that is looked after, and when.
+
+use crate::remote::ledger::user_of;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// A process that is looked after.
+#[derive(Clone, Debug)]
+pub(super) struct Process {
+    pub image: u64,
+    pub instance: u64,
+    /// When it is to be looked at.
+    pub due: Option<Instant>,
+    /// When it was looked at last.
+    pub looked: Option<Instant>,
+    /// It is not looked at before, unless samples meet code without rules.
+    pub rests_until: Option<Instant>,
+    /// Nor for those before this: as long as the look before took.
+    pub meets_from: Option<Instant>,
+    /// Digest of its executable mappings at that time.
+    pub mapped: u64,
+    /// Where its stacks end for want of rules.
+    pub met: BTreeSet<u64>,
+    /// Where such stacks began.
+    pub stacks: BTreeSet<u64>,
+    /// Some of its code has no rules yet that they are to be made of: small files, and those that samples were met in.
+    pub more: bool,
+    /// It has been looked at, and has its first rules.
+    pub looked_at: bool,
+    /// Its main thread's stack has been looked through for code that it runs.
+    pub hinted: bool,
+    /// How long looks at it have taken.
+    pub spent: Duration,
+    /// Of the space that was written last.
+    pub version: u32,
+    /// Whom it is charged to.
+    pub user: u32,
+    /// How many ranges the space has that was written last.
+    pub ranges: u32,
+}
+
+impl Process {
+    pub fn new(pid: u32, image: u64, instance: u64) -> Self {
+        let (met, stacks) = (BTreeSet::new(), BTreeSet::new());
+        Self {
+            image,
+            instance,
+            due: None,
+            looked: None,
+            rests_until: None,
+            meets_from: None,
+            mapped: 0,
+            met,
+            stacks,
+            more: false,
+            looked_at: false,
+            hinted: false,
+            spent: Duration::ZERO,
+            version: 0,
+            user: user_of(pid),
+            ranges: 0,
+        }
+    }
+
+    /// The same where its samples meet code without rules: those are told of until it has been looked at.
+    pub fn meet(&mut self, at: Instant) {
+        let at = self.meets_from.map_or(at, |from| from.max(at));
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+
+    /// Asks for a look at it at a time, or earlier where one was asked for; not while it rests.
+    pub fn ask(&mut self, at: Instant) {
+        let at = self.rests_until.map_or(at, |until| until.max(at));
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+}

@@ -1,0 +1,44 @@
+//! What the thread is told, and what it leaves behind.
+
+use crate::remote::{FileIdentity, MappedFile};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// What the thread is told.
+#[derive(Clone, Debug)]
+pub(in crate::recording) enum News {
+    /// A process is CPython; `interpreter` is the file that holds it, where it was just found.
+    Python { pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity> },
+    /// A file that a process is about to map, and whether it holds an interpreter.
+    Expected { file: Arc<MappedFile>, interpreter: bool },
+    /// A process was forked from one that is.
+    Forked { pid: u32, image: u64, instance: u64 },
+    /// A process mapped a file: device and inode, as mappings have them.
+    Mapped { pid: u32, dev: (u32, u32), inode: u64 },
+    /// Mappings were missed.
+    Lost,
+    /// A process's samples meet code that is not known.
+    Unknown { pid: u32 },
+    /// A process's stack, which began at `sp`, ends at an address of code whose rules are not made yet.
+    Met { pid: u32, address: u64, sp: u64 },
+    /// A process has ended, or executes another program.
+    Gone { pid: u32 },
+    /// Everything that is due is to be done now, and told.
+    Finish(Sender<()>),
+    /// What it would leave behind now is to be told.
+    Tell(Sender<Mapped>),
+}
+
+/// What the thread leaves behind.
+#[derive(Clone, Debug, Default)]
+pub(in crate::recording) struct Mapped {
+    /// Files without usable tables, by path, each with its reason.
+    pub refused: BTreeMap<String, String>,
+    /// What is weaker than it should be.
+    pub notes: BTreeSet<String>,
+    /// Bytes of tables in use.
+    pub table_bytes: u64,
+    /// Bytes that all wanted ones would take; `None`: all had room.
+    pub table_bytes_wanted: Option<u64>,
+}
