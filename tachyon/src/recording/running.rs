@@ -5,6 +5,10 @@
 //! ring is read until they all have come, and the thread that makes samples begins the next profile. Nothing is detached. The
 //! end is the same with the event detached: then the counters stand still.
 
+mod status;
+
+pub use status::{Over, Status};
+
 use super::account::{self, Facts, Read, Stats, Used};
 use super::cpus::Cpus;
 use super::follow::{Follow, lock};
@@ -30,7 +34,6 @@ use crate::report::{SegmentReport, StartReport};
 use crate::sinks::Sink;
 use crate::types::KtimeNs;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -40,34 +43,6 @@ use tachyon_common::segment::{ALL_BANKS, BANKS, WAIT_BANKS};
 
 /// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How a recording is doing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// Since sampling began.
-    pub elapsed: Duration,
-    /// Samples so far.
-    pub samples: u64,
-    /// Selected processes that run CPython now.
-    pub processes: u64,
-    /// Runs lost so far, by whatever cause.
-    pub lost: u64,
-    /// Why there is no point in going on.
-    pub over: Option<Over>,
-    /// What has become weaker than it should be since this was asked last, each once.
-    pub told: Vec<String>,
-}
-
-/// Why a recording has nothing more to record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// All targets that were given by pid have ended.
-    TargetsGone,
-    /// The sink failed.
-    SinkFailed,
-    /// The limit of memory is reached.
-    NoMemory,
-}
 
 /// What a running recording is made of.
 pub(super) struct Parts {
@@ -193,35 +168,6 @@ impl Running {
             running.times.begin(now);
         }
         running
-    }
-
-    /// How it is doing.
-    ///
-    /// # Errors
-    /// When the kernel refuses to tell.
-    pub fn status(&mut self) -> anyhow::Result<Status> {
-        let Parts { request, live, limiter, started, .. } = &self.parts;
-        let counters = lock(&self.parts.kernel).counters()?;
-        let mut told: Vec<String> = limiter.told().into_iter().collect();
-        let mut registry = lock(&self.parts.registry);
-        told.append(&mut registry.told);
-        self.said.extend(told.iter().cloned());
-        let over = if live.failed.load(Ordering::Relaxed) {
-            Some(Over::SinkFailed)
-        } else if live.no_memory.load(Ordering::Relaxed) {
-            Some(Over::NoMemory)
-        } else {
-            let gone = matches!(request.targets, Targets::Pids(_)) && !registry.any_alive();
-            gone.then_some(Over::TargetsGone)
-        };
-        Ok(Status {
-            elapsed: started.elapsed(),
-            samples: live.stored.load(Ordering::Relaxed),
-            processes: registry.live_python(),
-            lost: counters.loss.iter().sum::<u64>().saturating_sub(self.not_lost + registry.not_lost()),
-            over,
-            told,
-        })
     }
 
     /// Ends the present segment now, and begins the next without a gap. Its samples are kept by stack, if that was asked for.

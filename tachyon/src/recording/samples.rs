@@ -4,22 +4,24 @@
 //! memory, and that is bounded (see `events::Reader`).
 
 mod lasting;
+mod native;
 mod waits;
 
 pub(super) use lasting::Lasting;
+pub(super) use native::NativeSide;
 
 use super::follow::lock;
 use super::made::{Made, PerProcess, describe};
 use super::memory::Memory;
 use super::names::Names;
-use super::native::{KernelFrames, Mixer, News};
+use super::native::KernelFrames;
 use super::registry::Registry;
 use super::settled::Settled;
 use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
-use crate::merge::{self, Merger, MixedWith, Owner, ProgramKey, Quality};
-use crate::profile::{FrameId, Merge, ProcessId, Sample};
+use crate::merge::{Merger, Owner, ProgramKey};
+use crate::profile::{FrameId, Merge, Sample};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work, owner_of};
 use crate::sinks::label::Label;
@@ -55,12 +57,6 @@ pub(super) struct Live {
     pub failed: AtomicBool,
     /// `--max-memory` is reached.
     pub no_memory: AtomicBool,
-}
-
-/// What native stacks need.
-pub(super) struct NativeSide {
-    mixer: Mixer,
-    mapper: Sender<News>,
 }
 
 /// What the thread is told.
@@ -433,82 +429,5 @@ impl Maker {
                 open.insert(tgid, None);
             }
         }
-    }
-}
-
-impl NativeSide {
-    /// The native frames of the present sample, leaf first.
-    fn leaf_first(&self) -> &[FrameId] {
-        &self.mixer.ids
-    }
-
-    /// Nothing yet.
-    pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
-        Self { mixer, mapper }
-    }
-
-    /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
-    /// bears it out.
-    fn stack(
-        &mut self,
-        made: &mut Made,
-        merger: &mut Merger,
-        symbolizer: &mut Symbolizer,
-        process: ProcessId,
-        settled: &mut Settled<'_>,
-    ) -> Merge {
-        let (profile, counts) = (&mut made.profile, &mut made.native);
-        let (record, frames) = (&settled.record, settled.frames);
-        const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
-        *counts.stops.entry(record.native_stop).or_default() += 1;
-        if STALE.contains(&record.native_stop) {
-            let pid = record.tgid;
-            let unmade = record.native_stop == StopReason::NoUnwindTables as u8;
-            let news = match frames.native().last().filter(|_| unmade) {
-                Some(address) => News::Met { pid, address, sp: record.user_sp },
-                None => News::Unknown { pid },
-            };
-            // One that has panicked is told of at the end.
-            let _ended = self.mapper.send(news);
-        }
-        let mixer = &mut self.mixer;
-        mixer.take(profile, process, record, frames);
-        if mixer.rooted {
-            settled.record.native_stop = StopReason::Complete as u8;
-        }
-        let record = &settled.record;
-        if mixer.kinds.is_empty() {
-            merger.stack(profile, symbolizer, record, frames);
-            return Merge::None;
-        }
-        let thread = merge::thread_told(record, &mixer.kinds);
-        settled.record.stop = thread;
-        let (record, frames) = (&settled.record, settled.frames);
-        let with = MixedWith {
-            kinds: &mixer.kinds,
-            ends: &mixer.ends,
-            ids: &mixer.ids,
-            boundaries: settled.boundaries,
-            foreign: mixer.foreign,
-            switching: mixer.switching,
-            keep: mixer.keep,
-        };
-        if let Some(doubted) = settled.doubted {
-            let complete = SampleRecord { stop: StopReason::Complete as u8, ..*record };
-            if merger.mixed(profile, symbolizer, (&complete, doubted), &with) == Quality::Exact {
-                (settled.record, settled.frames) = (complete, doubted);
-                return Merge::Exact;
-            }
-        }
-        let quality = merger.mixed(profile, symbolizer, (record, frames), &with);
-        let merge = match quality {
-            Quality::Exact => Merge::Exact,
-            Quality::Repaired(_) => Merge::Repaired,
-            Quality::Failed => Merge::Failed,
-        };
-        if merge != Merge::Exact {
-            *counts.repairs.entry(quality.name()).or_default() += 1;
-        }
-        merge
     }
 }

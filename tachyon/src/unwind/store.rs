@@ -9,64 +9,30 @@
 //! interpreter, then files in the order of their size. Of all others a window is made when a sample was met in it
 //! ([`UnwindTables::meet`]), and until then a walk ends there and says so.
 
+mod file;
+mod gone;
 mod placed;
 mod room;
+mod wanted;
 
+pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
+
+use self::file::{MACHINE, compile_own, identity, own_vdso, path_of, without_table, words};
 use self::placed::{Code, Part, Placed, PlacedTable, code_of};
 use self::room::Room;
-use super::compile::{Refusal, Table, Windows, compile, compile_vdso, rules_len};
+use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
 use super::trampoline::ARENA;
-use crate::remote::elf::{Elf, ReadAt};
+use crate::remote::elf::Elf;
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
-use crate::types::{Pid, RemoteAddr};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::limits::{MAX_SPACE_RANGES, ROWS_PER_CHUNK};
 use tachyon_common::unwind::{Range, Row, Rule, Space, no_table};
 
-/// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
-const REST: Duration = Duration::from_secs(1);
-
 /// Most files remembered, those without a table included.
 const MAX_FILES: usize = 16_384;
-
-/// This machine's processor.
-const MACHINE: u16 = if cfg!(target_arch = "aarch64") { object::elf::EM_AARCH64 } else { object::elf::EM_X86_64 };
-
-/// Largest vdso; real ones have 8 KiB.
-const MAX_VDSO: u64 = 64 << 10;
-
-/// Where tables are kept for the kernel side.
-pub trait TableMemory {
-    /// Writes rows and their index from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there
-    /// is no memory for them.
-    fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
-    /// Writes ranges from index `first` on.
-    fn write_ranges(&mut self, first: u32, ranges: &[Range]);
-    /// The spaces of all processes.
-    fn spaces(&self) -> Vec<Space>;
-}
-
-/// Files behind a process's mappings, by where those start: each that is not here costs a question.
-pub type Identities = HashMap<u64, FileIdentity>;
-
-/// What is asked for of a process.
-#[derive(Debug, Default)]
-pub struct Wanted<'a> {
-    /// What is known of its mappings.
-    pub identities: Option<&'a Identities>,
-    /// Its image.
-    pub image: u64,
-    /// Files whose tables are made whatever they cost: those of interpreters.
-    pub first: Option<&'a HashSet<FileIdentity>>,
-    /// Tables of generated code, by where its mapping starts.
-    pub generated: Option<&'a HashMap<u64, Arc<Table>>>,
-    /// Most bytes of `.eh_frame` that are made rows of; `None`: all there are.
-    pub allowance: Option<u64>,
-}
 
 /// Of the memory for rows, what is filled with tables that no sample has asked for: one in so many parts.
 const UNASKED: u32 = 8;
@@ -79,11 +45,6 @@ const AT_A_TIME: Duration = Duration::from_millis(15);
 
 /// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
-
-/// Why a process has no ranges: those of all processes are more than there is room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no room for the {0} ranges of its address space")]
-pub struct NoRoom(pub usize);
 
 /// How the reason begins of a file whose table does not fit.
 const NO_ROOM: &str = "no room for its";
@@ -373,24 +334,6 @@ impl UnwindTables {
         true
     }
 
-    /// Finds blocks that no process has any more, and gives away those that have rested.
-    fn sweep(&mut self, memory: &impl TableMemory) {
-        let used: HashSet<u32> = memory.spaces().iter().map(|space| space.first).collect();
-        let now = Instant::now();
-        let ranges = &mut self.ranges;
-        self.blocks.retain_mut(|block| {
-            if used.contains(&block.first) {
-                block.unused = None;
-                return true;
-            }
-            let rested = now.duration_since(*block.unused.get_or_insert(now)) >= REST;
-            if rested {
-                ranges.give_back(block.first, block.count);
-            }
-            !rested
-        });
-    }
-
     /// What stands behind a mapping, which is looked at if it is new; `in_use` is of the process in hand. `None` when it
     /// cannot be told, or there is no room for it. `more` becomes true when the allowance was too small for it.
     fn source(
@@ -535,26 +478,6 @@ impl UnwindTables {
         Some(placed)
     }
 
-    fn give_back(&mut self, parts: &[Part]) {
-        parts.iter().for_each(|part| self.rows.give_back(part.first, part.words()));
-    }
-
-    /// Gives away the table that was used longest ago of those that no process has.
-    fn evict(&mut self, in_use: &HashSet<Source>) -> Option<()> {
-        let blocks = &self.blocks;
-        let is_used =
-            |source: &Source| in_use.contains(source) || blocks.iter().any(|block| block.sources.contains(source));
-        let placed = self.known.iter().filter_map(|(source, known)| match known {
-            Known::Placed(placed) if !placed.tables.is_empty() && !is_used(source) => Some((placed.used, *source)),
-            _ => None,
-        });
-        let (_, oldest) = placed.min()?;
-        if let Some(Known::Placed(placed)) = self.known.remove(&oldest) {
-            placed.tables.values().for_each(|table| self.give_back(&table.parts));
-        }
-        Some(())
-    }
-
     /// Adds the ranges of a mapping: one for each part of the file's tables.
     fn add_ranges(&self, ranges: &mut Vec<Range>, mapping: &Mapping, source: Source) {
         let placed = match self.known.get(&source) {
@@ -575,41 +498,6 @@ impl UnwindTables {
         };
         placed.add_ranges(ranges, mapping.start, vaddr..vaddr.saturating_add(mapping.end - mapping.start));
     }
-}
-
-/// What tells the file behind a mapping from all others.
-fn identity(process: &RemoteProcess, mapping: &Mapping, known: Option<&Identities>) -> Option<FileIdentity> {
-    let known = known.and_then(|known| known.get(&mapping.start)).copied();
-    known.or_else(|| Some(process.mapped_file(mapping).ok()?.identity()))
-}
-
-fn path_of(mapping: &Mapping) -> String {
-    mapping.file_path().map_or_else(|| "[vdso]".to_owned(), |path| path.display().to_string())
-}
-
-/// Room that a table needs.
-fn words(table: &Table) -> u32 {
-    parts(&table.rows).map(|part| part.words.len() as u32).sum()
-}
-
-fn without_table(mapping: &Mapping, what: u32) -> Range {
-    Range { start: mapping.start, end: mapping.end, bias: 0, first_row: what, rows: 0, pages: 0 }
-}
-
-/// The table of a file for this machine's own processor: rules of another would be followed as if they were its own.
-fn compile_own<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
-    if elf.machine() == MACHINE { compile(elf) } else { Err(Refusal::Machine(elf.machine())) }
-}
-
-/// The vdso, which is the kernel's and the same in every process: this process's own cannot have been tampered with.
-fn own_vdso() -> Result<Vec<u8>, String> {
-    let own = RemoteProcess::at(Pid(std::process::id()));
-    let maps = own.maps().map_err(|error| error.to_string())?;
-    let vdso = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[vdso]".to_vec()));
-    let vdso = vdso.filter(|vdso| vdso.end - vdso.start <= MAX_VDSO).ok_or("this process has no vdso")?;
-    let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
-    own.read_memory(RemoteAddr(vdso.start), &mut bytes).map_err(|error| error.to_string())?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

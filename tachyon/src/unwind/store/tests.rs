@@ -1,4 +1,7 @@
+use super::gone::REST;
 use super::*;
+use crate::types::Pid;
+use std::sync::Arc;
 use tachyon_common::stop::StopReason;
 
 /// Tables in plain memory.

@@ -1,0 +1,94 @@
+//! The native side of samples: their whole stacks.
+
+use crate::merge::{self, Merger, MixedWith, Quality};
+use crate::profile::{FrameId, Merge, ProcessId};
+use crate::recording::made::Made;
+use crate::recording::native::{Mixer, News};
+use crate::recording::settled::Settled;
+use crate::symbolize::Symbolizer;
+use std::sync::mpsc::Sender;
+use tachyon_common::event::SampleRecord;
+use tachyon_common::stop::StopReason;
+
+/// What native stacks need.
+pub(in crate::recording) struct NativeSide {
+    pub(super) mixer: Mixer,
+    mapper: Sender<News>,
+}
+
+impl NativeSide {
+    /// The native frames of the present sample, leaf first.
+    pub(super) fn leaf_first(&self) -> &[FrameId] {
+        &self.mixer.ids
+    }
+
+    /// Nothing yet.
+    pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
+        Self { mixer, mapper }
+    }
+
+    /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
+    /// bears it out.
+    pub(super) fn stack(
+        &mut self,
+        made: &mut Made,
+        merger: &mut Merger,
+        symbolizer: &mut Symbolizer,
+        process: ProcessId,
+        settled: &mut Settled<'_>,
+    ) -> Merge {
+        let (profile, counts) = (&mut made.profile, &mut made.native);
+        let (record, frames) = (&settled.record, settled.frames);
+        const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
+        *counts.stops.entry(record.native_stop).or_default() += 1;
+        if STALE.contains(&record.native_stop) {
+            let pid = record.tgid;
+            let unmade = record.native_stop == StopReason::NoUnwindTables as u8;
+            let news = match frames.native().last().filter(|_| unmade) {
+                Some(address) => News::Met { pid, address, sp: record.user_sp },
+                None => News::Unknown { pid },
+            };
+            // One that has panicked is told of at the end.
+            let _ended = self.mapper.send(news);
+        }
+        let mixer = &mut self.mixer;
+        mixer.take(profile, process, record, frames);
+        if mixer.rooted {
+            settled.record.native_stop = StopReason::Complete as u8;
+        }
+        let record = &settled.record;
+        if mixer.kinds.is_empty() {
+            merger.stack(profile, symbolizer, record, frames);
+            return Merge::None;
+        }
+        let thread = merge::thread_told(record, &mixer.kinds);
+        settled.record.stop = thread;
+        let (record, frames) = (&settled.record, settled.frames);
+        let with = MixedWith {
+            kinds: &mixer.kinds,
+            ends: &mixer.ends,
+            ids: &mixer.ids,
+            boundaries: settled.boundaries,
+            foreign: mixer.foreign,
+            switching: mixer.switching,
+            keep: mixer.keep,
+        };
+        if let Some(doubted) = settled.doubted {
+            let complete = SampleRecord { stop: StopReason::Complete as u8, ..*record };
+            if merger.mixed(profile, symbolizer, (&complete, doubted), &with) == Quality::Exact {
+                (settled.record, settled.frames) = (complete, doubted);
+                return Merge::Exact;
+            }
+        }
+        let quality = merger.mixed(profile, symbolizer, (record, frames), &with);
+        let merge = match quality {
+            Quality::Exact => Merge::Exact,
+            Quality::Repaired(_) => Merge::Repaired,
+            Quality::Failed => Merge::Failed,
+        };
+        if merge != Merge::Exact {
+            *counts.repairs.entry(quality.name()).or_default() += 1;
+        }
+        merge
+    }
+}

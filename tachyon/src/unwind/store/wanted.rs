@@ -1,0 +1,41 @@
+//! What is asked of tables, and where they are kept.
+
+use super::super::compile::Table;
+use crate::remote::FileIdentity;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use tachyon_common::unwind::{Range, Row, Space};
+
+/// Where tables are kept for the kernel side.
+pub trait TableMemory {
+    /// Writes rows and their index from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there
+    /// is no memory for them.
+    fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
+    /// Writes ranges from index `first` on.
+    fn write_ranges(&mut self, first: u32, ranges: &[Range]);
+    /// The spaces of all processes.
+    fn spaces(&self) -> Vec<Space>;
+}
+
+/// Files behind a process's mappings, by where those start: each that is not here costs a question.
+pub type Identities = HashMap<u64, FileIdentity>;
+
+/// What is asked for of a process.
+#[derive(Debug, Default)]
+pub struct Wanted<'a> {
+    /// What is known of its mappings.
+    pub identities: Option<&'a Identities>,
+    /// Its image.
+    pub image: u64,
+    /// Files whose tables are made whatever they cost: those of interpreters.
+    pub first: Option<&'a HashSet<FileIdentity>>,
+    /// Tables of generated code, by where its mapping starts.
+    pub generated: Option<&'a HashMap<u64, Arc<Table>>>,
+    /// Most bytes of `.eh_frame` that are made rows of; `None`: all there are.
+    pub allowance: Option<u64>,
+}
+
+/// Why a process has no ranges: those of all processes are more than there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room for the {0} ranges of its address space")]
+pub struct NoRoom(pub usize);
