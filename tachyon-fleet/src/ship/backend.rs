@@ -250,7 +250,7 @@ impl Backend {
 fn taken(server: &Server, answer: ExportProfilesServiceResponse) -> Result<(), PushError> {
     match answer.partial_success {
         Some(partial) if partial.rejected_profiles > 0 => {
-            let said = crate::net::http::told(partial.error_message.as_bytes());
+            let said = crate::net::http::told(server.scrub(&partial.error_message).as_bytes());
             let message = format!("{} rejects {} profiles: {said}", server.shown(), partial.rejected_profiles);
             Err(PushError::new(Reason::Rejected, message))
         }

@@ -1,7 +1,7 @@
 //! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` and `deploy/fleet.toml` have every key.
 
 use crate::failure::Usage;
-use crate::net::bucket::Place;
+use crate::net::bucket::{self, Place};
 use crate::net::http::{Connection, checked_url};
 use serde::{Deserialize, Deserializer, de};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +15,8 @@ use std::time::Duration;
 pub const DEFAULT_PATH: &str = "/etc/tachyon-bpf/fleet.toml";
 /// Where progress is kept, unless the configuration or systemd's `StateDirectory` say otherwise.
 const DEFAULT_STATE: &str = "/var/lib/tachyon-fleet";
+/// URLs of stores.
+const STORES: &str = "s3://bucket/prefix, gs://…, az://…, file:///dir";
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -409,7 +411,17 @@ impl Config {
         }
         for store in &self.store {
             if store.url.is_empty() {
-                return wrong("store.url", "is missing", "s3://bucket/prefix, gs://…, az://…, file:///dir");
+                return wrong("store.url", "is missing", STORES);
+            }
+            // It is a backend's name, which messages and metrics show.
+            let url = bucket::url(&store.url).map_err(|error| (format!("store.url: {error}"), STORES))?;
+            if url.password().is_some() {
+                return wrong("store.url", "has a password in it", "give the key as a file: secret_access_key_file, …");
+            }
+            if let Some(endpoint) = &store.endpoint {
+                // Keys sign; these are sent as they are.
+                let sent = [&store.session_token_file, &store.sas_file, &store.service_account_file];
+                has_url("store.endpoint", endpoint, sent.iter().any(|file| file.is_some()))?;
             }
             if store.formats.is_empty() {
                 return wrong("store.formats", "is empty", "[\"parquet\"], [\"tach\"], or both");
@@ -525,6 +537,16 @@ mod tests {
             (
                 "[[store]]\nurl = \"s3://b\"\nbatch = \"7m\"\n",
                 "f: store.batch is not between 1m and 24h, and a part of a day",
+            ),
+            ("[[store]]\nurl = \"s3://id:word@bucket/x\"\n", "f: store.url has a password in it"),
+            ("[[store]]\nurl = \"s3://id:word@bucket:x/x\"\n", "f: store.url: s3://[secret]@bucket:x/x is no URL"),
+            (
+                "[[store]]\nurl = \"s3://b\"\nendpoint = \"https://id:word@s3.example\"\n",
+                "f: store.endpoint: https://[secret]@s3.example has a user or a password in it",
+            ),
+            (
+                "[[store]]\nurl = \"az://b\"\nendpoint = \"http://store\"\nsas_file = \"s\"\n",
+                "f: store.endpoint: http://store would get a secret that everybody on the way can read",
             ),
             ("[http]\nlisten = \"0.0.0.0:9464\"\n", "f: http.listen is not an address of this host alone"),
         ] {
