@@ -1,4 +1,4 @@
-//! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` and `deploy/fleet.toml` have every key.
+//! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` explains it, and `deploy/fleet.toml` has every key.
 
 use crate::failure::Usage;
 use crate::net::bucket::{self, Place};
@@ -357,7 +357,7 @@ impl Config {
     fn parse(text: &str, shown: &str) -> anyhow::Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            Usage::new(format!("{shown}, line {line}: {}", error.message().trim()), "docs/fleet.md has all keys")
+            Usage::new(format!("{shown}, line {line}: {}", error.message().trim()), "deploy/fleet.toml has all keys")
         })?;
         config.check().map_err(|(why, hint)| Usage::new(format!("{shown}: {why}"), hint))?;
         Ok(config)
@@ -509,6 +509,29 @@ mod tests {
         let all = Config::parse(&uncommented, "fleet.toml").unwrap();
         assert_eq!((all.otlp.len(), all.pyroscope.len(), all.store.len()), (2, 1, 1));
         assert_eq!((&all.spool, &all.http), (&SpoolConfig::default(), &HttpConfig::default()));
+        assert_eq!(all.store[0].formats, StoreConfig::default().formats);
+    }
+
+    /// What a table takes is in its part of the file.
+    #[test]
+    fn every_key_is_in_the_file_that_has_them_all() {
+        let text = include_str!("../../../deploy/fleet.toml");
+        for table in ["[spool]", "[state]", "[http]", "[[otlp]]", "[[pyroscope]]", "[[store]]"] {
+            let told = toml::from_str::<Config>(&format!("{table}\nno_key = 1\n")).unwrap_err().message().to_owned();
+            // "unknown field `no_key`, expected one of `path`, `look`"
+            let keys: Vec<&str> = told.split('`').skip(1).step_by(2).skip(1).collect();
+            assert!(!keys.is_empty(), "{told}");
+            let begins = |line: &str| line.trim_start_matches("# ").starts_with('[');
+            let part: Vec<&str> = text
+                .lines()
+                .skip_while(|line| line.trim_start_matches("# ") != table)
+                .skip(1)
+                .take_while(|line| !begins(line))
+                .collect();
+            for key in keys {
+                assert!(part.iter().any(|line| line.starts_with(&format!("# {key} = "))), "{table} {key}");
+            }
+        }
     }
 
     #[test]

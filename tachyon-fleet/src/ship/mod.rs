@@ -59,7 +59,7 @@ pub fn run(args: &ShipArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let config = Config::read(&path)?;
     let secrets = Secrets::of_this_service();
     let backends = backend::of_config(&config, &secrets)
-        .map_err(|error| Usage::new(format!("{}: {error:#}", path.display()), "docs/fleet.md has all keys"))?;
+        .map_err(|error| Usage::new(format!("{}: {error:#}", path.display()), "deploy/fleet.toml has all keys"))?;
     let state = config.state();
     if args.dry_run {
         let mut spool = spool(&config, &state, true)?;
@@ -158,12 +158,16 @@ fn finish(summaries: &[Summary], out: &mut dyn Write) -> anyhow::Result<()> {
         left += usize::from(error.is_some() || !refused.is_empty());
     }
     if left > 0 {
-        let mended = summaries.iter().filter_map(|summary| summary.error.as_ref()?.hint.clone()).next();
+        let errors: Vec<_> = summaries.iter().filter_map(|summary| summary.error.as_ref()).collect();
+        let hint = match errors.iter().find_map(|error| error.hint.clone()) {
+            Some(hint) => hint,
+            None if errors.is_empty() => {
+                "what a server refuses is not tried again; docs/fleet.md has the reasons".into()
+            }
+            None => "what is left stays in the spool, and is tried again the next time".into(),
+        };
         let error = Refusal::new(format!("{left} of {} backends did not get everything", summaries.len()));
-        bail!(match mended {
-            Some(hint) => error.with_hint(hint),
-            None => error.with_hint("what is left stays in the spool, and is tried again the next time"),
-        });
+        bail!(error.with_hint(hint));
     }
     Ok(())
 }

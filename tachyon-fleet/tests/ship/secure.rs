@@ -257,6 +257,7 @@ fn what_a_server_will_never_take_is_told_and_not_tried_again() {
         assert_eq!(output.status.code(), Some(1), "{wanted}: {told}");
         if reason == "rejected" {
             assert!(out.contains("132 samples not taken: rejected"), "{wanted}: {out}");
+            assert!(told.contains("hint: what a server refuses is not tried again"), "{wanted}: {told}");
             assert_eq!(host.once().status.code(), Some(0), "{wanted}: it is not tried again");
         } else {
             assert!(out.contains(&format!("2 segments left: {reason}: ")), "{wanted}: {out}");
