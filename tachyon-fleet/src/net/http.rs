@@ -7,6 +7,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RETRY_A
 use reqwest::{Certificate, Client, Identity, Method, Request, Response, Url};
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
@@ -83,6 +84,15 @@ pub fn checked_url(text: &str, has_secret: bool) -> anyhow::Result<Url> {
         return Err(refused("would get a secret that everybody on the way can read", hint).into());
     }
     Ok(url)
+}
+
+/// Compressed, with nothing in it that changes.
+#[must_use]
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    // Memory takes all.
+    let _all = encoder.write_all(bytes);
+    encoder.finish().unwrap_or_default()
 }
 
 fn is_loopback(url: &Url) -> bool {
