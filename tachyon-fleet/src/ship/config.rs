@@ -3,6 +3,7 @@
 use crate::failure::Usage;
 use crate::net::bucket::{self, Place};
 use crate::net::http::{Connection, checked_url};
+use crate::segment::Options;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -369,6 +370,12 @@ impl Config {
         // systemd may give several, with colons between them.
         let of_systemd = || std::env::var("STATE_DIRECTORY").ok()?.split(':').next().map(PathBuf::from);
         self.state.path.clone().or_else(of_systemd).unwrap_or_else(|| DEFAULT_STATE.into())
+    }
+
+    /// How segments are read.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options { slice: self.spool.slice, start: None }
     }
 
     fn check(&self) -> Result<(), (String, &'static str)> {

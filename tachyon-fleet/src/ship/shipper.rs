@@ -8,7 +8,7 @@ use super::progress::{Progress, Sending};
 use super::spool::{Item, Opened, Spool};
 use crate::net::push::{Class, PushError, Reason};
 use crate::place;
-use crate::segment::Segment;
+use crate::segment::{Options, Segment};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -98,9 +98,11 @@ impl Shared {
         (self.told)(&escape_controls(line));
     }
 
-    /// Another spool's bounds, after the configuration was read anew.
-    pub fn renew(&self, spool: Spool) {
-        *lock(&self.spool) = spool;
+    /// The spool's bounds, after the configuration was read anew.
+    pub fn renew(&self, largest: u64, options: Options) {
+        lock(&self.spool).renew(largest, options);
+        // They were cut into other slices.
+        lock(&self.recent).clear();
     }
 
     /// What `/metrics` answers.

@@ -155,6 +155,11 @@ impl Spool {
         Ok(())
     }
 
+    /// Reads with other bounds from now on.
+    pub fn renew(&mut self, largest: u64, options: Options) {
+        (self.largest, self.options) = (largest, options);
+    }
+
     /// Where it is.
     #[must_use]
     pub fn directory(&self) -> &Path {
