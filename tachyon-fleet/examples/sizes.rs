@@ -2,21 +2,15 @@
 
 use prost::Message as _;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tachyon_fleet::net::http::gzip;
 use tachyon_fleet::segment::{self, Options, Segment};
 use tachyon_fleet::ship::config::PyroscopeConfig;
 use tachyon_fleet::ship::otlp;
 use tachyon_fleet::ship::pyroscope::{Series, encode};
 use tachyon_fleet::tables;
-
-fn gzip(bytes: &[u8]) -> usize {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    encoder.write_all(bytes).expect("memory takes all");
-    encoder.finish().expect("memory takes all").len()
-}
 
 fn size(path: &Path) -> usize {
     fs::metadata(path).map_or(0, |stat| usize::try_from(stat.len()).unwrap_or(usize::MAX))
@@ -45,7 +39,7 @@ fn main() {
             for message in otlp::messages(segment, 3 << 20) {
                 let bytes = message.request.encode_to_vec();
                 wire += bytes.len();
-                packed += gzip(&bytes);
+                packed += gzip(&bytes).len();
             }
             let encoding = encode(segment, &config, &mut Series::default(), segment.start_ms as f64 / 1e3);
             pprof += encoding.requests.iter().map(|request| request.push.encoded_len()).sum::<usize>();

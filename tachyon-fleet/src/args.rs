@@ -19,7 +19,7 @@ Examples:
 It runs as an ordinary user: to read the agent's spool takes its group, and nothing else.
 Exit status: 0 if it was done, 1 if not, 2 for a usage error.";
 
-/// Profiles of many hosts: what tachyon-bpf recorded, as tables for the engines you run
+/// Profiles of many hosts: ships what tachyon-bpf recorded, makes tables of it, tells what changed
 #[derive(Debug, Parser)]
 #[command(name = "tachyon-fleet", version, disable_help_subcommand = true, after_long_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct CommandLine {
@@ -52,14 +52,14 @@ pub(crate) enum Verb {
 Each backend has a progress of its own, and the spool is the queue: what is down gets everything later that is still in the spool. An object store has \
 each segment exactly once; OTLP and Pyroscope at least once, and what may have arrived twice is counted.
 
-SIGHUP reads the configuration and its secrets anew. /metrics and /healthz answer on 127.0.0.1:9464. docs/fleet.md has the keys; deploy/fleet.toml has all \
-of them with their defaults, and deploy/tachyon-fleet.service is a unit for systemd.")]
+SIGHUP reads the configuration and its secrets anew. /metrics and /healthz answer on 127.0.0.1:9464. docs/fleet.md explains it; deploy/fleet.toml has all \
+keys with their defaults, and deploy/tachyon-fleet.service is a unit for systemd.")]
 pub struct ShipArgs {
     /// Configuration [default: /etc/tachyon-bpf/fleet.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Ship what is there and end: for cron. Exit status 0 if all of it was shipped
+    /// Ship what is there and end: for cron. Exit status 1 if a backend failed or samples were refused
     #[arg(long)]
     pub once: bool,
 

@@ -27,7 +27,7 @@ pub fn run_diff(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let all = spans(&lake, args.period)?;
     let service = service(&all, args.service.as_deref())?;
     let sides = match args.at {
-        Some(at) => moment(at, &args.period),
+        Some(at) => moment(at),
         None => pair(&service, &all[&service], args.old.as_deref(), args.new.as_deref())?,
     };
     let comparison = compare(&lake, &service, sides, args.period, Options::default())?;
@@ -136,7 +136,7 @@ fn pair(service: &str, versions: &[Span], old: Option<&str>, new: Option<&str>) 
 }
 
 /// Before and after.
-fn moment(at: SystemTime, _period: &crate::args::Period) -> [Side; 2] {
+fn moment(at: SystemTime) -> [Side; 2] {
     let ms = at.duration_since(UNIX_EPOCH).ok().and_then(|since| place::milliseconds(since.as_secs_f64())).unwrap_or(0);
     [Side { version: None, since_ms: i64::MIN, until_ms: ms }, Side { version: None, since_ms: ms, until_ms: i64::MAX }]
 }
@@ -277,26 +277,15 @@ struct JsonSide {
 }
 
 #[derive(Serialize)]
-struct JsonMeasured {
-    before: f64,
-    after: f64,
-    change: f64,
-    low: Option<f64>,
-    high: Option<f64>,
-    q: Option<f64>,
-    significant: bool,
-}
-
-#[derive(Serialize)]
 struct JsonChange<'a> {
     function: &'a str,
     file: Option<&'a str>,
     #[serde(flatten)]
-    share: JsonMeasured,
+    share: Measured,
     moved_to: Option<&'a str>,
     before_samples: u64,
     after_samples: u64,
-    cpu_seconds_per_process_second: JsonMeasured,
+    cpu_seconds_per_process_second: Measured,
 }
 
 #[derive(Serialize)]
@@ -305,15 +294,8 @@ struct Json<'a> {
     before: JsonSide,
     after: JsonSide,
     smallest_visible_share: Option<f64>,
-    cpu_seconds_per_process_second: JsonMeasured,
+    cpu_seconds_per_process_second: Measured,
     changes: Vec<JsonChange<'a>>,
-}
-
-impl From<Measured> for JsonMeasured {
-    fn from(Measured { before, after, change, interval, q, significant }: Measured) -> Self {
-        let (low, high) = interval.unzip();
-        Self { before, after, change, low, high, q, significant }
-    }
 }
 
 impl<'a> Json<'a> {
@@ -331,18 +313,18 @@ impl<'a> Json<'a> {
         let changes = told.map(|change| JsonChange {
             function: change.name.function.as_deref().unwrap_or(&change.name.name),
             file: change.name.file.as_deref(),
-            share: change.measured.into(),
+            share: change.measured,
             moved_to: change.moved_to.as_ref().map(|to| to.function.as_deref().unwrap_or(&to.name)),
             before_samples: change.samples.0,
             after_samples: change.samples.1,
-            cpu_seconds_per_process_second: change.other.into(),
+            cpu_seconds_per_process_second: change.other,
         });
         Self {
             service: &comparison.service,
             before: side(0, difference.before.samples),
             after: side(1, difference.after.samples),
             smallest_visible_share: difference.smallest_visible_share,
-            cpu_seconds_per_process_second: comparison.whole.into(),
+            cpu_seconds_per_process_second: comparison.whole,
             changes: changes.collect(),
         }
     }

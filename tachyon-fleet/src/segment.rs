@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tachyon::advice::Refusal;
 use tachyon::input::{self, Source};
-use tachyon::profile::{Frame, FrameId, Process, Profile, Sample, address_of_name};
+use tachyon::profile::{Frame, FrameId, Process, Profile, Sample, address_of_name, event_of_root};
 use tachyon::report::{ProcessReport, Report};
 use tachyon::sinks::{FrameLabel, Sink};
 use tachyon::tach::Reader;
@@ -77,6 +77,15 @@ impl Segment {
         whole.samples.sort();
         whole.loss.sort();
         whole
+    }
+
+    /// The event that the samples of a row were taken at, and how many each stands for.
+    #[must_use]
+    pub fn event_of(&self, row: &SampleRow) -> Option<(&str, i64)> {
+        let root = self.stacks.get(&row.stack_id)?.last()?;
+        let frame = self.frames.get(root).filter(|frame| &*frame.kind == "special")?;
+        let (name, period) = event_of_root(&frame.function)?;
+        Some((name, i64::try_from(period).unwrap_or(i64::MAX)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Object stores and directories by their URL: `s3://bucket/prefix`, `gs://…`, `az://container/prefix`, `file:///dir`, or a path.
 
-use super::http::{choose_encryption, told};
+use super::http::{choose_encryption, shown, told};
 use super::push::{PushError, Reason};
 use super::secret::Secrets;
 use anyhow::{Context as _, bail};
@@ -13,6 +13,8 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{Certificate, ObjectMeta, ObjectStore, ObjectStoreExt as _, RetryConfig};
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,9 +73,12 @@ pub fn is_url(text: &str) -> bool {
 }
 
 /// As a URL: a path is a directory of this host.
-fn url(text: &str) -> anyhow::Result<Url> {
+///
+/// # Errors
+/// When it is neither.
+pub(crate) fn url(text: &str) -> anyhow::Result<Url> {
     if is_url(text) {
-        return text.parse().with_context(|| format!("{text} is no URL"));
+        return text.parse().with_context(|| format!("{} is no URL", shown(text)));
     }
     let path = std::path::absolute(Path::new(text)).with_context(|| format!("{text} is no path"))?;
     Url::from_directory_path(&path).ok().with_context(|| format!("{} is no path", path.display()))
@@ -229,7 +234,9 @@ impl Bucket {
         let key = self.key(path)?;
         if let Store::Directory(directory) = &self.store {
             let path = directory.join(path);
-            return write(&path, &bytes).map_err(|error| of_file(&path, &error));
+            let written =
+                tokio::task::spawn_blocking(move || write(&path, &bytes).map_err(|error| of_file(&path, &error)));
+            return written.await.map_err(|error| PushError::new(Reason::ServerError, error.to_string()))?;
         }
         self.store()?.put(&key, bytes.into()).await.map(drop).map_err(|error| self.failure(error))
     }
@@ -268,7 +275,8 @@ impl Bucket {
             Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => Reason::Rejected,
             _ => of_causes(&error),
         };
-        let message = self.secrets.scrub(&format!("{}: {}", self.shown, told(chain(&error).as_bytes())));
+        // Before it is cut: half a secret is one.
+        let message = format!("{}: {}", self.shown, told(self.secrets.scrub(&chain(&error)).as_bytes()));
         let error = PushError::new(reason, message);
         match reason {
             Reason::Unauthorized => error.with_hint("the keys are missing, wrong, or may not write there"),
@@ -279,13 +287,15 @@ impl Bucket {
     }
 }
 
-/// Writes a file that appears whole. What a writer that was killed has left is replaced by the next one: the library's has a new name each time.
+/// Writes a file that appears whole, also after a power cut. What a writer that was killed has left is replaced by the next one: the library's has a new name each time.
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(path);
     std::fs::create_dir_all(directory)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let part = directory.join(format!(".{name}.part"));
-    std::fs::write(&part, bytes)?;
+    let mut file = File::create(&part)?;
+    file.write_all(bytes)?;
+    file.sync_data()?;
     std::fs::rename(part, path)
 }
 
@@ -372,6 +382,7 @@ mod tests {
             ("ftp://x/y", "no store is known by ftp://"),
             ("s3://user:word@bucket/x", "the URL of a store has a password in it"),
             ("s3://", "s3:// names no bucket"),
+            ("s3://user:word@bucket:x", "s3://[secret]@bucket:x is no URL"),
         ] {
             let told = Place::of(url).open(&Secrets::default()).unwrap_err().to_string();
             assert_eq!(told, expected);

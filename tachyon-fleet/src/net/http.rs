@@ -7,6 +7,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RETRY_A
 use reqwest::{Certificate, Client, Identity, Method, Request, Response, Url};
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
@@ -85,6 +86,15 @@ pub fn checked_url(text: &str, has_secret: bool) -> anyhow::Result<Url> {
     Ok(url)
 }
 
+/// Compressed, with nothing in it that changes.
+#[must_use]
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    // Memory takes all.
+    let _all = encoder.write_all(bytes);
+    encoder.finish().unwrap_or_default()
+}
+
 fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -92,7 +102,7 @@ fn is_loopback(url: &Url) -> bool {
 }
 
 /// A URL without what may be a password in it.
-fn shown(url: &str) -> String {
+pub(crate) fn shown(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if at > scheme => format!("{}[secret]{}", &url[..scheme + 3], &url[at..]),
         _ => url.to_owned(),
@@ -147,6 +157,12 @@ impl Server {
         shown(self.url.as_str())
     }
 
+    /// What somebody says, without secrets. Before it is cut: half a secret is one.
+    #[must_use]
+    pub fn scrub(&self, text: &str) -> String {
+        self.secrets.scrub(text)
+    }
+
     /// Its URL with more of a path.
     #[must_use]
     pub fn at(&self, path: &str) -> Url {
@@ -176,7 +192,8 @@ impl Server {
                 Some(user) => {
                     use base64::Engine as _;
                     let pair = format!("{user}:{}", secret.expose());
-                    format!("{scheme}{}", base64::engine::general_purpose::STANDARD.encode(pair))
+                    let pair = self.secrets.remember(base64::engine::general_purpose::STANDARD.encode(pair));
+                    format!("{scheme}{}", pair.expose())
                 }
             };
             let value = HeaderValue::from_str(&text);
@@ -216,7 +233,7 @@ impl Server {
                 let place = headers.get("location").and_then(|place| place.to_str().ok());
                 let said = match place {
                     Some(place) => format!("it redirects to {}", shown(place)),
-                    None => told(&body_of(response).await),
+                    None => told(self.scrub(&String::from_utf8_lossy(&body_of(response).await)).as_bytes()),
                 };
                 let said = if said.is_empty() { String::new() } else { format!(": {said}") };
                 let message = format!("{} answers {status}{said}", self.shown());
@@ -358,6 +375,21 @@ mod tests {
             let told = checked_url(url, has_secret).err().map(|error| error.to_string()).unwrap_or_default();
             assert_eq!(told, expected, "{url}");
         }
+    }
+
+    #[test]
+    fn a_password_is_in_no_message_in_either_form() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("password"), "open sesame\n").unwrap();
+        let connection = Connection {
+            url: "http://127.0.0.1:1".to_owned(),
+            basic: Some(("ali".to_owned(), dir.path().join("password"))),
+            ..Connection::default()
+        };
+        let server = Server::new(&connection, &Secrets::default(), false).unwrap();
+        assert_eq!(server.headers().unwrap()[AUTHORIZATION], "Basic YWxpOm9wZW4gc2VzYW1l");
+        let said = "no user has open sesame (YWxpOm9wZW4gc2VzYW1l)";
+        assert_eq!(server.scrub(said), "no user has [secret] ([secret])");
     }
 
     #[test]

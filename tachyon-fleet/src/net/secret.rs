@@ -64,12 +64,17 @@ impl Secrets {
         let text = text.trim_end_matches(['\r', '\n']).to_owned();
         ensure!(!text.is_empty(), "{} is empty", path.display());
         ensure!(!text.contains(char::is_control), "{} has more than one line, or control characters", path.display());
+        Ok(self.remember(text))
+    }
+
+    /// Another form of a secret, which no message shows either.
+    pub fn remember(&self, text: String) -> Secret {
         let secret = Secret(text);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.contains(&secret) {
             known.push(secret.clone());
         }
-        Ok(secret)
+        secret
     }
 
     /// Reads a file of several lines, such as a certificate's key.

@@ -5,7 +5,7 @@ use super::pyroscope::{Series, encode};
 use super::spool::{Item, Spool};
 use super::{grpc, otlp};
 use crate::net::bucket::Bucket;
-use crate::net::http::Server;
+use crate::net::http::{Server, gzip};
 use crate::net::push::{PushError, Reason};
 use crate::net::secret::Secrets;
 use crate::segment::Segment;
@@ -17,7 +17,6 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::{
 use prost::Message as _;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -250,7 +249,7 @@ impl Backend {
 fn taken(server: &Server, answer: ExportProfilesServiceResponse) -> Result<(), PushError> {
     match answer.partial_success {
         Some(partial) if partial.rejected_profiles > 0 => {
-            let said = crate::net::http::told(partial.error_message.as_bytes());
+            let said = crate::net::http::told(server.scrub(&partial.error_message).as_bytes());
             let message = format!("{} rejects {} profiles: {said}", server.shown(), partial.rejected_profiles);
             Err(PushError::new(Reason::Rejected, message))
         }
@@ -260,11 +259,4 @@ fn taken(server: &Server, answer: ExportProfilesServiceResponse) -> Result<(), P
 
 fn object(path: String, bytes: Vec<u8>) -> Part {
     Part { samples: 0, bytes: bytes.len(), what: path.clone(), body: Body::Object { path, bytes: bytes.into() } }
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    // Memory takes all.
-    let _all = encoder.write_all(bytes);
-    encoder.finish().unwrap_or_default()
 }

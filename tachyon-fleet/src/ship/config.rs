@@ -1,8 +1,9 @@
-//! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` and `deploy/fleet.toml` have every key.
+//! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` explains it, and `deploy/fleet.toml` has every key.
 
 use crate::failure::Usage;
-use crate::net::bucket::Place;
+use crate::net::bucket::{self, Place};
 use crate::net::http::{Connection, checked_url};
+use crate::segment::Options;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,6 +16,8 @@ use std::time::Duration;
 pub const DEFAULT_PATH: &str = "/etc/tachyon-bpf/fleet.toml";
 /// Where progress is kept, unless the configuration or systemd's `StateDirectory` say otherwise.
 const DEFAULT_STATE: &str = "/var/lib/tachyon-fleet";
+/// URLs of stores.
+const STORES: &str = "s3://bucket/prefix, gs://…, az://…, file:///dir";
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -355,7 +358,7 @@ impl Config {
     fn parse(text: &str, shown: &str) -> anyhow::Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            Usage::new(format!("{shown}, line {line}: {}", error.message().trim()), "docs/fleet.md has all keys")
+            Usage::new(format!("{shown}, line {line}: {}", error.message().trim()), "deploy/fleet.toml has all keys")
         })?;
         config.check().map_err(|(why, hint)| Usage::new(format!("{shown}: {why}"), hint))?;
         Ok(config)
@@ -367,6 +370,12 @@ impl Config {
         // systemd may give several, with colons between them.
         let of_systemd = || std::env::var("STATE_DIRECTORY").ok()?.split(':').next().map(PathBuf::from);
         self.state.path.clone().or_else(of_systemd).unwrap_or_else(|| DEFAULT_STATE.into())
+    }
+
+    /// How segments are read.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options { slice: self.spool.slice, start: None }
     }
 
     fn check(&self) -> Result<(), (String, &'static str)> {
@@ -409,7 +418,17 @@ impl Config {
         }
         for store in &self.store {
             if store.url.is_empty() {
-                return wrong("store.url", "is missing", "s3://bucket/prefix, gs://…, az://…, file:///dir");
+                return wrong("store.url", "is missing", STORES);
+            }
+            // It is a backend's name, which messages and metrics show.
+            let url = bucket::url(&store.url).map_err(|error| (format!("store.url: {error}"), STORES))?;
+            if url.password().is_some() {
+                return wrong("store.url", "has a password in it", "give the key as a file: secret_access_key_file, …");
+            }
+            if let Some(endpoint) = &store.endpoint {
+                // Keys sign; these are sent as they are.
+                let sent = [&store.session_token_file, &store.sas_file, &store.service_account_file];
+                has_url("store.endpoint", endpoint, sent.iter().any(|file| file.is_some()))?;
             }
             if store.formats.is_empty() {
                 return wrong("store.formats", "is empty", "[\"parquet\"], [\"tach\"], or both");
@@ -497,6 +516,29 @@ mod tests {
         let all = Config::parse(&uncommented, "fleet.toml").unwrap();
         assert_eq!((all.otlp.len(), all.pyroscope.len(), all.store.len()), (2, 1, 1));
         assert_eq!((&all.spool, &all.http), (&SpoolConfig::default(), &HttpConfig::default()));
+        assert_eq!(all.store[0].formats, StoreConfig::default().formats);
+    }
+
+    /// What a table takes is in its part of the file.
+    #[test]
+    fn every_key_is_in_the_file_that_has_them_all() {
+        let text = include_str!("../../../deploy/fleet.toml");
+        for table in ["[spool]", "[state]", "[http]", "[[otlp]]", "[[pyroscope]]", "[[store]]"] {
+            let told = toml::from_str::<Config>(&format!("{table}\nno_key = 1\n")).unwrap_err().message().to_owned();
+            // "unknown field `no_key`, expected one of `path`, `look`"
+            let keys: Vec<&str> = told.split('`').skip(1).step_by(2).skip(1).collect();
+            assert!(!keys.is_empty(), "{told}");
+            let begins = |line: &str| line.trim_start_matches("# ").starts_with('[');
+            let part: Vec<&str> = text
+                .lines()
+                .skip_while(|line| line.trim_start_matches("# ") != table)
+                .skip(1)
+                .take_while(|line| !begins(line))
+                .collect();
+            for key in keys {
+                assert!(part.iter().any(|line| line.starts_with(&format!("# {key} = "))), "{table} {key}");
+            }
+        }
     }
 
     #[test]
@@ -525,6 +567,16 @@ mod tests {
             (
                 "[[store]]\nurl = \"s3://b\"\nbatch = \"7m\"\n",
                 "f: store.batch is not between 1m and 24h, and a part of a day",
+            ),
+            ("[[store]]\nurl = \"s3://id:word@bucket/x\"\n", "f: store.url has a password in it"),
+            ("[[store]]\nurl = \"s3://id:word@bucket:x/x\"\n", "f: store.url: s3://[secret]@bucket:x/x is no URL"),
+            (
+                "[[store]]\nurl = \"s3://b\"\nendpoint = \"https://id:word@s3.example\"\n",
+                "f: store.endpoint: https://[secret]@s3.example has a user or a password in it",
+            ),
+            (
+                "[[store]]\nurl = \"az://b\"\nendpoint = \"http://store\"\nsas_file = \"s\"\n",
+                "f: store.endpoint: http://store would get a secret that everybody on the way can read",
             ),
             ("[http]\nlisten = \"0.0.0.0:9464\"\n", "f: http.listen is not an address of this host alone"),
         ] {

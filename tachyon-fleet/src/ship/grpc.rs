@@ -88,7 +88,8 @@ fn failure(server: &Server, status: Status) -> PushError {
         }
         source = error.source();
     }
-    let message = format!("{}: {}: {}", server.shown(), name(status.code()), told(status.message().as_bytes()));
+    let said = told(server.scrub(status.message()).as_bytes());
+    let message = format!("{}: {}: {said}", server.shown(), name(status.code()));
     let is_large = status.message().contains("larger than max") || status.message().contains("message too large");
     let (reason, doubtful) = match status.code() {
         Code::Unauthenticated | Code::PermissionDenied => (Reason::Unauthorized, false),
@@ -138,5 +139,26 @@ fn name(code: Code) -> &'static str {
         Code::Unavailable => "UNAVAILABLE",
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::http::Connection;
+    use crate::net::secret::Secrets;
+
+    #[test]
+    fn a_status_has_no_secret_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "hunter2").unwrap();
+        let token_file = Some(dir.path().join("token"));
+        let connection = Connection { url: "http://127.0.0.1:1".to_owned(), token_file, ..Connection::default() };
+        let server = Server::new(&connection, &Secrets::default(), true).unwrap();
+        server.headers().unwrap();
+        let error = failure(&server, Status::unauthenticated("hunter2 is no token"));
+        assert_eq!(error.message, "http://127.0.0.1:1/: UNAUTHENTICATED: [secret] is no token");
+        let half = failure(&server, Status::internal("x".repeat(297) + "hunter2"));
+        assert!(!half.message.contains("hun"), "{}", half.message);
     }
 }

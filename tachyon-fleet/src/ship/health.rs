@@ -28,8 +28,6 @@ pub struct AgentState {
     pub segment_end_unix: f64,
     /// Samples.
     pub stored: u64,
-    /// CPythons with samples in the last segment, by version.
-    pub pythons: BTreeMap<String, u64>,
 }
 
 /// What is known from look to look.
@@ -40,7 +38,7 @@ pub struct Health {
     grew_unix: f64,
     /// Length of a segment, as seen.
     segment_s: f64,
-    /// Processes that had samples: pid, start and CPU time (in ticks) when samples came last.
+    /// Processes that had samples: pid, start and CPU time (in ticks) when samples came last, or when it was first heard of.
     processes: BTreeMap<u32, (u64, u64)>,
     trouble: Vec<String>,
 }
@@ -64,7 +62,19 @@ impl Health {
         let last = self.last.replace(state.clone());
         if last.as_ref().is_none_or(|last| last.stored != state.stored) {
             self.grew_unix = now_unix;
-            self.processes = sampled.iter().filter_map(|&pid| Some((pid, cpu_of(pid)?))).collect();
+            self.processes.retain(|&pid, (start, ticks)| {
+                let now = cpu_of(pid).filter(|(now_start, _)| now_start == start);
+                *ticks = now.map_or(*ticks, |(_, now)| now);
+                now.is_some()
+            });
+        }
+        // A segment is read some time after its samples were counted.
+        for &pid in sampled {
+            let Some(now) = cpu_of(pid) else { continue };
+            let known = self.processes.entry(pid).or_insert(now);
+            if known.0 != now.0 {
+                *known = now;
+            }
         }
         if let Some(last) = last.filter(|last| last.pid == state.pid && last.segments < state.segments) {
             let ended = (state.segments - last.segments) as f64;
@@ -113,7 +123,7 @@ mod tests {
     use super::*;
 
     fn state(segments: u64, end: f64, stored: u64) -> Option<AgentState> {
-        Some(AgentState { pid: 9, segments, segment_end_unix: end, stored, pythons: BTreeMap::new() })
+        Some(AgentState { pid: 9, segments, segment_end_unix: end, stored })
     }
 
     #[test]
@@ -139,6 +149,20 @@ mod tests {
         // Samples come again.
         health.look_at(state(6, 360.0, 21), &[7], 361.0, &busy(9100));
         assert!(health.trouble().is_empty());
+    }
+
+    #[test]
+    fn what_was_sampled_is_known_however_late_its_segment_is_read() {
+        let mut health = Health::default();
+        let busy = |ticks| move |pid| (pid == 7).then_some((100, ticks));
+        health.look_at(state(1, 60.0, 10), &[], 61.0, &busy(1000));
+        health.look_at(state(1, 60.0, 10), &[7], 71.0, &busy(1100));
+        // Samples of others, or of its next segment, which has yet to be read.
+        health.look_at(state(2, 120.0, 20), &[], 121.0, &busy(2000));
+        health.look_at(state(5, 300.0, 20), &[], 302.0, &busy(2100));
+        assert!(health.trouble().is_empty(), "100 ticks are two samples: by chance there may be none");
+        health.look_at(state(5, 300.0, 20), &[7], 303.0, &busy(9000));
+        assert_eq!(health.trouble(), ["no sample for 182 s, though CPythons run: pid 7"]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ type OfReason = [(&'static str, String); 2];
 /// All counts since the start.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Segments that have arrived.
+    /// Segments that are done: arrived, or refused.
     pub shipped_segments: Family<OfBackend, Counter>,
     /// Samples in them.
     pub shipped_samples: Family<OfBackend, Counter>,
@@ -78,7 +78,7 @@ impl Metrics {
             };
         }
         register! {
-            shipped_segments: "Segments that have arrived",
+            shipped_segments: "Segments that are done: arrived, or refused",
             shipped_samples: "Samples in them",
             pushes: "Pushes, failed ones too",
             errors: "Pushes that failed",
@@ -124,7 +124,9 @@ fn of_agent(spool: &Path) -> String {
         // What is no text says nothing.
         let _some = file.take(LONGEST).read_to_string(&mut text);
     }
-    let lines = text.lines().filter(|line| is_metric(line) && !line.contains("tachyon_ship_"));
+    let ours =
+        |line: &str| ["tachyon_ship_", "tachyon_healthy", "tachyon_spool_age"].iter().any(|name| line.contains(name));
+    let lines = text.lines().filter(|line| is_metric(line) && !ours(line));
     lines.fold(String::new(), |text, line| text + line + "\n")
 }
 
@@ -164,7 +166,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(
             dir.path().join("metrics.prom"),
-            "# TYPE tachyon_samples counter\ntachyon_samples_total 7\nx 1\n# EOF\n",
+            "# TYPE tachyon_samples counter\ntachyon_samples_total 7\nx 1\ntachyon_healthy 0\ntachyon_spool_age_seconds 9\n# EOF\n",
         )
         .unwrap();
         let metrics = Metrics::default();
@@ -180,6 +182,7 @@ mod tests {
             assert!(text.lines().any(|it| it == line), "{line}: {text}");
         }
         assert_eq!(text.matches("# EOF").count(), 1);
+        assert!(!text.contains("\ntachyon_healthy 0") && !text.contains("tachyon_spool_age_seconds 9"), "{text}");
         assert!(text.ends_with("# EOF\n") && !text.contains("\nx 1"));
     }
 

@@ -23,11 +23,11 @@ pub use crate::args::ShipArgs;
 
 use crate::failure::Usage;
 use crate::net::secret::Secrets;
-use crate::segment::Options;
 use anyhow::{Context as _, bail};
 use backend::Backend;
 use clock::Clock;
 use config::Config;
+use progress::Progress;
 use sd_notify::NotifyState;
 use shipper::{Shared, Summary, Worker, tell_standard_error};
 use spool::Spool;
@@ -41,7 +41,7 @@ use tachyon::advice::Refusal;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// Held by the one shipper of a state.
 const LOCK: &str = ".lock";
@@ -59,7 +59,7 @@ pub fn run(args: &ShipArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let config = Config::read(&path)?;
     let secrets = Secrets::of_this_service();
     let backends = backend::of_config(&config, &secrets)
-        .map_err(|error| Usage::new(format!("{}: {error:#}", path.display()), "docs/fleet.md has all keys"))?;
+        .map_err(|error| Usage::new(format!("{}: {error:#}", path.display()), "deploy/fleet.toml has all keys"))?;
     let state = config.state();
     if args.dry_run {
         let mut spool = spool(&config, &state, true)?;
@@ -92,8 +92,7 @@ pub fn shared(
 }
 
 fn spool(config: &Config, state: &Path, read_only: bool) -> anyhow::Result<Spool> {
-    let options = Options { slice: config.spool.slice, start: None };
-    Spool::new(&config.spool.path, state, config.spool.largest, options, read_only)
+    Spool::new(&config.spool.path, state, config.spool.largest, config.options(), read_only)
 }
 
 /// Makes the directory of the state, and takes it for this process alone.
@@ -158,12 +157,16 @@ fn finish(summaries: &[Summary], out: &mut dyn Write) -> anyhow::Result<()> {
         left += usize::from(error.is_some() || !refused.is_empty());
     }
     if left > 0 {
-        let mended = summaries.iter().filter_map(|summary| summary.error.as_ref()?.hint.clone()).next();
+        let errors: Vec<_> = summaries.iter().filter_map(|summary| summary.error.as_ref()).collect();
+        let hint = match errors.iter().find_map(|error| error.hint.clone()) {
+            Some(hint) => hint,
+            None if errors.is_empty() => {
+                "what a server refuses is not tried again; docs/fleet.md has the reasons".into()
+            }
+            None => "what is left stays in the spool, and is tried again the next time".into(),
+        };
         let error = Refusal::new(format!("{left} of {} backends did not get everything", summaries.len()));
-        bail!(match mended {
-            Some(hint) => error.with_hint(hint),
-            None => error.with_hint("what is left stays in the spool, and is tried again the next time"),
-        });
+        bail!(error.with_hint(hint));
     }
     Ok(())
 }
@@ -180,7 +183,7 @@ async fn forever(
     let mut interrupt = wait_for(SignalKind::interrupt())?;
     let mut hang_up = wait_for(SignalKind::hangup())?;
     tokio::spawn(look_after(Arc::clone(shared)));
-    let mut server = serve(shared, &config).await?;
+    let mut server = serve(shared, listen(&config).await?);
     notify(&[NotifyState::Ready]);
     loop {
         let names: Vec<String> = backends.iter().map(|backend| backend.name.clone()).collect();
@@ -196,10 +199,7 @@ async fn forever(
                 _ = interrupt.recv() => break None,
                 _ = hang_up.recv() => {
                     notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now().unwrap_or(NotifyState::Reloading)]);
-                    match renewed(path) {
-                        Ok(renewed) if renewed.0.spool.path != config.spool.path || renewed.0.state() != config.state() => {
-                            shared.tell("another spool.path or state.path needs a restart; nothing is changed");
-                        }
+                    match renewed(path, &config).await {
                         Ok(renewed) => break Some(renewed),
                         Err(error) => shared.tell(&format!("nothing is changed: {error:#}")),
                     }
@@ -217,32 +217,56 @@ async fn forever(
             shared.tell("a push does not end: whether it arrives is not known");
             workers.shutdown().await;
         }
-        let Some((new_config, new_backends)) = reloads else { return Ok(()) };
-        if new_config.http != config.http {
+        let Some(renewed) = reloads else { return Ok(()) };
+        (config, backends) = (renewed.config, renewed.backends);
+        if let Some(listener) = renewed.listener {
             server.abort();
-            server = serve(shared, &new_config).await?;
+            server = serve(shared, listener);
         }
-        shared.renew(spool(&new_config, &new_config.state(), false)?);
+        shared.renew(config.spool.largest, config.options());
         shared.metrics.reloads.inc();
-        (config, backends) = (new_config, new_backends);
         notify(&[NotifyState::Ready]);
     }
 }
 
-/// Reads everything anew.
-fn renewed(path: &Path) -> anyhow::Result<(Config, Vec<Backend>)> {
-    let config = Config::read(path)?;
-    let backends = backend::of_config(&config, &Secrets::of_this_service())?;
-    Ok((config, backends))
+/// What a reload puts in place of what was there.
+struct Renewed {
+    config: Config,
+    backends: Vec<Backend>,
+    /// Where another address is asked for; inside, `None`: nobody is to listen.
+    listener: Option<Option<TcpListener>>,
 }
 
-async fn serve(shared: &Arc<Shared>, config: &Config) -> anyhow::Result<tokio::task::JoinHandle<()>> {
-    let Some(address) = config.http.listen else { return Ok(tokio::spawn(async {})) };
+/// Reads everything anew, and gets all that may fail before anything ends.
+async fn renewed(path: &Path, old: &Config) -> anyhow::Result<Renewed> {
+    let config = Config::read(path)?;
+    if config.spool.path != old.spool.path || config.state() != old.state() {
+        bail!("another spool.path or state.path needs a restart");
+    }
+    let backends = backend::of_config(&config, &Secrets::of_this_service())?;
+    for backend in &backends {
+        Progress::open(&config.state(), &backend.name)?;
+    }
+    let listener = if config.http == old.http { None } else { Some(listen(&config).await?) };
+    Ok(Renewed { config, backends, listener })
+}
+
+async fn listen(config: &Config) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = config.http.listen else { return Ok(None) };
     let listener = TcpListener::bind(address).await.map_err(|error| {
         let hint = "[http] listen says another address of this host, or off";
         Refusal::new(format!("cannot listen on {address}")).with_source(error).with_hint(hint)
     })?;
-    Ok(tokio::spawn(server::serve(listener, Arc::clone(shared))))
+    Ok(Some(listener))
+}
+
+fn serve(shared: &Arc<Shared>, listener: Option<TcpListener>) -> JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        if let Some(listener) = listener {
+            server::serve(listener, shared).await;
+        }
+    })
 }
 
 /// Looks at the agent, and tells systemd that all is well here.

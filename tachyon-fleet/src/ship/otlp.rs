@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
-use tachyon::profile::{address_of_name, event_of_root};
+use tachyon::profile::address_of_name;
 
 /// What stands for a stack without frames: stack 0 is none.
 const NO_FRAMES: &str = "<no frames>";
@@ -155,10 +155,11 @@ impl<'a> Builder<'a> {
             *last = row;
         }
         let stack = self.stack(row.stack_id);
-        let event = self.event(row);
+        let event = self.segment.event_of(row);
         let values =
             [(ValueKind::Samples, row.samples), (ValueKind::Cpu, row.on_cpu_ns), (ValueKind::OffCpu, row.waiting_ns)];
-        let of_event = event.map(|(name, period)| (ValueKind::Event(name), row.samples.saturating_mul(period)));
+        let of_event =
+            event.map(|(name, period)| (ValueKind::Event(name.to_owned()), row.samples.saturating_mul(period)));
         for (kind, value) in values.into_iter().chain(of_event).filter(|(_, value)| *value > 0) {
             let place = self.profile(row, kind);
             let sample = proto::Sample { stack_index: stack, values: vec![value], ..proto::Sample::default() };
@@ -166,14 +167,6 @@ impl<'a> Builder<'a> {
             self.profiles()[place].samples.push(sample);
         }
         self.samples += row.samples.unsigned_abs();
-    }
-
-    /// Which event the samples of a row were taken at, and how many each stands for.
-    fn event(&self, row: &SampleRow) -> Option<(String, i64)> {
-        let root = self.segment.stacks.get(&row.stack_id)?.last()?;
-        let frame = self.segment.frames.get(root).filter(|frame| &*frame.kind == "special")?;
-        let (name, period) = event_of_root(&frame.function)?;
-        Some((name.to_owned(), i64::try_from(period).unwrap_or(i64::MAX)))
     }
 
     fn begin_resource(&mut self, row: &'a SampleRow) {

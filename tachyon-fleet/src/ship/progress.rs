@@ -47,6 +47,9 @@ pub struct Sending {
     pub of: usize,
     /// Whether the next one may have.
     pub doubtful: bool,
+    /// Of a batch: when its time begins, seconds since 1970. Whatever the spool has lost meanwhile, the batch of that time keeps its name.
+    #[serde(default)]
+    pub window: Option<i64>,
 }
 
 impl Progress {
@@ -193,7 +196,9 @@ mod tests {
         let item = |name: &str| Item::of_name(name, 7, std::time::SystemTime::UNIX_EPOCH);
         let items = ["h-20261122T190113Z-000000.tach", "h-20261122T190113Z-000002.tach", "app.tach"].map(item);
         let mut progress = Progress::open(dir.path(), "otlp x").unwrap();
-        progress.begin(Sending { segment: items[0].key.clone(), parts: 0, of: 1, doubtful: false }).unwrap();
+        progress
+            .begin(Sending { segment: items[0].key.clone(), parts: 0, of: 1, doubtful: false, window: None })
+            .unwrap();
         assert_eq!(Progress::open(dir.path(), "otlp x").unwrap().sending().map(|it| it.parts), Some(0));
         progress.done(&[items[0].clone(), items[2].clone()]).unwrap();
         let mut again = Progress::open(dir.path(), "otlp x").unwrap();

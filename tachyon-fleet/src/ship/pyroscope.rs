@@ -5,14 +5,13 @@
 
 use super::config::PyroscopeConfig;
 use super::pprof::{Encoded, Limits, ValueType, profiles};
+use crate::net::http::gzip;
 use crate::net::push::Reason;
 use crate::rows::SampleRow;
 use crate::segment::Segment;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write as _;
-use tachyon::profile::event_of_root;
 
 /// Longest name and value of a label.
 const LONGEST_NAME: usize = 1024;
@@ -198,22 +197,17 @@ fn types(segment: &Segment, rows: &[&SampleRow]) -> Vec<ProfileType> {
     if rows.iter().any(|row| row.waiting_ns > 0) {
         types.push(ProfileType { name: "wall".to_owned(), kind: Kind::Wall });
     }
-    let mut events: Vec<String> = rows.iter().filter_map(|row| event(segment, row)).map(|(name, _)| name).collect();
+    let mut events: Vec<&str> = rows.iter().filter_map(|row| segment.event_of(row)).map(|(name, _)| name).collect();
     events.sort();
     events.dedup();
     // A name of a metric, and of a type of sample, has no `-`.
     let plain = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     types.extend(
-        events.into_iter().map(|name| ProfileType { name: format!("event_{}", plain(&name)), kind: Kind::Event(name) }),
+        events
+            .into_iter()
+            .map(|name| ProfileType { name: format!("event_{}", plain(name)), kind: Kind::Event(name.to_owned()) }),
     );
     types
-}
-
-fn event(segment: &Segment, row: &SampleRow) -> Option<(String, i64)> {
-    let root = segment.stacks.get(&row.stack_id)?.last()?;
-    let frame = segment.frames.get(root).filter(|frame| &*frame.kind == "special")?;
-    let (name, period) = event_of_root(&frame.function)?;
-    Some((name.to_owned(), i64::try_from(period).unwrap_or(i64::MAX)))
 }
 
 /// Samples of a row that were on a CPU.
@@ -236,7 +230,7 @@ impl ProfileType {
         match &self.kind {
             Kind::Cpu => row.on_cpu_ns > 0,
             Kind::Wall => row.on_cpu_ns > 0 || row.waiting_ns > 0,
-            Kind::Event(name) => event(segment, row).is_some_and(|(own, _)| own == *name),
+            Kind::Event(name) => segment.event_of(row).is_some_and(|(own, _)| own == name),
         }
     }
 
@@ -245,7 +239,8 @@ impl ProfileType {
         let counted = |row: &SampleRow| self.counted(segment, row);
         let cpu = |row: &SampleRow| row.on_cpu_ns;
         let wall = |row: &SampleRow| row.on_cpu_ns.saturating_add(row.waiting_ns);
-        let events = |row: &SampleRow| event(segment, row).map_or(0, |(_, period)| row.samples.saturating_mul(period));
+        let events =
+            |row: &SampleRow| segment.event_of(row).map_or(0, |(_, period)| row.samples.saturating_mul(period));
         match &self.kind {
             Kind::Cpu => {
                 let types = [
@@ -298,14 +293,6 @@ fn id(segment: &Segment, labels: &Labels, slice_start_ms: i64, number: u64) -> S
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
-}
-
-/// Compressed, with nothing in it that changes.
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    // Memory takes all.
-    let _all = encoder.write_all(bytes);
-    encoder.finish().unwrap_or_default()
 }
 
 #[cfg(test)]

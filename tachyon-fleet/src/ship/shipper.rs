@@ -7,7 +7,8 @@ use super::metrics::{Metrics, because, of};
 use super::progress::{Progress, Sending};
 use super::spool::{Item, Opened, Spool};
 use crate::net::push::{Class, PushError, Reason};
-use crate::segment::Segment;
+use crate::place;
+use crate::segment::{Options, Segment};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -97,9 +98,11 @@ impl Shared {
         (self.told)(&escape_controls(line));
     }
 
-    /// Another spool's bounds, after the configuration was read anew.
-    pub fn renew(&self, spool: Spool) {
-        *lock(&self.spool) = spool;
+    /// The spool's bounds, after the configuration was read anew.
+    pub fn renew(&self, largest: u64, options: Options) {
+        lock(&self.spool).renew(largest, options);
+        // They were cut into other slices.
+        lock(&self.recent).clear();
     }
 
     /// What `/metrics` answers.
@@ -284,12 +287,17 @@ impl Worker {
         let items = blocking(move || shared.look()).await??;
         self.progress.keep(&items);
         let pending: Vec<Item> = items.into_iter().filter(|item| !self.progress.has(item)).collect();
-        self.note_expired(&pending);
-        let (due, not_due) = self.batches(pending);
+        self.note_expired(&pending).await?;
+        let (mut due, not_due) = self.batches(pending);
+        // What was begun goes on first: the next one that begins takes its place in what is kept.
+        due.sort_by_key(|batch| self.begun(batch).is_none());
         self.summary.not_due = not_due;
         let mut left: usize = due.iter().map(Vec::len).sum();
         self.note_pending(left + not_due, due.first().and_then(|batch| batch.first()));
         for batch in due {
+            if *self.stop.borrow() {
+                return Err(End::Stopped);
+            }
             let count = batch.len();
             self.summary.pending = left;
             self.ship(batch).await?;
@@ -302,15 +310,19 @@ impl Worker {
     }
 
     /// What was left the last time, and is gone without having been shipped.
-    fn note_expired(&mut self, pending: &[Item]) {
+    async fn note_expired(&mut self, pending: &[Item]) -> anyhow::Result<()> {
         let now: BTreeSet<String> = pending.iter().map(|item| item.key.clone()).collect();
-        let gone = self.left.difference(&now).count() as u64;
+        let gone: Vec<String> = self.left.difference(&now).cloned().collect();
+        let shared = Arc::clone(&self.shared);
+        // What another backend's worker set aside has been told.
+        let gone = blocking(move || gone.iter().filter(|key| !lock(&shared.spool).is_bad(key)).count()).await? as u64;
         if gone > 0 {
             self.shared.metrics.expired_segments.get_or_create(&of(&self.backend.name)).inc_by(gone);
             self.shared
                 .tell(&format!("{}: {gone} segments left the spool before they were shipped", self.backend.name));
         }
         self.left = now;
+        Ok(())
     }
 
     fn note_pending(&self, count: usize, oldest: Option<&Item>) {
@@ -330,7 +342,7 @@ impl Worker {
             return (pending.into_iter().map(|item| vec![item]).collect(), 0);
         };
         let length_s = length.as_secs_f64();
-        let window = |item: &Item| (item.modified_unix / length_s).floor();
+        let window = |item: &Item| window(item, length_s);
         let mut latest: BTreeMap<String, f64> = BTreeMap::new();
         for item in &pending {
             if let Some((recorder, _)) = &item.recorder {
@@ -361,18 +373,41 @@ impl Worker {
         (due, not_due.iter().map(Vec::len).sum())
     }
 
+    /// Of a batch: when its time begins, seconds since 1970.
+    #[expect(clippy::cast_possible_truncation, reason = "times of files are far from a number's ends")]
+    fn window(&self, items: &[Item]) -> Option<i64> {
+        let length_s = self.backend.batch()?.as_secs_f64();
+        let first = items.first().filter(|first| first.recorder.is_some())?;
+        Some((window(first, length_s) * length_s) as i64)
+    }
+
+    /// The segment after which this batch was called when it was begun. It may be gone, and what is named after another would be beside what has
+    /// arrived, and not in its place.
+    fn begun(&self, items: &[Item]) -> Option<String> {
+        let window = self.window(items)?;
+        let sending = self.progress.sending().filter(|sending| sending.window == Some(window))?;
+        let recorder = |item: &Item| item.recorder.as_ref().map(|(recorder, _)| recorder.clone());
+        let was = Item::of_name(&sending.segment, 0, std::time::UNIX_EPOCH);
+        (recorder(&was).is_some() && recorder(&was) == recorder(&items[0])).then(|| sending.segment.clone())
+    }
+
     /// Ships what belongs together.
     async fn ship(&mut self, mut items: Vec<Item>) -> Result<(), End> {
-        let Some((segment, parts)) = self.prepare(&mut items).await? else { return Ok(()) };
+        let (window, begun) = (self.window(&items), self.begun(&items));
+        let Some((segment, parts)) = self.prepare(&mut items, begun.as_deref()).await? else { return Ok(()) };
         let Parts { parts, refused } = parts;
-        let key = items[0].key.clone();
+        let key = begun.unwrap_or_else(|| items[0].key.clone());
+        let of_all = Sending { segment: key.clone(), parts: 0, of: parts.len(), doubtful: false, window };
+        if window.is_some() {
+            self.progress.begin(of_all.clone())?;
+        }
         let resumed = self.progress.sending().filter(|sending| sending.segment == key && sending.of == parts.len());
         let first = resumed.map_or(0, |sending| sending.parts);
         for (reason, samples) in refused {
             self.refuse(reason, samples, &items, None);
         }
         for (number, part) in parts.iter().enumerate().skip(first) {
-            let mut sending = Sending { segment: key.clone(), parts: number, of: parts.len(), doubtful: true };
+            let mut sending = Sending { parts: number, doubtful: true, ..of_all.clone() };
             if !self.backend.is_exact() {
                 self.progress.begin(sending.clone())?;
             }
@@ -427,8 +462,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads and encodes; what cannot be read is left out. `None`: nothing is left.
-    async fn prepare(&mut self, items: &mut Vec<Item>) -> Result<Option<(Arc<Segment>, Parts)>, End> {
+    /// Reads and encodes; what cannot be read is left out. `begun` names a batch. `None`: nothing is left.
+    async fn prepare(
+        &mut self,
+        items: &mut Vec<Item>,
+        begun: Option<&str>,
+    ) -> Result<Option<(Arc<Segment>, Parts)>, End> {
         let mut read = Vec::new();
         let mut kept = Vec::new();
         for item in items.drain(..) {
@@ -451,8 +490,12 @@ impl Worker {
         }
         let (shared, backend, own) = (Arc::clone(&self.shared), Arc::clone(&self.backend), items.clone());
         let now = self.shared.clock.unix();
+        let name = begun.map(|file| place::part(file.strip_suffix(".tach").unwrap_or(file)));
         let prepared = blocking(move || -> anyhow::Result<(Arc<Segment>, Parts)> {
-            let segment = if let [only] = &read[..] { Arc::clone(only) } else { Arc::new(Segment::joined(&read)) };
+            let mut segment = if let [only] = &read[..] { Arc::clone(only) } else { Arc::new(Segment::joined(&read)) };
+            if let Some(name) = name.filter(|name| *name != segment.name) {
+                Arc::make_mut(&mut segment).name = name;
+            }
             let mut parts = backend.encode(&segment, now)?;
             if backend.wants_files() {
                 let spool = lock(&shared.spool);
@@ -565,6 +608,11 @@ impl Worker {
             _ = self.stop.wait_for(|stop| *stop) => Err(End::Stopped),
         }
     }
+}
+
+/// The number of a batch's time.
+fn window(item: &Item, length_s: f64) -> f64 {
+    (item.modified_unix / length_s).floor()
 }
 
 /// How long to wait after so many tries, not at the same moment as everybody else.

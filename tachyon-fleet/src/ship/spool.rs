@@ -84,6 +84,8 @@ pub struct Spool {
     options: Options,
     /// By key: why.
     bad: BTreeMap<String, String>,
+    /// Keys of what was moved away: backends that looked before still ask for it.
+    moved: BTreeSet<String>,
     /// The file over which processes ended, and how many.
     deadly: Option<(String, u32)>,
     /// Set aside since the last time somebody asked.
@@ -129,7 +131,8 @@ impl Spool {
             Err(error) => return Err(anyhow!(error).context(format!("cannot read {}", list.display()))),
         };
         let (directory, state) = (directory.to_owned(), state.to_owned());
-        let mut spool = Self { directory, state, read_only, largest, options, bad, deadly: None, news: Vec::new() };
+        let (moved, news) = (BTreeSet::new(), Vec::new());
+        let mut spool = Self { directory, state, read_only, largest, options, bad, moved, deadly: None, news };
         if let Ok(text) = fs::read_to_string(spool.state.join(READING)) {
             spool.ended_over(&text)?;
         }
@@ -150,6 +153,11 @@ impl Spool {
         }
         self.end_reading();
         Ok(())
+    }
+
+    /// Reads with other bounds from now on.
+    pub fn renew(&mut self, largest: u64, options: Options) {
+        (self.largest, self.options) = (largest, options);
     }
 
     /// Where it is.
@@ -200,15 +208,30 @@ impl Spool {
         Ok(Look { items, bad: self.bad.len() })
     }
 
+    /// Whether a file was set aside.
+    #[must_use]
+    pub fn is_bad(&self, key: &str) -> bool {
+        self.bad.contains_key(key) || self.moved.contains(key)
+    }
+
     /// Reads a file, or sets it aside.
     pub fn read(&mut self, item: &Item) -> Opened {
+        if self.bad.contains_key(&item.key) {
+            return Opened::Bad;
+        }
         let path = self.directory.join(&item.name);
         self.begin_reading(&item.key);
         let outcome = self.try_read(&path);
         self.end_reading();
         match outcome {
             Ok(segment) => Opened::Segment(Box::new(segment)),
-            Err(_) if fs::symlink_metadata(&path).is_err() => Opened::Gone,
+            Err(_) if fs::symlink_metadata(&path).is_err() => {
+                if self.moved.contains(&item.key) {
+                    Opened::Bad
+                } else {
+                    Opened::Gone
+                }
+            }
             Err(error) => {
                 self.set_aside(item, &Told::of(&error).message);
                 Opened::Bad
@@ -282,6 +305,9 @@ impl Spool {
     fn move_away(&mut self, name: &OsStr, key: &str, why: &str) {
         self.news.push((escape_controls(&name.to_string_lossy()).into_owned(), why.to_owned()));
         if !self.read_only && self.to_bad(name).is_ok() {
+            if self.moved.len() < MOST_BAD {
+                self.moved.insert(key.to_owned());
+            }
             return;
         }
         if self.bad.len() < MOST_BAD {
@@ -401,7 +427,9 @@ mod tests {
         let look = spool.look().unwrap();
         assert_eq!((look.items.len(), look.bad), (5, 0), "those with such names are moved at once");
         for item in &look.items {
+            // For one backend, and for the next one.
             assert!(matches!(spool.read(item), Opened::Bad), "{item:?}");
+            assert!(matches!(spool.read(item), Opened::Bad) && spool.is_bad(&item.key), "{item:?}");
         }
         let mut news = spool.news();
         news.sort();

@@ -60,7 +60,7 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
     let shared =
         shared(&config, &state, clock, Box::new(move |line| of.lock().unwrap().push(line.to_owned()))).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    let outage_s = runtime.block_on(async {
         let (stop, stopped) = watch::channel(false);
         let mut workers = JoinSet::new();
         for backend in backend::of_config(&config, &Secrets::default()).unwrap() {
@@ -88,6 +88,8 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
         .await;
         otlp.kill();
         pyroscope.kill();
+        let errors = || value(&shared, "tachyon_ship_errors_total{backend=\"o\",reason=\"unreachable\"}");
+        let mut noticed_unix = None;
         // Six hours pass, and segments come.
         for half in 2..=13 {
             let hours = f64::from(half) / 2.0;
@@ -95,6 +97,10 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             write_until(hours);
+            if noticed_unix.is_none() {
+                until("a failure", || errors() > 0.0).await;
+                noticed_unix = Some(clock.unix());
+            }
         }
         let all = write_until(6.5);
         assert_eq!(all, 79);
@@ -103,9 +109,10 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
         })
         .await;
         assert_eq!(value(&shared, "tachyon_ship_shipped_segments_total{backend=\"o\"}"), first as f64, "it is down");
-        assert!(value(&shared, "tachyon_ship_errors_total{backend=\"o\",reason=\"unreachable\"}") > 3.0);
+        until("more tries", || errors() > 3.0).await;
         assert_eq!(value(&shared, "tachyon_ship_up{backend=\"o\"}"), 0.0);
         // The servers come back.
+        let outage_s = clock.unix() - noticed_unix.unwrap();
         otlp.restart();
         pyroscope.restart();
         until("all at the receiver", || {
@@ -119,26 +126,34 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
         .await;
         stop.send(true).unwrap();
         workers.join_all().await;
+        outage_s
     });
     let (counts, again) = received(&otlp.came());
     assert_eq!(counts, expected(&host.path("spool")));
     let doubts = value(&shared, "tachyon_ship_doubts_total{backend=\"o\"}");
     assert!(again == 0 || doubts > 0.0, "{again} came twice, {doubts} doubts");
-    // Each sample of Pyroscope is there or has a name.
-    let refused = value(&shared, "tachyon_ship_refused_samples_total{backend=\"p\",reason=\"too_old\"}");
-    let by_server = value(&shared, "tachyon_ship_refused_samples_total{backend=\"p\",reason=\"rejected\"}");
+    // Each sample of Pyroscope is there or has a name, however fast this machine is: here an hour is two seconds, and what is young enough when it is
+    // sent may be too old when it is there.
+    let of_p = |line: &str| value(&shared, &format!("tachyon_ship_{line}"));
+    let shipped = of_p("shipped_samples_total{backend=\"p\"}");
+    let refused = of_p("refused_samples_total{backend=\"p\",reason=\"too_old\"}");
+    let by_server = of_p("refused_samples_total{backend=\"p\",reason=\"rejected\"}");
+    let mut seen = std::collections::BTreeSet::new();
     let cpu: i64 = pyroscope
         .came()
         .iter()
         .flat_map(|message| message["profiles"].as_array().cloned().unwrap_or_default())
-        .filter(|profile| profile["labels"]["__name__"] == "process_cpu")
+        .filter(|profile| profile["labels"]["__name__"] == "process_cpu" && seen.insert(profile["id"].to_string()))
         .flat_map(|profile| profile["samples"].as_array().cloned().unwrap())
         .map(|sample| sample["values"][0].as_i64().unwrap())
         .sum();
-    let segments = 79.0 - (refused + by_server) / 66.0;
-    assert!(refused >= 60.0 * 66.0, "five of six hours are too old: {refused}");
-    assert!(by_server < 4.0 * 66.0, "{by_server}");
-    assert!((cpu as f64 - segments * 59.0).abs() <= by_server, "{cpu} of {segments} segments");
+    assert_eq!(shipped + refused + by_server, 79.0 * 66.0, "{shipped} there, {refused} too old, {by_server} refused");
+    // Of a segment's 66 samples 59 were on a CPU. A push of which nobody knows whether it arrived may be there and be refused the next time.
+    let doubts_p = of_p("doubts_total{backend=\"p\"}");
+    let missing = shipped / 66.0 * 59.0 - cpu as f64;
+    assert!(missing == 0.0 || missing < 0.0 && doubts_p > 0.0, "{cpu} of {shipped} samples");
+    assert!(refused + by_server >= 60.0 * 66.0, "five of six hours are too old: {refused}, {by_server}");
+    assert!(by_server < refused, "most of it does not even leave the host: {by_server} of {refused}");
     let told = told.lock().unwrap().join("\n");
     println!(
         "{refused} samples too old, {by_server} refused by the server, {cpu} on a CPU there, {doubts} doubts, {again} twice\n{told}"
@@ -147,5 +162,7 @@ fn six_hours_without_a_server_lose_nothing_that_it_still_takes() {
         told.contains("o: unreachable: http://127.0.0.1:") && told.contains("; segments stay in the spool"),
         "{told}"
     );
-    assert!(told.contains("o: works again after 6h") || told.contains("o: works again after 5h"), "{told}");
+    let time = told.lines().find_map(|line| line.strip_prefix("o: works again after ")?.split_once(", "));
+    let time = humantime::parse_duration(time.expect("it tells that it works again").0).unwrap();
+    assert!(time.as_secs_f64() > outage_s - 1.0, "{time:?}, and not {outage_s} s: {told}");
 }

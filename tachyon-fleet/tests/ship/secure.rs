@@ -47,14 +47,17 @@ fn a_hostile_spool_costs_little_and_holds_nothing_back() {
         fs::copy(host.path("spool").join("h1-20261122T190113Z-000000.tach"), &other).unwrap();
         std::os::unix::fs::chown(&other, Some(12_345), None).unwrap();
     }
-    host.configure(&store(&host));
+    let second = format!("[[store]]\nurl = \"{}\"\n", host.path("second").display());
+    host.configure(&format!("{}{second}", store(&host)));
     let began = Instant::now();
     let output = host.once();
     let seconds = began.elapsed().as_secs_f64();
     // All good ones were shipped.
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).ends_with(": 2 segments with 132 samples\n"), "{}", text(&output.stdout));
+    let out = text(&output.stdout);
+    assert_eq!(out.matches(": 2 segments with 132 samples\n").count(), 2, "{out}");
     let told = text(&output.stderr);
+    assert!(!told.contains("left the spool"), "{told}");
     let bad = if nix::unistd::geteuid().is_root() { 11 } else { 10 };
     assert_eq!(told.matches("tachyon-fleet: set aside ").count(), bad, "{told}");
     assert!(!told.contains('\u{1b}') && told.contains("h1-\\x1b]0;owned\\x07-2026"), "{told}");
@@ -254,6 +257,7 @@ fn what_a_server_will_never_take_is_told_and_not_tried_again() {
         assert_eq!(output.status.code(), Some(1), "{wanted}: {told}");
         if reason == "rejected" {
             assert!(out.contains("132 samples not taken: rejected"), "{wanted}: {out}");
+            assert!(told.contains("hint: what a server refuses is not tried again"), "{wanted}: {told}");
             assert_eq!(host.once().status.code(), Some(0), "{wanted}: it is not tried again");
         } else {
             assert!(out.contains(&format!("2 segments left: {reason}: ")), "{wanted}: {out}");

@@ -94,18 +94,28 @@ fn a_service_tells_how_it_is() {
     assert_eq!((status, text.as_str()), (200, "{\"healthy\":true,\"trouble\":[]}\n"));
     assert_eq!(get(port, "/").unwrap().0, 404);
 
-    // Another place, and a configuration that makes no sense.
+    // Configurations that make no sense or cannot be had change nothing.
     let good = fs::read_to_string(host.path("fleet.toml")).unwrap();
-    fs::write(host.path("fleet.toml"), "[spool]\npth = 1\n").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let of_other = |text: String| text.replace("/lake", "/other").replace("name = \"lake\"", "name = \"other\"");
     let hang_up = || {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.0.id().cast_signed()), nix::sys::signal::SIGHUP)
             .unwrap();
     };
-    hang_up();
-    hears("RELOADING=1");
-    hears("READY=1");
-    fs::write(host.path("fleet.toml"), good.replace("/lake", "/other").replace("name = \"lake\"", "name = \"other\""))
-        .unwrap();
+    for wrong in [
+        "[spool]\npth = 1\n".to_owned(),
+        of_other(good.replace(&format!("127.0.0.1:{port}"), &taken.local_addr().unwrap().to_string())),
+        of_other(good.replace("/spool", "/another")),
+    ] {
+        fs::write(host.path("fleet.toml"), wrong).unwrap();
+        hang_up();
+        hears("RELOADING=1");
+        hears("READY=1");
+    }
+    assert!(get(port, "/metrics").unwrap().1.contains("tachyon_ship_up{backend=\"lake\"} 1\n"));
+    assert!(!host.path("other").exists());
+    // Another place.
+    fs::write(host.path("fleet.toml"), of_other(good)).unwrap();
     hang_up();
     hears("RELOADING=1");
     until("the other place", || {
@@ -129,6 +139,8 @@ fn a_service_tells_how_it_is() {
     let mut told = String::new();
     child.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
     assert!(told.contains("nothing is changed: ") && told.contains("unknown field `pth`"), "{told}");
+    assert!(told.contains("nothing is changed: cannot listen on 127.0.0.1:"), "{told}");
+    assert!(told.contains("nothing is changed: another spool.path or state.path needs a restart"), "{told}");
     assert!(told.contains("not healthy: the agent (pid "), "{told}");
 }
 

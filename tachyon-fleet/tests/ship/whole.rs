@@ -64,6 +64,44 @@ fn an_hour_is_one_file_of_each_table_where_that_is_wanted() {
 }
 
 #[test]
+fn a_batch_that_was_left_in_the_middle_is_there_once_though_the_spool_lost_its_first_segment() {
+    let host = Host::new();
+    host.segments(0..6);
+    let path = |sequence: u64| host.path("spool").join(crate::segment(sequence).name() + ".tach");
+    for sequence in 0..6 {
+        let time = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000 / 3600 * 3600 + 60 * sequence);
+        fs::File::open(path(sequence)).unwrap().set_modified(time).unwrap();
+    }
+    host.configure(&format!("[[store]]\nurl = \"{}\"\nbatch = \"1h\"\n", host.path("lake").display()));
+    // Some objects can be written, and others not.
+    fs::create_dir(host.path("lake")).unwrap();
+    fs::write(host.path("lake/stacks"), "").unwrap();
+    let output = host.once();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let before = host.content("lake").len();
+    assert!(before > 1, "{:?}", host.content("lake"));
+    fs::remove_file(host.path("lake/stacks")).unwrap();
+    // The spool has bounds.
+    fs::remove_file(path(0)).unwrap();
+    let output = host.once();
+    assert!(text(&output.stdout).contains(": 5 segments with 330 samples"), "{}", text(&output.stdout));
+    let names: std::collections::BTreeSet<_> =
+        host.content("lake").keys().map(|path| path.file_name().unwrap().to_owned()).collect();
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["h1-20261122T190113Z-000000.parquet"]);
+    let stored = || {
+        let told = succeeds(&["top", word(&host.path("lake")), "--losses", "--json"]);
+        serde_json::from_str::<serde_json::Value>(&told).unwrap()["rows"][0]["stored"].clone()
+    };
+    assert_eq!(stored(), json!(330));
+    // What comes late replaces nothing.
+    host.segments(6..7);
+    let late = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000 / 3600 * 3600 + 600);
+    fs::File::open(path(6)).unwrap().set_modified(late).unwrap();
+    assert!(host.once().status.success());
+    assert_eq!(stored(), json!(396));
+}
+
+#[test]
 fn each_stack_and_count_arrives_over_grpc_and_http() {
     if python().is_none() {
         return not_run(NEEDS);

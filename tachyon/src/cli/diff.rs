@@ -336,39 +336,21 @@ struct JsonSide<'a> {
 }
 
 #[derive(Serialize)]
-struct JsonMeasured {
-    before: f64,
-    after: f64,
-    change: f64,
-    low: Option<f64>,
-    high: Option<f64>,
-    q: Option<f64>,
-    significant: bool,
-}
-
-#[derive(Serialize)]
 struct JsonChange<'a> {
     function: &'a str,
     file: Option<&'a str>,
     line: Option<u32>,
     kind: &'static str,
     #[serde(flatten)]
-    measured: JsonMeasured,
+    measured: Measured,
     only_moved: bool,
     moved_to: Option<&'a str>,
     before_samples: u64,
     after_samples: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_seconds_per_second: Option<JsonMeasured>,
+    cpu_seconds_per_second: Option<Measured>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    share: Option<JsonMeasured>,
-}
-
-impl From<Measured> for JsonMeasured {
-    fn from(Measured { before, after, change, interval, q, significant }: Measured) -> Self {
-        let (low, high) = interval.unzip();
-        Self { before, after, change, low, high, q, significant }
-    }
+    share: Option<Measured>,
 }
 
 impl<'a> Json<'a> {
@@ -380,14 +362,14 @@ impl<'a> Json<'a> {
         let Difference { before, after, smallest_visible_share, changes, moved_files } = shown.difference;
         let per_unit = shown.args.per_unit;
         let changes = changes.iter().map(|change| {
-            let other = JsonMeasured::from(change.other);
+            let other = change.other;
             let (rate, share) = if per_unit.is_some() { (None, Some(other)) } else { (Some(other), None) };
             JsonChange {
                 function: shown_name(&change.name),
                 file: change.name.file.as_deref(),
                 line: change.name.line,
                 kind: change.name.kind.name(),
-                measured: change.measured.into(),
+                measured: change.measured,
                 only_moved: change.only_moved,
                 moved_to: change.moved_to.as_ref().map(shown_name),
                 before_samples: change.samples.0,

@@ -13,7 +13,7 @@ use std::time::Duration;
 const UNIT_BYTES: u64 = 16 << 20;
 /// CPU time of all threads.
 const CPU: Duration = Duration::from_secs(10);
-/// Resident memory of the process. What is asked beforehand ([`Budget::check`]) stops a little earlier than what is watched
+/// Resident memory of the process, beyond what it had before. What is asked beforehand ([`Budget::check`]) stops a little earlier than what is watched
 /// ([`Watch`]).
 const MEMORY_BYTES: u64 = 448 << 20;
 const WATCHED_BYTES: u64 = 512 << 20;
@@ -30,6 +30,8 @@ pub struct Budget {
     cpu: Duration,
     memory_bytes: u64,
     began: Duration,
+    /// What the process had before: other files, for example.
+    began_bytes: u64,
     steps: AtomicU64,
 }
 
@@ -42,7 +44,7 @@ pub struct Budget {
 pub struct Exceeded {
     /// CPU time used.
     pub used: Duration,
-    /// Resident memory.
+    /// Resident memory that came while they were read.
     pub used_bytes: u64,
 }
 
@@ -65,7 +67,7 @@ impl Budget {
     /// With limits of its own, from now on.
     #[must_use]
     pub fn new(cpu: Duration, memory_bytes: u64) -> Self {
-        Self { cpu, memory_bytes, began: cpu_time(), steps: AtomicU64::new(0) }
+        Self { cpu, memory_bytes, began: cpu_time(), began_bytes: resident_bytes(), steps: AtomicU64::new(0) }
     }
 
     /// Counts a step, and now and then looks at what was used.
@@ -81,7 +83,8 @@ impl Budget {
     /// # Errors
     /// When it is too much.
     pub fn check(&self) -> Result<(), Exceeded> {
-        let (used, used_bytes) = (cpu_time().saturating_sub(self.began), resident_bytes());
+        let used = cpu_time().saturating_sub(self.began);
+        let used_bytes = resident_bytes().saturating_sub(self.began_bytes);
         if used > self.cpu || used_bytes > self.memory_bytes { Err(Exceeded { used, used_bytes }) } else { Ok(()) }
     }
 }
@@ -162,8 +165,11 @@ mod tests {
     #[test]
     fn time_and_memory_are_in_the_error() {
         assert_eq!(Budget::of_size(1).check(), Ok(()));
-        let error = Budget::new(Duration::from_secs(1000), 1).check().unwrap_err();
-        assert!(error.used_bytes > 1 << 20);
+        let few = Budget::new(Duration::from_secs(1000), 32 << 20);
+        assert_eq!(few.check(), Ok(()), "what the process had before is not the file's");
+        let hog = vec![1_u8; 64 << 20];
+        let error = few.check().unwrap_err();
+        assert!(error.used_bytes > 32 << 20 && hog[5] == 1);
         let told = error.to_string();
         assert!(told.contains(" s of CPU time with ") && told.ends_with(" MiB of memory"), "{told}");
         let none = Budget::new(Duration::ZERO, u64::MAX);

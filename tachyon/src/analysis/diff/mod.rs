@@ -23,6 +23,7 @@ use super::module::Distributions;
 use super::rows::{By, RowKind, RowName, RowTable};
 use few::Counts;
 use replicates::{Estimate, Replicates};
+use serde::Serialize;
 use side::{Outside, Places, Side, Values, presence};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,8 +59,9 @@ pub struct Whole {
     pub replicates: usize,
 }
 
-/// A quantity before and after.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// A quantity before and after. In JSON the interval is `low` and `high`, or null.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(into = "InJson")]
 pub struct Measured {
     /// Before.
     pub before: f64,
@@ -73,6 +75,24 @@ pub struct Measured {
     pub q: Option<f64>,
     /// More than noise, and no mere move.
     pub significant: bool,
+}
+
+#[derive(Serialize)]
+struct InJson {
+    before: f64,
+    after: f64,
+    change: f64,
+    low: Option<f64>,
+    high: Option<f64>,
+    q: Option<f64>,
+    significant: bool,
+}
+
+impl From<Measured> for InJson {
+    fn from(Measured { before, after, change, interval, q, significant }: Measured) -> Self {
+        let (low, high) = interval.unzip();
+        Self { before, after, change, low, high, q, significant }
+    }
 }
 
 /// A row that one of the sides has.
