@@ -1,4 +1,4 @@
 //! `elf` with coverage: `cargo xtask fuzz elf`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| -> libfuzzer_sys::Corpus { tachyon_fuzz::covered::run("elf", input) });
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tachyon_fuzz::covered::run("elf", input));

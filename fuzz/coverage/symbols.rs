@@ -1,4 +1,4 @@
 //! `symbols` with coverage: `cargo xtask fuzz symbols`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| -> libfuzzer_sys::Corpus { tachyon_fuzz::covered::run("symbols", input) });
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tachyon_fuzz::covered::run("symbols", input));

@@ -29,7 +29,8 @@ const make = async (script_file, style_file, page_file, out) => {
     if (/<\/(script|style)|<!--/i.test(text) || (name === "licences" && text.includes("--"))) throw new Error(`${name} would end its element`);
   }
   // Each place is named once, so nothing that was put in is looked at again.
-  const page = readFileSync(page_file, "utf8").replace(/\{\{([a-z-]+)\}\}/g, (_, name) => parts[name]);
+  const text = ["src/head.html", page_file].map((file) => readFileSync(file, "utf8")).join("");
+  const page = text.replace(/\{\{([a-z-]+)\}\}/g, (_, name) => parts[name]);
   writeFileSync(`${process.argv[2]}/${out}`, page);
 };
 await make("src/app.tsx", "src/style.css", "src/page.html", "report.html");

@@ -60,3 +60,17 @@ fn the_page_its_manifest_and_its_sources_belong_together() {
     let sources = digest::of_page(package.parent().unwrap()).unwrap();
     assert_eq!(sources, manifest.sources.sha256, "the page's sources changed after it was made: {renew}");
 }
+
+#[test]
+fn the_page_knows_each_cause_of_a_wait() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = fs::read_to_string(package.join("../docs/waiting.md")).unwrap();
+    let states = fs::read_to_string(package.join("report-page/src/states.ts")).unwrap();
+    let (_, table) = docs.split_once("| cause | what was waited for |").unwrap();
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|')).filter_map(|row| row.split('|').nth(1));
+    let causes: Vec<_> = rows.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    assert!(causes.len() >= 11, "{causes:?}");
+    for cause in causes {
+        assert!(states.contains(&format!("  [\"{cause}\", ")), "the page takes `{cause}` for `other`");
+    }
+}

@@ -137,6 +137,8 @@ if [ -x /usr/bin/tachyon-bpf ]; then
         wait "$profiler"
         echo $? >hotplug/record.status
         taskset -p ffff "$target" >/dev/null
+    elif [ ! -e /sys/devices/system/cpu/cpu1/online ]; then
+        echo "cpu1 cannot go" >hotplug/none
     fi
     # Events on many CPUs and nothing to sample.
     if [ "$(nproc)" -gt 2 ]; then

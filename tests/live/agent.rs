@@ -45,7 +45,7 @@ impl Agent {
         agent
     }
 
-    pub(crate) fn spool(&self) -> PathBuf {
+    fn spool(&self) -> PathBuf {
         self.around.path().join("spool")
     }
 
@@ -57,13 +57,13 @@ impl Agent {
         fs::write(self.config(), format!("{config}\n[spool]\npath = \"{}\"\n", self.spool().display())).unwrap();
     }
 
-    pub(crate) fn command(&self) -> Command {
+    fn command(&self) -> Command {
         let mut command = Command::new(binary());
         command.arg("agent").arg("--config").arg(self.config());
         command
     }
 
-    pub(crate) fn start_again(&mut self) {
+    fn start_again(&mut self) {
         self.start_by(self.command());
     }
 
@@ -106,11 +106,11 @@ impl Agent {
         paths
     }
 
-    pub(crate) fn wait_for_segments(&self, count: usize) {
+    fn wait_for_segments(&self, count: usize) {
         in_time("segments", || (self.files(".tach").len() >= count).then_some(()));
     }
 
-    pub(crate) fn state(&self) -> Value {
+    fn state(&self) -> Value {
         json(&self.spool().join("state.json"))
     }
 

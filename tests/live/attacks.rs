@@ -107,8 +107,7 @@ impl Attack {
         let folder = folder();
         let path = folder.path().to_str().expect("temporary paths are text");
         let before = Target::start(&honest, "deep_stack.py");
-        let attacker = Target::start_with(interpreter, self.program, &[self.name, path]);
-        let mut attacker = attacker;
+        let mut attacker = Target::start_with(interpreter, self.program, &[self.name, path]);
         is_served_first(before.pid());
         let mut profiler = Profiler::new().arg("--all-python").rate(RATE as u32);
         for option in self.options.iter().copied().chain(["--max-memory", "320MiB"]) {

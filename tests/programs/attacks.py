@@ -6,8 +6,6 @@ The programs that lie about their memory are in `hostile.py`, those whose pages 
 import ctypes
 import mmap
 import os
-import random
-import shutil
 import signal
 import struct
 import subprocess

@@ -5,9 +5,8 @@ is taken away, the program says that it is ready, and the same turns go on at fu
 not told when a generator is made, which its own frame does at its first line, called from where it is made.
 
 `greenlets` needs that package. `foreign=PATH` is the library of `truth.c`, whose threads call Python; their ids are in `foreign`.
-With `again=PATH` Python calls C that lets go of the GIL, takes it again and calls Python, several times deep. `starting` has threads that
-start and end all the time, and `forking` processes that a thread forks: `others` is what is true of all threads that are not
-known by their ids. `interpreters` has two interpreters besides, each run by a thread of its own.
+With `again=PATH` Python calls C that lets go of the GIL, takes it again and calls Python, several times deep. `interpreters` has two
+interpreters besides, each run by a thread of its own.
 """
 import os
 import sys
@@ -56,54 +55,6 @@ def called():
 def called_too():
     fail_and_recover(6)
     sum(delegated(20))
-
-
-# Threads that live for a moment, and children that a thread forks. The first of them tells what is true of all.
-def short_life():
-    sorted(NUMBERS, key=key_of)
-    deeper(20)
-    sum(delegated(20))
-
-
-def tell_others(tell):
-    truth = Truth()
-    truth.trace()
-    for _ in range(TRACED_TURNS):
-        short_life()
-    sys.settrace(None)
-    tell(truth.told())
-
-
-def start_threads(known):
-    teller = threading.Thread(target=run_short, args=(known,))
-    teller.start()
-    teller.join()
-    THREAD_KNOWN.wait()
-    while True:
-        started = [threading.Thread(target=run_short) for _ in range(3)]
-        for thread in started:
-            thread.start()
-        for thread in started:
-            thread.join()
-
-
-def run_short(known=None):
-    if known:
-        tell_others(known)
-    for _ in range(3):
-        short_life()
-
-
-def fork_children(known):
-    tell_others(known)
-    THREAD_KNOWN.wait()
-    while True:
-        child = os.fork()
-        if child == 0:
-            for _ in range(30):
-                short_life()
-            os._exit(0)
-        os.waitpid(child, 0)
 
 
 # Interpreters: each runs this program's work in itself, and writes down what it knows.
@@ -155,7 +106,6 @@ def truths_of_interpreters(folder):
 
 TRUTHS = {}
 OWNED = {}
-OTHERS = []
 FOREIGN = []
 
 
@@ -164,10 +114,8 @@ def word(name):
 
 
 THREADS = [first_of_threads, second_of_threads] if "threads" in sys.argv else []
-STARTERS = [starter for name, starter in (("starting", start_threads), ("forking", fork_children)) if name in sys.argv]
 CALLED = [Called(called), Called(called_too)] if word("foreign") else []
 KNOWN = threading.Barrier(1 + len(THREADS) + len(CALLED))
-THREAD_KNOWN = threading.Barrier(1 + len(STARTERS))
 
 
 def thread_knows(truth):
@@ -181,7 +129,7 @@ def main_knows(truth):
     threads = {str(tid): truth for tid, truth in TRUTHS.items()}
     if word("interpreters"):
         threads.update(truths_of_interpreters(word("interpreters")))
-    handshake.ready(threads=threads, others=OTHERS, foreign=FOREIGN, anywhere=sorted(ANYWHERE))
+    handshake.ready(threads=threads, foreign=FOREIGN, anywhere=sorted(ANYWHERE))
 
 
 def call_nested(depth=6):
@@ -209,7 +157,4 @@ for function in CALLED:
     library = ctypes.PyDLL(word("foreign"))
     library.start.argtypes = [ctypes.py_object]
     library.start(function)
-for starter in STARTERS:
-    threading.Thread(target=starter, args=(OTHERS.append,), daemon=True).start()
-THREAD_KNOWN.wait()
 drive(work or [KINDS["callbacks"]], main_knows)

@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
+import { shown } from "./words";
 
 type FunctionLine = { name: string; file: string; own: number; total: number; line: number[] };
 type ServiceLine = { name: string; seconds: number; line: number[]; versions: [string, number][]; functions: FunctionLine[] };
@@ -19,8 +20,6 @@ const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00
 const DRAWN = COLOURS.length - 1;
 const HEIGHT = 200;
 
-/** Text of a profiled program, as it can be shown: without control characters, and those that change the order in which others are shown. */
-const shown = (text: string) => text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, (character) => `\\u{${character.codePointAt(0)!.toString(16)}}`);
 const decimals = (number: number, digits: number) => number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const whole = (number: number) => Math.round(number).toLocaleString("en");
 const percent = (share: number, digits = 1) => `${decimals(share * 100, digits)} %`;
@@ -29,8 +28,8 @@ const date = (ms: number) => new Date(ms).toISOString().slice(0, 16).replace("T"
 const moment = (seconds: number) => { const text = new Date(seconds * 1e3).toISOString(); return text.slice(11, 16) === "00:00" ? text.slice(5, 10) : text.slice(11, 16); };
 const cpu = (seconds: number) => (seconds >= 36_000 ? `${whole(seconds / 3600)} h` : seconds >= 3600 ? `${decimals(seconds / 3600, 1)} h` : seconds >= 60 ? `${whole(seconds / 60)} min` : `${decimals(seconds, 1)} s`);
 
-function Spark({ line, marks, most }: { line: number[]; marks: number[]; most?: number }) {
-  const high = most ?? Math.max(...line, 1e-9), width = 132, height = 22, step = width / Math.max(1, line.length);
+function Spark({ line, marks }: { line: number[]; marks: number[] }) {
+  const high = Math.max(...line, 1e-9), width = 132, height = 22, step = width / Math.max(1, line.length);
   const points = line.map((value, at) => `L${(at * step).toFixed(1)} ${(height - (value / high) * (height - 2)).toFixed(1)}L${((at + 1) * step).toFixed(1)} ${(height - (value / high) * (height - 2)).toFixed(1)}`);
   return (
     <svg viewBox={`0 0 ${width} ${height}`} aria-hidden="true" preserveAspectRatio="none">
@@ -151,7 +150,7 @@ function App({ overview }: { overview: Overview }) {
         <button id="theme" aria-label="dark or light" title="dark or light" onClick={() => setDark(!dark)}>{dark ? "☀" : "☾"}</button>
       </header>
       {first === undefined ? <p class="empty">There is no CPU time in these tables.</p> : (
-        <p class="lead"><b>{shown(first.name)}</b> takes <b>{percent(first.seconds / all)}</b> of the fleet's CPU time{top && <>, most of it in <code>{shown(top.name)}</code> ({percent(top.own / first.seconds)})</>}.</p>)}
+        <p class="lead"><b>{shown(first.name)}</b> takes <b>{percent(first.seconds / all)}</b> of the fleet's CPU time{top && <>, above all in <code>{shown(top.name)}</code> ({percent(top.own / first.seconds)})</>}.</p>)}
       <p class="facts">
         <span>{whole(overview.hosts)} hosts</span><span>{whole(overview.services.length + overview.more_services)} services</span><span>{cpu(all)} of CPU time</span><span>{whole(overview.stored)} samples</span>
         {overview.changes.length > 0 && <a class={`chip ${changed > 0 ? "bad" : "good"}`} href="#changes-of-versions">{changed} of {overview.changes.length} new versions changed something</a>}

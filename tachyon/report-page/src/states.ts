@@ -26,6 +26,7 @@ const CAUSES: [cause: string, short: string, word: string, phrase: string, colou
   ["poll", "poll", "polls", "in a poll", "#a5a8ad"],
   ["sleep", "sleep", "sleeps", "asleep", "#c9ccd1"],
   ["child", "child process", "waits for a child process", "for a child process", "#9d8ac7"],
+  ["stop_the_world", "stop of the world", "waits while the world is stopped", "while the world is stopped", "#7a5c3e"],
   ["other", "other", "waits for something else", "for something else", "#8a8d93"],
 ];
 

@@ -50,21 +50,21 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
         Verb::Merge(args) => run_merge(&args).map(|()| 0),
         Verb::Recover(args) => run_recover(&args).map(|()| 0),
         Verb::Info(args) => {
-            let _watch = watch::over(&args.files, args.force_large, &watch::told("read", &args.files));
+            let _watch = watch::over(&args.files, args.force_large, "read");
             let mut out = io::BufWriter::new(StandardOutput::lock());
             info::run(&args, &mut out)?;
             out.flush()?;
             Ok(0)
         }
         Verb::Report(args) => {
-            let _watch = watch::over(&args.files, args.force_large, &watch::told("read", &args.files));
+            let _watch = watch::over(&args.files, args.force_large, "read");
             report::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))?;
             Ok(0)
         }
         Verb::Diff(args) => {
             let (before, after) = args.sides()?;
             let inputs = [before, after].map(<[_]>::to_vec).concat();
-            let _watch = watch::over(&inputs, args.force_large, &watch::told("compare", &inputs));
+            let _watch = watch::over(&inputs, args.force_large, "compare");
             diff::run(&args, &mut io::BufWriter::new(StandardOutput::lock()))
         }
         Verb::Top(args) => top::run(&args, &mut io::BufWriter::new(StandardOutput::lock())),
@@ -132,7 +132,7 @@ fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let source = args.source.then(super::source::Files::of_this_machine);
     let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion, source };
     let wanted = export::Wanted::from(args);
-    let watch = watch::over(&args.inputs, args.force_large, &watch::told("export", &args.inputs));
+    let watch = watch::over(&args.inputs, args.force_large, "export");
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
     drop(watch);
     tell(&done.notes);
@@ -148,7 +148,7 @@ fn run_merge(args: &MergeArgs) -> anyhow::Result<()> {
     let mut file = output.try_clone_file()?;
     let wanted = export::Wanted { force_large: args.force_large, ..export::Wanted::default() };
     let options = ExportOptions::default();
-    let watch = watch::over(&args.inputs, args.force_large, &watch::told("merge", &args.inputs));
+    let watch = watch::over(&args.inputs, args.force_large, "merge");
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;
     drop(watch);
     tell(&done.notes);
@@ -166,7 +166,7 @@ fn run_recover(args: &RecoverArgs) -> anyhow::Result<()> {
     let output = OutputFile::create_recovered(&Destination::from_argument(args.output.clone()), args.force)?;
     let mut file = output.try_clone_file()?;
     let inputs = [args.input.clone()];
-    let watch = watch::over(&inputs, args.force_large, &watch::told("recover", &inputs));
+    let watch = watch::over(&inputs, args.force_large, "recover");
     let recovered = recover::run_at_any_cost(&args.input, args.journal.as_deref(), &mut file, args.force_large)?;
     drop(watch);
     output.commit()?;

@@ -6,17 +6,17 @@ use crate::input::budget::Watch;
 use std::io;
 use std::path::PathBuf;
 
-/// Watches over what is done with these files until the result is dropped; `force_large`: over nothing. `what` is the beginning
-/// of the message; what is being written then is removed.
+/// Watches over what is done with these files (`verb`, for the message) until the result is dropped; `force_large`: over nothing.
+/// What is being written when it is too much is removed.
 #[must_use]
-pub fn over(inputs: &[PathBuf], force_large: bool, what: &str) -> Option<Watch> {
+pub fn over(inputs: &[PathBuf], force_large: bool, verb: &str) -> Option<Watch> {
     if force_large {
         return None;
     }
     // What cannot be found is told by who opens it.
     let files = crate::input::find(inputs).map(|found| found.files).unwrap_or_default();
     let bytes = files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|stat| stat.len()).sum();
-    let what = what.to_owned();
+    let what = told(verb, inputs);
     Some(Watch::start(bytes, move |exceeded| {
         remove_unfinished();
         failure::show(&anyhow::Error::new(exceeded).context(what), &mut io::stderr());
@@ -26,8 +26,7 @@ pub fn over(inputs: &[PathBuf], force_large: bool, what: &str) -> Option<Watch> 
 }
 
 /// How a message about these begins.
-#[must_use]
-pub fn told(verb: &str, inputs: &[PathBuf]) -> String {
+fn told(verb: &str, inputs: &[PathBuf]) -> String {
     match inputs {
         [input] => format!("cannot {verb} {}", input.display()),
         _ => format!("cannot {verb} these files"),

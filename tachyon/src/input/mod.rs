@@ -24,6 +24,7 @@ mod filter;
 mod find;
 mod identity;
 mod import;
+mod looked;
 mod source;
 #[cfg(test)]
 mod tests;

@@ -40,7 +40,7 @@ impl<W: Write> FirefoxSink<W> {
 
 impl<W: Write> Sink for FirefoxSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.spool.push_by_thread(profile, sample)
+        self.repeated(profile, sample, &[sample.time_us])
     }
 
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {

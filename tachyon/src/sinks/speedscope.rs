@@ -33,7 +33,7 @@ impl<W: Write> SpeedscopeSink<W> {
 
 impl<W: Write> Sink for SpeedscopeSink<W> {
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        self.spool.push_by_thread(profile, sample)
+        self.repeated(profile, sample, &[sample.time_us])
     }
 
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {

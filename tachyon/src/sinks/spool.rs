@@ -50,22 +50,11 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    /// Adds a sample to the stream of its thread, with what is shown of its frames: native addresses do not matter.
+    /// Adds samples that differ in their times only to the stream of their thread, with what is shown of their frames: native
+    /// addresses do not matter.
     ///
     /// # Errors
-    /// As [`Spool::push`].
-    pub fn push_by_thread(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        let mut buffer = std::mem::take(&mut self.shown);
-        let frames = profile.shown_stack(sample.frames, &mut buffer);
-        let result = self.push(sample.thread.0 as usize, &Sample { frames, ..*sample });
-        self.shown = buffer;
-        result
-    }
-
-    /// The same of samples that differ in their times only.
-    ///
-    /// # Errors
-    /// As [`Spool::push`].
+    /// As [`Spool::push_with`].
     pub fn repeat_by_thread(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
         let mut buffer = std::mem::take(&mut self.shown);
         let frames = profile.shown_stack(sample.frames, &mut buffer);
@@ -84,18 +73,10 @@ impl Spool {
         self.span
     }
 
-    /// Adds a sample to a stream.
+    /// Adds a sample to a stream, with what its reader takes off again.
     ///
     /// # Errors
     /// When the temporary file cannot be made or written.
-    pub fn push(&mut self, stream: usize, sample: &Sample<'_>) -> io::Result<()> {
-        self.push_with(stream, sample, |_| {})
-    }
-
-    /// The same, with what its reader takes off again.
-    ///
-    /// # Errors
-    /// As [`Spool::push`].
     pub fn push_with(&mut self, stream: usize, sample: &Sample<'_>, more: impl Fn(&mut Vec<u8>)) -> io::Result<()> {
         self.repeat_with(stream, sample, &[sample.time_us], more)
     }
@@ -104,7 +85,7 @@ impl Spool {
     /// elsewhere may repeat a stack hundreds of millions of times.
     ///
     /// # Errors
-    /// As [`Spool::push`].
+    /// As [`Spool::push_with`].
     pub fn repeat_with(
         &mut self,
         stream: usize,
@@ -216,7 +197,7 @@ mod tests {
                 frames: &frames,
                 merge: Merge::None,
             };
-            spool.push(stream, &sample).unwrap();
+            spool.push_with(stream, &sample, |_| {}).unwrap();
             pushed[stream].push((sample.thread, time_us, sample.status, frames));
         }
         for (stream, pushed) in pushed.iter().enumerate() {
@@ -241,7 +222,7 @@ mod tests {
         // One by itself, one that steps back, and the last before the end of all time.
         times.extend([9_000, 8_000, u64::MAX, 4]);
         spool.repeat_with(0, &sample, &times, |_| {}).unwrap();
-        spool.push(0, &Sample { time_us: 5, ..sample }).unwrap();
+        spool.push_with(0, &Sample { time_us: 5, ..sample }, |_| {}).unwrap();
         times.push(5);
         let (mut read, mut entries) = (Vec::new(), Vec::new());
         let read_time = |sample: Spooled| {

@@ -346,7 +346,7 @@ impl Symbolizer {
                 let before = next.strings.len();
                 *name = next.strings.intern(text);
                 if let Some(image) = self.images.get(&key.image).filter(|_| next.strings.len() > before) {
-                    self.stock.add(image.owner, 0, text.len());
+                    self.stock.add(image.owner, 0, text.len() + STRING_BYTES);
                 }
             }
             code.uses = Vec::new();

@@ -144,8 +144,6 @@ impl Truth {
 pub(super) struct Truths {
     /// By thread and interpreter.
     threads: HashMap<(u32, u32), Truth>,
-    /// What is true of all others.
-    others: Vec<Truth>,
     /// Threads of C.
     foreign: HashSet<u32>,
     /// Functions that the interpreter calls wherever it stands.
@@ -163,10 +161,8 @@ impl Truths {
             let (tid, interpreter) = key.split_once('/').unwrap_or((&key, "0"));
             (tid.parse().expect("a number"), interpreter.parse().expect("a number"))
         };
-        let others: Vec<Told> = fact(facts, "others");
         Self {
             threads: threads.into_iter().map(|(key, told)| (thread(key), told.into())).collect(),
-            others: others.into_iter().map(Truth::from).collect(),
             foreign: fact(facts, "foreign"),
             anywhere: fact(facts, "anywhere"),
         }
@@ -237,11 +233,7 @@ impl Judged {
             Some(_) if frames.is_empty() => without_python(truths, line),
             Some(truth) => truths.fault(truth, &frames, callers),
             None if frames.is_empty() => None,
-            None => {
-                let faults = truths.others.iter().map(|truth| truths.fault(truth, &frames, callers));
-                let unknown = || Some("a thread that the program does not know runs Python".to_owned());
-                faults.reduce(Option::and).unwrap_or_else(unknown)
-            }
+            None => Some("a thread that the program does not know runs Python".to_owned()),
         };
         let Some(fault) = fault else {
             self.right += 1;

@@ -44,7 +44,7 @@ pub(super) fn make(machine: Machine, dev: bool, suites: &[String], output: &Path
     Ok(deb)
 }
 
-/// Makes the package of what lies in the stage, to be looked at by nobody.
+/// Makes the package of what lies in the stage and no more, for those who try something else with it.
 ///
 /// # Errors
 /// It cannot be made.

@@ -18,14 +18,15 @@ struct Sample {
     time_us: u64,
 }
 
-/// Judges what the guest has sent; one whose CPUs stay has sent nothing.
+/// Judges what the guest has sent; one whose CPUs stay says so.
 ///
 /// # Errors
-/// The CPU was not sampled after its return, or that it was away is not told.
+/// The guest says neither, the CPU was not sampled after its return, or that it was away is not told.
 pub(super) fn judge(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -> Result<()> {
-    let Ok(status) = read("hotplug/record.status") else {
+    if read("hotplug/none").is_ok() {
         return write!(summary, "; its CPUs stay").context("cannot sum up");
-    };
+    }
+    let status = read("hotplug/record.status")?;
     ensure!(status.trim() == "0", "it ended with status {}", status.trim());
     let account: Account = serde_json::from_str(&read("hotplug/report.json")?).context("the report is no account")?;
     ensure!(account.notes.iter().any(|note| note.starts_with("CPU 1 ")), "nothing is told: {:?}", account.notes);
@@ -52,6 +53,7 @@ mod tests {
         let judged = |notes: &'static str, times: std::ops::Range<u64>| {
             let read = move |name: &str| {
                 Ok(match name {
+                    "hotplug/none" => anyhow::bail!("its CPUs can go"),
                     "hotplug/record.status" => "0\n".to_owned(),
                     "hotplug/report.json" => format!(r#"{{"notes": [{notes}]}}"#),
                     "hotplug/there" => "12.50\n".to_owned(),
@@ -64,5 +66,15 @@ mod tests {
         assert!(judged(note, 12_000..12_600).is_ok());
         assert!(judged(note, 12_000..12_510).is_err(), "nothing later");
         assert!(judged("", 12_000..12_600).is_err(), "nothing told");
+    }
+
+    #[test]
+    fn that_cpus_stay_is_said() {
+        let judged = |sent: &'static str| {
+            let read = move |name: &str| if name == sent { Ok(String::new()) } else { anyhow::bail!("not sent") };
+            judge(&read, &mut String::new())
+        };
+        assert!(judged("hotplug/none").is_ok());
+        assert!(judged("").is_err(), "it did not come so far");
     }
 }

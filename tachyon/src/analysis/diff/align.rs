@@ -43,18 +43,15 @@ fn renamed(old: &Functions<'_>, new: &Functions<'_>, moved: &mut BTreeMap<Arc<st
     let taken: BTreeSet<_> = moved.values().cloned().collect();
     let lost: Vec<_> = old.iter().filter(|(file, _)| !new.contains_key(*file) && !moved.contains_key(*file)).collect();
     let found: Vec<_> = new.iter().filter(|(file, _)| !old.contains_key(*file) && !taken.contains(*file)).collect();
-    // What every file has says nothing.
+    let [lost, found] = [lost, found].map(|files| files.into_iter().map(telling).collect::<Vec<_>>());
     let in_common = |a: &BTreeSet<&str>, b: &BTreeSet<&str>| {
-        let telling = |name: &&&str| !name.starts_with('<') && **name != "main";
-        let (a, b): (BTreeSet<_>, BTreeSet<_>) =
-            (a.iter().filter(telling).collect(), b.iter().filter(telling).collect());
-        let common = a.intersection(&b).count();
+        let common = a.intersection(b).count();
         if common >= FEWEST_IN_COMMON && 2 * common > a.len().min(b.len()) { common } else { 0 }
     };
     let mut fits: Vec<(usize, &Arc<str>, &Arc<str>)> = Vec::new();
     for (file, functions) in &lost {
         for (other, others) in &found {
-            fits.push((in_common(functions, others), *file, *other));
+            fits.push((in_common(functions, others), file, other));
         }
     }
     fits.retain(|(common, ..)| *common > 0);
@@ -65,6 +62,11 @@ fn renamed(old: &Functions<'_>, new: &Functions<'_>, moved: &mut BTreeMap<Arc<st
             moved.insert(Arc::clone(file), Arc::clone(other));
         }
     }
+}
+
+/// A file with those of its functions that tell something: what every file has says nothing.
+fn telling<'a>((file, functions): (&'a Arc<str>, &BTreeSet<&'a str>)) -> (&'a Arc<str>, BTreeSet<&'a str>) {
+    (file, functions.iter().copied().filter(|name| !name.starts_with('<') && *name != "main").collect())
 }
 
 /// Files of one side alone by their name, as pairs.

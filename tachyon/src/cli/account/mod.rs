@@ -4,14 +4,14 @@ mod waits;
 
 use super::escape::escape;
 use super::output::{Destination, OutputPlan};
-use super::table::{cut_end, ordinal};
+use super::table::{cut, cut_end, ordinal, percent};
+use crate::analysis::ratio;
 use crate::profile::package_path;
 use crate::recording::{BusyChildren, Hot};
 use crate::report::{EventReport, Report};
 use crate::sinks::Format;
 use crate::sinks::label::{fold_templates, native_name};
 use indicatif::HumanCount;
-use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use unicode_width::UnicodeWidthStr as _;
@@ -131,8 +131,8 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         };
         let place = match (file, line) {
             ("", _) => String::new(),
-            (file, Some(line)) => format!(" ({}:{line})", cut_start(&escape(file), WIDEST_NAME)),
-            (file, None) => format!(" ({})", cut_start(&escape(file), WIDEST_NAME)),
+            (file, Some(line)) => format!(" ({}:{line})", cut(&escape(file), WIDEST_NAME)),
+            (file, None) => format!(" ({})", cut(&escape(file), WIDEST_NAME)),
         };
         let function = escape(&function);
         let room =
@@ -145,14 +145,6 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
         writeln!(out, "pid {pid} has {count} busy Python {plural}: add --subprocesses")?;
     }
     write_next(extras, report, out)
-}
-
-/// A text without its beginning, which of a path tells least.
-fn cut_start(text: &str, width: usize) -> Cow<'_, str> {
-    match text.char_indices().rev().nth(width.saturating_sub(1)) {
-        Some((at, _)) if at > 0 => format!("…{}", &text[at..]).into(),
-        _ => text.into(),
-    }
 }
 
 /// How many of each chosen event there were.
@@ -250,15 +242,6 @@ fn write_next(extras: &Extras<'_>, report: &Report, out: &mut dyn Write) -> io::
 fn on_cpu_share(report: &Report) -> Option<f64> {
     let measured: Vec<f64> = report.processes.iter().filter_map(|process| process.cpu_s).collect();
     (!measured.is_empty() && report.duration_s > 0.0).then(|| measured.iter().sum::<f64>() / report.duration_s)
-}
-
-/// Shares are shown with one decimal: what a float loses beyond 2^53 does not matter.
-fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 /// `30` for 30.0, else one decimal.

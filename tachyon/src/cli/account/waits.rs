@@ -1,6 +1,7 @@
 //! Where the selected threads waited, as shares of their lives: the first line of the account of a recording with waits.
 
-use super::{percent, ratio};
+use super::super::table::percent;
+use crate::analysis::ratio;
 use crate::cli::escape::escape;
 use crate::profile::package_path;
 use crate::report::{CauseReport, HolderReport, Report, WakerReport, WallReport};

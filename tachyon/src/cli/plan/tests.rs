@@ -1,6 +1,7 @@
 use super::super::args::{self, Verb};
 use super::super::failure::{STATUS_FAILED, STATUS_USAGE};
 use super::*;
+use crate::sinks::Format;
 
 fn surroundings() -> Surroundings {
     Surroundings {

@@ -66,12 +66,12 @@ impl<'a> HolderPlace<'a> {
 
 /// A wait behind its sample, and the waker's thread and stack. Its weight comes first, which is 0 behind a sample of none.
 pub(super) fn put_wait(out: &mut Vec<u8>, wait: &Wait<'_>, waker: Option<(ThreadId, StackId)>) {
-    // What may not be there is one more than it is, or 0.
-    let mut put_option = |number: Option<u64>| put(out, number.map_or(0, |number| number.saturating_add(1)));
-    put_option(Some(wait.weight).filter(|&weight| weight > 0).map(|weight| weight - 1));
+    put(out, wait.weight);
     if wait.weight == 0 {
         return;
     }
+    // What may not be there is one more than it is, or 0.
+    let mut put_option = |number: Option<u64>| put(out, number.map_or(0, |number| number.saturating_add(1)));
     for number in [Some(wait.since_us), Some(wait.wait_us), wait.syscall.map(u64::from), wait.futex, wait.queued_us] {
         put_option(number);
     }

@@ -1,4 +1,7 @@
-"""Work as services have it, all over the standard library: shop.py SEED SECONDS. Which kinds of work there are, and how much of each, is the seed's."""
+"""Work as services have it, all over the standard library: many_kinds.py SEED SECONDS. How much of each kind there is, is the seed's.
+
+The figures of `docs/fleet.md` were made with it; no test runs it.
+"""
 import ast
 import csv
 import decimal
