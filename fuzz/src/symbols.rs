@@ -5,7 +5,8 @@ use std::io::Write as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tachyon::remote::elf::{Elf, Load};
-use tachyon::symbolize::native::{Detail, demangle, name_in_file};
+use tachyon::symbolize::native::{Detail, Image, MadeFunctions, demangle, name_in_file};
+use tachyon::unwind::GeneratedRules;
 
 use crate::input::Rng;
 use crate::targets::{here, seed_files};
@@ -71,4 +72,38 @@ pub(crate) fn demangle_name(bytes: &[u8], rng: &mut Rng) -> bool {
     let name = demangle(&bytes);
     assert!(name.len() <= MAX_NAME, "{} bytes", name.len());
     name.as_bytes() != bytes
+}
+
+/// ELF images, and maps for `perf`.
+pub(crate) fn made() -> Vec<Vec<u8>> {
+    let mangled = mangled();
+    let lines = mangled.iter().enumerate().map(|(at, name)| {
+        let line = format!("{:x} {:x} {}\n", 0x7000_0000 + at * 12, 8 + at % 9, String::from_utf8_lossy(name));
+        line.into_bytes()
+    });
+    let map = lines.collect::<Vec<_>>().concat();
+    files().into_iter().chain([map]).collect()
+}
+
+/// What a process says of the code that it made: functions lie where they are said to, and what is kept of them is bounded. It is
+/// accepted when there is one.
+pub(crate) fn take_made_code(bytes: &[u8], rng: &mut Rng) -> bool {
+    const MOST: usize = 16 << 20;
+    let (mut made, mut rules) = (MadeFunctions::default(), GeneratedRules::default());
+    made.add_perf_map(bytes);
+    if let Some(image) = Image::parse(bytes) {
+        for (function, name) in image.functions {
+            made.add(function, &name);
+        }
+    }
+    let at = rng.next() >> rng.below(64);
+    rules.add(at, bytes);
+    let mapping = at.saturating_sub(0x1_0000)..at.saturating_add(0x1_0000);
+    if let Some(generated) = rules.table(mapping.clone()) {
+        assert!(generated.table.rows.is_sorted_by(|one, next| one.pc() < next.pc()), "{generated:?}");
+        assert_eq!(generated.len, mapping.end - mapping.start);
+    }
+    let _any = made.name(at);
+    assert!(made.bytes() <= MOST, "{} bytes", made.bytes());
+    !made.is_empty()
 }

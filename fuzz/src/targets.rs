@@ -49,7 +49,7 @@ pub enum Run {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "tach", seeds: tach_files, run: Run::Bytes(read_tach) },
     Target { name: "tach_writer", seeds: Vec::new, run: Run::Dice(writer::write) },
     Target { name: "recover", seeds: recover::recordings, run: Run::Dice(recover::rescue) },
@@ -61,6 +61,7 @@ pub const TARGETS: [Target; 16] = [
     Target { name: "native_walk", seeds: native::tables, run: Run::Bytes(native::walk_hostile) },
     Target { name: "symbols", seeds: symbols::files, run: Run::Bytes(symbols::name_addresses) },
     Target { name: "demangle", seeds: symbols::mangled, run: Run::Bytes(symbols::demangle_name) },
+    Target { name: "made_code", seeds: symbols::made, run: Run::Bytes(symbols::take_made_code) },
     Target { name: "proc", seeds: proc_files, run: Run::Bytes(parse_proc) },
     Target { name: "events", seeds: records, run: Run::Bytes(decode_events) },
     Target { name: "walk", seeds: Vec::new, run: Run::Dice(walk_hostile) },

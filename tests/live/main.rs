@@ -31,6 +31,7 @@ mod labelled;
 mod layouts;
 mod limits;
 mod line_heat;
+mod made_code;
 mod many;
 mod mixed;
 mod mixed_truth;

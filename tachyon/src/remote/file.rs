@@ -66,6 +66,8 @@ pub struct MappedFile {
     /// The path by which it was found, for messages.
     found_at: PathBuf,
     identity: FileIdentity,
+    /// User id of its owner.
+    owner: u32,
 }
 
 impl RemoteProcess {
@@ -156,13 +158,20 @@ impl MappedFile {
             size: found.size,
         };
         let local = LOCAL.contains(&found.system);
-        Ok(Self { handle: Arc::new(handle), pid, local, found_at: found_at.to_owned(), identity })
+        let owner = found.owner as u32;
+        Ok(Self { handle: Arc::new(handle), pid, local, found_at: found_at.to_owned(), identity, owner })
     }
 
     /// What tells it from other files.
     #[must_use]
     pub fn identity(&self) -> FileIdentity {
         self.identity
+    }
+
+    /// The user id of its owner.
+    #[must_use]
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 
     /// The path by which the profiler reaches it (below `/proc/PID`).

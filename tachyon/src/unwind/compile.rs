@@ -132,13 +132,29 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     let code: Vec<_> = elf.loads().iter().filter(|load| load.executable).collect();
     let base = code.iter().map(|load| load.vaddr).min().ok_or(Refusal::NoTable)?;
     let bases = BaseAddresses::default().set_eh_frame(address).set_text(base);
-    let mut pieces = Pieces::new(elf, &section, &bases, machine);
+    let mut pieces = Pieces::new(Some(elf), &section, &bases, machine);
     if machine == Machine::Arm64 {
         pieces.extend(arm64::linkage_table(elf));
     }
-    let mut cies = HashMap::new();
-    let mut run = 0_usize;
-    let mut entries = section.entries(&bases);
+    // A function that was thrown away when the file was linked is left at address 0, or in no segment.
+    pieces_of((&section, bytes.len()), &bases, &mut pieces, |start, end| is_mapped(&code, start, end))?;
+    let pieces = pieces.finish();
+    if pieces.is_empty() {
+        // The compiler's own start files leave an end mark in files that were compiled without tables.
+        return Err(Refusal::NoTable);
+    }
+    Ok(rows_of(pieces, base))
+}
+
+/// Adds all functions of a section of that many bytes that are wanted.
+fn pieces_of<'a, R: ReadAt>(
+    (section, len): (&'a EhFrame<Slice<'a>>, usize),
+    bases: &'a BaseAddresses,
+    pieces: &mut Pieces<'a, R>,
+    wanted: impl Fn(u64, u64) -> bool,
+) -> Result<(), Refusal> {
+    let (mut cies, mut run) = (HashMap::new(), 0_usize);
+    let mut entries = section.entries(bases);
     while let Some(entry) = entries.next()? {
         let CieOrFde::Fde(partial) = entry else { continue };
         let fde = partial.parse(|section, bases, offset| match cies.get(&offset.0) {
@@ -152,11 +168,10 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
                 Ok(cie)
             }
         });
-        // A function that was thrown away when the file was linked is left at address 0, or in no segment.
         let Ok(fde) = fde else { continue };
-        if is_mapped(&code, fde.initial_address(), fde.end_address()) {
+        if wanted(fde.initial_address(), fde.end_address()) {
             run = run.saturating_add(fde.cie().entry_len().saturating_add(fde.entry_len()));
-            if run > bytes.len().saturating_mul(MAX_RUN) {
+            if run > len.saturating_mul(MAX_RUN) {
                 return Err(Refusal::TooDear);
             }
             pieces.add(&fde);
@@ -165,12 +180,23 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
             return Err(Refusal::TooManyRows);
         }
     }
-    let pieces = pieces.finish();
-    if pieces.is_empty() {
-        // The compiler's own start files leave an end mark in files that were compiled without tables.
-        return Err(Refusal::NoTable);
-    }
-    Ok(rows_of(pieces, base))
+    Ok(())
+}
+
+/// What a section of rules says that lies at an address of a process of this machine's: where each rule begins and ends there. From
+/// the first entry on that makes no sense nothing is read any more.
+pub(super) fn rules_in_memory(bytes: &[u8], address: u64) -> Vec<(u64, u64, Rule)> {
+    let machine = if cfg!(target_arch = "aarch64") { Machine::Arm64 } else { Machine::X86_64 };
+    let section = section(bytes, machine);
+    let bases = BaseAddresses::default().set_eh_frame(address);
+    let mut pieces = Pieces::<&[u8]>::new(None, &section, &bases, machine);
+    let _rest = pieces_of((&section, bytes.len()), &bases, &mut pieces, |start, end| start < end);
+    pieces.finish().into_iter().map(|piece| (piece.start, piece.end, piece.rule)).collect()
+}
+
+/// The table of rules that begin and end at these addresses.
+pub(super) fn table_of(rules: impl Iterator<Item = (u64, u64, Rule)>) -> Table {
+    rows_of(rules.map(|(start, end, rule)| Piece { start, end, rule }).collect(), 0)
 }
 
 /// How many bytes of rules a file has: what its table costs to make.

@@ -5,11 +5,13 @@
 //! kernel; this room knows no BPF and reads no process's memory, only its mappings and the files behind them.
 
 mod compile;
+mod generated;
 mod part;
 mod store;
 mod trampoline;
 
 pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vdso, is_outermost, rules_len};
+pub use generated::{Generated, GeneratedRules};
 pub use part::{TablePart, parts};
 pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted};
-pub use trampoline::{PREFIX, trampolines};
+pub use trampoline::{ARENA, PREFIX, trampolines};

@@ -20,9 +20,9 @@ pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 use self::file::{MACHINE, compile_own, identity, own_vdso, path_of, without_table, words};
 use self::placed::{Code, Part, Placed, PlacedTable, code_of};
 use self::room::Room;
+use super::Generated;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
 use super::part::{TablePart, parts};
-use super::trampoline::ARENA;
 use crate::remote::elf::Elf;
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -181,7 +181,7 @@ impl UnwindTables {
         for (mapping, source) in &mut code {
             let generated = wanted.generated.and_then(|generated| generated.get(&mapping.start));
             *source = match generated {
-                Some(table) => self.generated(table, &sources, memory),
+                Some(generated) => self.generated(generated, &sources, memory),
                 None => {
                     let allowance = if is_first(mapping) { None } else { left.as_mut() };
                     self.source((process, mapping, wanted.identities), &sources, allowance, memory, &mut more)
@@ -424,16 +424,22 @@ impl UnwindTables {
     }
 
     /// The source of generated code with these rules, which are written if they are new.
-    fn generated(&mut self, table: &Table, in_use: &HashSet<Source>, memory: &mut impl TableMemory) -> Option<Source> {
+    fn generated(
+        &mut self,
+        Generated { table, len }: &Generated,
+        in_use: &HashSet<Source>,
+        memory: &mut impl TableMemory,
+    ) -> Option<Source> {
         let mut hasher = DefaultHasher::new();
+        len.hash(&mut hasher);
         table.rows.iter().for_each(|row| row.0.hash(&mut hasher));
         let source = Source::Generated(hasher.finish());
         if let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
             placed.used = self.calls;
             return Some(source);
         }
-        let placed = self.place(table, ARENA, in_use, memory)?;
-        let code = vec![Code { start: 0, end: ARENA, to_vaddr: 0 }];
+        let placed = self.place(table, *len, in_use, memory)?;
+        let code = vec![Code { start: 0, end: *len, to_vaddr: 0 }];
         self.remember(source, Known::Placed(Placed::whole(placed, 0, code, self.calls)));
         Some(source)
     }
@@ -487,8 +493,9 @@ impl UnwindTables {
         };
         if let Source::Generated(_) = source {
             // The kernel makes one mapping of arenas that lie side by side.
-            for start in (mapping.start..mapping.end).step_by(ARENA as usize) {
-                let end = mapping.end.min(start + ARENA);
+            let len = placed.code.first().map_or(u64::MAX, |code| code.end).max(1);
+            for start in (mapping.start..mapping.end).step_by(usize::try_from(len).unwrap_or(usize::MAX)) {
+                let end = mapping.end.min(start.saturating_add(len));
                 placed.add_ranges(ranges, start, 0..end - start);
             }
             return;

@@ -11,14 +11,15 @@ mod told;
 
 pub(in crate::recording) use told::{Mapped, News};
 
+use super::made::Made;
 use super::spaces::{AddressSpace, Code, InterpreterCode, Spaces};
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::ledger::{self, Debts, Work};
-use crate::remote::{End, FileIdentity, MappedFile, Mapping, Patience, RemoteProcess};
+use crate::remote::{End, FileIdentity, MappedFile, MappedPath, Mapping, Patience, RemoteProcess};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::Pid;
-use crate::unwind::{Table, UnwindTables, Wanted};
+use crate::unwind::{ARENA, Generated, Table, UnwindTables, Wanted};
 use found::{Evaluated, Place, Seen, digest, interpreter};
 use hints::{hints, main_stack, trampolines_of};
 use process::Process;
@@ -104,6 +105,7 @@ impl Mapper {
             interpreters: HashMap::new(),
             processes: HashMap::new(),
             seen: HashMap::new(),
+            made: Made::default(),
             left: Mapped::default(),
             debts: Debts::new(Work::Tables),
             end,
@@ -169,6 +171,8 @@ struct Worker {
     processes: HashMap<u32, Process>,
     /// By process: what was found behind its mappings. A program that starts maps hundreds, one after the other.
     seen: HashMap<u32, HashMap<Place, Seen>>,
+    /// Code that processes made.
+    made: Made,
     left: Mapped,
     /// What looks at processes have cost.
     debts: Debts,
@@ -223,6 +227,7 @@ impl Worker {
                     self.interpreters.entry(file).or_insert(Evaluated::Wanted);
                 }
                 self.seen.remove(&pid);
+                self.made.forget(pid);
                 self.processes.insert(pid, Process { due: Some(now), ..Process::new(pid, image, instance) });
             }
             News::Expected { file, interpreter } => {
@@ -269,6 +274,7 @@ impl Worker {
             News::Gone { pid } => {
                 self.debts.forget(pid);
                 self.seen.remove(&pid);
+                self.made.forget(pid);
                 if let Some(process) = self.processes.remove(&pid) {
                     self.spaces.forget(process.image, process.instance);
                 }
@@ -343,7 +349,7 @@ impl Worker {
             maps.truncate(MAX_MAPPINGS);
         }
         let mapped = digest(&maps);
-        let generated = trampolines_of(&process, &maps);
+        let trampolines = trampolines_of(&process, &maps);
         let mut seen = self.seen.remove(&pid).unwrap_or_default();
         if mapped != known.mapped {
             let mut now = HashMap::new();
@@ -355,7 +361,7 @@ impl Worker {
                 }
                 let place = Place::of(mapping);
                 let known = place.and_then(|place| seen.remove(&place));
-                let found = known.unwrap_or_else(|| self.code(&process, mapping, &generated));
+                let found = known.unwrap_or_else(|| self.code(&process, mapping, &trampolines));
                 code.push(found.code.clone());
                 // What was not found may be another time.
                 now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));
@@ -371,6 +377,18 @@ impl Worker {
         }
         self.seen.insert(pid, seen);
         let mut stale = mapped != known.mapped || known.more;
+        let made =
+            |mapping: &Mapping| mapping.path == MappedPath::Anonymous && !trampolines.contains_key(&mapping.start);
+        // Before the first sample meets it, too; but not at the first look, which that sample waits for.
+        let news = known.looked_at && (!known.hinted || mapped != known.mapped);
+        let meets_made =
+            maps.iter().any(|mapping| made(mapping) && (news || met.iter().any(|&address| mapping.contains(address))));
+        if meets_made && self.made.renew(&process, &maps, &identities, Instant::now()) {
+            stale = true;
+            if let Some(space) = self.spaces.get(known.image, known.instance) {
+                self.spaces.set(known.image, known.instance, space.with(self.made.functions(pid)));
+            }
+        }
         // What samples wait for comes first, and what nobody has asked for later.
         let waited_for = !met.is_empty();
         let allowance = if waited_for { 0 } else { AT_A_TIME };
@@ -391,6 +409,8 @@ impl Worker {
         // Each piece of a file that is left out costs a sample to be asked for.
         let left = waited_for || self.tables.make_more(&process, &maps, &identities, &mut self.maps).1;
         let first = self.interpreters.keys().copied().collect();
+        let mut generated = self.made.tables(pid, &maps);
+        generated.extend(trampolines.into_iter().map(|(start, table)| (start, Generated { table, len: ARENA })));
         let wanted = Wanted {
             identities: Some(&identities),
             image: known.image,
@@ -471,7 +491,7 @@ impl Worker {
     }
 
     /// What stands behind an executable mapping.
-    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, generated: &HashMap<u64, Arc<Table>>) -> Seen {
+    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, trampolines: &HashMap<u64, Arc<Table>>) -> Seen {
         let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
         let file = match &found {
             Some(found) => self.symbols.pin_file(process, mapping, found),
@@ -481,7 +501,7 @@ impl Worker {
         let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
         let object: Arc<str> = mapping.name().into();
         let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
-        let trampolines = generated.contains_key(&mapping.start);
+        let trampolines = trampolines.contains_key(&mapping.start);
         let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
         let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
         Seen { code, file: identity }

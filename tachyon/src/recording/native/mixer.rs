@@ -1,6 +1,6 @@
 //! Native addresses of samples to frames of the profile.
 
-use super::spaces::{Code, Spaces};
+use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::Frames;
 use crate::merge::{Keep, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
@@ -14,6 +14,8 @@ use tachyon_common::event::SampleRecord;
 
 /// Most addresses whose frames are remembered; then all are looked up anew.
 const MAX_KNOWN: usize = 1 << 20;
+/// The same for those of functions that processes made.
+const MAX_MADE: usize = 1 << 16;
 
 /// Name of a function that no table names, and of memory without a name.
 const UNKNOWN: &str = "<unknown>";
@@ -23,6 +25,8 @@ const GREENLET: &str = "_greenlet.";
 /// `g_switch`, is a greenlet's first: what lies below on the stack belongs to whoever ran there, and is exchanged beneath it.
 const GREENLET_START: &str = "g_initialstub";
 const ANONYMOUS: &str = "[anonymous]";
+/// What stands before the name of a function that the process made, where others have their file.
+const MADE: &str = "[jit]";
 
 /// Turns addresses into frames.
 pub(in crate::recording) struct Mixer {
@@ -36,6 +40,10 @@ pub(in crate::recording) struct Mixer {
     frames: Vec<FrameId>,
     /// Frames of code without a file, by the name of what is mapped.
     nameless: HashMap<Arc<str>, FrameId>,
+    /// Frames of functions that processes made, by address: with their names, which others may have there another time.
+    made: HashMap<u64, (Box<str>, FrameId)>,
+    /// Where the present sample's stack has code of no file that no process has named.
+    pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
     pub foreign: bool,
     /// Whether its innermost activation has called such code.
@@ -79,6 +87,8 @@ impl Mixer {
             known: HashMap::new(),
             frames: Vec::new(),
             nameless: HashMap::new(),
+            made: HashMap::new(),
+            unnamed: None,
             foreign: false,
             switching: false,
             rooted: false,
@@ -93,7 +103,7 @@ impl Mixer {
         self.kinds.clear();
         self.ends.clear();
         self.ids.clear();
-        (self.foreign, self.switching, self.rooted) = (false, false, false);
+        (self.foreign, self.switching, self.rooted, self.unnamed) = (false, false, false, None);
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
@@ -103,9 +113,13 @@ impl Mixer {
             self.known.clear();
             self.frames.clear();
         }
+        if self.made.len() >= MAX_MADE {
+            self.made.clear();
+        }
         for address in addresses {
             let root = self.rooted;
             let kind = match space.at(address) {
+                Some(code) if code.is_made() => self.made(profile, &space, address),
                 Some(code) => self.in_code(profile, (process, record.tgid), code, address),
                 None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
             };
@@ -130,6 +144,7 @@ impl Mixer {
         self.known.clear();
         self.frames.clear();
         self.nameless.clear();
+        self.made.clear();
     }
 
     /// Forgets an image whose last process has ended.
@@ -195,6 +210,25 @@ impl Mixer {
         let kind = known.kind;
         self.known.insert(key, known);
         kind
+    }
+
+    /// A frame of code that the process made, by its name if it has told one.
+    fn made(&mut self, profile: &mut Profile, space: &AddressSpace, address: u64) -> NativeKind {
+        let Some(name) = space.made(address) else {
+            self.unnamed.get_or_insert(address);
+            return self.nameless(profile, ANONYMOUS, NativeKind::Other);
+        };
+        let frame = match self.made.get(&address).filter(|(known, _)| **known == *name) {
+            Some(&(_, frame)) => frame,
+            None => {
+                let place = NativePlace { mapping: None, address, vaddr: address, inlined: false };
+                let frame = profile.native_frame(&format!("{MADE}!{name}"), None, None, place);
+                self.made.insert(address, (name.into(), frame));
+                frame
+            }
+        };
+        self.ids.push(frame);
+        NativeKind::Other
     }
 
     /// A frame of code that has no file: its addresses mean nothing once the process is gone.

@@ -6,6 +6,7 @@
 //! sample holds can be named.
 
 mod kernel;
+mod made;
 mod mapper;
 mod mixer;
 mod spaces;

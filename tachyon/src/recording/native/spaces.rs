@@ -4,7 +4,7 @@ use crate::inspect::{Evaluator, EvaluatorCode};
 use crate::merge::NativeKind;
 use crate::recording::follow::lock;
 use crate::remote::elf::Load;
-use crate::symbolize::native::Pinned;
+use crate::symbolize::native::{MadeFunctions, Pinned};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -45,11 +45,20 @@ pub struct Code {
     pub trampolines: bool,
 }
 
+impl Code {
+    /// It is in no file: the process made it while it ran.
+    pub fn is_made(&self) -> bool {
+        self.file.is_none() && self.object.is_empty() && self.interpreter.is_none() && !self.trampolines
+    }
+}
+
 /// Code of one process, by address.
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     /// Sorted, and apart from each other.
-    code: Vec<Code>,
+    code: Arc<[Code]>,
+    /// Functions that the process made, in code of no file.
+    made: Arc<MadeFunctions>,
 }
 
 impl AddressSpace {
@@ -60,12 +69,23 @@ impl AddressSpace {
             let at = code.partition_point(|new| new.end <= old.start);
             code.get(at).is_none_or(|new| new.start >= old.end)
         };
-        let gone: Vec<Code> = before.into_iter().flat_map(|before| &before.code).filter(free).cloned().collect();
+        let gone: Vec<Code> = before.into_iter().flat_map(|before| &*before.code).filter(free).cloned().collect();
         if !gone.is_empty() {
             code.extend(gone);
             code.sort_by_key(|code| code.start);
         }
-        Self { code }
+        let made = before.map(|before| Arc::clone(&before.made)).unwrap_or_default();
+        Self { code: code.into(), made }
+    }
+
+    /// The same code with these functions in what is of no file.
+    pub fn with(&self, made: Arc<MadeFunctions>) -> Self {
+        Self { code: Arc::clone(&self.code), made }
+    }
+
+    /// The name of the function that the process made at an address.
+    pub fn made(&self, address: u64) -> Option<&str> {
+        self.made.name(address)
     }
 
     /// The mapping that holds an address.

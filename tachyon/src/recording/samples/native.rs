@@ -6,7 +6,9 @@ use crate::recording::made::Made;
 use crate::recording::native::{Mixer, News};
 use crate::recording::settled::Settled;
 use crate::symbolize::Symbolizer;
+use std::collections::HashMap;
 use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
 use tachyon_common::stop::StopReason;
 
@@ -14,6 +16,27 @@ use tachyon_common::stop::StopReason;
 pub(in crate::recording) struct NativeSide {
     pub(super) mixer: Mixer,
     mapper: Sender<News>,
+    /// When was last told of each process that its samples meet code that it made and has not named.
+    unnamed: HashMap<u32, Instant>,
+}
+
+/// That is told of so often at most: a process that names none of its code is asked for nothing.
+const UNNAMED: Duration = Duration::from_millis(100);
+/// Most processes of which that is kept; then it is forgotten.
+const MAX_UNNAMED: usize = 1 << 12;
+
+/// Tells that a sample met code of no file that nobody has named.
+fn tell_of_unnamed(told: &mut HashMap<u32, Instant>, mapper: &Sender<News>, record: &SampleRecord, address: u64) {
+    let (pid, now) = (record.tgid, Instant::now());
+    if told.get(&pid).is_some_and(|told| now < *told + UNNAMED) {
+        return;
+    }
+    if told.len() >= MAX_UNNAMED {
+        told.clear();
+    }
+    told.insert(pid, now);
+    // One that has panicked is told of at the end.
+    let _ended = mapper.send(News::Met { pid, address, sp: record.user_sp });
 }
 
 impl NativeSide {
@@ -24,7 +47,7 @@ impl NativeSide {
 
     /// Nothing yet.
     pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
-        Self { mixer, mapper }
+        Self { mixer, mapper, unnamed: HashMap::new() }
     }
 
     /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
@@ -53,6 +76,9 @@ impl NativeSide {
         }
         let mixer = &mut self.mixer;
         mixer.take(profile, process, record, frames);
+        if let Some(address) = mixer.unnamed {
+            tell_of_unnamed(&mut self.unnamed, &self.mapper, record, address);
+        }
         if mixer.rooted {
             settled.record.native_stop = StopReason::Complete as u8;
         }

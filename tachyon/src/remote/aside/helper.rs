@@ -259,6 +259,7 @@ impl Answer<'_> {
             size: stat.st_size.unsigned_abs(),
             regular: u64::from(stat.st_mode & libc::S_IFMT == libc::S_IFREG),
             system,
+            owner: u64::from(stat.st_uid),
         };
         self.send(0, true, &found.bytes(), Some(handle.as_fd()))
     }

@@ -107,15 +107,17 @@ pub(in crate::remote) struct Found {
     pub(in crate::remote) regular: u64,
     /// Which file system it is in (statfs(2)).
     pub(in crate::remote) system: i64,
+    /// Whose it is.
+    pub(in crate::remote) owner: u64,
 }
 
 /// Bytes of that.
-pub(super) const FOUND: usize = 56;
+pub(super) const FOUND: usize = 64;
 
 impl Found {
     pub(super) fn bytes(&self) -> [u8; FOUND] {
-        let Self { dev, inode, mtime_s, mtime_ns, size, regular, system } = *self;
-        let words = [dev, inode, mtime_s as u64, mtime_ns as u64, size, regular, system as u64];
+        let Self { dev, inode, mtime_s, mtime_ns, size, regular, system, owner } = *self;
+        let words = [dev, inode, mtime_s as u64, mtime_ns as u64, size, regular, system as u64, owner];
         let mut bytes = [0; FOUND];
         for (into, word) in bytes.chunks_exact_mut(8).zip(words) {
             into.copy_from_slice(&word.to_ne_bytes());
@@ -133,6 +135,7 @@ impl Found {
             size: word(4)?,
             regular: word(5)?,
             system: word(6)? as i64,
+            owner: word(7)?,
         })
     }
 }

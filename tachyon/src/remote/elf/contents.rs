@@ -7,10 +7,13 @@ use object::elf;
 use object::endian::LittleEndian as LE;
 
 use super::read::{read_bounded, read_shared, read_table_bounded};
-use super::{Elf, ElfError, Load, ReadAt, Section};
+use super::{Elf, ElfError, Load, ReadAt, Section, Symbol};
 
 /// Most bytes of a symbol table: 2.7 million symbols. libtorch's has 0.5 million.
 const MAX_SYMBOLS: u64 = 64 << 20;
+
+/// Bytes of names, and symbols, that are read at once where none is kept.
+const PIECE: usize = 64 << 10;
 
 /// Most bytes of notes that are looked through.
 const MAX_NOTES: u64 = 1 << 16;
@@ -45,6 +48,43 @@ impl<R: ReadAt> Elf<R> {
     #[must_use]
     pub fn sections(&self) -> &[Section] {
         &self.sections
+    }
+
+    /// A defined symbol of `.symtab`, however large that is: names and symbols are read piece by piece, and none is kept.
+    ///
+    /// # Errors
+    /// When the table makes no sense or is larger than any compiler's.
+    pub fn symtab_symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
+        let Some(table) = self.sections.iter().find(|section| section.kind == elf::SHT_SYMTAB) else {
+            return Ok(None);
+        };
+        let names = usize::try_from(table.link).ok().and_then(|link| self.sections.get(link));
+        let names = names.ok_or(ElfError::Malformed("symbol table"))?;
+        if table.size > MAX_SYMBOLS || names.size > MAX_SYMBOLS {
+            return Ok(None);
+        }
+        let wanted = [name.as_bytes(), b"\0"].concat();
+        // Where it is in the section; more than once where other names end like it.
+        let mut found = Vec::new();
+        for start in (0..names.size).step_by(PIECE) {
+            let len = (names.size - start).min((PIECE + wanted.len() - 1) as u64);
+            let text = read_bounded(&self.source, names.offset.saturating_add(start), len, MAX_SYMBOLS)?;
+            found.extend(memchr::memmem::find_iter(&text, &wanted).map(|at| start + at as u64));
+        }
+        let symbols = (table.size / 24) * u64::from(!found.is_empty());
+        for start in (0..symbols).step_by(PIECE) {
+            let count = (symbols - start).min(PIECE as u64);
+            let offset = table.offset.saturating_add(start * 24);
+            let symbols: Vec<elf::Sym64<LE>> = read_table_bounded(&self.source, offset, count, MAX_SYMBOLS)?;
+            let is_it = |symbol: &&elf::Sym64<LE>| {
+                let name = u64::from(symbol.st_name.get(LE));
+                symbol.st_shndx.get(LE) != elf::SHN_UNDEF && found.binary_search(&name).is_ok()
+            };
+            if let Some(symbol) = symbols.iter().find(is_it) {
+                return Ok(Some(Symbol { vaddr: symbol.st_value.get(LE), size: symbol.st_size.get(LE) }));
+            }
+        }
+        Ok(None)
     }
 
     /// The defined functions of the first section of this type (`SHT_SYMTAB` or `SHT_DYNSYM`); `None` when there is

@@ -30,6 +30,8 @@ fn finds_symbols_that_are_defined_and_no_others() {
     let own = program();
     let own = Elf::parse(&own[..]).expect("a good file");
     let [main, none] = own.symtab_symbols(["main", "no_such_symbol"]).expect("it is not stripped");
+    assert_eq!(own.symtab_symbol("main").expect("the same, in pieces"), main);
+    assert_eq!(own.symtab_symbol("no_such_symbol").expect("no such"), None);
     assert!(main.is_some_and(|main| main.vaddr > 0) && none.is_none());
     // Needed by it, defined elsewhere.
     assert_eq!(own.dynamic_symbol("malloc").expect("a good table"), None);

@@ -12,6 +12,7 @@ mod debug;
 mod demangle;
 mod dwarf;
 mod effort;
+mod made;
 mod nameless;
 mod table;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
+pub use made::{Image, MadeFunctions};
 pub use nameless::FunctionNames;
 
 use self::dwarf::Lines;

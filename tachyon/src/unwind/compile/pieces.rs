@@ -8,7 +8,8 @@ use tachyon_common::unwind::{Row, Rule};
 
 /// Collects pieces, function by function.
 pub(super) struct Pieces<'a, R> {
-    elf: &'a Elf<R>,
+    /// `None`: the code is in no file.
+    elf: Option<&'a Elf<R>>,
     section: &'a EhFrame<Slice<'a>>,
     bases: &'a BaseAddresses,
     machine: Machine,
@@ -17,7 +18,12 @@ pub(super) struct Pieces<'a, R> {
 }
 
 impl<'a, R: ReadAt> Pieces<'a, R> {
-    pub fn new(elf: &'a Elf<R>, section: &'a EhFrame<Slice<'a>>, bases: &'a BaseAddresses, machine: Machine) -> Self {
+    pub fn new(
+        elf: Option<&'a Elf<R>>,
+        section: &'a EhFrame<Slice<'a>>,
+        bases: &'a BaseAddresses,
+        machine: Machine,
+    ) -> Self {
         Self { elf, section, bases, machine, context: UnwindContext::new(), pieces: Vec::new() }
     }
 
@@ -69,7 +75,7 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
                 break;
             }
         }
-        if let Some(installed) = eh_return.installed(self.elf, fde.initial_address()) {
+        if let Some(installed) = self.elf.and_then(|elf| eh_return.installed(elf, fde.initial_address())) {
             self.pieces.push(Piece { start: installed.start, end: installed.end, rule: Rule::UNSUPPORTED });
         }
         Ok(())

@@ -104,7 +104,7 @@ impl Windows {
         let rules = section(&sparse.bytes, machine);
         let bases = BaseAddresses::default().set_eh_frame(self.rules.0).set_text(self.base);
         let code: Vec<_> = elf.loads().iter().filter(|load| load.executable).collect();
-        let mut pieces = Pieces::new(elf, &rules, &bases, machine);
+        let mut pieces = Pieces::new(Some(elf), &rules, &bases, machine);
         if machine == Machine::Arm64 {
             pieces.extend(super::arm64::linkage_table(elf));
         }

@@ -1,6 +1,7 @@
 use super::gone::REST;
 use super::*;
 use crate::types::Pid;
+use crate::unwind::ARENA;
 use std::sync::Arc;
 use tachyon_common::stop::StopReason;
 
@@ -232,7 +233,7 @@ fn each_arena_of_trampolines_has_the_same_rules() {
     let path = MappedPath::Anonymous;
     let mapping = Mapping { start: 0x7000_0000, end: 0x7000_0000 + 2 * ARENA, path, ..maps()[0].clone() };
     let mapping = Mapping { executable: true, offset: 0, ..mapping };
-    let generated = HashMap::from([(mapping.start, Arc::new(table))]);
+    let generated = HashMap::from([(mapping.start, Generated { table: Arc::new(table), len: ARENA })]);
     let mut memory = Memory::default();
     let mut tables = UnwindTables::new(1 << 18, 1 << 12);
     let wanted = Wanted { image: 7, generated: Some(&generated), ..Wanted::default() };

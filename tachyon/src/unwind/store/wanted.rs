@@ -1,9 +1,8 @@
 //! What is asked of tables, and where they are kept.
 
-use super::super::compile::Table;
+use super::super::Generated;
 use crate::remote::FileIdentity;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use tachyon_common::unwind::{Range, Row, Space};
 
 /// Where tables are kept for the kernel side.
@@ -30,7 +29,7 @@ pub struct Wanted<'a> {
     /// Files whose tables are made whatever they cost: those of interpreters.
     pub first: Option<&'a HashSet<FileIdentity>>,
     /// Tables of generated code, by where its mapping starts.
-    pub generated: Option<&'a HashMap<u64, Arc<Table>>>,
+    pub generated: Option<&'a HashMap<u64, Generated>>,
     /// Most bytes of `.eh_frame` that are made rows of; `None`: all there are.
     pub allowance: Option<u64>,
 }

@@ -1,0 +1,218 @@
+//! Code that a process made while it ran, as it tells debuggers and `perf` of it: read when a sample meets code of no file that
+//! is not known yet.
+
+use crate::remote::elf::{Elf, Load, ReadAt as _};
+use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
+use crate::symbolize::native::{Image, MadeFunctions};
+use crate::types::RemoteAddr;
+use crate::unwind::{Generated, GeneratedRules, Identities};
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a process has to tell is asked for again after this at the earliest; twice as late each time that there was nothing new.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// The symbol at which a debugger finds the list of images (GDB's JIT interface).
+const DESCRIPTOR: &str = "__jit_debug_descriptor";
+/// Most images of one process, most bytes of one and of all, and of one image's rules.
+const MAX_IMAGES: usize = 1 << 12;
+const MAX_IMAGE: u64 = 4 << 20;
+const MAX_BYTES: u64 = 32 << 20;
+const MAX_RULES: u64 = 1 << 20;
+/// Most bytes of a map for `perf`: its newest functions are at its end.
+const MAX_MAP: u64 = 8 << 20;
+/// Most files of which is kept whether they have a list of images.
+const MAX_FILES: usize = 1 << 12;
+/// Most bytes of what is known of all processes' code.
+const MAX_KEPT: usize = 64 << 20;
+
+/// Where a file has its list of images, before relocation; and its segments.
+#[derive(Clone, Debug)]
+struct Listed {
+    vaddr: u64,
+    loads: Arc<[Load]>,
+}
+
+/// The code that all processes made.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    processes: HashMap<u32, OfProcess>,
+    files: HashMap<FileIdentity, Option<Listed>>,
+}
+
+/// The code that a process made.
+#[derive(Debug, Default)]
+struct OfProcess {
+    /// When it may be asked next, and how long after that where there is nothing new.
+    next: Option<(Instant, Duration)>,
+    /// What the sources were like when they were read.
+    read: Sources,
+    functions: Arc<MadeFunctions>,
+    rules: GeneratedRules,
+}
+
+/// What tells one state of a process's sources from others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Sources {
+    /// Its lists of images: address and content of each head, which changes whenever an image is added or taken away.
+    lists: Vec<(u64, [u8; HEAD])>,
+    map: Option<FileIdentity>,
+}
+
+/// Bytes of a list's head: version, what happened last, to which entry, and the first entry.
+const HEAD: usize = 24;
+/// Bytes of an entry: the next one, the one before, address and size of an image.
+const ENTRY: usize = 32;
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+impl Made {
+    /// Asks a process anew whose samples met code of no file that is not known, unless that was asked a moment ago. True: there is
+    /// something new.
+    pub fn renew(&mut self, process: &RemoteProcess, maps: &[Mapping], identities: &Identities, now: Instant) -> bool {
+        let pid = process.pid().0;
+        let (next, before) = self.processes.get(&pid).map_or((None, None), |known| (known.next, Some(&known.read)));
+        if next.is_some_and(|(next, _)| now < next) {
+            return false;
+        }
+        let map = perf_map(process);
+        let lists: BTreeSet<u64> =
+            maps.iter().filter_map(|mapping| list(&mut self.files, process, mapping, identities)).collect();
+        let head = |at| Some((at, process.read_array::<HEAD>(RemoteAddr(at)).ok()?));
+        let lists = lists.into_iter().filter_map(head).collect();
+        let read = Sources { lists, map: map.as_ref().map(MappedFile::identity) };
+        let renewed = before.is_none_or(|before| read != *before);
+        let wait = next.filter(|_| !renewed).map_or(AGAIN.0, |(_, wait)| (wait * 2).min(AGAIN.1));
+        let next = Some((now + wait, wait));
+        let kept: usize = self.processes.values().map(|known| known.functions.bytes()).sum();
+        if !renewed || kept > MAX_KEPT {
+            self.processes.entry(pid).or_default().next = next;
+            return false;
+        }
+        let (mut functions, mut rules, mut left) = (MadeFunctions::default(), GeneratedRules::default(), MAX_BYTES);
+        if let Some(bytes) = map.and_then(|map| end_of(&map)) {
+            functions.add_perf_map(&bytes);
+        }
+        // What a debugger is told is more exact: it comes with rules.
+        for (_, head) in &read.lists {
+            read_images(process, word(head, 16), &mut left, &mut functions, &mut rules);
+        }
+        self.processes.insert(pid, OfProcess { next, read, functions: Arc::new(functions), rules });
+        true
+    }
+
+    /// The functions of a process.
+    pub fn functions(&self, pid: u32) -> Arc<MadeFunctions> {
+        self.processes.get(&pid).map(|known| Arc::clone(&known.functions)).unwrap_or_default()
+    }
+
+    /// The rules of a process's mappings that are of no file, by where each begins.
+    pub fn tables(&self, pid: u32, maps: &[Mapping]) -> HashMap<u64, Generated> {
+        let Some(known) = self.processes.get(&pid).filter(|known| !known.rules.is_empty()) else {
+            return HashMap::new();
+        };
+        let nowhere = maps.iter().filter(|mapping| mapping.path == MappedPath::Anonymous);
+        nowhere.filter_map(|mapping| Some((mapping.start, known.rules.table(mapping.start..mapping.end)?))).collect()
+    }
+
+    /// Forgets a process that has ended, or executes another program.
+    pub fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+}
+
+/// Where the file behind a mapping has its list of images in the process's memory.
+fn list(
+    files: &mut HashMap<FileIdentity, Option<Listed>>,
+    process: &RemoteProcess,
+    mapping: &Mapping,
+    identities: &Identities,
+) -> Option<u64> {
+    let identity = identities.get(&mapping.start)?;
+    if !files.contains_key(identity) {
+        if files.len() >= MAX_FILES {
+            files.clear();
+        }
+        let listed = process.mapped_file(mapping).ok().and_then(|file| list_of(&file, &mapping.name()));
+        files.insert(*identity, listed);
+    }
+    let Listed { vaddr, loads } = files.get(identity)?.as_ref()?;
+    // A mapping starts at a page, a segment anywhere in it.
+    let of = |load: &&Load| {
+        load.offset & !0xfff <= mapping.offset && mapping.offset < load.offset.saturating_add(load.file_size)
+    };
+    let load = loads.iter().filter(|load| load.executable).find(of)?;
+    let start = load.vaddr.wrapping_sub(load.offset).wrapping_add(mapping.offset);
+    Some(vaddr.wrapping_add(mapping.start.wrapping_sub(start)))
+}
+
+/// The list of images in a file: exported, or, in LLVM's libraries, known to themselves alone.
+fn list_of(file: &MappedFile, name: &str) -> Option<Listed> {
+    let file = file.open().ok()?;
+    let elf = Elf::parse(&file).ok()?;
+    let exported = elf.dynamic_symbol(DESCRIPTOR).ok().flatten();
+    let llvm = || name.to_ascii_lowercase().contains("llvm").then_some(());
+    let own = || llvm().and_then(|()| elf.symtab_symbol(DESCRIPTOR).ok().flatten());
+    let vaddr = exported.or_else(own)?.vaddr;
+    Some(Listed { vaddr, loads: elf.loads().into() })
+}
+
+/// Reads a list of images from its first entry on.
+fn read_images(
+    process: &RemoteProcess,
+    first: u64,
+    left: &mut u64,
+    functions: &mut MadeFunctions,
+    rules: &mut GeneratedRules,
+) {
+    let (mut at, mut images) = (first, Vec::new());
+    // A list that leads back into itself ends here, too.
+    while at != 0 && images.len() < MAX_IMAGES {
+        let Ok(entry) = process.read_array::<ENTRY>(RemoteAddr(at)) else { break };
+        images.push((word(&entry, 16), word(&entry, 24)));
+        at = word(&entry, 0);
+    }
+    let mut read = |address: u64, len: u64, most: u64| {
+        *left = left.checked_sub(len).filter(|_| len <= most)?;
+        let mut bytes = vec![0; usize::try_from(len).ok()?];
+        process.read_memory(RemoteAddr(address), &mut bytes).ok()?;
+        Some(bytes)
+    };
+    // The newest is the first; what came later may lie where something older lay.
+    for (address, size) in images.into_iter().rev() {
+        let Some(image) = read(address, size, MAX_IMAGE).and_then(|bytes| Image::parse(&bytes)) else { continue };
+        for (function, name) in image.functions {
+            functions.add(function, &name);
+        }
+        if let Some(lies) = image.eh_frame
+            && let Some(bytes) = read(lies.start, lies.end - lies.start, MAX_RULES)
+        {
+            rules.add(lies.start, &bytes);
+        }
+    }
+}
+
+/// The map that a process writes for `perf`, in its own `/tmp`, named by the pid that it knows itself by. It must be the
+/// process's user's: anybody may write there.
+fn perf_map(process: &RemoteProcess) -> Option<MappedFile> {
+    let pid = *process.ns_pids().ok()?.last()?;
+    let file = process.file_at(&PathBuf::from(format!("/tmp/perf-{pid}.map"))).ok()?;
+    (file.owner() == process.effective_uid().ok()?).then_some(file)
+}
+
+/// The end of a file, from a line's start on.
+fn end_of(file: &MappedFile) -> Option<Vec<u8>> {
+    let size = file.identity().size;
+    let from = size.saturating_sub(MAX_MAP);
+    let mut bytes = vec![0; usize::try_from(size - from).ok()?];
+    file.open().ok()?.read_exact_at(from, &mut bytes).ok()?;
+    if from > 0 {
+        let line = memchr::memchr(b'\n', &bytes)?;
+        bytes.drain(..=line);
+    }
+    Some(bytes)
+}

@@ -1,0 +1,52 @@
+//! Code that a program makes while it runs has the names that the program tells debuggers and `perf`, and is unwound by the rules
+//! that it tells debuggers.
+
+use std::process::Command;
+use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
+
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_perf_is_told);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_and_unwound_as_debuggers_are_told);
+
+/// Since the first sample that has this function above the Python function that called it, nearly all have. The profiler asks a
+/// program for its code a moment after it has found it: what comes before is no more than half.
+fn is_named(recording: &Recording, function: &str) {
+    let recorded = &recording.recorded;
+    let is_it = |sample: &_| {
+        let names: Vec<_> = recorded.frames_of(sample).map(|frame| frame.function.clone()).collect();
+        let at = names.iter().position(|name| name == function);
+        at.is_some_and(|at| names[at..].iter().any(|name| name == "work"))
+    };
+    let named: Vec<bool> = recorded.samples.iter().map(is_it).collect();
+    let first = named.iter().position(|named| *named).unwrap_or(named.len());
+    let (all, since) = (named.len(), named[first..].iter().filter(|named| **named).count());
+    println!("{since} of {} samples since the first are named, of {all} in all", all - first);
+    assert!(all > 300 && first * 2 < all, "{first} of {all} before the first");
+    assert!(since * 100 >= (all - first) * 98, "{since} of {}", all - first);
+}
+
+fn functions_are_named_as_perf_is_told(interpreter: &Interpreter) {
+    let target = Target::start_with(interpreter, "made_code.py", &["mapped"]);
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
+    let _gone = std::fs::remove_file(format!("/tmp/perf-{}.map", target.pid()));
+    is_named(&recording, "[jit]!mapped_work");
+}
+
+fn functions_are_named_and_unwound_as_debuggers_are_told(interpreter: &Interpreter) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let (library, object) = (dir.path().join("made_code.so"), dir.path().join("function.o"));
+    let (list, function) = (program("made_code.c"), program("made_code_function.c"));
+    for arguments in [&["-shared", "-fPIC"][..], &["-c", "-O1", "-fomit-frame-pointer", "-fno-stack-protector"]] {
+        let shared = arguments.len() == 2;
+        let (source, built) = if shared { (&list, &library) } else { (&function, &object) };
+        let status = Command::new("cc").args(arguments).arg("-o").arg(built).arg(source).status();
+        assert!(status.expect("a C compiler can be run").success());
+    }
+    let arguments = ["told", &library.to_string_lossy(), &object.to_string_lossy()];
+    let target = Target::start_with(interpreter, "made_code.py", &arguments);
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
+    is_named(&recording, "[jit]!told_work");
+    let (stored, native) = (recording.report.stored, recording.report.native.as_ref());
+    let native = native.expect("native frames were recorded");
+    println!("{}: {native:?}", interpreter.name);
+    assert!(native.exact * 2 > stored, "{native:#?}");
+}

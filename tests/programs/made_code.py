@@ -1,0 +1,79 @@
+"""Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`,
+or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told."""
+
+import ctypes
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+
+# A loop of x86-64: `mov rax, rdi; dec rax; jnz -5; ret`.
+LOOP = bytes.fromhex("4889f8 48ffc8 75fb c3")
+
+
+def memory(size):
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    return mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def function(address):
+    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+
+
+def mapped_code():
+    mapped, address = memory(4096)
+    mapped[: len(LOOP)] = LOOP
+    with open(f"/tmp/perf-{os.getpid()}.map", "w") as told:
+        told.write(f"{address:x} {len(LOOP):x} mapped_work\n")
+    return mapped, function(address)
+
+
+def told_code(library, path):
+    """Places the sections of an object file in memory, as a linker would, and tells where they are."""
+    image = bytearray(open(path, "rb").read())
+    (headers,) = struct.unpack_from("<Q", image, 40)
+    count, names = struct.unpack_from("<HH", image, 60)
+    sections = [list(struct.unpack_from("<IIQQQQIIQQ", image, headers + 64 * at)) for at in range(count)]
+    mapped, address = memory(1 << 16)
+    place = {}
+    used = 0
+    for at, (_, kind, flags, _, offset, size, *_) in enumerate(sections):
+        if flags & 2 and kind != 8 and size:
+            place[at] = address + used
+            mapped[used : used + size] = image[offset : offset + size]
+            used = (used + size + 63) & ~63
+    start = None
+    for at, (_, kind, _, _, offset, size, link, info, _, _) in enumerate(sections):
+        symbols = sections[link][4] if kind == 4 else None
+        if kind == 4 and info in place:
+            for entry in range(offset, offset + size, 24):
+                where, what, addend = struct.unpack_from("<QQq", image, entry)
+                assert what & 0xFFFFFFFF == 2, "R_X86_64_PC32"
+                section, value = struct.unpack_from("<HQ", image, symbols + 24 * (what >> 32) + 6)
+                lies = place[info] + where
+                struct.pack_into("<i", mapped, lies - address, place[section] + value + addend - lies)
+        if kind == 2:
+            for entry in range(offset, offset + size, 24):
+                _, info_byte, _, section, value, length = struct.unpack_from("<IBBHQQ", image, entry)
+                if info_byte & 0xF == 2:
+                    start = place[section] + value
+    for at, lies in place.items():
+        struct.pack_into("<Q", image, headers + 64 * at + 16, lies)
+    kept = ctypes.create_string_buffer(bytes(image), len(image))
+    ctypes.CDLL(library).tell(kept, ctypes.c_uint64(len(image)))
+    return (mapped, kept), function(start)
+
+
+def work(called):
+    while True:
+        called(2_000_000)
+
+
+if sys.argv[1] == "mapped":
+    held, called = mapped_code()
+else:
+    held, called = told_code(*sys.argv[2:])
+print(json.dumps({"pid": os.getpid()}), flush=True)
+work(called)
