@@ -48,9 +48,9 @@ fn memory_stays_within_max_memory() {
     let least = Profiler::of(target.pid()).milliseconds(300).rate(999).record();
     let base = least.report.cost.peak_rss_bytes + least.report.cost.map_bytes;
     // Room for some thousand functions.
-    let limit = (base / 2 * 3).next_multiple_of(1 << 20);
-    let profiler = Profiler::of(target.pid()).rate(999).arg("--max-memory").arg((limit >> 20).to_string() + "M");
-    let recording = profiler.cpu_milliseconds(target.pid(), 10_000).record();
+    let limit = (base / 5 * 7).next_multiple_of(1 << 20);
+    let profiler = Profiler::of(target.pid()).rate(999).arg("--max-memory").arg((limit >> 20).to_string() + "MiB");
+    let recording = profiler.cpu_milliseconds(target.pid(), 16_000).record();
     let report = &recording.report;
     let used = report.cost.peak_rss_bytes + report.cost.map_bytes;
     println!("{used} bytes of {limit}, {base} at the start; notes {:?}", report.notes);
