@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tachyon::remote::elf::{Elf, Load};
-use tachyon::symbolize::native::{Detail, Image, MadeFunctions, demangle, name_in_file};
+use tachyon::symbolize::native::{Detail, Image, MadeFunctions, demangle, made_name, name_in_file};
 use tachyon::unwind::GeneratedRules;
 
 use crate::input::Rng;
@@ -103,7 +103,7 @@ pub(crate) fn take_made_code(bytes: &[u8], rng: &mut Rng) -> bool {
         assert!(generated.table.rows.is_sorted_by(|one, next| one.pc() < next.pc()), "{generated:?}");
         assert_eq!(generated.len, mapping.end - mapping.start);
     }
-    let _any = made.name(at);
+    assert!(made.name(at).is_none_or(|name| made_name(name).len() <= 512));
     assert!(made.bytes() <= MOST, "{} bytes", made.bytes());
     !made.is_empty()
 }

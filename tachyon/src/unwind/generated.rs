@@ -57,6 +57,12 @@ impl GeneratedRules {
         (!table.rows.is_empty()).then(|| Generated { table: Arc::new(table), len: mapping.end - mapping.start })
     }
 
+    /// Bytes that are kept, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.rules.len() * 40
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

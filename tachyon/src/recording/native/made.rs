@@ -19,7 +19,7 @@ const DESCRIPTOR: &str = "__jit_debug_descriptor";
 /// Most images of one process, most bytes of one and of all, and of one image's rules.
 const MAX_IMAGES: usize = 1 << 12;
 const MAX_IMAGE: u64 = 4 << 20;
-const MAX_BYTES: u64 = 32 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 const MAX_RULES: u64 = 1 << 20;
 /// Most bytes of a map for `perf`: its newest functions are at its end.
 const MAX_MAP: u64 = 8 << 20;
@@ -88,7 +88,7 @@ impl Made {
         let renewed = before.is_none_or(|before| read != *before);
         let wait = next.filter(|_| !renewed).map_or(AGAIN.0, |(_, wait)| (wait * 2).min(AGAIN.1));
         let next = Some((now + wait, wait));
-        let kept: usize = self.processes.values().map(|known| known.functions.bytes()).sum();
+        let kept: usize = self.processes.values().map(|known| known.functions.bytes() + known.rules.bytes()).sum();
         if !renewed || kept > MAX_KEPT {
             self.processes.entry(pid).or_default().next = next;
             return false;

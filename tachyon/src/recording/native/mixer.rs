@@ -4,7 +4,7 @@ use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::Frames;
 use crate::merge::{Keep, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
-use crate::symbolize::native::{Detail, NativeName, NativeSymbols};
+use crate::symbolize::native::{Detail, NativeName, NativeSymbols, made_name};
 use crate::types::Pid;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(in crate::recording) struct Mixer {
     /// Frames of code without a file, by the name of what is mapped.
     nameless: HashMap<Arc<str>, FrameId>,
     /// Frames of functions that processes made, by address: with their names, which others may have there another time.
-    made: HashMap<u64, (Box<str>, FrameId)>,
+    made: HashMap<u64, (Box<[u8]>, FrameId)>,
     /// Where the present sample's stack has code of no file that no process has named.
     pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
@@ -222,7 +222,7 @@ impl Mixer {
             Some(&(_, frame)) => frame,
             None => {
                 let place = NativePlace { mapping: None, address, vaddr: address, inlined: false };
-                let frame = profile.native_frame(&format!("{MADE}!{name}"), None, None, place);
+                let frame = profile.native_frame(&format!("{MADE}!{}", made_name(name)), None, None, place);
                 self.made.insert(address, (name.into(), frame));
                 frame
             }

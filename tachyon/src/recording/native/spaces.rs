@@ -83,8 +83,8 @@ impl AddressSpace {
         Self { code: Arc::clone(&self.code), made }
     }
 
-    /// The name of the function that the process made at an address.
-    pub fn made(&self, address: u64) -> Option<&str> {
+    /// The function that the process made at an address, by its name as a linker knows it.
+    pub fn made(&self, address: u64) -> Option<&[u8]> {
         self.made.name(address)
     }
 

@@ -5,6 +5,8 @@
 //! Both are the process's own words, and bounded here; what makes no sense is left out.
 
 use super::demangle::demangle;
+use object::endian::LittleEndian;
+use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object as _, ObjectKind, ObjectSection as _, ObjectSymbol as _, SectionFlags, SectionIndex, SymbolKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,14 +15,15 @@ use std::ops::Range;
 const MAX_FUNCTIONS: usize = 1 << 16;
 /// Most bytes of the names of one process.
 const MAX_NAMES: usize = 8 << 20;
-/// Longest name, in bytes.
+/// Longest name that is kept, in bytes as the linker knows it, and longest one that is shown.
+const MAX_RAW: usize = 1 << 10;
 const MAX_NAME: usize = 512;
 
 /// Functions of one process that were made while it ran.
 #[derive(Clone, Debug, Default)]
 pub struct MadeFunctions {
-    /// By start: end and name. None overlaps another.
-    functions: BTreeMap<u64, (u64, Box<str>)>,
+    /// By start: end and name, as the linker knows it: most are never asked for. None overlaps another.
+    functions: BTreeMap<u64, (u64, Box<[u8]>)>,
     name_bytes: usize,
 }
 
@@ -46,7 +49,7 @@ impl MadeFunctions {
             let gone = self.functions.remove(&start);
             self.name_bytes -= gone.map_or(0, |(_, name)| name.len());
         }
-        let name = shown(name);
+        let name = &name[..name.len().min(MAX_RAW)];
         if self.functions.len() < MAX_FUNCTIONS && self.name_bytes + name.len() <= MAX_NAMES {
             self.name_bytes += name.len();
             self.functions.insert(function.start, (function.end, name.into()));
@@ -69,9 +72,9 @@ impl MadeFunctions {
         }
     }
 
-    /// The function that holds an address.
+    /// The function that holds an address, by the name that [`made_name`] makes one for people of.
     #[must_use]
-    pub fn name(&self, address: u64) -> Option<&str> {
+    pub fn name(&self, address: u64) -> Option<&[u8]> {
         let (_, (end, name)) = self.functions.range(..=address).next_back()?;
         (address < *end).then_some(name)
     }
@@ -94,22 +97,33 @@ impl Image {
     /// the address 0.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let file = object::File::parse(bytes).ok()?;
+        let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
         let relocatable = file.kind() == ObjectKind::Relocatable;
+        // A name without an end would be as long as the image, and every symbol may have the same.
+        let names = file.section_by_index(file.elf_symbol_table().string_section()).ok();
+        let names = names.and_then(|names| names.data().ok()).unwrap_or_default();
+        let name = |symbol: &ElfSymbol64<'_, '_, LittleEndian>| {
+            let start = usize::try_from(symbol.elf_symbol().st_name.get(LittleEndian)).ok()?;
+            let name = names.get(start..)?;
+            let name = &name[..name.len().min(MAX_RAW)];
+            Some(&name[..memchr::memchr(0, name).unwrap_or(name.len())])
+        };
         let code = |index: SectionIndex| {
             let section = file.section_by_index(index).ok()?;
             let SectionFlags::Elf { sh_flags } = section.flags() else { return None };
             let executable = sh_flags & u64::from(object::elf::SHF_EXECINSTR) != 0;
-            (executable && section.address() != 0)
-                .then(|| section.address()..section.address().saturating_add(section.size()))
+            let end = section.address().saturating_add(section.size());
+            (executable && section.address() != 0).then_some(section.address()..end)
         };
-        let function = |symbol: object::Symbol<'_, '_>| {
+        let mut left = MAX_NAMES;
+        let function = |symbol: ElfSymbol64<'_, '_, LittleEndian>| {
             let within = code(symbol.section_index()?)?;
             let start = if relocatable { within.start.checked_add(symbol.address())? } else { symbol.address() };
             let end = start.checked_add(symbol.size())?;
             let holds = within.start <= start && start < end && end <= within.end;
-            (holds && symbol.kind() == SymbolKind::Text)
-                .then(|| Some((start..end, symbol.name_bytes().ok()?.to_vec())))?
+            let name = name(&symbol).filter(|_| holds && symbol.kind() == SymbolKind::Text)?;
+            left = left.checked_sub(name.len())?;
+            Some((start..end, name.to_vec()))
         };
         let functions = file.symbols().filter_map(function).take(MAX_FUNCTIONS).collect();
         let eh_frame = file.section_by_name(".eh_frame").filter(|section| section.address() != 0);
@@ -119,10 +133,11 @@ impl Image {
     }
 }
 
-/// A name for people: as other native functions have it, without what a compiler adds to tell one version of a function from
+/// A name for people of one as a linker knows it: as other native functions have it, without what a compiler adds to tell one version of a function from
 /// another (`[abi:…]`, of which Numba has one for the types, one for the options), and with Numba's escapes of Python's own
 /// names taken back.
-fn shown(raw: &[u8]) -> String {
+#[must_use]
+pub fn made_name(raw: &[u8]) -> String {
     let mangled = raw.windows(3).position(|part| part == b"._Z").map_or(0, |at| at + 1);
     let (before, raw) = raw.split_at(mangled);
     let mut name = format!("{}{}", String::from_utf8_lossy(before), demangle(raw));
@@ -147,43 +162,44 @@ mod tests {
             b"1000 10 one\n0x1010 20 two words\n1008 10 three\nbroken\n2000 zz four\n3000 0 five\n4000 10\n",
         );
         let names = [0xfff, 0x1000, 0x1008, 0x1017, 0x1018, 0x1020, 0x3000, 0x4000].map(|at| made.name(at));
-        assert_eq!(names, [None, None, Some("three"), Some("three"), None, None, None, None]);
+        let three = Some(&b"three"[..]);
+        assert_eq!(names, [None, None, three, three, None, None, None, None]);
         made.add_perf_map(b"1018 8 four\nffffffffffffffff 10 five\n");
-        assert_eq!((made.name(0x1018), made.name(u64::MAX)), (Some("four"), None));
+        assert_eq!((made.name(0x1018), made.name(u64::MAX)), (Some(&b"four"[..]), None));
         assert_eq!(made.bytes(), "threefour".len() + 2 * 48);
     }
 
     #[test]
     fn names_are_for_people() {
         let outer = "_ZN8__main__5outerB2v3B38c8tJTIeFIjxB2IKSgI4CrvQClQZ6FczSBAA_3dEx";
-        assert_eq!(shown(outer.as_bytes()), "__main__::outer");
-        assert_eq!(shown(format!("cfunc.{outer}").as_bytes()), "cfunc.__main__::outer");
+        assert_eq!(made_name(outer.as_bytes()), "__main__::outer");
+        assert_eq!(made_name(format!("cfunc.{outer}").as_bytes()), "cfunc.__main__::outer");
         let inner = "_ZN5numba7cpython8builtins6ol_max12_3clocals_3e4implB2v2B3abcE8UniTupleIxLi2EE";
-        assert_eq!(shown(inner.as_bytes()), "numba::cpython::builtins::ol_max::<locals>::impl");
-        assert_eq!(shown(b"py::f:/app/it.py"), "py::f:/app/it.py");
-        assert_eq!(shown("[abi:".repeat(3).as_bytes()), "[abi:[abi:[abi:");
-        assert!(shown("ä".repeat(400).as_bytes()).len() <= MAX_NAME);
+        assert_eq!(made_name(inner.as_bytes()), "numba::cpython::builtins::ol_max::<locals>::impl");
+        assert_eq!(made_name(b"py::f:/app/it.py"), "py::f:/app/it.py");
+        assert_eq!(made_name("[abi:".repeat(3).as_bytes()), "[abi:[abi:[abi:");
+        assert!(made_name("ä".repeat(400).as_bytes()).len() <= MAX_NAME);
     }
 
     #[test]
     fn names_have_bounds() {
         let mut made = MadeFunctions::default();
-        let long = "x".repeat(MAX_NAME);
+        let long = "x".repeat(2 * MAX_RAW);
         for at in 0..MAX_FUNCTIONS as u64 + 10 {
             made.add(at * 16..at * 16 + 16, long.as_bytes());
         }
         assert!(made.name_bytes <= MAX_NAMES && made.functions.len() <= MAX_FUNCTIONS, "{}", made.bytes());
     }
 
-    /// An object as LLVM's `RuntimeDyld` hands it to a debugger: relocatable, with each section's address in memory.
-    #[test]
-    fn an_image_tells_where_its_functions_lie() {
+    /// An object as LLVM's `RuntimeDyld` hands it to a debugger: relocatable, with the address in memory of the only section with
+    /// code in its header.
+    fn image(functions: &[(&str, u64, u64)], address: u64) -> Vec<u8> {
         use object::write::{Object, StandardSection, Symbol, SymbolSection};
         use object::{Architecture, BinaryFormat, Endianness, SymbolFlags, SymbolScope};
         let mut object = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
         let text = object.section_id(StandardSection::Text);
         object.append_section_data(text, &[0xc3; 64], 16);
-        for (name, value, size) in [("first", 0, 16), ("second", 16, 8), ("beyond", 60, 8)] {
+        for &(name, value, size) in functions {
             object.add_symbol(Symbol {
                 name: name.into(),
                 value,
@@ -196,16 +212,34 @@ mod tests {
             });
         }
         let mut bytes = object.write().unwrap();
-        assert_eq!(Image::parse(&bytes), Some(Image::default()), "it lies nowhere yet");
-        // The address of the only section with code, in its header.
         let headers = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
         let header = (0..).map(|at| headers + at * 64).find(|at| bytes[at + 8] & 4 != 0).unwrap();
-        bytes[header + 16..header + 24].copy_from_slice(&0x7000_0000_u64.to_le_bytes());
-        let image = Image::parse(&bytes).unwrap();
+        bytes[header + 16..header + 24].copy_from_slice(&address.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn an_image_tells_where_its_functions_lie() {
+        let functions = [("first", 0, 16), ("second", 16, 8), ("beyond", 60, 8)];
+        assert_eq!(Image::parse(&image(&functions, 0)), Some(Image::default()), "it lies nowhere yet");
+        let bytes = image(&functions, 0x7000_0000);
         let at = |start: u64, end: u64| 0x7000_0000 + start..0x7000_0000 + end;
-        assert_eq!(image.functions, [(at(0, 16), b"first".to_vec()), (at(16, 24), b"second".to_vec())]);
+        let found = Image::parse(&bytes).unwrap().functions;
+        assert_eq!(found, [(at(0, 16), b"first".to_vec()), (at(16, 24), b"second".to_vec())]);
         for cut in 0..bytes.len() {
             let _any = Image::parse(&bytes[..cut]);
         }
+    }
+
+    /// Twenty thousand long names that are the same text.
+    #[test]
+    fn names_that_are_one_text_are_cut() {
+        let long = "y".repeat(4 * MAX_RAW);
+        let found = Image::parse(&image(&[(long.as_str(), 0, 16); 20_000], 0x7000_0000)).unwrap().functions;
+        assert!(
+            found.iter().all(|(_, name)| name.len() == MAX_RAW) && found.len() == MAX_NAMES / MAX_RAW,
+            "{}",
+            found.len()
+        );
     }
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 pub use demangle::demangle;
 pub use dwarf::SourceFrame;
-pub use made::{Image, MadeFunctions};
+pub use made::{Image, MadeFunctions, made_name};
 pub use nameless::FunctionNames;
 
 use self::dwarf::Lines;
