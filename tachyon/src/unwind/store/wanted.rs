@@ -7,8 +7,8 @@ use tachyon_common::unwind::{Range, Row, Space};
 
 /// Where tables are kept for the kernel side.
 pub trait TableMemory {
-    /// Writes rows and their index from index `first` on, all of them in one chunk of [`ROWS_PER_CHUNK`]; false when there
-    /// is no memory for them.
+    /// Writes rows and their index from index `first` on, all of them in one chunk of
+    /// [`ROWS_PER_CHUNK`](tachyon_common::limits::ROWS_PER_CHUNK); false when there is no memory for them.
     fn write_rows(&mut self, first: u32, rows: &[Row]) -> bool;
     /// Writes ranges from index `first` on.
     fn write_ranges(&mut self, first: u32, ranges: &[Range]);
