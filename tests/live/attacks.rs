@@ -202,9 +202,11 @@ impl Attack {
     }
 }
 
-/// A Python that uses so much CPU time.
+/// A Python that uses so much CPU time in its function, however long it took to start beside an attacker.
 fn short_python(interpreter: &Interpreter, cpu_s: f64) -> Child {
-    let script = format!("import time\ndef work():\n while time.process_time() < {cpu_s}: pass\nwork()");
+    let script = format!(
+        "import time\ndef work():\n end = time.process_time() + {cpu_s}\n while time.process_time() < end: pass\nwork()"
+    );
     interpreter.command().args(["-c", &script]).spawn().expect("it runs")
 }
 
