@@ -22,29 +22,18 @@ pub struct Generated {
 /// Rules of one process's generated code, by address in that process.
 #[derive(Clone, Debug, Default)]
 pub struct GeneratedRules {
-    /// By start: end and rule. None overlaps another.
+    /// By start: end and rule.
     rules: BTreeMap<u64, (u64, Rule)>,
 }
 
 impl GeneratedRules {
     /// Adds what a section `.eh_frame` says that lies at an address of the process, with these bytes. What makes no sense in it is
-    /// left out; where two say something of one address, the later one is believed.
+    /// left out.
     pub fn add(&mut self, address: u64, bytes: &[u8]) {
         for (start, end, rule) in rules_in_memory(bytes, address) {
-            if start >= end || self.rules.len() >= MAX_RULES {
-                continue;
+            if self.rules.len() < MAX_RULES {
+                self.rules.insert(start, (end, rule));
             }
-            while let Some((&before, &(its_end, its))) = self.rules.range(..end).next_back().filter(|it| it.1.0 > start)
-            {
-                self.rules.remove(&before);
-                if before < start {
-                    self.rules.insert(before, (start, its));
-                }
-                if its_end > end {
-                    self.rules.insert(end, (its_end, its));
-                }
-            }
-            self.rules.insert(start, (end, rule));
         }
     }
 
@@ -104,10 +93,6 @@ mod tests {
         let (first, pushed) = (sp(8, saved::UNCHANGED), sp(16, 2));
         assert_eq!(all, [Rule::GAP, first, pushed, sp(8, 2), Rule::GAP, first, pushed, Rule::GAP]);
         assert_eq!(rules.table(0x7000_1000..0x7000_2000), None);
-        // A function that took another one's place.
-        rules.add(0x7000_2000, &section(0x7000_2000, 0x7000_0020, 32));
-        let found = rules.table(0x7000_0000..0x7000_1000).expect("three functions");
-        assert_eq!([0x1f, 0x20, 0x21, 0x40].map(|at| found.table.rule(at)), [pushed, first, pushed, Rule::GAP]);
     }
 
     #[test]

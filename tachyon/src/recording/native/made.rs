@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a process has to tell is asked for again after this at the earliest; twice as late each time that there was nothing new.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// What a process has to tell is asked for again after this at the earliest.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// The symbol at which a debugger finds the list of images (GDB's JIT interface).
 const DESCRIPTOR: &str = "__jit_debug_descriptor";
@@ -45,8 +45,8 @@ pub(super) struct Made {
 /// The code that a process made.
 #[derive(Debug, Default)]
 struct OfProcess {
-    /// When it may be asked next, and how long after that where there is nothing new.
-    next: Option<(Instant, Duration)>,
+    /// When it was asked last.
+    asked: Option<Instant>,
     /// What the sources were like when they were read.
     read: Sources,
     functions: Arc<MadeFunctions>,
@@ -75,24 +75,21 @@ impl Made {
     /// something new.
     pub fn renew(&mut self, process: &RemoteProcess, maps: &[Mapping], identities: &Identities, now: Instant) -> bool {
         let pid = process.pid().0;
-        let (next, before) = self.processes.get(&pid).map_or((None, None), |known| (known.next, Some(&known.read)));
-        if next.is_some_and(|(next, _)| now < next) {
+        let known = self.processes.entry(pid).or_default();
+        if known.asked.is_some_and(|asked| now < asked + AGAIN) {
             return false;
         }
+        known.asked = Some(now);
         let map = perf_map(process);
         let lists: BTreeSet<u64> =
             maps.iter().filter_map(|mapping| list(&mut self.files, process, mapping, identities)).collect();
         let head = |at| Some((at, process.read_array::<HEAD>(RemoteAddr(at)).ok()?));
         let lists = lists.into_iter().filter_map(head).collect();
         let read = Sources { lists, map: map.as_ref().map(MappedFile::identity) };
-        let renewed = before.is_none_or(|before| read != *before);
-        let wait = next.filter(|_| !renewed).map_or(AGAIN.0, |(_, wait)| (wait * 2).min(AGAIN.1));
-        let next = Some((now + wait, wait));
         let kept: usize = self.processes.values().map(|known| known.functions.bytes() + known.rules.bytes()).sum();
-        if !renewed || kept > MAX_KEPT {
-            self.processes.entry(pid).or_default().next = next;
+        let Some(known) = self.processes.get_mut(&pid).filter(|known| known.read != read && kept < MAX_KEPT) else {
             return false;
-        }
+        };
         let (mut functions, mut rules, mut left) = (MadeFunctions::default(), GeneratedRules::default(), MAX_BYTES);
         if let Some(bytes) = map.and_then(|map| end_of(&map)) {
             functions.add_perf_map(&bytes);
@@ -101,7 +98,7 @@ impl Made {
         for (_, head) in &read.lists {
             read_images(process, word(head, 16), &mut left, &mut functions, &mut rules);
         }
-        self.processes.insert(pid, OfProcess { next, read, functions: Arc::new(functions), rules });
+        (known.read, known.functions, known.rules) = (read, Arc::new(functions), rules);
         true
     }
 

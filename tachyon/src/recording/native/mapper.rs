@@ -12,15 +12,15 @@ mod told;
 pub(in crate::recording) use told::{Mapped, News};
 
 use super::made::Made;
-use super::spaces::{AddressSpace, Code, InterpreterCode, Spaces};
+use super::spaces::{AddressSpace, Spaces};
 use crate::kernel::{Kernel, NativeMaps, drop_privileges};
 use crate::recording::follow::lock;
 use crate::remote::ledger::{self, Debts, Work};
-use crate::remote::{End, FileIdentity, MappedFile, MappedPath, Mapping, Patience, RemoteProcess};
+use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::Pid;
-use crate::unwind::{ARENA, Generated, Table, UnwindTables, Wanted};
-use found::{Evaluated, Place, Seen, digest, interpreter};
+use crate::unwind::{ARENA, Generated, UnwindTables, Wanted};
+use found::{Evaluated, Place, Seen, digest};
 use hints::{hints, main_stack, trampolines_of};
 use process::Process;
 use std::collections::{BTreeSet, HashMap};
@@ -448,25 +448,6 @@ impl Worker {
         }
     }
 
-    /// The interpreter in a file, if it is one of those that hold one.
-    fn evaluated(&mut self, file: &MappedFile, name: &str) -> Option<Arc<InterpreterCode>> {
-        let evaluated = self.interpreters.get_mut(&file.identity())?;
-        if matches!(evaluated, Evaluated::Wanted) {
-            *evaluated = match file.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
-                Ok(code) => Evaluated::Found(Arc::new(code)),
-                Err(reason) => {
-                    let note = "its native and Python frames cannot be put together";
-                    self.left.notes.insert(format!("{name}: {reason}: {note}"));
-                    Evaluated::Missing
-                }
-            };
-        }
-        match evaluated {
-            Evaluated::Found(code) => Some(Arc::clone(code)),
-            Evaluated::Wanted | Evaluated::Missing => None,
-        }
-    }
-
     /// Ranges are used up: whoever has more of them than this user gives up those of his largest process. They can be written
     /// again after a rest.
     fn make_room(&mut self, user: u32) {
@@ -488,22 +469,5 @@ impl Worker {
                 "pid {pid} (user {most}): native stacks of it are missing: others need the room of its address space"
             ));
         }
-    }
-
-    /// What stands behind an executable mapping.
-    fn code(&mut self, process: &RemoteProcess, mapping: &Mapping, trampolines: &HashMap<u64, Arc<Table>>) -> Seen {
-        let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
-        let file = match &found {
-            Some(found) => self.symbols.pin_file(process, mapping, found),
-            None => self.symbols.pin(process, mapping),
-        };
-        let identity = found.as_ref().map(MappedFile::identity);
-        let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
-        let object: Arc<str> = mapping.name().into();
-        let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
-        let trampolines = trampolines.contains_key(&mapping.start);
-        let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
-        let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
-        Seen { code, file: identity }
     }
 }

@@ -16,25 +16,32 @@ use tachyon_common::stop::StopReason;
 pub(in crate::recording) struct NativeSide {
     pub(super) mixer: Mixer,
     mapper: Sender<News>,
-    /// When was last told of each process that its samples meet code that it made and has not named.
-    unnamed: HashMap<u32, Instant>,
+    /// Of each process whose samples meet code that it made and has not named: when that may be told of next, and how long after
+    /// that again.
+    unnamed: HashMap<u32, (Instant, Duration)>,
 }
 
-/// That is told of so often at most: a process that names none of its code is asked for nothing.
-const UNNAMED: Duration = Duration::from_millis(100);
+/// That is told of again after the first, twice as late each time, and so often at most: many a process names none of its code.
+const UNNAMED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Most processes of which that is kept; then it is forgotten.
 const MAX_UNNAMED: usize = 1 << 12;
 
 /// Tells that a sample met code of no file that nobody has named.
-fn tell_of_unnamed(told: &mut HashMap<u32, Instant>, mapper: &Sender<News>, record: &SampleRecord, address: u64) {
+fn tell_of_unnamed(
+    told: &mut HashMap<u32, (Instant, Duration)>,
+    mapper: &Sender<News>,
+    record: &SampleRecord,
+    address: u64,
+) {
     let (pid, now) = (record.tgid, Instant::now());
-    if told.get(&pid).is_some_and(|told| now < *told + UNNAMED) {
-        return;
-    }
     if told.len() >= MAX_UNNAMED {
         told.clear();
     }
-    told.insert(pid, now);
+    let (next, wait) = told.entry(pid).or_insert((now, UNNAMED.0));
+    if now < *next {
+        return;
+    }
+    (*next, *wait) = (now + *wait, (*wait * 2).min(UNNAMED.1));
     // One that has panicked is told of at the end.
     let _ended = mapper.send(News::Met { pid, address, sp: record.user_sp });
 }

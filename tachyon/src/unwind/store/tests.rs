@@ -1,7 +1,7 @@
 use super::gone::REST;
 use super::*;
 use crate::types::Pid;
-use crate::unwind::ARENA;
+use crate::unwind::{ARENA, Generated};
 use std::sync::Arc;
 use tachyon_common::stop::StopReason;
 

@@ -1,9 +1,12 @@
 //! What was found behind the mappings of a process.
 
 use super::super::spaces::{Code, InterpreterCode};
+use super::Worker;
 use crate::inspect::Evaluator;
 use crate::remote::elf::Elf;
-use crate::remote::{FileIdentity, Mapping, TargetFile};
+use crate::remote::{FileIdentity, MappedFile, Mapping, RemoteProcess, TargetFile};
+use crate::unwind::Table;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
@@ -55,4 +58,47 @@ pub(super) fn digest(maps: &[Mapping]) -> u64 {
     }
     // 0 stands for "never looked at".
     hasher.finish() | 1
+}
+
+impl Worker {
+    /// The interpreter in a file, if it is one of those that hold one.
+    pub(super) fn evaluated(&mut self, file: &MappedFile, name: &str) -> Option<Arc<InterpreterCode>> {
+        let evaluated = self.interpreters.get_mut(&file.identity())?;
+        if matches!(evaluated, Evaluated::Wanted) {
+            *evaluated = match file.open().map_err(|error| error.to_string()).and_then(|file| interpreter(&file)) {
+                Ok(code) => Evaluated::Found(Arc::new(code)),
+                Err(reason) => {
+                    let note = "its native and Python frames cannot be put together";
+                    self.left.notes.insert(format!("{name}: {reason}: {note}"));
+                    Evaluated::Missing
+                }
+            };
+        }
+        match evaluated {
+            Evaluated::Found(code) => Some(Arc::clone(code)),
+            Evaluated::Wanted | Evaluated::Missing => None,
+        }
+    }
+
+    /// What stands behind an executable mapping.
+    pub(super) fn code(
+        &mut self,
+        process: &RemoteProcess,
+        mapping: &Mapping,
+        trampolines: &HashMap<u64, Arc<Table>>,
+    ) -> Seen {
+        let found = mapping.file_path().and_then(|_| process.mapped_file(mapping).ok());
+        let file = match &found {
+            Some(found) => self.symbols.pin_file(process, mapping, found),
+            None => self.symbols.pin(process, mapping),
+        };
+        let identity = found.as_ref().map(MappedFile::identity);
+        let interpreter = found.and_then(|found| self.evaluated(&found, &mapping.name()));
+        let object: Arc<str> = mapping.name().into();
+        let path = mapping.file_path().map_or_else(|| Arc::clone(&object), |path| path.to_string_lossy().into());
+        let trampolines = trampolines.contains_key(&mapping.start);
+        let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
+        let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
+        Seen { code, file: identity }
+    }
 }
