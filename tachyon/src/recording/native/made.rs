@@ -173,20 +173,25 @@ fn read_images(
         images.push((word(&entry, 16), word(&entry, 24)));
         at = word(&entry, 0);
     }
-    let mut read = |address: u64, len: u64, most: u64| {
+    let take = |left: &mut u64, len: u64, most: u64| {
         *left = left.checked_sub(len).filter(|_| len <= most)?;
+        Some(())
+    };
+    // The newest is the first, and has the first of what may be read; what came later may lie where something older lay.
+    images.retain(|&(_, size)| take(left, size, MAX_IMAGE).is_some());
+    let read = |address: u64, len: u64| {
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         process.read_memory(RemoteAddr(address), &mut bytes).ok()?;
         Some(bytes)
     };
-    // The newest is the first; what came later may lie where something older lay.
     for (address, size) in images.into_iter().rev() {
-        let Some(image) = read(address, size, MAX_IMAGE).and_then(|bytes| Image::parse(&bytes)) else { continue };
+        let Some(image) = read(address, size).and_then(|bytes| Image::parse(&bytes)) else { continue };
         for (function, name) in image.functions {
             functions.add(function, &name);
         }
         if let Some(lies) = image.eh_frame
-            && let Some(bytes) = read(lies.start, lies.end - lies.start, MAX_RULES)
+            && take(left, lies.end - lies.start, MAX_RULES).is_some()
+            && let Some(bytes) = read(lies.start, lies.end - lies.start)
         {
             rules.add(lies.start, &bytes);
         }
