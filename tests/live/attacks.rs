@@ -4,6 +4,7 @@
 //! `docs/limits.md` has what each of these may cost. Programs that lie about their memory are in `hostile.rs`.
 
 use crate::hostile::only;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ on_each_interpreter!(on [debian_3_11]: storm);
 on_each_interpreter!(on [debian_3_11]: threads);
 on_each_interpreter!(on [debian_3_11]: names_unreadable);
 on_each_interpreter!(on [debian_3_11]: perf_map);
+on_each_interpreter!(on [debian_3_11]: perf_map_always_new);
 on_each_interpreter!(on [debian_3_11]: nested);
 
 /// Samples per second.
@@ -308,8 +310,23 @@ fn names_unreadable(interpreter: &Interpreter) {
 }
 
 fn perf_map(interpreter: &Interpreter) {
-    let (_recording, attacker) = Attack::of("perf_map").record(interpreter);
-    let _gone = std::fs::remove_file(format!("/tmp/perf-{}.map", attacker.pid()));
+    Attack::of("perf_map").record(interpreter);
+    remove_maps();
+}
+
+/// What attackers leave in `/tmp`, who are killed.
+fn remove_maps() {
+    for file in std::fs::read_dir("/tmp").expect("it is there").flatten() {
+        let is_map = file.file_name().to_str().is_some_and(|name| name.starts_with("perf-") && name.ends_with(".map"));
+        if is_map && file.metadata().is_ok_and(|metadata| metadata.uid() == NOBODY) {
+            let _gone = std::fs::remove_file(file.path());
+        }
+    }
+}
+
+fn perf_map_always_new(interpreter: &Interpreter) {
+    Attack::of("perf_map_always_new").record(interpreter);
+    remove_maps();
 }
 
 fn nested(interpreter: &Interpreter) {

@@ -356,6 +356,29 @@ def perf_map(folder):
     spin()
 
 
+def perf_map_always_new(_folder):
+    """Eight programs that run code in memory of no file, and whose maps, the largest that are read whole, are never the same twice."""
+    # `mov rax, rdi; dec rax; jnz -5; ret`.
+    loop = bytes.fromhex("4889f848ffc875fbc3")
+
+    def work(number):
+        size = 16 * PAGE
+        mapped = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        mapped[: len(loop)] = loop
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        called = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+        # Beside the code: it stays without a name, and is asked for.
+        lines = "".join(f"{address + size + 16 * at:x} 10 {at}_{'n' * 90}\n" for at in range(70_000))
+        path = f"/tmp/perf-{os.getpid()}.map"
+        with open(path, "w") as told:
+            told.write(lines)
+        while True:
+            called(20_000_000)
+            os.utime(path)
+
+    children(8, work)
+
+
 def nested(_folder):
     """Threads and processes in as many pid namespaces, one in another, as the kernel allows."""
     depth = 0
