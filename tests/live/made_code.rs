@@ -5,6 +5,7 @@ use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
 
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_perf_is_told);
+on_each_interpreter!(on [pyenv_3_12]: a_map_of_another_process_is_not_believed);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_and_unwound_as_debuggers_are_told);
 
 /// Since the first sample that has this function above the Python function that called it, nearly all have. The profiler asks a
@@ -29,6 +30,19 @@ fn functions_are_named_as_perf_is_told(interpreter: &Interpreter) {
     let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
     let _gone = std::fs::remove_file(format!("/tmp/perf-{}.map", target.pid()));
     is_named(&recording, "[jit]!mapped_work");
+}
+
+/// A map stays in `/tmp` when its process has ended, and another process has its pid one day.
+fn a_map_of_another_process_is_not_believed(interpreter: &Interpreter) {
+    let target = Target::start_with(interpreter, "made_code.py", &["old"]);
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 1_000).record();
+    let _gone = std::fs::remove_file(format!("/tmp/perf-{}.map", target.pid()));
+    let recorded = &recording.recorded;
+    let frames = recorded.samples.iter().flat_map(|sample| recorded.frames_of(sample));
+    let (named, others): (Vec<_>, Vec<_>) = frames
+        .filter(|frame| frame.function.starts_with("[jit]!") || frame.function.starts_with("[anonymous]!"))
+        .partition(|frame| frame.function.starts_with("[jit]!"));
+    assert!(named.is_empty() && others.len() > 100, "{} named, {} not", named.len(), others.len());
 }
 
 fn functions_are_named_and_unwound_as_debuggers_are_told(interpreter: &Interpreter) {

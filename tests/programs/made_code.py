@@ -1,5 +1,6 @@
 """Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`,
-or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told."""
+or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told. `old`: in a map that is older
+than this process."""
 
 import ctypes
 import json
@@ -22,11 +23,13 @@ def function(address):
     return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
 
 
-def mapped_code():
+def mapped_code(is_old):
     mapped, address = memory(4096)
     mapped[: len(LOOP)] = LOOP
     with open(f"/tmp/perf-{os.getpid()}.map", "w") as told:
         told.write(f"{address:x} {len(LOOP):x} mapped_work\n")
+    if is_old:
+        os.utime(told.name, (1e9, 1e9))
     return mapped, function(address)
 
 
@@ -71,8 +74,8 @@ def work(called):
         called(2_000_000)
 
 
-if sys.argv[1] == "mapped":
-    held, called = mapped_code()
+if sys.argv[1] in ("mapped", "old"):
+    held, called = mapped_code(sys.argv[1] == "old")
 else:
     held, called = told_code(*sys.argv[2:])
 print(json.dumps({"pid": os.getpid()}), flush=True)

@@ -6,6 +6,7 @@ use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess
 use crate::symbolize::native::{Image, MadeFunctions};
 use crate::types::RemoteAddr;
 use crate::unwind::{Generated, GeneratedRules, Identities};
+use nix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -199,11 +200,20 @@ fn read_images(
 }
 
 /// The map that a process writes for `perf`, in its own `/tmp`, named by the pid that it knows itself by. It must be the
-/// process's user's: anybody may write there.
+/// process's user's: anybody may write there. One that was written before the process began is of another that had its pid.
 fn perf_map(process: &RemoteProcess) -> Option<MappedFile> {
     let pid = *process.ns_pids().ok()?.last()?;
     let file = process.file_at(&PathBuf::from(format!("/tmp/perf-{pid}.map"))).ok()?;
-    (file.owner() == process.effective_uid().ok()?).then_some(file)
+    let began_ns = began_unix_ns(process)?;
+    (file.owner() == process.effective_uid().ok()? && file.identity().mtime_ns >= began_ns).then_some(file)
+}
+
+/// When a process began, nanoseconds since 1970, rather too early: it is told to a hundredth of a second, and files have the time
+/// of the last tick.
+fn began_unix_ns(process: &RemoteProcess) -> Option<i128> {
+    let now_ns = |clock| i128::try_from(Duration::from(clock_gettime(clock).ok()?).as_nanos()).ok();
+    let since_boot_ns = i128::from(process.task_start_ns(process.pid().0)?);
+    Some(now_ns(ClockId::CLOCK_REALTIME)? - now_ns(ClockId::CLOCK_BOOTTIME)? + since_boot_ns - 20_000_000)
 }
 
 /// The end of a file, from a line's start on.
