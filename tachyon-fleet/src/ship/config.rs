@@ -1,19 +1,24 @@
 //! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` explains it, and `deploy/fleet.toml` has every key.
 
+mod backends;
+
+pub use backends::{OtlpConfig, Protocol, PyroscopeConfig, StoreConfig, StoreFormat};
+
 use crate::failure::Usage;
-use crate::net::bucket::{self, Place};
-use crate::net::http::{Connection, checked_url};
+use crate::net::bucket;
+use crate::net::http::checked_url;
 use crate::segment::Options;
 use serde::{Deserialize, Deserializer, de};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tachyon::advice::Told;
 
 /// Read where no other is named.
-pub const DEFAULT_PATH: &str = "/etc/tachyon-bpf/fleet.toml";
+pub(super) const DEFAULT_PATH: &str = "/etc/tachyon-bpf/fleet.toml";
 /// Where progress is kept, unless the configuration or systemd's `StateDirectory` say otherwise.
 const DEFAULT_STATE: &str = "/var/lib/tachyon-fleet";
 /// URLs of stores.
@@ -84,260 +89,6 @@ impl Default for HttpConfig {
     }
 }
 
-/// How OTLP is spoken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// gRPC.
-    #[default]
-    Grpc,
-    /// HTTP with protocol buffers.
-    Http,
-}
-
-/// `[[otlp]]`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OtlpConfig {
-    /// What it is called in metrics and messages.
-    pub name: Option<String>,
-    /// Where it is.
-    pub endpoint: String,
-    /// How it is spoken to.
-    pub protocol: Protocol,
-    /// A bearer token.
-    pub token_file: Option<PathBuf>,
-    /// Besides.
-    pub headers: BTreeMap<String, String>,
-    /// Certificates of authorities.
-    pub ca_file: Option<PathBuf>,
-    /// Our certificate.
-    pub cert_file: Option<PathBuf>,
-    /// Its key.
-    pub key_file: Option<PathBuf>,
-    /// For one request.
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
-    /// Most bytes of a message, not compressed.
-    #[serde(deserialize_with = "size")]
-    pub max_message: u64,
-}
-
-impl Default for OtlpConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            endpoint: String::new(),
-            protocol: Protocol::default(),
-            token_file: None,
-            headers: BTreeMap::new(),
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            timeout: Duration::from_secs(30),
-            // gRPC servers take 4 MiB unless they are told otherwise.
-            max_message: 3 << 20,
-        }
-    }
-}
-
-/// `[[pyroscope]]`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PyroscopeConfig {
-    /// What it is called in metrics and messages.
-    pub name: Option<String>,
-    /// Where it is.
-    pub url: String,
-    /// The label whose value is the tenant (`X-Scope-OrgID`).
-    pub tenant_label: Option<String>,
-    /// The tenant of what has no such label.
-    pub tenant: Option<String>,
-    /// Labels that become labels of series.
-    pub labels: Vec<String>,
-    /// A bearer token.
-    pub token_file: Option<PathBuf>,
-    /// Of a password.
-    pub user: Option<String>,
-    /// Password.
-    pub password_file: Option<PathBuf>,
-    /// Besides.
-    pub headers: BTreeMap<String, String>,
-    /// Certificates of authorities.
-    pub ca_file: Option<PathBuf>,
-    /// Our certificate.
-    pub cert_file: Option<PathBuf>,
-    /// Its key.
-    pub key_file: Option<PathBuf>,
-    /// For one request.
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
-    /// What is older is not sent.
-    #[serde(deserialize_with = "time")]
-    pub max_age: Duration,
-    /// Most series that one hour has.
-    pub max_series: usize,
-    /// Most samples of a profile.
-    pub max_samples: usize,
-    /// Most bytes of a profile, not compressed.
-    #[serde(deserialize_with = "size")]
-    pub max_profile: u64,
-    /// Most frames of a stack.
-    pub max_depth: usize,
-    /// Most labels of a series.
-    pub max_labels: usize,
-}
-
-impl Default for PyroscopeConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            url: String::new(),
-            tenant_label: None,
-            tenant: None,
-            labels: ["host", "service.version", "python"].map(str::to_owned).into(),
-            token_file: None,
-            user: None,
-            password_file: None,
-            headers: BTreeMap::new(),
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            timeout: Duration::from_secs(30),
-            // Grafana Pyroscope 1.x, pkg/validation/limits.go: what it takes unless it is told otherwise.
-            max_age: Duration::from_secs(60 * 60),
-            max_series: 5000,
-            max_samples: 16_000,
-            max_profile: 4 << 20,
-            max_depth: 1000,
-            max_labels: 30,
-        }
-    }
-}
-
-/// What a store gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StoreFormat {
-    /// Tables.
-    Parquet,
-    /// The segment and its account, as they are.
-    Tach,
-}
-
-/// `[[store]]`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct StoreConfig {
-    /// What it is called in metrics and messages.
-    pub name: Option<String>,
-    /// `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`.
-    pub url: String,
-    /// Of a server that is not the cloud's own.
-    pub endpoint: Option<String>,
-    /// Of S3.
-    pub region: Option<String>,
-    /// Azure's account.
-    pub account: Option<String>,
-    /// What it gets.
-    pub formats: BTreeSet<StoreFormat>,
-    /// Segments of so long a time are one file of each table.
-    #[serde(deserialize_with = "optional_time")]
-    pub batch: Option<Duration>,
-    /// Certificates of authorities.
-    pub ca_file: Option<PathBuf>,
-    /// S3: id of the key.
-    pub access_key_id_file: Option<PathBuf>,
-    /// S3: the key.
-    pub secret_access_key_file: Option<PathBuf>,
-    /// S3: of a session.
-    pub session_token_file: Option<PathBuf>,
-    /// Azure: key of the account.
-    pub account_key_file: Option<PathBuf>,
-    /// Azure: a shared access signature.
-    pub sas_file: Option<PathBuf>,
-    /// Google: a service account.
-    pub service_account_file: Option<PathBuf>,
-    /// For one request.
-    #[serde(deserialize_with = "time")]
-    pub timeout: Duration,
-}
-
-impl Default for StoreConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            url: String::new(),
-            endpoint: None,
-            region: None,
-            account: None,
-            formats: [StoreFormat::Parquet].into(),
-            batch: None,
-            ca_file: None,
-            access_key_id_file: None,
-            secret_access_key_file: None,
-            session_token_file: None,
-            account_key_file: None,
-            sas_file: None,
-            service_account_file: None,
-            timeout: Duration::from_secs(60),
-        }
-    }
-}
-
-impl OtlpConfig {
-    /// To its server.
-    #[must_use]
-    pub fn connection(&self) -> Connection {
-        Connection {
-            url: self.endpoint.clone(),
-            ca_file: self.ca_file.clone(),
-            certificate: self.cert_file.clone().zip(self.key_file.clone()),
-            token_file: self.token_file.clone(),
-            basic: None,
-            headers: self.headers.clone(),
-            timeout: self.timeout,
-        }
-    }
-}
-
-impl PyroscopeConfig {
-    /// To its server.
-    #[must_use]
-    pub fn connection(&self) -> Connection {
-        Connection {
-            url: self.url.clone(),
-            ca_file: self.ca_file.clone(),
-            certificate: self.cert_file.clone().zip(self.key_file.clone()),
-            token_file: self.token_file.clone(),
-            basic: self.user.clone().zip(self.password_file.clone()),
-            headers: self.headers.clone(),
-            timeout: self.timeout,
-        }
-    }
-}
-
-impl StoreConfig {
-    /// Where it is.
-    #[must_use]
-    pub fn place(&self) -> Place {
-        Place {
-            url: self.url.clone(),
-            endpoint: self.endpoint.clone(),
-            region: self.region.clone(),
-            account: self.account.clone(),
-            ca_file: self.ca_file.clone(),
-            access_key_id_file: self.access_key_id_file.clone(),
-            secret_access_key_file: self.secret_access_key_file.clone(),
-            session_token_file: self.session_token_file.clone(),
-            account_key_file: self.account_key_file.clone(),
-            sas_file: self.sas_file.clone(),
-            service_account_file: self.service_account_file.clone(),
-            timeout: Some(self.timeout),
-        }
-    }
-}
-
 impl Config {
     /// Reads and checks it.
     ///
@@ -350,7 +101,7 @@ impl Config {
                 io::ErrorKind::NotFound => "docs/fleet.md has one to begin with; --config names another",
                 _ => "whoever ships must be able to read it",
             };
-            Usage::new(format!("cannot read {shown}: {}", kind(&error)), hint)
+            Usage::new(format!("cannot read {shown}: {}", Told::of(&error.into()).message), hint)
         })?;
         Self::parse(&text, &shown.to_string())
     }
@@ -373,8 +124,7 @@ impl Config {
     }
 
     /// How segments are read.
-    #[must_use]
-    pub fn options(&self) -> Options {
+    pub(super) fn options(&self) -> Options {
         Options { slice: self.spool.slice, start: None }
     }
 
@@ -450,21 +200,12 @@ impl Config {
     }
 
     /// What backends are called, in the order OTLP, Pyroscope, stores.
-    #[must_use]
-    pub fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         let otlp = self.otlp.iter().map(|it| (&it.name, "otlp", &it.endpoint));
         let pyroscope = self.pyroscope.iter().map(|it| (&it.name, "pyroscope", &it.url));
         let store = self.store.iter().map(|it| (&it.name, "store", &it.url));
         let all = otlp.chain(pyroscope).chain(store);
         all.map(|(name, kind, url)| name.clone().unwrap_or_else(|| format!("{kind} {url}"))).collect()
-    }
-}
-
-/// An I/O error in our words.
-fn kind(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(errno) => nix::Error::from_raw(errno).desc().to_lowercase(),
-        None => error.to_string(),
     }
 }
 

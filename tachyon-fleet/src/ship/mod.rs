@@ -1,25 +1,28 @@
 //! `ship`: segments from the spool to what people run.
 //!
 //! It runs as an ordinary user without capabilities and meets the agent in files alone. [`config`] says whom it ships to; each [`backend`] has a worker
-//! ([`shipper`]) with a [`progress`] of its own, so that one that is down holds none back; the [`spool`] itself is the queue. `server` answers
-//! `/metrics` and `/healthz`.
+//! ([`shipper`]) with a `progress` of its own, so that one that is down holds none back; the `spool` itself is the queue, which workers share
+//! ([`Shared`]). `server` answers `/metrics` and `/healthz`.
 
 pub mod backend;
+mod batches;
 pub mod clock;
 pub mod config;
 mod dry_run;
 mod grpc;
-pub mod health;
-pub mod metrics;
+mod health;
+mod metrics;
 pub mod otlp;
-pub mod pprof;
-pub mod progress;
+mod pprof;
+mod progress;
 pub mod pyroscope;
 mod server;
+mod shared;
 pub mod shipper;
-pub mod spool;
+mod spool;
 
 pub use crate::args::ShipArgs;
+pub use shared::Shared;
 
 use crate::failure::Usage;
 use crate::net::secret::Secrets;
@@ -29,7 +32,8 @@ use clock::Clock;
 use config::Config;
 use progress::Progress;
 use sd_notify::NotifyState;
-use shipper::{Shared, Summary, Worker, tell_standard_error};
+use shared::tell_standard_error;
+use shipper::{Summary, Worker};
 use spool::Spool;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};

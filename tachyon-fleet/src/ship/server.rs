@@ -1,6 +1,6 @@
 //! `/metrics` and `/healthz`, on this host only.
 
-use super::shipper::Shared;
+use super::shared::Shared;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;

@@ -1,24 +1,21 @@
 //! One worker for each backend: takes what is in the spool in order of time, pushes it, and notes what has arrived.
+//!
+//! What becomes of a push is decided here: what is tried again and when, what is given up, and what people are told of it.
 
 use super::backend::{Backend, Parts};
-use super::clock::Clock;
-use super::health::Health;
-use super::metrics::{Metrics, because, of};
+use super::batches::{batches, begins_unix, begun};
+use super::metrics::{because, of};
 use super::progress::{Progress, Sending};
-use super::spool::{Item, Opened, Spool};
+use super::shared::{Read, Shared};
+use super::spool::Item;
 use crate::net::push::{Class, PushError, Reason};
 use crate::place;
-use crate::segment::{Options, Segment};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::segment::Segment;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
-use tachyon::sinks::text::escape_controls;
 use tokio::sync::watch;
 
-/// Segments that are kept in memory: backends read the same ones at about the same time.
-const KEPT: usize = 4;
 /// The first pause after a failure, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -30,24 +27,6 @@ const LONGEST_AFTER: Duration = Duration::from_secs(600);
 const TRIES: u32 = 3;
 /// A failure that goes on is told again after that.
 const REMINDER_S: f64 = 600.0;
-/// A batch that nothing follows is complete so long after its end.
-const GRACE_S: f64 = 150.0;
-
-/// What all workers share.
-pub struct Shared {
-    spool: Mutex<Spool>,
-    directory: PathBuf,
-    state: PathBuf,
-    /// Counts.
-    pub metrics: Metrics,
-    /// The time.
-    pub clock: Clock,
-    recent: Mutex<VecDeque<(String, Arc<Segment>)>>,
-    health: Mutex<Health>,
-    /// Pids of the newest segment.
-    sampled: Mutex<Vec<u32>>,
-    told: Box<dyn Fn(&str) + Send + Sync>,
-}
 
 /// What became of a backend's work.
 #[derive(Debug, Default)]
@@ -68,118 +47,6 @@ pub struct Summary {
     pub doubts: u64,
     /// Why it stopped.
     pub error: Option<PushError>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked has left counts and caches, all of which are whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    /// For a spool and the directory of the state.
-    #[must_use]
-    pub fn new(spool: Spool, state: &Path, clock: Clock, told: Box<dyn Fn(&str) + Send + Sync>) -> Self {
-        let directory = spool.directory().to_owned();
-        Self {
-            spool: Mutex::new(spool),
-            directory,
-            state: state.to_owned(),
-            metrics: Metrics::default(),
-            clock,
-            recent: Mutex::default(),
-            health: Mutex::default(),
-            sampled: Mutex::default(),
-            told,
-        }
-    }
-
-    /// Tells people a line.
-    pub fn tell(&self, line: &str) {
-        (self.told)(&escape_controls(line));
-    }
-
-    /// The spool's bounds, after the configuration was read anew.
-    pub fn renew(&self, largest: u64, options: Options) {
-        lock(&self.spool).renew(largest, options);
-        // They were cut into other slices.
-        lock(&self.recent).clear();
-    }
-
-    /// What `/metrics` answers.
-    #[must_use]
-    pub fn metrics_text(&self) -> String {
-        let healthy = self.trouble().is_empty();
-        self.metrics.text(&self.directory, healthy)
-    }
-
-    /// What is wrong with profiling on this host.
-    #[must_use]
-    pub fn trouble(&self) -> Vec<String> {
-        lock(&self.health).trouble().to_vec()
-    }
-
-    /// Looks after the agent.
-    pub fn look_after(&self) {
-        let sampled = std::mem::take(&mut *lock(&self.sampled));
-        lock(&self.health).look(&self.directory, &sampled, self.clock.unix());
-    }
-
-    /// What is in the spool, oldest first.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn look(&self) -> anyhow::Result<Vec<Item>> {
-        let mut spool = lock(&self.spool);
-        let look = spool.look();
-        self.tell_of_bad(&mut spool);
-        let look = look?;
-        self.metrics.bad_files_left.set(i64::try_from(look.bad).unwrap_or(i64::MAX));
-        let oldest = look.items.iter().map(|item| item.modified_unix).min_by(f64::total_cmp);
-        self.metrics.spool_age_seconds.set(oldest.map_or(0.0, |oldest| (self.clock.unix() - oldest).max(0.0)));
-        Ok(look.items)
-    }
-
-    fn tell_of_bad(&self, spool: &mut Spool) {
-        for (name, why) in spool.news() {
-            self.metrics.bad_files.inc();
-            self.tell(&format!("set aside {name}: {why}"));
-        }
-    }
-
-    /// Reads a segment, or finds it read already.
-    fn read(&self, item: &Item) -> Read {
-        // One at a time: what reading may cost is counted for the whole process.
-        let mut spool = lock(&self.spool);
-        if let Some((_, known)) = lock(&self.recent).iter().find(|(key, _)| *key == item.key) {
-            return Read::Segment(Arc::clone(known));
-        }
-        let opened = spool.read(item);
-        self.tell_of_bad(&mut spool);
-        match opened {
-            Opened::Gone => Read::Gone,
-            Opened::Bad => Read::Bad,
-            Opened::Segment(segment) => {
-                let segment = Arc::new(*segment);
-                let pids = segment.samples.iter().filter_map(|row| row.labels.pid).map(i32::unsigned_abs);
-                let mut pids: Vec<u32> = pids.collect();
-                pids.sort_unstable();
-                pids.dedup();
-                *lock(&self.sampled) = pids;
-                let mut recent = lock(&self.recent);
-                recent.push_back((item.key.clone(), Arc::clone(&segment)));
-                while recent.len() > KEPT {
-                    recent.pop_front();
-                }
-                Read::Segment(segment)
-            }
-        }
-    }
-}
-
-enum Read {
-    Segment(Arc<Segment>),
-    Gone,
-    Bad,
 }
 
 /// A backend at work.
@@ -288,9 +155,10 @@ impl Worker {
         self.progress.keep(&items);
         let pending: Vec<Item> = items.into_iter().filter(|item| !self.progress.has(item)).collect();
         self.note_expired(&pending).await?;
-        let (mut due, not_due) = self.batches(pending);
+        let length = self.backend.batch();
+        let (mut due, not_due) = batches(pending, length, self.shared.clock.unix());
         // What was begun goes on first: the next one that begins takes its place in what is kept.
-        due.sort_by_key(|batch| self.begun(batch).is_none());
+        due.sort_by_key(|batch| begun(batch, length, self.progress.sending()).is_none());
         self.summary.not_due = not_due;
         let mut left: usize = due.iter().map(Vec::len).sum();
         self.note_pending(left + not_due, due.first().and_then(|batch| batch.first()));
@@ -315,7 +183,7 @@ impl Worker {
         let gone: Vec<String> = self.left.difference(&now).cloned().collect();
         let shared = Arc::clone(&self.shared);
         // What another backend's worker set aside has been told.
-        let gone = blocking(move || gone.iter().filter(|key| !lock(&shared.spool).is_bad(key)).count()).await? as u64;
+        let gone = blocking(move || gone.iter().filter(|key| !shared.spool().is_bad(key)).count()).await? as u64;
         if gone > 0 {
             self.shared.metrics.expired_segments.get_or_create(&of(&self.backend.name)).inc_by(gone);
             self.shared
@@ -336,64 +204,10 @@ impl Worker {
         }
     }
 
-    /// Segments that are shipped as one, and how many wait for others of their time.
-    fn batches(&self, pending: Vec<Item>) -> (Vec<Vec<Item>>, usize) {
-        let Some(length) = self.backend.batch() else {
-            return (pending.into_iter().map(|item| vec![item]).collect(), 0);
-        };
-        let length_s = length.as_secs_f64();
-        let window = |item: &Item| window(item, length_s);
-        let mut latest: BTreeMap<String, f64> = BTreeMap::new();
-        for item in &pending {
-            if let Some((recorder, _)) = &item.recorder {
-                let latest = latest.entry(recorder.clone()).or_insert(0.0);
-                *latest = latest.max(window(item));
-            }
-        }
-        let mut batches: Vec<Vec<Item>> = Vec::new();
-        for item in pending {
-            let joins = batches.iter_mut().rev().find(|batch| {
-                let first = &batch[0];
-                let recorder = |item: &Item| item.recorder.as_ref().map(|(recorder, _)| recorder.clone());
-                item.recorder.is_some() && recorder(first) == recorder(&item) && window(first) == window(&item)
-            });
-            match joins {
-                Some(batch) => batch.push(item),
-                None => batches.push(vec![item]),
-            }
-        }
-        let now = self.shared.clock.unix();
-        let is_due = |batch: &Vec<Item>| {
-            let first = &batch[0];
-            let Some((recorder, _)) = &first.recorder else { return true };
-            let is_followed = latest.get(recorder).is_some_and(|latest| *latest > window(first));
-            is_followed || now > (window(first) + 1.0) * length_s + GRACE_S
-        };
-        let (due, not_due): (Vec<_>, Vec<_>) = batches.into_iter().partition(is_due);
-        (due, not_due.iter().map(Vec::len).sum())
-    }
-
-    /// Of a batch: when its time begins, seconds since 1970.
-    #[expect(clippy::cast_possible_truncation, reason = "times of files are far from a number's ends")]
-    fn window(&self, items: &[Item]) -> Option<i64> {
-        let length_s = self.backend.batch()?.as_secs_f64();
-        let first = items.first().filter(|first| first.recorder.is_some())?;
-        Some((window(first, length_s) * length_s) as i64)
-    }
-
-    /// The segment after which this batch was called when it was begun. It may be gone, and what is named after another would be beside what has
-    /// arrived, and not in its place.
-    fn begun(&self, items: &[Item]) -> Option<String> {
-        let window = self.window(items)?;
-        let sending = self.progress.sending().filter(|sending| sending.window == Some(window))?;
-        let recorder = |item: &Item| item.recorder.as_ref().map(|(recorder, _)| recorder.clone());
-        let was = Item::of_name(&sending.segment, 0, std::time::UNIX_EPOCH);
-        (recorder(&was).is_some() && recorder(&was) == recorder(&items[0])).then(|| sending.segment.clone())
-    }
-
     /// Ships what belongs together.
     async fn ship(&mut self, mut items: Vec<Item>) -> Result<(), End> {
-        let (window, begun) = (self.window(&items), self.begun(&items));
+        let length = self.backend.batch();
+        let (window, begun) = (begins_unix(&items, length), begun(&items, length, self.progress.sending()));
         let Some((segment, parts)) = self.prepare(&mut items, begun.as_deref()).await? else { return Ok(()) };
         let Parts { parts, refused } = parts;
         let key = begun.unwrap_or_else(|| items[0].key.clone());
@@ -498,7 +312,7 @@ impl Worker {
             }
             let mut parts = backend.encode(&segment, now)?;
             if backend.wants_files() {
-                let spool = lock(&shared.spool);
+                let spool = shared.spool();
                 for (item, segment) in own.iter().zip(&read) {
                     parts.parts.extend(backend.files(&spool, item, segment)?);
                 }
@@ -558,8 +372,7 @@ impl Worker {
         let is_due = self.failing.as_ref().is_none_or(|failing| now - failing.told_unix >= REMINDER_S);
         let since_unix = self.failing.as_ref().map_or(now, |failing| failing.since_unix);
         if is_due {
-            let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
-            self.shared.tell(&format!("{name}: {error}{hint}; segments stay in the spool"));
+            self.shared.tell(&format!("{name}: {}; segments stay in the spool", with_hint(error)));
             self.failing = Some(Failing { since_unix, told_unix: now });
         }
     }
@@ -577,12 +390,7 @@ impl Worker {
             return;
         }
         self.tell_of_refusals();
-        let why = match error {
-            Some(error) => {
-                format!("{error}{}", error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}")))
-            }
-            None => reason.name().to_owned(),
-        };
+        let why = error.map_or_else(|| reason.name().to_owned(), with_hint);
         self.shared
             .tell(&format!("{}: {samples} samples of {} are not taken: {why}", self.backend.name, items[0].name));
         self.refusals.insert(reason, (now, 0, 0));
@@ -610,11 +418,6 @@ impl Worker {
     }
 }
 
-/// The number of a batch's time.
-fn window(item: &Item, length_s: f64) -> f64 {
-    (item.modified_unix / length_s).floor()
-}
-
 /// How long to wait after so many tries, not at the same moment as everybody else.
 fn pause(class: Class, tries: u32, after: Option<Duration>) -> Duration {
     let longest = if class == Class::Wait { WAITING_PAUSE } else { LONGEST_PAUSE };
@@ -623,15 +426,14 @@ fn pause(class: Class, tries: u32, after: Option<Duration>) -> Duration {
     doubled.max(asked).mul_f64(0.8 + 0.4 * fastrand::f64())
 }
 
+/// A failure, and what to do about it where that is known.
+fn with_hint(error: &PushError) -> String {
+    error.hint.as_ref().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
+}
+
 /// Runs what computes or reads files beside the tasks that wait.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
     Ok(tokio::task::spawn_blocking(work).await?)
-}
-
-/// Standard error, a line at a time.
-pub fn tell_standard_error(line: &str) {
-    // Nobody is left to hear that nobody hears.
-    let _closed = writeln!(std::io::stderr(), "tachyon-fleet: {line}");
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tachyon_fleet::net::secret::Secrets;
 use tachyon_fleet::ship::clock::Clock;
 use tachyon_fleet::ship::config::Config;
-use tachyon_fleet::ship::shipper::{Shared, Worker};
-use tachyon_fleet::ship::{backend, shared, take};
+use tachyon_fleet::ship::shipper::Worker;
+use tachyon_fleet::ship::{Shared, backend, shared, take};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
