@@ -197,6 +197,8 @@ pub mod status {
     pub const CALLERS: u32 = 1 << 11;
     /// The innermost frame has run nothing, and is proven to be linked to its caller (3.11, 3.12).
     pub const LINKED: u32 = 1 << 12;
+    /// What is told by the thread state, and of nobody when that turns out to be another thread's.
+    pub const BY_THREAD_STATE: u32 = HAS_GIL | UNKNOWN | GIL_REQUESTED | HAS_EXCEPTION | MAIN_THREAD | GC;
 }
 
 /// One Python frame of a sample.

@@ -381,11 +381,14 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
     if let Some(layout) = LAYOUTS.get(state.process.layout)
         && !walk::entered_here(layout, state.own_stack, state.walk.entry_frame)
     {
-        // Another thread runs this state: these frames are that one's.
+        // Another thread runs this state: these frames are that one's, and so is all else that was read in it.
         state.walk = FrameWalk::default();
         state.codes.pending_count = 0;
-        scratch.sample.record.stop = StopReason::UnknownThread as u8;
-        thread::forget(&state.process, scratch.sample.record.tid);
+        let record = &mut scratch.sample.record;
+        record.stop = StopReason::UnknownThread as u8;
+        record.status &= !status::BY_THREAD_STATE;
+        record.interp_id = -1;
+        thread::forget(&state.process, record.tid);
     }
     if reason == StopReason::Complete as u8 && scratch.state.repair == repair::NONE && is_being_linked(scratch) {
         scratch.state.repair = repair::WANTED;
