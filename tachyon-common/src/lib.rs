@@ -19,3 +19,4 @@ pub mod unwind;
 pub mod verdicts;
 pub mod wait;
 pub mod walk;
+pub mod whose;
