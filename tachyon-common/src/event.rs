@@ -2,11 +2,13 @@
 //!
 //! Every record starts with a [`RecordHeader`] and is sent at its real length, a multiple of 8 bytes. Host byte
 //! order. One [`SampleRecord`] serves Python, native and kernel frames: it is followed by
-//! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first. A native
-//! frame is the address to look its name up with: [`crate::unwind::NativeWalk::step`] has the rule.
-//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136, fits the 32 KiB a per-CPU value may have.
+//! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first, then by a
+//! [`Whose`] where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
+//! [`crate::unwind::NativeWalk::step`] has the rule.
+//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 112, fits the 32 KiB a per-CPU value may have.
 
 use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
+use crate::whose::Whose;
 
 /// What a record is. The number is [`RecordHeader::kind`].
 pub mod kind {
@@ -25,14 +27,14 @@ pub mod kind {
     /// A [`super::ProcessRecord`] for a process that met the timer's program after its exit hook, sent when nothing can
     /// run as that process any more.
     pub const FREE: u16 = 7;
-    /// A [`super::SampleRecord`] of a thread whose wait is over, with a [`super::WaitFacts`] behind its frames.
+    /// A [`super::SampleRecord`] of a thread whose wait is over, with a [`super::WaitFacts`] at its end.
     pub const WAIT: u16 = 8;
     /// The same of a thread whose wait begins, where stacks are taken then: what became of it comes as [`WAIT_END`]. Of the facts
     /// the end, the waker and the weights are not there.
     pub const WAIT_BEGIN: u16 = 9;
     /// A [`super::SampleRecord`] of such a wait that is over, without frames, and its [`super::WaitFacts`].
     pub const WAIT_END: u16 = 10;
-    /// A [`super::SampleRecord`] of a thread that wakes another, with a [`super::WaitFacts`] behind its frames:
+    /// A [`super::SampleRecord`] of a thread that wakes another, with a [`super::WaitFacts`] at its end:
     /// [`super::WaitFacts::left_ns`] and [`super::WaitFacts::waker`] tell the thread that it wakes.
     pub const WAKER: u16 = 11;
     /// A [`super::ProcessRecord`] for a thread that exits, where the times of each are wanted: the CPU time, life and queueing are that
@@ -94,8 +96,8 @@ pub struct SampleRecord {
     pub native_stop: u8,
     /// Shim frames passed below the outermost Python frame.
     pub root_shims: u8,
-    /// Explicit padding.
-    pub _pad: u8,
+    /// 1: a [`Whose`] follows the frames; else 0.
+    pub whose: u8,
     /// Python frames that follow.
     pub python_frames: u16,
     /// Native user frames that follow.
@@ -113,7 +115,7 @@ pub struct SampleRecord {
     pub entered: u32,
 }
 
-/// What is known of a wait: follows the frames of a [`kind::WAIT`] record.
+/// What is known of a wait: the last part of a [`kind::WAIT`] record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WaitFacts {
@@ -359,7 +361,8 @@ pub struct Counters {
 /// Bytes of the largest sample record.
 pub const MAX_SAMPLE_BYTES: usize = core::mem::size_of::<SampleRecord>()
     + MAX_PY_FRAMES * core::mem::size_of::<RawFrame>()
-    + (MAX_NATIVE_FRAMES + MAX_KERNEL_FRAMES) * 8;
+    + (MAX_NATIVE_FRAMES + MAX_KERNEL_FRAMES) * 8
+    + core::mem::size_of::<Whose>();
 
 const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);

@@ -141,6 +141,12 @@ pub const FIRST_VERDICT: u32 = 16;
 /// Entries of the layout table: one for each distinct interpreter build seen.
 pub const MAX_LAYOUTS: u32 = 64;
 
+/// Entries of the table of where asyncio keeps its tasks, the first of which is not used: one for each distinct build seen.
+pub const MAX_ASYNCIO: u32 = 64;
+
+/// Entries of the table of where spans are kept, the first of which is not used: one for each distinct place in a process.
+pub const MAX_SPANS: u32 = 256;
+
 /// Slots of the thread cache (a power of two).
 pub const THREAD_CACHE_SLOTS: u32 = 16_384;
 

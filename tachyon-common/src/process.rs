@@ -106,8 +106,10 @@ pub struct ProcessEntry {
     pub evaluator_end: u64,
     /// Where the evaluator keeps its `cframe`, from its stack pointer on, in bytes (3.11, 3.12); 0: not known.
     pub cframe_offset: u32,
-    /// Explicit padding.
-    pub _pad: u32,
+    /// Index into the `ASYNCIO` map; 0: where asyncio keeps its running task is not known.
+    pub asyncio: u16,
+    /// Index into the `SPANS` map; 0: the process publishes no spans, as far as is known.
+    pub spans: u16,
 }
 
 /// Bits of [`ProcessEntry::flags`] and [`Life::flags`].

@@ -72,6 +72,21 @@ pub struct Whose {
     pub name: [u8; NAME_BYTES],
 }
 
+impl Whose {
+    /// Nobody's.
+    pub const NOBODY: Self = Self {
+        task: 0,
+        task_number: 0,
+        trace_id: [0; 16],
+        span_id: [0; 8],
+        task_frames: 0,
+        name_bytes: 0,
+        name_kind: 1,
+        flags: 0,
+        name: [0; NAME_BYTES],
+    };
+}
+
 /// Bits of [`Whose::flags`].
 pub mod flags {
     /// There is a task.

@@ -4,6 +4,7 @@ use crate::interrupt::Interrupt;
 use crate::maps::{SAMPLES, SCRATCH_BYTES, config};
 use crate::memory::masked;
 use crate::sample::{Scratch, lose};
+use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ringbuf_output, bpf_ringbuf_query};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{RawFrame, SampleRecord, status};
@@ -23,6 +24,9 @@ pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
         let kernel = kernel_stack(ctx, (&raw mut *scratch.sample).cast(), bytes);
         scratch.sample.record.kernel_frames = (kernel / 8) as u16;
         bytes += kernel;
+    }
+    if scratch.state.whose.flags != 0 {
+        bytes += whose::append(bytes);
     }
     bytes += ctx.append(bytes);
     #[cfg(feature = "log")]

@@ -439,5 +439,6 @@ const EMPTY: ProcessEntry = ProcessEntry {
     evaluator_start: 0,
     evaluator_end: 0,
     cframe_offset: 0,
-    _pad: 0,
+    asyncio: 0,
+    spans: 0,
 };

@@ -23,6 +23,7 @@ mod sample;
 mod thread;
 mod verdicts;
 mod wall;
+mod whose;
 
 use aya_ebpf::{
     macros::{perf_event, raw_tracepoint, tracepoint},

@@ -12,8 +12,8 @@ use tachyon_common::{
     event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
     layout::Layout,
     limits::{
-        FIRST_VERDICT, KNOWN_SLOTS, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS,
-        SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
+        FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, MAX_SPANS, RULE_SLOTS,
+        SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
     process::{Life, ProcessEntry},
     segment::BANKS,
@@ -23,6 +23,7 @@ use tachyon_common::{
         CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
         ThreadSearch,
     },
+    whose::{Asyncio, ThreadLocal, Whose},
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
@@ -114,6 +115,14 @@ pub static LEADERS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
 /// Number -> layout of one interpreter build. Writer: user space, before one of `ENTRIES` names it.
 #[map]
 pub static LAYOUTS: Array<Layout> = Array::with_max_entries(MAX_LAYOUTS, 0);
+
+/// `ProcessEntry::asyncio` -> where asyncio keeps the running task. Writer: user space, before one of `ENTRIES` names it.
+#[map]
+pub static ASYNCIO: Array<Asyncio> = Array::with_max_entries(MAX_ASYNCIO, 0);
+
+/// `ProcessEntry::spans` -> where a thread keeps the span that it is in. Writer: user space, likewise.
+#[map]
+pub static SPANS: Array<ThreadLocal> = Array::with_max_entries(MAX_SPANS, 0);
 
 /// (device, inode) of an executable that is a CPython at a fixed address -> the entry its processes get at `exec`.
 /// Writer: user space; reader: `on_exec`.
@@ -403,6 +412,8 @@ pub struct State {
     pub wait: u32,
     /// Frames of the thread itself, while those of the GIL's holder are walked.
     pub own_frames: u32,
+    /// What becomes the last part of the record; of nobody where its flags are 0.
+    pub whose: Whose,
 }
 
 /// Value of `CODE`: a code record and its payload.

@@ -10,7 +10,7 @@ use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
 };
-use tachyon_common::walk::{self, CodeIdentity, lacks};
+use tachyon_common::walk::{self, CodeIdentity, Text, lacks};
 
 /// The maps `KNOWN` and `SENT`.
 struct Maps;
@@ -84,33 +84,10 @@ pub fn note(codes: &mut Codes, image: u64, index: usize, code: u64, identity: &C
     0
 }
 
-/// A string object's text.
-#[derive(Clone, Copy, Default)]
-struct Text {
-    addr: u64,
-    bytes: u32,
-    kind: u8,
-    cut: bool,
-}
-
 /// Where a string's text is; `None` when the string cannot be read or is not compact.
 #[inline(always)]
 fn text(layout: &Layout, object: u64) -> Option<Text> {
-    let state = walk::read_u32(&CurrentProcess, object, layout.unicode_state).ok()?;
-    let length = walk::read_u64(&CurrentProcess, object, layout.unicode_length).ok()?;
-    if state & layout.unicode_compact_bit == 0 {
-        return None;
-    }
-    let kind = (state >> (layout.unicode_kind_shift & 31)) & 7;
-    let ascii = state & layout.unicode_ascii_bit != 0;
-    if kind != 1 && kind != 2 && kind != 4 {
-        return None;
-    }
-    let start = if ascii { layout.unicode_ascii_size } else { layout.unicode_compact_size };
-    // `length` is the target's word: compare before multiplying. The cut keeps whole code points (4,088 = 4 * 1,022).
-    let cut = length > (MAX_TEXT_BYTES as u64) / u64::from(kind);
-    let bytes = if cut { MAX_TEXT_BYTES as u32 } else { (length as u32).wrapping_mul(kind) };
-    Some(Text { addr: object.wrapping_add(u64::from(start)), bytes, kind: kind as u8, cut })
+    walk::text(&CurrentProcess, layout, object, MAX_TEXT_BYTES as u32)
 }
 
 /// Copies `len` bytes of the target to `payload + at`; false when they cannot be read. `at` below 8 KiB, `len` at

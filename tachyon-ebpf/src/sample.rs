@@ -20,6 +20,7 @@ use crate::memory::{CurrentProcess, masked};
 use crate::native;
 use crate::thread;
 use crate::verdicts;
+use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::programs::TracePointContext;
@@ -32,6 +33,7 @@ use tachyon_common::process::{Life, flags as process_flags};
 use tachyon_common::segment;
 use tachyon_common::stop::{LossCause, StopReason};
 use tachyon_common::walk::{self, FrameWalk, OwnStack, ThreadPointer, ThreadSearch};
+use tachyon_common::whose::flags as whose_flags;
 
 /// The scratch values of this CPU and the counters, all behind checked lookups.
 pub struct Scratch {
@@ -209,6 +211,7 @@ pub fn begin<C: Interrupt>(
     (state.entered_at, state.entered) = (0, 0);
     state.repair = repair::NONE;
     state.walk = FrameWalk::default();
+    state.whose.flags = 0;
     state.thread_pointer = ThreadPointer {
         address: task.read(config!(task_thread_pointer)),
         reach: u64::from(config!(thread_pointer_reach)),
@@ -238,7 +241,7 @@ pub fn begin<C: Interrupt>(
         stop: StopReason::Complete as u8,
         native_stop: StopReason::Complete as u8,
         root_shims: 0,
-        _pad: 0,
+        whose: 0,
         python_frames: 0,
         native_frames: 0,
         kernel_frames: 0,
@@ -255,6 +258,10 @@ pub fn begin<C: Interrupt>(
         // Before the dynamic linker has set one up.
         return stop(ctx, scratch, StopReason::RuntimeNotInitialized);
     }
+    if state.process.spans != 0 {
+        whose::read_span();
+    }
+    let state = &mut *scratch.state;
     let token = thread::token(layout, &state.process, state.thread_starts);
     let (wanted, thread) = ((state.thread_pointer, state.own_stack), &mut state.thread_buffer);
     if let Some(tstate) = thread::remembered(layout, &state.process, tid, wanted, token, thread) {
@@ -337,7 +344,9 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if frame == 0 {
         return;
     }
+    let task_frame = state.walk.task_frame;
     state.walk = FrameWalk::start(frame);
+    state.walk.task_frame = task_frame;
     state.entered_at = cframe;
     state.repair = repair::WALKING;
     // The addresses lie where the frames go: they are walked again behind those.
@@ -384,6 +393,7 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         // Another thread runs this state: these frames are that one's, and so is all else that was read in it.
         state.walk = FrameWalk::default();
         state.codes.pending_count = 0;
+        state.whose.flags &= !whose_flags::TASK;
         let record = &mut scratch.sample.record;
         record.stop = StopReason::UnknownThread as u8;
         record.status &= !status::BY_THREAD_STATE;

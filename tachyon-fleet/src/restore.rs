@@ -85,7 +85,14 @@ fn write_slice<W: Write + Seek>(
             let times_us: Vec<u64> = (number..number + samples).map(time).collect();
             number += samples;
             if let Some(&time_us) = times_us.first() {
-                let sample = Sample { thread: ThreadId(process), time_us, status, frames: &frames, merge: Merge::None };
+                let sample = Sample {
+                    thread: ThreadId(process),
+                    time_us,
+                    status,
+                    frames: &frames,
+                    merge: Merge::None,
+                    work: None,
+                };
                 sink.repeated(profile, &sample, &times_us)?;
             }
         }

@@ -419,7 +419,9 @@ mod tests {
         for frames in [&[leaf][..], &[leaf, root], &[leaf, root]] {
             let thread = tachyon::profile::ThreadId(0);
             let merge = tachyon::profile::Merge::None;
-            collector.sample(&profile, &Sample { thread, time_us: 5, status: ON_CPU, frames, merge }).unwrap();
+            collector
+                .sample(&profile, &Sample { thread, time_us: 5, status: ON_CPU, frames, merge, work: None })
+                .unwrap();
         }
         collector.finish(&profile, &Report::default()).unwrap();
         let mut rows: Vec<_> =

@@ -90,7 +90,14 @@ fn write(to: &Path, count: usize, distinct: usize) -> Result<()> {
         // Each stack once, and some of them very often.
         let stack = if number < distinct { number } else { skewed(&mut random, distinct) };
         let thread = ThreadId(random.u32(..THREADS));
-        let sample = Sample { thread, time_us, status: random.u8(2..4), frames: &stacks[stack], merge: Merge::Exact };
+        let sample = Sample {
+            thread,
+            time_us,
+            status: random.u8(2..4),
+            frames: &stacks[stack],
+            merge: Merge::Exact,
+            work: None,
+        };
         sink.sample(&profile, &sample)?;
         time_us += INTERVAL_US / 8;
     }

@@ -74,7 +74,8 @@ fn fill(shape: Shape, profile: &mut Profile, sink: &mut dyn Sink) {
             |at: usize| (number.wrapping_mul(7919) + at.wrapping_mul(104_729) + number / (at + 1)) % shape.frames;
         stack.extend((0..shape.depth).map(|at| frames[place(at)]));
         let thread = ThreadId(u32::try_from(number).expect("they are few") % shape.threads);
-        let sample = Sample { thread, time_us: number as u64 * 100, status: 1, frames: &stack, merge: Merge::None };
+        let sample =
+            Sample { thread, time_us: number as u64 * 100, status: 1, frames: &stack, merge: Merge::None, work: None };
         sink.sample(profile, &sample).expect("memory takes all");
     }
 }

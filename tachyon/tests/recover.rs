@@ -71,7 +71,14 @@ fn record(compression: Compression, layout: Layout, many_processes: bool) -> Rec
         }
         frames.extend(late.filter(|_| number >= 50));
         let thread = ThreadId(u32::try_from(profile.threads.len() - 1).unwrap());
-        let sample = Sample { thread, time_us: 1000 + number * 10_000, status: 3, frames: &frames, merge: Merge::None };
+        let sample = Sample {
+            thread,
+            time_us: 1000 + number * 10_000,
+            status: 3,
+            frames: &frames,
+            merge: Merge::None,
+            work: None,
+        };
         sink.sample(&profile, &sample).unwrap();
         let mut names: Vec<String> = frames.iter().map(|&frame| name(&profile, frame)).collect();
         if many_processes {
@@ -252,7 +259,8 @@ fn long_recordings() {
             let frames = &frames[stack % 40..40 + stack % 50];
             let thread = ThreadId(number % 3);
             let time_us = u64::from(number);
-            sink.sample(&profile, &Sample { thread, time_us, status: 3, frames, merge: Merge::None }).unwrap();
+            sink.sample(&profile, &Sample { thread, time_us, status: 3, frames, merge: Merge::None, work: None })
+                .unwrap();
             if number % 1_500 != 0 {
                 continue;
             }

@@ -67,8 +67,14 @@ fn thousands_of_processes_take_few_files_and_little_memory() {
     for number in 0..SAMPLES * u64::from(PROCESSES) {
         let start = (number * 31 % 460) as usize;
         let thread = ThreadId(u32::try_from(number % u64::from(PROCESSES)).unwrap());
-        let sample =
-            Sample { thread, time_us: number, status: 3, frames: &frames[start..start + 40], merge: Merge::None };
+        let sample = Sample {
+            thread,
+            time_us: number,
+            status: 3,
+            frames: &frames[start..start + 40],
+            merge: Merge::None,
+            work: None,
+        };
         sink.sample(&profile, &sample).unwrap();
     }
     let report = Report {

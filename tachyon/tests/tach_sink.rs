@@ -61,7 +61,8 @@ fn record(profile: &Profile, frames: &[FrameId], sink: &mut dyn Sink) -> u64 {
             stack.extend((tick % 5 == 0).then_some(frames[6]));
             stack.extend((tick % 11 == 0).then_some(frames[7]));
             let time_us = 5_000_000 + tick * 10_101 + u64::from(thread);
-            let sample = Sample { thread: ThreadId(thread), time_us, status: 3, frames: &stack, merge: Merge::None };
+            let sample =
+                Sample { thread: ThreadId(thread), time_us, status: 3, frames: &stack, merge: Merge::None, work: None };
             sink.sample(profile, &sample).unwrap();
             count += 1;
         }
@@ -176,8 +177,14 @@ fn a_stack_deeper_than_the_format_keeps_both_ends() {
     let frames: Vec<FrameId> = (0..1000).map(|depth| profile.special_frame(&format!("f{depth}"))).collect();
     let mut sink = TachSink::new(Cursor::new(Vec::new()), &profile.meta, TachOptions::default()).unwrap();
     for depth in [255, 256, 1000] {
-        let sample =
-            Sample { thread: ThreadId(0), time_us: 0, status: 0, frames: &frames[..depth], merge: Merge::None };
+        let sample = Sample {
+            thread: ThreadId(0),
+            time_us: 0,
+            status: 0,
+            frames: &frames[..depth],
+            merge: Merge::None,
+            work: None,
+        };
         sink.sample(&profile, &sample).unwrap();
     }
     sink.finish(&profile, &Report::default()).unwrap();
@@ -215,8 +222,11 @@ fn a_full_file_is_followed_by_another() {
     });
     let feed = |sink: &mut TachSink<_>, frame: &FrameId, time_us| {
         let frames = [&[*frame], &frames[..200]].concat();
-        sink.sample(&profile, &Sample { thread: ThreadId(0), time_us, status: 0, frames: &frames, merge: Merge::None })
-            .unwrap();
+        sink.sample(
+            &profile,
+            &Sample { thread: ThreadId(0), time_us, status: 0, frames: &frames, merge: Merge::None, work: None },
+        )
+        .unwrap();
     };
     for (time_us, frame) in (0..).zip(frames.iter().chain(frames.iter().rev()).chain(&frames)) {
         feed(&mut sink, frame, time_us);

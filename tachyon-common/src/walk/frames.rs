@@ -82,7 +82,11 @@ pub struct FrameWalk {
     pub(super) in_a_call: u32,
     /// The leaf runs in a trace of the JIT: 0 or 1. See [`FrameWalk::enter`].
     in_trace: u32,
-    _pad: u32,
+    /// [`Whose::task_frames`](crate::whose::Whose::task_frames): the frame of [`FrameWalk::task_frame`] is the last of so many; 0: it
+    /// was not met.
+    pub task_frames: u32,
+    /// The frame of the running task's coroutine; 0: there is none.
+    pub task_frame: u64,
 }
 
 impl FrameWalk {
@@ -211,6 +215,9 @@ impl FrameWalk {
             (self.leaf, self.leafs_caller) = (self.next, previous);
         }
         self.stored += 1;
+        if self.next == self.task_frame {
+            self.task_frames = self.stored;
+        }
         self.shims = 0;
         self.gc = 0;
         self.next = previous;
@@ -372,4 +379,4 @@ fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Opt
     Some(offset as i32)
 }
 
-const _: () = assert!(core::mem::size_of::<FrameWalk>() == 184);
+const _: () = assert!(core::mem::size_of::<FrameWalk>() == 192);

@@ -14,6 +14,8 @@ mod frames;
 mod linked;
 mod memory;
 mod owner;
+mod task;
+mod text;
 mod thread;
 
 pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, SlotBuffer, ThreadBuffer};
@@ -24,4 +26,6 @@ pub use frames::{FrameSink, FrameWalk, believable_stop, innermost_frame};
 pub use linked::Link;
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
 pub use owner::{OwnStack, REFERRED_WORDS, StackScan, entered_here, read_slots, references, runs_here};
+pub use task::{running_span, running_task};
+pub use text::{Text, text};
 pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};

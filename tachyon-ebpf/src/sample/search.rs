@@ -5,6 +5,7 @@ use crate::interrupt::Interrupt;
 use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
+use crate::whose;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::status;
 use tachyon_common::layout::Layout;
@@ -130,6 +131,10 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     if Layout::present(layout.tstate_cframe) {
         state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
     }
+    if state.process.asyncio != 0 {
+        whose::read_task();
+    }
+    let (state, record) = (&mut *scratch.state, &mut scratch.sample.record);
     let ip = record.user_ip;
     if ip >= state.process.entering_start && ip < state.process.entering_end {
         if state.process.cframe_offset != 0 {

@@ -124,7 +124,7 @@ pub fn send_end(waiting: &Waiting, seen: &SeenThread) {
     // SAFETY: as above.
     let record: &mut SampleRecord = unsafe { &mut (*sample).record };
     (record.header, record.ktime_ns, record.tgid, record.tid) = (header, waiting.facts.ended_ns, seen.tgid, seen.tid);
-    (record.python_frames, record.native_frames, record.kernel_frames) = (0, 0, 0);
+    (record.python_frames, record.native_frames, record.kernel_frames, record.whose) = (0, 0, 0, 0);
     // SAFETY: the facts lie behind the record, inside of the scratch value.
     let to = unsafe { sample.cast::<u8>().add(size_of::<SampleRecord>()) };
     // SAFETY: as above.

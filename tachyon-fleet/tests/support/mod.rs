@@ -71,7 +71,14 @@ impl Segment<'_> {
             let status = if waits { 0 } else { 3 };
             for number in 0..*samples {
                 let time_us = profile.meta.start_us + self.sequence * 60_000_000 + number * 10_000 + place;
-                let sample = Sample { thread: ThreadId(thread), time_us, status, frames: &frames, merge: Merge::None };
+                let sample = Sample {
+                    thread: ThreadId(thread),
+                    time_us,
+                    status,
+                    frames: &frames,
+                    merge: Merge::None,
+                    work: None,
+                };
                 sink.sample(&profile, &sample).unwrap();
             }
         }

@@ -177,6 +177,7 @@ mod tests {
                 status: 3,
                 frames: &frames,
                 merge: Merge::None,
+                work: None,
             };
             collector.sample(&profile, &sample).unwrap();
         }

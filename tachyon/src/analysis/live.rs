@@ -81,7 +81,7 @@ impl Batch {
             let merge = crate::profile::Merge::from_number(status >> 6);
             let frames = self.stacks.get(*stack);
             let (time_us, thread, status) = (*time_us, *thread, status & 0x3f);
-            collector.sample(profile, &Sample { thread, time_us, status, frames, merge })?;
+            collector.sample(profile, &Sample { thread, time_us, status, frames, merge, work: None })?;
         }
         collector.finish(profile, report)
     }

@@ -1,6 +1,7 @@
 //! Bytes -> records. Every length is checked; nothing here trusts the writer.
 
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, WaitFacts, kind};
+use tachyon_common::whose::Whose;
 
 /// One record.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ pub struct Frames<'a> {
     holder: &'a [u8],
     native: &'a [u8],
     kernel: &'a [u8],
+    /// Whose work it was; empty where that is not known.
+    whose: &'a [u8],
 }
 
 impl Frames<'_> {
@@ -64,6 +67,12 @@ impl Frames<'_> {
     #[must_use]
     pub fn holder(&self) -> Option<RawFrame> {
         read(self.holder)
+    }
+
+    /// Whose work it was, as far as the kernel side has read it.
+    #[must_use]
+    pub fn whose(&self) -> Option<Whose> {
+        read(self.whose)
     }
 
     /// The frames, leaf first.
@@ -151,13 +160,15 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
             let native = usize::from(record.native_frames) * size_of::<u64>();
             let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
-            let all = len + native + kernel;
+            let whose = if record.whose == 0 { 0 } else { size_of::<Whose>() };
+            let all = len + native + kernel + whose;
             let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
             let facts = &body[all..];
             let (bytes, rest) = frames.split_at(len);
-            let (native, kernel) = rest.split_at(native);
+            let (native, rest) = rest.split_at(native);
+            let (kernel, whose) = rest.split_at(kernel);
             if kind == kind::SAMPLE {
-                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel }));
+                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel, whose }));
             }
             let facts: WaitFacts =
                 read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
@@ -165,7 +176,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let own = record.python_frames.saturating_sub(facts.holder_frames.min(u32::from(u16::MAX)) as u16);
             record.python_frames = own;
             let (bytes, holder) = bytes.split_at(usize::from(own) * size_of::<RawFrame>());
-            let frames = Frames { bytes, holder, native, kernel };
+            let frames = Frames { bytes, holder, native, kernel, whose };
             Ok(match kind {
                 kind::WAIT_BEGIN => Event::WaitBegin(record, frames, facts),
                 kind::WAIT_END => Event::WaitEnd(record, facts),
@@ -207,6 +218,8 @@ unsafe impl Plain for WaitFacts {}
 unsafe impl Plain for ProcessRecord {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for RawFrame {}
+// SAFETY: as of `SampleRecord`.
+unsafe impl Plain for Whose {}
 
 fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;

@@ -103,7 +103,7 @@ impl Import {
         } else {
             (sample.status, Merge::None)
         };
-        Ok(profile::Sample { thread, time_us: sample.timestamp_us, status, frames: &[], merge })
+        Ok(profile::Sample { thread, time_us: sample.timestamp_us, status, frames: &[], merge, work: None })
     }
 
     /// The process of a thread of the file, as far as it is known before its first sample.

@@ -58,7 +58,7 @@ fn segment(path: &Path, start_s: u64, many: bool, processes: &[Told<'_>]) {
             let merge = if number % 4 == 0 { Merge::Repaired } else { Merge::Exact };
             let time_us = profile.meta.start_us + number * 10_000;
             let status = if count % 2 == 0 { 3 } else { 2 };
-            sink.sample(&profile, &Sample { thread, time_us, status, frames, merge }).unwrap();
+            sink.sample(&profile, &Sample { thread, time_us, status, frames, merge, work: None }).unwrap();
         }
     }
     sink.finish(&profile, &report).unwrap();

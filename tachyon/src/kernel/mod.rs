@@ -21,6 +21,7 @@ mod sampling;
 mod segment;
 mod shared;
 mod waits;
+mod work;
 
 pub use btf::{BtfError, kernel_config};
 pub use chosen::{ChosenEvent, EventError, Events, Listed, events};

@@ -12,6 +12,7 @@ use super::programs::{TRACEPOINTS, has_tracepoints, hooks, load_programs, sample
 use super::rows::RowChunks;
 use super::sampling::TraceMaps;
 use super::waits::{WaitMaps, Waits};
+use super::work::WorkMaps;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
@@ -99,6 +100,7 @@ pub struct Kernel {
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     layouts: Array<MapData, Pod<Layout>>,
     known_layouts: Vec<Layout>,
+    pub(super) work: WorkMaps,
     pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
     pub(super) events_lost: PerCpuArray<MapData, u64>,
     /// The bank of `counters` that runs count in.
@@ -217,6 +219,7 @@ impl Kernel {
             executables: take(&mut ebpf, "EXECUTABLES")?,
             layouts: take(&mut ebpf, "LAYOUTS")?,
             known_layouts: Vec::new(),
+            work: WorkMaps::of(&mut ebpf)?,
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,

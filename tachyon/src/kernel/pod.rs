@@ -23,6 +23,8 @@ pod!(
     tachyon_common::process::ProcessEntry,
     tachyon_common::unwind::Space,
     tachyon_common::wait::SeenThread,
+    tachyon_common::whose::Asyncio,
+    tachyon_common::whose::ThreadLocal,
     FileKey,
 );
 

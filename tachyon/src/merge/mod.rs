@@ -54,6 +54,8 @@ pub struct Merger {
     joined: Vec<Joined>,
     markers: HashMap<StopReason, FrameId>,
     gc: Option<FrameId>,
+    /// The frame of the task whose work the record is, and how many of its Python frames, leaf first, lie above that; 0: not known.
+    pub task: Option<(FrameId, usize)>,
 }
 
 /// Whose a sample is.
@@ -129,8 +131,9 @@ impl Merger {
         frames: Frames<'_>,
     ) {
         self.stack.clear();
-        for raw in frames.iter() {
+        for (index, raw) in frames.iter().enumerate() {
             self.push_python(profile, symbolizer, record, &raw);
+            self.push_task(index);
         }
         if record.stop != StopReason::Complete as u8 {
             let marker = self.marker(profile, record);
@@ -138,6 +141,7 @@ impl Merger {
             let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
             self.stack.insert(at, marker);
         }
+        self.push_task_that_was_not_met(frames.len());
     }
 
     /// The same with native frames in their places: `native` are the record's, each with what it is and its frames of
@@ -200,7 +204,10 @@ impl Merger {
                 self.stack.push(marker);
             }
             match *frame {
-                Joined::Python(index) => self.push_python(profile, symbolizer, record, &raw[index]),
+                Joined::Python(index) => {
+                    self.push_python(profile, symbolizer, record, &raw[index]);
+                    self.push_task(index);
+                }
                 Joined::Native(index) => self.stack.extend_from_slice(native.frames(index)),
                 Joined::Collector => self.push_gc(profile),
             }
@@ -214,6 +221,7 @@ impl Merger {
             self.stack.insert(0, marker);
         }
         self.joined = joined;
+        self.push_task_that_was_not_met(raw.len());
         quality
     }
 
@@ -248,6 +256,20 @@ impl Merger {
             return;
         }
         self.stack.push(symbolizer.frame(profile, key, raw.lasti, raw.opcode));
+    }
+
+    /// The task lies below the outermost frame of its coroutine.
+    fn push_task(&mut self, index: usize) {
+        if let Some((task, _)) = self.task.filter(|(_, frames)| *frames == index + 1) {
+            self.stack.push(task);
+        }
+    }
+
+    /// Where that frame is not in the stack, the task lies below all of it.
+    fn push_task_that_was_not_met(&mut self, frames: usize) {
+        if let Some((task, _)) = self.task.filter(|(_, above)| *above == 0 || *above > frames) {
+            self.stack.push(task);
+        }
     }
 
     fn push_gc(&mut self, profile: &mut Profile) {

@@ -15,6 +15,7 @@ mod script;
 mod strings;
 mod task;
 mod waiting;
+mod work;
 
 pub use adopt::{Adopted, Adopter};
 pub use chosen::{event_of_root, event_root};
@@ -27,6 +28,7 @@ pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
 pub use task::{TASK_FILENAME, task_name};
 pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
+pub use work::{Task, Work, WorkId, WorkTable};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";
@@ -112,6 +114,8 @@ pub struct Sample<'a> {
     pub frames: &'a [FrameId],
     /// How its native and Python frames were put together.
     pub merge: Merge,
+    /// Whose work it was, where that is known.
+    pub work: Option<WorkId>,
 }
 
 /// How far the order of native and Python frames in a stack can be believed.
@@ -167,6 +171,8 @@ pub struct Profile {
     pub frames: FrameTable,
     /// Where native frames' code is.
     pub native: NativePlaces,
+    /// Tasks and spans whose work samples were.
+    pub works: WorkTable,
     /// Processes in order of first sample.
     pub processes: Vec<Process>,
     /// Threads in order of first sample.

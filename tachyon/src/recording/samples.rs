@@ -6,6 +6,7 @@
 mod lasting;
 mod native;
 mod waits;
+mod whose;
 
 pub(super) use lasting::Lasting;
 pub(super) use native::NativeSide;
@@ -21,7 +22,7 @@ use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
 use crate::merge::{Merger, Owner, ProgramKey};
-use crate::profile::{FrameId, Merge, Sample};
+use crate::profile::{FrameId, Merge, Sample, WorkId};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work, owner_of};
 use crate::sinks::label::Label;
@@ -120,6 +121,7 @@ pub(super) struct Maker {
     begun: Held,
     waking: Held,
     threads: waits::Threads,
+    tasks: whose::Tasks,
     /// The bank of counters of the present segment.
     bank: u32,
     /// Sample records of the next segment that came before this one was over.
@@ -152,6 +154,7 @@ impl Maker {
             begun: Held::default(),
             waking: Held::default(),
             threads: waits::Threads::default(),
+            tasks: whose::Tasks::default(),
             bank: 0,
             early: Vec::new(),
         }
@@ -216,6 +219,7 @@ impl Maker {
         self.merger.begin_profile(&ended.profile, |program| registry.is_alive(program));
         drop(registry);
         self.names.begin_profile();
+        self.tasks.begin_profile();
         if let Some(native) = &mut self.native {
             native.mixer.begin_profile();
         }
@@ -283,8 +287,8 @@ impl Maker {
         }
     }
 
-    /// The owner of a record, with its stack as the merger has it last.
-    fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, Merge) {
+    /// The owner of a record, with its stack as the merger has it last, and whose work it was.
+    fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, (Merge, Option<WorkId>)) {
         self.threads.learn(record);
         let mut settled = Settled::of(&lock(&self.registry), record, frames);
         self.symbolizer.begin_image(record.image, || owner_of(record.tgid));
@@ -297,7 +301,11 @@ impl Maker {
         if owner.first {
             made.processes.push(PerProcess { program: ProgramKey::of(record), ..PerProcess::default() });
         }
+        let whose = frames.whose();
+        let (work, task) =
+            whose.as_ref().map_or((None, None), |whose| self.tasks.of(&mut made.profile, owner.process, whose));
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
+        merger.task = task.zip(whose.map(|whose| usize::from(whose.task_frames)));
         let merge = match &mut self.native {
             Some(native) => native.stack(made, merger, symbolizer, owner.process, &mut settled),
             None => {
@@ -309,11 +317,11 @@ impl Maker {
             let waits = u32::from(record.header.bank) >= WAIT_BANKS;
             merger.put_above(kernel.of(&mut made.profile, frames, waits));
         }
-        (owner, settled.record, merge)
+        (owner, settled.record, (merge, work))
     }
 
     fn sample(&mut self, record: &SampleRecord, frames: Frames<'_>) {
-        let (owner, record, merge) = self.stack(record, frames);
+        let (owner, record, (merge, work)) = self.stack(record, frames);
         let number = usize::from(record.header.event);
         let event = self.events.get(number);
         if let Some(event) = event.filter(|event| !event.is_clock()) {
@@ -322,7 +330,8 @@ impl Maker {
         }
         let (made, record, stack) = (&mut self.made, &record, self.merger.last());
         let status = (record.status & 0x3f) as u8;
-        let sample = Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge };
+        let sample =
+            Sample { thread: owner.thread, time_us: record.ktime_ns / 1000, status, frames: stack, merge, work };
         let result = made.sink.as_mut().map_or(Ok(()), |sink| sink.sample(&made.profile, &sample));
         if result.is_err() {
             made.write_errors += 1;

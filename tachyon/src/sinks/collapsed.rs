@@ -182,7 +182,7 @@ mod tests {
         let mut sink = CollapsedSink::new(Vec::new());
         for number in 0..20 {
             let frames = &frames[number..];
-            let sample = Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None };
+            let sample = Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None, work: None };
             sink.repeated(&profile, &sample, &[1, 2, 3]).unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
@@ -228,7 +228,7 @@ mod tests {
             for frames in stacks {
                 sink.sample(
                     profile,
-                    &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None },
+                    &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None, work: None },
                 )
                 .unwrap();
             }

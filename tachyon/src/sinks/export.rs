@@ -112,7 +112,8 @@ mod tests {
             let mut out = Vec::new();
             let options = ExportOptions { by_thread: true, ..ExportOptions::default() };
             let mut sink = open(format, &mut out, options).unwrap();
-            let sample = Sample { thread: ThreadId(0), time_us: 9, status: 1, frames: &[frame], merge: Merge::None };
+            let sample =
+                Sample { thread: ThreadId(0), time_us: 9, status: 1, frames: &[frame], merge: Merge::None, work: None };
             sink.sample(&profile, &sample).unwrap();
             sink.finish(&profile, &Report::default()).unwrap();
             drop(sink);

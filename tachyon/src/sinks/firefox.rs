@@ -253,8 +253,11 @@ mod tests {
         let (a, b) = (profile.special_frame("a"), profile.special_frame("libz.so!b"));
         let mut sink = FirefoxSink::new(Vec::new());
         for (time_us, status, frames) in [(1010, 1, &[b, a][..]), (1020, 1, &[a]), (1033, 0, &[]), (1100, 4, &[b, a])] {
-            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us, status, frames, merge: Merge::None })
-                .unwrap();
+            sink.sample(
+                &profile,
+                &Sample { thread: ThreadId(0), time_us, status, frames, merge: Merge::None, work: None },
+            )
+            .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();

@@ -363,7 +363,7 @@ mod tests {
             let frames: Vec<_> = stack.iter().map(|name| profile.special_frame(name)).collect();
             sink.sample(
                 &profile,
-                &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames: &frames, merge: Merge::None },
+                &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames: &frames, merge: Merge::None, work: None },
             )
             .unwrap();
         }

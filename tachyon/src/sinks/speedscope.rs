@@ -273,8 +273,11 @@ mod tests {
         let samples: [(u32, u64, &[FrameId]); 6] =
             [(0, 1005, &[b, a]), (0, 1015, &[a]), (1, 1018, &[b]), (0, 1033, &[]), (0, 1100, &[a]), (0, 1100, &[b])];
         for (thread, time_us, frames) in samples {
-            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status: 0, frames, merge: Merge::None })
-                .unwrap();
+            sink.sample(
+                &profile,
+                &Sample { thread: ThreadId(thread), time_us, status: 0, frames, merge: Merge::None, work: None },
+            )
+            .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let file: Value = serde_json::from_slice(&sink.out).unwrap();

@@ -69,7 +69,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             }
             frames.clear();
             frames.extend(stack.iter().rev());
-            take(&Sample { thread, time_us, status, frames: &frames, merge })
+            take(&Sample { thread, time_us, status, frames: &frames, merge, work: None })
         })
     }
 }

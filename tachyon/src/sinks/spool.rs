@@ -6,7 +6,7 @@
 
 use super::stacks::{StackId, Stacks};
 use super::streams::{Streams, get, get_u32, put};
-use crate::profile::{FrameId, Merge, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Merge, Profile, Sample, ThreadId, WorkId};
 use std::io;
 
 /// A sample as it comes back.
@@ -22,6 +22,8 @@ pub(super) struct Spooled {
     pub stack: StackId,
     /// How it was put together.
     pub merge: Merge,
+    /// Whose work it was.
+    pub work: Option<WorkId>,
     /// How many there are, one after the other.
     pub count: u64,
     /// How far apart; wraps.
@@ -109,6 +111,7 @@ impl Spool {
                 put(out, delta);
                 out.push(packed(sample));
                 put(out, u64::from(stack.0));
+                put(out, sample.work.map_or(0, WorkId::number));
                 put(out, times_us.len() as u64 - 1);
                 if times_us.len() > 1 {
                     put(out, step);
@@ -143,11 +146,12 @@ impl Spool {
             let [byte] = super::streams::array(bytes)?;
             let (status, merge) = unpacked(byte);
             let stack = StackId(get_u32(bytes)?);
+            let work = WorkId::from_number(get(bytes)?);
             let more = get(bytes)?;
             let step_us = if more > 0 { get(bytes)? } else { 0 };
             let time_us = last_us;
             last_us = last_us.wrapping_add(step_us.wrapping_mul(more));
-            take(Spooled { thread, time_us, status, stack, merge, count: more.saturating_add(1), step_us }, bytes)
+            take(Spooled { thread, time_us, status, stack, merge, work, count: more.saturating_add(1), step_us }, bytes)
         })
     }
 }
@@ -196,6 +200,7 @@ mod tests {
                 status: (number % 64) as u8,
                 frames: &frames,
                 merge: Merge::None,
+                work: None,
             };
             spool.push_with(stream, &sample, |_| {}).unwrap();
             pushed[stream].push((sample.thread, time_us, sample.status, frames));
@@ -217,7 +222,14 @@ mod tests {
     #[test]
     fn what_is_repeated_evenly_is_one_entry() {
         let mut spool = Spool::default();
-        let sample = Sample { thread: ThreadId(0), time_us: 10, status: 3, frames: &[FrameId(1)], merge: Merge::None };
+        let sample = Sample {
+            thread: ThreadId(0),
+            time_us: 10,
+            status: 3,
+            frames: &[FrameId(1)],
+            merge: Merge::None,
+            work: None,
+        };
         let mut times: Vec<u64> = (0..1000).map(|number| 10 + number * 7).collect();
         // One by itself, one that steps back, and the last before the end of all time.
         times.extend([9_000, 8_000, u64::MAX, 4]);

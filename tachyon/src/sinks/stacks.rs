@@ -1,6 +1,6 @@
 //! Distinct stacks, and how often each thread showed them: the state of sinks that sum up.
 
-use crate::profile::{FrameId, Profile, Sample};
+use crate::profile::{FrameId, Profile, Sample, WorkId};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,6 +57,8 @@ pub(super) struct Key {
     pub stack: StackId,
     /// Whether the thread held the GIL; `None`: not known, or not asked for.
     pub gil: Option<bool>,
+    /// Whose work it was; `None`: not known, or not asked for.
+    pub work: Option<WorkId>,
 }
 
 /// Counts of equal stacks.
@@ -77,11 +79,12 @@ impl Counts {
         self.shown = buffer;
     }
 
-    /// Counts `count` samples that differ in nothing that is looked at here.
-    pub fn add(&mut self, sample: &Sample<'_>, by_gil: bool, count: usize) {
+    /// Counts `count` samples that differ in nothing that is looked at here; with labels, who held the GIL and whose work it was
+    /// are looked at, too.
+    pub fn add(&mut self, sample: &Sample<'_>, with_labels: bool, count: usize) {
         let stack = self.stacks.intern(sample.frames);
-        let gil = if by_gil { gil_held(sample.status) } else { None };
-        *self.counts.entry(Key { thread: sample.thread.0, stack, gil }).or_default() += count as u64;
+        let (gil, work) = if with_labels { (gil_held(sample.status), sample.work) } else { (None, None) };
+        *self.counts.entry(Key { thread: sample.thread.0, stack, gil, work }).or_default() += count as u64;
     }
 
     /// All counts, in an order that is the same for the same samples.
@@ -114,10 +117,11 @@ mod tests {
         let mut counts = Counts::default();
         let (a, b) = ([FrameId(1), FrameId(0)], [FrameId(0)]);
         for (thread, status, frames) in [(0, 1, &a[..]), (0, 1, &a), (0, 0, &a), (1, 4, &b), (0, 1, &[])] {
-            let sample = Sample { thread: ThreadId(thread), time_us: 0, status, frames, merge: Merge::None };
+            let sample =
+                Sample { thread: ThreadId(thread), time_us: 0, status, frames, merge: Merge::None, work: None };
             counts.add(&sample, true, 1);
         }
-        let key = |thread, stack, gil| Key { thread, stack: StackId(stack), gil };
+        let key = |thread, stack, gil| Key { thread, stack: StackId(stack), gil, work: None };
         assert_eq!(
             counts.sorted(),
             [(key(0, 0, Some(false)), 1), (key(0, 0, Some(true)), 2), (key(0, 2, Some(true)), 1), (key(1, 1, None), 1)]

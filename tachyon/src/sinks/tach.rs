@@ -75,7 +75,7 @@ type Sync = Box<dyn FnMut() -> io::Result<()> + Send>;
 /// profile.threads.push(Thread { ns_tid: 7, ..Thread::default() });
 /// let frames = [profile.special_frame("libz.so.1!deflate")];
 /// let mut sink = TachSink::new(Cursor::new(Vec::new()), &profile.meta, TachOptions::default())?;
-/// sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 5, status: 2, frames: &frames, merge: Merge::None })?;
+/// sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 5, status: 2, frames: &frames, merge: Merge::None , work: None})?;
 /// sink.finish(&profile, &Report::default())?;
 /// assert_eq!(sink.stored(), 1);
 /// # Ok::<(), std::io::Error>(())

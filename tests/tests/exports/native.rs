@@ -70,7 +70,8 @@ fn write(code: &Code, samples: &[(u32, &[FrameId], u64)], path: &Path) -> PathBu
     let mut sink = export::open(format, std::fs::File::create(path).unwrap(), options).unwrap();
     for &(thread, frames, count) in samples {
         for _ in 0..count {
-            let sample = Sample { thread: ThreadId(thread), time_us: 5, status: 3, frames, merge: Merge::None };
+            let sample =
+                Sample { thread: ThreadId(thread), time_us: 5, status: 3, frames, merge: Merge::None, work: None };
             sink.sample(&code.profile, &sample).unwrap();
         }
     }

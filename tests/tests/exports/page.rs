@@ -203,7 +203,8 @@ fn write_places<'a>(path: &Path, file: &str, samples: impl Iterator<Item = Place
             profile.frames.intern(Frame { lineno, end_lineno: lineno, column, end_column, ..frame })
         };
         let frames = [frame(name, lineno, columns.unwrap_or((-1, -1))), frame("<module>", 1, (-1, -1))];
-        let sample = Sample { thread: ThreadId(0), time_us, status: 3, frames: &frames, merge: Merge::None };
+        let sample =
+            Sample { thread: ThreadId(0), time_us, status: 3, frames: &frames, merge: Merge::None, work: None };
         sink.sample(&profile, &sample).unwrap();
         time_us += 10_000;
         stored += 1;

@@ -96,7 +96,8 @@ pub fn write(stacks: Stacks<'_>, path: &Path) {
             } else {
                 3
             };
-            let sample = Sample { thread: ThreadId(thread), time_us, status, frames: &frames, merge: Merge::None };
+            let sample =
+                Sample { thread: ThreadId(thread), time_us, status, frames: &frames, merge: Merge::None, work: None };
             sink.sample(&profile, &sample).unwrap();
             time_us += INTERVAL_US;
             stored += 1;

@@ -107,6 +107,6 @@ impl Seen {
         let &Numbered { time_us, thread, status, .. } = numbered;
         let thread: ThreadId = thread;
         let frames = self.live.stack(numbered);
-        Sample { thread, time_us, status: status & 0x3f, frames, merge: Merge::from_number(status >> 6) }
+        Sample { thread, time_us, status: status & 0x3f, frames, merge: Merge::from_number(status >> 6), work: None }
     }
 }

@@ -44,7 +44,7 @@ pub fn taken(seen: &[Seen<'_>]) -> Taken {
             stored += 1;
             let thread = ThreadId(u32::try_from(thread).expect("there are two"));
             let time_us = 1_000_000 + stored * 10_000;
-            let sample = Sample { thread, time_us, status, frames: &frames, merge: Merge::None };
+            let sample = Sample { thread, time_us, status, frames: &frames, merge: Merge::None, work: None };
             sink.sample(&profile, &sample).expect("memory takes it");
         }
     }

@@ -52,7 +52,7 @@ impl Maker {
         let cause = || waits::cause_with_stack(of.pid, facts, thread, of.free_threaded);
         for stretch in waits::stretches(facts, cause) {
             stack[0] = made.profile.special_frame(&crate::profile::waiting(stretch.cause));
-            let sample = Sample { thread: owner, time_us: 0, status, frames: &stack, merge };
+            let sample = Sample { thread: owner, time_us: 0, status, frames: &stack, merge, work: None };
             made.wait(&sample, charged, &stretch, &stretch.wait);
         }
     }

@@ -93,7 +93,7 @@ impl Maker {
         let waker = self.waker_of(record.tid, facts);
         // What became of native stacks is told of the clock's samples.
         let native = std::mem::take(&mut self.made.native);
-        let (owner, record, merge) = self.stack(record, frames);
+        let (owner, record, (merge, work)) = self.stack(record, frames);
         self.made.native = native;
         // Behind the first record of an image, which says whose it is.
         let holder = self.holder_of(&record, frames, facts);
@@ -113,7 +113,7 @@ impl Maker {
             let waker = waker.as_ref().filter(|_| stretch.cause != waits::FOR_A_CPU);
             frames.extend(waker.map(|waker| waker.shown));
             frames.extend_from_slice(stack);
-            let sample = Sample { thread: owner.thread, time_us: 0, status, frames: &frames, merge };
+            let sample = Sample { thread: owner.thread, time_us: 0, status, frames: &frames, merge, work };
             let more = Wait {
                 waker_stack: waker.and_then(|waker| waker.stack.as_ref()).map(|(thread, frames)| (*thread, &**frames)),
                 holder: holder.filter(|_| stretch.cause == GIL),

@@ -41,8 +41,11 @@ fn write(profile: &Profile, by_thread: bool, samples: &[&[FrameId]]) -> (Vec<u64
         RootOptions { by_thread, ..RootOptions::default() },
     );
     for frames in samples {
-        sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None })
-            .unwrap();
+        sink.sample(
+            profile,
+            &Sample { thread: ThreadId(0), time_us: 0, status: 0, frames, merge: Merge::None, work: None },
+        )
+        .unwrap();
     }
     sink.finish(profile, &Report::default()).unwrap();
     let elf = elf.0.lock().unwrap().clone();

@@ -3,6 +3,7 @@
 //! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
 
 mod wait;
+mod whose;
 
 use super::label::Label;
 use super::need::Amounts;
@@ -137,6 +138,7 @@ impl<W: Write> Sink for JsonlSink<W> {
             if let Some(wait) = wait.filter(|wait| wait.weight != 1) {
                 write!(line, "\"weight\":{},", wait.weight)?;
             }
+            whose::write(&mut line, profile, sample.work, stack)?;
             if let Some(cause) = profile.waits_for(stack) {
                 write!(line, "\"waiting\":{},", json(&Waiting::new(profile, cause, wait)))?;
             }
@@ -239,8 +241,11 @@ mod tests {
         let frames = [leaf, profile.frames.intern(located)];
         let mut sink = JsonlSink::new(Vec::new());
         for (status, frames) in [(35, &frames[..]), (0, &[]), (4, &[])] {
-            sink.sample(&profile, &Sample { thread: ThreadId(0), time_us: 12, status, frames, merge: Merge::None })
-                .unwrap();
+            sink.sample(
+                &profile,
+                &Sample { thread: ThreadId(0), time_us: 12, status, frames, merge: Merge::None, work: None },
+            )
+            .unwrap();
         }
         sink.finish(&profile, &Report::default()).unwrap();
         let who = r#""time_us":12,"pid":9,"comm":"a\"}","container":"c1","pod":"p1","script":"a\"}.py","tid":6,"thread_id":5,"thread":"w\n","interpreter":2"#;
@@ -261,7 +266,8 @@ mod tests {
         profile.processes.push(Process::default());
         profile.threads.push(Thread::default());
         let frames = [profile.special_frame(&crate::profile::waiting("lock"))];
-        let sample = Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None };
+        let sample =
+            Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None, work: None };
         let futex = u32::try_from(libc::SYS_futex).unwrap();
         let (file, function) = (profile.strings.intern("/a.py"), profile.strings.intern("hogs"));
         let holder = Frame { lineno: 7, ..Frame::without_location(file, function) };
@@ -311,7 +317,8 @@ mod tests {
         profile.threads.push(Thread { tid: 6, name: "producer".into(), ..Thread::default() });
         let (waits, puts) = (profile.special_frame(&crate::profile::waiting("lock")), profile.special_frame("puts"));
         let frames = [waits];
-        let sample = Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None };
+        let sample =
+            Sample { thread: ThreadId(0), time_us: 90, status: 0, frames: &frames, merge: Merge::None, work: None };
         let waker = [puts];
         let wait = Wait { weight: 1, waker: Some(6), waker_stack: Some((ThreadId(0), &waker)), ..Wait::default() };
         let mut sink = JsonlSink::new(Vec::new());

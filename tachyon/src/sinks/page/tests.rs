@@ -63,7 +63,7 @@ fn profile() -> Profile {
 }
 
 fn sample(thread: u32, time_us: u64, status: u8, frames: &[crate::profile::FrameId]) -> Sample<'_> {
-    Sample { thread: ThreadId(thread), time_us, status, frames, merge: Merge::Exact }
+    Sample { thread: ThreadId(thread), time_us, status, frames, merge: Merge::Exact, work: None }
 }
 
 #[test]

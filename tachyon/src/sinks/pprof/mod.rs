@@ -133,7 +133,7 @@ impl<'a> Builder<'a> {
                 location_id.push(self.special(NO_FRAMES));
             }
             location_id.extend(root);
-            let label = labels.into_iter().chain(self.gil(&key)).collect();
+            let label = labels.into_iter().chain(self.gil(&key)).chain(self.work(&key)).collect();
             let time = count.saturating_mul(period);
             let of_event = event(&key);
             let time = if of_event.is_some() { 0 } else { time };
@@ -315,6 +315,16 @@ impl<'a> Builder<'a> {
         labels
     }
 
+    /// Task and span, as far as they are known.
+    fn work(&mut self, key: &Key) -> Vec<proto::Label> {
+        let profile = self.profile;
+        let Some(work) = key.work.map(|id| profile.works.get(id)) else { return Vec::new() };
+        let task = work.task.map(|task| ("task", profile.strings.get(task.name).to_owned()));
+        let span = work.span_ids().map(|(trace, span)| [("trace_id", trace), ("span_id", span)]);
+        let labels = task.into_iter().chain(span.into_iter().flatten());
+        labels.map(|(key, text)| proto::Label { key: self.string(key), str: self.string(&text), num: 0 }).collect()
+    }
+
     fn gil(&mut self, key: &Key) -> Option<proto::Label> {
         let text = if key.gil? { "held" } else { "not held" };
         Some(proto::Label { key: self.string("gil"), str: self.string(text), num: 0 })
@@ -336,8 +346,11 @@ mod tests {
     fn message(profile: &Profile, by_thread: bool, samples: &[(u8, &[FrameId])]) -> proto::Profile {
         let mut sink = PprofSink::new(Vec::new(), RootOptions { by_thread, ..RootOptions::default() });
         for &(status, frames) in samples {
-            sink.sample(profile, &Sample { thread: ThreadId(0), time_us: 0, status, frames, merge: Merge::None })
-                .unwrap();
+            sink.sample(
+                profile,
+                &Sample { thread: ThreadId(0), time_us: 0, status, frames, merge: Merge::None, work: None },
+            )
+            .unwrap();
         }
         sink.finish(profile, &Report::default()).unwrap();
         let mut bytes = Vec::new();

@@ -131,8 +131,11 @@ mod tests {
             // Deeper than a TACH file's stacks now and then.
             let frames = &frames[(number as usize * 13) % 250..][..if number % 50 == 0 { 150 } else { 3 }];
             let (time_us, status) = (1000 + u64::from(number), (number % 64) as u8);
-            sink.sample(&profile, &Sample { thread: ThreadId(thread), time_us, status, frames, merge: Merge::None })
-                .unwrap();
+            sink.sample(
+                &profile,
+                &Sample { thread: ThreadId(thread), time_us, status, frames, merge: Merge::None, work: None },
+            )
+            .unwrap();
             counts[thread as usize] += 1;
             if number % 100 == 0 {
                 sink.tick(&profile).unwrap();

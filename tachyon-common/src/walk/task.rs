@@ -1,0 +1,131 @@
+//! Whose work a thread does at the moment: its asyncio task, its span.
+
+use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
+use super::text::text;
+use super::thread::ThreadPointer;
+use crate::layout::Layout;
+use crate::whose::{Asyncio, NAME_BYTES, ThreadLocal, Whose, flags};
+
+/// `Py_TPFLAGS_LONG_SUBCLASS`.
+const IS_LONG: u64 = 1 << 24;
+/// `Py_TPFLAGS_UNICODE_SUBCLASS`.
+const IS_UNICODE: u64 = 1 << 28;
+
+/// Takes down the task that a thread state runs, and gives the address of its coroutine's frame; 0: it runs none, or one of
+/// which nothing is known.
+///
+/// asyncio's Python version (`asyncio.tasks._PyTask`) notes its tasks in the thread state as well, and they have none of these
+/// fields: their type is smaller than C's.
+#[inline(always)]
+pub fn running_task<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    asyncio: &Asyncio,
+    tstate: u64,
+    whose: &mut Whose,
+) -> u64 {
+    if asyncio.thread_running_task == 0 {
+        return 0;
+    }
+    let task = read_u64(memory, tstate, asyncio.thread_running_task).unwrap_or(0);
+    if task == 0 {
+        return 0;
+    }
+    let type_ = read_u64(memory, task, layout.ob_type).unwrap_or(0);
+    let size = read_u64(memory, type_, asyncio.type_basicsize).unwrap_or(0);
+    if size < u64::from(asyncio.task_size) {
+        return 0;
+    }
+    whose.task = task;
+    whose.flags |= flags::TASK;
+    if take_name(memory, layout, asyncio, task, whose).is_err() {
+        whose.flags |= flags::NAME_UNREADABLE;
+    }
+    match read_u64(memory, task, asyncio.task_coro) {
+        Ok(coro) if coro != 0 => coro.wrapping_add(u64::from(asyncio.coro_frame)),
+        _ => 0,
+    }
+}
+
+/// A task's name is a string, or the number in `Task-N` until somebody asks for it (`_asyncio_Task_get_name_impl`).
+#[inline(always)]
+fn take_name<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    asyncio: &Asyncio,
+    task: u64,
+    whose: &mut Whose,
+) -> Result<(), Unreadable> {
+    let name = read_u64(memory, task, asyncio.task_name)?;
+    let type_ = read_u64(memory, name, layout.ob_type)?;
+    let type_flags = read_u64(memory, type_, asyncio.type_flags)?;
+    if type_flags & IS_LONG != 0 {
+        whose.task_number = number(memory, asyncio, name)?;
+        whose.flags |= flags::NUMBERED;
+        return Ok(());
+    }
+    if type_flags & IS_UNICODE == 0 {
+        return Err(Unreadable);
+    }
+    let found = text(memory, layout, name, NAME_BYTES as u32).ok_or(Unreadable)?;
+    // At most `NAME_BYTES`; the mask is for the verifier.
+    let bytes = found.bytes as usize & (2 * NAME_BYTES - 1);
+    if bytes > NAME_BYTES {
+        return Err(Unreadable);
+    }
+    let Some(into) = whose.name.get_mut(..bytes) else { return Err(Unreadable) };
+    memory.read(found.addr, into)?;
+    whose.name_bytes = bytes as u8;
+    whose.name_kind = found.kind;
+    if found.cut {
+        whose.flags |= flags::NAME_CUT;
+    }
+    Ok(())
+}
+
+/// The value of an `int` of one or two digits, which have 30 bits each; none is negative.
+#[inline(always)]
+fn number<M: UserMemory + ?Sized>(memory: &M, asyncio: &Asyncio, int: u64) -> Result<u64, Unreadable> {
+    let tag = read_u64(memory, int, asyncio.long_tag)?;
+    // `_PyLong_NON_SIZE_BITS` (`Include/internal/pycore_long.h`).
+    let digits = tag >> 3;
+    let low = u64::from(read_u32(memory, int, asyncio.long_digits)?);
+    match digits {
+        0 | 1 => Ok(low),
+        2 => Ok(low | u64::from(read_u32(memory, int, asyncio.long_digits.wrapping_add(4))?) << 30),
+        _ => Err(Unreadable),
+    }
+}
+
+/// Takes down the span that a thread is in, by its record in OpenTelemetry's thread context (OTEP 4947): trace id, span id, and
+/// a byte that is 1 while both are valid.
+#[inline(always)]
+pub fn running_span<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, pointer: ThreadPointer, whose: &mut Whose) {
+    if at.entry_size == 0 {
+        return;
+    }
+    let mut base = pointer.address;
+    if at.module != 0 {
+        let vector = read_u64(memory, base.wrapping_add(at.vector_at.cast_unsigned()), 0).unwrap_or(0);
+        let entry = at.module.wrapping_mul(at.entry_size);
+        base = read_u64(memory, vector, entry).unwrap_or(0);
+        // What the thread has not touched yet is not there: all bits set (glibc), or nothing (musl).
+        if base == 0 || base == u64::MAX {
+            return;
+        }
+    }
+    let record = read_u64(memory, base.wrapping_add(at.offset.cast_unsigned()), 0).unwrap_or(0);
+    if record == 0 {
+        return;
+    }
+    let valid = read_u32(memory, record, 24).unwrap_or(0) & 0xff;
+    if valid != 1 {
+        return;
+    }
+    let ids = memory
+        .read(record, &mut whose.trace_id)
+        .and_then(|()| memory.read(record.wrapping_add(16), &mut whose.span_id));
+    if ids.is_ok() && (whose.trace_id != [0; 16] || whose.span_id != [0; 8]) {
+        whose.flags |= flags::SPAN;
+    }
+}

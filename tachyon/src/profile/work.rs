@@ -1,0 +1,112 @@
+//! Whose work a sample was: an asyncio task's, a span's.
+
+use super::StrId;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+
+/// Index of a piece of work in [`WorkTable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkId(u32);
+
+/// An asyncio task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// Its name.
+    pub name: StrId,
+    /// What `id(task)` gives in its process: an address, which another task may have later.
+    pub id: u64,
+}
+
+/// Whose work it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// The asyncio task that ran.
+    pub task: Option<Task>,
+    /// Trace id and span id of the span of OpenTelemetry that the thread was in.
+    pub span: Option<([u8; 16], [u8; 8])>,
+}
+
+impl Work {
+    /// Trace id and span id, as OpenTelemetry writes them: hexadecimal digits.
+    #[must_use]
+    pub fn span_ids(&self) -> Option<(String, String)> {
+        let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.span.map(|(trace, span)| (digits(&trace), digits(&span)))
+    }
+}
+
+/// Distinct pieces of work, in order of first use.
+#[derive(Clone, Debug, Default)]
+pub struct WorkTable {
+    works: Vec<Work>,
+    ids: HashMap<Work, WorkId, RandomState>,
+}
+
+impl WorkTable {
+    /// Most of them that are kept: each request of a server may be one.
+    const MOST: usize = 1 << 20;
+
+    /// The handle of a piece of work; `None`: there are too many.
+    pub fn intern(&mut self, work: Work) -> Option<WorkId> {
+        if let Some(&id) = self.ids.get(&work) {
+            return Some(id);
+        }
+        let id = WorkId(u32::try_from(self.works.len()).ok().filter(|_| self.works.len() < Self::MOST)?);
+        self.works.push(work);
+        self.ids.insert(work, id);
+        Some(id)
+    }
+
+    /// The piece of work behind a handle.
+    ///
+    /// # Panics
+    /// When the handle is of another profile.
+    #[must_use]
+    pub fn get(&self, id: WorkId) -> &Work {
+        &self.works[id.0 as usize]
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.works.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.works.is_empty()
+    }
+}
+
+impl WorkId {
+    /// Its number, from 1 on: 0 is free for what is nobody's.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0 as u64 + 1
+    }
+
+    /// The one with that number.
+    #[must_use]
+    pub fn from_number(number: u64) -> Option<Self> {
+        u32::try_from(number.checked_sub(1)?).ok().map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_work_is_kept_once() {
+        let mut works = WorkTable::default();
+        let span = Some(([0xab; 16], [1; 8]));
+        let first = works.intern(Work { task: None, span }).expect("there is room");
+        assert_eq!(works.intern(Work { task: None, span }), Some(first));
+        let other = works.intern(Work::default()).expect("there is room");
+        assert_ne!(first, other);
+        assert_eq!(works.get(first).span_ids(), Some(("ab".repeat(16), "01".repeat(8))));
+        assert_eq!(WorkId::from_number(other.number()), Some(other));
+        assert_eq!(WorkId::from_number(0), None);
+    }
+}

@@ -1,0 +1,42 @@
+//! What a line tells of whose work it was.
+
+use super::json;
+use crate::profile::{FrameId, Profile, WorkId, task_name};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// An asyncio task.
+#[derive(Serialize)]
+struct Task<'a> {
+    name: &'a str,
+    /// What `id(task)` gives; not known of a task that a file tells of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    /// Names of those that await it, nearest first.
+    chain: Vec<&'a str>,
+}
+
+/// Writes task and span of a sample, as far as they are known. The frames of tasks are the same ones that other formats have.
+pub(super) fn write(
+    out: &mut impl Write,
+    profile: &Profile,
+    work: Option<WorkId>,
+    stack: &[FrameId],
+) -> io::Result<()> {
+    let work = work.map(|id| profile.works.get(id));
+    let mut in_stack = stack.iter().filter_map(|&frame| {
+        let frame = profile.frames.get(frame);
+        task_name(profile.strings.get(frame.filename), profile.strings.get(frame.function))
+    });
+    let nearest = in_stack.next();
+    let own = work.and_then(|work| work.task);
+    let name = own.map(|task| profile.strings.get(task.name)).or(nearest);
+    if let Some(name) = name {
+        let task = Task { name, id: own.map(|task| task.id), chain: in_stack.collect() };
+        write!(out, "\"task\":{},", json(&task))?;
+    }
+    if let Some((trace, span)) = work.and_then(crate::profile::Work::span_ids) {
+        write!(out, "\"trace_id\":\"{trace}\",\"span_id\":\"{span}\",")?;
+    }
+    Ok(())
+}
