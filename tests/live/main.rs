@@ -2,6 +2,7 @@
 
 mod account;
 mod agent;
+mod asyncio_offsets;
 mod attacks;
 mod borrowed;
 mod children;

@@ -140,6 +140,8 @@ pub enum LayoutError {
 pub(super) struct Built {
     /// The layout.
     pub(super) layout: Layout,
+    /// Sizes of the structures that it points into.
+    pub(super) sizes: Sizes,
     /// The sizes of the interpreter's structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
 }
@@ -184,7 +186,7 @@ pub(super) fn build(
     }
     validate(&layout, &sizes)?;
     let known_build = row.headers.iter().any(|headers| u64::from(headers.runtime_size) == sizes.runtime);
-    Ok(Built { layout, known_build })
+    Ok(Built { layout, sizes, known_build })
 }
 
 /// The row for a version: of its minor version's the one with this size of `_PyRuntime`, else the last.

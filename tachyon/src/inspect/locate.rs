@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 use object::elf;
 use tachyon_common::layout::{Layout, flags};
 
+use super::asyncio;
 use super::budget::{Metered, ReadBudget};
 use super::debug_offsets::{self, DebugOffsets};
 use super::entering::{CframeOffsets, EnteringError, EnteringWindow, arm64, entering_window};
-use super::layout::{self, LayoutError, ObjectSizes};
+use super::layout::{self, LayoutError, ObjectSizes, Sizes};
 use super::{Refusal, SUPPORTED, version};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteError};
 
 /// Files remembered. A host with more distinct ones starts anew: 64 Ki entries are about 8 MiB.
-const MAX_FILES: usize = 1 << 16;
+pub(super) const MAX_FILES: usize = 1 << 16;
 
 /// `e_machine` of this machine's programs: others cannot be mapped as code by a process that we can walk.
-const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
+pub(super) const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
 
 /// What is known of a file.
 #[derive(Debug)]
@@ -57,6 +58,8 @@ pub(super) struct PythonFile {
     pub(super) none: Option<u64>,
     /// Where fields are.
     pub(super) layout: Layout,
+    /// Sizes of the structures that they lie in.
+    pub(super) sizes: Sizes,
     /// The sizes of its structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
     /// The window of instructions with an unfilled `cframe`; `None` for versions without a `cframe`.
@@ -76,7 +79,9 @@ pub struct ElfCache {
     files: HashMap<(FileIdentity, bool), Arc<Facts>>,
     /// Mapped files that are no Python, with their paths, and when that was found: programs that start share most of theirs.
     others: HashMap<Place, (MappedPath, Instant)>,
-    parsed: u64,
+    /// What files tell of asyncio's tasks, `None` where nothing.
+    pub(super) asyncio: HashMap<FileIdentity, Option<asyncio::Words>>,
+    pub(super) parsed: u64,
 }
 
 impl ElfCache {
@@ -262,6 +267,7 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         code_type: names.code_type.map(|code_type| code_type.vaddr),
         none: names.none.map(|none| none.vaddr),
         layout,
+        sizes: built.sizes,
         known_build: built.known_build,
         entering,
     })))

@@ -6,6 +6,7 @@
 //! inspected at the moment its libpython is mapped, before any of it has run; [`self_test()`] looks at a runtime that
 //! has been initialised. Which processes to inspect, and when, is left to others.
 
+mod asyncio;
 mod budget;
 mod builtin;
 mod debug_offsets;
@@ -25,6 +26,7 @@ use std::time::Instant;
 
 use tachyon_common::layout::{Layout, flags};
 
+pub use self::asyncio::{AsyncioOffsets, asyncio_offsets};
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
 pub use self::layout::LayoutError;
@@ -116,6 +118,10 @@ pub struct Interpreter {
     pub none: u64,
     /// Where fields are; validated.
     pub layout: Layout,
+    /// `sizeof(PyInterpreterState)`; an older version's that does not publish it is its headers'.
+    pub interp_size: u64,
+    /// `sizeof(PyThreadState)`, likewise.
+    pub tstate_size: u64,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
     pub entering: Option<EnteringWindow>,
     /// Why there is no such range where one is needed.
@@ -344,6 +350,8 @@ fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping)
         code_type: python.code_type.map_or(0, at),
         none: python.none.map_or(0, at),
         layout: python.layout,
+        interp_size: python.sizes.interp,
+        tstate_size: python.sizes.tstate,
         entering,
         entering_error,
         file,

@@ -11,7 +11,7 @@ use super::layout::{LayoutError, Sizes};
 const MAX_STATE: u64 = 16 << 20;
 
 /// Largest size of a thread state that is believed (3.15's has 888 bytes, free-threaded more).
-const MAX_TSTATE: u64 = 64 << 10;
+pub(super) const MAX_TSTATE: u64 = 64 << 10;
 
 /// Largest size of an object or string header that is believed.
 const MAX_HEADER: u64 = 128;
@@ -20,7 +20,7 @@ const MAX_HEADER: u64 = 128;
 const MAX_GIL: u64 = 512;
 
 /// One field: its name, offset and width, and whether the walk cannot do without.
-type Field = (&'static str, u32, u64, bool);
+pub(super) type Field = (&'static str, u32, u64, bool);
 
 /// Checks a layout: every field that its version has is there, aligned, inside its structure and inside what is read
 /// of that structure in one go, and apart from its neighbours.
@@ -154,7 +154,7 @@ fn numbers(l: &Layout, minor: u8) -> Result<(), LayoutError> {
 }
 
 /// Checks fields that lie in one structure.
-fn group(fields: &[Field], limit: u64) -> Result<(), LayoutError> {
+pub(super) fn group(fields: &[Field], limit: u64) -> Result<(), LayoutError> {
     for (index, &(field, offset, width, needed)) in fields.iter().enumerate() {
         if !Layout::present(offset) {
             if needed {
