@@ -105,6 +105,8 @@ pub mod flags {
     pub const WAKERS: u32 = 1 << 7;
     /// What each thread of a recorded process came to is told when it exits.
     pub const THREAD_TIMES: u32 = 1 << 8;
+    /// Who awaits the running task is wanted too (`--async`).
+    pub const AWAITING: u32 = 1 << 9;
 }
 
 /// Processors: values of [`Config::machine`].

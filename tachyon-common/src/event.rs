@@ -3,12 +3,12 @@
 //! Every record starts with a [`RecordHeader`] and is sent at its real length, a multiple of 8 bytes. Host byte
 //! order. One [`SampleRecord`] serves Python, native and kernel frames: it is followed by
 //! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first, then by a
-//! [`Whose`] where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
+//! [`Whose`] and its tasks where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
 //! [`crate::unwind::NativeWalk::step`] has the rule.
-//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 112, fits the 32 KiB a per-CPU value may have.
+//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 120 + 8 * 88, fits the 32 KiB a per-CPU value may have.
 
 use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
-use crate::whose::Whose;
+use crate::whose::{MAX_AWAITING, Task, Whose};
 
 /// What a record is. The number is [`RecordHeader::kind`].
 pub mod kind {
@@ -362,7 +362,8 @@ pub struct Counters {
 pub const MAX_SAMPLE_BYTES: usize = core::mem::size_of::<SampleRecord>()
     + MAX_PY_FRAMES * core::mem::size_of::<RawFrame>()
     + (MAX_NATIVE_FRAMES + MAX_KERNEL_FRAMES) * 8
-    + core::mem::size_of::<Whose>();
+    + core::mem::size_of::<Whose>()
+    + MAX_AWAITING * core::mem::size_of::<Task>();
 
 const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);

@@ -1,24 +1,42 @@
-//! Whose work a thread does: the asyncio task that it runs, and the span of OpenTelemetry that it is in.
+//! Whose work a thread does: the asyncio task that it runs, those that await it, and the span of OpenTelemetry that it is in.
 //!
-//! User space finds out where both are kept and puts that into maps ([`Asyncio`], [`ThreadLocal`]); a
+//! User space finds out where all of it is kept and puts that into maps ([`Asyncio`], [`ThreadLocal`]); a
 //! [`ProcessEntry`](crate::process::ProcessEntry) has the index of each. What was read with a sample follows its frames as a
 //! [`Whose`].
 
-/// Where the words lie that tell the running task: of `_asyncio`'s own description of itself (`Py_AsyncioModuleDebugOffsets`,
-/// 3.14+) and of `_Py_DebugOffsets`. Value of the `ASYNCIO` map. Offsets in bytes.
+/// Where asyncio keeps its tasks: of `_asyncio`'s own description of itself (`Py_AsyncioModuleDebugOffsets`, 3.14+) and of
+/// `_Py_DebugOffsets`. Value of the `ASYNCIO` map. Offsets in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Asyncio {
     /// `_PyThreadStateImpl.asyncio_running_task`; 0: this index of the map is not used.
     pub thread_running_task: u32,
-    /// `sizeof(TaskObj)`: an object of a type with a smaller `tp_basicsize` is no task of C's.
+    /// `sizeof(TaskObj)`, or a little less: an object of a type with a smaller `tp_basicsize` is no task of C's.
     pub task_size: u32,
     /// `TaskObj.task_name`.
     pub task_name: u32,
     /// `TaskObj.task_coro`.
     pub task_coro: u32,
+    /// `TaskObj.task_is_task`, one byte; futures have it too.
+    pub task_is_task: u32,
+    /// `TaskObj.task_awaited_by`, likewise: one of those that await it, or a set of them.
+    pub task_awaited_by: u32,
+    /// `TaskObj.task_awaited_by_is_set`, one byte, likewise.
+    pub task_awaited_by_is_set: u32,
     /// `PyGenObject.gi_iframe`.
     pub coro_frame: u32,
+    /// `PyGenObject.gi_frame_state`, one byte.
+    pub coro_state: u32,
+    /// The values of that byte that say that a coroutine awaits another object.
+    pub coro_awaits: [u8; 2],
+    /// How far below the stack pointer of its frame what it awaits lies, in bytes.
+    pub awaited_below: u16,
+    /// `_PyInterpreterFrame.stackpointer`.
+    pub frame_stackpointer: u32,
+    /// `PySetObject.table`: pairs of key and hash.
+    pub set_table: u32,
+    /// `PySetObject.mask`: one less than the pairs.
+    pub set_mask: u32,
     /// `PyTypeObject.tp_flags`.
     pub type_flags: u32,
     /// `PyTypeObject.tp_basicsize`.
@@ -27,8 +45,6 @@ pub struct Asyncio {
     pub long_tag: u32,
     /// `PyLongObject.long_value.ob_digit`.
     pub long_digits: u32,
-    /// Explicit padding.
-    pub _pad: u32,
 }
 
 /// Where a thread-local variable lies, for each thread of a process. Value of the `SPANS` map.
@@ -47,60 +63,92 @@ pub struct ThreadLocal {
 
 /// Most bytes of a task's name that are taken with a sample.
 pub const NAME_BYTES: usize = 64;
+/// Most tasks that are followed from the running one to those that await it.
+pub const MAX_AWAITING: usize = 8;
+/// Most coroutines of one of those that are walked, outermost first.
+pub const MAX_COROUTINES: usize = 16;
+/// Most entries that are looked at of a set of those that await a task.
+pub const MAX_AWAITING_SET: u32 = 64;
 
-/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1.
+/// A task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Whose {
-    /// Address of the running task; 0: none, or none that could be read.
-    pub task: u64,
-    /// The number N of a task that is called `Task-N` because nobody gave it a name.
-    pub task_number: u64,
-    /// Trace id as OpenTelemetry writes it; zeros: the thread was in no span.
-    pub trace_id: [u8; 16],
-    /// Span id, likewise.
-    pub span_id: [u8; 8],
-    /// How many of the record's Python frames, leaf first, are the task's: the last one is that of its coroutine. 0: it was not met.
-    pub task_frames: u16,
-    /// Bytes of the name that follow.
+pub struct Task {
+    /// Its address.
+    pub address: u64,
+    /// The number N of one that is called `Task-N` because nobody gave it a name.
+    pub number: u64,
+    /// How many Python frames are its own. Of the running task: of the record's first ones, the last of which is that of its coroutine;
+    /// 0: that was not met. Of one that awaits: of those that follow, innermost first.
+    pub frames: u16,
+    /// Bytes of the name.
     pub name_bytes: u8,
     /// Bytes that a code point of the name has: 1, 2 or 4.
     pub name_kind: u8,
     /// Bits of [`flags`].
-    pub flags: u32,
-    /// The task's name, in the string's own kind.
+    pub flags: u16,
+    /// How many tasks and futures await it; 1 where only one was looked for.
+    pub awaited_by: u16,
+    /// The name, in the string's own kind.
     pub name: [u8; NAME_BYTES],
 }
 
-impl Whose {
-    /// Nobody's.
-    pub const NOBODY: Self = Self {
-        task: 0,
-        task_number: 0,
-        trace_id: [0; 16],
-        span_id: [0; 8],
-        task_frames: 0,
+/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1; then as many
+/// [`Task`]s as [`Whose::awaiting`] says, each of which awaits the one before. The last of the record's Python frames are theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Whose {
+    /// The running task.
+    pub task: Task,
+    /// Trace id as OpenTelemetry writes it.
+    pub trace_id: [u8; 16],
+    /// Span id, likewise.
+    pub span_id: [u8; 8],
+    /// Tasks that follow.
+    pub awaiting: u32,
+    /// Bits of [`flags`]: what there is.
+    pub flags: u32,
+}
+
+impl Task {
+    /// None.
+    pub const NONE: Self = Self {
+        address: 0,
+        number: 0,
+        frames: 0,
         name_bytes: 0,
         name_kind: 1,
         flags: 0,
+        awaited_by: 0,
         name: [0; NAME_BYTES],
     };
 }
 
-/// Bits of [`Whose::flags`].
+impl Whose {
+    /// Nobody's.
+    pub const NOBODY: Self = Self { task: Task::NONE, trace_id: [0; 16], span_id: [0; 8], awaiting: 0, flags: 0 };
+}
+
+/// Bits of [`Whose::flags`] and of [`Task::flags`].
 pub mod flags {
     /// There is a task.
     pub const TASK: u32 = 1;
     /// There is a span.
     pub const SPAN: u32 = 1 << 1;
+    /// There may be more tasks that await the last one.
+    pub const MORE_AWAITING: u32 = 1 << 2;
+
     /// The task's name is a number.
-    pub const NUMBERED: u32 = 1 << 2;
+    pub const NUMBERED: u16 = 1;
     /// The task's name is longer than what is here.
-    pub const NAME_CUT: u32 = 1 << 3;
+    pub const NAME_CUT: u16 = 1 << 1;
     /// The task's name could not be read.
-    pub const NAME_UNREADABLE: u32 = 1 << 4;
+    pub const NAME_UNREADABLE: u16 = 1 << 2;
+    /// Not all of the task's frames could be read.
+    pub const FRAMES_CUT: u16 = 1 << 3;
 }
 
-const _: () = assert!(core::mem::size_of::<Asyncio>() == 40);
+const _: () = assert!(core::mem::size_of::<Asyncio>() == 68);
 const _: () = assert!(core::mem::size_of::<ThreadLocal>() == 24);
-const _: () = assert!(core::mem::size_of::<Whose>() == 112);
+const _: () = assert!(core::mem::size_of::<Task>() == 88);
+const _: () = assert!(core::mem::size_of::<Whose>() == 120);

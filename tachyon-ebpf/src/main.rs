@@ -1,6 +1,6 @@
 //! The kernel side: entry points only.
 //!
-//! Five perf-event programs make one sample, each tail-calling the next; four raw tracepoints keep the process
+//! Five perf-event programs make one sample (a sixth where the tasks that await the running one are wanted), each tail-calling the next; four raw tracepoints keep the process
 //! table. Ten more, loaded only where waits are wanted, find the waits that count and walk the stacks of those; where events are chosen
 //! (`--event`), one program for each event leads to the same five, or to five more where it is a tracepoint. What they agree on with user space is in `tachyon-common`, where the walk itself lives too.
 #![no_std]
@@ -253,6 +253,27 @@ pub fn trace_native(ctx: TracePointContext) -> u32 {
 #[tracepoint]
 pub fn trace_codes(ctx: TracePointContext) -> u32 {
     sample::name_codes(&ctx);
+    0
+}
+
+/// Tail-called after [`walk_frames`] where a task runs and those that await it are wanted (`--async`): walks their coroutines.
+#[perf_event]
+pub fn walk_awaiting(ctx: PerfEventContext) -> u32 {
+    whose::walk_awaiting(&ctx);
+    0
+}
+
+/// As [`walk_awaiting`], after [`wait_begin`].
+#[raw_tracepoint]
+pub fn wait_awaiting(ctx: RawTracePointContext) -> i32 {
+    whose::walk_awaiting(&ctx);
+    0
+}
+
+/// As [`walk_awaiting`], at a tracepoint.
+#[tracepoint]
+pub fn trace_awaiting(ctx: TracePointContext) -> u32 {
+    whose::walk_awaiting(&ctx);
     0
 }
 

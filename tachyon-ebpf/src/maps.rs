@@ -20,7 +20,7 @@ use tachyon_common::{
     unwind::{NativeWalk, Range, Space, StackBuffer},
     wait::SeenThread,
     walk::{
-        CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
+        Awaiting, CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
         ThreadSearch,
     },
     whose::{Asyncio, ThreadLocal, Whose},
@@ -200,11 +200,11 @@ pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
 
 /// Program of each stage, for tail calls. Writer: the loader.
 #[map]
-pub static STAGES: ProgramArray = ProgramArray::with_max_entries(5, 0);
+pub static STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
 
 /// As `STAGES`, for tracepoints. Writer: the loader.
 #[map]
-pub static TRACE_STAGES: ProgramArray = ProgramArray::with_max_entries(5, 0);
+pub static TRACE_STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
 
 /// Event -> hits of its tracepoint. Writers: the tracepoints' first programs; reader: user space, at the end.
 #[map]
@@ -212,7 +212,7 @@ pub static TRACE_HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_EVEN
 
 /// Where a wait's stack goes on from the kick: as `STAGES`, for raw tracepoints. Writer: the loader.
 #[map]
-pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(6, 0);
+pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
 
 /// `task_struct` -> a thread that is recorded, and since when it waits. One entry and not used where waits are not wanted.
 /// Writers: `on_switch`, which removes it at the thread's last switch, and `on_wake`; readers: those and user space.
@@ -269,6 +269,8 @@ pub const STAGE_NATIVE: u32 = 3;
 pub const STAGE_BEGIN: u32 = 4;
 /// Index of `wait_holder` in `WAIT_STAGES`.
 pub const STAGE_HOLDER: u32 = 5;
+/// Index of [`crate::walk_awaiting`] in `STAGES`.
+pub const STAGE_AWAITING: u32 = 6;
 
 /// Slots of `TOLD` (a power of two).
 pub const TOLD_SLOTS: u32 = 256;
@@ -414,6 +416,7 @@ pub struct State {
     pub own_frames: u32,
     /// What becomes the last part of the record; of nobody where its flags are 0.
     pub whose: Whose,
+    pub awaiting: Awaiting,
 }
 
 /// Value of `CODE`: a code record and its payload.

@@ -13,8 +13,8 @@ use crate::interrupt::Interrupt;
 use crate::kernel::KernelPtr;
 use crate::lifecycle;
 use crate::maps::{
-    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_BEGIN, STAGE_HOLDER, STAGE_NAME,
-    STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
+    COUNTERS, ENTRIES, FRAME_SLOTS, GOES_ON, LAYOUTS, PROCESSES, SAMPLE, STAGE_AWAITING, STAGE_BEGIN, STAGE_HOLDER,
+    STAGE_NAME, STAGE_NATIVE, STAGE_SEARCH, STAGE_WALK, STATE, SampleScratch, State, TRACE_HITS, config, repair,
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
@@ -414,6 +414,15 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         }
     }
     scratch.sample.record.root_shims = scratch.state.walk.shims as u8;
+    if config!(flags) & config_flags::AWAITING != 0 && scratch.state.whose.flags & whose_flags::TASK != 0 {
+        go_on(ctx, scratch, STAGE_AWAITING);
+    }
+    to_holder(ctx, scratch);
+}
+
+/// Goes on to the frames of another thread, where such are wanted, once this one's have been walked.
+#[inline(always)]
+pub fn to_holder<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if ctx.has_more_python() {
         go_on(ctx, scratch, STAGE_HOLDER);
     }

@@ -1,10 +1,12 @@
-//! Whose work the thread does: read where the walk begins, and put behind the frames.
+//! Whose work the thread does: read where the walk begins, who awaits that behind it, and put behind the frames.
 
+use crate::interrupt::Interrupt;
 use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPANS};
 use crate::memory::{CurrentProcess, masked};
-use crate::sample::Scratch;
+use crate::sample::{self, Scratch, walk_python_frames};
+use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
-use tachyon_common::whose::{Whose, flags};
+use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, Whose, flags};
 
 /// Takes down the span that the thread is in. A global function, as `sample::frames::walk_python_frames` is. Always 0.
 #[unsafe(no_mangle)]
@@ -32,13 +34,128 @@ pub extern "C" fn read_task() -> u64 {
     0
 }
 
+/// Begins with those that await the running task. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn begin_awaiting() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    state.awaiting.begin(state.whose.task.address);
+    // The walk of their frames forgets where this thread's evaluator was entered, which the native stack is asked for.
+    if state.entered_at == 0 {
+        state.entered_at = state.walk.entry_frame;
+    }
+    0
+}
+
+/// [`Awaiting::find`](walk::Awaiting::find): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_awaiting() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    u64::from(core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio))
+}
+
+/// [`Awaiting::look`](walk::Awaiting::look), likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_awaiting() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    u64::from(core::hint::black_box(&mut state.awaiting).look(&CurrentProcess))
+}
+
+/// [`Awaiting::take`](walk::Awaiting::take), likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn take_awaiting() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    let (awaiting, running) = (core::hint::black_box(&mut state.awaiting), &mut state.whose.task);
+    u64::from(awaiting.take(&CurrentProcess, layout, asyncio, running, state.walk.stored))
+}
+
+/// [`Awaiting::coroutine`](walk::Awaiting::coroutine), likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_coroutine() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    u64::from(core::hint::black_box(&mut state.awaiting).coroutine(&CurrentProcess, layout, asyncio))
+}
+
+/// Puts the walk at the next coroutine's frame, if there is one, likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn go_on_at_coroutine() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let frame = core::hint::black_box(&mut state.awaiting).frame();
+    if frame == 0 {
+        return 0;
+    }
+    state.walk.go_on_at(frame);
+    1
+}
+
+/// Notes that it has been walked.
+#[inline(always)]
+fn walked_coroutine(whole: bool) {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return };
+    state.awaiting.walked(state.walk.stored, whole);
+}
+
+/// Walks the coroutines of those that await the running task behind the thread's own frames; a stage of its own.
+#[inline(always)]
+pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
+    begin_awaiting();
+    let mut tasks = 0;
+    // Futures between two tasks count, too.
+    while tasks < 2 * MAX_AWAITING && find_awaiting() != 0 {
+        tasks += 1;
+        let mut looks = 0;
+        while looks < MAX_AWAITING_SET && look_at_awaiting() != 0 {
+            looks += 1;
+        }
+        if take_awaiting() == 0 {
+            break;
+        }
+        let mut coroutines = 0;
+        while coroutines < MAX_COROUTINES && look_at_coroutine() != 0 {
+            coroutines += 1;
+        }
+        let mut frames = 0;
+        while frames < MAX_COROUTINES && go_on_at_coroutine() != 0 {
+            frames += 1;
+            let ended = walk_python_frames();
+            walked_coroutine(ended == StopReason::Complete as u64);
+        }
+    }
+    let Some(mut scratch) = Scratch::get() else { return };
+    scratch.state.whose.awaiting = scratch.state.awaiting.found;
+    if scratch.state.awaiting.more != 0 {
+        scratch.state.whose.flags |= flags::MORE_AWAITING;
+    }
+    sample::to_holder(ctx, &mut scratch);
+}
+
 /// Puts it behind what the record has so far, and gives its length in bytes.
 #[inline(always)]
 pub fn append(at: usize) -> usize {
-    append_whose(at as u64) as usize & 0xff
+    let mut bytes = append_whose(at as u64) as usize & 0xff;
+    let mut tasks = 0;
+    while tasks < MAX_AWAITING as u64 {
+        let task = append_task((at + bytes) as u64, tasks) as usize & 0xff;
+        if task == 0 {
+            break;
+        }
+        bytes += task;
+        tasks += 1;
+    }
+    bytes
 }
 
-/// The same. A global function: it is verified once.
+/// The same, without those that await. A global function: it is verified once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
@@ -49,10 +166,27 @@ pub extern "C" fn append_whose(at: u64) -> u64 {
         return 0;
     }
     sample.record.whose = 1;
-    state.whose.task_frames = state.walk.task_frames as u16;
+    state.whose.task.frames = state.walk.task_frames as u16;
     // SAFETY: `at` is inside the scratch value.
     let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
     // SAFETY: as many bytes are left of it.
     unsafe { to.cast::<Whose>().write(state.whose) };
+    BYTES as u64
+}
+
+/// One of those that await, if there are so many; gives its length in bytes, or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn append_task(at: u64, number: u64) -> u64 {
+    const BYTES: usize = size_of::<Task>();
+    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let (at, number) = (masked::<0x7ff8>(at as usize), masked::<0xff>(number as usize));
+    if at > SCRATCH_BYTES - BYTES || number >= state.whose.awaiting as usize || number >= MAX_AWAITING {
+        return 0;
+    }
+    // SAFETY: `at` is inside the scratch value.
+    let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
+    // SAFETY: as many bytes are left of it.
+    unsafe { to.cast::<Task>().write(state.awaiting.tasks[number]) };
     BYTES as u64
 }

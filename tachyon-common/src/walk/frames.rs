@@ -82,7 +82,7 @@ pub struct FrameWalk {
     pub(super) in_a_call: u32,
     /// The leaf runs in a trace of the JIT: 0 or 1. See [`FrameWalk::enter`].
     in_trace: u32,
-    /// [`Whose::task_frames`](crate::whose::Whose::task_frames): the frame of [`FrameWalk::task_frame`] is the last of so many; 0: it
+    /// [`Task::frames`](crate::whose::Task::frames): the frame of [`FrameWalk::task_frame`] is the last of so many; 0: it
     /// was not met.
     pub task_frames: u32,
     /// The frame of the running task's coroutine; 0: there is none.

@@ -6,6 +6,7 @@
 //! [`crate::stop::StopReason`]. Loops stop after a fixed number of steps and can be continued, because a BPF program must
 //! end and may only tail-call on.
 
+mod awaiting;
 mod buffer;
 mod code;
 mod content;
@@ -18,6 +19,7 @@ mod task;
 mod text;
 mod thread;
 
+pub use awaiting::Awaiting;
 pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, SlotBuffer, ThreadBuffer};
 pub use code::{CodeIdentity, code_head, code_identity, linetable_len, mix};
 pub use content::{Content, TextHash, lacks};

@@ -4,7 +4,7 @@ use super::memory::{Unreadable, UserMemory, read_u32, read_u64};
 use super::text::text;
 use super::thread::ThreadPointer;
 use crate::layout::Layout;
-use crate::whose::{Asyncio, NAME_BYTES, ThreadLocal, Whose, flags};
+use crate::whose::{Asyncio, NAME_BYTES, Task, ThreadLocal, Whose, flags};
 
 /// `Py_TPFLAGS_LONG_SUBCLASS`.
 const IS_LONG: u64 = 1 << 24;
@@ -31,17 +31,39 @@ pub fn running_task<M: UserMemory + ?Sized>(
     if task == 0 {
         return 0;
     }
-    let type_ = read_u64(memory, task, layout.ob_type).unwrap_or(0);
-    let size = read_u64(memory, type_, asyncio.type_basicsize).unwrap_or(0);
-    if size < u64::from(asyncio.task_size) {
+    if !is_task_of_c(memory, layout, asyncio, task) {
         return 0;
     }
-    whose.task = task;
     whose.flags |= flags::TASK;
-    if take_name(memory, layout, asyncio, task, whose).is_err() {
-        whose.flags |= flags::NAME_UNREADABLE;
+    take_down(memory, layout, asyncio, task, &mut whose.task)
+}
+
+/// Whether an object has all that tasks have, by the size of its type.
+#[inline(always)]
+pub(super) fn is_task_of_c<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    asyncio: &Asyncio,
+    object: u64,
+) -> bool {
+    let type_ = read_u64(memory, object, layout.ob_type).unwrap_or(0);
+    read_u64(memory, type_, asyncio.type_basicsize).unwrap_or(0) >= u64::from(asyncio.task_size)
+}
+
+/// Takes down a task, and gives the address of its coroutine's frame; 0: it has none.
+#[inline(always)]
+pub(super) fn take_down<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    asyncio: &Asyncio,
+    address: u64,
+    task: &mut Task,
+) -> u64 {
+    task.address = address;
+    if take_name(memory, layout, asyncio, address, task).is_err() {
+        task.flags |= flags::NAME_UNREADABLE;
     }
-    match read_u64(memory, task, asyncio.task_coro) {
+    match read_u64(memory, address, asyncio.task_coro) {
         Ok(coro) if coro != 0 => coro.wrapping_add(u64::from(asyncio.coro_frame)),
         _ => 0,
     }
@@ -53,15 +75,15 @@ fn take_name<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
     asyncio: &Asyncio,
-    task: u64,
-    whose: &mut Whose,
+    address: u64,
+    task: &mut Task,
 ) -> Result<(), Unreadable> {
-    let name = read_u64(memory, task, asyncio.task_name)?;
+    let name = read_u64(memory, address, asyncio.task_name)?;
     let type_ = read_u64(memory, name, layout.ob_type)?;
     let type_flags = read_u64(memory, type_, asyncio.type_flags)?;
     if type_flags & IS_LONG != 0 {
-        whose.task_number = number(memory, asyncio, name)?;
-        whose.flags |= flags::NUMBERED;
+        task.number = number(memory, asyncio, name)?;
+        task.flags |= flags::NUMBERED;
         return Ok(());
     }
     if type_flags & IS_UNICODE == 0 {
@@ -73,12 +95,12 @@ fn take_name<M: UserMemory + ?Sized>(
     if bytes > NAME_BYTES {
         return Err(Unreadable);
     }
-    let Some(into) = whose.name.get_mut(..bytes) else { return Err(Unreadable) };
+    let Some(into) = task.name.get_mut(..bytes) else { return Err(Unreadable) };
     memory.read(found.addr, into)?;
-    whose.name_bytes = bytes as u8;
-    whose.name_kind = found.kind;
+    task.name_bytes = bytes as u8;
+    task.name_kind = found.kind;
     if found.cut {
-        whose.flags |= flags::NAME_CUT;
+        task.flags |= flags::NAME_CUT;
     }
     Ok(())
 }

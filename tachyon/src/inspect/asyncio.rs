@@ -5,12 +5,14 @@
 //! It has no version and no cookie, so its numbers are compared with each other and with what the interpreter says of itself.
 
 use super::budget::{Metered, ReadBudget};
+use super::debug_offsets::DebugOffsets;
 use super::locate::{ElfCache, MACHINE, MAX_FILES};
 use super::validate::{Field, MAX_TSTATE, group};
 use super::{Interpreter, candidates};
 use crate::remote::elf::{Elf, ElfError, ReadAt, Section};
 use crate::remote::{MappedFile, Mapping, RemoteProcess};
 use std::io;
+use tachyon_common::whose::Asyncio;
 
 /// Words of the section: `Py_AsyncioModuleDebugOffsets` of `Modules/_asynciomodule.c`, the same in v3.14.0 and v3.15.0.
 pub(super) type Words = [u64; 13];
@@ -87,6 +89,59 @@ impl AsyncioOffsets {
             thread_running_loop: running_loop,
             thread_running_task: running_task,
             thread_tasks_head: thread_head,
+        })
+    }
+}
+
+/// Where coroutines, `int`s and types have what tells a task, as the interpreter publishes it (3.14+). In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskObjects {
+    /// `PyGenObject.gi_iframe`.
+    pub coro_frame: u32,
+    /// `PyTypeObject.tp_flags`.
+    pub type_flags: u32,
+    /// `PyTypeObject.tp_basicsize`, the field after `tp_name` in every version.
+    pub type_basicsize: u32,
+    /// `PyLongObject.long_value.lv_tag`.
+    pub long_tag: u32,
+    /// `PyLongObject.long_value.ob_digit`.
+    pub long_digits: u32,
+}
+
+impl TaskObjects {
+    pub(super) fn of(published: &DebugOffsets) -> Option<Self> {
+        // What is no offset of these is not believed: the first fields of small objects, and of a type.
+        let small = |field| {
+            published.get(field).filter(|&offset| offset < MAX_TASK).and_then(|offset| u32::try_from(offset).ok())
+        };
+        Some(Self {
+            coro_frame: small("gen_object.gi_iframe")?,
+            type_flags: small("type_object.tp_flags")?,
+            type_basicsize: small("type_object.tp_name")? + 8,
+            long_tag: small("long_object.lv_tag")?,
+            long_digits: small("long_object.ob_digit")?,
+        })
+    }
+}
+
+impl AsyncioOffsets {
+    /// What the kernel side reads of the running task; `None`: not all of it is known.
+    #[must_use]
+    pub fn running(&self, objects: Option<TaskObjects>) -> Option<Asyncio> {
+        let objects = objects?;
+        let word = |offset: u64| u32::try_from(offset).ok();
+        Some(Asyncio {
+            thread_running_task: word(self.thread_running_task)?,
+            // All of what is read lies before the end of the last field.
+            task_size: word(self.task_node.max(self.task_name).max(self.task_coro))? + 8,
+            task_name: word(self.task_name)?,
+            task_coro: word(self.task_coro)?,
+            coro_frame: objects.coro_frame,
+            type_flags: objects.type_flags,
+            type_basicsize: objects.type_basicsize,
+            long_tag: objects.long_tag,
+            long_digits: objects.long_digits,
+            _pad: 0,
         })
     }
 }
@@ -200,6 +255,7 @@ mod tests {
             layout,
             interp_size: 225_864,
             tstate_size: 832,
+            objects: None,
             entering: None,
             entering_error: None,
             file: crate::remote::FileIdentity { dev: 0, inode: 0, mtime_ns: 0, size: 0 },

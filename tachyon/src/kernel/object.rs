@@ -29,6 +29,7 @@ use tachyon_common::limits::{
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
+use tachyon_common::whose::Asyncio;
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
@@ -100,7 +101,7 @@ pub struct Kernel {
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     layouts: Array<MapData, Pod<Layout>>,
     known_layouts: Vec<Layout>,
-    pub(super) work: WorkMaps,
+    work: WorkMaps,
     pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
     pub(super) events_lost: PerCpuArray<MapData, u64>,
     /// The bank of `counters` that runs count in.
@@ -401,6 +402,14 @@ impl Kernel {
         self.layouts.set(number, Pod(*layout), 0).map_err(KernelError::map("LAYOUTS"))?;
         self.known_layouts.push(*layout);
         Ok(number)
+    }
+
+    /// The number of where asyncio keeps the running task; `None`: there are too many.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn asyncio_number(&mut self, asyncio: &Asyncio) -> Result<Option<u16>, KernelError> {
+        self.work.asyncio(asyncio)
     }
 
     /// Takes the maps of native stacks; once.

@@ -33,7 +33,10 @@ impl WorkMaps {
 }
 
 /// A table whose values have numbers from 1 on.
-struct Numbered<T> {
+struct Numbered<T>
+where
+    Pod<T>: aya::Pod,
+{
     name: &'static str,
     map: Array<MapData, Pod<T>>,
     known: Vec<T>,

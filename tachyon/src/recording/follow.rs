@@ -8,6 +8,7 @@ mod decision;
 mod look;
 mod queue;
 mod thread;
+mod work;
 
 pub(super) use thread::Follow;
 
@@ -272,6 +273,12 @@ impl Follower {
     }
 
     fn on_watch(&mut self, event: &WatchEvent<'_>) {
+        if let WatchEvent::Mapped { pid, path, .. } = event
+            && work::may_tell_of_tasks(path)
+            && self.mapped.contains(&pid.0)
+        {
+            self.look_for_tasks(pid.0);
+        }
         match event {
             WatchEvent::Mapped { pid, dev, inode, .. } if self.mapped.contains(&pid.0) => {
                 self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });

@@ -24,9 +24,10 @@ impl Follower {
             self.set_aside(pid, self.flags & !flags::SELECTED)?;
             return Ok(None);
         }
-        let found = self.examine(&RemoteProcess::at(Pid(pid)));
+        let process = RemoteProcess::at(Pid(pid));
+        let found = self.examine(&process);
         let (entry, program) = match (decide(&found, Before::LastLook), &found) {
-            (Step::Python, Found::Python(interpreter)) => (self.entry_of(interpreter)?, program(interpreter)),
+            (Step::Python, Found::Python(interpreter)) => (self.entry_of(&process, interpreter)?, program(interpreter)),
             (Step::Other { .. }, _) => (other(), Program::Other),
             _ => return Err(found.into_error()),
         };
@@ -91,7 +92,7 @@ impl Follower {
         let step = decide(&found, before);
         self.note_what_was_clear(pid, &found);
         match (step, found) {
-            (Step::Python, Found::Python(interpreter)) => match self.entry_of(&interpreter) {
+            (Step::Python, Found::Python(interpreter)) => match self.entry_of(&process, &interpreter) {
                 Ok(entry) => {
                     let entry = ProcessEntry { flags: entry.flags | (entry_flags & !DECIDED), ..entry };
                     self.write(pid, &life, before, &entry, Some(&interpreter));
@@ -189,6 +190,8 @@ impl Follower {
         let hex = registry.layout(layout).map_or(0, |layout| layout.version_hex);
         registry.is_python(pid, life, Program::Python(hex, inspect::version_text(hex)));
         drop(registry);
+        // What it has loaded so far it has told nobody of.
+        self.look_for_tasks(pid);
         self.look_closer(pid, life.image, life.instance);
     }
 
@@ -244,7 +247,8 @@ impl Follower {
         }
     }
 
-    fn entry_of(&mut self, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
+    fn entry_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
+        let asyncio = self.tasks_of(process, interpreter);
         let mut kernel = lock(&self.kernel);
         let layout = interpreter.layout.complete();
         let number = kernel.layout_number(&layout)?;
@@ -263,6 +267,7 @@ impl Follower {
             evaluator_start: evaluator.start,
             evaluator_end: evaluator.end,
             layout: number,
+            asyncio,
             flags: flags::PYTHON,
             ..ProcessEntry::default()
         };

@@ -1,0 +1,222 @@
+//! Who awaits the running task, and where: task by task, coroutine by coroutine.
+//!
+//! In steps, each of which reads a little and leaves what it has found in [`Awaiting`]: a BPF program verifies each of them once.
+
+use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
+use super::task::{is_task_of_c, take_down};
+use crate::layout::Layout;
+use crate::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, flags};
+
+/// Where the search stands.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Awaiting {
+    /// Those that have been found, each of which awaits the one before.
+    pub tasks: [Task; MAX_AWAITING],
+    /// How many there are.
+    pub found: u32,
+    /// 1: there may be more.
+    pub more: u32,
+    /// The task or future whose waiters are looked for next; 0: none.
+    next: u64,
+    /// The set of those: the pair to look at next, and how many are left.
+    entry: u64,
+    left: u32,
+    /// How many were found, and the first of them by address.
+    waiters: u32,
+    least: u64,
+    /// Frames of the coroutines of the task that was found last, outermost first, and how many.
+    coroutines: [u64; MAX_COROUTINES],
+    coroutines_found: u32,
+    /// Frames stored before the present task's.
+    before: u32,
+    /// The coroutine to look at next; 0: none.
+    coroutine: u64,
+}
+
+impl Awaiting {
+    /// Nothing yet.
+    pub const NONE: Self = Self {
+        tasks: [Task::NONE; MAX_AWAITING],
+        found: 0,
+        more: 0,
+        next: 0,
+        entry: 0,
+        left: 0,
+        waiters: 0,
+        least: 0,
+        coroutines: [0; MAX_COROUTINES],
+        coroutines_found: 0,
+        before: 0,
+        coroutine: 0,
+    };
+
+    /// Begins with the running task.
+    #[inline(always)]
+    pub fn begin(&mut self, task: u64) {
+        (self.found, self.more, self.next) = (0, 0, task);
+    }
+
+    /// Looks for those that await the present task or future. False: nobody does, as far as can be told.
+    #[inline(always)]
+    pub fn find<M: UserMemory + ?Sized>(&mut self, memory: &M, asyncio: &Asyncio) -> bool {
+        let of = core::mem::take(&mut self.next);
+        (self.entry, self.left, self.waiters, self.least) = (0, 0, 0, 0);
+        if of == 0 {
+            return false;
+        }
+        let awaited_by = read_u64(memory, of, asyncio.task_awaited_by).unwrap_or(0);
+        if awaited_by == 0 {
+            return false;
+        }
+        let is_set = read_u8(memory, of.wrapping_add(u64::from(asyncio.task_awaited_by_is_set))).unwrap_or(0);
+        if is_set == 0 {
+            (self.waiters, self.least) = (1, awaited_by);
+            return true;
+        }
+        let mask = read_u64(memory, awaited_by, asyncio.set_mask).unwrap_or(0);
+        self.left = mask.min(u64::from(MAX_AWAITING_SET) - 1) as u32 + 1;
+        self.entry = read_u64(memory, awaited_by, asyncio.set_table).unwrap_or(0);
+        true
+    }
+
+    /// Looks at one entry of the set of those. False: there are no more.
+    #[inline(always)]
+    pub fn look<M: UserMemory + ?Sized>(&mut self, memory: &M) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        let key = read_u64(memory, self.entry, 0).unwrap_or(0);
+        let hash = read_u64(memory, self.entry, 8).unwrap_or(u64::MAX);
+        self.entry = self.entry.wrapping_add(16);
+        // A key that was taken out leaves one with the hash -1 (`set_discard_entry`).
+        if key != 0 && hash != u64::MAX {
+            self.waiters += 1;
+            if self.least == 0 || key < self.least {
+                self.least = key;
+            }
+        }
+        true
+    }
+
+    /// Takes down the one of them that the chain goes on with: that with the least address, so that it is the same one each time.
+    /// `stored`: frames that the record has. False: there is none, or no room.
+    #[inline(always)]
+    pub fn take<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        asyncio: &Asyncio,
+        running: &mut Task,
+        stored: u32,
+    ) -> bool {
+        (self.coroutine, self.coroutines_found, self.before) = (0, 0, stored);
+        let least = self.least;
+        if least == 0 {
+            return false;
+        }
+        let count = self.waiters.min(u32::from(u16::MAX)) as u16;
+        // The one that is awaited: the last that was found, or the running one. (A future between two tasks has no place of its own.)
+        let last = (self.found as usize).wrapping_sub(1);
+        if last < MAX_AWAITING {
+            self.tasks[last & (MAX_AWAITING - 1)].awaited_by = count;
+        } else {
+            running.awaited_by = count;
+        }
+        if self.found as usize >= MAX_AWAITING {
+            self.more = 1;
+            return false;
+        }
+        self.next = least;
+        let is_task = read_u8(memory, least.wrapping_add(u64::from(asyncio.task_is_task))).unwrap_or(0);
+        if is_task == 0 {
+            return true;
+        }
+        if !is_task_of_c(memory, layout, asyncio, least) {
+            self.next = 0;
+            return false;
+        }
+        let at = self.found as usize & (MAX_AWAITING - 1);
+        self.tasks[at] = Task::NONE;
+        let frame = take_down(memory, layout, asyncio, least, &mut self.tasks[at]);
+        self.found += 1;
+        if frame != 0 {
+            self.coroutine = frame.wrapping_sub(u64::from(asyncio.coro_frame));
+        }
+        true
+    }
+
+    /// Looks at one coroutine of the task. False: there are no more.
+    #[inline(always)]
+    pub fn coroutine<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, asyncio: &Asyncio) -> bool {
+        let coroutine = core::mem::take(&mut self.coroutine);
+        let at = self.coroutines_found as usize;
+        if coroutine == 0 || at >= MAX_COROUTINES {
+            return false;
+        }
+        let frame = coroutine.wrapping_add(u64::from(asyncio.coro_frame));
+        self.coroutines[at & (MAX_COROUTINES - 1)] = frame;
+        self.coroutines_found += 1;
+        let state = read_u8(memory, coroutine.wrapping_add(u64::from(asyncio.coro_state))).unwrap_or(u8::MAX - 1);
+        if state != asyncio.coro_awaits[0] && state != asyncio.coro_awaits[1] {
+            return true;
+        }
+        self.coroutine = awaited(memory, layout, asyncio, coroutine, frame).unwrap_or(0);
+        if self.coroutine != 0 && at + 1 == MAX_COROUTINES {
+            self.cut();
+        }
+        true
+    }
+
+    /// The frame of the innermost coroutine that is not walked yet; 0: there are no more.
+    #[inline(always)]
+    pub fn frame(&mut self) -> u64 {
+        if self.coroutines_found == 0 {
+            return 0;
+        }
+        self.coroutines_found -= 1;
+        self.coroutines[self.coroutines_found as usize & (MAX_COROUTINES - 1)]
+    }
+
+    /// Notes how many frames of it there are, now that the record has so many, and whether the last one is among them.
+    #[inline(always)]
+    pub fn walked(&mut self, stored: u32, whole: bool) {
+        let last = (self.found as usize).wrapping_sub(1);
+        if last < MAX_AWAITING {
+            self.tasks[last & (MAX_AWAITING - 1)].frames = stored.wrapping_sub(self.before) as u16;
+        }
+        if !whole {
+            self.coroutines_found = 0;
+            self.cut();
+        }
+    }
+
+    #[inline(always)]
+    fn cut(&mut self) {
+        let last = (self.found as usize).wrapping_sub(1);
+        if last < MAX_AWAITING {
+            self.tasks[last & (MAX_AWAITING - 1)].flags |= flags::FRAMES_CUT;
+        }
+    }
+}
+
+/// The coroutine that a suspended one awaits; 0: what it awaits is none of the same type (`_PyGen_yf`).
+#[inline(always)]
+fn awaited<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    asyncio: &Asyncio,
+    coroutine: u64,
+    frame: u64,
+) -> Result<u64, Unreadable> {
+    let top = read_u64(memory, frame, asyncio.frame_stackpointer)?;
+    let awaited = read_u64(memory, top.wrapping_sub(u64::from(asyncio.awaited_below)), 0)?;
+    let awaited = awaited & !u64::from(layout.stackref_tag_mask);
+    if awaited == 0 || read_u64(memory, awaited, layout.ob_type)? != read_u64(memory, coroutine, layout.ob_type)? {
+        return Ok(0);
+    }
+    Ok(awaited)
+}
+
+const _: () = assert!(core::mem::size_of::<Awaiting>() == 8 * 88 + 8 + 8 + 8 + 8 + 8 + 16 * 8 + 8 + 8);
