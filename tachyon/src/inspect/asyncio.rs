@@ -200,6 +200,7 @@ mod tests {
             layout,
             interp_size: 225_864,
             tstate_size: 832,
+            awaits: None,
             entering: None,
             entering_error: None,
             file: crate::remote::FileIdentity { dev: 0, inode: 0, mtime_ns: 0, size: 0 },
