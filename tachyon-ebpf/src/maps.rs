@@ -200,11 +200,11 @@ pub static SPACES: HashMap<u32, Space> = HashMap::with_max_entries(1, 0);
 
 /// Program of each stage, for tail calls. Writer: the loader.
 #[map]
-pub static STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
+pub static STAGES: ProgramArray = ProgramArray::with_max_entries(6, 0);
 
 /// As `STAGES`, for tracepoints. Writer: the loader.
 #[map]
-pub static TRACE_STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
+pub static TRACE_STAGES: ProgramArray = ProgramArray::with_max_entries(6, 0);
 
 /// Event -> hits of its tracepoint. Writers: the tracepoints' first programs; reader: user space, at the end.
 #[map]
@@ -267,10 +267,10 @@ pub const STAGE_NAME: u32 = 2;
 pub const STAGE_NATIVE: u32 = 3;
 /// Index of [`crate::on_sample`] in `STAGES`, of `wait_begin` in `WAIT_STAGES`.
 pub const STAGE_BEGIN: u32 = 4;
-/// Index of `wait_holder` in `WAIT_STAGES`.
-pub const STAGE_HOLDER: u32 = 5;
 /// Index of [`crate::walk_awaiting`] in `STAGES`.
-pub const STAGE_AWAITING: u32 = 6;
+pub const STAGE_AWAITING: u32 = 5;
+/// Index of `wait_holder` in `WAIT_STAGES`.
+pub const STAGE_HOLDER: u32 = 6;
 
 /// Slots of `TOLD` (a power of two).
 pub const TOLD_SLOTS: u32 = 256;

@@ -57,6 +57,7 @@ mod storm;
 mod stripped;
 mod sync;
 mod tables;
+mod tasks;
 mod threads;
 mod top;
 mod truth;

@@ -124,7 +124,9 @@ pub struct AgentArgs {
 #[derive(Args, Debug)]
 #[command(
     after_help = "The process is not stopped. Its own user may read it unless kernel.yama.ptrace_scope forbids that; \
-    otherwise this needs root or CAP_SYS_PTRACE."
+    otherwise this needs root or CAP_SYS_PTRACE.\n\n\
+    Examples:\n  sudo tachyon-bpf dump -p 4242            every thread's stack\n  \
+    sudo tachyon-bpf dump -p 4242 --async    where its asyncio tasks wait, and for which others"
 )]
 pub struct DumpArgs {
     /// Process to look at
@@ -138,6 +140,10 @@ pub struct DumpArgs {
     /// Keep the interpreter's own frames between Python frames
     #[arg(long, requires = "native")]
     pub interpreter_frames: bool,
+
+    /// Show the tree of asyncio tasks: where each awaits, and who awaits it (CPython 3.14 and newer)
+    #[arg(long = "async", conflicts_with = "native")]
+    pub tasks: bool,
 
     /// Print JSON (docs/dump.md)
     #[arg(long)]

@@ -1,5 +1,7 @@
 //! `dump`: every thread's stack once, now, for people and as JSON.
 
+mod tasks;
+
 use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
@@ -11,13 +13,14 @@ use crate::profile::FrameId;
 use crate::recording::waits;
 use crate::remote::{CpuClocks, RemoteError, RemoteProcess, ledger};
 use crate::sinks::text;
-use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, ThreadStack, Wanted};
+use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, TaskLayout, ThreadStack, Wanted};
 use crate::symbolize::native::NativeName;
 use crate::types::{KtimeNs, Pid};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Instant;
 use tachyon_common::stop::StopReason;
+use tasks::Asyncio;
 
 /// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
 const SCHEMA: u32 = 1;
@@ -40,6 +43,7 @@ struct Dump {
     python_file: String,
     problems: Vec<String>,
     threads: Vec<Thread>,
+    asyncio: Option<Asyncio>,
 }
 
 #[derive(Debug, Serialize)]
@@ -151,12 +155,17 @@ struct Frame {
 pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (pid, start) = (args.pid, Instant::now());
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
-    let interpreter = interpreter(&process)?;
+    let mut cache = ElfCache::default();
+    let interpreter = interpreter(&process, &mut cache)?;
+    let tasks = if args.tasks { task_layout(&process, &interpreter, &mut cache)? } else { None };
     // One stack is no tower: it is shown down to its root.
     let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
-    let wanted = Wanted { native, ..Wanted::default() };
-    let snapshot = snapshot::take(&process, &interpreter, &wanted)
+    let wanted = Wanted { native, tasks, ..Wanted::default() };
+    let mut snapshot = snapshot::take(&process, &interpreter, &wanted)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
+    if args.tasks {
+        snapshot.tasks.get_or_insert_default();
+    }
     let dump = Dump::new(&process, &interpreter, &snapshot, start);
     if args.json {
         text::write_json(&mut *out, &dump)?;
@@ -167,12 +176,30 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-fn interpreter(process: &RemoteProcess) -> Result<Interpreter, Failure> {
+/// Where the tasks of a process are; `None` when it has not imported asyncio.
+fn task_layout(
+    process: &RemoteProcess,
+    interpreter: &Interpreter,
+    cache: &mut ElfCache,
+) -> Result<Option<TaskLayout>, Failure> {
+    let Some(awaits) = interpreter.awaits else {
+        let version = interpreter.version_text();
+        return Err(Failure::new(format!(
+            "{} runs CPython {version}: tasks can be listed from 3.14 on",
+            named(process)
+        ))
+        .with_hint("`tachyon-bpf dump` without --async shows what its threads run"));
+    };
+    let asyncio = inspect::asyncio_offsets(process, interpreter, cache);
+    Ok(asyncio.map(|asyncio| TaskLayout { asyncio, awaits }))
+}
+
+fn interpreter(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Interpreter, Failure> {
     let denied = |error: &InspectError| {
         let (InspectError::Process(error) | InspectError::File(error)) = error;
         error.is_denied()
     };
-    match inspect::inspect(process, &mut ElfCache::default()) {
+    match inspect::inspect(process, cache) {
         Ok(Verdict::Python(interpreter)) => Ok(*interpreter),
         Ok(Verdict::NotPython) => Err(Failure::new(format!("{} is not a Python process", named(process)))
             .with_hint("it has no CPython mapped; `tachyon-bpf doctor -v` lists the Python processes")),
@@ -228,6 +255,7 @@ impl Dump {
             python_file: interpreter.path.to_string_lossy().into_owned(),
             problems: snapshot.problems.iter().cloned().chain(ledger::refused(start)).collect(),
             threads: snapshot.threads.iter().map(|thread| Thread::new(&mut asked, thread)).collect(),
+            asyncio: snapshot.tasks.as_ref().map(|tasks| Asyncio::new(tasks, snapshot)),
         }
     }
 
@@ -238,6 +266,11 @@ impl Dump {
         writeln!(out, "CPython {}{free} ({})", self.python_version, escape(&self.python_file))?;
         for problem in &self.problems {
             writeln!(out, "Incomplete: {problem}")?;
+        }
+        if let Some(asyncio) = &self.asyncio {
+            let name_of =
+                |tid| self.threads.iter().find(|thread| thread.tid == Some(tid)).map(|thread| thread.name.clone());
+            return asyncio.print(name_of, out);
         }
         for thread in &self.threads {
             writeln!(out)?;

@@ -107,6 +107,8 @@ pub struct Plan {
     pub waits: Waits,
     /// Who ends waits too.
     pub wakers: bool,
+    /// Who awaits a running task, in place of the event loop.
+    pub awaiting: bool,
     /// Events that are sampled in place of the clock.
     pub events: Vec<ChosenEvent>,
     /// How a TACH file is compressed.
@@ -174,6 +176,7 @@ impl Plan {
             kernel: self.kernel,
             waits: self.waits,
             wakers: self.wakers,
+            awaiting: self.awaiting,
             // Accounts of segments are many.
             thread_times: self.rotate.is_none(),
             events: self.events.clone(),
@@ -253,6 +256,7 @@ impl Plan {
                 (false, false) => Waits::Not,
             },
             wakers: args.wakers,
+            awaiting: args.awaiting,
             events,
             native: (!args.sampling.no_native).then_some(NativePlan {
                 keep: KeepFrames {

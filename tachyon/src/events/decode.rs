@@ -1,7 +1,7 @@
 //! Bytes -> records. Every length is checked; nothing here trusts the writer.
 
 use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, WaitFacts, kind};
-use tachyon_common::whose::Whose;
+use tachyon_common::whose::{Task, Whose};
 
 /// One record.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,8 @@ pub struct Frames<'a> {
     kernel: &'a [u8],
     /// Whose work it was; empty where that is not known.
     whose: &'a [u8],
+    /// The tasks that await the running one, and their frames.
+    awaiting: (&'a [u8], &'a [u8]),
 }
 
 impl Frames<'_> {
@@ -73,6 +75,17 @@ impl Frames<'_> {
     #[must_use]
     pub fn whose(&self) -> Option<Whose> {
         read(self.whose)
+    }
+
+    /// The tasks that await the running one, each with its frames, innermost first: each awaits the one before.
+    pub fn awaiting(&self) -> impl Iterator<Item = (Task, impl Iterator<Item = RawFrame>)> {
+        let (tasks, mut frames) = self.awaiting;
+        tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(move |task| {
+            let bytes = usize::from(task.frames) * size_of::<RawFrame>();
+            let (own, rest) = frames.split_at(bytes.min(frames.len()));
+            frames = rest;
+            (task, own.chunks_exact(size_of::<RawFrame>()).map_while(read::<RawFrame>))
+        })
     }
 
     /// The frames, leaf first.
@@ -160,15 +173,14 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let len = usize::from(record.python_frames) * size_of::<RawFrame>();
             let native = usize::from(record.native_frames) * size_of::<u64>();
             let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
-            let whose = if record.whose == 0 { 0 } else { size_of::<Whose>() };
-            let all = len + native + kernel + whose;
+            let all = len + native + kernel;
             let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
-            let facts = &body[all..];
+            let (whose, tasks, facts) = split_whose(&record, &body[all..])?;
             let (bytes, rest) = frames.split_at(len);
-            let (native, rest) = rest.split_at(native);
-            let (kernel, whose) = rest.split_at(kernel);
+            let (native, kernel) = rest.split_at(native);
             if kind == kind::SAMPLE {
-                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel, whose }));
+                let (bytes, awaiting) = split_awaiting(&mut record, bytes, tasks);
+                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel, whose, awaiting }));
             }
             let facts: WaitFacts =
                 read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
@@ -176,7 +188,8 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let own = record.python_frames.saturating_sub(facts.holder_frames.min(u32::from(u16::MAX)) as u16);
             record.python_frames = own;
             let (bytes, holder) = bytes.split_at(usize::from(own) * size_of::<RawFrame>());
-            let frames = Frames { bytes, holder, native, kernel, whose };
+            let (bytes, awaiting) = split_awaiting(&mut record, bytes, tasks);
+            let frames = Frames { bytes, holder, native, kernel, whose, awaiting };
             Ok(match kind {
                 kind::WAIT_BEGIN => Event::WaitBegin(record, frames, facts),
                 kind::WAIT_END => Event::WaitEnd(record, facts),
@@ -201,6 +214,35 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
     }
 }
 
+/// What follows a record's frames: whose work it was, the tasks that await that, and the rest.
+fn split_whose<'a>(record: &SampleRecord, bytes: &'a [u8]) -> Result<(&'a [u8], &'a [u8], &'a [u8]), BadRecord> {
+    if record.whose == 0 {
+        return Ok((&[], &[], bytes));
+    }
+    let short =
+        BadRecord::Short { len: record.header.len as usize + size_of::<Whose>(), have: record.header.len as usize };
+    let whose: Whose = read(bytes).ok_or(short)?;
+    let (own, rest) = bytes.split_at(size_of::<Whose>());
+    let tasks = (whose.awaiting as usize).checked_mul(size_of::<Task>()).ok_or(short)?;
+    let (tasks, rest) = rest.split_at_checked(tasks).ok_or(short)?;
+    Ok((own, tasks, rest))
+}
+
+/// Takes the frames of the tasks that await the running one off those of a record, of which they are the last.
+fn split_awaiting<'a>(
+    record: &mut SampleRecord,
+    frames: &'a [u8],
+    tasks: &'a [u8],
+) -> (&'a [u8], (&'a [u8], &'a [u8])) {
+    let theirs =
+        tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(|task| usize::from(task.frames)).sum();
+    // As many as there are, whatever it says.
+    let own = (frames.len() / size_of::<RawFrame>()).saturating_sub(theirs);
+    record.python_frames = own as u16;
+    let (own, theirs) = frames.split_at(own * size_of::<RawFrame>());
+    (own, (tasks, theirs))
+}
+
 /// Types that are any bytes of their size.
 ///
 /// # Safety
@@ -220,6 +262,8 @@ unsafe impl Plain for ProcessRecord {}
 unsafe impl Plain for RawFrame {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for Whose {}
+// SAFETY: as of `SampleRecord`.
+unsafe impl Plain for Task {}
 
 fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;

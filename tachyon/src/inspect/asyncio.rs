@@ -4,8 +4,8 @@
 //! extension module `_asyncio` (3.14), or where that is built in, in the executable or libpython (3.15): no name is relied on.
 //! It has no version and no cookie, so its numbers are compared with each other and with what the interpreter says of itself.
 
+use super::awaits::{AwaitLayout, FrameStates};
 use super::budget::{Metered, ReadBudget};
-use super::debug_offsets::DebugOffsets;
 use super::locate::{ElfCache, MACHINE, MAX_FILES};
 use super::validate::{Field, MAX_TSTATE, group};
 use super::{Interpreter, candidates};
@@ -93,55 +93,33 @@ impl AsyncioOffsets {
     }
 }
 
-/// Where coroutines, `int`s and types have what tells a task, as the interpreter publishes it (3.14+). In bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskObjects {
-    /// `PyGenObject.gi_iframe`.
-    pub coro_frame: u32,
-    /// `PyTypeObject.tp_flags`.
-    pub type_flags: u32,
-    /// `PyTypeObject.tp_basicsize`, the field after `tp_name` in every version.
-    pub type_basicsize: u32,
-    /// `PyLongObject.long_value.lv_tag`.
-    pub long_tag: u32,
-    /// `PyLongObject.long_value.ob_digit`.
-    pub long_digits: u32,
-}
-
-impl TaskObjects {
-    pub(super) fn of(published: &DebugOffsets) -> Option<Self> {
-        // What is no offset of these is not believed: the first fields of small objects, and of a type.
-        let small = |field| {
-            published.get(field).filter(|&offset| offset < MAX_TASK).and_then(|offset| u32::try_from(offset).ok())
-        };
-        Some(Self {
-            coro_frame: small("gen_object.gi_iframe")?,
-            type_flags: small("type_object.tp_flags")?,
-            type_basicsize: small("type_object.tp_name")? + 8,
-            long_tag: small("long_object.lv_tag")?,
-            long_digits: small("long_object.ob_digit")?,
-        })
-    }
-}
-
 impl AsyncioOffsets {
-    /// What the kernel side reads of the running task; `None`: not all of it is known.
+    /// What the kernel side reads of it; `None`: a number is too large for that.
     #[must_use]
-    pub fn running(&self, objects: Option<TaskObjects>) -> Option<Asyncio> {
-        let objects = objects?;
+    pub fn for_kernel(&self, awaits: &AwaitLayout) -> Option<Asyncio> {
         let word = |offset: u64| u32::try_from(offset).ok();
+        let FrameStates { awaits: state, awaits_locked, .. } = awaits.states;
         Some(Asyncio {
             thread_running_task: word(self.thread_running_task)?,
-            // All of what is read lies before the end of the last field.
+            // All that is read lies before the end of the last of these.
             task_size: word(self.task_node.max(self.task_name).max(self.task_coro))? + 8,
             task_name: word(self.task_name)?,
             task_coro: word(self.task_coro)?,
-            coro_frame: objects.coro_frame,
-            type_flags: objects.type_flags,
-            type_basicsize: objects.type_basicsize,
-            long_tag: objects.long_tag,
-            long_digits: objects.long_digits,
-            _pad: 0,
+            task_is_task: word(self.task_is_task)?,
+            task_awaited_by: word(self.task_awaited_by)?,
+            task_awaited_by_is_set: word(self.task_awaited_by_is_set)?,
+            coro_frame: word(awaits.gen_iframe)?,
+            coro_state: word(awaits.gen_frame_state)?,
+            coro_awaits: [state, awaits_locked.unwrap_or(state)].map(i8::cast_unsigned),
+            awaited_below: u16::try_from(awaits.awaited_below * 8).ok()?,
+            frame_stackpointer: word(awaits.frame_stackpointer)?,
+            set_table: word(awaits.set_table)?,
+            set_mask: word(awaits.set_mask)?,
+            type_flags: word(awaits.type_flags)?,
+            // The field after `tp_name` in every version.
+            type_basicsize: word(awaits.type_name)? + 8,
+            long_tag: word(awaits.long_tag)?,
+            long_digits: word(awaits.long_digit)?,
         })
     }
 }
@@ -255,7 +233,7 @@ mod tests {
             layout,
             interp_size: 225_864,
             tstate_size: 832,
-            objects: None,
+            awaits: None,
             entering: None,
             entering_error: None,
             file: crate::remote::FileIdentity { dev: 0, inode: 0, mtime_ns: 0, size: 0 },

@@ -3,7 +3,6 @@
 
 use tachyon_common::layout::{Layout, flags};
 
-use super::asyncio::TaskObjects;
 use super::builtin::BUILTIN;
 use super::debug_offsets::DebugOffsets;
 use super::validate::validate;
@@ -143,8 +142,6 @@ pub(super) struct Built {
     pub(super) layout: Layout,
     /// Sizes of the structures that it points into.
     pub(super) sizes: Sizes,
-    /// Where coroutines, numbers and types keep what tells a task, where the interpreter publishes that.
-    pub(super) objects: Option<TaskObjects>,
     /// The sizes of the interpreter's structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
 }
@@ -188,9 +185,8 @@ pub(super) fn build(
         }
     }
     validate(&layout, &sizes)?;
-    let objects = published.and_then(TaskObjects::of);
     let known_build = row.headers.iter().any(|headers| u64::from(headers.runtime_size) == sizes.runtime);
-    Ok(Built { layout, sizes, objects, known_build })
+    Ok(Built { layout, sizes, known_build })
 }
 
 /// The row for a version: of its minor version's the one with this size of `_PyRuntime`, else the last.

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use object::elf;
 use tachyon_common::layout::{Layout, flags};
 
-use super::asyncio::{self, TaskObjects};
+use super::asyncio;
+use super::awaits::AwaitLayout;
 use super::budget::{Metered, ReadBudget};
 use super::debug_offsets::{self, DebugOffsets};
 use super::entering::{CframeOffsets, EnteringError, EnteringWindow, arm64, entering_window};
@@ -60,8 +61,8 @@ pub(super) struct PythonFile {
     pub(super) layout: Layout,
     /// Sizes of the structures that they lie in.
     pub(super) sizes: Sizes,
-    /// Where objects have what tells a task.
-    pub(super) objects: Option<TaskObjects>,
+    /// Where what awaits keeps things (3.14+).
+    pub(super) awaits: Option<AwaitLayout>,
     /// The sizes of its structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
     /// The window of instructions with an unfilled `cframe`; `None` for versions without a `cframe`.
@@ -270,7 +271,7 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         none: names.none.map(|none| none.vaddr),
         layout,
         sizes: built.sizes,
-        objects: built.objects,
+        awaits: published.as_ref().and_then(|published| AwaitLayout::published(published).ok().flatten()),
         known_build: built.known_build,
         entering,
     })))

@@ -7,6 +7,7 @@
 //! has been initialised. Which processes to inspect, and when, is left to others.
 
 mod asyncio;
+mod awaits;
 mod budget;
 mod builtin;
 mod debug_offsets;
@@ -26,7 +27,8 @@ use std::time::Instant;
 
 use tachyon_common::layout::{Layout, flags};
 
-pub use self::asyncio::{AsyncioOffsets, TaskObjects, asyncio_offsets};
+pub use self::asyncio::{AsyncioOffsets, asyncio_offsets};
+pub use self::awaits::{AwaitLayout, FrameStates};
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
 pub use self::layout::LayoutError;
@@ -122,8 +124,8 @@ pub struct Interpreter {
     pub interp_size: u64,
     /// `sizeof(PyThreadState)`, likewise.
     pub tstate_size: u64,
-    /// Where objects have what tells a task; `None`: it does not say (before 3.14).
-    pub objects: Option<TaskObjects>,
+    /// Where lists, sets and coroutines keep things (3.14+); `None` too where what is published of them makes no sense.
+    pub awaits: Option<AwaitLayout>,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
     pub entering: Option<EnteringWindow>,
     /// Why there is no such range where one is needed.
@@ -354,7 +356,7 @@ fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping)
         layout: python.layout,
         interp_size: python.sizes.interp,
         tstate_size: python.sizes.tstate,
-        objects: python.objects,
+        awaits: python.awaits,
         entering,
         entering_error,
         file,

@@ -53,6 +53,8 @@ pub struct Options {
     pub waits: Waits,
     /// Of waits the stack of the thread that ends one is wanted too.
     pub wakers: bool,
+    /// Who awaits the running task is wanted too.
+    pub awaiting: bool,
     /// What each thread came to is told when it exits.
     pub thread_times: bool,
     /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
@@ -175,6 +177,9 @@ impl Kernel {
         if options.unwind_memory.is_some() {
             config.flags |= config_flags::NATIVE;
         }
+        if options.awaiting {
+            config.flags |= config_flags::AWAITING;
+        }
         if options.wakers {
             config.flags |= config_flags::WAKERS;
         }
@@ -225,7 +230,7 @@ impl Kernel {
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
             stages: take(&mut ebpf, "STAGES")?,
-            samplers: samplers(options.unwind_memory.is_some(), waits, &options.events),
+            samplers: samplers(options.unwind_memory.is_some(), options.awaiting, waits, &options.events),
             events: options.events.clone(),
             traces: has_tracepoints(&options.events).then(|| TraceMaps::of(&mut ebpf)).transpose()?,
             running: options.waits != Waits::Alone,

@@ -13,9 +13,11 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tachyon_common::limits::MAX_EVENTS;
 
-/// The programs that make a sample, in the order of the tail-call table; the first is the one attached.
+/// The program that begins a sample: the one attached, and the one that those of chosen events go on to.
 pub(super) const ENTRY: &str = "on_sample";
-pub(super) const STAGES: [&str; 4] = ["search_threads", "walk_frames", "name_codes", NATIVE_STAGE];
+/// The programs that make a sample, in the order of the tail-call table.
+pub(super) const STAGES: [&str; 6] =
+    ["search_threads", "walk_frames", "name_codes", NATIVE_STAGE, ENTRY, "walk_awaiting"];
 /// The one that is not called, and not loaded, where native stacks are not wanted.
 pub(super) const NATIVE_STAGE: &str = "walk_native";
 /// Raw tracepoints and their programs.
@@ -29,11 +31,9 @@ pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
 /// The first programs of chosen events, by their places: of perf's events, and of tracepoints.
 pub(super) const EVENT_PROGRAMS: [&str; MAX_EVENTS] = ["on_event_0", "on_event_1", "on_event_2", "on_event_3"];
 pub(super) const TRACE_PROGRAMS: [&str; MAX_EVENTS] = ["on_trace_0", "on_trace_1", "on_trace_2", "on_trace_3"];
-/// Where they go on: the last place of the tail-call table.
-pub(super) const BEGIN_STAGE: &str = ENTRY;
-pub(super) const BEGIN_TRACE_STAGE: &str = "trace_begin";
 /// As [`STAGES`], for tracepoints.
-pub(super) const TRACE_STAGES: [&str; 4] = ["trace_search", "trace_frames", "trace_codes", NATIVE_TRACE_STAGE];
+pub(super) const TRACE_STAGES: [&str; 6] =
+    ["trace_search", "trace_frames", "trace_codes", NATIVE_TRACE_STAGE, "trace_begin", "trace_awaiting"];
 const NATIVE_TRACE_STAGE: &str = "trace_native";
 
 /// The hooks that follow processes.
@@ -50,21 +50,25 @@ fn is_tracepoint(event: &ChosenEvent) -> bool {
     matches!(event.source(), Source::Tracepoint { .. })
 }
 
+/// Those that are not called, and not loaded, where who awaits the running task is not wanted.
+const AWAITING_STAGES: [&str; 3] = ["walk_awaiting", "wait_awaiting", "trace_awaiting"];
+
 /// The programs that make samples.
-pub(super) fn samplers(native: bool, waits: bool, events: &[ChosenEvent]) -> Vec<&'static str> {
+pub(super) fn samplers(native: bool, awaiting: bool, waits: bool, events: &[ChosenEvent]) -> Vec<&'static str> {
     let mut programs = Vec::new();
     if events.iter().any(|event| !is_tracepoint(event)) || events.is_empty() {
-        programs.extend(STAGES.into_iter().chain([ENTRY]));
+        programs.extend(STAGES);
     }
     if waits {
         programs.extend(WAIT_STAGES.into_iter().chain([TRY, KICK, WAKE, SWITCH]));
     }
     if has_tracepoints(events) {
-        programs.extend(TRACE_STAGES.into_iter().chain([BEGIN_TRACE_STAGE]));
+        programs.extend(TRACE_STAGES);
     }
     let first = |(event, (perf, trace))| if is_tracepoint(event) { trace } else { perf };
     programs.extend(events.iter().zip(EVENT_PROGRAMS.into_iter().zip(TRACE_PROGRAMS)).map(first));
     programs.retain(|name| native || ![NATIVE_STAGE, NATIVE_WAIT_STAGE, NATIVE_TRACE_STAGE].contains(name));
+    programs.retain(|name| awaiting || !AWAITING_STAGES.contains(name));
     programs
 }
 

@@ -5,8 +5,7 @@ use super::error::{KernelError, program_error};
 use super::object::{Kernel, take};
 use super::perf::{self, Event, Sampling};
 use super::programs::{
-    BEGIN_STAGE, BEGIN_TRACE_STAGE, ENTRY, EVENT_PROGRAMS, STAGES, TRACE_PROGRAMS, TRACE_STAGES, Verified, Verifying,
-    perf_program, trace_program,
+    ENTRY, EVENT_PROGRAMS, STAGES, TRACE_PROGRAMS, TRACE_STAGES, Verified, Verifying, perf_program, trace_program,
 };
 use aya::Ebpf;
 use aya::maps::{MapData, MapError, PerCpuArray, ProgramArray};
@@ -52,15 +51,14 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn add_samplers(&mut self, verified: Verified) -> Result<(), KernelError> {
         let Verified { mut ebpf, took } = verified;
-        let begin = [BEGIN_STAGE].into_iter().filter(|_| !self.events.is_empty());
-        for (index, name) in (0_u32..).zip(STAGES.into_iter().chain(begin)) {
+        for (index, name) in (0_u32..).zip(STAGES) {
             if self.samplers.contains(&name) {
                 let fd = perf_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
                 self.stages.set(index, fd, 0).map_err(KernelError::map("STAGES"))?;
             }
         }
         if let Some(traces) = &mut self.traces {
-            for (index, name) in (0_u32..).zip(TRACE_STAGES.into_iter().chain([BEGIN_TRACE_STAGE])) {
+            for (index, name) in (0_u32..).zip(TRACE_STAGES) {
                 if self.samplers.contains(&name) {
                     let fd = trace_program(&mut ebpf, name)?.fd().map_err(program_error(name))?;
                     traces.stages.set(index, fd, 0).map_err(KernelError::map("TRACE_STAGES"))?;

@@ -54,8 +54,22 @@ pub struct Merger {
     joined: Vec<Joined>,
     markers: HashMap<StopReason, FrameId>,
     gc: Option<FrameId>,
-    /// The frame of the task whose work the record is, and how many of its Python frames, leaf first, lie above that; 0: not known.
-    pub task: Option<(FrameId, usize)>,
+    /// The task whose work the record is.
+    pub task: Option<TaskBelow>,
+    /// Where its frame is in the stack.
+    task_at: Option<usize>,
+}
+
+/// A task below the frames that are its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskBelow {
+    /// The frame that stands for it.
+    pub task: FrameId,
+    /// How many of the record's Python frames, leaf first, lie above that; 0: not known.
+    pub above: usize,
+    /// Where it is wanted in place of what called the task's coroutine: who awaits it, each with the frames of its own coroutines, leaf
+    /// first.
+    pub awaiting: Option<Vec<(FrameId, Vec<RawFrame>)>>,
 }
 
 /// Whose a sample is.
@@ -130,7 +144,7 @@ impl Merger {
         record: &SampleRecord,
         frames: Frames<'_>,
     ) {
-        self.stack.clear();
+        self.begin_stack();
         for (index, raw) in frames.iter().enumerate() {
             self.push_python(profile, symbolizer, record, &raw);
             self.push_task(index);
@@ -139,9 +153,9 @@ impl Merger {
             let marker = self.marker(profile, record);
             // Of a thread that was entering the evaluator, what follows are its callers' frames.
             let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
-            self.stack.insert(at, marker);
+            self.insert(at, marker);
         }
-        self.push_task_that_was_not_met(frames.len());
+        self.put_task_below(profile, symbolizer, record);
     }
 
     /// The same with native frames in their places: `native` are the record's, each with what it is and its frames of
@@ -197,7 +211,7 @@ impl Merger {
         };
         let unknown = || joined.iter().position(evaluator).unwrap_or(joined.len());
         let marked = cut.then(|| last.map_or_else(unknown, |last| last + 1));
-        self.stack.clear();
+        self.begin_stack();
         for (at, frame) in joined.iter().enumerate() {
             if marked == Some(at) {
                 let marker = self.marker(profile, record);
@@ -218,10 +232,10 @@ impl Merger {
         }
         if callers {
             let marker = self.marker(profile, record);
-            self.stack.insert(0, marker);
+            self.insert(0, marker);
         }
         self.joined = joined;
-        self.push_task_that_was_not_met(raw.len());
+        self.put_task_below(profile, symbolizer, record);
         quality
     }
 
@@ -258,18 +272,42 @@ impl Merger {
         self.stack.push(symbolizer.frame(profile, key, raw.lasti, raw.opcode));
     }
 
-    /// The task lies below the outermost frame of its coroutine.
-    fn push_task(&mut self, index: usize) {
-        if let Some((task, _)) = self.task.filter(|(_, frames)| *frames == index + 1) {
-            self.stack.push(task);
+    fn insert(&mut self, at: usize, frame: FrameId) {
+        self.stack.insert(at, frame);
+        if let Some(task) = self.task_at.as_mut().filter(|task| **task >= at) {
+            *task += 1;
         }
     }
 
-    /// Where that frame is not in the stack, the task lies below all of it.
-    fn push_task_that_was_not_met(&mut self, frames: usize) {
-        if let Some((task, _)) = self.task.filter(|(_, above)| *above == 0 || *above > frames) {
-            self.stack.push(task);
+    fn begin_stack(&mut self) {
+        self.stack.clear();
+        self.task_at = None;
+    }
+
+    /// The task lies below the outermost frame of its coroutine.
+    fn push_task(&mut self, index: usize) {
+        if let Some(below) = self.task.as_ref().filter(|below| below.above == index + 1) {
+            self.task_at = Some(self.stack.len());
+            self.stack.push(below.task);
         }
+    }
+
+    /// Puts the task at the end where that frame is not in the stack; and who awaits it, where that is wanted.
+    fn put_task_below(&mut self, profile: &mut Profile, symbolizer: &mut Symbolizer, record: &SampleRecord) {
+        let Some(below) = self.task.take() else { return };
+        match (self.task_at, &below.awaiting) {
+            (None, _) => self.stack.push(below.task),
+            // What called the coroutine is the event loop.
+            (Some(at), Some(_)) => self.stack.truncate(at + 1),
+            (Some(_), None) => {}
+        }
+        for (task, frames) in below.awaiting.iter().flatten() {
+            for raw in frames {
+                self.push_python(profile, symbolizer, record, raw);
+            }
+            self.stack.push(*task);
+        }
+        self.task = Some(below);
     }
 
     fn push_gc(&mut self, profile: &mut Profile) {

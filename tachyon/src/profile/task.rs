@@ -9,11 +9,27 @@ pub const TASK_FILENAME: &str = "<task>";
 /// The name of the task that a frame stands for; `None`: it stands for none.
 #[must_use]
 pub fn task_name<'a>(filename: &str, function: &'a str) -> Option<&'a str> {
-    match filename {
-        TASK_FILENAME => Some(function),
-        SPECIAL_FILENAME | "" => function.strip_prefix(TASK_FILENAME)?.strip_prefix(' '),
-        _ => None,
-    }
+    let name = match filename {
+        TASK_FILENAME => function,
+        SPECIAL_FILENAME | "" => function.strip_prefix(TASK_FILENAME)?.strip_prefix(' ')?,
+        _ => return None,
+    };
+    Some(without_count(name))
+}
+
+/// The name that a task's frame has: where several await it, as CPython's profiler writes that.
+#[must_use]
+pub fn awaited_by(name: &str, several: u16) -> String {
+    if several > 1 { format!("{name} ({several} parents)") } else { name.to_owned() }
+}
+
+/// The task's own name.
+fn without_count(name: &str) -> &str {
+    let count = |name: &'_ str| {
+        let (own, count) = name.strip_suffix(" parents)")?.rsplit_once(" (")?;
+        (!count.is_empty() && count.bytes().all(|digit| digit.is_ascii_digit())).then_some(own.len())
+    };
+    count(name).map_or(name, |len| &name[..len])
 }
 
 #[cfg(test)]
@@ -26,5 +42,8 @@ mod tests {
         assert_eq!(task_name("~", "<task> fetch"), Some("fetch"));
         assert_eq!(task_name("~", "<tasks> x"), None);
         assert_eq!(task_name("app.py", "<task> fetch"), None);
+        assert_eq!(task_name("<task>", &awaited_by("a", 3)), Some("a"));
+        assert_eq!(task_name("<task>", &awaited_by("a", 1)), Some("a"));
+        assert_eq!(task_name("<task>", "a (two parents)"), Some("a (two parents)"));
     }
 }

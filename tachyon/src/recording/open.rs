@@ -88,6 +88,7 @@ impl Request {
             kernel_stacks: request.kernel,
             waits: request.waits,
             wakers: request.wakers,
+            awaiting: request.awaiting,
             thread_times: request.thread_times && request.waits.are_wanted(),
             events: request.events.clone(),
             unwind_memory: wanted_native.map(|native| native.unwind_memory),
@@ -213,6 +214,7 @@ impl Opened {
         let mut maker = Maker::new(made, Arc::clone(&registry), seed, Arc::clone(&live), native);
         maker.events.clone_from(&request.events);
         maker.wakers = request.wakers;
+        maker.tasks.chains = request.awaiting;
         if request.kernel {
             // Now, because reading them takes CAP_SYSLOG.
             maker.kernel = Some(kernel_frames(&registry)?);

@@ -59,6 +59,8 @@ pub struct Request {
     pub waits: Waits,
     /// Who ends waits is wanted too: thread and stack.
     pub wakers: bool,
+    /// In stacks of asyncio tasks (CPython 3.14+) the tasks that await them, in place of the event loop that called them.
+    pub awaiting: bool,
     /// Where waits are sampled, the account has the times of each thread.
     pub thread_times: bool,
     /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
@@ -97,6 +99,7 @@ impl Request {
             kernel: false,
             waits: Waits::Not,
             wakers: false,
+            awaiting: false,
             thread_times: false,
             events: Vec::new(),
             keep_stacks: true,

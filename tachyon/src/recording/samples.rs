@@ -21,7 +21,7 @@ use super::settled::Settled;
 use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
-use crate::merge::{Merger, Owner, ProgramKey};
+use crate::merge::{Merger, Owner, ProgramKey, TaskBelow};
 use crate::profile::{FrameId, Merge, Sample, WorkId};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work, owner_of};
@@ -121,7 +121,7 @@ pub(super) struct Maker {
     begun: Held,
     waking: Held,
     threads: waits::Threads,
-    tasks: whose::Tasks,
+    pub tasks: whose::Tasks,
     /// The bank of counters of the present segment.
     bank: u32,
     /// Sample records of the next segment that came before this one was over.
@@ -305,7 +305,15 @@ impl Maker {
         let (work, task) =
             whose.as_ref().map_or((None, None), |whose| self.tasks.of(&mut made.profile, owner.process, whose));
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
-        merger.task = task.zip(whose.map(|whose| usize::from(whose.task_frames)));
+        merger.task = task.zip(whose).map(|(task, whose)| {
+            let (profile, tasks) = (&mut made.profile, &mut self.tasks);
+            let awaiting = tasks.chains.then(|| {
+                let named =
+                    |(waiter, frames)| (tasks.named(profile, owner.process, &waiter).1, Iterator::collect(frames));
+                frames.awaiting().map(named).collect()
+            });
+            TaskBelow { task, above: usize::from(whose.task.frames), awaiting }
+        });
         let merge = match &mut self.native {
             Some(native) => native.stack(made, merger, symbolizer, owner.process, &mut settled),
             None => {

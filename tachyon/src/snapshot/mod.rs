@@ -11,11 +11,13 @@ mod names;
 mod objects;
 mod owner;
 mod stack;
+mod tasks;
 mod threads;
 mod unwind;
 
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
+pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, Tasks};
 
 use crate::inspect::Interpreter;
 use crate::profile::{FrameId, Profile};
@@ -47,6 +49,8 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 pub struct Snapshot {
     /// The main thread first, then by tid; those whose tid is not known last.
     pub threads: Vec<ThreadStack>,
+    /// asyncio's tasks; `None` when they were not asked for.
+    pub tasks: Option<Tasks>,
     /// What could not be read, for people.
     pub problems: Vec<String>,
     /// Frames and strings that [`PythonStack::frames`] refer to.
@@ -136,11 +140,13 @@ pub struct Wanted<'a> {
     /// The stacks of these threads alone, by their tids in the profiler's namespace, which sleep while they are read (the caller makes
     /// sure that they did): each page is read once for all of them.
     pub asleep: Option<&'a HashSet<u32>>,
+    /// Where asyncio's tasks are, if they are wanted.
+    pub tasks: Option<TaskLayout>,
 }
 
 impl Default for Wanted<'_> {
     fn default() -> Self {
-        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None }
+        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None, tasks: None }
     }
 }
 
@@ -170,13 +176,14 @@ fn take_from<M: UserMemory>(
     let tasks = process.tasks()?;
     let (mut states, problem) = threads::states(memory, &target, deadline);
     let tids_told = tell_tids(memory, &target, &mut states, &tasks);
-    let mut snapshot = Snapshot { threads: Vec::new(), problems: Vec::new(), profile: Profile::default() };
+    let mut snapshot = Snapshot { threads: Vec::new(), tasks: None, problems: Vec::new(), profile: Profile::default() };
     snapshot.problems.extend(problem.map(|problem| problem.to_string()));
     if !tids_told {
         snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
     }
     let maps = process.maps()?;
     owner::settle(memory, &target, &mut states, &tasks, &maps, deadline);
+    let tids: HashMap<u32, u32> = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
     let tasks = chosen(tasks, &mut states, wanted.asleep);
     let symbols = wanted.symbols.clone().unwrap_or_default();
     let mut mixer =
@@ -208,6 +215,11 @@ fn take_from<M: UserMemory>(
         let mixed = mixer.as_mut().map(mix);
         (python, mixed)
     });
+    if let Some(layout) = &wanted.tasks {
+        let (found, problems) = tasks::read(memory, &target, layout, &states, &tids, &mut namer, deadline);
+        snapshot.tasks = Some(found);
+        snapshot.problems.extend(problems.iter().map(ToString::to_string));
+    }
     if let Some(mixer) = &mut mixer {
         for thread in snapshot.threads.iter_mut().filter(|thread| thread.mixed.is_none() && !deadline.passed()) {
             let native = mixer.read(thread.tid, || ()).1;

@@ -156,6 +156,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         events: Vec::new(),
         waits: if record.wall { Waits::Too } else { Waits::Not },
         wakers: false,
+        awaiting: false,
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,
         sync: false,

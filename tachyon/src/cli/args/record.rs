@@ -51,6 +51,11 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "How")]
     pub wakers: bool,
 
+    /// Follow asyncio tasks to those that await them (CPython 3.14 and later): each stack goes on with the coroutines and the name of
+    /// the task that awaits the running one, and so on, in place of the event loop's frames
+    #[arg(long = "async", help_heading = "How")]
+    pub awaiting: bool,
+
     /// Sample this event in place of the clock: page-faults, cache-misses, or a tracepoint such as
     /// syscalls:sys_enter_openat; with :PERIOD, every PERIODth. Up to 4, cpu-clock among them if wanted; `-e list` shows
     /// what this machine has

@@ -20,6 +20,7 @@ fn the_kernel_accepts_the_object() {
         kernel_stacks: false,
         waits: Waits::Not,
         wakers: false,
+        awaiting: false,
         thread_times: false,
         events: Vec::new(),
         unwind_memory: Some(1 << 20),

@@ -55,6 +55,7 @@ pub fn wait_method() -> Result<WaitMethod, KernelError> {
         kernel_stacks: false,
         waits: Waits::Alone,
         wakers: false,
+        awaiting: false,
         thread_times: false,
         events: Vec::new(),
         unwind_memory: None,

@@ -54,9 +54,9 @@ impl Waits {
 pub(super) const SWITCH: &str = "on_switch";
 pub(super) const WAKE: &str = "on_wake";
 pub(super) const KICK: &str = "on_kick";
-/// What those tail-call, in the order of `programs::STAGES`, what makes a record begin, and what walks the frames of a lock's holder.
-pub(super) const WAIT_STAGES: [&str; 6] =
-    ["wait_search", "wait_frames", "wait_codes", NATIVE_WAIT_STAGE, "wait_begin", "wait_holder"];
+/// What those tail-call, in the order of `programs::STAGES`, and what walks the frames of a lock's holder.
+pub(super) const WAIT_STAGES: [&str; 7] =
+    ["wait_search", "wait_frames", "wait_codes", NATIVE_WAIT_STAGE, "wait_begin", "wait_awaiting", "wait_holder"];
 pub(super) const NATIVE_WAIT_STAGE: &str = "wait_native";
 
 /// The tracepoint of the interrupt that a ring's wake-up raises.

@@ -53,7 +53,8 @@ impl Follower {
     /// The number of where a process keeps its running tasks; 0: it does not say.
     pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> u16 {
         let offsets = inspect::asyncio_offsets(process, interpreter, &mut self.cache);
-        let Some(asyncio) = offsets.and_then(|offsets| offsets.running(interpreter.objects)) else { return 0 };
+        let asyncio = offsets.zip(interpreter.awaits.as_ref()).and_then(|(offsets, awaits)| offsets.for_kernel(awaits));
+        let Some(asyncio) = asyncio else { return 0 };
         let number = lock(&self.kernel).asyncio_number(&asyncio);
         match number {
             Ok(Some(number)) => number,

@@ -1,13 +1,16 @@
 //! Whose work a sample was: its task and its span, as the profile has them.
 
-use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId};
+use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by};
 use crate::symbolize::decode_text;
 use std::collections::HashMap;
+use tachyon_common::whose;
 use tachyon_common::whose::{NAME_BYTES, Whose, flags};
 
 /// Most tasks without a name of their own (`Task-7`) of one process that have frames of their own: a server makes one for each
 /// request, and stacks that differ in nothing else are wanted as one.
 const MOST_NUMBERED: u32 = 64;
+/// The same where the tasks themselves were asked for.
+const MOST_NUMBERED_OF_CHAINS: u32 = 1 << 14;
 /// The frame of the others.
 const OTHERS: &str = "Task-*";
 /// The frame of a task whose name could not be read.
@@ -18,7 +21,9 @@ const MOST_NAMES: usize = 1 << 16;
 /// Names of tasks.
 #[derive(Debug, Default)]
 pub(in crate::recording) struct Tasks {
-    names: HashMap<(ProcessId, Name), (StrId, FrameId)>,
+    names: HashMap<(ProcessId, Name, u16), (StrId, FrameId)>,
+    /// Who awaits the running task is wanted too.
+    pub chains: bool,
     /// How many tasks of a process without a name of their own have frames of their own.
     numbered: HashMap<ProcessId, u32>,
 }
@@ -32,18 +37,18 @@ enum Name {
 }
 
 impl Name {
-    fn of(whose: &Whose) -> Self {
-        if whose.flags & flags::NUMBERED != 0 {
-            return Self::Number(whose.task_number);
+    fn of(task: &whose::Task) -> Self {
+        if task.flags & flags::NUMBERED != 0 {
+            return Self::Number(task.number);
         }
-        if whose.flags & flags::NAME_UNREADABLE != 0 {
+        if task.flags & flags::NAME_UNREADABLE != 0 {
             return Self::Unreadable;
         }
-        let mut text = whose.name;
+        let mut text = task.name;
         // What lies behind it is left from another one.
-        text[usize::from(whose.name_bytes).min(NAME_BYTES)..].fill(0);
-        let cut = whose.flags & flags::NAME_CUT != 0;
-        Self::Text { kind: whose.name_kind, bytes: whose.name_bytes, cut, text }
+        text[usize::from(task.name_bytes).min(NAME_BYTES)..].fill(0);
+        let cut = task.flags & flags::NAME_CUT != 0;
+        Self::Text { kind: task.name_kind, bytes: task.name_bytes, cut, text }
     }
 
     fn text(&self) -> String {
@@ -72,15 +77,16 @@ impl Tasks {
         process: ProcessId,
         whose: &Whose,
     ) -> (Option<WorkId>, Option<FrameId>) {
-        let named = (whose.flags & flags::TASK != 0).then(|| self.named(profile, process, whose));
-        let task = named.map(|(name, _)| Task { name, id: whose.task });
+        let named = (whose.flags & flags::TASK != 0).then(|| self.named(profile, process, &whose.task));
+        let task = named.map(|(name, _)| Task { name, id: whose.task.address });
         let span = (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id));
         (profile.works.intern(Work { task, span }), named.map(|(_, frame)| frame))
     }
 
-    fn named(&mut self, profile: &mut Profile, process: ProcessId, whose: &Whose) -> (StrId, FrameId) {
-        let name = Name::of(whose);
-        if let Some(&known) = self.names.get(&(process, name)) {
+    /// A task's name, and the frame that stands for it.
+    pub(super) fn named(&mut self, profile: &mut Profile, process: ProcessId, task: &whose::Task) -> (StrId, FrameId) {
+        let (name, several) = (Name::of(task), task.awaited_by);
+        if let Some(&known) = self.names.get(&(process, name, several)) {
             return known;
         }
         if self.names.len() >= MOST_NAMES {
@@ -89,10 +95,10 @@ impl Tasks {
         let text = name.text();
         let shown = if self.has_own_frame(process, name) { &*text } else { OTHERS };
         let filename = profile.strings.intern(TASK_FILENAME);
-        let function = profile.strings.intern(shown);
+        let function = profile.strings.intern(&awaited_by(shown, several));
         let frame = profile.frames.intern(Frame::without_location(filename, function));
         let named = (profile.strings.intern(&text), frame);
-        self.names.insert((process, name), named);
+        self.names.insert((process, name, several), named);
         named
     }
 
@@ -100,9 +106,10 @@ impl Tasks {
         if !matches!(name, Name::Number(_)) {
             return true;
         }
+        let most = if self.chains { MOST_NUMBERED_OF_CHAINS } else { MOST_NUMBERED };
         let numbered = self.numbered.entry(process).or_default();
         *numbered += 1;
-        *numbered <= MOST_NUMBERED
+        *numbered <= most
     }
 }
 
@@ -123,22 +130,27 @@ mod tests {
     #[test]
     fn names_are_numbers_or_texts() {
         let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
-        let mut whose = Whose { task: 8, name_bytes: 6, flags: flags::TASK, ..Whose::NOBODY };
-        whose.name[..7].copy_from_slice(b"pay\xe9e!?");
+        let task = whose::Task { address: 8, name_bytes: 6, ..whose::Task::NONE };
+        let mut whose = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
+        whose.task.name[..7].copy_from_slice(b"pay\xe9e!?");
         let both = |text: &str| (text.to_owned(), text.to_owned());
         assert_eq!(of(&mut tasks, &mut profile, whose), both("pay\u{e9}e!"));
         // What lies behind the name says nothing.
-        whose.name[6] = 0;
+        whose.task.name[6] = 0;
         assert_eq!(of(&mut tasks, &mut profile, whose), both("pay\u{e9}e!"));
         assert_eq!(profile.works.len(), 1);
-        let numbered =
-            |task_number| Whose { task: 8, task_number, flags: flags::TASK | flags::NUMBERED, ..Whose::NOBODY };
+        let numbered = |number| Whose {
+            task: whose::Task { address: 8, number, flags: flags::NUMBERED, ..whose::Task::NONE },
+            flags: flags::TASK,
+            ..Whose::NOBODY
+        };
         for number in 1..=64 {
             assert_eq!(of(&mut tasks, &mut profile, numbered(number)), both(&format!("Task-{number}")));
         }
         assert_eq!(of(&mut tasks, &mut profile, numbered(65)), ("Task-65".to_owned(), "Task-*".to_owned()));
         assert_eq!(of(&mut tasks, &mut profile, numbered(64)), both("Task-64"));
-        let unreadable = Whose { task: 8, flags: flags::TASK | flags::NAME_UNREADABLE, ..Whose::NOBODY };
+        let task = whose::Task { address: 8, flags: flags::NAME_UNREADABLE, ..whose::Task::NONE };
+        let unreadable = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
         assert_eq!(of(&mut tasks, &mut profile, unreadable), both("<unreadable>"));
     }
 

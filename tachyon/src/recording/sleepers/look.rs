@@ -74,6 +74,7 @@ fn read(
         native: choice.native.as_ref().map(|(choice, _)| *choice),
         symbols: choice.native.as_ref().map(|(_, symbols)| Arc::clone(symbols)),
         asleep: Some(tids),
+        tasks: None,
     };
     let mut snapshot = snapshot::take(&process, &interpreter, &wanted).ok()?;
     let threads = std::mem::take(&mut snapshot.threads);

@@ -1,0 +1,321 @@
+//! `dump --async`: asyncio's tasks as data, and as the trees that `python -m asyncio pstree` prints.
+
+use super::super::escape::escape;
+use super::{Frame, colon};
+use crate::snapshot::{self, Snapshot, Tasks};
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+/// Most lines of all trees beyond those that show each task once. A task that several await is shown below each of them, and
+/// so is what it awaits: that doubles with each level.
+const MAX_REPEATED_LINES: usize = 20_000;
+
+/// How far to the right a tree goes, in bytes: each frame moves what it awaits by four columns. What does not fit is shown as a
+/// tree of its own.
+const MAX_INDENT: usize = 4_000;
+
+/// Most circles that are told.
+const MAX_CYCLES: usize = 100;
+
+/// The key `asyncio` of the JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Asyncio {
+    loops: Vec<EventLoop>,
+    tasks: Vec<Task>,
+    cycles: Vec<Vec<u64>>,
+}
+
+#[derive(Debug, Serialize)]
+struct EventLoop {
+    id: u64,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    tid: Option<u32>,
+    running: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Task {
+    id: u64,
+    name: Option<String>,
+    #[serde(rename = "loop")]
+    event_loop: u64,
+    tid: Option<u32>,
+    running: bool,
+    steady: bool,
+    whole: bool,
+    awaited_by: Vec<u64>,
+    frames: Vec<Frame>,
+    /// Which of the loops, in our own list.
+    #[serde(skip)]
+    loop_at: usize,
+}
+
+impl Asyncio {
+    pub(super) fn new(tasks: &Tasks, snapshot: &Snapshot) -> Self {
+        let event_loop = |found: &snapshot::EventLoop| EventLoop {
+            id: found.address,
+            kind: found.kind.clone(),
+            tid: found.tid,
+            running: found.runs,
+        };
+        let task = |found: &snapshot::AsyncTask| {
+            let event_loop = tasks.loops.get(found.event_loop);
+            Task {
+                id: found.address,
+                name: found.name.clone(),
+                event_loop: event_loop.map_or(0, |found| found.address),
+                tid: event_loop.and_then(|found| found.tid),
+                running: found.running,
+                steady: found.steady,
+                whole: found.whole,
+                awaited_by: found.awaited_by.clone(),
+                frames: found.frames.iter().map(|&id| Frame::new(id, snapshot)).collect(),
+                loop_at: found.event_loop,
+            }
+        };
+        let tasks_told: Vec<Task> = tasks.tasks.iter().map(task).collect();
+        let cycles = Graph::new(&tasks_told).cycles();
+        let ids =
+            |cycle: Vec<usize>| cycle.into_iter().filter_map(|at| tasks_told.get(at)).map(|task| task.id).collect();
+        let cycles = cycles.into_iter().map(ids).collect();
+        Self { loops: tasks.loops.iter().map(event_loop).collect(), tasks: tasks_told, cycles }
+    }
+
+    /// Prints the trees of each loop; `name_of` names a thread.
+    pub(super) fn print(&self, name_of: impl Fn(u32) -> Option<String>, out: &mut dyn Write) -> io::Result<()> {
+        if self.loops.is_empty() {
+            return writeln!(out, "\nNo asyncio tasks, and no event loop that runs");
+        }
+        let graph = Graph::new(&self.tasks);
+        let mut printer = Printer::new(self, &graph);
+        for (at, event_loop) in self.loops.iter().enumerate() {
+            writeln!(out)?;
+            event_loop.print(self.tasks.iter().filter(|task| task.loop_at == at), &name_of, out)?;
+            for root in printer.roots(at) {
+                printer.tree(root, out)?;
+            }
+            // Who is in a circle, or awaited by it alone, hangs from no root.
+            while let Some(rest) = printer.unseen(at) {
+                printer.tree(rest, out)?;
+            }
+        }
+        for cycle in &self.cycles {
+            let name = |id: &u64| self.tasks.iter().find(|task| task.id == *id).map_or_else(String::new, Task::shown);
+            let names: Vec<String> = cycle.iter().chain(cycle.first()).map(name).collect();
+            writeln!(out, "\nThey await each other, and none of them can end: {}", names.join(" → "))?;
+        }
+        Ok(())
+    }
+}
+
+impl EventLoop {
+    fn print<'t>(
+        &self,
+        tasks: impl Iterator<Item = &'t Task>,
+        name_of: impl Fn(u32) -> Option<String>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        match self.tid {
+            Some(tid) => match name_of(tid) {
+                Some(name) => write!(out, "Thread {tid} \"{}\"", escape(&name))?,
+                None => write!(out, "Thread {tid}")?,
+            },
+            None => write!(out, "A thread that has ended")?,
+        }
+        let kind = self.kind.as_deref().unwrap_or("event loop");
+        let runs = if self.running { "" } else { " (not running)" };
+        write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
+        let tasks: Vec<&Task> = tasks.collect();
+        match tasks.len() {
+            0 => write!(out, "no tasks")?,
+            1 => write!(out, "1 task")?,
+            count => write!(out, "{count} tasks")?,
+        }
+        match tasks.iter().find(|task| task.running) {
+            Some(task) => writeln!(out, ", runs {}", task.shown()),
+            None if self.running && !tasks.is_empty() => writeln!(out, ", runs none of them"),
+            None => writeln!(out),
+        }
+    }
+}
+
+impl Task {
+    /// Its name for people.
+    fn shown(&self) -> String {
+        self.name.as_deref().map_or_else(|| format!("<task {:#x}>", self.id), |name| escape(name).into_owned())
+    }
+
+    /// What follows its name in a tree.
+    fn notes(&self) -> String {
+        let mut notes = Vec::new();
+        if self.running {
+            notes.push("running");
+        }
+        if !self.steady {
+            notes.push("changed while it was read");
+        }
+        if !self.whole {
+            notes.push("stack cut");
+        }
+        if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) }
+    }
+}
+
+/// Who awaits whom: tasks by their places in the list.
+struct Graph {
+    /// Those that a task awaits.
+    awaited: Vec<Vec<usize>>,
+    /// Nobody awaits it.
+    root: Vec<bool>,
+}
+
+impl Graph {
+    fn new(tasks: &[Task]) -> Self {
+        let places: HashMap<u64, usize> = tasks.iter().enumerate().map(|(at, task)| (task.id, at)).collect();
+        let mut awaited = vec![Vec::new(); tasks.len()];
+        let mut root = vec![true; tasks.len()];
+        for (at, task) in tasks.iter().enumerate() {
+            for awaiter in task.awaited_by.iter().filter_map(|id| places.get(id)) {
+                if let (Some(children), Some(root)) = (awaited.get_mut(*awaiter), root.get_mut(at)) {
+                    children.push(at);
+                    *root = false;
+                }
+            }
+        }
+        Self { awaited, root }
+    }
+
+    fn children(&self, task: usize) -> &[usize] {
+        self.awaited.get(task).map_or(&[], Vec::as_slice)
+    }
+
+    /// Circles, each from one of its tasks to the one that awaits that: some of each knot of them.
+    fn cycles(&self) -> Vec<Vec<usize>> {
+        let mut cycles = Vec::new();
+        let mut done = HashSet::new();
+        for start in 0..self.awaited.len() {
+            // The tasks from the start to the present one, each with how many of its children were looked at.
+            let mut path: Vec<(usize, usize)> = Vec::new();
+            let mut on_path = HashMap::new();
+            if !done.contains(&start) {
+                on_path.insert(start, 0);
+                path.push((start, 0));
+            }
+            while let Some((task, looked)) = path.last_mut() {
+                let (task, child) = (*task, self.children(*task).get(*looked).copied());
+                *looked += 1;
+                match child {
+                    None => {
+                        on_path.remove(&task);
+                        done.insert(task);
+                        path.pop();
+                    }
+                    Some(child) if done.contains(&child) => {}
+                    Some(child) => match on_path.get(&child) {
+                        Some(&from) if cycles.len() < MAX_CYCLES => {
+                            cycles.push(path.iter().skip(from).map(|(task, _)| *task).collect());
+                        }
+                        Some(_) => {}
+                        None => {
+                            on_path.insert(child, path.len());
+                            path.push((child, 0));
+                        }
+                    },
+                }
+            }
+        }
+        cycles
+    }
+}
+
+/// Prints trees.
+struct Printer<'a> {
+    asyncio: &'a Asyncio,
+    graph: &'a Graph,
+    seen: HashSet<usize>,
+    /// Up to here every task of a loop was printed.
+    looked: usize,
+    repeated_lines: usize,
+}
+
+/// What is to be printed next.
+enum Step {
+    /// A task below another, or a root: the prefix of its line, and whether it is the last one there.
+    Enter { task: usize, prefix: String, last: bool },
+    /// All below it was printed.
+    Leave(usize),
+}
+
+impl<'a> Printer<'a> {
+    fn new(asyncio: &'a Asyncio, graph: &'a Graph) -> Self {
+        Self { asyncio, graph, seen: HashSet::new(), looked: 0, repeated_lines: 0 }
+    }
+
+    fn of_loop(&self, event_loop: usize, from: usize) -> impl Iterator<Item = usize> {
+        let tasks = self.asyncio.tasks.iter().enumerate().skip(from);
+        tasks.filter(move |(_, task)| task.loop_at == event_loop).map(|(at, _)| at)
+    }
+
+    fn roots(&mut self, event_loop: usize) -> Vec<usize> {
+        self.looked = 0;
+        self.of_loop(event_loop, 0).filter(|&at| self.graph.root.get(at) == Some(&true)).collect()
+    }
+
+    /// A task of a loop that is in no tree so far.
+    fn unseen(&mut self, event_loop: usize) -> Option<usize> {
+        let found = self.of_loop(event_loop, self.looked).find(|at| !self.seen.contains(at));
+        self.looked = found.map_or(self.asyncio.tasks.len(), |at| at + 1);
+        found
+    }
+
+    fn tree(&mut self, root: usize, out: &mut dyn Write) -> io::Result<()> {
+        let mut steps = vec![Step::Enter { task: root, prefix: String::new(), last: true }];
+        let mut above = HashSet::new();
+        while let Some(step) = steps.pop() {
+            let (at, prefix, last) = match step {
+                Step::Leave(task) => {
+                    above.remove(&task);
+                    continue;
+                }
+                Step::Enter { task, prefix, last } => (task, prefix, last),
+            };
+            let Some(task) = self.asyncio.tasks.get(at) else { continue };
+            let branch = if last { "└── " } else { "├── " };
+            write!(out, "{prefix}{branch}(T) {}{}", task.shown(), task.notes())?;
+            if above.contains(&at) {
+                writeln!(out, " (awaits a task above that awaits it)")?;
+                continue;
+            }
+            if !self.seen.insert(at) {
+                self.repeated_lines += 1 + task.frames.len();
+                if self.repeated_lines > MAX_REPEATED_LINES {
+                    writeln!(out, " (shown before)")?;
+                    continue;
+                }
+            }
+            writeln!(out)?;
+            let mut prefix = prefix + if last { "    " } else { "│   " };
+            for frame in task.frames.iter().rev() {
+                if prefix.len() > MAX_INDENT {
+                    break;
+                }
+                let (function, file) = (escape(&frame.function), escape(&frame.filename));
+                writeln!(out, "{prefix}└──  {function} {file}{}", colon(frame.lineno))?;
+                prefix.push_str("    ");
+            }
+            if prefix.len() > MAX_INDENT {
+                writeln!(out, "{prefix}└──  … (too deep: what it awaits is shown further below)")?;
+                continue;
+            }
+            above.insert(at);
+            steps.push(Step::Leave(at));
+            let children = self.graph.children(at);
+            for (number, &child) in children.iter().enumerate().rev() {
+                steps.push(Step::Enter { task: child, prefix: prefix.clone(), last: number + 1 == children.len() });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,357 @@
+//! asyncio's tasks: each with its name, its coroutines down to the place where it awaits, and who awaits it.
+//!
+//! Found through the lists that CPython keeps from 3.14 on for those who look from outside (`AsyncioOffsets`). The process runs on
+//! while they are read: all of it is read until two readings agree, and a task on which they never did is marked. Every list,
+//! chain and set is bounded, as are all of them together.
+
+mod coroutine;
+mod list;
+mod object;
+
+use super::memory::Pages;
+use super::threads::ThreadState;
+use super::{Deadline, Namer, Target};
+use crate::inspect::{AsyncioOffsets, AwaitLayout};
+use crate::profile::FrameId;
+use coroutine::{Chain, ThreadFrames};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use tachyon_common::event::RawFrame;
+use tachyon_common::walk::{UserMemory, read_u8, read_u64};
+
+/// Most tasks that are looked at.
+const MAX_TASKS: usize = 65_536;
+
+/// Most frames of all tasks together.
+const MAX_FRAMES: usize = 1 << 18;
+
+/// Readings of it all. A loop that is busy all the time never agrees with itself.
+const MAX_READINGS: usize = 8;
+
+/// What is known of the tasks of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tasks {
+    /// Event loops: those that run, and those of tasks.
+    pub loops: Vec<EventLoop>,
+    /// Tasks in the order in which their threads list them: the oldest first.
+    pub tasks: Vec<Task>,
+}
+
+impl Tasks {
+    /// The main thread's loops and tasks first, then by tid; a thread's tasks keep their order.
+    fn sorted(mut self, pid: u32) -> Self {
+        let mut order: Vec<usize> = (0..self.loops.len()).collect();
+        let key =
+            |at: &usize| self.loops.get(*at).map(|found| (found.tid != Some(pid), found.tid.is_none(), found.tid));
+        order.sort_by_key(key);
+        let mut places = vec![0; order.len()];
+        for (now, &before) in order.iter().enumerate() {
+            if let Some(place) = places.get_mut(before) {
+                *place = now;
+            }
+        }
+        self.loops = order.iter().filter_map(|&at| self.loops.get(at).cloned()).collect();
+        for task in &mut self.tasks {
+            task.event_loop = places.get(task.event_loop).copied().unwrap_or_default();
+        }
+        self.tasks.sort_by_key(|task| task.event_loop);
+        self
+    }
+}
+
+/// An event loop in one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventLoop {
+    /// Its address: `id(loop)`.
+    pub address: u64,
+    /// Name of its type, e.g. `_UnixSelectorEventLoop`; `None` when unreadable.
+    pub kind: Option<String>,
+    /// The thread that its tasks were made in, by its tid in the profiler's own pid namespace; `None` when it has ended.
+    pub tid: Option<u32>,
+    /// It is the loop that its thread runs.
+    pub runs: bool,
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Its address: `id(task)`.
+    pub address: u64,
+    /// Its name; `None` when unreadable.
+    pub name: Option<String>,
+    /// Which of [`Tasks::loops`] it belongs to.
+    pub event_loop: usize,
+    /// `PyInterpreterState` it lives in, by its address.
+    pub interp: u64,
+    /// Its thread runs it, now.
+    pub running: bool,
+    /// Its coroutines, innermost first; of a task that runs, everything that it calls.
+    pub frames: Vec<FrameId>,
+    /// They were read down to the innermost.
+    pub whole: bool,
+    /// Addresses of the tasks that await it.
+    pub awaited_by: Vec<u64>,
+    /// Two readings in a row agreed on it. If not, what is told of it may not belong together.
+    pub steady: bool,
+}
+
+/// Where tasks and what they refer to keep things.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskLayout {
+    /// What `_asyncio` publishes.
+    pub asyncio: AsyncioOffsets,
+    /// What the interpreter publishes.
+    pub awaits: AwaitLayout,
+}
+
+/// Why some tasks may be missing, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub(super) enum TaskProblem {
+    #[error("a list of tasks changed each time it was read: some tasks may be missing")]
+    Torn,
+    #[error("there are more than {MAX_TASKS} tasks: the others are left out")]
+    TooMany,
+    #[error("tasks have more than {MAX_FRAMES} frames together: the others are left out")]
+    TooManyFrames,
+    #[error("tasks were not read to the end: the time was up")]
+    Late,
+}
+
+/// Where tasks are listed: in a thread, or in an interpreter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    interp: u64,
+    /// The thread state; 0 for tasks whose thread has ended.
+    tstate: u64,
+}
+
+/// A task as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RawTask {
+    place: Place,
+    name: Option<String>,
+    event_loop: u64,
+    loop_kind: Option<String>,
+    running: bool,
+    chain: Chain,
+    awaited_by: Vec<u64>,
+}
+
+impl RawTask {
+    /// Whether two readings agree. What runs goes on.
+    fn agrees(&self, other: &Self) -> bool {
+        let rest = |task: &Self| Self { chain: Chain::default(), ..task.clone() };
+        rest(self) == rest(other) && self.chain.agrees(&other.chain, self.running)
+    }
+}
+
+/// One reading.
+#[derive(Debug, Default)]
+struct Reading {
+    /// In the order of the lists.
+    order: Vec<u64>,
+    tasks: HashMap<u64, RawTask>,
+    /// Loops that run: by thread.
+    running: Vec<(Place, u64, Option<String>)>,
+    problems: HashSet<TaskProblem>,
+    /// Tasks that were looked at.
+    known: HashSet<u64>,
+    frames_left: usize,
+}
+
+impl Reading {
+    fn agrees(&self, other: &Self) -> bool {
+        self.order == other.order
+            && self.running == other.running
+            && self.problems == other.problems
+            && self.tasks.iter().all(|(at, task)| other.tasks.get(at).is_some_and(|other| task.agrees(other)))
+    }
+}
+
+/// Reads from one process.
+struct Reader<'a, M: ?Sized> {
+    memory: &'a M,
+    target: &'a Target<'a>,
+    layout: &'a TaskLayout,
+    deadline: Deadline,
+    /// Stacks of threads that run tasks, by thread state.
+    stacks: RefCell<HashMap<u64, Rc<ThreadFrames>>>,
+}
+
+/// Reads all tasks of a process whose thread states are known.
+pub(super) fn read<M: UserMemory>(
+    memory: &M,
+    target: &Target<'_>,
+    layout: &TaskLayout,
+    states: &[ThreadState],
+    tids: &HashMap<u32, u32>,
+    namer: &mut Namer<'_, M>,
+    deadline: Deadline,
+) -> (Tasks, Vec<TaskProblem>) {
+    let once = || {
+        let pages = Pages::new(memory);
+        Reader { memory: &pages, target, layout, deadline, stacks: RefCell::default() }.read(states)
+    };
+    let mut before = once();
+    let mut last = once();
+    for _ in 2..MAX_READINGS {
+        if last.agrees(&before) || deadline.passed() {
+            break;
+        }
+        before = std::mem::replace(&mut last, once());
+    }
+    let tid = |place: Place| {
+        let state = states.iter().find(|state| state.tstate == place.tstate)?;
+        tids.get(&state.ns_tid?).copied()
+    };
+    let mut problems: Vec<TaskProblem> = last.problems.iter().copied().collect();
+    problems.sort_by_key(ToString::to_string);
+    (named(&last, &before, tid, namer).sorted(target.process.pid().0), problems)
+}
+
+/// What a reading comes to, with names; `before` is the one it was compared with.
+fn named<M: UserMemory>(
+    last: &Reading,
+    before: &Reading,
+    tid: impl Fn(Place) -> Option<u32>,
+    namer: &mut Namer<'_, M>,
+) -> Tasks {
+    let mut found = Tasks::default();
+    let mut loops: HashMap<(Place, u64), usize> = HashMap::new();
+    let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: bool| {
+        *loops.entry((place, address)).or_insert_with(|| {
+            found.loops.push(EventLoop { address, kind: kind.clone(), tid: tid(place), runs });
+            found.loops.len() - 1
+        })
+    };
+    for (place, address, kind) in &last.running {
+        number(&mut found, *place, *address, kind, true);
+    }
+    for address in &last.order {
+        let Some(raw) = last.tasks.get(address) else { continue };
+        let event_loop = number(&mut found, raw.place, raw.event_loop, &raw.loop_kind, false);
+        let mut steady = before.tasks.get(address).is_some_and(|before| before.agrees(raw));
+        let mut name = |frame: &RawFrame| {
+            let (frame, named) = namer.frame(frame);
+            steady &= named;
+            frame
+        };
+        let frames = raw.chain.frames.iter().filter_map(&mut name).collect();
+        found.tasks.push(Task {
+            address: *address,
+            name: raw.name.clone(),
+            event_loop,
+            interp: raw.place.interp,
+            running: raw.running,
+            frames,
+            whole: raw.chain.whole,
+            awaited_by: raw.awaited_by.clone(),
+            steady,
+        });
+    }
+    found
+}
+
+impl<M: UserMemory + ?Sized> Reader<'_, M> {
+    fn read(&self, states: &[ThreadState]) -> Reading {
+        let offsets = &self.layout.asyncio;
+        let mut reading = Reading { frames_left: MAX_FRAMES, ..Reading::default() };
+        let mut interps = Vec::new();
+        for state in states {
+            let place = Place { interp: state.interp, tstate: state.tstate };
+            let running = self.pointer(state.tstate, offsets.thread_running_task);
+            if let Some(event_loop) = self.pointer(state.tstate, offsets.thread_running_loop) {
+                reading.running.push((place, event_loop, self.kind_of(event_loop)));
+            }
+            let head = state.tstate.wrapping_add(offsets.thread_tasks_head);
+            let mut listed = self.list(head, &mut reading.problems);
+            // A task that is being started eagerly is in no list yet.
+            listed.extend(running.filter(|running| !listed.contains(running)));
+            self.add(&mut reading, place, listed, running);
+            if !interps.contains(&state.interp) {
+                interps.push(state.interp);
+            }
+        }
+        for interp in interps {
+            let listed = self.list(interp.wrapping_add(offsets.interp_tasks_head), &mut reading.problems);
+            self.add(&mut reading, Place { interp, tstate: 0 }, listed, None);
+        }
+        self.add_awaiters(&mut reading);
+        reading
+    }
+
+    /// Tasks that await others and are in no list: they have ended, or will in a moment.
+    fn add_awaiters(&self, reading: &mut Reading) {
+        let mut at = 0;
+        while let Some(task) = reading.order.get(at).and_then(|address| reading.tasks.get(address)) {
+            at += 1;
+            let unknown = |awaiter: &u64| !reading.known.contains(awaiter);
+            let (place, unknown) = (task.place, task.awaited_by.iter().copied().filter(unknown).collect());
+            self.add(reading, place, unknown, None);
+        }
+    }
+
+    fn add(&self, reading: &mut Reading, place: Place, listed: Vec<u64>, running: Option<u64>) {
+        for address in listed {
+            if self.deadline.passed() {
+                reading.problems.insert(TaskProblem::Late);
+                return;
+            }
+            if reading.known.len() >= MAX_TASKS {
+                reading.problems.insert(TaskProblem::TooMany);
+                return;
+            }
+            if !reading.known.insert(address) {
+                continue;
+            }
+            let Some(task) = self.task(place, address, running == Some(address), reading.frames_left) else {
+                // It has ended while the list was read.
+                reading.problems.insert(TaskProblem::Torn);
+                continue;
+            };
+            reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
+            if reading.frames_left == 0 {
+                reading.problems.insert(TaskProblem::TooManyFrames);
+            }
+            reading.order.push(address);
+            reading.tasks.insert(address, task);
+        }
+    }
+
+    /// The task at an address; `None` when there is none.
+    fn task(&self, place: Place, address: u64, running: bool, frames_left: usize) -> Option<RawTask> {
+        if !self.is_task(address)? {
+            return None;
+        }
+        let coroutine = self.word(address, self.layout.asyncio.task_coro)?;
+        let event_loop = self.word(address, self.header())?;
+        Some(RawTask {
+            place,
+            name: self.name(address),
+            event_loop,
+            loop_kind: self.kind_of(event_loop),
+            running,
+            chain: self.chain(coroutine, place.tstate, frames_left),
+            awaited_by: self.awaited_by(address),
+        })
+    }
+
+    /// Size of an object's header, of which the type is the last word: what comes next is a future's loop, in all versions.
+    fn header(&self) -> u64 {
+        u64::from(self.target.layout.ob_type) + 8
+    }
+
+    fn word(&self, base: u64, offset: u64) -> Option<u64> {
+        read_u64(self.memory, base.checked_add(offset)?, 0).ok()
+    }
+
+    /// A word that is not NULL.
+    fn pointer(&self, base: u64, offset: u64) -> Option<u64> {
+        self.word(base, offset).filter(|&pointer| pointer != 0)
+    }
+
+    fn byte(&self, base: u64, offset: u64) -> Option<u8> {
+        read_u8(self.memory, base.checked_add(offset)?).ok()
+    }
+}
