@@ -65,3 +65,4 @@ mod unwinders;
 mod waits;
 mod wall;
 mod wheels;
+mod whose;

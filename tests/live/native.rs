@@ -98,6 +98,7 @@ impl Sampling {
             kernel_stacks: false,
             waits: Waits::Not,
             wakers: false,
+            awaiting: false,
             thread_times: false,
             events: Vec::new(),
             unwind_memory: Some(8 << 20),

@@ -23,6 +23,7 @@ fn loaded(all_python: bool) -> Kernel {
         kernel_stacks: false,
         waits: Waits::Not,
         wakers: false,
+        awaiting: false,
         thread_times: false,
         events: Vec::new(),
         unwind_memory: None,

@@ -67,9 +67,8 @@ pub struct TaskBelow {
     pub task: FrameId,
     /// How many of the record's Python frames, leaf first, lie above that; 0: not known.
     pub above: usize,
-    /// Where it is wanted in place of what called the task's coroutine: who awaits it, each with the frames of its own coroutines, leaf
-    /// first.
-    pub awaiting: Option<Vec<(FrameId, Vec<RawFrame>)>>,
+    /// Who awaits it, each with the frames of its own coroutines, leaf first: in place of the event loop, which called the task.
+    pub awaiting: Vec<(FrameId, Vec<RawFrame>)>,
 }
 
 /// Whose a sample is.
@@ -295,13 +294,11 @@ impl Merger {
     /// Puts the task at the end where that frame is not in the stack; and who awaits it, where that is wanted.
     fn put_task_below(&mut self, profile: &mut Profile, symbolizer: &mut Symbolizer, record: &SampleRecord) {
         let Some(below) = self.task.take() else { return };
-        match (self.task_at, &below.awaiting) {
-            (None, _) => self.stack.push(below.task),
-            // What called the coroutine is the event loop.
-            (Some(at), Some(_)) => self.stack.truncate(at + 1),
-            (Some(_), None) => {}
+        match self.task_at {
+            Some(at) => self.stack.truncate(at + 1),
+            None => self.stack.push(below.task),
         }
-        for (task, frames) in below.awaiting.iter().flatten() {
+        for (task, frames) in &below.awaiting {
             for raw in frames {
                 self.push_python(profile, symbolizer, record, raw);
             }

@@ -307,11 +307,8 @@ impl Maker {
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
         merger.task = task.zip(whose).map(|(task, whose)| {
             let (profile, tasks) = (&mut made.profile, &mut self.tasks);
-            let awaiting = tasks.chains.then(|| {
-                let named =
-                    |(waiter, frames)| (tasks.named(profile, owner.process, &waiter).1, Iterator::collect(frames));
-                frames.awaiting().map(named).collect()
-            });
+            let named = |(waiter, frames)| (tasks.named(profile, owner.process, &waiter).1, Iterator::collect(frames));
+            let awaiting = frames.awaiting().map(named).collect();
             TaskBelow { task, above: usize::from(whose.task.frames), awaiting }
         });
         let merge = match &mut self.native {

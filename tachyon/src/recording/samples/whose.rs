@@ -7,10 +7,8 @@ use tachyon_common::whose;
 use tachyon_common::whose::{NAME_BYTES, Whose, flags};
 
 /// Most tasks without a name of their own (`Task-7`) of one process that have frames of their own: a server makes one for each
-/// request, and stacks that differ in nothing else are wanted as one.
-const MOST_NUMBERED: u32 = 64;
-/// The same where the tasks themselves were asked for.
-const MOST_NUMBERED_OF_CHAINS: u32 = 1 << 14;
+/// request.
+const MOST_NUMBERED: u32 = 1 << 14;
 /// The frame of the others.
 const OTHERS: &str = "Task-*";
 /// The frame of a task whose name could not be read.
@@ -22,7 +20,7 @@ const MOST_NAMES: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(in crate::recording) struct Tasks {
     names: HashMap<(ProcessId, Name, u16), (StrId, FrameId)>,
-    /// Who awaits the running task is wanted too.
+    /// Tasks have frames, and those that await the running one too.
     pub chains: bool,
     /// How many tasks of a process without a name of their own have frames of their own.
     numbered: HashMap<ProcessId, u32>,
@@ -70,7 +68,7 @@ impl Tasks {
         self.numbered.clear();
     }
 
-    /// What the profile calls the work of a sample, and the frame that stands for its task.
+    /// What the profile calls the work of a sample, and the frame that stands for its task where that is wanted.
     pub(super) fn of(
         &mut self,
         profile: &mut Profile,
@@ -80,7 +78,7 @@ impl Tasks {
         let named = (whose.flags & flags::TASK != 0).then(|| self.named(profile, process, &whose.task));
         let task = named.map(|(name, _)| Task { name, id: whose.task.address });
         let span = (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id));
-        (profile.works.intern(Work { task, span }), named.map(|(_, frame)| frame))
+        (profile.works.intern(Work { task, span }), named.map(|(_, frame)| frame).filter(|_| self.chains))
     }
 
     /// A task's name, and the frame that stands for it.
@@ -106,10 +104,9 @@ impl Tasks {
         if !matches!(name, Name::Number(_)) {
             return true;
         }
-        let most = if self.chains { MOST_NUMBERED_OF_CHAINS } else { MOST_NUMBERED };
         let numbered = self.numbered.entry(process).or_default();
         *numbered += 1;
-        *numbered <= most
+        *numbered <= MOST_NUMBERED
     }
 }
 
@@ -129,7 +126,7 @@ mod tests {
 
     #[test]
     fn names_are_numbers_or_texts() {
-        let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
+        let (mut tasks, mut profile) = (Tasks { chains: true, ..Tasks::default() }, Profile::default());
         let task = whose::Task { address: 8, name_bytes: 6, ..whose::Task::NONE };
         let mut whose = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
         whose.task.name[..7].copy_from_slice(b"pay\xe9e!?");
@@ -144,11 +141,13 @@ mod tests {
             flags: flags::TASK,
             ..Whose::NOBODY
         };
-        for number in 1..=64 {
+        let most = u64::from(MOST_NUMBERED);
+        for number in 1..=most {
             assert_eq!(of(&mut tasks, &mut profile, numbered(number)), both(&format!("Task-{number}")));
         }
-        assert_eq!(of(&mut tasks, &mut profile, numbered(65)), ("Task-65".to_owned(), "Task-*".to_owned()));
-        assert_eq!(of(&mut tasks, &mut profile, numbered(64)), both("Task-64"));
+        let next = most + 1;
+        assert_eq!(of(&mut tasks, &mut profile, numbered(next)), (format!("Task-{next}"), "Task-*".to_owned()));
+        assert_eq!(of(&mut tasks, &mut profile, numbered(most)), both(&format!("Task-{most}")));
         let task = whose::Task { address: 8, flags: flags::NAME_UNREADABLE, ..whose::Task::NONE };
         let unreadable = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
         assert_eq!(of(&mut tasks, &mut profile, unreadable), both("<unreadable>"));

@@ -1,0 +1,127 @@
+//! Whose work a sample is: the asyncio task that ran, and the tasks that awaited it.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tachyon_common::whose::{MAX_AWAITING, NAME_BYTES};
+use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter};
+
+on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: each_sample_is_of_its_task);
+on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: stacks_go_on_with_those_that_await);
+on_each_interpreter!(on [sid_3_14 sid_3_15]: a_task_that_waits_is_told);
+
+/// The lines of a recording of `whose.py`.
+fn record(target: &Target, milliseconds: u64, arguments: &[&str]) -> Vec<Value> {
+    let mut profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl");
+    for argument in arguments {
+        profiler = profiler.arg(*argument);
+    }
+    let running = profiler.start();
+    let_run(target.pid(), Duration::from_millis(milliseconds));
+    running.signal(libc::SIGINT);
+    let text = std::fs::read_to_string(running.ended().output()).expect("a recording");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn functions(sample: &Value) -> impl DoubleEndedIterator<Item = &str> {
+    let frames = sample["frames"].as_array().expect("frames");
+    frames.iter().map(|frame| frame["function"].as_str().expect("a name"))
+}
+
+/// What the program says: by function, the task that it burns in, and those that await it.
+fn truth(target: &Target) -> BTreeMap<String, (String, Vec<String>)> {
+    serde_json::from_value(target.facts["truth"].clone()).expect("the program tells whose functions are")
+}
+
+/// A name as it is shown: the first part of one that is long.
+fn shown(name: &str) -> String {
+    let taken: String = name.chars().take(NAME_BYTES).collect();
+    // A string has as many bytes a code point as its widest one wants.
+    let widest = match name.chars().max().map_or(0, u32::from) {
+        0..=0xff => 1,
+        0x100..=0xffff => 2,
+        _ => 4,
+    };
+    let cut: String = taken.chars().take(NAME_BYTES / widest).collect();
+    if cut == name { cut } else { format!("{cut}\u{2026}") }
+}
+
+/// Compares each sample of a function that burns with what the program says of it; gives the functions that were met.
+fn judge(samples: &[Value], truth: &BTreeMap<String, (String, Vec<String>)>, chains: bool) -> BTreeSet<String> {
+    let (mut met, mut unknown, mut all) = (BTreeSet::new(), 0, 0);
+    for sample in samples {
+        let Some(function) = functions(sample).find(|name| truth.contains_key(*name)) else { continue };
+        all += 1;
+        let task = &sample["task"];
+        if task.is_null() {
+            unknown += 1;
+            continue;
+        }
+        let (name, chain) = &truth[function];
+        assert_eq!(task["name"].as_str(), Some(&*shown(name)), "{function}: {sample:#}");
+        assert!(task["id"].as_u64().is_some_and(|id| id != 0), "{sample:#}");
+        let told: Vec<_> = task["chain"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+        if chains {
+            let true_chain: Vec<_> = chain.iter().take(MAX_AWAITING).map(|name| shown(name)).collect();
+            assert_eq!(told, true_chain, "{function}: {sample:#}");
+        } else {
+            assert!(told.is_empty(), "{sample:#}");
+        }
+        met.insert(function.to_owned());
+    }
+    println!("{all} samples of functions of {} tasks, {unknown} without a task", met.len());
+    assert!(all > 500 && unknown * 1000 <= all, "{unknown} of {all} without a task");
+    met
+}
+
+fn each_sample_is_of_its_task(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "whose.py");
+    let truth = truth(&target);
+    let samples = record(&target, 4_000, &[]);
+    assert_eq!(judge(&samples, &truth, false), truth.keys().cloned().collect());
+    // Stacks are those of the thread: the event loop called the task.
+    assert!(samples.iter().all(|sample| functions(sample).all(|name| name != "shared")));
+    assert!(samples.iter().any(|sample| functions(sample).any(|name| name == "Handle._run")));
+}
+
+fn stacks_go_on_with_those_that_await(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "whose.py");
+    let truth = truth(&target);
+    let samples = record(&target, 4_000, &["--async"]);
+    assert_eq!(judge(&samples, &truth, true), truth.keys().cloned().collect());
+    let stacks = |function: &str| -> BTreeSet<Vec<&str>> {
+        let of = |sample: &&Value| functions(sample).any(|name| name == function);
+        samples
+            .iter()
+            .filter(of)
+            .map(|sample| functions(sample).skip_while(|name| *name != function).skip(1).collect())
+            .collect()
+    };
+    let is = |function: &str, expected: &[&str]| assert_eq!(stacks(function), BTreeSet::from([expected.to_vec()]));
+    let root = ["main", truth["burn_a_shield"].1.last().expect("the loop's own task")];
+    let below = |frames: &[&'static str]| -> Vec<&str> { frames.iter().copied().chain(root).collect() };
+    is("burn_a_gather_one", &below(&["work", "a_gather one", "gathers", "gathers"]));
+    is("burn_a_shield", &below(&["work", "sh\u{e9}ltered \u{4e2d}\u{1f600}", "shields", "shields"]));
+    is(
+        "burn_a_group_named",
+        &below(&["work", "in a \n group \u{20ac}", "TaskGroup._aexit", "TaskGroup.__aexit__", "groups", "groups"]),
+    );
+    // Two await it: the stack goes on with one of them, and the frame says so.
+    for stack in stacks("burn_a_two") {
+        assert_eq!(stack[..2], ["work", "shared (2 parents)"], "{stack:?}");
+        assert!(stack[2] == "waits_for" && stack[3].starts_with("waits "), "{stack:?}");
+        assert_eq!(stack[4..], below(&["awaited_by_two", "two"]), "{stack:?}");
+    }
+    // An eager task runs above the one that made it, which does not await it.
+    is("burn_a_eager", &["eager.<locals>.first", "eager a_eager"]);
+}
+
+fn a_task_that_waits_is_told(interpreter: &Interpreter) {
+    let target = Target::start_with(interpreter, "whose.py", &["sleeps"]);
+    let samples = record(&target, 200, &["--wall"]);
+    let sleeping: Vec<_> = samples.iter().filter(|sample| functions(sample).any(|name| name == "sleeps")).collect();
+    assert!(!sleeping.is_empty(), "the task that sleeps is met");
+    for sample in sleeping {
+        assert_eq!(sample["task"]["name"], "blocks", "{sample:#}");
+    }
+}
