@@ -49,6 +49,7 @@ mod roots;
 mod segments;
 mod shares;
 mod sizes;
+mod spans;
 mod spinning;
 mod split;
 mod stacks;

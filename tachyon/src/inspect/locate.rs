@@ -24,7 +24,7 @@ use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteError};
 const MAX_FILES: usize = 1 << 16;
 
 /// `e_machine` of this machine's programs: others cannot be mapped as code by a process that we can walk.
-const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
+pub(super) const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
 
 /// What is known of a file.
 #[derive(Debug)]
