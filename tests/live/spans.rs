@@ -216,6 +216,7 @@ fn spans_of_ddtrace(python: &Interpreter) {
     let mut spans = Spans::new();
     let (process, published) = published(&mut spans, target.pid());
     println!("{published:?}, {:?} a look", cost(&mut spans, target.pid()));
+    assert!(published.is_current(&process));
     let place = published.thread.expect("ddtrace publishes it");
     let context = published.process.expect("and the process context");
     assert_eq!((context.service.as_deref(), context.version.as_deref()), (Some("shop"), Some("1.2.3")));

@@ -34,6 +34,11 @@ const MAX_FILES: usize = 1 << 14;
 /// How long a mapped file that was of no use is not looked up again: its inode may be another file's one day.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
+/// When a process is looked at again that has published a context, and that has not.
+const RENEWED: Duration = Duration::from_secs(10);
+const SOONEST: Duration = Duration::from_millis(100);
+const LATEST: Duration = Duration::from_secs(300);
+
 /// How the record may be laid out, as the process context names it: both are the same, before and after the proposal was taken.
 const SCHEMAS: [&str; 2] = ["tlsdesc_v1_dev", "tls_v1"];
 
@@ -47,16 +52,22 @@ pub struct Published {
 }
 
 impl Published {
-    /// When to look again although no event tells of something new: a memory file is not mapped executable, and what is in it
-    /// changes. What publishes nothing so far may still do so.
+    /// When to look again although no event tells of something new: the context's mapping is not executable, and what is in it
+    /// changes. `quiet` is for how long the process has mapped nothing new: what publishes nothing is looked at again after
+    /// as long again, a dozen times in its life.
     #[must_use]
-    pub fn again_after(&self) -> Duration {
-        match (&self.thread, &self.process) {
-            (Err(NoThreadLocal::NotYet), _) | (_, Err(NoProcessContext::BeingWritten)) => Duration::from_millis(100),
-            (Ok(_), Err(_)) => Duration::from_secs(1),
-            (_, Ok(_)) => Duration::from_secs(10),
-            (Err(_), Err(_)) => Duration::from_secs(60),
+    pub fn again_after(&self, quiet: Duration) -> Duration {
+        if self.process.is_ok() && self.thread != Err(NoThreadLocal::NotYet) {
+            return RENEWED;
         }
+        quiet.clamp(SOONEST, LATEST)
+    }
+
+    /// Whether the process still publishes this and nothing newer, by one read: then it need not be looked at. Nothing is known
+    /// of a process without a context.
+    #[must_use]
+    pub fn is_current(&self, process: &RemoteProcess) -> bool {
+        self.process.as_ref().is_ok_and(|context| process_context::is_current(process, context))
     }
 }
 

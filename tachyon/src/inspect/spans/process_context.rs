@@ -49,6 +49,8 @@ pub struct ProcessContext {
     pub attribute_keys: Vec<String>,
     /// When it was published: nanoseconds of `CLOCK_BOOTTIME`. Each update has another.
     pub published_ns: u64,
+    /// Address of its header in the process.
+    pub header: u64,
 }
 
 /// Why a process's context is not known.
@@ -141,11 +143,14 @@ fn read_once(
     if header()?.published_ns != before.published_ns {
         return Err(NoProcessContext::BeingWritten);
     }
-    Ok(ProcessContext::of(&Context::decode(&*message?).map_err(malformed)?, before.published_ns))
+    let context = ProcessContext::decode(&message?, before.published_ns)?;
+    Ok(ProcessContext { header: at, ..context })
 }
 
-fn malformed(error: prost::DecodeError) -> NoProcessContext {
-    NoProcessContext::Malformed(error.to_string())
+/// Whether the context whose header is at this address is still the one that was published then.
+pub(super) fn is_current(process: &RemoteProcess, context: &ProcessContext) -> bool {
+    let moment = process.read_u64(RemoteAddr(context.header.wrapping_add(16)));
+    moment.is_ok_and(|moment| moment == context.published_ns)
 }
 
 fn payload(
@@ -183,6 +188,15 @@ impl Header {
 }
 
 impl ProcessContext {
+    /// Decodes the message that was published at this moment.
+    ///
+    /// # Errors
+    /// When it is no such message.
+    pub fn decode(message: &[u8], published_ns: u64) -> Result<Self, NoProcessContext> {
+        let context = Context::decode(message).map_err(|error| NoProcessContext::Malformed(error.to_string()))?;
+        Ok(Self::of(&context, published_ns))
+    }
+
     fn of(context: &Context, published_ns: u64) -> Self {
         let resource = context.resource.as_ref().map_or(&[][..], |resource| &resource.attributes);
         let text = |of: &[KeyValue], key: &str| {
@@ -202,6 +216,7 @@ impl ProcessContext {
             // A record names them by a byte.
             attribute_keys: keys.iter().take(256).map(|key| cut(key.string.as_deref().unwrap_or_default())).collect(),
             published_ns,
+            header: 0,
         }
     }
 }

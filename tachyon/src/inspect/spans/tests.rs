@@ -232,6 +232,7 @@ fn a_context_is_read_when_it_stands_still() {
         thread_schema: Some("tlsdesc_v1_dev".into()),
         attribute_keys: vec!["route".into(), "user".into()],
         published_ns: 7,
+        header: 0x1000,
         ..ProcessContext::default()
     };
     assert_eq!(read, expected);
@@ -283,7 +284,9 @@ fn a_process_without_any_says_so() {
         let published = spans.look(&process, &maps, Instant::now());
         assert_eq!(published.thread, Err(NoThreadLocal::NotDefined));
         assert_eq!(published.process, Err(NoProcessContext::NotPublished));
-        assert_eq!(published.again_after(), Duration::from_secs(60));
+        assert!(!published.is_current(&process));
+        let seconds = [0, 7, 1000].map(|quiet| published.again_after(Duration::from_secs(quiet)).as_secs_f64());
+        assert_eq!(seconds.map(|seconds| seconds.to_string()), ["0.1", "7", "300"]);
     }
     // Of the C library, which is no dynamic linker, nothing has to be asked when another process maps it.
     let libc = maps.iter().find(|mapping| mapping.name() == "libc.so.6").expect("the tests are linked with it");

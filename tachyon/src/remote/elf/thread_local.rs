@@ -10,6 +10,9 @@ use super::{Elf, ElfError, ReadAt};
 /// Most bytes of relocations that are read: libtorch's, the largest known, are 12 MB.
 const MAX_RELOCATIONS: u64 = 32 << 20;
 
+/// Largest block that is believed: each thread has one.
+const MAX_BLOCK: u64 = 1 << 30;
+
 /// Relocations that are read at once.
 const AT_ONCE: u64 = 2048;
 
@@ -99,7 +102,7 @@ impl<R: ReadAt> Elf<R> {
         let Some(found) = self.exported(name)?.filter(|found| found.kind == elf::STT_TLS) else { return Ok(None) };
         let offset = found.symbol.vaddr;
         let inside = offset.checked_add(8).is_some_and(|end| end <= segment.mem_size);
-        if !inside || !segment.align.is_power_of_two() {
+        if !inside || segment.mem_size > MAX_BLOCK || !segment.align.is_power_of_two() {
             return Err(ElfError::Malformed("thread-local segment"));
         }
         Ok(Some(TlsSymbol { offset, segment, slots: self.slots(found.index, offset)? }))
