@@ -190,6 +190,28 @@ fn where_it_cannot_be_told_there_is_none() {
     assert_eq!(published(&mut Spans::new(), target.pid()).1.thread, Err(NoThreadLocal::NotDefined));
 }
 
+/// A context is followed through an update.
+#[test]
+fn a_process_context_is_read_anew_when_it_changes() {
+    let Some(_live) = live() else { return };
+    let mut target = Target::start(&Interpreter::named("pyenv_3_12"), "process_context.py");
+    let mut spans = Spans::new();
+    let version = |published: &Published| published.process.clone().expect("published").version;
+    let (process, first) = published(&mut spans, target.pid());
+    assert_eq!(version(&first).as_deref(), Some("1"));
+    assert_eq!(first.process.as_ref().expect("published").service.as_deref(), Some("till"));
+    assert!(first.is_current(&process));
+    target.tell("begin");
+    assert_eq!(target.line(), "");
+    assert!(!first.is_current(&process));
+    assert_eq!(published(&mut spans, target.pid()).1.process, Err(NoProcessContext::BeingWritten));
+    target.tell("end 2");
+    assert_eq!(target.line(), "");
+    let (_, second) = published(&mut spans, target.pid());
+    assert_eq!(version(&second).as_deref(), Some("2"));
+    assert!(second.is_current(&process) && !first.is_current(&process));
+}
+
 /// What a look costs once the files are known.
 fn cost(spans: &mut Spans, pid: u32) -> Duration {
     let process = RemoteProcess::open(Pid(pid)).expect("it runs");

@@ -92,7 +92,7 @@ pub(super) fn read(process: &RemoteProcess, maps: &[Mapping]) -> Result<ProcessC
     Err(failed)
 }
 
-fn is_context(mapping: &Mapping) -> bool {
+pub(super) fn is_context(mapping: &Mapping) -> bool {
     let name = match &mapping.path {
         MappedPath::Anonymous => return false,
         MappedPath::Special(name) => name,

@@ -246,6 +246,25 @@ fn a_context_is_read_when_it_stands_still() {
 }
 
 #[test]
+fn a_context_is_known_by_the_name_of_its_mapping() {
+    let is_context = |line: &str| {
+        let maps = crate::remote::parse_maps(format!("7f46b8131000-7f46b8132000 {line}\n").as_bytes());
+        process_context::is_context(&maps.expect("a line as the kernel writes it")[0])
+    };
+    for name in ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX (deleted)", "/memfd:OTEL_CTX"] {
+        assert!(is_context(&format!("rw-p 00000000 00:01 25                         {name}")), "{name}");
+        assert!(!is_context(&format!("r-xp 00000000 00:01 25                         {name}")), "code is none");
+        assert!(
+            !is_context(&format!("---p 00000000 00:01 25                         {name}")),
+            "nor what cannot be read"
+        );
+    }
+    for name in ["[anon:OTEL_CTXX]", "/tmp/memfd:OTEL_CTX", "OTEL_CTX", "[heap]", ""] {
+        assert!(!is_context(&format!("rw-p 00000000 00:01 25                         {name}")), "{name}");
+    }
+}
+
+#[test]
 fn a_hostile_context_is_refused() {
     let good = || Publishing::of(&shop(), &[7]);
     let refused = |publishing: Publishing| publishing.read().expect_err("refused");
