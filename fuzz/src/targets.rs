@@ -6,8 +6,10 @@ use std::io::Cursor;
 use std::path::Path;
 
 use tachyon::events::{Event, Events};
+use tachyon::inspect::spans::ProcessContext;
 use tachyon::inspect::{Evaluator, examine_file, published_layout};
 use tachyon::profile::Profile;
+use tachyon::remote::elf::Elf;
 use tachyon::remote::{parse_maps, parse_stat};
 use tachyon::sinks::text;
 use tachyon::symbolize::linetable::{Format, LineTable};
@@ -49,7 +51,7 @@ pub enum Run {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "tach", seeds: tach_files, run: Run::Bytes(read_tach) },
     Target { name: "tach_writer", seeds: Vec::new, run: Run::Dice(writer::write) },
     Target { name: "recover", seeds: recover::recordings, run: Run::Dice(recover::rescue) },
@@ -57,6 +59,8 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "text", seeds: texts, run: Run::Bytes(decode_text) },
     Target { name: "debug_offsets", seeds: || seed_files("bin"), run: Run::Bytes(walk_as_published) },
     Target { name: "elf", seeds: || seed_files("so"), run: Run::Bytes(examine) },
+    Target { name: "thread_local", seeds: || seed_files("tls"), run: Run::Bytes(find_variable) },
+    Target { name: "process_context", seeds: contexts, run: Run::Bytes(decode_context) },
     Target { name: "eh_frame", seeds: native::elf_files, run: Run::Bytes(native::compile_rules) },
     Target { name: "native_walk", seeds: native::tables, run: Run::Bytes(native::walk_hostile) },
     Target { name: "symbols", seeds: symbols::files, run: Run::Bytes(symbols::name_addresses) },
@@ -228,6 +232,31 @@ fn walk_as_published(bytes: &[u8], rng: &mut Rng) -> bool {
 fn examine(bytes: &[u8], rng: &mut Rng) -> bool {
     let _evaluator = Evaluator::of_file(bytes);
     examine_file(bytes, rng.below(2) == 0).is_ok_and(|found| found.is_some())
+}
+
+fn find_variable(bytes: &[u8], _rng: &mut Rng) -> bool {
+    let Ok(found) = Elf::parse(bytes).and_then(|elf| elf.thread_local("otel_thread_ctx_v1")) else { return false };
+    found.is_some_and(|found| {
+        assert!(found.offset + 8 <= found.segment.mem_size && found.slots.len() <= 16);
+        true
+    })
+}
+
+/// What ddtrace publishes, shortened.
+fn contexts() -> Vec<Vec<u8>> {
+    vec![
+        b"\n\x2c\n\x16\n\x0cservice.name\x12\x06\n\x04shop\n\x12\n\x09host.name\x12\x05\n\x03one\x12.\n\x1athreadlocal.schema_version\
+          \x12\x10\n\x0etlsdesc_v1_dev\x12*\n\x1dthreadlocal.attribute_key_map\x12\x09*\x07\n\x05\n\x03key"
+            .to_vec(),
+    ]
+}
+
+fn decode_context(bytes: &[u8], _rng: &mut Rng) -> bool {
+    ProcessContext::decode(bytes, 1).is_ok_and(|context| {
+        let texts = [&context.service, &context.namespace, &context.version, &context.instance, &context.environment];
+        assert!(texts.into_iter().flatten().all(|text| text.len() <= 256) && context.attribute_keys.len() <= 256);
+        context.service.is_some()
+    })
 }
 
 fn proc_files() -> Vec<Vec<u8>> {

@@ -50,6 +50,7 @@ mod roots;
 mod segments;
 mod shares;
 mod sizes;
+mod spans;
 mod spinning;
 mod split;
 mod stacks;

@@ -32,3 +32,18 @@ pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter 
     }
     Interpreter { path: python, ..interpreter.clone() }
 }
+
+/// What `PYTHONPATH` has to be for an interpreter to import ddtrace, which publishes the span that each thread is in: pyenv's 3.13
+/// and sid's 3.14, as `cargo xtask test` sets it up.
+///
+/// # Panics
+/// When it is missing.
+#[must_use]
+pub fn ddtrace(interpreter: &Interpreter) -> String {
+    let (path, at) = match &interpreter.root {
+        Some(root) => (Path::new("/opt/ddtrace").to_owned(), root.join("opt/ddtrace")),
+        None => (cache().join("ddtrace"), cache().join("ddtrace")),
+    };
+    assert!(at.join("ddtrace").is_dir(), "ddtrace is missing in {}\nhint: cargo xtask test", at.display());
+    path.to_str().expect("ASCII").to_owned()
+}

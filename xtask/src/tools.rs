@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs and their Debian packages.
-const PROGRAMS: [(&str, &str); 9] = [
+const PROGRAMS: [(&str, &str); 10] = [
+    // For programs with another C library.
+    ("musl-gcc", "musl-tools"),
     // The mount that every user may make, for attacks.
     ("fusermount3", "fuse3"),
     ("go", "golang-go"),
@@ -43,6 +45,19 @@ duckdb==2.0.0 --hash=sha256:5a3601121c7cc50d0b70412995634682fafcb58a0156d5d663df
 chdb-core==26.9.0 --hash=sha256:707e2ec3fe0f7953bac97942eaeb7a1ed1d66b1e56ecef3f0aa2130f61f6e735
 ";
 
+/// The tracer that publishes the span that each thread is in, with what it needs: wheels for Python 3.13 and 3.14 on x86-64.
+const TRACER: &str = "\
+bytecode==0.19.1 --hash=sha256:211a5091abd6f16f5bb3d34f1b88fc77f8f8539801a02384b51a97bdcee45f0f
+ddtrace==4.16.0 --hash=sha256:0da20fab487ac0c508e065bc4a5ecd749cc2f8e56968fa2e2757cc0b193fad75 \
+--hash=sha256:8b89b06a7513db54f00a94f87f4c8d9298dc70a378b4a88064d29042de19bff8
+ddtrace_internal==0.1.0 --hash=sha256:8eeac4a812e003cebafc8be35ef05103ae2b132893dfbcee00a67f4af81404a2
+envier==0.6.1 --hash=sha256:73609040a76be48bbcb97074d9969666484aa0de706183a6e9ef773156a8a6a9
+opentelemetry_api==1.45.2 --hash=sha256:2cbd737377e710ee740d261c94e93fa0f08e6d037c18f17513cc0a2d94479a34
+typing_extensions==4.16.0 --hash=sha256:481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8
+wrapt==2.5.2 --hash=sha256:8b039b3a296762db1908d6108365225393c4fb33c1dbc5f00aa36f8302eaeaa0 \
+--hash=sha256:59b7e6d1dea7c3f38bab21954f587499c27c16ea537058eee4add6e4da1780ea
+";
+
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
@@ -52,6 +67,7 @@ pub(crate) fn set_up() -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     in_venv(&python, &cache::dir()?.join("gunicorn"), SERVER)?;
     engines(&python)?;
+    tracers()?;
     in_venv(&python, &cache::dir()?.join("servers"), SERVERS)?;
     in_venv(&python, &cache::dir()?.join("spark"), SPARK)?;
     from_npm("tools", &NPM_PACKAGES)?;
@@ -114,6 +130,28 @@ fn engines(python: &Path) -> Result<()> {
     line.args(["--require-hashes", "--requirement"]).arg(&wanted);
     command::run_quietly("installing DuckDB and chDB", &mut line)?;
     cache::finish(&venv, ENGINES)
+}
+
+/// The tracer in directories that `PYTHONPATH` names, one for each version: in the cache, and in the root directory of sid's.
+fn tracers() -> Result<()> {
+    let python = zoo::in_pyenv("3.13").context("hint: pyenv install 3.13")?;
+    let in_sid = cache::dir()?.join("zoo/sid/opt/ddtrace");
+    for (minor, dir) in [("3.13", cache::dir()?.join("ddtrace")), ("3.14", in_sid)] {
+        let _lock = cache::lock(&cache::dir()?)?;
+        if cache::is_finished(&dir, TRACER) {
+            continue;
+        }
+        cache::remove(&dir)?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let wanted = dir.join("wanted.txt");
+        std::fs::write(&wanted, TRACER).with_context(|| format!("cannot write {}", wanted.display()))?;
+        let mut line = Command::new(&python.path);
+        line.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
+        line.args(["--root-user-action=ignore", "--require-hashes", "--python-version", minor, "--target"]).arg(&dir);
+        command::run_quietly(&format!("installing ddtrace for {minor}"), line.arg("--requirement").arg(&wanted))?;
+        cache::finish(&dir, TRACER)?;
+    }
+    Ok(())
 }
 
 /// A crate's program in the cache, built when it is not there: in the development profile, which takes a third of the time.

@@ -4,7 +4,7 @@
 //! [`Layout`]. Everything that depends on the file alone is kept in an [`ElfCache`].
 //! Nothing in the target is changed, and nothing but its mappings and files is read, so that a process can be
 //! inspected at the moment its libpython is mapped, before any of it has run; [`self_test()`] looks at a runtime that
-//! has been initialised. Which processes to inspect, and when, is left to others.
+//! has been initialised, and [`spans`] at what a program publishes of its own accord. Which processes to inspect, and when, is left to others.
 
 mod asyncio;
 mod awaits;
@@ -17,6 +17,7 @@ mod layout;
 mod locate;
 mod objects;
 mod self_test;
+pub mod spans;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -39,7 +40,7 @@ pub use self::self_test::{SelfTestError, self_test};
 use self::budget::{Metered, ReadBudget};
 use self::debug_offsets::DebugOffsets;
 use self::locate::{Facts, PythonFile};
-use crate::remote::elf::{ElfError, ReadAt};
+use crate::remote::elf::{ElfError, Load, ReadAt};
 use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteError, RemoteProcess};
 
 /// What can be walked: major and minor version, and whether the build is free-threaded. A version is added here when
@@ -314,20 +315,23 @@ fn load_bias(python: &PythonFile, mappings: &[&Mapping], all: &[Mapping]) -> Opt
     if python.fixed_address {
         return Some(0).filter(fits);
     }
-    let page = page_size();
-    let down = |value: u64| value - value % page;
-    let biases = |executable: bool| {
-        mappings.iter().filter(move |mapping| mapping.executable == executable).flat_map(move |mapping| {
-            python.loads.iter().filter(move |load| load.executable == executable).filter_map(move |load| {
-                // A segment is mapped from the start of the page that it starts in.
-                let within = mapping.offset.checked_sub(down(load.offset))?;
-                let inside = mapping.offset < load.offset.checked_add(load.file_size)?;
-                let vaddr = down(load.vaddr).checked_add(within).filter(|_| inside)?;
-                mapping.start.checked_sub(vaddr)
-            })
-        })
-    };
+    let biases = |executable| biases(&python.loads, mappings, executable);
     biases(true).chain(biases(false)).find(fits)
+}
+
+/// What may have been added to a file's addresses, told from where its mappings start: for each mapping and segment that fit.
+fn biases(loads: &[Load], mappings: &[&Mapping], executable: bool) -> impl Iterator<Item = u64> {
+    let page = page_size();
+    let down = move |value: u64| value - value % page;
+    mappings.iter().filter(move |mapping| mapping.executable == executable).flat_map(move |mapping| {
+        loads.iter().filter(move |load| load.executable == executable).filter_map(move |load| {
+            // A segment is mapped from the start of the page that it starts in.
+            let within = mapping.offset.checked_sub(down(load.offset))?;
+            let inside = mapping.offset < load.offset.checked_add(load.file_size)?;
+            let vaddr = down(load.vaddr).checked_add(within).filter(|_| inside)?;
+            mapping.start.checked_sub(vaddr)
+        })
+    })
 }
 
 /// The system's page size in bytes.

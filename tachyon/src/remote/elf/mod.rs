@@ -5,19 +5,21 @@
 //! [`ElfError`]. Only 64-bit little-endian files are of use here.
 
 mod contents;
+mod dynamic;
 mod read;
 #[cfg(test)]
 mod tests;
+mod thread_local;
 
 use std::io;
 
 use object::elf;
 use object::endian::LittleEndian as LE;
-use object::pod::from_bytes;
 
 pub use contents::{Function, FunctionTable};
 pub use read::ReadAt;
 use read::{read_bytes, read_pod, read_table};
+pub use thread_local::{Slot, SlotKind, TlsSegment, TlsSymbol};
 
 /// Most program headers, of which linkers write about a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 512;
@@ -33,9 +35,6 @@ const MAX_NAME: usize = 256;
 
 /// Most libraries of one file; real ones need a dozen.
 const MAX_NEEDED: usize = 64;
-
-/// Symbols compared with one name: hash chains of real files hold a handful.
-const MAX_CHAIN: u32 = 4096;
 
 /// Most bytes of `.symtab` and of its names, which have no hash table and are read through (CPython's have 0.4 MB).
 const MAX_SYMTAB: u64 = 8 << 20;
@@ -126,6 +125,8 @@ struct Dynamic {
     needed: Vec<u64>,
     /// `DT_RUNPATH`, else `DT_RPATH`.
     run_path: Option<u64>,
+    /// Address and size of `DT_RELA`, and of `DT_JMPREL`.
+    relocations: [(u64, u64); 2],
 }
 
 /// An ELF file whose headers were read and checked.
@@ -140,6 +141,7 @@ pub struct Elf<R> {
     sections: Vec<Section>,
     dynamic: Option<Dynamic>,
     eh_frame_hdr: Option<(u64, u64)>,
+    thread_local: Option<TlsSegment>,
     /// Offset and size of `PT_INTERP`.
     linker: Option<(u64, u64)>,
 }
@@ -183,6 +185,7 @@ impl<R: ReadAt> Elf<R> {
                 .iter()
                 .find(|program| program.p_type.get(LE) == elf::PT_GNU_EH_FRAME)
                 .map(|program| (program.p_vaddr.get(LE), program.p_memsz.get(LE))),
+            thread_local: programs.iter().find(|program| program.p_type.get(LE) == elf::PT_TLS).map(TlsSegment::of),
             linker: programs
                 .iter()
                 .find(|program| program.p_type.get(LE) == elf::PT_INTERP)
@@ -235,12 +238,17 @@ impl<R: ReadAt> Elf<R> {
     /// When no one segment's part of the file holds all of them.
     pub fn read_vaddr(&self, vaddr: u64, into: &mut [u8]) -> Result<(), ElfError> {
         let len = into.len() as u64;
+        let offset = self.file_offset(vaddr, len)?;
+        self.source.read_exact_at(offset, into).map_err(|source| ElfError::Read { offset, len, source })
+    }
+
+    /// Where the file has the bytes for `vaddr`.
+    fn file_offset(&self, vaddr: u64, len: u64) -> Result<u64, ElfError> {
         let offset = self.loads.iter().find_map(|load| {
             let within = vaddr.checked_sub(load.vaddr)?;
             (within.checked_add(len)? <= load.file_size).then(|| load.offset + within)
         });
-        let offset = offset.ok_or(ElfError::NoSegment { vaddr, len })?;
-        self.source.read_exact_at(offset, into).map_err(|source| ElfError::Read { offset, len, source })
+        offset.ok_or(ElfError::NoSegment { vaddr, len })
     }
 
     /// `DT_SONAME`.
@@ -274,18 +282,6 @@ impl<R: ReadAt> Elf<R> {
 
     fn dynamic_string(&self, offset: u64) -> Option<Vec<u8>> {
         self.c_string(self.dynamic.as_ref()?.strtab.checked_add(offset)?)
-    }
-
-    /// A defined symbol: of the dynamic table, found through its hash table.
-    ///
-    /// # Errors
-    /// When the table makes no sense.
-    pub fn dynamic_symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
-        match &self.dynamic {
-            Some(dynamic) if dynamic.gnu_hash != 0 => self.find_by_gnu_hash(dynamic, name),
-            Some(dynamic) if dynamic.hash != 0 => self.find_by_hash(dynamic, name),
-            _ => Ok(None),
-        }
     }
 
     /// Defined symbols of `.symtab`, by name; one read through the whole table. None are found in a table of more than
@@ -340,6 +336,10 @@ impl<R: ReadAt> Elf<R> {
                 Ok(elf::DT_NEEDED) if dynamic.needed.len() < MAX_NEEDED => dynamic.needed.push(value),
                 Ok(elf::DT_RUNPATH) => dynamic.run_path = Some(value),
                 Ok(elf::DT_RPATH) => dynamic.run_path = dynamic.run_path.or(Some(value)),
+                Ok(elf::DT_RELA) => dynamic.relocations[0].0 = value,
+                Ok(elf::DT_RELASZ) => dynamic.relocations[0].1 = value,
+                Ok(elf::DT_JMPREL) => dynamic.relocations[1].0 = value,
+                Ok(elf::DT_PLTRELSZ) => dynamic.relocations[1].1 = value,
                 _ => {}
             }
         }
@@ -373,73 +373,6 @@ impl<R: ReadAt> Elf<R> {
             }
         };
         Ok(headers.iter().map(section).collect())
-    }
-
-    /// Looks a name up in `.gnu.hash` (glibc, `elf/dl-lookup.c`, `do_lookup_x`).
-    fn find_by_gnu_hash(&self, dynamic: &Dynamic, name: &str) -> Result<Option<Symbol>, ElfError> {
-        let table = dynamic.gnu_hash;
-        let [buckets, first, bloom_words, _shift] = self.words::<4>(Some(table))?;
-        if buckets == 0 {
-            return Ok(None);
-        }
-        let hash = elf::gnu_hash(name.as_bytes());
-        // Behind the four words lie the bloom filter (64-bit words), the buckets and the chains.
-        let at = |words: u64| table.checked_add(16 + u64::from(bloom_words) * 8 + words * 4);
-        let [mut index] = self.words::<1>(at(u64::from(hash % buckets)))?;
-        if index < first {
-            return Ok(None);
-        }
-        for _ in 0..MAX_CHAIN {
-            let [chained] = self.words::<1>(at(u64::from(buckets) + u64::from(index - first)))?;
-            if chained | 1 == hash | 1
-                && let Some(symbol) = self.dynamic_symbol_at(dynamic, index, name)?
-            {
-                return Ok(Some(symbol));
-            }
-            if chained & 1 != 0 {
-                return Ok(None);
-            }
-            index = index.checked_add(1).ok_or(ElfError::Malformed("hash table"))?;
-        }
-        Err(ElfError::Malformed("hash table"))
-    }
-
-    /// Looks a name up in `.hash` (System V ABI, "Hash Table").
-    fn find_by_hash(&self, dynamic: &Dynamic, name: &str) -> Result<Option<Symbol>, ElfError> {
-        let table = dynamic.hash;
-        let [buckets, _chains] = self.words::<2>(Some(table))?;
-        if buckets == 0 {
-            return Ok(None);
-        }
-        let at = |words: u64| table.checked_add(8 + words * 4);
-        let [mut index] = self.words::<1>(at(u64::from(elf::hash(name.as_bytes()) % buckets)))?;
-        for _ in 0..MAX_CHAIN {
-            if index == 0 {
-                return Ok(None);
-            }
-            if let Some(symbol) = self.dynamic_symbol_at(dynamic, index, name)? {
-                return Ok(Some(symbol));
-            }
-            [index] = self.words::<1>(at(u64::from(buckets) + u64::from(index)))?;
-        }
-        Err(ElfError::Malformed("hash table"))
-    }
-
-    /// The dynamic symbol with this index when it is defined and has this name.
-    fn dynamic_symbol_at(&self, dynamic: &Dynamic, index: u32, name: &str) -> Result<Option<Symbol>, ElfError> {
-        let vaddr = dynamic.symtab.checked_add(u64::from(index) * 24).ok_or(ElfError::Malformed("symbol table"))?;
-        let mut bytes = [0; 24];
-        self.read_vaddr(vaddr, &mut bytes)?;
-        let (symbol, _) = from_bytes::<elf::Sym64<LE>>(&bytes).map_err(|()| ElfError::Malformed("symbol table"))?;
-        if symbol.st_shndx.get(LE) == elf::SHN_UNDEF {
-            return Ok(None);
-        }
-        let text = dynamic.strtab.checked_add(u64::from(symbol.st_name.get(LE)));
-        let mut found = [0; MAX_NAME];
-        let found = found.get_mut(..=name.len()).ok_or(ElfError::Malformed("symbol name"))?;
-        self.read_vaddr(text.ok_or(ElfError::Malformed("symbol name"))?, found)?;
-        let same = found.strip_suffix(b"\0") == Some(name.as_bytes());
-        Ok(same.then(|| Symbol { vaddr: symbol.st_value.get(LE), size: symbol.st_size.get(LE) }))
     }
 
     /// Reads 32-bit words at an address; `None` is an address that overflowed.

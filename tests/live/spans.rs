@@ -1,0 +1,272 @@
+//! OpenTelemetry's thread and process context, found from outside: each thread's variable lies where the program itself says that
+//! it does, whoever defines it and however it is loaded, and ddtrace's spans are those that it tells of itself.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tachyon::inspect::spans::{NoProcessContext, NoThreadLocal, Published, Spans, record};
+use tachyon::remote::RemoteProcess;
+use tachyon::types::Pid;
+use tachyon_common::whose::ThreadLocal;
+use tachyon_tests::{Interpreter, Target, ddtrace, live, on_each_interpreter, program};
+
+// On x86-64 a thread's identity is its thread pointer.
+#[cfg(target_arch = "x86_64")]
+on_each_interpreter!(on [pyenv_3_13 sid_3_14]: spans_of_ddtrace);
+
+/// Both ways in which compilers have libraries find their variables.
+const DESCRIPTORS: &str = if cfg!(target_arch = "x86_64") { "-mtls-dialect=gnu2" } else { "-mtls-dialect=desc" };
+const PAIRS: &str = if cfg!(target_arch = "x86_64") { "-mtls-dialect=gnu" } else { "-mtls-dialect=trad" };
+
+/// What is built from `thread_context.c`, in a directory of its own.
+struct Built {
+    dir: tempfile::TempDir,
+    compiler: &'static str,
+}
+
+impl Built {
+    fn with(compiler: &'static str) -> Self {
+        Self { dir: tempfile::tempdir().expect("a folder"), compiler }
+    }
+
+    fn build(&self, name: &str, arguments: &[&str]) -> PathBuf {
+        let output = self.dir.path().join(name);
+        let mut command = Command::new(self.compiler);
+        command.arg("-o").arg(&output).arg(program("thread_context.c")).args(arguments).arg("-pthread");
+        let built = command.output().unwrap_or_else(|error| panic!("{}: {error}", self.compiler));
+        assert!(built.status.success(), "{command:?}: {}", String::from_utf8_lossy(&built.stderr));
+        output
+    }
+
+    fn library(&self, name: &str, arguments: &[&str]) -> PathBuf {
+        self.build(name, &[&["-DLIBRARY", "-shared", "-fPIC"], arguments].concat())
+    }
+
+    /// A program that is linked with a library.
+    fn linked(&self, name: &str, library: &Path) -> PathBuf {
+        let library = library.to_str().expect("ASCII");
+        self.build(name, &["-DMAIN", library, &format!("-Wl,-rpath,{}", self.dir.path().display())])
+    }
+}
+
+fn published(spans: &mut Spans, pid: u32) -> (RemoteProcess, Published) {
+    let process = RemoteProcess::open(Pid(pid)).expect("it runs");
+    let maps = process.maps().expect("its mappings can be read");
+    let published = spans.look(&process, &maps, Instant::now());
+    (process, published)
+}
+
+/// Each thread has the variable where it says, and is in the span that it says.
+fn is_where_threads_say(target: &Target, process: &RemoteProcess, place: &ThreadLocal) {
+    let threads = target.facts["threads"].as_array().expect("told");
+    assert!(threads.len() >= 4);
+    for thread in threads {
+        let word = |key: &str| thread[key].as_u64().expect("a number");
+        let (tp, at, number) = (word("tp"), word("at"), u8::try_from(word("number")).expect("small"));
+        let variable = record::variable(process, tp, place).expect("readable");
+        let span = record::span(process, tp, place).expect("readable");
+        if number == 0 {
+            assert_eq!(span, None, "thread 0 is in none: {place:?}");
+        } else {
+            assert_eq!(variable, Some(at), "thread {number}: {place:?}");
+            assert_eq!(span, Some(record::Span { trace_id: [number; 16], span_id: [number; 8] }));
+        }
+    }
+}
+
+/// Whether the variable is found at a fixed distance from the thread pointer.
+fn check(target: &Target, fixed: bool) {
+    let (process, published) = published(&mut Spans::new(), target.pid());
+    let place = published.thread.as_ref().unwrap_or_else(|error| panic!("{error}: {:?}", target.facts));
+    println!("{place:?}");
+    assert_eq!(published.process, Err(NoProcessContext::NotPublished));
+    is_where_threads_say(target, &process, place);
+    assert_eq!(place.module == 0, fixed, "{place:?}");
+}
+
+fn run(path: &Path) -> Target {
+    Target::embedded(&mut Command::new(path), "thread_context.c")
+}
+
+fn load(interpreter: &Interpreter, library: &Path) -> Target {
+    Target::start_with(interpreter, "thread_context.py", &[library.to_str().expect("ASCII")])
+}
+
+fn executables(built: &Built) {
+    for arguments in [&["-pie", "-fPIE"][..], &["-no-pie", "-fno-pie"], &["-DPAD=5000"], &["-DPAD=3", "-O2"]] {
+        let arguments = [&["-DLIBRARY", "-DMAIN", "-rdynamic"], arguments].concat();
+        check(&run(&built.build("executable", &arguments)), true);
+    }
+}
+
+#[test]
+fn an_executable_defines_it() {
+    let Some(_live) = live() else { return };
+    executables(&Built::with("gcc"));
+    executables(&Built::with("musl-gcc"));
+}
+
+/// Loaded with the program: descriptors and `initial-exec` tell a fixed distance, pairs the module's number.
+#[test]
+fn a_library_that_is_linked_defines_it() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("gcc");
+    for (dialect, fixed) in [
+        (&[DESCRIPTORS][..], true),
+        (&[PAIRS], false),
+        (&[DESCRIPTORS, "-Wl,-Bsymbolic"], true),
+        (&[PAIRS, "-Wl,-Bsymbolic", "-DPAD=10000"], false),
+        (&["-ftls-model=initial-exec"], true),
+    ] {
+        let library = built.library("libcontext.so", dialect);
+        check(&run(&built.linked("linked", &library)), fixed);
+    }
+}
+
+#[test]
+fn a_library_that_is_linked_with_musl_defines_it() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("musl-gcc");
+    for (dialect, fixed) in [(&[DESCRIPTORS][..], true), (&[PAIRS], false)] {
+        let library = built.library("libcontext.so", dialect);
+        check(&run(&built.linked("linked", &library)), fixed);
+    }
+}
+
+/// glibc gives a small block of a library that comes later a fixed distance, if it has descriptors, and there is room.
+#[test]
+fn a_library_that_python_loads_defines_it() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("gcc");
+    for (arguments, fixed) in [
+        (&[DESCRIPTORS][..], true),
+        (&[DESCRIPTORS, "-DPAD=5000"], false),
+        (&[DESCRIPTORS, "-DPAD=5000", "-Wl,-Bsymbolic"], false),
+        (&[PAIRS], false),
+    ] {
+        let library = built.library("context.so", arguments);
+        for name in ["pyenv_3_8", "debian_3_11", "pyenv_3_13"] {
+            check(&load(&Interpreter::named(name), &library), fixed);
+        }
+    }
+}
+
+/// The other way to make vectors, and the other size of their entries. (The musl interpreter of the list has no ctypes.)
+#[test]
+fn a_library_that_a_program_with_musl_loads_defines_it() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("musl-gcc");
+    let program = built.build("loads", &["-DMAIN", "-DLOADS"]);
+    for arguments in [&[DESCRIPTORS][..], &[PAIRS], &[DESCRIPTORS, "-Wl,-Bsymbolic", "-DPAD=9000"]] {
+        let library = built.library("context.so", arguments);
+        check(&Target::embedded(Command::new(&program).arg(&library), "thread_context.c"), false);
+    }
+}
+
+#[test]
+fn a_library_that_is_preloaded_defines_it() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("gcc");
+    for (dialect, fixed) in [(DESCRIPTORS, true), (PAIRS, false)] {
+        let library = built.library("context.so", &[dialect]);
+        let preload = [("LD_PRELOAD", library.to_str().expect("ASCII"))];
+        let target = Target::start_in(&Interpreter::named("pyenv_3_12"), "thread_context.py", &["-"], &preload);
+        check(&target, fixed);
+    }
+}
+
+/// Nothing is guessed: of several variables, one is the wrong one.
+#[test]
+fn where_it_cannot_be_told_there_is_none() {
+    let Some(_live) = live() else { return };
+    let built = Built::with("gcc");
+    let python = Interpreter::named("pyenv_3_12");
+    let (one, two) = (built.library("one.so", &[]), built.library("two.so", &[]));
+    let preload = [("LD_PRELOAD", two.to_str().expect("ASCII"))];
+    let target = Target::start_in(&python, "thread_context.py", &[one.to_str().expect("ASCII")], &preload);
+    assert_eq!(published(&mut Spans::new(), target.pid()).1.thread, Err(NoThreadLocal::Several));
+    let target = Target::start_with(&python, "numbered.py", &["1000"]);
+    assert_eq!(published(&mut Spans::new(), target.pid()).1.thread, Err(NoThreadLocal::NotDefined));
+}
+
+/// A context is followed through an update.
+#[test]
+fn a_process_context_is_read_anew_when_it_changes() {
+    let Some(_live) = live() else { return };
+    let mut target = Target::start(&Interpreter::named("pyenv_3_12"), "process_context.py");
+    let mut spans = Spans::new();
+    let version = |published: &Published| published.process.clone().expect("published").version;
+    let (process, first) = published(&mut spans, target.pid());
+    assert_eq!(version(&first).as_deref(), Some("1"));
+    assert_eq!(first.process.as_ref().expect("published").service.as_deref(), Some("till"));
+    assert!(first.is_current(&process));
+    target.tell("begin");
+    assert_eq!(target.line(), "");
+    assert!(!first.is_current(&process));
+    assert_eq!(published(&mut spans, target.pid()).1.process, Err(NoProcessContext::BeingWritten));
+    target.tell("end 2");
+    assert_eq!(target.line(), "");
+    let (_, second) = published(&mut spans, target.pid());
+    assert_eq!(version(&second).as_deref(), Some("2"));
+    assert!(second.is_current(&process) && !first.is_current(&process));
+}
+
+/// What a look costs once the files are known.
+fn cost(spans: &mut Spans, pid: u32) -> Duration {
+    let process = RemoteProcess::open(Pid(pid)).expect("it runs");
+    let maps = process.maps().expect("its mappings can be read");
+    let look = |_| {
+        let start = Instant::now();
+        let _published = spans.look(&process, &maps, start);
+        start.elapsed()
+    };
+    (0..20).map(look).min().expect("twenty")
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("a text")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// ddtrace's spans: each thread's record is of its own trace, of the spans that it makes; one that is in none has none.
+fn spans_of_ddtrace(python: &Interpreter) {
+    let mut target = Target::start_in(python, "spans.py", &["threads"], &[("PYTHONPATH", &ddtrace(python))]);
+    let mut spans = Spans::new();
+    let (process, published) = published(&mut spans, target.pid());
+    println!("{published:?}, {:?} a look", cost(&mut spans, target.pid()));
+    assert!(published.is_current(&process));
+    let place = published.thread.expect("ddtrace publishes it");
+    let context = published.process.expect("and the process context");
+    assert_eq!((context.service.as_deref(), context.version.as_deref()), (Some("shop"), Some("1.2.3")));
+    assert_eq!((context.environment.as_deref(), context.namespace), (Some("tests"), None));
+    assert_eq!(context.thread_schema.as_deref(), Some("tlsdesc_v1_dev"));
+    assert!(context.instance.is_some_and(|instance| !instance.is_empty()) && !context.attribute_keys.is_empty());
+
+    let threads = target.facts["threads"].as_array().expect("told").clone();
+    let mut seen = vec![std::collections::BTreeSet::new(); threads.len()];
+    for _ in 0..500 {
+        for (thread, seen) in threads.iter().zip(&mut seen) {
+            let tp = thread["ident"].as_u64().expect("a number");
+            // The thread runs on: a look may meet a record that is given back and used again. A second one does not find it.
+            let look = || record::span(&process, tp, &place).ok().flatten();
+            let Some(span) = look().filter(|span| look().as_ref() == Some(span)) else { continue };
+            assert_eq!(Some(hex(&span.trace_id).as_str()), thread["trace_id"].as_str(), "{thread}");
+            seen.insert(hex(&span.span_id));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target.go();
+    let logs: Value = serde_json::from_str(&target.line()).expect("the log of spans");
+    for ((thread, seen), log) in threads.iter().zip(&seen).zip(logs.as_array().expect("one a thread")) {
+        let own: std::collections::BTreeSet<_> =
+            log.as_array().expect("spans").iter().map(|span| text(&span[2])).collect();
+        println!("{}: {} spans seen, of {}", text(&thread["function"]), seen.len(), own.len());
+        assert!(seen.len() >= 2 && seen.contains(text(&thread["span_id"])), "{seen:?}");
+        assert!(seen.iter().all(|span| own.contains(span.as_str())), "{seen:?}");
+    }
+    assert!(seen.last().expect("the thread without").is_empty());
+}
