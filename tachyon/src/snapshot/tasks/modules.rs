@@ -16,9 +16,14 @@ const WEAK_SETS: [&str; 2] = ["_all_tasks", "_scheduled_tasks"];
 /// Set of tasks that are being started eagerly (3.12, 3.13).
 const EAGER: &str = "_eager_tasks";
 
-/// Functions whose closure holds the future that they complete.
-const CLOSURES: [&str; 3] =
-    ["gather.<locals>._done_callback", "shield.<locals>._inner_done_callback", "_wait.<locals>._on_completion"];
+/// Functions of `asyncio/tasks.py` whose closure holds the future that they complete.
+const CLOSURES: [&str; 4] = [
+    "gather.<locals>._done_callback",
+    // 3.9.
+    "_gather.<locals>._done_callback",
+    "shield.<locals>._inner_done_callback",
+    "_wait.<locals>._on_completion",
+];
 
 /// A function that is given the future that it completes.
 const RELEASES: &str = "_release_waiter";
