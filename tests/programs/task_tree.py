@@ -36,6 +36,14 @@ async def group():
             tasks.create_task(leaf(), name=f"in group {number}")
 
 
+async def times():
+    await asyncio.wait_for(asyncio.create_task(leaf(), name="timed"), 3600)
+
+
+async def gathers_twice():
+    await asyncio.gather(asyncio.gather(asyncio.create_task(leaf(), name="gathered twice")))
+
+
 async def gathers():
     await asyncio.gather(leaf(), asyncio.create_task(nested(2), name="gathered task"))
 
@@ -75,7 +83,7 @@ def stack_of(task):
         for frame, awaited in (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await")):
             if hasattr(awaiter, frame):
                 place = getattr(awaiter, frame)
-                found.append([place.f_code.co_qualname, place.f_code.co_filename, place.f_lineno])
+                found.append([handshake.name_of(place.f_code), place.f_code.co_filename, place.f_lineno])
                 awaiter = getattr(awaiter, awaited)
                 break
         else:
@@ -88,8 +96,35 @@ def name_of(task):
     return task.get_name().encode("utf-8", "backslashreplace").decode()
 
 
-def told(task, tid, loop):
-    awaited_by = sorted(id(waiter) for waiter in task._asyncio_awaited_by or ())
+# Who awaits whom, by name, where the program cannot ask (before 3.14).
+AWAITED_BY = {
+    **{f"in group {number}": ["group"] for number in range(3)},
+    "gathered task": ["gathers"],
+    "gathered twice": ["gathers twice"],
+    "timed": ["times"],
+    "shielded": ["shields"],
+    "shared": ["sharer 0", "sharer 1", "sharer 2", "waits"],
+    NAMES[0]: ["middle"],
+    "middle": ["outer"],
+    "one 0": ["one waiter"],
+    "one waiter": ["one main"],
+    "two 0": ["two waiter"],
+    "two waiter": ["two main"],
+}
+
+
+def awaiters(task, tasks):
+    """Tasks that await one."""
+    if hasattr(task, "_asyncio_awaited_by"):
+        return task._asyncio_awaited_by or ()
+    # The only task without a name that does no more than this.
+    unnamed = task.get_name().startswith("Task-") and task.get_coro().__name__ == "leaf"
+    names = ["gathers"] if unnamed else AWAITED_BY.get(task.get_name(), ())
+    return [waiter for waiter in tasks if waiter.get_name() in names]
+
+
+def told(task, tid, loop, tasks):
+    awaited_by = sorted(id(waiter) for waiter in awaiters(task, tasks))
     return {
         "id": id(task),
         "name": name_of(task),
@@ -112,6 +147,7 @@ class Elsewhere(threading.Thread):
 
     async def main(self):
         self.loop = asyncio.get_running_loop()
+        asyncio.current_task().set_name(f"{self.name} main")
         self.tasks = [asyncio.create_task(nested(1), name=f"{self.name} {number}") for number in range(2)]
         waiter = asyncio.create_task(awaits(self.tasks[0]), name=f"{self.name} waiter")
         self.loop.call_later(0.2, self.ready.set)
@@ -122,7 +158,7 @@ def current_stack(root):
     """The running task's stack, from the caller of this function to the task's coroutine."""
     frame, found = sys._getframe(1), []
     while True:
-        found.append([frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno])
+        found.append([handshake.name_of(frame.f_code), frame.f_code.co_filename, frame.f_lineno])
         if frame.f_code is root:
             return found
         frame = frame.f_back
@@ -131,7 +167,8 @@ def current_stack(root):
 def tell_and_wait(loops, root):
     """Says what there is, and waits for the test where it says it does."""
     current = asyncio.current_task()
-    tasks = [told(task, tid, loop) for tid, loop in loops for task in asyncio.all_tasks(loop) if task is not current]
+    found = [(task, tid, loop) for tid, loop in loops for task in asyncio.all_tasks(loop) if task is not current]
+    tasks = [told(*each, [task for task, _, _ in found]) for each in found]
     listener = sys.stdin
     facts = dict(tasks=tasks, running=id(current), main_loop=id(loops[0][1]), name=name_of(current))
     # The line on which it waits, and the frames that called it.
@@ -145,8 +182,12 @@ async def every_shape():
     loop = asyncio.get_running_loop()
     plain = sys.argv[1:2] == ["plain"]
     kept = [asyncio.create_task(leaf(), name=name) for name in (["first", 17] if plain else NAMES)]
-    kept += [asyncio.create_task(nested(5)), asyncio.create_task(group(), name="group")]
+    kept += [asyncio.create_task(nested(5))]
+    if hasattr(asyncio, "TaskGroup"):
+        kept += [asyncio.create_task(group(), name="group")]
     kept += [asyncio.create_task(gathers(), name="gathers")]
+    kept += [asyncio.create_task(gathers_twice(), name="gathers twice")]
+    kept += [asyncio.create_task(times(), name="times")]
     shielded = asyncio.create_task(leaf(), name="shielded")
     kept += [shielded, asyncio.create_task(shields(shielded), name="shields")]
     shared = asyncio.create_task(leaf(), name="shared")
@@ -154,9 +195,10 @@ async def every_shape():
     kept += [asyncio.create_task(many_waiters(shared), name="waits")]
     kept += [asyncio.create_task(awaits(kept[0]), name="middle")]
     kept += [asyncio.create_task(awaits(kept[-1]), name="outer")]
-    loop.set_task_factory(asyncio.eager_task_factory)
-    kept += [asyncio.create_task(nested(3), name="eager")]
-    loop.set_task_factory(None)
+    if hasattr(asyncio, "eager_task_factory"):
+        loop.set_task_factory(asyncio.eager_task_factory)
+        kept += [asyncio.create_task(nested(3), name="eager")]
+        loop.set_task_factory(None)
     if not plain:
         kept += [asyncio.create_task(iterates(), name="iterates")]
         kept += [asyncio.create_task(waits_for_generator(), name="generator")]

@@ -141,7 +141,7 @@ pub struct DumpArgs {
     #[arg(long, requires = "native")]
     pub interpreter_frames: bool,
 
-    /// Show the tree of asyncio tasks: where each awaits, and who awaits it (CPython 3.14 and newer)
+    /// Show the tree of asyncio tasks: where each awaits, and who awaits it
     #[arg(long = "async", conflicts_with = "native")]
     pub tasks: bool,
 

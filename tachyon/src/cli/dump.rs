@@ -6,14 +6,16 @@ use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
 use super::table;
-use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
+use crate::inspect::{self, ElfCache, InspectError, Interpreter, ModuleTasks, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
 use crate::recording::waits;
 use crate::remote::{CpuClocks, RemoteError, RemoteProcess, ledger};
 use crate::sinks::text;
-use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, TaskLayout, ThreadStack, Wanted};
+use crate::snapshot::{
+    self, MixedFrame, MixedStack, NativeChoice, Snapshot, TaskLayout, TaskLists, ThreadStack, Wanted,
+};
 use crate::symbolize::native::NativeName;
 use crate::types::{KtimeNs, Pid};
 use serde::Serialize;
@@ -184,14 +186,14 @@ fn task_layout(
 ) -> Result<Option<TaskLayout>, Failure> {
     let Some(awaits) = interpreter.awaits else {
         let version = interpreter.version_text();
-        return Err(Failure::new(format!(
-            "{} runs CPython {version}: tasks can be listed from 3.14 on",
-            named(process)
-        ))
-        .with_hint("`tachyon-bpf dump` without --async shows what its threads run"));
+        return Err(Failure::new(format!("{} runs CPython {version}, whose tasks cannot be listed", named(process)))
+            .with_hint("`tachyon-bpf dump` without --async shows what its threads run"));
     };
-    let asyncio = inspect::asyncio_offsets(process, interpreter, cache);
-    Ok(asyncio.map(|asyncio| TaskLayout { asyncio, awaits }))
+    let lists = match ModuleTasks::of(&interpreter.layout) {
+        Some(tasks) => Some(TaskLists::Modules(tasks)),
+        None => inspect::asyncio_offsets(process, interpreter, cache).map(TaskLists::Published),
+    };
+    Ok(lists.map(|lists| TaskLayout { lists, awaits }))
 }
 
 fn interpreter(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Interpreter, Failure> {

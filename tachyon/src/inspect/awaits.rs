@@ -1,49 +1,101 @@
-//! Where an interpreter that publishes asyncio's tasks keeps what leads from one to the next: lists, sets, coroutines.
+//! Where an interpreter keeps what leads from one task to the next: sets, coroutines, and lists.
 //!
-//! All of it is published from 3.14 on, in the same table as the walk's layout; only user space reads it, so it is no part of
-//! that. The numbers of a coroutine's states and the place of what it awaits are not published: they are the version's.
+//! All of it is published from 3.14 on, in the same table as the walk's layout; before, it is in headers. Only user space reads it,
+//! so it is no part of the walk's layout. The numbers of a coroutine's states and the place of what it awaits are not published:
+//! they are the version's. A test compares the rows with the headers at hand.
 
 use super::debug_offsets::DebugOffsets;
 use super::layout::LayoutError;
+use super::objects::ObjectLayout;
 use super::validate::group;
+use tachyon_common::layout::{Layout, flags};
 
 /// Where fields are, in bytes from the start of the structure named; names are CPython's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitLayout {
-    /// `PyGenObject.gi_iframe`: the frame itself, embedded; the same in coroutines and asynchronous generators.
-    pub gen_iframe: u64,
-    /// `PyGenObject.gi_frame_state`, a signed byte.
-    pub gen_frame_state: u64,
-    /// Values of it.
-    pub states: FrameStates,
-    /// `_PyInterpreterFrame.stackpointer`, where the frame is not running.
-    pub frame_stackpointer: u64,
-    /// How many words below the stack pointer what a suspended frame awaits lies: 1, in 3.15 2 (`_PyGen_yf`).
-    pub awaited_below: u64,
+    /// How a coroutine leads to its frame, and that to what it awaits.
+    pub coroutine: CoroutineLayout,
     /// `PySetObject.mask`: one less than the entries of the table.
     pub set_mask: u64,
     /// `PySetObject.table`: pairs of key and hash.
     pub set_table: u64,
-    /// `struct llist_node.next`.
-    pub node_next: u64,
-    /// `struct llist_node.prev`.
-    pub node_prev: u64,
     /// `PyTypeObject.tp_name`: a C string.
     pub type_name: u64,
     /// `PyTypeObject.tp_flags`.
     pub type_flags: u64,
-    /// `PyLongObject.long_value.lv_tag`.
+    /// `PyLongObject.long_value.lv_tag` (3.12+).
     pub long_tag: u64,
-    /// `PyLongObject.long_value.ob_digit`.
+    /// `PyLongObject.ob_digit`.
     pub long_digit: u64,
+    /// `struct llist_node.next` (3.14+).
+    pub node_next: u64,
+    /// `struct llist_node.prev` (3.14+).
+    pub node_prev: u64,
+}
+
+/// How a coroutine leads to its frame; generators and asynchronous generators share its fields (`_PyGenObject_HEAD`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CoroutineLayout {
+    /// The frame lies in it (3.11+).
+    Embedded {
+        /// `PyGenObject.gi_iframe`.
+        frame: u64,
+        /// `PyGenObject.gi_frame_state`, a signed byte.
+        state: u64,
+        /// Values of it.
+        states: FrameStates,
+        /// Where in the frame what it awaits is.
+        top: StackTop,
+    },
+    /// It points to a frame object, or to none when it has ended (3.8 to 3.10). Whether it awaits tells its next instruction.
+    Object {
+        /// `PyGenObject.gi_frame`.
+        frame: u64,
+        /// `PyFrameObject.f_executing`, a byte that is not 0 (3.8, 3.9), or `.f_state`, a byte that is `FRAME_EXECUTING`.
+        executing: u64,
+        /// The value of that byte while the frame runs.
+        runs: u8,
+        /// `PyCodeObject.co_code`: the instructions, a bytes object.
+        code: u64,
+        /// Where in the frame what it awaits is.
+        top: StackTop,
+    },
+}
+
+/// Where in a frame that does not run the value lies that was pushed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackTop {
+    /// So many words below where a pointer in the frame leads (3.8, 3.9, 3.14+).
+    Pointer {
+        /// `f_stacktop` or `stackpointer`.
+        at: u64,
+        /// 1; in 3.15 2, where an index lies above what is awaited (`_PyGen_yf`).
+        below: u64,
+    },
+    /// The last of a number of values that a pointer in the frame leads to (3.10).
+    Depth {
+        /// `f_stackdepth`, a signed 32-bit word.
+        depth: u64,
+        /// `f_valuestack`.
+        values: u64,
+    },
+    /// The last of a number of values in the frame (3.11 to 3.13).
+    Count {
+        /// `stacktop`, a signed 32-bit word.
+        count: u64,
+        /// `localsplus`.
+        values: u64,
+    },
 }
 
 /// Values of `gi_frame_state` (`enum _framestate` of `pycore_frame.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameStates {
-    /// `FRAME_SUSPENDED_YIELD_FROM`: it awaits another object.
+    /// `FRAME_SUSPENDED_YIELD_FROM`: it awaits another object; `FRAME_SUSPENDED` where both are one.
     pub awaits: i8,
-    /// `FRAME_SUSPENDED_YIELD_FROM_LOCKED` (3.15): the same, while a thread looks at what.
+    /// The `RESUME` that comes next tells whether it awaits (3.11, 3.12).
+    pub by_resume: bool,
+    /// `FRAME_SUSPENDED_YIELD_FROM_LOCKED` (3.15): it awaits, and a thread looks at what.
     pub awaits_locked: Option<i8>,
     /// `FRAME_EXECUTING`.
     pub executing: i8,
@@ -51,10 +103,14 @@ pub struct FrameStates {
     pub ended: i8,
 }
 
-/// v3.14.0.
-const STATES_3_14: FrameStates = FrameStates { awaits: -1, awaits_locked: None, executing: 0, ended: 1 };
+/// v3.11.0, v3.12.0.
+const STATES_3_11: FrameStates =
+    FrameStates { awaits: -1, by_resume: true, awaits_locked: None, executing: 0, ended: 1 };
+/// v3.13.0, v3.14.0.
+const STATES_3_13: FrameStates = FrameStates { by_resume: false, ..STATES_3_11 };
 /// v3.15.0 numbers them anew.
-const STATES_3_15: FrameStates = FrameStates { awaits: 2, awaits_locked: Some(3), executing: 4, ended: 5 };
+const STATES_3_15: FrameStates =
+    FrameStates { awaits: 2, by_resume: false, awaits_locked: Some(3), executing: 4, ended: 5 };
 
 /// Most bytes of an object that are believed to come before one of these fields.
 const MAX_OBJECT: u64 = 4096;
@@ -66,7 +122,7 @@ impl AwaitLayout {
     /// When its numbers make no sense.
     pub(super) fn published(published: &DebugOffsets) -> Result<Option<Self>, LayoutError> {
         let (states, awaited_below) = match published.version_hex >> 16 & 0xff {
-            14 => (STATES_3_14, 1),
+            14 => (STATES_3_13, 1),
             15 => (STATES_3_15, 2),
             _ => return Ok(None),
         };
@@ -85,21 +141,55 @@ impl AwaitLayout {
         if !matches!((node_next, node_prev), (0, 8) | (8, 0)) {
             return Err(LayoutError::Range { field: "llist_node.next", value: node_next });
         }
+        let top = StackTop::Pointer { at: frame_stackpointer, below: awaited_below };
         Ok(Some(Self {
-            gen_iframe,
-            gen_frame_state,
-            states,
-            frame_stackpointer,
-            awaited_below,
+            coroutine: CoroutineLayout::Embedded { frame: gen_iframe, state: gen_frame_state, states, top },
             set_mask,
             set_table,
-            node_next,
-            node_prev,
             type_name,
             type_flags,
             long_tag,
             long_digit,
+            node_next,
+            node_prev,
         }))
+    }
+
+    /// The row of a version that does not publish it: 3.8 to 3.13.
+    pub(super) fn of_headers(layout: &Layout) -> Option<Self> {
+        Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+    }
+
+    fn row(version: (u8, u8), free_threaded: bool) -> Option<Self> {
+        let objects = ObjectLayout::row(version, free_threaded)?;
+        // A free-threaded build's objects have a larger header, its frames have none.
+        let wider = if free_threaded { 16 } else { 0 };
+        let object = |executing, runs, top| CoroutineLayout::Object { frame: 16, executing, runs, code: 48, top };
+        let embedded = |frame, states| CoroutineLayout::Embedded {
+            frame: frame + wider,
+            state: frame - 5 + wider,
+            states,
+            top: StackTop::Count { count: 64, values: 72 },
+        };
+        let coroutine = match version {
+            (3, 8 | 9) => object(116, 1, StackTop::Pointer { at: 72, below: 1 }),
+            (3, 10) => object(108, 0, StackTop::Depth { depth: 80, values: 64 }),
+            (3, 11) => embedded(80, STATES_3_11),
+            (3, 12) => embedded(72, STATES_3_11),
+            (3, 13) => embedded(72, STATES_3_13),
+            _ => return None,
+        };
+        Some(Self {
+            coroutine,
+            set_mask: 32 + wider,
+            set_table: 40 + wider,
+            type_name: 24 + wider,
+            type_flags: objects.type_flags,
+            long_tag: objects.long_tag,
+            long_digit: objects.long_digit,
+            node_next: 0,
+            node_prev: 8,
+        })
     }
 }
 
@@ -127,4 +217,46 @@ fn fields<const N: usize>(
         *offset = u64::from(field.1);
     }
     Ok(offsets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::objects::tests::{ask, headers};
+
+    #[test]
+    fn rows_are_what_the_headers_say() {
+        let work = tempfile::tempdir().expect("a folder");
+        let mut compared = Vec::new();
+        for (version, free_threaded, dir) in headers() {
+            let Some(row) = AwaitLayout::row(version, free_threaded) else { continue };
+            let said = ask(&dir, free_threaded, work.path());
+            let mut values =
+                vec![("set_mask", row.set_mask), ("set_table", row.set_table), ("type_name", row.type_name)];
+            let top = match row.coroutine {
+                CoroutineLayout::Embedded { frame, state, top, .. } => {
+                    values.extend([("gen_iframe", frame), ("gen_frame_state", state)]);
+                    top
+                }
+                CoroutineLayout::Object { frame, executing, runs, code, top } => {
+                    let name = if runs == 0 { "frame_state" } else { "frame_executing" };
+                    values.extend([("gen_frame", frame), (name, executing), ("code_code", code)]);
+                    top
+                }
+            };
+            values.extend(match top {
+                StackTop::Pointer { at, .. } => vec![("frame_stacktop", at)],
+                StackTop::Depth { depth, values } => vec![("frame_stackdepth", depth), ("frame_valuestack", values)],
+                StackTop::Count { count, values } => vec![("frame_stacktop", count), ("frame_localsplus", values)],
+            });
+            for (name, value) in values {
+                assert_eq!(said.get(name), Some(&value.to_string()), "{name} in {}", dir.display());
+            }
+            compared.push((version, free_threaded));
+        }
+        println!("compared with the headers of {compared:?}");
+        if compared.is_empty() {
+            crate::not_run::not_run("headers of CPython 3.8 to 3.13, as pyenv has them");
+        }
+    }
 }

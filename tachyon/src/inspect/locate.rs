@@ -61,7 +61,7 @@ pub(super) struct PythonFile {
     pub(super) layout: Layout,
     /// Sizes of the structures that they lie in.
     pub(super) sizes: Sizes,
-    /// Where what awaits keeps things (3.14+).
+    /// Where what awaits keeps things.
     pub(super) awaits: Option<AwaitLayout>,
     /// The sizes of its structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
@@ -271,7 +271,10 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         none: names.none.map(|none| none.vaddr),
         layout,
         sizes: built.sizes,
-        awaits: published.as_ref().and_then(|published| AwaitLayout::published(published).ok().flatten()),
+        awaits: match &published {
+            Some(published) if (major, minor) >= (3, 14) => AwaitLayout::published(published).ok().flatten(),
+            _ => AwaitLayout::of_headers(&built.layout),
+        },
         known_build: built.known_build,
         entering,
     })))

@@ -15,6 +15,7 @@ mod entering;
 mod evaluator;
 mod layout;
 mod locate;
+mod module_tasks;
 mod objects;
 mod self_test;
 pub mod spans;
@@ -29,11 +30,12 @@ use std::time::Instant;
 use tachyon_common::layout::{Layout, flags};
 
 pub use self::asyncio::{AsyncioOffsets, asyncio_offsets};
-pub use self::awaits::{AwaitLayout, FrameStates};
+pub use self::awaits::{AwaitLayout, CoroutineLayout, FrameStates, StackTop};
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
 pub use self::layout::LayoutError;
 pub use self::locate::ElfCache;
+pub use self::module_tasks::ModuleTasks;
 pub use self::objects::{Attributes, ObjectLayout};
 pub use self::self_test::{SelfTestError, self_test};
 
@@ -125,7 +127,7 @@ pub struct Interpreter {
     pub interp_size: u64,
     /// `sizeof(PyThreadState)`, likewise.
     pub tstate_size: u64,
-    /// Where lists, sets and coroutines keep things (3.14+); `None` too where what is published of them makes no sense.
+    /// Where sets, coroutines and lists keep things; `None` where what is published of them makes no sense.
     pub awaits: Option<AwaitLayout>,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
     pub entering: Option<EnteringWindow>,

@@ -120,31 +120,45 @@ impl ObjectLayout {
     /// The row for an interpreter; `None` for 3.14 and newer.
     #[must_use]
     pub fn of(layout: &Layout) -> Option<&'static Self> {
-        row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+        Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
     }
-}
 
-fn row(version: (u8, u8), free_threaded: bool) -> Option<&'static ObjectLayout> {
-    match (version, free_threaded) {
-        ((3, 8), false) => Some(&V3_8),
-        ((3, 9 | 10), false) => Some(&V3_9),
-        ((3, 11), false) => Some(&V3_11),
-        ((3, 12), false) => Some(&V3_12),
-        ((3, 13), false) => Some(&V3_13),
-        ((3, 13), true) => Some(&V3_13T),
-        _ => None,
+    pub(super) fn row(version: (u8, u8), free_threaded: bool) -> Option<&'static Self> {
+        match (version, free_threaded) {
+            ((3, 8), false) => Some(&V3_8),
+            ((3, 9 | 10), false) => Some(&V3_9),
+            ((3, 11), false) => Some(&V3_11),
+            ((3, 12), false) => Some(&V3_12),
+            ((3, 13), false) => Some(&V3_13),
+            ((3, 13), true) => Some(&V3_13T),
+            _ => None,
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    /// Header folders of pyenv, of the system, and of the builds that `cargo xtask zoo` made.
-    fn headers() -> Vec<PathBuf> {
+    /// Header folders of pyenv, of the system, and of the builds that `cargo xtask zoo` made: each with its version, and the kind of
+    /// build that it can be asked for.
+    pub(in crate::inspect) fn headers() -> Vec<((u8, u8), bool, PathBuf)> {
+        let kinds = |dir: PathBuf| {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let version = name.trim_start_matches("python3.");
+            let minor: u8 = version.trim_end_matches('t').parse().unwrap_or(0);
+            // A build's own headers say that it has no GIL.
+            let with_gil = !version.ends_with('t');
+            let kinds = if with_gil { vec![false, true] } else { vec![true] };
+            kinds.into_iter().map(move |free| ((3, minor), free, dir.clone())).collect::<Vec<_>>()
+        };
+        folders_of_headers().into_iter().flat_map(kinds).collect()
+    }
+
+    fn folders_of_headers() -> Vec<PathBuf> {
         let folders = |dir: &Path| {
             std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
         };
@@ -158,7 +172,7 @@ mod tests {
     }
 
     /// What the headers in `dir` say.
-    fn ask(dir: &Path, free_threaded: bool, work: &Path) -> BTreeMap<String, String> {
+    pub(in crate::inspect) fn ask(dir: &Path, free_threaded: bool, work: &Path) -> BTreeMap<String, String> {
         let (source, binary) = (work.join("headers.c"), work.join("headers"));
         std::fs::write(&source, include_str!("objects/headers.c")).expect("a folder of our own");
         let mut compile = Command::new("cc");
@@ -180,14 +194,8 @@ mod tests {
     fn rows_are_what_the_headers_say() {
         let work = tempfile::tempdir().expect("a folder");
         let mut compared = Vec::new();
-        for (dir, free_threaded) in headers().into_iter().flat_map(|dir| [(dir.clone(), false), (dir, true)]) {
-            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let version = name.trim_start_matches("python3.");
-            if version.ends_with('t') && !free_threaded {
-                continue;
-            }
-            let minor: u8 = version.trim_end_matches('t').parse().unwrap_or(0);
-            let Some(row) = row((3, minor), free_threaded) else { continue };
+        for (version, free_threaded, dir) in headers() {
+            let Some(row) = ObjectLayout::row(version, free_threaded) else { continue };
             let said = ask(&dir, free_threaded, work.path());
             let number = |value: Option<i64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
             let offset = |value: u64| number(i64::try_from(value).ok());
@@ -217,7 +225,7 @@ mod tests {
                     dir.display()
                 );
             }
-            compared.push((minor, free_threaded));
+            compared.push((version, free_threaded));
         }
         println!("compared with the headers of {compared:?}");
         if compared.is_empty() {

@@ -122,7 +122,7 @@ impl EventLoop {
                 Some(name) => write!(out, "Thread {tid} \"{}\"", escape(&name))?,
                 None => write!(out, "Thread {tid}")?,
             },
-            None => write!(out, "A thread that has ended")?,
+            None => write!(out, "No thread that is known")?,
         }
         let kind = self.kind.as_deref().unwrap_or("event loop");
         let runs = if self.running { "" } else { " (not running)" };

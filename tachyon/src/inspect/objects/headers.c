@@ -1,4 +1,4 @@
-/* Prints what `ObjectLayout` says of one CPython's headers, one `name value` a line. Compiled and run by the unit test
+/* Prints what `ObjectLayout` and `AwaitLayout` say of one CPython's headers, one `name value` a line. Compiled and run by the unit test
  * beside it, which compares; never shipped. */
 #define Py_BUILD_CORE 1
 #include <Python.h>
@@ -29,6 +29,11 @@ struct _dictkeysobject {
     Py_ssize_t dk_nentries;
     char dk_indices[];
 };
+#endif
+#if PY_VERSION_HEX >= 0x030B0000
+#include "internal/pycore_frame.h"
+#else
+#include <frameobject.h>
 #endif
 #include <stddef.h>
 #include <stdio.h>
@@ -80,5 +85,36 @@ int main(void) {
     ABSENT(heap_type_cached_keys);
     ABSENT(managed_dict);
 #endif
+#if PY_VERSION_HEX >= 0x030B0000
+    FIELD(gen_iframe, PyGenObject, gi_iframe);
+    FIELD(gen_frame_state, PyGenObject, gi_frame_state);
+#else
+    FIELD(gen_frame, PyGenObject, gi_frame);
+    FIELD(code_code, PyCodeObject, co_code);
+#endif
+/* 3.14 has a pointer instead, and publishes where it is. */
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030E0000
+    FIELD(frame_stacktop, _PyInterpreterFrame, stacktop);
+    FIELD(frame_localsplus, _PyInterpreterFrame, localsplus);
+#elif PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030B0000
+    FIELD(frame_stackdepth, PyFrameObject, f_stackdepth);
+    FIELD(frame_valuestack, PyFrameObject, f_valuestack);
+    FIELD(frame_state, PyFrameObject, f_state);
+#elif PY_VERSION_HEX < 0x030A0000
+    FIELD(frame_stacktop, PyFrameObject, f_stacktop);
+    FIELD(frame_executing, PyFrameObject, f_executing);
+#endif
+    FIELD(set_mask, PySetObject, mask);
+    FIELD(set_table, PySetObject, table);
+    FIELD(type_name, PyTypeObject, tp_name);
+    FIELD(type_base, PyTypeObject, tp_base);
+    FIELD(function_qualname, PyFunctionObject, func_qualname);
+    FIELD(function_closure, PyFunctionObject, func_closure);
+    FIELD(var_size, PyVarObject, ob_size);
+    FIELD(tuple_items, PyTupleObject, ob_item);
+    FIELD(list_items, PyListObject, ob_item);
+    FIELD(cell_ref, PyCellObject, ob_ref);
+    FIELD(method_self, PyMethodObject, im_self);
+    FIELD(weakref_object, PyWeakReference, wr_object);
     return 0;
 }

@@ -2,11 +2,12 @@
 
 use super::super::SEED;
 use super::Reader;
+use crate::inspect::{CoroutineLayout, StackTop};
 use std::rc::Rc;
 use tachyon_common::event::RawFrame;
 use tachyon_common::limits::MAX_PY_FRAMES;
 use tachyon_common::walk::{
-    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, UserMemory,
+    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, UserMemory, read_u32,
 };
 
 /// Frames looked at in a thread's stack, shim frames among them.
@@ -15,11 +16,28 @@ const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
 /// Most bytes of a frame: what it awaits lies on its own stack.
 const MAX_FRAME_BYTES: u64 = 1 << 20;
 
+/// Most threads whose stacks are searched for a frame whose thread is not known.
+const MAX_THREADS: usize = 64;
+
+/// Opcode of `YIELD_FROM`, in 3.8 to 3.10 (Include/opcode.h).
+const YIELD_FROM: u8 = 72;
+
 /// Objects with a frame of their own: `PyGenObject` and those that share its fields (`_PyGenObject_HEAD`).
 const WITH_FRAME: [&str; 3] = ["coroutine", "generator", "async_generator"];
 
 /// Objects whose first field is one of those: `PyCoroWrapper`, `PyAsyncGenASend`, `PyAsyncGenAThrow` (`Objects/genobject.c`).
 const AROUND: [&str; 3] = ["coroutine_wrapper", "async_generator_asend", "async_generator_athrow"];
+
+/// What a coroutine does, by its frame's address.
+enum State {
+    /// It has no frame any more.
+    Ended,
+    Runs(u64),
+    /// It has not started, or is suspended by a `yield`.
+    Stands(u64),
+    /// And what it awaits.
+    Awaits(u64, u64),
+}
 
 /// A task's frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,13 +71,10 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
 
     /// Puts frames into `frames`, outermost first; `None` when they could not be read to the end.
     fn follow(&self, coroutine: u64, tstate: u64, most: usize, frames: &mut Vec<RawFrame>) -> Option<()> {
-        let awaits = &self.layout.awaits;
         let mut object = coroutine;
-        let mut looks = 0;
-        while object != 0 {
-            looks += 1;
-            if looks > 2 * MAX_PY_FRAMES {
-                return None;
+        for _ in 0..2 * MAX_PY_FRAMES {
+            if object == 0 {
+                return Some(());
             }
             let kind = self.kind_of(object)?;
             if AROUND.contains(&kind.as_str()) {
@@ -70,36 +85,117 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
                 // A future, mostly.
                 return Some(());
             }
-            let state = self.byte(object, awaits.gen_frame_state)?.cast_signed();
-            if state >= awaits.states.ended {
-                return Some(());
-            }
+            let state = self.state(object)?;
             if frames.len() >= most {
-                return None;
+                return if matches!(state, State::Ended) { Some(()) } else { None };
             }
-            let frame = object.checked_add(awaits.gen_iframe)?;
-            if state == awaits.states.executing {
-                let stack = self.stack_of(tstate);
-                if let Some(root) = stack.iter().position(|(at, _)| *at == frame) {
-                    let called = stack.get(..=root)?.iter().rev().map(|(_, raw)| *raw);
-                    frames.extend(called.take(most - frames.len()));
-                    return (frames.len() < most).then_some(());
+            match state {
+                State::Ended => return Some(()),
+                State::Runs(frame) => {
+                    let called = self.called_by(frame, tstate);
+                    let found = !called.is_empty();
+                    frames.extend(called.into_iter().take(most - frames.len()));
+                    if !found {
+                        // It runs in another thread, or no longer.
+                        frames.push(self.frame_at(frame)?);
+                    }
+                    return (found && frames.len() < most).then_some(());
                 }
-                // It runs in another thread, or no longer.
-                frames.push(self.frame_at(frame)?);
-                return None;
+                State::Stands(frame) => {
+                    frames.push(self.frame_at(frame)?);
+                    return Some(());
+                }
+                State::Awaits(frame, awaited) => {
+                    frames.push(self.frame_at(frame)?);
+                    object = awaited;
+                }
             }
-            frames.push(self.frame_at(frame)?);
-            if state != awaits.states.awaits && Some(state) != awaits.states.awaits_locked {
-                // Not started, or suspended by a `yield`.
-                return Some(());
-            }
-            let top = self.word(frame, awaits.frame_stackpointer)?;
-            let within = top.checked_sub(frame).is_some_and(|distance| distance <= MAX_FRAME_BYTES);
-            let awaited = self.word(top.checked_sub(8 * awaits.awaited_below).filter(|_| within)?, 0)?;
-            object = awaited & !u64::from(self.target.layout.stackref_tag_mask);
         }
-        Some(())
+        None
+    }
+
+    /// What a coroutine, or what is like one, does.
+    fn state(&self, object: u64) -> Option<State> {
+        match &self.layout.awaits.coroutine {
+            CoroutineLayout::Embedded { frame, state, states, top } => {
+                let state = self.byte(object, *state)?.cast_signed();
+                let frame = object.checked_add(*frame)?;
+                if state >= states.ended {
+                    return Some(State::Ended);
+                }
+                if state == states.executing {
+                    return Some(State::Runs(frame));
+                }
+                let awaits = state == states.awaits || Some(state) == states.awaits_locked;
+                if !awaits || states.by_resume && !self.resumes_an_await(frame)? {
+                    return Some(State::Stands(frame));
+                }
+                Some(State::Awaits(frame, self.top(frame, top)?))
+            }
+            CoroutineLayout::Object { frame, executing, runs, code, top } => {
+                let frame = self.word(object, *frame)?;
+                if frame == 0 {
+                    return Some(State::Ended);
+                }
+                if self.byte(frame, *executing)? == *runs {
+                    return Some(State::Runs(frame));
+                }
+                if !self.yields_from(frame, *code)? {
+                    return Some(State::Stands(frame));
+                }
+                Some(State::Awaits(frame, self.top(frame, top)?))
+            }
+        }
+    }
+
+    /// Whether a suspended frame's next instruction, a `RESUME`, is that of an `await` or `yield from` (`_PyGen_yf`, 3.11, 3.12): its
+    /// argument is 2 or 3, of a `yield`'s 1.
+    fn resumes_an_await(&self, frame: u64) -> Option<bool> {
+        let previous = self.word(frame, u64::from(self.target.layout.frame_instr))?;
+        // The code unit after that one: opcode, argument.
+        Some(self.byte(previous, 3)? & 3 >= 2)
+    }
+
+    /// Whether a frame object's next instruction is a `YIELD_FROM` (`_PyGen_yf`, up to 3.10).
+    fn yields_from(&self, frame: u64, code_code: u64) -> Option<bool> {
+        let layout = &self.target.layout;
+        let lasti = read_u32(self.memory, frame, layout.frame_instr).ok()?.cast_signed();
+        let Ok(lasti) = u64::try_from(lasti) else { return Some(false) };
+        let code = self.pointer(frame, u64::from(layout.frame_code))?;
+        let bytes = self.pointer(code, code_code)?;
+        let next = lasti * u64::from(layout.instr_unit) + 2;
+        let within = self.word(bytes, u64::from(layout.ob_size)).is_some_and(|size| next < size);
+        Some(within && self.byte(bytes, u64::from(layout.bytes_sval) + next)? == YIELD_FROM)
+    }
+
+    /// The value that a frame pushed last: what it awaits.
+    fn top(&self, frame: u64, top: &StackTop) -> Option<u64> {
+        let last = |count: u64| {
+            let count = read_u32(self.memory, frame.checked_add(count)?, 0).ok()?;
+            let within = (1..=MAX_FRAME_BYTES / 8).contains(&u64::from(count));
+            within.then_some(8 * (u64::from(count) - 1))
+        };
+        let at = match *top {
+            StackTop::Pointer { at, below } => self.word(frame, at)?.checked_sub(8 * below)?,
+            StackTop::Depth { depth, values } => self.word(frame, values)?.checked_add(last(depth)?)?,
+            StackTop::Count { count, values } => frame.checked_add(values)?.checked_add(last(count)?)?,
+        };
+        // Its own stack is a part of the frame.
+        at.checked_sub(frame).filter(|distance| *distance <= MAX_FRAME_BYTES)?;
+        Some(self.word(at, 0)? & !u64::from(self.target.layout.stackref_tag_mask))
+    }
+
+    /// The frames of a thread from one that runs to the innermost, outermost first; none when it is not there. A thread state of 0
+    /// is any of them.
+    fn called_by(&self, frame: u64, tstate: u64) -> Vec<RawFrame> {
+        let any = self.states.iter().map(|state| state.tstate).take(if tstate == 0 { MAX_THREADS } else { 0 });
+        for tstate in any.chain([tstate]) {
+            let stack = self.stack_of(tstate);
+            if let Some(root) = stack.iter().position(|(at, _)| *at == frame) {
+                return stack.iter().take(root + 1).rev().map(|(_, raw)| *raw).collect();
+            }
+        }
+        Vec::new()
     }
 
     /// One frame that is not running.

@@ -1,17 +1,18 @@
 //! asyncio's tasks: each with its name, its coroutines down to the place where it awaits, and who awaits it.
 //!
-//! Found through the lists that CPython keeps from 3.14 on for those who look from outside (`AsyncioOffsets`). The process runs on
-//! while they are read: all of it is read until two readings agree, and a task on which they never did is marked. Every list,
+//! Found through the lists that CPython keeps from 3.14 on for those who look from outside ([`published`]), before that in the
+//! sets of the module `asyncio.tasks` ([`modules`]). The process runs on while they are read: all of it is read until two readings agree, and a task on which they never did is marked. Every list,
 //! chain and set is bounded, as are all of them together.
 
 mod coroutine;
-mod list;
+mod modules;
 mod object;
+mod published;
 
 use super::memory::Pages;
 use super::threads::ThreadState;
 use super::{Deadline, Namer, Target};
-use crate::inspect::{AsyncioOffsets, AwaitLayout};
+use crate::inspect::{AsyncioOffsets, AwaitLayout, ModuleTasks};
 use crate::profile::FrameId;
 use coroutine::{Chain, ThreadFrames};
 use std::cell::RefCell;
@@ -99,10 +100,19 @@ pub struct Task {
 /// Where tasks and what they refer to keep things.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskLayout {
-    /// What `_asyncio` publishes.
-    pub asyncio: AsyncioOffsets,
-    /// What the interpreter publishes.
+    /// Where the tasks are.
+    pub lists: TaskLists,
+    /// What leads from them to others.
     pub awaits: AwaitLayout,
+}
+
+/// Where the tasks are.
+#[derive(Clone, Copy, Debug)]
+pub enum TaskLists {
+    /// Where `_asyncio` publishes that they are (3.14+).
+    Published(AsyncioOffsets),
+    /// In the sets of a module (3.8 to 3.13).
+    Modules(ModuleTasks),
 }
 
 /// Why some tasks may be missing, for people.
@@ -116,6 +126,8 @@ pub(super) enum TaskProblem {
     TooManyFrames,
     #[error("tasks were not read to the end: the time was up")]
     Late,
+    #[error("the tasks of its asyncio are not those of its version's C module: they cannot be read")]
+    OtherTasks,
 }
 
 /// Where tasks are listed: in a thread, or in an interpreter.
@@ -174,6 +186,7 @@ struct Reader<'a, M: ?Sized> {
     memory: &'a M,
     target: &'a Target<'a>,
     layout: &'a TaskLayout,
+    states: &'a [ThreadState],
     deadline: Deadline,
     /// Stacks of threads that run tasks, by thread state.
     stacks: RefCell<HashMap<u64, Rc<ThreadFrames>>>,
@@ -191,7 +204,7 @@ pub(super) fn read<M: UserMemory>(
 ) -> (Tasks, Vec<TaskProblem>) {
     let once = || {
         let pages = Pages::new(memory);
-        Reader { memory: &pages, target, layout, deadline, stacks: RefCell::default() }.read(states)
+        Reader { memory: &pages, target, layout, states, deadline, stacks: RefCell::default() }.read()
     };
     let mut before = once();
     let mut last = once();
@@ -254,87 +267,46 @@ fn named<M: UserMemory>(
 }
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
-    fn read(&self, states: &[ThreadState]) -> Reading {
-        let offsets = &self.layout.asyncio;
+    fn read(&self) -> Reading {
         let mut reading = Reading { frames_left: MAX_FRAMES, ..Reading::default() };
-        let mut interps = Vec::new();
-        for state in states {
-            let place = Place { interp: state.interp, tstate: state.tstate };
-            let running = self.pointer(state.tstate, offsets.thread_running_task);
-            if let Some(event_loop) = self.pointer(state.tstate, offsets.thread_running_loop) {
-                reading.running.push((place, event_loop, self.kind_of(event_loop)));
-            }
-            let head = state.tstate.wrapping_add(offsets.thread_tasks_head);
-            let mut listed = self.list(head, &mut reading.problems);
-            // A task that is being started eagerly is in no list yet.
-            listed.extend(running.filter(|running| !listed.contains(running)));
-            self.add(&mut reading, place, listed, running);
-            if !interps.contains(&state.interp) {
-                interps.push(state.interp);
-            }
+        match &self.layout.lists {
+            TaskLists::Published(offsets) => self.read_published(offsets, &mut reading),
+            TaskLists::Modules(tasks) => self.read_modules(tasks, &mut reading),
         }
-        for interp in interps {
-            let listed = self.list(interp.wrapping_add(offsets.interp_tasks_head), &mut reading.problems);
-            self.add(&mut reading, Place { interp, tstate: 0 }, listed, None);
-        }
-        self.add_awaiters(&mut reading);
         reading
     }
 
-    /// Tasks that await others and are in no list: they have ended, or will in a moment.
-    fn add_awaiters(&self, reading: &mut Reading) {
-        let mut at = 0;
-        while let Some(task) = reading.order.get(at).and_then(|address| reading.tasks.get(address)) {
-            at += 1;
-            let unknown = |awaiter: &u64| !reading.known.contains(awaiter);
-            let (place, unknown) = (task.place, task.awaited_by.iter().copied().filter(unknown).collect());
-            self.add(reading, place, unknown, None);
-        }
+    /// The interpreters, each once.
+    fn interpreters(&self) -> Vec<u64> {
+        let mut seen = HashSet::new();
+        self.states.iter().map(|state| state.interp).filter(|&interp| seen.insert(interp)).collect()
     }
 
-    fn add(&self, reading: &mut Reading, place: Place, listed: Vec<u64>, running: Option<u64>) {
-        for address in listed {
-            if self.deadline.passed() {
-                reading.problems.insert(TaskProblem::Late);
-                return;
-            }
-            if reading.known.len() >= MAX_TASKS {
-                reading.problems.insert(TaskProblem::TooMany);
-                return;
-            }
-            if !reading.known.insert(address) {
-                continue;
-            }
-            let Some(task) = self.task(place, address, running == Some(address), reading.frames_left) else {
-                // It has ended while the list was read.
-                reading.problems.insert(TaskProblem::Torn);
-                continue;
-            };
-            reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
-            if reading.frames_left == 0 {
-                reading.problems.insert(TaskProblem::TooManyFrames);
-            }
-            reading.order.push(address);
-            reading.tasks.insert(address, task);
+    /// Puts a task into a reading, unless it is there; `get` reads it, if it is one. False when there is room for no more.
+    fn add(&self, reading: &mut Reading, address: u64, get: impl FnOnce(usize) -> Option<RawTask>) -> bool {
+        if self.deadline.passed() {
+            reading.problems.insert(TaskProblem::Late);
+            return false;
         }
-    }
-
-    /// The task at an address; `None` when there is none.
-    fn task(&self, place: Place, address: u64, running: bool, frames_left: usize) -> Option<RawTask> {
-        if !self.is_task(address)? {
-            return None;
+        if reading.known.len() >= MAX_TASKS {
+            reading.problems.insert(TaskProblem::TooMany);
+            return false;
         }
-        let coroutine = self.word(address, self.layout.asyncio.task_coro)?;
-        let event_loop = self.word(address, self.header())?;
-        Some(RawTask {
-            place,
-            name: self.name(address),
-            event_loop,
-            loop_kind: self.kind_of(event_loop),
-            running,
-            chain: self.chain(coroutine, place.tstate, frames_left),
-            awaited_by: self.awaited_by(address),
-        })
+        if !reading.known.insert(address) {
+            return true;
+        }
+        let Some(task) = get(reading.frames_left) else {
+            // It has ended while the list was read.
+            reading.problems.insert(TaskProblem::Torn);
+            return true;
+        };
+        reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
+        if reading.frames_left == 0 {
+            reading.problems.insert(TaskProblem::TooManyFrames);
+        }
+        reading.order.push(address);
+        reading.tasks.insert(address, task);
+        true
     }
 
     /// Size of an object's header, of which the type is the last word: what comes next is a future's loop, in all versions.

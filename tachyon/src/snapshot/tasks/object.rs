@@ -22,18 +22,9 @@ const UNICODE: u64 = 1 << 28;
 const REMOVED: u64 = u64::MAX;
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
-    /// Whether the future at an address is a task; `None` when unreadable, or neither.
-    pub(super) fn is_task(&self, future: u64) -> Option<bool> {
-        match self.byte(future, self.layout.asyncio.task_is_task)? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
     /// A task's name. One without a name of its own has a number: N for `Task-N`.
-    pub(super) fn name(&self, task: u64) -> Option<String> {
-        let name = self.pointer(task, self.layout.asyncio.task_name)?;
+    pub(super) fn name(&self, task: u64, offset: u64) -> Option<String> {
+        let name = self.pointer(task, offset)?;
         let flags = self.word(self.type_of(name)?, self.layout.awaits.type_flags)?;
         match flags & (LONG | UNICODE) {
             LONG => Some(format!("Task-{}", self.integer(name)?)),
@@ -42,41 +33,8 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
     }
 
-    /// Tasks that await a task, also through futures that are no tasks, in order of address: a set's own order depends on them.
-    pub(super) fn awaited_by(&self, task: u64) -> Vec<u64> {
-        let (mut tasks, mut seen) = (Vec::new(), HashSet::from([task]));
-        let mut futures = vec![task];
-        while let Some(future) = futures.pop() {
-            for awaiter in self.awaiters(future).unwrap_or_default() {
-                // A task that awaits itself is a circle of one.
-                if awaiter == task && !tasks.contains(&task) {
-                    tasks.push(task);
-                }
-                if seen.len() > MAX_FUTURES || !seen.insert(awaiter) {
-                    continue;
-                }
-                match self.is_task(awaiter) {
-                    Some(true) => tasks.push(awaiter),
-                    Some(false) => futures.push(awaiter),
-                    None => {}
-                }
-            }
-        }
-        tasks.sort_unstable();
-        tasks
-    }
-
-    /// What `awaited_by` of a future holds.
-    fn awaiters(&self, future: u64) -> Option<Vec<u64>> {
-        let offsets = &self.layout.asyncio;
-        let Some(awaited_by) = self.pointer(future, offsets.task_awaited_by) else { return Some(Vec::new()) };
-        match self.byte(future, offsets.task_awaited_by_is_set)? {
-            0 => Some(vec![awaited_by]),
-            _ => self.set(awaited_by),
-        }
-    }
-
-    fn set(&self, set: u64) -> Option<Vec<u64>> {
+    /// The entries of a set.
+    pub(super) fn set(&self, set: u64) -> Option<Vec<u64>> {
         let mask = self.word(set, self.layout.awaits.set_mask).filter(|&mask| mask < MAX_SET)?;
         let table = self.pointer(set, self.layout.awaits.set_table)?;
         let mut bytes = vec![0; (usize::try_from(mask).ok()? + 1) * 16];
@@ -105,7 +63,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Some(name.rsplit('.').next().unwrap_or_default().to_owned())
     }
 
-    fn type_of(&self, object: u64) -> Option<u64> {
+    pub(super) fn type_of(&self, object: u64) -> Option<u64> {
         self.pointer(object, u64::from(self.target.layout.ob_type))
     }
 
@@ -128,4 +86,30 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             sum.checked_mul(1 << 30)?.checked_add(u64::from(digit))
         })
     }
+}
+
+/// Tasks that await a task, also through futures that are no tasks, in order of address: a set's own order depends on them.
+/// `awaiters` gives what awaits a future, `is_task` tells tasks from other futures.
+pub(super) fn awaited_by(
+    task: u64,
+    awaiters: impl Fn(u64) -> Vec<u64>,
+    is_task: impl Fn(u64) -> Option<bool>,
+) -> Vec<u64> {
+    let (mut tasks, mut seen) = (Vec::new(), HashSet::new());
+    let mut futures = vec![task];
+    while let Some(future) = futures.pop() {
+        for awaiter in awaiters(future) {
+            // A task that awaits itself is a circle of one.
+            if seen.len() >= MAX_FUTURES || !seen.insert(awaiter) {
+                continue;
+            }
+            match is_task(awaiter) {
+                Some(true) => tasks.push(awaiter),
+                Some(false) => futures.push(awaiter),
+                None => {}
+            }
+        }
+    }
+    tasks.sort_unstable();
+    tasks
 }

@@ -1,0 +1,128 @@
+//! Where CPython 3.8 to 3.13 keep asyncio's tasks: they publish nothing, but the module `asyncio.tasks` has them all in sets.
+//!
+//! `TaskObj` is in no header. Its rows are from `Modules/_asynciomodule.c`; the size of the type in the process must be the row's,
+//! so that another patch release's is never taken for it, and live tests compare each version's with its own objects.
+
+use super::objects::ObjectLayout;
+use tachyon_common::layout::{Layout, flags};
+
+/// Where fields are, in bytes from the start of the structure named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleTasks {
+    /// `sizeof(TaskObj)`: `_asyncio.Task.__basicsize__`.
+    pub task_size: u64,
+    /// `TaskObj.task_state`, a 32-bit word, 0 while it is pending.
+    pub state: u64,
+    /// `TaskObj.task_fut_waiter`: the future or task that it awaits.
+    pub fut_waiter: u64,
+    /// `TaskObj.task_coro`.
+    pub coro: u64,
+    /// `TaskObj.task_name`.
+    pub name: u64,
+    /// `FutureObj.fut_callback0`.
+    pub callback0: u64,
+    /// `FutureObj.fut_callbacks`: a list of pairs of callback and context.
+    pub callbacks: u64,
+    /// `PyWeakReference.wr_object`.
+    pub weakref_object: u64,
+    /// `PyTypeObject.tp_base`.
+    pub type_base: u64,
+    /// `PyFunctionObject.func_qualname`.
+    pub function_qualname: u64,
+    /// `PyFunctionObject.func_closure`: a tuple of cells.
+    pub function_closure: u64,
+    /// `PyMethodObject.im_self`.
+    pub method_self: u64,
+    /// `partialobject.fn` (`Modules/_functoolsmodule.c`).
+    pub partial_function: u64,
+    /// `partialobject.args`: a tuple.
+    pub partial_args: u64,
+    /// `PyCellObject.ob_ref`.
+    pub cell_ref: u64,
+    /// `PyVarObject.ob_size`.
+    pub var_size: u64,
+    /// `PyTupleObject.ob_item`: the items.
+    pub tuple_items: u64,
+    /// `PyListObject.ob_item`: a pointer to the items.
+    pub list_items: u64,
+    /// Where Python's own objects keep things.
+    pub objects: &'static ObjectLayout,
+}
+
+impl ModuleTasks {
+    /// The row for an interpreter; `None` for 3.14 and newer.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Option<Self> {
+        Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+    }
+
+    fn row(version: (u8, u8), free_threaded: bool) -> Option<Self> {
+        let objects = ObjectLayout::row(version, free_threaded)?;
+        let wider = if free_threaded { 16 } else { 0 };
+        // v3.8.18, v3.9.18, v3.10.13, v3.11.7 and v3.12.1, v3.13.0. The coroutine and the name follow the waiter.
+        let (task_size, state, fut_waiter) = match version {
+            (3, 8) => (144, 72, 104),
+            (3, 9) => (184, 80, 144),
+            (3, 10) => (192, 88, 152),
+            (3, 11 | 12) => (176, 88, 128),
+            (3, 13) => (144, 96, 112),
+            _ => return None,
+        };
+        let (function_qualname, function_closure) = if version < (3, 10) { (104, 48) } else { (40, 72) };
+        Some(Self {
+            task_size: task_size + wider,
+            state: state + wider,
+            fut_waiter: fut_waiter + wider,
+            coro: fut_waiter + 8 + wider,
+            name: fut_waiter + 16 + wider,
+            callback0: 24 + wider,
+            callbacks: 40 + wider,
+            weakref_object: 16 + wider,
+            type_base: 256 + wider,
+            function_qualname: function_qualname + wider,
+            function_closure: function_closure + wider,
+            method_self: 24 + wider,
+            partial_function: 16 + wider,
+            partial_args: 24 + wider,
+            cell_ref: 16 + wider,
+            var_size: 16 + wider,
+            tuple_items: 24 + wider,
+            list_items: 24 + wider,
+            objects,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::objects::tests::{ask, headers};
+
+    #[test]
+    fn rows_are_what_the_headers_say() {
+        let work = tempfile::tempdir().expect("a folder");
+        let mut compared = Vec::new();
+        for (version, free_threaded, dir) in headers() {
+            let Some(row) = ModuleTasks::row(version, free_threaded) else { continue };
+            let said = ask(&dir, free_threaded, work.path());
+            for (name, value) in [
+                ("weakref_object", row.weakref_object),
+                ("type_base", row.type_base),
+                ("function_qualname", row.function_qualname),
+                ("function_closure", row.function_closure),
+                ("method_self", row.method_self),
+                ("cell_ref", row.cell_ref),
+                ("var_size", row.var_size),
+                ("tuple_items", row.tuple_items),
+                ("list_items", row.list_items),
+            ] {
+                assert_eq!(said.get(name), Some(&value.to_string()), "{name} in {}", dir.display());
+            }
+            compared.push((version, free_threaded));
+        }
+        println!("compared with the headers of {compared:?}");
+        if compared.is_empty() {
+            crate::not_run::not_run("headers of CPython 3.8 to 3.13, as pyenv has them");
+        }
+    }
+}

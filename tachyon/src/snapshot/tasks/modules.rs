@@ -1,0 +1,234 @@
+//! Tasks of 3.8 to 3.13: in the sets of the module `asyncio.tasks`.
+//!
+//! Who awaits whom is not kept there. A task knows the future that it waits for; where that is no task, a callback of the awaited
+//! task leads to it, which asyncio's own functions leave there: those of `gather`, `shield`, `wait`, `wait_for` and of task groups.
+
+use super::super::objects::Objects;
+use super::object::awaited_by;
+use super::{Place, RawTask, Reader, Reading, TaskProblem};
+use crate::inspect::ModuleTasks;
+use std::collections::{HashMap, HashSet};
+use tachyon_common::walk::{UserMemory, read_u32};
+
+/// Sets of weak references to tasks: up to 3.11, and from 3.12 on.
+const WEAK_SETS: [&str; 2] = ["_all_tasks", "_scheduled_tasks"];
+
+/// Set of tasks that are being started eagerly (3.12, 3.13).
+const EAGER: &str = "_eager_tasks";
+
+/// Functions of `asyncio/tasks.py` whose closure holds the future that they complete.
+const CLOSURES: [&str; 4] = [
+    "gather.<locals>._done_callback",
+    // 3.9.
+    "_gather.<locals>._done_callback",
+    "shield.<locals>._inner_done_callback",
+    "_wait.<locals>._on_completion",
+];
+
+/// A function that is given the future that it completes.
+const RELEASES: &str = "_release_waiter";
+
+/// Most callbacks of a future, cells of a closure, or arguments that are looked at.
+const MAX_ITEMS: u64 = 4096;
+
+/// Most base classes between a type and asyncio's own.
+const MAX_BASES: usize = 64;
+
+/// The tasks of one interpreter, by their addresses.
+struct Module {
+    tasks: Vec<u64>,
+    /// The task that runs in each loop.
+    running: HashMap<u64, u64>,
+    task_type: u64,
+    future_type: u64,
+}
+
+impl<M: UserMemory + ?Sized> Reader<'_, M> {
+    pub(super) fn read_modules(&self, rows: &ModuleTasks, reading: &mut Reading) {
+        for interp in self.interpreters() {
+            let module = match self.module(rows, interp) {
+                Ok(Some(module)) => module,
+                Ok(None) => continue,
+                Err(problem) => {
+                    reading.problems.insert(problem);
+                    continue;
+                }
+            };
+            let mut threads = HashMap::new();
+            let mut loops = HashSet::new();
+            let waiting = self.waiting(rows, &module.tasks);
+            for &address in &module.tasks {
+                let Some(event_loop) = self.word(address, self.header()) else { continue };
+                let thread = threads.entry(event_loop).or_insert_with(|| self.thread_of(rows, interp, event_loop));
+                let place = Place { interp, tstate: thread.unwrap_or(0) };
+                if thread.is_some() && loops.insert(event_loop) {
+                    reading.running.push((place, event_loop, self.kind_of(event_loop)));
+                }
+                let running = module.running.get(&event_loop) == Some(&address);
+                let get = |frames_left| {
+                    Some(RawTask {
+                        place,
+                        name: self.name(address, rows.name),
+                        event_loop,
+                        loop_kind: self.kind_of(event_loop),
+                        running,
+                        chain: self.chain(self.word(address, rows.coro)?, place.tstate, frames_left),
+                        awaited_by: self.module_awaiters(rows, &module, &waiting, address),
+                    })
+                };
+                if !self.add(reading, address, get) {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn objects<'o>(&'o self, rows: &'o ModuleTasks) -> Objects<'o, M> {
+        Objects { memory: self.memory, layout: &self.target.layout, objects: rows.objects }
+    }
+
+    /// The tasks of an interpreter; `None` when it has not imported asyncio.
+    fn module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<Module>, TaskProblem> {
+        let objects = self.objects(rows);
+        let modules = objects.pointer(interp, rows.objects.interp_modules);
+        let Some(module) = modules.and_then(|modules| objects.find(modules, "asyncio.tasks")) else {
+            return Ok(None);
+        };
+        let dict = objects.pointer(module, rows.objects.module_dict).ok_or(TaskProblem::Torn)?;
+        // Without its C module asyncio has no such name (yet).
+        let Some(task_type) = objects.find(dict, "_CTask") else {
+            return if objects.find(dict, "Task").is_some() { Err(TaskProblem::OtherTasks) } else { Ok(None) };
+        };
+        if self.word(task_type, rows.objects.type_basicsize) != Some(rows.task_size) {
+            return Err(TaskProblem::OtherTasks);
+        }
+        let future_type = self.pointer(task_type, rows.type_base).ok_or(TaskProblem::Torn)?;
+        let mut tasks = Vec::new();
+        for name in WEAK_SETS {
+            let Some(weak_set) = objects.find(dict, name) else { continue };
+            let references = objects.attribute(weak_set, "data").and_then(|data| self.set(data));
+            let references = references.ok_or(TaskProblem::Torn)?;
+            tasks.extend(references.iter().filter_map(|&reference| self.pointer(reference, rows.weakref_object)));
+        }
+        if let Some(eager) = objects.find(dict, EAGER) {
+            tasks.extend(self.set(eager).ok_or(TaskProblem::Torn)?);
+        }
+        let mut running = HashMap::new();
+        if let Some(current) = objects.find(dict, "_current_tasks") {
+            let entries = objects.entries(current).ok_or(TaskProblem::Torn)?;
+            running.extend(entries.into_iter().filter(|&(event_loop, task)| event_loop != 0 && task != 0));
+        }
+        let pending = |task: u64| read_u32(self.memory, task.wrapping_add(rows.state), 0) == Ok(0);
+        tasks.retain(|&task| self.derives(rows, task, task_type) && pending(task));
+        // A set has no order that tells anything; addresses at least stay.
+        tasks.sort_unstable();
+        tasks.dedup();
+        Ok(Some(Module { tasks, running, task_type, future_type }))
+    }
+
+    /// The thread that runs a loop.
+    fn thread_of(&self, rows: &ModuleTasks, interp: u64, event_loop: u64) -> Option<u64> {
+        let objects = self.objects(rows);
+        // `None` is no integer: the loop does not run.
+        let ident = objects.attribute(event_loop, "_thread_id").and_then(|ident| objects.integer(ident))?;
+        let runs = |state: &&crate::snapshot::threads::ThreadState| state.interp == interp && state.thread_id == ident;
+        self.states.iter().find(runs).map(|state| state.tstate)
+    }
+
+    /// Tasks by the future or task that each waits for.
+    fn waiting(&self, rows: &ModuleTasks, tasks: &[u64]) -> HashMap<u64, Vec<u64>> {
+        let mut waiting: HashMap<u64, Vec<u64>> = HashMap::new();
+        for &task in tasks {
+            if let Some(future) = self.pointer(task, rows.fut_waiter) {
+                waiting.entry(future).or_default().push(task);
+            }
+        }
+        waiting
+    }
+
+    /// Tasks that await one, through whatever leads to them.
+    fn module_awaiters(
+        &self,
+        rows: &ModuleTasks,
+        module: &Module,
+        waiting: &HashMap<u64, Vec<u64>>,
+        task: u64,
+    ) -> Vec<u64> {
+        let awaiters = |future: u64| {
+            let mut awaiters = waiting.get(&future).cloned().unwrap_or_default();
+            awaiters.extend(self.callbacks(rows, future).into_iter().flat_map(|call| self.completes(rows, call)));
+            awaiters
+        };
+        awaited_by(task, awaiters, |future| {
+            if self.derives(rows, future, module.task_type) {
+                return Some(module.tasks.binary_search(&future).is_ok()).filter(|&is_task| is_task);
+            }
+            self.derives(rows, future, module.future_type).then_some(false)
+        })
+    }
+
+    /// What is called when a future is done.
+    fn callbacks(&self, rows: &ModuleTasks, future: u64) -> Vec<u64> {
+        let list = self.pointer(future, rows.callbacks).filter(|&list| self.kind_of(list).as_deref() == Some("list"));
+        let pairs =
+            list.and_then(|list| self.items(self.word(list, rows.var_size)?, self.pointer(list, rows.list_items)?));
+        let calls = pairs.unwrap_or_default().into_iter().filter_map(|pair| self.pointer(pair, rows.tuple_items));
+        self.pointer(future, rows.callback0).into_iter().chain(calls).collect()
+    }
+
+    /// Futures that a callback completes, or the task whose group it belongs to.
+    fn completes(&self, rows: &ModuleTasks, callback: u64) -> Vec<u64> {
+        let found = match self.kind_of(callback).as_deref() {
+            Some("function") => self.held_by_closure(rows, callback),
+            Some("partial") => self.given_to_partial(rows, callback),
+            Some("method") => self.parent_of_group(rows, callback).map(|parent| vec![parent]),
+            _ => None,
+        };
+        found.unwrap_or_default()
+    }
+
+    fn held_by_closure(&self, rows: &ModuleTasks, function: u64) -> Option<Vec<u64>> {
+        let name = self.objects(rows).text(self.pointer(function, rows.function_qualname)?)?;
+        if !CLOSURES.contains(&name.as_str()) {
+            return None;
+        }
+        let cells = self.tuple(rows, self.pointer(function, rows.function_closure)?)?;
+        Some(cells.into_iter().filter_map(|cell| self.pointer(cell, rows.cell_ref)).collect())
+    }
+
+    fn given_to_partial(&self, rows: &ModuleTasks, partial: u64) -> Option<Vec<u64>> {
+        let function = self.pointer(partial, rows.partial_function)?;
+        if self.kind_of(function)? != "function" {
+            return None;
+        }
+        let name = self.objects(rows).text(self.pointer(function, rows.function_qualname)?)?;
+        if name == RELEASES { self.tuple(rows, self.pointer(partial, rows.partial_args)?) } else { None }
+    }
+
+    /// `TaskGroup._parent_task`, of a method of the group (3.11+).
+    fn parent_of_group(&self, rows: &ModuleTasks, method: u64) -> Option<u64> {
+        let group = self.pointer(method, rows.method_self)?;
+        if self.kind_of(group)? != "TaskGroup" {
+            return None;
+        }
+        self.objects(rows).attribute(group, "_parent_task")
+    }
+
+    fn tuple(&self, rows: &ModuleTasks, tuple: u64) -> Option<Vec<u64>> {
+        self.items(self.word(tuple, rows.var_size)?, tuple.checked_add(rows.tuple_items)?)
+    }
+
+    /// Pointers that lie one behind the other.
+    fn items(&self, count: u64, start: u64) -> Option<Vec<u64>> {
+        let mut bytes = vec![0; usize::try_from(count.min(MAX_ITEMS)).ok()? * 8];
+        self.memory.read(start, &mut bytes).ok()?;
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+        Some(words.filter(|&word| word != 0).collect())
+    }
+
+    /// Whether an object's type is one, or derived from it.
+    fn derives(&self, rows: &ModuleTasks, object: u64, from: u64) -> bool {
+        let base = |&kind: &u64| self.pointer(kind, rows.type_base);
+        std::iter::successors(self.type_of(object), base).take(MAX_BASES).any(|kind| kind == from)
+    }
+}
