@@ -61,5 +61,6 @@ mod top;
 mod truth;
 mod unwinders;
 mod waits;
+mod wakeups;
 mod wall;
 mod wheels;
