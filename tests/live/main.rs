@@ -54,6 +54,7 @@ mod split;
 mod stacks;
 mod storm;
 mod stripped;
+mod symbols;
 mod sync;
 mod tables;
 mod threads;
