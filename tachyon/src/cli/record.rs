@@ -23,6 +23,8 @@ use crate::report::Report;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// How a recording ended.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +33,7 @@ pub struct Outcome {
     pub command: Option<CommandStatus>,
 }
 
-/// How often the progress line is drawn and the targets are looked at.
+/// How often the progress line is drawn, and it is looked whether anybody still reads standard output.
 const TURN: Duration = Duration::from_millis(250);
 
 /// Records as planned.
@@ -232,7 +234,10 @@ impl Watch<'_> {
     ) -> anyhow::Result<Option<CommandStatus>> {
         let started = Instant::now();
         let progress = Progress::new(self.plan.progress, self.plan.colours, self.plan.duration);
-        let mut turn = tokio::time::interval(TURN);
+        let news = self.running.news().try_clone_to_owned()?;
+        // SAFETY: an owned descriptor is always the same one, and stays open until what owns it is dropped.
+        let news = unsafe { AsyncFd::register_with_interest(news, Interest::READABLE) }?;
+        let mut turn = self.takes_turns().then(|| tokio::time::interval(TURN));
         let mut segment = self.plan.rotate.as_ref().map(|rotate| {
             let length = rotate.length;
             let mut interval = tokio::time::interval_at((started + length).into(), length);
@@ -263,7 +268,14 @@ impl Watch<'_> {
                     }
                 },
                 () = due(&mut segment) => self.cut(&progress),
-                _ = turn.tick() => if self.turn(&progress)? { break None },
+                () = due(&mut turn) => if self.turn(&progress)? { break None },
+                news = news.readable() => {
+                    // Taking what it has to tell is what makes it silent.
+                    news?.clear_ready();
+                    if self.turn(&progress)? {
+                        break None;
+                    }
+                }
             }
             if let Some(command) = &mut command
                 && let Some(status) = command.try_wait()?
@@ -273,6 +285,11 @@ impl Watch<'_> {
         };
         progress.clear();
         Ok(ended)
+    }
+
+    /// Whether there is anything to do again and again: all else wakes us when it happens.
+    fn takes_turns(&self) -> bool {
+        self.plan.progress || self.plan.output.destination == Destination::Stdout
     }
 
     /// Shows how it is doing; whether it is to end.
@@ -312,11 +329,11 @@ impl Watch<'_> {
     }
 }
 
-/// The next end of a segment; never where there is none.
-async fn due(segment: &mut Option<tokio::time::Interval>) {
-    match segment {
-        Some(segment) => {
-            segment.tick().await;
+/// The next time that something is due; never where nothing is.
+async fn due(interval: &mut Option<tokio::time::Interval>) {
+    match interval {
+        Some(interval) => {
+            interval.tick().await;
         }
         None => std::future::pending().await,
     }

@@ -4,6 +4,7 @@
 //! [`Event`] is one record, checked.
 
 mod decode;
+mod pace;
 mod reader;
 
 pub use decode::{BadRecord, Event, Events, Frames};

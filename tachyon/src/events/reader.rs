@@ -1,11 +1,11 @@
 //! Empties the sample ring on a thread of its own.
 
+use super::pace::Pace;
 use aya::maps::{MapData, RingBuf};
 use bytes::{Bytes, BytesMut};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
-use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,22 +13,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tachyon_common::event::{SampleRecord, kind};
+use tachyon_common::event::kind;
 use tachyon_common::segment::ALL_BANKS;
-use tachyon_common::stop::StopReason;
 
 /// Records as they lay in the ring, one after another ([`super::Events`] takes them apart).
 pub type Batch = Bytes;
-
-/// How often the ring is looked at when the kernel does not ask for more: a wake-up for each sample would cost more
-/// than the samples.
-const POLL: Duration = Duration::from_millis(200);
-
-/// The same while samples meet code whose unwind rules are not made yet: each look that comes sooner is some samples fewer that
-/// are cut there.
-const BRISK_POLL: Duration = Duration::from_millis(20);
-/// How long such a sample makes the reader look sooner.
-const BRISK: Duration = Duration::from_millis(500);
 
 /// Batches are cut here, so that the next stage can begin.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -50,7 +39,7 @@ pub struct ReaderStats {
     pub codes: [u64; ALL_BANKS as usize],
     /// Records read since the start that are none.
     pub bad_records: u64,
-    /// Longest time between two looks at the ring, beyond the polling interval.
+    /// Longest time between two looks at the ring, beyond when the second was due.
     pub longest_stall: Duration,
     /// Of it, the time in which the reader could have run and no CPU ran it.
     pub stalled_without_cpu: Duration,
@@ -167,20 +156,18 @@ fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Q
     // hardly ever asks for memory, which it might have to wait for.
     let mut batch = BytesMut::with_capacity(BATCH_BYTES);
     let timeout = |poll: Duration| EpollTimeout::try_from(poll).unwrap_or(EpollTimeout::NONE);
-    let mut brisk_until = last_look;
+    let mut pace = Pace::new(last_look);
     loop {
-        let poll = if last_look < brisk_until { BRISK_POLL } else { POLL };
+        let poll = pace.wait();
         let mut ready = [EpollEvent::empty(); 2];
         // An interrupted wait is a look at the ring like any other.
         let _count = epoll.wait(&mut ready, timeout(poll)).unwrap_or(0);
         let stopping = shared.stopping.load(Ordering::Acquire);
-        let (stall, without_cpu) = (last_look.elapsed().saturating_sub(POLL), run_delay.since_last());
+        let (stall, without_cpu) = (last_look.elapsed().saturating_sub(poll), run_delay.since_last());
         last_look = Instant::now();
-        let (mut read, mut without_rules) = (ReaderStats::default(), false);
-        let listened_to = drain(&mut ring, queue, &mut batch, (&mut read, &mut without_rules), stopping);
-        if without_rules {
-            brisk_until = last_look + BRISK;
-        }
+        pace.look(last_look);
+        let mut read = ReaderStats::default();
+        let listened_to = drain(&mut ring, queue, &mut batch, (&mut read, &mut pace), stopping);
         // Counted when they are with the next stage: who is told of them there may rely on it.
         let mut held = shared.stats();
         let stats = &mut *held;
@@ -202,7 +189,7 @@ fn drain<T: From<Batch>>(
     ring: &mut RingBuf<MapData>,
     queue: &Queue<T>,
     batch: &mut BytesMut,
-    (read, without_rules): (&mut ReaderStats, &mut bool),
+    (read, pace): (&mut ReaderStats, &mut Pace),
     last: bool,
 ) -> bool {
     let mut of_others = 0;
@@ -216,7 +203,7 @@ fn drain<T: From<Batch>>(
             _ => None,
         };
         *count.unwrap_or(&mut read.bad_records) += 1;
-        *without_rules |= lacks_rules(&item);
+        pace.meet(&item);
         batch.extend_from_slice(&item);
         drop(item);
         if batch.len() >= BATCH_BYTES && !queue.send(batch) {
@@ -226,14 +213,8 @@ fn drain<T: From<Batch>>(
     batch.is_empty() || queue.send(batch)
 }
 
-/// Whether a record is of a sample whose native stack ends in code whose rules are not made yet.
-fn lacks_rules(record: &[u8]) -> bool {
-    let is_sample = matches!(kind_and_bank(record), Some((kind::SAMPLE, _)));
-    is_sample && record.get(offset_of!(SampleRecord, native_stop)) == Some(&(StopReason::NoUnwindTables as u8))
-}
-
 /// Two fields of a record's header.
-fn kind_and_bank(record: &[u8]) -> Option<(u16, u8)> {
+pub(super) fn kind_and_bank(record: &[u8]) -> Option<(u16, u8)> {
     let [a, b, bank, _event] = *record.first_chunk()?;
     Some((u16::from_ne_bytes([a, b]), bank))
 }

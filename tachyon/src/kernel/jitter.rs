@@ -1,19 +1,15 @@
 //! Intervals that vary, so that no program can be in step with them.
 //!
 //! A program that does one thing for 5 ms and another for 5 ms, again and again, is met in the same one by every firing of a
-//! timer of 10 ms: 0 : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about four times a second, and once at the start.
+//! timer of 10 ms: 0 : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about twice a second, and once at the start. How
+//! often matters little: an interval that happens to be in step spoils more samples the longer it lasts, and is the rarer for it.
 //!
 //! When the kernel is given another interval (`PERF_EVENT_IOC_PERIOD`), it forgets how much of the old one had passed
 //! (`__perf_event_period()`, kernel/events/core.c): that moves the phase to anywhere, and costs half an interval on average.
 //! What was forgotten is owed, and the following intervals are shorter by so much that the asked rate is kept: see [`Pace`].
 
-use super::privileges::drop_privileges;
 use perf_event::Counter;
-use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How far an interval may lie from their mean, as a share of it.
@@ -22,7 +18,7 @@ pub(super) const SPREAD: f64 = 0.2;
 const SHORTEST: f64 = 0.5;
 const LONGEST: f64 = 1.5;
 /// Between two changes, on average: short beside a recording ...
-const BETWEEN: Duration = Duration::from_millis(250);
+const BETWEEN: Duration = Duration::from_millis(500);
 /// ... and so many intervals at least, for each change costs half of one.
 const INTERVALS_BETWEEN: u32 = 10;
 /// A change interrupts its CPU for some microseconds: on large machines there are fewer of them on each.
@@ -79,53 +75,48 @@ impl Pace {
     }
 }
 
-/// The thread that draws intervals.
+/// Draws the intervals of all CPUs.
+#[derive(Debug)]
 pub(super) struct Jitter {
-    /// Dropped first, which ends the thread.
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    mean: Mean,
+    between: Duration,
+    /// By CPU, with when its interval was drawn last.
+    paces: Vec<(Pace, Instant)>,
+    due: Instant,
 }
 
 impl Jitter {
-    /// `events`: one for each CPU, whose interval is `mean` now.
-    ///
-    /// # Errors
-    /// When no thread can be made.
-    pub(super) fn start(events: Arc<Vec<Counter>>, mean: Mean) -> io::Result<Self> {
-        let (end, ended) = channel::<()>();
-        let between = between(mean, events.len());
-        let draw = move || {
-            // An open event's interval may be changed without any.
-            let _refused = drop_privileges();
-            let mut paces = vec![Pace::new(mean); events.len()];
-            let mut since = vec![Instant::now(); events.len()];
-            loop {
-                for ((event, pace), since) in events.iter().zip(&mut paces).zip(&mut since) {
-                    let now = Instant::now();
-                    let interval = pace.next(now - *since, between, fastrand::f64());
-                    *since = now;
-                    // SAFETY: an open descriptor, and a number that lives as long as the call.
-                    let changed = unsafe { request::set_period(event.as_raw_fd(), &raw const interval) };
-                    if changed.is_err() {
-                        // The event of a CPU that has gone: it owes nothing when it is back.
-                        *pace = Pace::new(mean);
-                    }
-                }
-                if ended.recv_timeout(between.mul_f64(0.5 + fastrand::f64())) != Err(RecvTimeoutError::Timeout) {
-                    return;
-                }
-            }
+    /// Draws first intervals for `events`: one for each CPU, whose interval is `mean` now.
+    pub(super) fn begin(events: &[Counter], mean: Mean) -> Self {
+        let now = Instant::now();
+        let mut jitter = Self {
+            mean,
+            between: between(mean, events.len()),
+            paces: vec![(Pace::new(mean), now); events.len()],
+            due: now,
         };
-        let thread = Builder::new().name("tachyon-jitter".to_owned()).spawn(draw)?;
-        Ok(Self { end: Some(end), thread: Some(thread) })
+        jitter.turn(events);
+        jitter
     }
-}
 
-impl Drop for Jitter {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        // A panic there has been printed; the intervals stay as they are.
-        let _panicked = self.thread.take().map(JoinHandle::join);
+    /// Draws them anew if it is time. Returns when it will be next.
+    pub(super) fn turn(&mut self, events: &[Counter]) -> Instant {
+        if Instant::now() < self.due {
+            return self.due;
+        }
+        for (event, (pace, since)) in events.iter().zip(&mut self.paces) {
+            let now = Instant::now();
+            let interval = pace.next(now - *since, self.between, fastrand::f64());
+            *since = now;
+            // SAFETY: an open descriptor, and a number that lives as long as the call.
+            let changed = unsafe { request::set_period(event.as_raw_fd(), &raw const interval) };
+            if changed.is_err() {
+                // The event of a CPU that has gone: it owes nothing when it is back.
+                *pace = Pace::new(self.mean);
+            }
+        }
+        self.due = Instant::now() + self.between.mul_f64(0.5 + fastrand::f64());
+        self.due
     }
 }
 
@@ -168,7 +159,7 @@ mod tests {
     #[test]
     fn changes_are_rare_where_they_cost_most() {
         let seconds = |hz: f64, cpus| between(Mean::of((1e9 / hz) as u64), cpus).as_secs_f64();
-        assert!((seconds(1000.0, 2) - 0.25).abs() < 1e-6);
+        assert!((seconds(1000.0, 2) - 0.5).abs() < 1e-6);
         assert!((seconds(10.0, 2) - 1.0).abs() < 1e-6);
         assert!((seconds(1000.0, 128) - 0.64).abs() < 1e-6);
     }

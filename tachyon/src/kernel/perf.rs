@@ -10,8 +10,7 @@ use aya::util::online_cpus;
 use perf_event::events::{Hardware, Software};
 use perf_event::{Builder, Counter};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The call that opens an event.
 const OPEN: &str = "perf_event_open";
@@ -51,9 +50,9 @@ impl Event {
 /// The events of all CPUs, with the timer's program attached to each. Once this is dropped the program runs no more.
 pub(super) struct Sampling {
     pub(super) event: Event,
-    // Before the events: it holds them too.
+    /// Where the events are clocks.
     jitter: Option<Jitter>,
-    clocks: Arc<Vec<Counter>>,
+    clocks: Vec<Counter>,
     /// Of other events.
     others: Vec<Counter>,
     tracepoints: Vec<TracePointLink>,
@@ -69,10 +68,15 @@ pub(super) fn attach(program: &PerfEvent, interval: Duration) -> Result<Sampling
 
 /// No event at all, so far.
 pub(super) fn nothing(event: Event) -> Sampling {
-    Sampling { event, jitter: None, clocks: Arc::default(), others: Vec::new(), tracepoints: Vec::new() }
+    Sampling { event, jitter: None, clocks: Vec::new(), others: Vec::new(), tracepoints: Vec::new() }
 }
 
 impl Sampling {
+    /// Draws the intervals of clocks anew if it is time. Returns when it will be next; `None`: never.
+    pub(super) fn vary(&mut self) -> Option<Instant> {
+        Some(self.jitter.as_mut()?.turn(&self.clocks))
+    }
+
     /// Samples a tracepoint too.
     pub(super) fn add_tracepoint(&mut self, link: TracePointLink) {
         self.tracepoints.push(link);
@@ -141,14 +145,7 @@ pub(super) fn attach_first(program: &PerfEvent, interval: Duration, first: Event
             .map_err(|source| KernelError::Attach { what: format!("{} on CPU {cpu}", event.name()), source })?;
         counters.push(counter);
     }
-    let counters = Arc::new(counters);
-    let jitter = match event {
-        Event::Cycles | Event::Chosen => None,
-        Event::CpuClock => Some(Jitter::start(Arc::clone(&counters), Mean::of(nanos)).map_err(|source| {
-            let what = "the thread that varies the interval".to_owned();
-            KernelError::Attach { what, source: refused("clone")(source) }
-        })?),
-    };
+    let jitter = (event == Event::CpuClock).then(|| Jitter::begin(&counters, Mean::of(nanos)));
     Ok(Sampling { jitter, clocks: counters, ..nothing(event) })
 }
 

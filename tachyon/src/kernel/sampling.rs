@@ -9,7 +9,7 @@ use super::programs::{
 };
 use aya::Ebpf;
 use aya::maps::{MapData, MapError, PerCpuArray, ProgramArray};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What tracepoints need that are sampled.
 pub(super) struct TraceMaps {
@@ -107,6 +107,12 @@ impl Kernel {
         // A CPU may have gone while the others got their events.
         let first = self.attach_sampling(self.interval);
         first.or_else(|_| self.attach_sampling(self.interval)).map(drop)
+    }
+
+    /// Draws the intervals between samples anew where that is for us to do, if it is time. Returns when it will be next; `None`:
+    /// not before another event is attached.
+    pub fn vary_intervals(&mut self) -> Option<Instant> {
+        self.sampling.as_mut()?.vary()
     }
 
     /// Detaches the timer's program, or those of chosen events: when this returns none runs any more, and the counters stand

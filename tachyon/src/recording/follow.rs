@@ -8,6 +8,7 @@ mod decision;
 mod look;
 mod queue;
 mod thread;
+mod watching;
 mod work;
 
 pub(super) use thread::Follow;
@@ -39,6 +40,8 @@ use tachyon_common::walk::mix;
 const UNDECIDED: Duration = Duration::from_secs(2);
 /// How often the undecided are looked through.
 const TURN: Duration = Duration::from_millis(500);
+/// How often it is looked whether there is anything to do while nothing is undecided and nothing happens.
+const IDLE_TURN: Duration = Duration::from_secs(5);
 /// The same where no mapping events tell when to look, while anything is undecided.
 const QUICK_TURN: Duration = Duration::from_millis(10);
 
@@ -96,6 +99,8 @@ pub(super) struct Follower {
     mapper: Option<Sender<News>>,
     /// The processes that it has been told of: it is woken for no others.
     mapped: HashSet<u32>,
+    /// Whether there was a process left that is recorded, or may be, when that was looked at last.
+    any_alive: bool,
 }
 
 impl Follower {
@@ -120,6 +125,7 @@ impl Follower {
             fresh,
             mapper,
             mapped: HashSet::new(),
+            any_alive: true,
         }
     }
 
@@ -272,13 +278,17 @@ impl Follower {
         self.unclear.remove(&pid);
     }
 
-    fn on_watch(&mut self, event: &WatchEvent<'_>) {
-        if let WatchEvent::Mapped { pid, path, .. } = event
-            && work::may_tell_of_tasks(path)
-            && self.mapped.contains(&pid.0)
-        {
-            self.look_for_tasks(pid.0);
-        }
+    /// Whether mapping events may be heard a moment later: only those of known processes would concern us.
+    fn may_rest(&self) -> bool {
+        !self.all_python && self.undecided.is_empty()
+    }
+
+    /// Hears of a mapping. Whether it concerned a process that is recorded.
+    fn on_watch(&mut self, event: &WatchEvent<'_>) -> bool {
+        let ours = match event {
+            WatchEvent::Mapped { pid, .. } | WatchEvent::Exec { pid, .. } => self.mapped.contains(&pid.0),
+            WatchEvent::Lost { .. } => true,
+        };
         match event {
             WatchEvent::Mapped { pid, dev, inode, .. } if self.mapped.contains(&pid.0) => {
                 self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });
@@ -297,6 +307,7 @@ impl Follower {
             WatchEvent::Lost { .. } => self.ask_for_undecided(),
             _ => {}
         }
+        ours
     }
 
     /// Whether a process was no CPython when it was looked at last, and only a mapping can make it one.
@@ -406,6 +417,14 @@ impl Follower {
         registry.notes.remove(&note(self.without_room));
         registry.note(note(without_room));
         self.without_room = without_room;
+    }
+
+    /// Whether there is something to tell of the recording that was not there before.
+    fn has_news(&mut self) -> bool {
+        let registry = lock(&self.registry);
+        let (told, any_alive) = (!registry.told.is_empty(), registry.any_alive());
+        drop(registry);
+        told || std::mem::replace(&mut self.any_alive, any_alive) != any_alive
     }
 
     fn note(&self, note: String) {

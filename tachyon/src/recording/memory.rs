@@ -115,6 +115,7 @@ impl Maker {
             Step::Caches => {
                 self.symbolizer.shrink();
                 lock(&self.registry).shrink = true;
+                self.live.bells.follow.ring();
                 return_freed();
                 format!("three quarters of the memory limit, {limit}, are in use: caches are dropped")
             }
@@ -135,6 +136,8 @@ impl Maker {
         if registry.notes.insert(told.clone()) {
             registry.told.push(told);
         }
+        drop(registry);
+        self.live.bells.news.ring();
     }
 }
 

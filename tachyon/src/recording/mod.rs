@@ -45,7 +45,7 @@
 //! ```
 
 mod account;
-mod cpus;
+mod bell;
 mod expected;
 mod follow;
 mod made;
@@ -63,6 +63,7 @@ mod sleepers;
 mod start;
 mod targets;
 mod throttle;
+mod timer;
 mod times;
 mod totals;
 mod waiting;

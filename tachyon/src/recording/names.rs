@@ -69,6 +69,11 @@ impl Names {
         self.pending.retain(|pending| pending.image != image);
     }
 
+    /// Whether any thread waits for its name.
+    pub fn are_missing(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// A thread was met for the first time.
     pub fn expect(&mut self, thread: ThreadId, record: &SampleRecord) {
         let &SampleRecord { image, tgid, tid, tstate, ns_tid, .. } = record;

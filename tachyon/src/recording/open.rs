@@ -4,7 +4,7 @@
 //! one that starts between is seen twice rather than never; the sampling event last.
 
 use super::account::Stats;
-use super::cpus::Cpus;
+use super::bell::Bells;
 use super::follow::{Follow, Follower, Wanted, lock};
 use super::made::Made;
 use super::memory::{self, Memory};
@@ -17,6 +17,7 @@ use super::sleepers::{Choice, Means, SecondLook, Sleepers};
 use super::start::Clock;
 use super::targets::{self, Children};
 use super::throttle::Limiter;
+use super::timer::Timer;
 use crate::discover::watch::Watch;
 use crate::events::Reader;
 use crate::kernel::{Kernel, LoadTimes, Options, drop_privileges, make_urgent, ring_bytes};
@@ -48,6 +49,7 @@ pub struct Opened {
     children: Children,
     most_queued: usize,
     ring_bytes: u32,
+    bells: Bells,
     clock: Clock,
     machine_s: f64,
     processes_s: f64,
@@ -129,7 +131,8 @@ impl Request {
         }
         targets::select(&request, &mut follower, &registry)?;
         let processes_s = clock.lap();
-        let follow = Follow::start(follower, events, watch, end.clone())?;
+        let bells = Bells::new()?;
+        let follow = Follow::start(follower, events, watch, bells.clone(), end.clone())?;
         let verified = verifying.wait()?;
         lock(&kernel).add_samplers(verified)?;
         let load_times = lock(&kernel).load_times();
@@ -152,6 +155,7 @@ impl Request {
             children,
             most_queued,
             ring_bytes: options.ring_bytes,
+            bells,
             clock,
             machine_s,
             processes_s,
@@ -197,6 +201,7 @@ impl Opened {
             mixer,
             symbols,
             children,
+            bells,
             clock,
             end,
             ..
@@ -209,7 +214,7 @@ impl Opened {
         let made = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         let (sender, told) = mpsc::channel();
         let queued = Arc::new(AtomicUsize::new(0));
-        let live = Arc::new(Live::default());
+        let live = Arc::new(Live::new(bells.clone()));
         let native = mapper.as_ref().zip(mixer).map(|(mapper, mixer)| NativeSide::new(mixer, mapper.news()));
         let mut maker = Maker::new(made, Arc::clone(&registry), seed, Arc::clone(&live), native);
         maker.events.clone_from(&request.events);
@@ -245,7 +250,7 @@ impl Opened {
         let event = lock(&kernel).attach_sampling(request.interval)?;
         lock(&kernel).attach_waits()?;
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
-        let limiter = Limiter::start(&request, &stats, &kernel, &registry)?;
+        let limiter = Limiter::start(&request, &stats, &kernel, &registry, &bells.news)?;
         let choice = Choice { native: request.native.zip(symbols).map(look_with), kernel: request.kernel };
         let sleepers = Arc::new(Mutex::new(Sleepers::new(choice)));
         let second_look = request.waits.are_wanted().then(|| {
@@ -258,7 +263,7 @@ impl Opened {
             })
         });
         let second_look = second_look.transpose()?;
-        let cpus = Cpus::start(&kernel, &registry)?;
+        let timer = Timer::start(&kernel, &registry)?;
         let threads = Threads { reader, follow, sender, maker, mapper, second_look };
         let parts = Parts {
             request,
@@ -269,7 +274,8 @@ impl Opened {
             sleepers,
             live,
             limiter,
-            cpus,
+            timer,
+            bells,
             event,
             start,
             opened: self.opened,

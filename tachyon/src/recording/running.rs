@@ -10,7 +10,7 @@ mod status;
 pub use status::{Over, Status};
 
 use super::account::{self, Facts, Read, Stats, Used};
-use super::cpus::Cpus;
+use super::bell::Bells;
 use super::follow::{Follow, lock};
 use super::made::Made;
 use super::memory;
@@ -23,6 +23,7 @@ use super::segment::Segment;
 use super::sleepers::{self, SecondLook, Sleepers};
 use super::targets::{self, Children};
 use super::throttle::Limiter;
+use super::timer::Timer;
 use super::times::{self, Times};
 use super::waiting;
 use crate::events::{Reader, ReaderStats, Sent};
@@ -54,7 +55,8 @@ pub(super) struct Parts {
     pub sleepers: Arc<Mutex<Sleepers>>,
     pub live: Arc<Live>,
     pub limiter: Limiter,
-    pub cpus: Cpus,
+    pub timer: Timer,
+    pub bells: Bells,
     pub event: Event,
     pub start: StartReport,
     pub opened: Instant,
@@ -362,7 +364,7 @@ impl Running {
     /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
     pub fn finish(mut self) -> anyhow::Result<Segment> {
         self.parts.limiter.stop();
-        self.parts.cpus.stop();
+        self.parts.timer.stop();
         let waits = self.parts.request.waits.are_wanted();
         // It takes a while: running threads are sampled as long as waiting ones are.
         if let Some(second_look) = self.threads.as_mut().and_then(|threads| threads.second_look.take()) {
@@ -436,7 +438,7 @@ impl Drop for Running {
             second_look.stop();
         }
         self.parts.limiter.stop();
-        self.parts.cpus.stop();
+        self.parts.timer.stop();
         self.parts.end.come();
         // There is nobody left to tell of what fails.
         lock(&self.parts.kernel).detach_sampling();

@@ -11,6 +11,7 @@ mod whose;
 pub(super) use lasting::Lasting;
 pub(super) use native::NativeSide;
 
+use super::bell::Bells;
 use super::follow::lock;
 use super::made::{Made, PerProcess, describe};
 use super::memory::Memory;
@@ -40,8 +41,12 @@ use tachyon_common::stop::StopReason;
 /// How often missing names are read from live processes.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this, the
-/// 0.2 s after which the ring is read again, and what threads wait for their CPUs.
+/// How often it is looked whether there is anything to do while nothing is told.
+const IDLE_TICK: Duration = Duration::from_secs(5);
+
+/// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this and the 0.2 s after
+/// which the ring is read again, or the 0.8 s of a calm recording, whose samples are flushed as they come; and what threads wait
+/// for their CPUs.
 const FLUSH: Duration = Duration::from_millis(500);
 
 /// Code objects of a process that are read before it is asked whether that costs too much.
@@ -51,13 +56,21 @@ const AT_A_TIME: u32 = 32;
 pub(super) const SETTLED: Duration = Duration::from_secs(5);
 
 /// Numbers that the progress line shows while the thread runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Live {
     pub stored: AtomicU64,
     /// The sink failed: there is no point in going on.
     pub failed: AtomicBool,
     /// `--max-memory` is reached.
     pub no_memory: AtomicBool,
+    /// Rung when one of these is set, and when others have something to do.
+    pub bells: Bells,
+}
+
+impl Live {
+    pub fn new(bells: Bells) -> Self {
+        Self { stored: AtomicU64::new(0), failed: AtomicBool::new(false), no_memory: AtomicBool::new(false), bells }
+    }
 }
 
 /// What the thread is told.
@@ -163,8 +176,12 @@ impl Maker {
     /// Deals with what it is told until nobody can tell it anything. Returns the last segment.
     pub fn run(mut self, told: &Receiver<Told>, queued: &AtomicUsize) -> Made {
         let (mut last_tick, mut last_flush) = (Instant::now(), Instant::now());
+        // The sink may have taken something since it was flushed.
+        let mut fresh = false;
         loop {
-            match told.recv_timeout(FLUSH.saturating_sub(last_flush.elapsed())) {
+            let message = told.recv_timeout(self.patience(fresh, last_tick.elapsed(), last_flush.elapsed()));
+            fresh |= message.is_ok();
+            match message {
                 Ok(Told::Batch(batch)) => {
                     self.batch(&batch);
                     self.names.read(&mut self.made.profile, &self.registry, false);
@@ -184,8 +201,8 @@ impl Maker {
                 self.judge_images();
                 self.forget_images();
             }
-            if last_flush.elapsed() >= FLUSH {
-                last_flush = Instant::now();
+            if fresh && last_flush.elapsed() >= FLUSH {
+                (fresh, last_flush) = (false, Instant::now());
                 let result = self.made.sink.as_mut().map_or(Ok(()), |sink| sink.tick(&self.made.profile));
                 self.note_error(result);
             }
@@ -196,6 +213,17 @@ impl Maker {
         self.judge_unnamed(&[]);
         self.tell_refused();
         self.made
+    }
+
+    /// How long to wait for something to be told, `ticked` after the last tick and `flushed` after the last flush.
+    fn patience(&self, fresh: bool, ticked: Duration, flushed: Duration) -> Duration {
+        let wants_names = self.symbolizer.is_missing_any() || self.names.are_missing();
+        let tick = if wants_names || !self.images.is_empty() { TICK } else { IDLE_TICK };
+        let until_tick = tick.saturating_sub(ticked);
+        if fresh {
+            return until_tick.min(FLUSH.saturating_sub(flushed));
+        }
+        if self.memory.is_some() { until_tick.min(FLUSH) } else { until_tick }
     }
 
     /// Tells whose names are left out.
@@ -377,7 +405,9 @@ impl Maker {
 
     fn note_error(&mut self, result: std::io::Result<()>) {
         if let Err(error) = result {
-            self.live.failed.store(true, Ordering::Relaxed);
+            if !self.live.failed.swap(true, Ordering::Relaxed) {
+                self.live.bells.news.ring();
+            }
             self.made.first_error.get_or_insert(error);
         }
     }
@@ -418,6 +448,7 @@ impl Maker {
             // One in a hundred may be a target's own doing; a wrong layout spoils nearly all.
             if bad >= 4 && bad * 4 > health.codes {
                 lock(&self.registry).nonsense.push(image);
+                self.live.bells.follow.ring();
             }
         }
     }

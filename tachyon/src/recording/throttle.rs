@@ -4,6 +4,7 @@
 //! Also keeps account of how often was sampled when: what to expect is the sum over the times of one rate each.
 
 use super::account::Stats;
+use super::bell::Bell;
 use super::follow::lock;
 use super::registry::Registry;
 use super::request::Request;
@@ -168,6 +169,7 @@ impl Limiter {
         stats: &Arc<Stats>,
         kernel: &Arc<Mutex<Kernel>>,
         registry: &Arc<Mutex<Registry>>,
+        news: &Bell,
     ) -> std::io::Result<Self> {
         let rates = Arc::new(Mutex::new(Rates::new(request.rate_hz)));
         let Some(limit) = request.max_cpu else { return Ok(Self { rates, running: None }) };
@@ -180,6 +182,7 @@ impl Limiter {
             kernel: Arc::clone(kernel),
             registry: Arc::clone(registry),
             told: sender,
+            news: news.clone(),
         };
         let thread = std::thread::Builder::new().name("tachyon-limit".to_owned()).spawn(move || {
             // Where the kernel refuses, the main thread says so.
@@ -190,8 +193,8 @@ impl Limiter {
     }
 
     /// What is to be told now.
-    pub fn told(&self) -> Option<String> {
-        self.running.as_ref()?.told.try_recv().ok()
+    pub fn told(&self) -> Vec<String> {
+        self.running.iter().flat_map(|thread| thread.told.try_iter()).collect()
     }
 
     /// How often was sampled so far.
@@ -217,6 +220,8 @@ struct Worker {
     kernel: Arc<Mutex<Kernel>>,
     registry: Arc<Mutex<Registry>>,
     told: mpsc::Sender<String>,
+    /// Rung when there is.
+    news: Bell,
 }
 
 impl Worker {
@@ -236,7 +241,7 @@ impl Worker {
                 lock(&self.registry).notes.insert(note.clone());
                 // The recording may just be ending.
                 let _over = self.told.send(note);
-                return;
+                return self.news.ring();
             }
             let rate_hz = 1.0 / interval.as_secs_f64();
             let cpu_ns = lock(&self.registry).python_cpu_ns_in_all();
@@ -248,6 +253,7 @@ impl Worker {
                 let _over = self.told.send(format!(
                     "the profiler used more than its CPU limit, {percent} % of a core: sampling at {rate_hz:.1} Hz, less if need be, and more when there is room again"
                 ));
+                self.news.ring();
             }
         }
         if told {

@@ -246,6 +246,12 @@ impl Symbolizer {
         !self.unnamed.contains(&frame)
     }
 
+    /// Whether [`Symbolizer::missing`] has any to tell of.
+    #[must_use]
+    pub fn is_missing_any(&self) -> bool {
+        !self.incomplete.is_empty()
+    }
+
     /// Code objects that lack names or line table, by image and address. The rest of a long line table may be on its
     /// way, so this is best asked some time after the samples. A code object that turned out to be gone, or could
     /// not be read a few times, is not named again.

@@ -1,9 +1,11 @@
 //! The thread that follows processes: sleeps until something is told, and lets the [`Follower`] deal with it.
 
-use super::{Follower, QUICK_TURN, TURN};
+use super::watching::Watching;
+use super::{Follower, IDLE_TURN, QUICK_TURN, TURN};
 use crate::discover::watch::{Drained, Watch};
 use crate::events::{Event, Events};
 use crate::kernel::{drop_privileges, make_urgent};
+use crate::recording::bell::Bells;
 use crate::remote::{End, Patience};
 use aya::maps::{MapData, RingBuf};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -22,6 +24,7 @@ pub(in super::super) struct Follow {
 const EVENTS: u64 = 0;
 const WATCH: u64 = 1;
 const STOP: u64 = 2;
+const BELL: u64 = 3;
 
 /// How long one kind of work goes on before the next has its turn.
 const SLICE: Duration = Duration::from_millis(50);
@@ -37,33 +40,39 @@ impl Follow {
     pub fn start(
         mut follower: Follower,
         mut events: RingBuf<MapData>,
-        mut watch: Option<Watch>,
+        watch: Option<Watch>,
+        bells: Bells,
         end: End,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(events.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, EVENTS))?;
-        if let Some(watch) = &watch {
-            epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WATCH))?;
-        }
+        let mut watching = watch.map(|watch| Watching::new(watch, &epoll, WATCH)).transpose()?;
         epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+        epoll.add(bells.follow.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
         let thread = std::thread::Builder::new().name("tachyon-follow".to_owned()).spawn(move || {
             make_urgent();
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges();
             let _concerned = end.concerns_this_thread(Patience::Short);
+            let mut last_turn = Instant::now();
             loop {
-                let quick = watch.is_none() && !follower.undecided.is_empty();
-                let timeout = if quick { QUICK_TURN } else { TURN };
-                let timeout = follower.until_next_look().map_or(timeout, |wait| wait.min(timeout));
+                let quick = watching.is_none() && !follower.undecided.is_empty();
+                let timeout = match follower.undecided.is_empty() {
+                    _ if quick => QUICK_TURN,
+                    true => IDLE_TURN,
+                    false => TURN,
+                };
+                let rests = watching.as_mut().and_then(|watching| watching.wait(&epoll));
+                let timeout = follower.until_next_look().into_iter().chain(rests).fold(timeout, Duration::min);
                 let mut more = false;
                 let mut stopped = has_stopped(&epoll, timeout);
                 // However much there is to be dealt with, it is seen when the recording ends.
                 while !stopped {
                     // Process events first: a mapping means something only of a process that is known.
                     more = drain(&mut follower, &mut events, Instant::now() + SLICE);
-                    if let Some(watch) = &mut watch {
-                        more |= watch.drain(&mut |event| follower.on_watch(&event)) == Drained::More;
+                    if let Some(watching) = &mut watching {
+                        more |= watching.drain(&mut follower) == Drained::More;
                     }
                     more |= follower.look_at_due(Instant::now() + SLICE);
                     if !more {
@@ -85,7 +94,13 @@ impl Follow {
                 if quick {
                     follower.ask_for_undecided();
                 }
-                follower.turn();
+                if bells.follow.heard() || last_turn.elapsed() >= TURN {
+                    last_turn = Instant::now();
+                    follower.turn();
+                }
+                if follower.has_news() {
+                    bells.news.ring();
+                }
             }
         })?;
         Ok(Self { stop, thread })
@@ -106,7 +121,7 @@ impl Follow {
 fn has_stopped(epoll: &Epoll, timeout: Duration) -> bool {
     // In whole milliseconds, and one more: never before its time.
     let timeout = if timeout.is_zero() { timeout } else { timeout + Duration::from_millis(1) };
-    let mut ready = [EpollEvent::empty(); 3];
+    let mut ready = [EpollEvent::empty(); 4];
     let count = epoll.wait(&mut ready, EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO)).unwrap_or(0);
     ready.iter().take(count).any(|event| event.data() == STOP)
 }

@@ -3,6 +3,7 @@
 use super::{Parts, Running};
 use crate::recording::follow::lock;
 use crate::recording::request::Targets;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -35,14 +36,21 @@ pub enum Over {
 }
 
 impl Running {
+    /// A descriptor that is readable when [`Running::status`] has something to tell that it did not have before, numbers aside.
+    pub fn news(&self) -> BorrowedFd<'_> {
+        self.parts.bells.news.as_fd()
+    }
+
     /// How it is doing.
     ///
     /// # Errors
     /// When the kernel refuses to tell.
     pub fn status(&mut self) -> anyhow::Result<Status> {
+        // Before anything is read: what comes later rings again.
+        self.parts.bells.news.heard();
         let Parts { request, live, limiter, started, .. } = &self.parts;
         let counters = lock(&self.parts.kernel).counters()?;
-        let mut told: Vec<String> = limiter.told().into_iter().collect();
+        let mut told = limiter.told();
         let mut registry = lock(&self.parts.registry);
         told.append(&mut registry.told);
         self.said.extend(told.iter().cloned());

@@ -11,7 +11,7 @@ use object::pod::from_bytes;
 
 use super::demangle::demangle;
 use super::effort::Effort;
-use super::units::{Bytes, Found, Info, Units};
+use super::units::{Bytes, Found, Info, Together, Units};
 use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ReadAt};
 
@@ -21,6 +21,9 @@ const MAX_DWARF: u64 = 48 << 20;
 
 /// Most bytes of abbreviations: taken apart, they take twenty times as many. CPython's own library has 0.2 MB.
 const MAX_ABBREVIATIONS: u64 = 8 << 20;
+
+/// Most bytes of what tells which unit describes which addresses. CPython's own library has 9 kB.
+const MAX_ARANGES: u64 = 4 << 20;
 
 /// Zstd keeps 2 to the power of so many bytes at most.
 const MAX_WINDOW_LOG: u32 = 26;
@@ -46,10 +49,12 @@ pub(super) struct Lines {
 }
 
 enum Kind {
-    /// Unit by unit, as they are asked for.
-    Units(Box<Units>),
+    /// Unit by unit, as they are asked for, and the file where they are.
+    Units(Box<Units>, Arc<TargetFile>),
     /// All at once.
     Whole(Box<Context<Bytes>>),
+    /// Units that make sense together only, which are too much.
+    Nothing,
 }
 
 impl std::fmt::Debug for Lines {
@@ -82,8 +87,9 @@ impl Lines {
         if len > left && matches!(info, Info::File(..)) {
             return None;
         }
-        let kind = match Units::of(info, len, others) {
-            Found::Units(units) => Kind::Units(Box::new(units)),
+        let aranges = section(&elf, ".debug_aranges", left.min(MAX_ARANGES)).unwrap_or_default();
+        let kind = match Units::of(info, len, others, EndianArcSlice::new(aranges, LittleEndian)) {
+            Found::Units(units) => Kind::Units(Box::new(units), Arc::clone(file)),
             Found::Together => return Self::whole(&elf),
             Found::Nothing => return None,
         };
@@ -106,10 +112,16 @@ impl Lines {
 
     /// The functions at an address, inlined ones first. Empty when DWARF does not know it.
     pub(super) fn frames(&mut self, vaddr: u64) -> Vec<SourceFrame> {
-        match &mut self.kind {
-            Kind::Units(units) => units.find(vaddr, |context| frames(context, vaddr)),
-            Kind::Whole(context) => frames(context, vaddr),
-        }
+        let together = match &mut self.kind {
+            Kind::Units(units, file) => match units.find(vaddr, |context| frames(context, vaddr)) {
+                Ok(found) => return found,
+                Err(Together) => Elf::parse(&**file).ok().and_then(|elf| Self::whole(&elf)),
+            },
+            Kind::Whole(context) => return frames(context, vaddr),
+            Kind::Nothing => return Vec::new(),
+        };
+        *self = together.unwrap_or(Self { kind: Kind::Nothing, bytes: 0 });
+        self.frames(vaddr)
     }
 
     #[cfg(test)]
@@ -120,8 +132,8 @@ impl Lines {
     /// Bytes it takes, roughly; units that are taken apart are counted, where each is by itself.
     pub(super) fn bytes(&self) -> usize {
         match &self.kind {
-            Kind::Units(units) => self.bytes + units.opened_bytes(),
-            Kind::Whole(_) => self.bytes,
+            Kind::Units(units, _) => self.bytes + units.opened_bytes(),
+            Kind::Whole(_) | Kind::Nothing => self.bytes,
         }
     }
 }

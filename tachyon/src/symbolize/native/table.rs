@@ -79,10 +79,9 @@ impl SymbolTable {
         names: impl FnOnce(&crate::remote::elf::Section) -> Result<Names, ElfError>,
     ) -> Result<Option<Self>, ElfError> {
         let Some(mut table) = elf.functions(kind, loads)? else { return Ok(None) };
-        // Without their names, names cannot be compared: the file's order decides then.
-        let text = elf.section_bytes(&table.names, MAX_COMPARED).unwrap_or_default();
-        table.functions.sort_by_cached_key(|function| (function.vaddr, rank(function, &text)));
-        table.functions.dedup_by_key(|function| function.vaddr);
+        // In the file's order where one address has several names.
+        table.functions.sort_by_key(|function| function.vaddr);
+        keep_best(&mut table.functions, || elf.section_bytes(&table.names, MAX_COMPARED).unwrap_or_default());
         let entry = |function: &Function| Entry {
             vaddr: function.vaddr,
             size: u32::try_from(function.size).unwrap_or(u32::MAX),
@@ -131,6 +130,20 @@ impl SymbolTable {
     }
 }
 
+/// Keeps of each address the function with the best name. `names` are read only where an address has several: most have one, and a
+/// large library has tens of megabytes of names. Where they cannot be read, the first one is kept.
+fn keep_best(functions: &mut Vec<Function>, names: impl FnOnce() -> Vec<u8>) {
+    let same = |a: &Function, b: &Function| a.vaddr == b.vaddr;
+    if functions.windows(2).any(|pair| same(&pair[0], &pair[1])) {
+        let text = names();
+        for several in functions.chunk_by_mut(same).filter(|several| several.len() > 1) {
+            let best = several.iter().min_by_key(|function| rank(function, &text)).copied();
+            several[0] = best.unwrap_or(several[0]);
+        }
+        functions.dedup_by_key(|function| function.vaddr);
+    }
+}
+
 /// What makes one name of an address better than another: smaller is better. A size, then a name that others may use,
 /// then few underscores in front (`read`, not `__libc_read`), then shortness, then the alphabet.
 fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, &'a [u8]) {
@@ -155,3 +168,32 @@ pub(super) fn bytes_of(elf: &Elf<&TargetFile>) -> u64 {
 pub(super) const ALL: u32 = elf::SHT_SYMTAB;
 /// `SHT_DYNSYM`: those that others may use.
 pub(super) const DYNAMIC: u32 = elf::SHT_DYNSYM;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_name_of_an_address_is_kept() {
+        let names = b"\0__libc_read\0read\0reader\0_read\0".to_vec();
+        let function = |vaddr, size, name: &str, exported| {
+            let at = names.windows(name.len() + 1).position(|text| text == [name.as_bytes(), b"\0"].concat());
+            Function { vaddr, size, name: u32::try_from(at.expect("it is there")).expect("short"), exported }
+        };
+        let mut functions = vec![
+            function(1, 8, "__libc_read", true),
+            function(2, 8, "__libc_read", true),
+            function(2, 8, "reader", true),
+            function(2, 0, "read", true),
+            function(2, 8, "read", true),
+            function(2, 8, "_read", false),
+            function(3, 0, "_read", true),
+        ];
+        let (read, underscored) = (functions[4].name, functions[6].name);
+        keep_best(&mut functions, || names.clone());
+        let kept: Vec<_> = functions.iter().map(|function| (function.vaddr, function.size, function.name)).collect();
+        assert_eq!(kept, [(1, 8, 1), (2, 8, read), (3, 0, underscored)]);
+        keep_best(&mut functions, || unreachable!("no address has several names"));
+        assert_eq!(functions.len(), 3);
+    }
+}

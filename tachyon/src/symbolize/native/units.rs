@@ -1,18 +1,22 @@
 //! Compile units of a file's DWARF: which one describes an address, and that one alone taken apart.
 //!
+//! Which addresses a unit describes is in `.debug_aranges` where compilers write that (GCC does); else each unit is looked at for it,
+//! which takes a tenth of a second for CPython's own library.
+//!
 //! `addr2line` takes all units of a file apart at once, and what it then knows of their abbreviations alone is larger
 //! than the DWARF is. So it is given one unit at a time, as if there were no other. `.debug_info`, three quarters of all of
 //! it, stays in the file: a unit is read when it is first asked for. Files whose units refer to each other (those of
-//! link-time optimisation, and those that `dwz` has packed) are none of ours: [`Units::of`] says so.
+//! link-time optimisation, and those that `dwz` has packed) are none of ours: [`Units::of`] says so, or [`Units::find`].
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use addr2line::Context;
 use addr2line::gimli::{
-    self, Dwarf, EndianArcSlice, IncompleteLineProgram, LittleEndian, Reader as _, SectionId, UnitType,
+    self, DebugAranges, Dwarf, EndianArcSlice, IncompleteLineProgram, LittleEndian, Reader as _, SectionId, UnitType,
 };
 
 use super::effort::Effort;
@@ -22,8 +26,8 @@ use crate::remote::ledger;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 
-/// Longest CPU time for finding a file's units. CPython's own library takes a tenth of a second; of a file that takes longer
-/// the symbol table must do.
+/// Longest CPU time for finding a file's units. CPython's own library takes a tenth of a second where each is looked at; of a file
+/// that takes longer the symbol table must do.
 const MOST_TIME: Duration = Duration::from_secs(3);
 
 /// Most ranges of addresses that units are found by. CPython's own library has some thousand.
@@ -67,6 +71,10 @@ struct Place {
     len: u64,
 }
 
+/// Units refer to each other: only all of them together make sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Together;
+
 /// What a file's DWARF turned out to be.
 pub(super) enum Found {
     /// Units that stand for themselves.
@@ -78,15 +86,20 @@ pub(super) enum Found {
 }
 
 impl Units {
-    /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections.
-    pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>) -> Found {
+    /// Finds the units of `.debug_info`, which has `len` bytes; `others` are the other sections, `aranges` is `.debug_aranges`.
+    pub fn of(info: Info, len: u64, others: Vec<(SectionId, Bytes)>, aranges: Bytes) -> Found {
+        let told = told_by(aranges);
         let start = ledger::thread_time();
         let effort = Effort::default();
         let mut units = Self { info, others, places: Vec::new(), effort, opened: HashMap::new(), opened_bytes: 0 };
         let mut offset = 0;
         while offset < len {
             let Some(unit_len) = units.len_at(offset).filter(|unit_len| *unit_len <= len - offset) else { break };
-            match units.look_at(offset, unit_len) {
+            let looked = match told.get(&offset) {
+                Some(ranges) => units.take(ranges, offset, unit_len),
+                None => units.look_at(offset, unit_len),
+            };
+            match looked {
                 Some(true) => return Found::Together,
                 // One that makes no sense does not hide the others.
                 Some(false) | None => offset += unit_len,
@@ -105,19 +118,22 @@ impl Units {
     }
 
     /// The first of the units that describe an address of which `frames` finds something.
-    pub fn find<T>(&mut self, vaddr: u64, frames: impl Fn(&Context<Bytes>) -> Vec<T>) -> Vec<T> {
+    ///
+    /// # Errors
+    /// When one of these units refers to others.
+    pub fn find<T>(&mut self, vaddr: u64, frames: impl Fn(&Context<Bytes>) -> Vec<T>) -> Result<Vec<T>, Together> {
         let mut at = self.places.partition_point(|place| place.end <= vaddr);
         while let Some(&place) = self.places.get(at).filter(|place| place.least <= vaddr) {
             at += 1;
             if place.begin > vaddr {
                 continue;
             }
-            let found = self.context(place).map(&frames).unwrap_or_default();
+            let found = self.context(place)?.map(&frames).unwrap_or_default();
             if !found.is_empty() {
-                return found;
+                return Ok(found);
             }
         }
-        Vec::new()
+        Ok(Vec::new())
     }
 
     /// Bytes of the units that were taken apart, roughly.
@@ -125,14 +141,18 @@ impl Units {
         self.opened_bytes
     }
 
-    fn context(&mut self, place: Place) -> Option<&Context<Bytes>> {
+    fn context(&mut self, place: Place) -> Result<Option<&Context<Bytes>>, Together> {
         if !self.opened.contains_key(&place.offset) {
-            let dwarf = self.dwarf(place.offset, place.len).filter(|dwarf| self.effort.is_bearable(dwarf));
+            let dwarf = self.dwarf(place.offset, place.len);
+            if dwarf.as_ref().and_then(refers_to_others) == Some(true) {
+                return Err(Together);
+            }
+            let dwarf = dwarf.filter(|dwarf| self.effort.is_bearable(dwarf));
             let context = dwarf.and_then(|dwarf| Context::from_dwarf(dwarf).ok());
             self.opened_bytes += place.len as usize * PARSED;
             self.opened.insert(place.offset, context);
         }
-        self.opened.get(&place.offset)?.as_ref()
+        Ok(self.opened.get(&place.offset).and_then(Option::as_ref))
     }
 
     /// The length of the unit at an offset, its length field included (DWARF 5, 7.4).
@@ -182,9 +202,7 @@ impl Units {
             _ => {}
         }
         let unit = dwarf.unit(header).ok()?;
-        // All compilers number them from 1 on.
-        let abbreviations = (1..).map_while(|code| unit.abbreviations.get(code));
-        if abbreviations.flat_map(gimli::Abbreviation::attributes).any(|attribute| leads_out(attribute.form())) {
+        if any_leads_out(&unit.abbreviations) {
             return Some(true);
         }
         let mut ranges = dwarf.unit_ranges(&unit).ok()?;
@@ -204,6 +222,14 @@ impl Units {
         Some(false)
     }
 
+    /// Notes the addresses of a unit that has told them. What it refers to shows when it is asked for.
+    fn take(&mut self, ranges: &[Range<u64>], offset: u64, len: u64) -> Option<bool> {
+        for &Range { start, end } in ranges {
+            self.add(Place { begin: start, end, least: start, offset, len })?;
+        }
+        Some(false)
+    }
+
     fn add(&mut self, place: Place) -> Option<()> {
         if self.places.len() >= MAX_PLACES {
             return None;
@@ -213,6 +239,37 @@ impl Units {
         }
         Some(())
     }
+}
+
+/// Ranges of addresses by the offset of the unit that describes them, as `.debug_aranges` has them (DWARF 5, 6.1.2). What makes
+/// no sense ends it: units behind that are looked at.
+fn told_by(aranges: Bytes) -> HashMap<u64, Vec<Range<u64>>> {
+    let (mut told, mut count) = (HashMap::<u64, Vec<Range<u64>>>::new(), 0);
+    let mut headers = DebugAranges::from(aranges).headers();
+    while let Ok(Some(header)) = headers.next() {
+        let mut entries = header.entries();
+        while let Ok(Some(entry)) = entries.next() {
+            count += 1;
+            if entry.length() > 0 && count < MAX_PLACES {
+                let range = entry.range();
+                told.entry(header.debug_info_offset().0 as u64).or_default().push(range.begin..range.end);
+            }
+        }
+    }
+    told
+}
+
+/// Whether a unit refers to others, or is there for others alone; `None`: it makes no sense.
+fn refers_to_others(dwarf: &Dwarf<Bytes>) -> Option<bool> {
+    let header = dwarf.units().next().ok()??;
+    let partial = header.type_() == UnitType::Partial;
+    Some(partial || any_leads_out(&*dwarf.abbreviations(&header).ok()?))
+}
+
+fn any_leads_out(abbreviations: &gimli::Abbreviations) -> bool {
+    // All compilers number them from 1 on.
+    let each = (1..).map_while(|code| abbreviations.get(code));
+    each.flat_map(gimli::Abbreviation::attributes).any(|attribute| leads_out(attribute.form()))
 }
 
 /// Whether a reference of this form can lead out of its unit.

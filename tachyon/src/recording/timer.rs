@@ -1,5 +1,7 @@
-//! CPUs that go away and come back while a recording runs: the kernel ends the sampling event of one that goes, and gives it none
-//! when it is back. So it is looked who is there, and the event is attached anew.
+//! What is to be done again and again while a recording runs, on one thread that wakes about twice a second.
+//!
+//! The intervals between samples are drawn anew ([`Kernel::vary_intervals`]). And CPUs are looked for that have gone away and come
+//! back: the kernel ends the sampling event of one that goes, and gives it none when it is back, so the event is attached anew.
 
 use super::follow::lock;
 use super::registry::Registry;
@@ -7,20 +9,21 @@ use crate::kernel::{Kernel, drop_privileges_but_sampling, online_cpus};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often it is looked: reading the list takes some microseconds.
-const TURN: Duration = Duration::from_millis(250);
+/// How often CPUs are looked for where no intervals are drawn; else it is done at the same time. Reading the list takes some
+/// microseconds.
+const TURN: Duration = Duration::from_millis(500);
 
-/// The thread that looks.
-pub(super) struct Cpus {
+/// The thread.
+pub(super) struct Timer {
     /// Dropped first, which ends the thread.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Cpus {
-    /// Starts to look, once the event is attached.
+impl Timer {
+    /// Starts, once the event is attached.
     ///
     /// # Errors
     /// When the thread cannot be made.
@@ -28,21 +31,16 @@ impl Cpus {
         let (stop, stopped) = mpsc::channel();
         let (kernel, registry) = (Arc::clone(kernel), Arc::clone(registry));
         let mut known = Known::of(online_cpus().unwrap_or_default());
-        let thread = std::thread::Builder::new().name("tachyon-cpus".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("tachyon-timer".to_owned()).spawn(move || {
             // Where the kernel refuses, the main thread says so.
             let _refused = drop_privileges_but_sampling();
-            while stopped.recv_timeout(TURN) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let Some(back) = online_cpus().ok().and_then(|now| known.turn(now)) else { continue };
-                let attached = lock(&kernel).reattach_sampling();
-                let mut registry = lock(&registry);
-                for cpu in back {
-                    registry.note(match &attached {
-                        Ok(()) => {
-                            format!("CPU {cpu} was not there for a while: what ran on it since it is back is sampled")
-                        }
-                        Err(error) => format!("CPU {cpu} has come back, and nothing on it is sampled: {error}"),
-                    });
+            loop {
+                let due = lock(&kernel).vary_intervals();
+                let wait = due.map_or(TURN, |due| due.saturating_duration_since(Instant::now()));
+                if stopped.recv_timeout(wait) != Err(mpsc::RecvTimeoutError::Timeout) {
+                    return;
                 }
+                look_for_cpus(&mut known, &kernel, &registry);
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
@@ -56,9 +54,22 @@ impl Cpus {
     }
 }
 
-impl Drop for Cpus {
+impl Drop for Timer {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Attaches the event anew if a CPU has come back.
+fn look_for_cpus(known: &mut Known, kernel: &Mutex<Kernel>, registry: &Mutex<Registry>) {
+    let Some(back) = online_cpus().ok().and_then(|now| known.turn(now)) else { return };
+    let attached = lock(kernel).reattach_sampling();
+    let mut registry = lock(registry);
+    for cpu in back {
+        registry.note(match &attached {
+            Ok(()) => format!("CPU {cpu} was not there for a while: what ran on it since it is back is sampled"),
+            Err(error) => format!("CPU {cpu} has come back, and nothing on it is sampled: {error}"),
+        });
     }
 }
 

@@ -1,0 +1,131 @@
+//! How soon the ring is looked at again: a wake-up for each sample would cost more than the samples do, and each look that comes
+//! later is a name that may be gone by then.
+
+use super::reader::kind_and_bank;
+use std::mem::offset_of;
+use std::time::{Duration, Instant};
+use tachyon_common::event::{SampleRecord, kind};
+use tachyon_common::stop::StopReason;
+
+/// How often the ring is looked at while samples meet what was met before. With what follows behind the reader this is what a
+/// recording loses that is killed: less than its last second.
+const CALM: Duration = Duration::from_millis(800);
+
+/// The same while they meet threads and code objects that are new: their names are asked of processes that may not live long.
+const PROMPT: Duration = Duration::from_millis(200);
+/// How long something new makes the reader look sooner.
+const PROMPT_FOR: Duration = Duration::from_secs(5);
+
+/// The same while samples meet code whose unwind rules are not made yet: each look that comes sooner is some samples fewer that
+/// are cut there.
+const BRISK: Duration = Duration::from_millis(20);
+/// How long such a sample makes the reader look sooner.
+const BRISK_FOR: Duration = Duration::from_millis(500);
+
+/// Threads of which is remembered that they have been met; where two share a place each is new again and again.
+const THREADS: usize = 1 << 10;
+
+/// What was met, and how soon that makes the reader look again.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Thread ids, each in the place that it says itself.
+    threads: Box<[u32]>,
+    /// When something new was met last, and code without rules.
+    new: Instant,
+    without_rules: Option<Instant>,
+    now: Instant,
+}
+
+impl Pace {
+    /// Everything is new.
+    pub fn new(now: Instant) -> Self {
+        Self { threads: vec![0; THREADS].into(), new: now, without_rules: None, now }
+    }
+
+    /// A look at the ring begins.
+    pub fn look(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// It met a record.
+    pub fn meet(&mut self, record: &[u8]) {
+        let word =
+            |at: usize| record.get(at..).and_then(|bytes| bytes.first_chunk()).map(|word| u32::from_ne_bytes(*word));
+        match kind_and_bank(record) {
+            Some((kind::SAMPLE | kind::WAIT, _)) => {
+                let tid = word(offset_of!(SampleRecord, tid)).unwrap_or(0);
+                let place = &mut self.threads[tid as usize % THREADS];
+                if std::mem::replace(place, tid) != tid {
+                    self.new = self.now;
+                }
+                let native_stop = record.get(offset_of!(SampleRecord, native_stop));
+                if native_stop == Some(&(StopReason::NoUnwindTables as u8)) {
+                    self.without_rules = Some(self.now);
+                }
+            }
+            Some((kind::CODE, _)) => self.new = self.now,
+            _ => {}
+        }
+    }
+
+    /// How long after this look the next one is due.
+    pub fn wait(&self) -> Duration {
+        let within = |since: Instant, time: Duration| self.now.saturating_duration_since(since) < time;
+        if self.without_rules.is_some_and(|since| within(since, BRISK_FOR)) {
+            BRISK
+        } else if within(self.new, PROMPT_FOR) {
+            PROMPT
+        } else {
+            CALM
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tachyon_common::event::RecordHeader;
+
+    fn sample(tid: u32, native_stop: StopReason) -> Vec<u8> {
+        let mut bytes = vec![0; size_of::<SampleRecord>()];
+        bytes[offset_of!(RecordHeader, kind)..][..2].copy_from_slice(&kind::SAMPLE.to_ne_bytes());
+        bytes[offset_of!(SampleRecord, tid)..][..4].copy_from_slice(&tid.to_ne_bytes());
+        bytes[offset_of!(SampleRecord, native_stop)] = native_stop as u8;
+        bytes
+    }
+
+    #[test]
+    fn what_is_new_is_looked_at_sooner() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let mut wait = |seconds: f64, records: &[Vec<u8>]| {
+            pace.look(start + Duration::from_secs_f64(seconds));
+            records.iter().for_each(|record| pace.meet(record));
+            pace.wait()
+        };
+        let known = sample(7, StopReason::Complete);
+        let code = [kind::CODE.to_ne_bytes().to_vec(), vec![0; 60]].concat();
+        for (line, (seconds, records, expected)) in [
+            (0.0, vec![], PROMPT),
+            (0.2, vec![known.clone()], PROMPT),
+            (5.0, vec![known.clone()], PROMPT),
+            (5.3, vec![known.clone()], CALM),
+            (6.0, vec![known.clone(), sample(8, StopReason::Complete)], PROMPT),
+            (10.0, vec![known.clone(), sample(8, StopReason::Complete)], PROMPT),
+            (11.1, vec![known.clone()], CALM),
+            (12.0, vec![code], PROMPT),
+            (18.0, vec![], CALM),
+            // What is not known yet is soonest.
+            (19.0, vec![sample(7, StopReason::NoUnwindTables)], BRISK),
+            (19.4, vec![known.clone()], BRISK),
+            (19.6, vec![known], CALM),
+            // A record that is none has nothing new.
+            (20.0, vec![vec![1]], CALM),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(wait(seconds, &records), expected, "line {line}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! When the mapping events of the host are listened to.
+//!
+//! The kernel tells of every process that maps a file: a build beside a recording would wake the profiler a hundred times a second.
+//! So where only some processes are recorded and all of them are known, the rings rest for a moment after events that were none
+//! of theirs, and longer the longer there are no others. Nothing is lost: what comes meanwhile is read after the rest.
+
+use super::Follower;
+use crate::discover::watch::{Drained, Watch};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+/// The first rest ...
+const SHORTEST: Duration = Duration::from_millis(25);
+/// ... and the longest: a library that is loaded is known so much later at most.
+const LONGEST: Duration = Duration::from_millis(200);
+
+/// After so long without any event the rests begin with the shortest.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The mapping events, and whether they wake.
+pub(super) struct Watching {
+    watch: Watch,
+    /// How the descriptor is known to `epoll`.
+    token: u64,
+    listening: bool,
+    rest: Rest,
+}
+
+impl Watching {
+    /// They wake whoever waits for `epoll`, with this `token`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(watch: Watch, epoll: &Epoll, token: u64) -> nix::Result<Self> {
+        epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, token))?;
+        Ok(Self { watch, token, listening: true, rest: Rest::default() })
+    }
+
+    /// Lets the follower hear what has happened.
+    pub fn drain(&mut self, follower: &mut Follower) -> Drained {
+        let (mut any, mut ours) = (false, false);
+        let drained = self.watch.drain(&mut |event| {
+            any = true;
+            ours |= follower.on_watch(&event);
+        });
+        if any || !self.listening {
+            let may_rest = follower.may_rest() && !ours && drained == Drained::All;
+            self.rest.after(any, may_rest, Instant::now());
+        }
+        drained
+    }
+
+    /// How long until the rings are to be read whether they wake or not; `None`: when they wake.
+    pub fn wait(&mut self, epoll: &Epoll) -> Option<Duration> {
+        let rests = self.rest.until.is_some();
+        if rests == self.listening {
+            let flags = if rests { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
+            let mut event = EpollEvent::new(flags, self.token);
+            // Where that fails they wake as before.
+            if epoll.modify(self.watch.as_fd(), &mut event).is_ok() {
+                self.listening = !rests;
+            }
+        }
+        Some(self.rest.until?.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Until when nobody listens.
+#[derive(Debug, Default)]
+struct Rest {
+    length: Duration,
+    until: Option<Instant>,
+    /// When it was over last, and there was nothing.
+    over: Option<Instant>,
+}
+
+impl Rest {
+    /// The rings have been read: there was `any` event.
+    fn after(&mut self, any: bool, may_rest: bool, now: Instant) {
+        if !may_rest {
+            *self = Self::default();
+        } else if any {
+            let long_ago = self.over.is_some_and(|over| now.saturating_duration_since(over) > QUIET);
+            self.length = if long_ago { SHORTEST } else { (self.length * 2).clamp(SHORTEST, LONGEST) };
+            self.until = Some(now + self.length);
+        } else if self.until.is_some_and(|until| until <= now) {
+            (self.until, self.over) = (None, Some(now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_do_lets_it_rest_the_longer() {
+        let start = Instant::now();
+        let mut rest = Rest::default();
+        let ms = Duration::from_millis;
+        // (time, any event, none of ours, rests until)
+        for (line, (at, any, may_rest, until)) in [
+            (0, true, true, Some(25)),
+            // It is read before its time when something else wakes the thread.
+            (10, false, true, Some(25)),
+            (25, true, true, Some(75)),
+            (75, true, true, Some(175)),
+            (175, true, true, Some(375)),
+            (375, true, true, Some(575)),
+            (575, false, true, None),
+            (1000, true, true, Some(1200)),
+            (1100, true, false, None),
+            (2000, true, true, Some(2025)),
+            (2025, false, true, None),
+            (2100, true, true, Some(2150)),
+            (2150, false, true, None),
+            (3200, true, true, Some(3225)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            rest.after(any, may_rest, start + ms(at));
+            assert_eq!(rest.until, until.map(|until| start + ms(until)), "line {line}");
+        }
+    }
+}
