@@ -247,6 +247,7 @@ fn process_reports(profile: &Profile, processes: &BTreeMap<Key, u32>, counts: &[
             samples: on_cpu + waiting,
             container: process.container.clone(),
             pod: process.pod.clone(),
+            service: process.service.clone(),
             script: labels.script.clone().unwrap_or_default(),
             labels: labels.by_name(host, service),
             ..ProcessReport::default()

@@ -284,6 +284,9 @@ pub struct ProcessReport {
     /// Uid of its Kubernetes pod; empty if none is visible.
     #[serde(default)]
     pub pod: String,
+    /// The service that it says it is of, in OpenTelemetry's process context; empty if it does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub service: String,
     /// Labels, by name; the agent's segments have them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

@@ -129,8 +129,12 @@ pub fn running_span<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, pointe
     let mut base = pointer.address;
     if at.module != 0 {
         let vector = read_u64(memory, base.wrapping_add(at.vector_at.cast_unsigned()), 0).unwrap_or(0);
-        let entry = at.module.wrapping_mul(at.entry_size);
-        base = read_u64(memory, vector, entry).unwrap_or(0);
+        // How many it has: before the vector (glibc), or in its first entry (musl).
+        let count = if at.entry_size == 16 { vector.wrapping_sub(16) } else { vector };
+        if read_u64(memory, count, 0).unwrap_or(0) < u64::from(at.module) {
+            return;
+        }
+        base = read_u64(memory, vector, at.module.wrapping_mul(at.entry_size)).unwrap_or(0);
         // What the thread has not touched yet is not there: all bits set (glibc), or nothing (musl).
         if base == 0 || base == u64::MAX {
             return;
@@ -147,7 +151,7 @@ pub fn running_span<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, pointe
     let ids = memory
         .read(record, &mut whose.trace_id)
         .and_then(|()| memory.read(record.wrapping_add(16), &mut whose.span_id));
-    if ids.is_ok() && (whose.trace_id != [0; 16] || whose.span_id != [0; 8]) {
+    if ids.is_ok() && whose.trace_id != [0; 16] {
         whose.flags |= flags::SPAN;
     }
 }

@@ -74,6 +74,7 @@ fn complete(known: &mut Process, later: Process) {
         (&mut known.python_version, later.python_version),
         (&mut known.container, later.container),
         (&mut known.pod, later.pod),
+        (&mut known.service, later.service),
     ];
     for (known, later) in texts {
         if known.is_empty() {

@@ -4,7 +4,7 @@
 //! extension module `_asyncio` (3.14), or where that is built in, in the executable or libpython (3.15): no name is relied on.
 //! It has no version and no cookie, so its numbers are compared with each other and with what the interpreter says of itself.
 
-use super::awaits::{AwaitLayout, FrameStates};
+use super::awaits::{AwaitLayout, CoroutineLayout, StackTop};
 use super::budget::{Metered, ReadBudget};
 use super::locate::{ElfCache, MACHINE, MAX_FILES};
 use super::validate::{Field, MAX_TSTATE, group};
@@ -98,7 +98,11 @@ impl AsyncioOffsets {
     #[must_use]
     pub fn for_kernel(&self, awaits: &AwaitLayout) -> Option<Asyncio> {
         let word = |offset: u64| u32::try_from(offset).ok();
-        let FrameStates { awaits: state, awaits_locked, .. } = awaits.states;
+        // What has `.AsyncioDebug` has these, too.
+        let CoroutineLayout::Embedded { frame, state, states, top: StackTop::Pointer { at, below } } = awaits.coroutine
+        else {
+            return None;
+        };
         Some(Asyncio {
             thread_running_task: word(self.thread_running_task)?,
             // All that is read lies before the end of the last of these.
@@ -108,11 +112,11 @@ impl AsyncioOffsets {
             task_is_task: word(self.task_is_task)?,
             task_awaited_by: word(self.task_awaited_by)?,
             task_awaited_by_is_set: word(self.task_awaited_by_is_set)?,
-            coro_frame: word(awaits.gen_iframe)?,
-            coro_state: word(awaits.gen_frame_state)?,
-            coro_awaits: [state, awaits_locked.unwrap_or(state)].map(i8::cast_unsigned),
-            awaited_below: u16::try_from(awaits.awaited_below * 8).ok()?,
-            frame_stackpointer: word(awaits.frame_stackpointer)?,
+            coro_frame: word(frame)?,
+            coro_state: word(state)?,
+            coro_awaits: [states.awaits, states.awaits_locked.unwrap_or(states.awaits)].map(i8::cast_unsigned),
+            awaited_below: u16::try_from(below * 8).ok()?,
+            frame_stackpointer: word(at)?,
             set_table: word(awaits.set_table)?,
             set_mask: word(awaits.set_mask)?,
             type_flags: word(awaits.type_flags)?,

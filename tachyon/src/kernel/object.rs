@@ -29,7 +29,7 @@ use tachyon_common::limits::{
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
-use tachyon_common::whose::Asyncio;
+use tachyon_common::whose::{Asyncio, ThreadLocal};
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
@@ -415,6 +415,14 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn asyncio_number(&mut self, asyncio: &Asyncio) -> Result<Option<u16>, KernelError> {
         self.work.asyncio(asyncio)
+    }
+
+    /// The number of where a thread keeps its span, likewise.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn spans_number(&mut self, place: &ThreadLocal) -> Result<Option<u16>, KernelError> {
+        self.work.spans(place)
     }
 
     /// Takes the maps of native stacks; once.

@@ -56,6 +56,8 @@ pub struct Process {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
+    /// The service that it says it is of (OpenTelemetry's process context); empty when it does not say.
+    pub service: String,
     /// What tells it from every other process of this boot of its host, one with the same pid included: hexadecimal
     /// digits. Empty when not known.
     pub instance: String,
@@ -66,8 +68,12 @@ pub struct Process {
 impl Process {
     /// Labels that say what it is and where it runs, by name; those that are empty are not listed.
     pub fn labels(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let labels =
-            [("script", script(&self.cmdline)), ("container", self.container.clone()), ("pod", self.pod.clone())];
+        let labels = [
+            ("script", script(&self.cmdline)),
+            ("container", self.container.clone()),
+            ("pod", self.pod.clone()),
+            ("service", self.service.clone()),
+        ];
         labels.into_iter().filter(|(_, text)| !text.is_empty())
     }
 

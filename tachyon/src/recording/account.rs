@@ -320,6 +320,7 @@ fn processes(
                 script: script(&process.cmdline),
                 container: process.container.clone(),
                 pod: process.pod.clone(),
+                service: process.service.clone(),
                 labels: BTreeMap::new(),
             }
         })
@@ -345,6 +346,7 @@ fn processes(
                 script: script(&known.cmdline),
                 container: known.container.clone(),
                 pod: known.pod.clone(),
+                service: known.service.clone(),
                 ..ProcessReport::default()
             };
             (report, known)

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::{ProcessRecord, kind};
 use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::walk::mix;
+use work::WorkLooks;
 
 /// A program that has mapped no CPython this long after its `exec` is taken for something else, until it does.
 const UNDECIDED: Duration = Duration::from_secs(2);
@@ -99,6 +100,8 @@ pub(super) struct Follower {
     mapper: Option<Sender<News>>,
     /// The processes that it has been told of: it is woken for no others.
     mapped: HashSet<u32>,
+    /// Where they keep whose work their threads do.
+    work: WorkLooks,
     /// Whether there was a process left that is recorded, or may be, when that was looked at last.
     any_alive: bool,
 }
@@ -125,6 +128,7 @@ impl Follower {
             fresh,
             mapper,
             mapped: HashSet::new(),
+            work: WorkLooks::default(),
             any_alive: true,
         }
     }
@@ -137,6 +141,7 @@ impl Follower {
     /// The program of a process is over.
     fn is_gone(&mut self, pid: u32) {
         if self.mapped.remove(&pid) {
+            self.work.forget(pid);
             self.news(|| News::Gone { pid });
         }
     }
@@ -150,6 +155,7 @@ impl Follower {
 
     fn is_python(&mut self, pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity>) {
         self.mapped.insert(pid);
+        self.work.begin(pid, true);
         self.news(|| News::Python { pid, image, instance, interpreter });
     }
 
@@ -226,6 +232,7 @@ impl Follower {
                 lock(&self.registry).fork(record, comm_text(&record.comm));
                 if record.flags & flags::PYTHON != 0 {
                     self.mapped.insert(pid);
+                    self.work.fork(record.parent, pid);
                     self.news(|| News::Forked { pid, image: record.image, instance: record.instance });
                 }
                 if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
@@ -290,10 +297,14 @@ impl Follower {
             WatchEvent::Lost { .. } => true,
         };
         match event {
-            WatchEvent::Mapped { pid, dev, inode, .. } if self.mapped.contains(&pid.0) => {
+            WatchEvent::Mapped { pid, dev, inode, path, .. } if self.mapped.contains(&pid.0) => {
+                self.work.mapped(pid.0, *dev, *inode, path);
                 self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });
             }
-            WatchEvent::Lost { .. } => self.news(|| News::Lost),
+            WatchEvent::Lost { .. } => {
+                self.work.lost();
+                self.news(|| News::Lost);
+            }
             _ => {}
         }
         match event {
@@ -338,7 +349,7 @@ impl Follower {
 
     /// How long until a look is due; `None` when none is asked for.
     fn until_next_look(&self) -> Option<Duration> {
-        self.queue.wait(Instant::now())
+        self.queue.wait(Instant::now()).into_iter().chain(self.work.wait()).min()
     }
 
     /// Looks at those whose turn it is, until then; true when there are more.

@@ -156,6 +156,7 @@ pub(super) fn known_of(info: &ProcessInfo, without_arguments: bool) -> Process {
         python_version: info.version().to_owned(),
         container: info.container.clone(),
         pod: info.pod.clone(),
+        service: info.service.clone(),
         details: info.details.clone(),
         instance: String::new(),
     }

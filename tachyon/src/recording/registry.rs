@@ -241,6 +241,13 @@ impl Registry {
         }
     }
 
+    /// A program says which service it is of.
+    pub fn is_of_service(&mut self, instance: u64, image: u64, service: &str) {
+        if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
+            service.clone_into(&mut info.service);
+        }
+    }
+
     /// Live CPythons of which not all could be read when they were met: a page that was not in memory was not waited for.
     pub fn lacking_details(&self, most: usize) -> Vec<(u64, u64, u32)> {
         let lacks = |info: &ProcessInfo| info.details.as_ref().is_some_and(|details| !details.is_whole);

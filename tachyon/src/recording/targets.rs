@@ -170,6 +170,9 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool
             process.container.clone_from(&info.container);
             process.pod.clone_from(&info.pod);
         }
+        if process.service.is_empty() {
+            process.service.clone_from(&info.service);
+        }
         if process.details.as_ref().is_none_or(|details| !details.is_whole) {
             process.details.clone_from(&info.details);
         }

@@ -87,6 +87,8 @@ pub struct ProcessMetadata {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
+    /// The service that it says it is of; empty when it does not say.
+    pub service: String,
     /// Script or module of its command line ([`crate::profile::script`]); empty when it has none.
     pub script: String,
     /// What tells it from every other process of this boot of its host, in hexadecimal digits; empty when not known.
@@ -120,6 +122,7 @@ impl From<&Process> for ProcessMetadata {
             python_version: process.python_version.clone(),
             container: process.container.clone(),
             pod: process.pod.clone(),
+            service: process.service.clone(),
             script: script(&process.cmdline),
             instance: process.instance.clone(),
         }
@@ -128,8 +131,9 @@ impl From<&Process> for ProcessMetadata {
 
 impl From<ProcessMetadata> for Process {
     fn from(process: ProcessMetadata) -> Self {
-        let ProcessMetadata { pid, comm, cmdline, python_version, container, pod, instance, script: _ } = process;
-        Self { pid, comm, cmdline, python_version, container, pod, instance, details: None }
+        let ProcessMetadata { pid, comm, cmdline, python_version, container, pod, service, instance, script: _ } =
+            process;
+        Self { pid, comm, cmdline, python_version, container, pod, service, instance, details: None }
     }
 }
 

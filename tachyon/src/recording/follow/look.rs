@@ -42,6 +42,7 @@ impl Follower {
             self.look_closer(pid, fresh, fresh);
             if let Found::Python(interpreter) = &found {
                 self.is_python(pid, fresh, fresh, Some(interpreter.file));
+                self.work.begin(pid, false);
             }
         }
         match found {
@@ -190,8 +191,6 @@ impl Follower {
         let hex = registry.layout(layout).map_or(0, |layout| layout.version_hex);
         registry.is_python(pid, life, Program::Python(hex, inspect::version_text(hex)));
         drop(registry);
-        // What it has loaded so far it has told nobody of.
-        self.look_for_tasks(pid);
         self.look_closer(pid, life.image, life.instance);
     }
 

@@ -75,6 +75,7 @@ impl Follow {
                         more |= watching.drain(&mut follower) == Drained::More;
                     }
                     more |= follower.look_at_due(Instant::now() + SLICE);
+                    more |= follower.look_for_work();
                     if !more {
                         break;
                     }

@@ -1,53 +1,182 @@
-//! Where a process keeps whose work its threads do: found when it is inspected, or once it has loaded what keeps it.
+//! Where a process keeps whose work its threads do: found when it is inspected, and again when it has loaded or published
+//! something new.
 
 use super::{Follower, lock};
+use crate::inspect::spans::{Published, Spans};
 use crate::inspect::{self, Interpreter, Verdict};
-use crate::remote::RemoteProcess;
+use crate::kernel::KernelError;
 use crate::remote::ledger::{self, Work};
+use crate::remote::{Mapping, RemoteProcess};
 use crate::types::Pid;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tachyon_common::process::{ProcessEntry, flags};
+use tachyon_common::whose::ThreadLocal;
 
 /// Beginning of the name of asyncio's extension module, `_asyncio.cpython-314-….so`.
 const ASYNCIO: &[u8] = b"_asyncio.";
 
-/// Whether a file that a process maps may tell where its tasks are.
-pub(super) fn may_tell_of_tasks(path: &OsStr) -> bool {
-    Path::new(path).file_name().is_some_and(|name| name.as_bytes().starts_with(ASYNCIO))
+/// A process is looked at this long after it mapped something: most libraries come with others.
+const BURST: Duration = Duration::from_millis(20);
+/// A program that has just begun, or a child that was forked, is looked at after this at the earliest: most end before.
+const YOUNG: Duration = Duration::from_millis(200);
+/// What may not be looked at now is asked again after this.
+const LATER: Duration = Duration::from_secs(1);
+/// How long looks go on before other things have their turn.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What is known of one process.
+#[derive(Clone)]
+struct OfProcess {
+    /// What it published when it was looked at last.
+    published: Option<Published>,
+    /// Before this it is not looked at.
+    not_before: Instant,
+    /// When it mapped something new last.
+    mapped: Instant,
+    /// When it is looked at next.
+    due: Instant,
+    /// Something was mapped since it was looked at.
+    is_new: bool,
+}
+
+/// What is known of all that are recorded.
+#[derive(Default)]
+pub(super) struct WorkLooks {
+    spans: Spans,
+    processes: HashMap<u32, OfProcess>,
+}
+
+impl WorkLooks {
+    /// A process runs CPython, and is looked at after so long.
+    pub fn begin(&mut self, pid: u32, young: bool) {
+        let now = Instant::now();
+        let due = if young { now + YOUNG } else { now };
+        let process = OfProcess { published: None, not_before: due, mapped: now, due, is_new: true };
+        self.processes.insert(pid, process);
+    }
+
+    /// A child was forked, which has what its parent has.
+    pub fn fork(&mut self, parent: u32, child: u32) {
+        let due = Instant::now() + YOUNG;
+        if let Some(process) = self.processes.get(&parent).cloned() {
+            self.processes.insert(child, OfProcess { due, not_before: due, ..process });
+        }
+    }
+
+    /// A process has mapped a file so that it can be executed.
+    pub fn mapped(&mut self, pid: u32, dev: (u32, u32), inode: u64, path: &OsStr) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let now = Instant::now();
+        let tells_of_tasks = Path::new(path).file_name().is_some_and(|name| name.as_bytes().starts_with(ASYNCIO));
+        if tells_of_tasks || !self.spans.is_known(dev, inode, path, now) {
+            (process.mapped, process.is_new) = (now, true);
+            process.due = process.due.min(now + BURST).max(process.not_before);
+        }
+    }
+
+    /// Mapping events were lost.
+    pub fn lost(&mut self) {
+        let now = Instant::now();
+        for process in self.processes.values_mut() {
+            process.is_new = true;
+            process.due = process.due.min(now + BURST).max(process.not_before);
+        }
+    }
+
+    pub fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+
+    /// How long until the next look.
+    pub fn wait(&self) -> Option<Duration> {
+        let due = self.processes.values().map(|process| process.due).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    fn due(&self, now: Instant) -> Vec<u32> {
+        self.processes.iter().filter(|(_, process)| process.due <= now).map(|(&pid, _)| pid).collect()
+    }
 }
 
 impl Follower {
-    /// Looks at a process that has mapped such a file.
-    pub(super) fn look_for_tasks(&mut self, pid: u32) {
-        let known = {
+    /// Looks at those whose turn it is. True: there are more.
+    pub(super) fn look_for_work(&mut self) -> bool {
+        let begun = Instant::now();
+        for pid in self.work.due(begun) {
+            if begun.elapsed() > SLICE {
+                return true;
+            }
+            let (user, now) = (super::user_of(pid), Instant::now());
+            if !self.queue.may(pid, user, now) {
+                ledger::put_off(Work::Look, pid, user);
+                if let Some(process) = self.work.processes.get_mut(&pid) {
+                    process.due = now + LATER;
+                }
+                continue;
+            }
+            let worked = ledger::thread_time();
+            let published = self.look_at_work_of(pid);
+            self.queue.spent(pid, user, 2 * ledger::thread_time().saturating_sub(worked), Instant::now());
+            let Some(process) = self.work.processes.get_mut(&pid) else { continue };
+            match published {
+                Some(published) => {
+                    process.due = now + published.again_after(now.saturating_duration_since(process.mapped));
+                    (process.published, process.is_new) = (Some(published), false);
+                }
+                // Its end is told of soon.
+                None => process.due = now + LATER,
+            }
+        }
+        false
+    }
+
+    /// What a process publishes; `None`: it is gone, or not one of ours any more.
+    fn look_at_work_of(&mut self, pid: u32) -> Option<Published> {
+        let (life, entry) = {
             let kernel = lock(&self.kernel);
-            kernel.process(pid).and_then(|life| Some((life, kernel.entry(&life)?)))
+            let life = kernel.process(pid)?;
+            (life, kernel.entry(&life)?)
         };
-        let Some((life, entry)) = known else { return };
         const WANTED: u32 = flags::PYTHON | flags::SELECTED;
-        if entry.flags & WANTED != WANTED || entry.asyncio != 0 {
-            return;
+        if entry.flags & WANTED != WANTED {
+            return None;
         }
-        let user = super::user_of(pid);
-        if !self.queue.may(pid, user, Instant::now()) {
-            ledger::put_off(Work::Look, pid, user);
-            return;
+        let process = RemoteProcess::open(Pid(pid)).ok()?;
+        let known = self.work.processes.get(&pid)?;
+        let current = known.published.as_ref().filter(|known| known.is_current(&process));
+        if let Some(published) = current.filter(|_| !known.is_new) {
+            return Some(published.clone());
         }
-        let begun = ledger::thread_time();
-        let found = RemoteProcess::open(Pid(pid)).ok().and_then(|process| {
-            let Ok(Verdict::Python(interpreter)) = inspect::inspect(&process, &mut self.cache) else { return None };
-            Some(self.tasks_of(&process, &interpreter)).filter(|&number| number != 0)
-        });
-        self.queue.spent(pid, user, 2 * ledger::thread_time().saturating_sub(begun), Instant::now());
-        if let Some(asyncio) = found {
-            let written = lock(&self.kernel).decide(pid, &life, &ProcessEntry { asyncio, ..entry });
+        let maps = process.maps().ok()?;
+        let published = self.work.spans.look(&process, &maps, Instant::now());
+        let spans = published.thread.as_ref().map_or(0, |place| self.spans_number(place));
+        let asyncio = if entry.asyncio == 0 { self.tasks_of_mapped(&process, &maps) } else { entry.asyncio };
+        if (spans, asyncio) != (entry.spans, entry.asyncio) {
+            let written = lock(&self.kernel).decide(pid, &life, &ProcessEntry { spans, asyncio, ..entry });
             if let Err(error) = written {
                 self.refuse(pid, &error.to_string());
             }
         }
+        if let Some(service) = published.process.as_ref().ok().and_then(|context| context.service.as_ref()) {
+            lock(&self.registry).is_of_service(life.instance, life.image, service);
+        }
+        Some(published)
+    }
+
+    /// The number of where a process that may have loaded asyncio by now keeps its running tasks; 0: it does not say.
+    fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping]) -> u16 {
+        let tells = |mapping: &Mapping| {
+            mapping.file_path().and_then(Path::file_name).is_some_and(|name| name.as_bytes().starts_with(ASYNCIO))
+        };
+        if !maps.iter().any(tells) {
+            return 0;
+        }
+        let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else { return 0 };
+        self.tasks_of(process, &interpreter)
     }
 
     /// The number of where a process keeps its running tasks; 0: it does not say.
@@ -56,16 +185,21 @@ impl Follower {
         let asyncio = offsets.zip(interpreter.awaits.as_ref()).and_then(|(offsets, awaits)| offsets.for_kernel(awaits));
         let Some(asyncio) = asyncio else { return 0 };
         let number = lock(&self.kernel).asyncio_number(&asyncio);
+        self.number(number, "more builds of asyncio than there is room for: tasks of some are not told")
+    }
+
+    fn spans_number(&self, place: &ThreadLocal) -> u16 {
+        let number = lock(&self.kernel).spans_number(place);
+        self.number(number, "more libraries that publish spans than there is room for: spans of some are not told")
+    }
+
+    /// A number in the kernel side's table, or 0 and a note.
+    fn number(&self, number: Result<Option<u16>, KernelError>, full: &str) -> u16 {
         match number {
-            Ok(Some(number)) => number,
-            Ok(None) => {
-                self.note("more builds of asyncio than there is room for: tasks of some have no names".to_owned());
-                0
-            }
-            Err(error) => {
-                self.note(format!("tasks have no names: {error}"));
-                0
-            }
+            Ok(Some(number)) => return number,
+            Ok(None) => self.note(full.to_owned()),
+            Err(error) => self.note(format!("whose work it is cannot be told of some processes: {error}")),
         }
+        0
     }
 }

@@ -40,6 +40,8 @@ pub(in crate::recording) struct ProcessInfo {
     /// Container and pod, empty when there are none.
     pub container: String,
     pub pod: String,
+    /// The service that it says it is of; empty when it does not say, or has not yet.
+    pub service: String,
     /// Where the recording was asked to look.
     pub details: Option<Box<Details>>,
     /// CPU time it had when it was selected, or when its present program began, nanoseconds.
@@ -92,6 +94,7 @@ impl ProcessInfo {
             cmdline: Vec::new(),
             container: String::new(),
             pod: String::new(),
+            service: String::new(),
             details: None,
             last_python: None,
             program: Program::Unknown,
