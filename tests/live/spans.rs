@@ -9,11 +9,13 @@ use tachyon::inspect::spans::{NoProcessContext, NoThreadLocal, Published, Spans,
 use tachyon::remote::RemoteProcess;
 use tachyon::types::Pid;
 use tachyon_common::whose::ThreadLocal;
-use tachyon_tests::{Interpreter, Target, ddtrace, live, on_each_interpreter, program};
+use tachyon_tests::{Interpreter, Profiler, Target, ddtrace, let_run, live, on_each_interpreter, program};
 
 // On x86-64 a thread's identity is its thread pointer.
 #[cfg(target_arch = "x86_64")]
 on_each_interpreter!(on [pyenv_3_13 sid_3_14]: spans_of_ddtrace);
+on_each_interpreter!(on [pyenv_3_13 sid_3_14]: each_sample_is_of_its_span);
+on_each_interpreter!(on [sid_3_14]: each_sample_is_of_its_tasks_span);
 
 /// Both ways in which compilers have libraries find their variables.
 const DESCRIPTORS: &str = if cfg!(target_arch = "x86_64") { "-mtls-dialect=gnu2" } else { "-mtls-dialect=desc" };
@@ -269,4 +271,84 @@ fn spans_of_ddtrace(python: &Interpreter) {
         assert!(seen.iter().all(|span| own.contains(span.as_str())), "{seen:?}");
     }
     assert!(seen.last().expect("the thread without").is_empty());
+}
+
+/// Samples of `spans.py`, what it told first and what it logged.
+fn recorded(python: &Interpreter, mode: &str) -> (Vec<Value>, Value, Value) {
+    let mut target = Target::start_in(python, "spans.py", &[mode], &[("PYTHONPATH", &ddtrace(python))]);
+    let profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl");
+    let running = profiler.start();
+    let_run(target.pid(), Duration::from_secs(4));
+    running.signal(libc::SIGINT);
+    let text = std::fs::read_to_string(running.ended().output()).expect("a recording");
+    target.go();
+    let logs = serde_json::from_str(&target.line()).expect("the log of spans");
+    (text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect(), target.facts.clone(), logs)
+}
+
+/// Where samples of work in a span must have these ids: by thread (or task), from and to, and the span.
+struct Span<'a> {
+    from_us: u64,
+    to_us: u64,
+    trace: &'a str,
+    span: &'a str,
+}
+
+fn spans_of<'a>(facts: &'a Value, logs: &'a Value, number: usize) -> Vec<Span<'a>> {
+    let trace = text(&facts["threads"][number]["trace_id"]);
+    let word = |value: &Value| value.as_u64().expect("a number") / 1000;
+    let span = |log: &'a Value| Span { from_us: word(&log[0]), to_us: word(&log[1]), trace, span: text(&log[2]) };
+    logs[number].as_array().expect("a log").iter().map(span).collect()
+}
+
+fn functions(sample: &Value) -> impl Iterator<Item = &str> {
+    sample["frames"].as_array().expect("frames").iter().map(|frame| text(&frame["function"]))
+}
+
+/// Compares samples within a span with it: none has other ids, and hardly one has none.
+fn judge<'a>(samples: impl Iterator<Item = &'a Value>, spans: &[Span<'_>]) -> (usize, usize) {
+    let (mut right, mut without) = (0, 0);
+    for sample in samples {
+        let at = sample["time_us"].as_u64().expect("a time");
+        // The edges of a span are those of its work, which is logged to the nanosecond.
+        let Some(span) = spans.iter().find(|span| (span.from_us + 1..span.to_us).contains(&at)) else { continue };
+        if sample["trace_id"].is_null() {
+            without += 1;
+            continue;
+        }
+        assert_eq!((text(&sample["trace_id"]), text(&sample["span_id"])), (span.trace, span.span), "{sample:#}");
+        assert_eq!(text(&sample["service"]), "shop", "{sample:#}");
+        right += 1;
+    }
+    (right, without)
+}
+
+fn each_sample_is_of_its_span(python: &Interpreter) {
+    let (samples, facts, logs) = recorded(python, "threads");
+    let threads = facts["threads"].as_array().expect("told");
+    let (mut right, mut without) = (0, 0);
+    for number in 0..threads.len() - 1 {
+        let function = text(&threads[number]["function"]);
+        let own = samples.iter().filter(|sample| functions(sample).any(|name| name == function));
+        let judged = judge(own, &spans_of(&facts, &logs, number));
+        (right, without) = (right + judged.0, without + judged.1);
+    }
+    println!("{right} samples have the ids of their spans, {without} none");
+    assert!(right > 500 && without * 100 <= right, "{right} right, {without} without");
+    let outside = text(&threads[threads.len() - 1]["function"]);
+    let outside = samples.iter().filter(|sample| functions(sample).any(|name| name == outside));
+    assert!(outside.inspect(|sample| assert!(sample["trace_id"].is_null(), "{sample:#}")).count() > 50);
+}
+
+/// From 3.14 on ddtrace changes the span with the task.
+fn each_sample_is_of_its_tasks_span(python: &Interpreter) {
+    let (samples, facts, logs) = recorded(python, "tasks");
+    let tasks = facts["threads"].as_array().expect("told").len() - 1;
+    let mut spans: Vec<_> = (0..tasks).flat_map(|number| spans_of(&facts, &logs, number)).collect();
+    spans.sort_by_key(|span| span.from_us);
+    let in_task =
+        samples.iter().filter(|sample| functions(sample).any(|name| name == "in_outer" || name == "in_inner"));
+    let (right, without) = judge(in_task.filter(|sample| functions(sample).any(|name| name == "thread_0")), &spans);
+    println!("{right} samples have the ids of their spans, {without} none");
+    assert!(right > 500 && without * 100 <= right, "{right} right, {without} without");
 }
