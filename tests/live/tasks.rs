@@ -1,6 +1,8 @@
 //! `tachyon-bpf dump --async`: names, coroutines and awaiters of tasks are what the blocked program says of itself, and the tree is
 //! the one that CPython's own `python -m asyncio pstree` prints.
 
+mod lies;
+
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};

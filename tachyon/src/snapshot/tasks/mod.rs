@@ -295,11 +295,8 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if !reading.known.insert(address) {
             return true;
         }
-        let Some(task) = get(reading.frames_left) else {
-            // It has ended while the list was read.
-            reading.problems.insert(TaskProblem::Torn);
-            return true;
-        };
+        // One that has ended since the list was read is none any more.
+        let Some(task) = get(reading.frames_left) else { return true };
         reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
         if reading.frames_left == 0 {
             reading.problems.insert(TaskProblem::TooManyFrames);
