@@ -184,6 +184,8 @@ impl Reading {
 /// Reads from one process.
 struct Reader<'a, M: ?Sized> {
     memory: &'a M,
+    /// The same as it is at each moment, where `memory` remembers.
+    now: &'a dyn UserMemory,
     target: &'a Target<'a>,
     layout: &'a TaskLayout,
     states: &'a [ThreadState],
@@ -204,7 +206,7 @@ pub(super) fn read<M: UserMemory>(
 ) -> (Tasks, Vec<TaskProblem>) {
     let once = || {
         let pages = Pages::new(memory);
-        Reader { memory: &pages, target, layout, states, deadline, stacks: RefCell::default() }.read()
+        Reader { memory: &pages, now: memory, target, layout, states, deadline, stacks: RefCell::default() }.read()
     };
     let mut before = once();
     let mut last = once();

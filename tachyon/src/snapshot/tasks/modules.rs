@@ -58,7 +58,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             let mut loops = HashSet::new();
             let waiting = self.waiting(rows, &module.tasks);
             for &address in &module.tasks {
-                let Some(event_loop) = self.word(address, self.header()) else { continue };
+                let Some(event_loop) = self.pointer(address, self.header()) else { continue };
                 let thread = threads.entry(event_loop).or_insert_with(|| self.thread_of(rows, interp, event_loop));
                 let place = Place { interp, tstate: thread.unwrap_or(0) };
                 if thread.is_some() && loops.insert(event_loop) {
