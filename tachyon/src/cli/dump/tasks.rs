@@ -32,7 +32,7 @@ struct EventLoop {
     #[serde(rename = "type")]
     kind: Option<String>,
     tid: Option<u32>,
-    running: bool,
+    running: Option<bool>,
 }
 
 #[derive(Debug, Serialize)]
@@ -127,7 +127,7 @@ impl EventLoop {
             None => write!(out, "No thread that is known")?,
         }
         let kind = self.kind.as_deref().unwrap_or("event loop");
-        let runs = if self.running { "" } else { " (not running)" };
+        let runs = if self.running == Some(false) { " (not running)" } else { "" };
         write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
         let tasks: Vec<&Task> = tasks.collect();
         match tasks.len() {
@@ -137,7 +137,7 @@ impl EventLoop {
         }
         match tasks.iter().find(|task| task.running) {
             Some(task) => writeln!(out, ", runs {}", task.shown()),
-            None if self.running && !tasks.is_empty() => writeln!(out, ", runs none of them"),
+            None if self.running == Some(true) && !tasks.is_empty() => writeln!(out, ", runs none of them"),
             None => writeln!(out),
         }
     }
@@ -348,7 +348,7 @@ mod tests {
             frames: (0..frames).map(frame).collect(),
             loop_at: 0,
         };
-        let event_loop = EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: true };
+        let event_loop = EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true) };
         Asyncio {
             loops: vec![event_loop],
             tasks: awaited_by.iter().enumerate().map(task).collect(),

@@ -70,8 +70,8 @@ pub struct EventLoop {
     pub kind: Option<String>,
     /// The thread that its tasks were made in, by its tid in the profiler's own pid namespace; `None` when it has ended.
     pub tid: Option<u32>,
-    /// It is the loop that its thread runs.
-    pub runs: bool,
+    /// It is the loop that its thread runs; `None` when nothing tells.
+    pub runs: Option<bool>,
 }
 
 /// A task.
@@ -164,6 +164,8 @@ struct Reading {
     /// In the order of the lists.
     order: Vec<u64>,
     tasks: HashMap<u64, RawTask>,
+    /// Loops of which nothing tells whether they run.
+    untold: HashSet<u64>,
     /// Loops that run: by thread.
     running: Vec<(Place, u64, Option<String>)>,
     problems: HashSet<TaskProblem>,
@@ -234,18 +236,19 @@ fn named<M: UserMemory>(
 ) -> Tasks {
     let mut found = Tasks::default();
     let mut loops: HashMap<(Place, u64), usize> = HashMap::new();
-    let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: bool| {
+    let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: Option<bool>| {
         *loops.entry((place, address)).or_insert_with(|| {
             found.loops.push(EventLoop { address, kind: kind.clone(), tid: tid(place), runs });
             found.loops.len() - 1
         })
     };
     for (place, address, kind) in &last.running {
-        number(&mut found, *place, *address, kind, true);
+        number(&mut found, *place, *address, kind, Some(true));
     }
     for address in &last.order {
         let Some(raw) = last.tasks.get(address) else { continue };
-        let event_loop = number(&mut found, raw.place, raw.event_loop, &raw.loop_kind, false);
+        let runs = if last.untold.contains(&raw.event_loop) { None } else { Some(false) };
+        let event_loop = number(&mut found, raw.place, raw.event_loop, &raw.loop_kind, runs);
         let mut steady = before.tasks.get(address).is_some_and(|before| before.agrees(raw));
         let mut name = |frame: &RawFrame| {
             let (frame, named) = namer.frame(frame);
