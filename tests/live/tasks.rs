@@ -1,6 +1,8 @@
 //! `tachyon-bpf dump --async`: names, coroutines and awaiters of tasks are what the blocked program says of itself, and the tree is
 //! the one that CPython's own `python -m asyncio pstree` prints.
 
+mod lies;
+
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
@@ -10,6 +12,7 @@ on_each_interpreter!(every_task_is_what_the_program_says);
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: the_tree_is_the_one_of_pstree);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: tasks_that_await_each_other_are_told);
 on_each_interpreter!(a_thousand_tasks);
+on_each_interpreter!(a_loop_that_never_rests);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 sid_3_14 sid_3_15]: without_tasks_there_is_no_tree);
 
 fn dump(pid: u32, json: bool) -> Output {
@@ -173,6 +176,32 @@ fn a_thousand_tasks(python: &Interpreter) {
     }
     let text = tree(target.pid());
     assert!(text.contains(": 1001 tasks, runs Task-1\n"), "{text}");
+}
+
+/// Nothing of such a loop agrees with itself but what sleeps.
+fn a_loop_that_never_rests(python: &Interpreter) {
+    let target = Target::start(python, "busy_tasks.py");
+    let mut whole = 0;
+    for _ in 0..10 {
+        let output = dump(target.pid(), true);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let dump: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let asyncio = &dump["asyncio"];
+        assert_eq!(list(&asyncio["cycles"]).len(), 0, "{asyncio:#}");
+        let name = |task: &Value| task["name"].as_str().unwrap_or_default().to_owned();
+        let sleepers: Vec<_> =
+            list(&asyncio["tasks"]).iter().filter(|task| name(task).starts_with("sleeper ")).collect();
+        for sleeper in &sleepers {
+            let functions: Vec<String> = stack(sleeper).into_iter().map(|(function, ..)| function).collect();
+            assert_eq!(functions, ["sleep", "sleeps"], "{sleeper:#}");
+            assert_eq!((&sleeper["steady"], &sleeper["running"]), (&true.into(), &false.into()), "{sleeper:#}");
+        }
+        let problems = list(&dump["problems"]);
+        assert!(sleepers.len() == 10 || !problems.is_empty(), "{dump:#}");
+        whole += usize::from(problems.is_empty());
+        assert!(tree(target.pid()).contains("CPython "));
+    }
+    println!("{whole} of 10 dumps were told to be whole");
 }
 
 fn without_tasks_there_is_no_tree(python: &Interpreter) {

@@ -32,7 +32,7 @@ struct EventLoop {
     #[serde(rename = "type")]
     kind: Option<String>,
     tid: Option<u32>,
-    running: bool,
+    running: Option<bool>,
 }
 
 #[derive(Debug, Serialize)]
@@ -76,10 +76,12 @@ impl Asyncio {
             }
         };
         let tasks_told: Vec<Task> = tasks.tasks.iter().map(task).collect();
-        let cycles = Graph::new(&tasks_told).cycles();
+        // What changed while it was read may look like a circle.
+        let steady = |cycle: &Vec<usize>| cycle.iter().all(|&at| tasks_told.get(at).is_some_and(|task| task.steady));
+        let cycles = Graph::new(&tasks_told).cycles().into_iter().filter(steady);
         let ids =
             |cycle: Vec<usize>| cycle.into_iter().filter_map(|at| tasks_told.get(at)).map(|task| task.id).collect();
-        let cycles = cycles.into_iter().map(ids).collect();
+        let cycles = cycles.map(ids).collect();
         Self { loops: tasks.loops.iter().map(event_loop).collect(), tasks: tasks_told, cycles }
     }
 
@@ -125,7 +127,7 @@ impl EventLoop {
             None => write!(out, "No thread that is known")?,
         }
         let kind = self.kind.as_deref().unwrap_or("event loop");
-        let runs = if self.running { "" } else { " (not running)" };
+        let runs = if self.running == Some(false) { " (not running)" } else { "" };
         write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
         let tasks: Vec<&Task> = tasks.collect();
         match tasks.len() {
@@ -135,7 +137,7 @@ impl EventLoop {
         }
         match tasks.iter().find(|task| task.running) {
             Some(task) => writeln!(out, ", runs {}", task.shown()),
-            None if self.running && !tasks.is_empty() => writeln!(out, ", runs none of them"),
+            None if self.running == Some(true) && !tasks.is_empty() => writeln!(out, ", runs none of them"),
             None => writeln!(out),
         }
     }
@@ -317,5 +319,95 @@ impl<'a> Printer<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tasks 0, 1, … in one loop, each with those that await it and so many frames.
+    fn asyncio(awaited_by: &[&[u64]], frames: usize) -> Asyncio {
+        let frame = |number: usize| Frame {
+            function: format!("f{number}"),
+            filename: "a.py".to_owned(),
+            lineno: Some(1),
+            end_lineno: None,
+            column: None,
+            end_column: None,
+        };
+        let task = |(id, awaited_by): (usize, &&[u64])| Task {
+            id: id as u64,
+            name: Some(id.to_string()),
+            event_loop: 7,
+            tid: Some(1),
+            running: false,
+            steady: true,
+            whole: true,
+            awaited_by: awaited_by.to_vec(),
+            frames: (0..frames).map(frame).collect(),
+            loop_at: 0,
+        };
+        let event_loop = EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true) };
+        Asyncio {
+            loops: vec![event_loop],
+            tasks: awaited_by.iter().enumerate().map(task).collect(),
+            cycles: Vec::new(),
+        }
+    }
+
+    fn printed(asyncio: &Asyncio) -> String {
+        let mut out = Vec::new();
+        asyncio.print(|_| None, &mut out).expect("memory takes it");
+        String::from_utf8(out).expect("text")
+    }
+
+    fn cycles(awaited_by: &[&[u64]]) -> Vec<Vec<usize>> {
+        Graph::new(&asyncio(awaited_by, 0).tasks).cycles()
+    }
+
+    #[test]
+    fn trees_look_like_pstrees() {
+        let text = printed(&asyncio(&[&[], &[0], &[0], &[]], 2));
+        let wanted = "\nThread 1, Loop at 0x7: 4 tasks, runs none of them\n\
+            └── (T) 0\n    └──  f1 a.py:1\n        └──  f0 a.py:1\n            \
+            ├── (T) 1\n            │   └──  f1 a.py:1\n            │       └──  f0 a.py:1\n            \
+            └── (T) 2\n                └──  f1 a.py:1\n                    └──  f0 a.py:1\n\
+            └── (T) 3\n    └──  f1 a.py:1\n        └──  f0 a.py:1\n";
+        assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn circles_end() {
+        assert_eq!(cycles(&[&[1], &[0], &[]]), [[0, 1]]);
+        assert_eq!(cycles(&[&[0]]), [[0]]);
+        assert_eq!(cycles(&[&[], &[0], &[0, 1]]), Vec::<Vec<usize>>::new());
+        // 3 is awaited by the circle of 0, 1, 2.
+        assert_eq!(cycles(&[&[2], &[0], &[1], &[0]]), [[0, 1, 2]]);
+        let text = printed(&asyncio(&[&[1], &[0], &[0]], 0));
+        assert_eq!(text.matches("(T)").count(), 4, "{text}");
+        assert_eq!(text.matches(" (awaits a task above that awaits it)").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn what_doubles_with_each_level_stays_bounded() {
+        // Two tasks a level, each awaited by both above it: 2^30 paths.
+        let above: Vec<Vec<u64>> =
+            (0..60_u64).map(|at| if at < 2 { vec![] } else { vec![at / 2 * 2 - 2, at / 2 * 2 - 1] }).collect();
+        let above: Vec<&[u64]> = above.iter().map(Vec::as_slice).collect();
+        let text = printed(&asyncio(&above, 1));
+        assert!(text.lines().count() < 3 * MAX_REPEATED_LINES, "{}", text.lines().count());
+        assert!((0..60).all(|task| text.contains(&format!("(T) {task}\n"))), "each is shown");
+        assert!(text.contains(" (shown before)\n"));
+    }
+
+    #[test]
+    fn what_is_deep_is_shown_in_pieces() {
+        let above: Vec<Vec<u64>> = (0..5_000_u64).map(|at| if at == 0 { vec![] } else { vec![at - 1] }).collect();
+        let above: Vec<&[u64]> = above.iter().map(Vec::as_slice).collect();
+        let text = printed(&asyncio(&above, 1));
+        assert!(text.lines().all(|line| line.len() < MAX_INDENT + 200));
+        assert_eq!(text.matches("(T)").count(), 5_000);
+        assert!(text.contains("… (too deep: what it awaits is shown further below)\n"));
     }
 }

@@ -173,7 +173,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         let last = |count: u64| {
             let count = read_u32(self.memory, frame.checked_add(count)?, 0).ok()?;
             let within = (1..=MAX_FRAME_BYTES / 8).contains(&u64::from(count));
-            within.then_some(8 * (u64::from(count) - 1))
+            within.then(|| 8 * (u64::from(count) - 1))
         };
         let at = match *top {
             StackTop::Pointer { at, below } => self.word(frame, at)?.checked_sub(8 * below)?,

@@ -70,8 +70,8 @@ pub struct EventLoop {
     pub kind: Option<String>,
     /// The thread that its tasks were made in, by its tid in the profiler's own pid namespace; `None` when it has ended.
     pub tid: Option<u32>,
-    /// It is the loop that its thread runs.
-    pub runs: bool,
+    /// It is the loop that its thread runs; `None` when nothing tells.
+    pub runs: Option<bool>,
 }
 
 /// A task.
@@ -164,6 +164,8 @@ struct Reading {
     /// In the order of the lists.
     order: Vec<u64>,
     tasks: HashMap<u64, RawTask>,
+    /// Loops of which nothing tells whether they run.
+    untold: HashSet<u64>,
     /// Loops that run: by thread.
     running: Vec<(Place, u64, Option<String>)>,
     problems: HashSet<TaskProblem>,
@@ -184,6 +186,8 @@ impl Reading {
 /// Reads from one process.
 struct Reader<'a, M: ?Sized> {
     memory: &'a M,
+    /// The same as it is at each moment, where `memory` remembers.
+    now: &'a dyn UserMemory,
     target: &'a Target<'a>,
     layout: &'a TaskLayout,
     states: &'a [ThreadState],
@@ -204,7 +208,7 @@ pub(super) fn read<M: UserMemory>(
 ) -> (Tasks, Vec<TaskProblem>) {
     let once = || {
         let pages = Pages::new(memory);
-        Reader { memory: &pages, target, layout, states, deadline, stacks: RefCell::default() }.read()
+        Reader { memory: &pages, now: memory, target, layout, states, deadline, stacks: RefCell::default() }.read()
     };
     let mut before = once();
     let mut last = once();
@@ -232,18 +236,19 @@ fn named<M: UserMemory>(
 ) -> Tasks {
     let mut found = Tasks::default();
     let mut loops: HashMap<(Place, u64), usize> = HashMap::new();
-    let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: bool| {
+    let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: Option<bool>| {
         *loops.entry((place, address)).or_insert_with(|| {
             found.loops.push(EventLoop { address, kind: kind.clone(), tid: tid(place), runs });
             found.loops.len() - 1
         })
     };
     for (place, address, kind) in &last.running {
-        number(&mut found, *place, *address, kind, true);
+        number(&mut found, *place, *address, kind, Some(true));
     }
     for address in &last.order {
         let Some(raw) = last.tasks.get(address) else { continue };
-        let event_loop = number(&mut found, raw.place, raw.event_loop, &raw.loop_kind, false);
+        let runs = if last.untold.contains(&raw.event_loop) { None } else { Some(false) };
+        let event_loop = number(&mut found, raw.place, raw.event_loop, &raw.loop_kind, runs);
         let mut steady = before.tasks.get(address).is_some_and(|before| before.agrees(raw));
         let mut name = |frame: &RawFrame| {
             let (frame, named) = namer.frame(frame);
@@ -295,11 +300,8 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if !reading.known.insert(address) {
             return true;
         }
-        let Some(task) = get(reading.frames_left) else {
-            // It has ended while the list was read.
-            reading.problems.insert(TaskProblem::Torn);
-            return true;
-        };
+        // One that has ended since the list was read is none any more.
+        let Some(task) = get(reading.frames_left) else { return true };
         reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
         if reading.frames_left == 0 {
             reading.problems.insert(TaskProblem::TooManyFrames);

@@ -4,6 +4,7 @@
 //! task leads to it, which asyncio's own functions leave there: those of `gather`, `shield`, `wait`, `wait_for` and of task groups.
 
 use super::super::objects::Objects;
+use super::super::threads::ThreadState;
 use super::object::awaited_by;
 use super::{Place, RawTask, Reader, Reading, TaskProblem};
 use crate::inspect::ModuleTasks;
@@ -58,10 +59,12 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             let mut loops = HashSet::new();
             let waiting = self.waiting(rows, &module.tasks);
             for &address in &module.tasks {
-                let Some(event_loop) = self.word(address, self.header()) else { continue };
+                let Some(event_loop) = self.pointer(address, self.header()) else { continue };
                 let thread = threads.entry(event_loop).or_insert_with(|| self.thread_of(rows, interp, event_loop));
-                let place = Place { interp, tstate: thread.unwrap_or(0) };
-                if thread.is_some() && loops.insert(event_loop) {
+                let place = Place { interp, tstate: thread.flatten().unwrap_or(0) };
+                if thread.is_none() {
+                    reading.untold.insert(event_loop);
+                } else if place.tstate != 0 && loops.insert(event_loop) {
                     reading.running.push((place, event_loop, self.kind_of(event_loop)));
                 }
                 let running = module.running.get(&event_loop) == Some(&address);
@@ -115,7 +118,8 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
         let mut running = HashMap::new();
         if let Some(current) = objects.find(dict, "_current_tasks") {
-            let entries = objects.entries(current).ok_or(TaskProblem::Torn)?;
+            // A busy loop changes it with each step: then it is not known which task runs.
+            let entries = objects.entries(current).unwrap_or_default();
             running.extend(entries.into_iter().filter(|&(event_loop, task)| event_loop != 0 && task != 0));
         }
         let pending = |task: u64| read_u32(self.memory, task.wrapping_add(rows.state), 0) == Ok(0);
@@ -126,13 +130,13 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Ok(Some(Module { tasks, running, task_type, future_type }))
     }
 
-    /// The thread that runs a loop.
-    fn thread_of(&self, rows: &ModuleTasks, interp: u64, event_loop: u64) -> Option<u64> {
+    /// The thread that runs a loop, if one does; `None` when nothing tells, as of loops that are not asyncio's own.
+    fn thread_of(&self, rows: &ModuleTasks, interp: u64, event_loop: u64) -> Option<Option<u64>> {
         let objects = self.objects(rows);
         // `None` is no integer: the loop does not run.
-        let ident = objects.attribute(event_loop, "_thread_id").and_then(|ident| objects.integer(ident))?;
-        let runs = |state: &&crate::snapshot::threads::ThreadState| state.interp == interp && state.thread_id == ident;
-        self.states.iter().find(runs).map(|state| state.tstate)
+        let Some(ident) = objects.integer(objects.attribute(event_loop, "_thread_id")?) else { return Some(None) };
+        let runs = |state: &&ThreadState| state.interp == interp && state.thread_id == ident;
+        Some(self.states.iter().find(runs).map(|state| state.tstate))
     }
 
     /// Tasks by the future or task that each waits for.

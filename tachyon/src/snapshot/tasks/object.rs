@@ -5,11 +5,14 @@ use crate::symbolize::text;
 use std::collections::HashSet;
 use tachyon_common::walk::{UserMemory, read_u32};
 
-/// Most entries of a set's table; the same as of `_remote_debugging`'s.
-const MAX_SET: u64 = 1 << 16;
+/// Most entries of a set's table, of which up to four fifths may be empty: enough for all tasks that are looked at.
+const MAX_SET: u64 = 1 << 20;
 
 /// Most futures that are looked through from a task to those that await it.
 const MAX_FUTURES: usize = 4096;
+
+/// Longest name of a task, in characters.
+const MAX_NAME: u64 = 4096;
 
 /// Longest name of a type that is read.
 const MAX_TYPE_NAME: usize = 128;
@@ -28,7 +31,11 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         let flags = self.word(self.type_of(name)?, self.layout.awaits.type_flags)?;
         match flags & (LONG | UNICODE) {
             LONG => Some(format!("Task-{}", self.integer(name)?)),
-            UNICODE => text::read(self.memory, &self.target.layout, name).ok(),
+            // What says that it is longer than any name would show what lies behind it.
+            UNICODE => {
+                let length = self.word(name, u64::from(self.target.layout.unicode_length))?;
+                text::read(self.memory, &self.target.layout, name).ok().filter(|_| length <= MAX_NAME)
+            }
             _ => None,
         }
     }

@@ -2,11 +2,12 @@
 //!
 //! A list is a circle of `struct llist_node`s with a head that is no task's (`pycore_llist.h`).
 
+use super::super::memory::Pages;
 use super::object::awaited_by;
 use super::{MAX_READINGS, MAX_TASKS, Place, RawTask, Reader, Reading, TaskProblem};
 use crate::inspect::AsyncioOffsets;
 use std::collections::HashSet;
-use tachyon_common::walk::UserMemory;
+use tachyon_common::walk::{UserMemory, read_u64};
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
     pub(super) fn read_published(&self, offsets: &AsyncioOffsets, reading: &mut Reading) {
@@ -67,7 +68,8 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             return None;
         }
         let coroutine = self.word(address, offsets.task_coro)?;
-        let event_loop = self.word(address, self.header())?;
+        // A task without a loop is being made or freed.
+        let event_loop = self.pointer(address, self.header())?;
         Some(RawTask {
             place,
             name: self.name(address, offsets.task_name),
@@ -122,15 +124,19 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
     }
 
     fn list_once(&self, offsets: &AsyncioOffsets, head: u64) -> (Vec<u64>, Option<TaskProblem>) {
+        // What a list was a moment ago would be as torn the next time.
+        let memory = Pages::new(self.now);
+        let word = |node: u64, offset: u64| read_u64(&memory, node.checked_add(offset)?, 0).ok();
         let (next, prev) = (self.layout.awaits.node_next, self.layout.awaits.node_prev);
         let mut tasks = Vec::new();
         // A circle that does not lead back to the head would be walked for ever.
         let mut seen = HashSet::from([head]);
         let mut node = head;
         loop {
-            let Some(following) = self.pointer(node, next) else { return (tasks, Some(TaskProblem::Torn)) };
+            let following = word(node, next).filter(|&following| following != 0);
+            let Some(following) = following else { return (tasks, Some(TaskProblem::Torn)) };
             // A node that was taken out, or is being put in, is not what its neighbour comes from.
-            if self.word(following, prev) != Some(node) {
+            if word(following, prev) != Some(node) {
                 return (tasks, Some(TaskProblem::Torn));
             }
             if following == head {
