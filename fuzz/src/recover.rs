@@ -62,6 +62,7 @@ fn recording(options: TachOptions, many_processes: bool, ended: bool) -> [Vec<u8
             status: 3,
             frames,
             merge: Merge::None,
+            work: None,
         };
         sink.sample(&profile, &sample).expect("it can be written");
         if number % 15 == 0 {

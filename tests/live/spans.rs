@@ -327,8 +327,8 @@ fn each_sample_is_of_its_span(python: &Interpreter) {
     let (samples, facts, logs) = recorded(python, "threads");
     let threads = facts["threads"].as_array().expect("told");
     let (mut right, mut without) = (0, 0);
-    for number in 0..threads.len() - 1 {
-        let function = text(&threads[number]["function"]);
+    for (number, thread) in threads[..threads.len() - 1].iter().enumerate() {
+        let function = text(&thread["function"]);
         let own = samples.iter().filter(|sample| functions(sample).any(|name| name == function));
         let judged = judge(own, &spans_of(&facts, &logs, number));
         (right, without) = (right + judged.0, without + judged.1);

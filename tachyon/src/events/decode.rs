@@ -32,8 +32,14 @@ pub struct Frames<'a> {
     kernel: &'a [u8],
     /// Whose work it was; empty where that is not known.
     whose: &'a [u8],
-    /// The tasks that await the running one, and their frames.
-    awaiting: (&'a [u8], &'a [u8]),
+    awaiting: Awaiting<'a>,
+}
+
+/// The tasks that await the running one, and their frames.
+#[derive(Clone, Copy, Debug)]
+struct Awaiting<'a> {
+    tasks: &'a [u8],
+    frames: &'a [u8],
 }
 
 impl Frames<'_> {
@@ -79,7 +85,7 @@ impl Frames<'_> {
 
     /// The tasks that await the running one, each with its frames, innermost first: each awaits the one before.
     pub fn awaiting(&self) -> impl Iterator<Item = (Task, impl Iterator<Item = RawFrame>)> {
-        let (tasks, mut frames) = self.awaiting;
+        let Awaiting { tasks, mut frames } = self.awaiting;
         tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(move |task| {
             let bytes = usize::from(task.frames) * size_of::<RawFrame>();
             let (own, rest) = frames.split_at(bytes.min(frames.len()));
@@ -175,7 +181,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
             let all = len + native + kernel;
             let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
-            let (whose, tasks, facts) = split_whose(&record, &body[all..])?;
+            let Behind { whose, tasks, facts } = Behind::of(&record, &body[all..])?;
             let (bytes, rest) = frames.split_at(len);
             let (native, kernel) = rest.split_at(native);
             if kind == kind::SAMPLE {
@@ -214,33 +220,40 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
     }
 }
 
-/// What follows a record's frames: whose work it was, the tasks that await that, and the rest.
-fn split_whose<'a>(record: &SampleRecord, bytes: &'a [u8]) -> Result<(&'a [u8], &'a [u8], &'a [u8]), BadRecord> {
-    if record.whose == 0 {
-        return Ok((&[], &[], bytes));
+/// What follows a record's frames.
+struct Behind<'a> {
+    /// Whose work it was, if that is there.
+    whose: &'a [u8],
+    /// The tasks that await that.
+    tasks: &'a [u8],
+    /// The rest.
+    facts: &'a [u8],
+}
+
+impl<'a> Behind<'a> {
+    fn of(record: &SampleRecord, bytes: &'a [u8]) -> Result<Self, BadRecord> {
+        if record.whose == 0 {
+            return Ok(Self { whose: &[], tasks: &[], facts: bytes });
+        }
+        let have = record.header.len as usize;
+        let short = BadRecord::Short { len: have + size_of::<Whose>(), have };
+        let whose: Whose = read(bytes).ok_or(short)?;
+        let (own, rest) = bytes.split_at(size_of::<Whose>());
+        let tasks = (whose.awaiting as usize).checked_mul(size_of::<Task>()).ok_or(short)?;
+        let (tasks, facts) = rest.split_at_checked(tasks).ok_or(short)?;
+        Ok(Self { whose: own, tasks, facts })
     }
-    let short =
-        BadRecord::Short { len: record.header.len as usize + size_of::<Whose>(), have: record.header.len as usize };
-    let whose: Whose = read(bytes).ok_or(short)?;
-    let (own, rest) = bytes.split_at(size_of::<Whose>());
-    let tasks = (whose.awaiting as usize).checked_mul(size_of::<Task>()).ok_or(short)?;
-    let (tasks, rest) = rest.split_at_checked(tasks).ok_or(short)?;
-    Ok((own, tasks, rest))
 }
 
 /// Takes the frames of the tasks that await the running one off those of a record, of which they are the last.
-fn split_awaiting<'a>(
-    record: &mut SampleRecord,
-    frames: &'a [u8],
-    tasks: &'a [u8],
-) -> (&'a [u8], (&'a [u8], &'a [u8])) {
-    let theirs =
-        tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(|task| usize::from(task.frames)).sum();
+fn split_awaiting<'a>(record: &mut SampleRecord, frames: &'a [u8], tasks: &'a [u8]) -> (&'a [u8], Awaiting<'a>) {
+    let of_task = |task: Task| usize::from(task.frames);
+    let theirs = tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(of_task).sum();
     // As many as there are, whatever it says.
     let own = (frames.len() / size_of::<RawFrame>()).saturating_sub(theirs);
     record.python_frames = own as u16;
     let (own, theirs) = frames.split_at(own * size_of::<RawFrame>());
-    (own, (tasks, theirs))
+    (own, Awaiting { tasks, frames: theirs })
 }
 
 /// Types that are any bytes of their size.
@@ -301,6 +314,28 @@ mod tests {
             })
             .collect();
         assert_eq!(found, [2, 0]);
+    }
+
+    #[test]
+    fn frames_of_those_that_await_are_theirs() {
+        let tasks = [2, 1].map(|frames| Task { frames, ..Task::NONE });
+        let whose = Whose { awaiting: 2, flags: 1, ..Whose::NOBODY };
+        let mut bytes = sample(5);
+        let len = bytes.len() + size_of::<Whose>() + 2 * size_of::<Task>();
+        let header = RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(len).unwrap() };
+        let record = SampleRecord { header, python_frames: 5, whose: 1, ..SampleRecord::default() };
+        bytes[..size_of::<SampleRecord>()].copy_from_slice(&bytes_of(&record));
+        bytes.extend(bytes_of(&whose));
+        tasks.iter().for_each(|task| bytes.extend(bytes_of(task)));
+        let Some(Ok(Event::Sample(record, frames))) = Events::new(&bytes).next() else { panic!("a sample") };
+        assert_eq!((record.python_frames, frames.len(), frames.whose()), (2, 2, Some(whose)));
+        let codes: Vec<Vec<u64>> =
+            frames.awaiting().map(|(_, frames)| frames.map(|frame| frame.code).collect()).collect();
+        assert_eq!(codes, [vec![2, 3], vec![4]]);
+        for cut in 1..bytes.len() {
+            let found: Vec<_> = Events::new(&bytes[..cut]).collect();
+            assert!(matches!(found[..], [Err(BadRecord::Short { .. })]), "cut at {cut}: {found:?}");
+        }
     }
 
     #[test]
