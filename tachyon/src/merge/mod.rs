@@ -12,6 +12,7 @@ pub use mixed::{Boundaries, Joined, Keep, Native, NativeKind, Python, PythonFram
 use crate::events::Frames;
 use crate::profile::{FrameId, Process, ProcessId, Profile, Thread, ThreadId};
 use crate::symbolize::{CodeKey, Symbolizer};
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use tachyon_common::event::{RawFrame, SampleRecord, frame, status};
 use tachyon_common::stop::StopReason;
@@ -43,16 +44,17 @@ impl ProgramKey {
 /// Turns records into samples.
 #[derive(Debug, Default)]
 pub struct Merger {
-    processes: HashMap<ProgramKey, ProcessId>,
-    threads: HashMap<(ProgramKey, u32, i64), ThreadId>,
+    processes: HashMap<ProgramKey, ProcessId, RandomState>,
+    threads: HashMap<(ProgramKey, u32, i64), ThreadId, RandomState>,
     /// Names of threads that the profile before had.
     named: HashMap<(ProgramKey, u32, i64), String>,
     /// Who has a tid, and for the how-manieth time it was given out.
-    tids: HashMap<u32, (ProgramKey, u64)>,
+    tids: HashMap<u32, (ProgramKey, u64), RandomState>,
     stack: Vec<FrameId>,
     python: Vec<PythonFrame>,
+    raw: Vec<RawFrame>,
     joined: Vec<Joined>,
-    markers: HashMap<StopReason, FrameId>,
+    markers: HashMap<StopReason, FrameId, RandomState>,
     gc: Option<FrameId>,
     /// The task whose work the record is.
     pub task: Option<TaskBelow>,
@@ -157,15 +159,15 @@ impl Merger {
         self.put_task_below(profile, symbolizer, record);
     }
 
-    /// The same with native frames in their places: `native` are the record's, each with what it is and its frames of
-    /// the profile (more than one where functions were inlined). Without any this is [`Merger::stack`]. The stack is
-    /// [`Merger::last`].
+    /// The same with native frames in their places: `native` are the record's, each with what it is; `names` are asked for those that
+    /// are shown. Without any this is [`Merger::stack`]. The stack is [`Merger::last`].
     pub fn mixed(
         &mut self,
         profile: &mut Profile,
         symbolizer: &mut Symbolizer,
         (record, frames): (&SampleRecord, Frames<'_>),
         native: &MixedWith<'_>,
+        names: &mut dyn NativeFrames,
     ) -> Quality {
         let whole = record.native_stop == StopReason::Complete as u8;
         self.python.clear();
@@ -194,7 +196,9 @@ impl Merger {
         }
         // Where the native stack shows the collector, it is in its place already.
         let flags = if joined.contains(&Joined::Collector) { !frame::GC } else { u8::MAX };
-        let raw: Vec<RawFrame> = frames.iter().map(|raw| RawFrame { flags: raw.flags & flags, ..raw }).collect();
+        let mut raw = std::mem::take(&mut self.raw);
+        raw.clear();
+        raw.extend(frames.iter().map(|raw| RawFrame { flags: raw.flags & flags, ..raw }));
         // Where Python's part of the stack was cut, the mark of it stands below its outermost frame; without any, where the
         // innermost evaluator runs what is not known.
         let cut = !matches!(
@@ -221,7 +225,7 @@ impl Merger {
                     self.push_python(profile, symbolizer, record, &raw[index]);
                     self.push_task(index);
                 }
-                Joined::Native(index) => self.stack.extend_from_slice(native.frames(index)),
+                Joined::Native(index) => self.stack.extend_from_slice(names.frames(profile, index)),
                 Joined::Collector => self.push_gc(profile),
             }
         }
@@ -233,7 +237,7 @@ impl Merger {
             let marker = self.marker(profile, record);
             self.insert(0, marker);
         }
-        self.joined = joined;
+        (self.joined, self.raw) = (joined, raw);
         self.put_task_below(profile, symbolizer, record);
         quality
     }
@@ -322,10 +326,6 @@ impl Merger {
 pub struct MixedWith<'a> {
     /// What each native frame is, leaf first.
     pub kinds: &'a [NativeKind],
-    /// Where each one's frames of the profile end in `ids`.
-    pub ends: &'a [u32],
-    /// Frames of the profile, leaf first.
-    pub ids: &'a [FrameId],
     /// Where activations begin in this interpreter's Python stacks.
     pub boundaries: Boundaries,
     /// Whether greenlets are among them, whose outer frames are not this thread state's.
@@ -336,12 +336,11 @@ pub struct MixedWith<'a> {
     pub keep: Keep,
 }
 
-impl MixedWith<'_> {
-    /// Frames of the profile that a native frame stands for, leaf first.
-    fn frames(&self, index: usize) -> &[FrameId] {
-        let start = index.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
-        &self.ids[start..self.ends[index] as usize]
-    }
+/// Names native frames, when they are to be shown: most never are.
+pub trait NativeFrames {
+    /// Frames of the profile that the native frame of this index stands for, leaf first: more than one where functions were
+    /// inlined.
+    fn frames(&mut self, profile: &mut Profile, index: usize) -> &[FrameId];
 }
 
 /// The number of the reason why a record's Python stack ended, once its native frames are known: whether evaluators stand

@@ -245,7 +245,7 @@ fn notes(counts: &SegmentCounts) -> Vec<String> {
     notes
 }
 
-fn stops(by_number: &HashMap<u8, u64>) -> BTreeMap<String, u64> {
+fn stops<S>(by_number: &HashMap<u8, u64, S>) -> BTreeMap<String, u64> {
     let mut stops = BTreeMap::new();
     for (&number, &count) in by_number {
         let name = StopReason::from_number(number)

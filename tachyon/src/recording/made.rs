@@ -7,6 +7,7 @@ use super::waits::{Stretch, Waited};
 use crate::merge::{ProgramKey, comm_text};
 use crate::profile::{FrameId, Merge, Process, Profile, Sample, ThreadId, Wait};
 use crate::sinks::Sink;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use tachyon_common::event::SampleRecord;
@@ -59,11 +60,11 @@ pub(super) struct Made {
     pub write_errors: u64,
     pub first_error: Option<std::io::Error>,
     pub processes: Vec<PerProcess>,
-    pub stops: HashMap<u8, u64>,
+    pub stops: HashMap<u8, u64, RandomState>,
     /// Samples by the frame that they are charged to.
-    pub own: HashMap<FrameId, u64>,
+    pub own: HashMap<FrameId, u64, RandomState>,
     /// Samples by thread, status and stack, where those are kept.
-    pub stacks: Option<HashMap<StackKey, u64>>,
+    pub stacks: Option<HashMap<StackKey, u64, RandomState>>,
     pub native: NativeCounts,
     /// Samples by event, where events were chosen.
     pub by_event: [u64; MAX_EVENTS],
@@ -79,13 +80,13 @@ pub(super) struct NativeCounts {
     /// Samples whose stacks were not plainly exact, by reason.
     pub repairs: HashMap<&'static str, u64>,
     /// Samples by the reason why their native stack ended.
-    pub stops: HashMap<u8, u64>,
+    pub stops: HashMap<u8, u64, RandomState>,
 }
 
 impl Made {
     /// Nothing yet, for a segment with this profile and sink.
     pub fn new(profile: Profile, sink: Option<Box<dyn Sink + Send>>, keep_stacks: bool) -> Self {
-        Self { profile, sink, stacks: keep_stacks.then(HashMap::new), ..Self::default() }
+        Self { profile, sink, stacks: keep_stacks.then(HashMap::default), ..Self::default() }
     }
 
     /// The same within a limit of memory.

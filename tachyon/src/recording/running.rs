@@ -354,7 +354,7 @@ impl Running {
             sink_error,
             notes,
             nobody,
-            ..Segment::new(report, made.profile, made.own)
+            ..Segment::new(report, made.profile, made.own.into_iter().collect())
         }
     }
 

@@ -29,6 +29,7 @@ use crate::remote::ledger::{self, Work, owner_of};
 use crate::sinks::label::Label;
 use crate::symbolize::Symbolizer;
 use crate::types::Pid;
+use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -120,7 +121,7 @@ pub(super) struct Maker {
     /// The limit of `--max-memory`.
     pub memory: Option<Memory>,
     /// How often each was met: one frame that never gets its name would else take memory with every sample.
-    unnamed: HashMap<Unnamed, u64>,
+    unnamed: HashMap<Unnamed, u64, RandomState>,
     /// Images that sent code objects since they were judged last.
     images: HashSet<u64>,
     /// Names the kernel's frames, where those are wanted.
@@ -158,7 +159,7 @@ impl Maker {
             seed,
             live,
             memory: None,
-            unnamed: HashMap::new(),
+            unnamed: HashMap::default(),
             images: HashSet::new(),
             kernel: None,
             native,

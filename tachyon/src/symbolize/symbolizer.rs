@@ -35,12 +35,12 @@ pub struct Symbolizer {
     frames: HashMap<FrameKey, FrameId, RandomState>,
     /// Those of `codes` that are the interpreter's own; few, so that each frame of each sample can be looked for here.
     shims: HashSet<CodeKey, RandomState>,
-    images: HashMap<u64, Image>,
+    images: HashMap<u64, Image, RandomState>,
     /// What is kept of each process and user, which is bounded.
     stock: Stock,
     tables: LineTables,
     /// Frames that lack a name.
-    unnamed: HashSet<FrameId>,
+    unnamed: HashSet<FrameId, RandomState>,
     /// Codes that lack something and have not been given up.
     incomplete: BTreeSet<CodeKey>,
     /// Nothing more may be learnt: memory is short.

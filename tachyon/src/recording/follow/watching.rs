@@ -81,7 +81,7 @@ impl Rest {
         if !may_rest {
             *self = Self::default();
         } else if any {
-            let long_ago = self.over.is_some_and(|over| now.saturating_duration_since(over) > QUIET);
+            let long_ago = self.over.take().is_some_and(|over| now.saturating_duration_since(over) > QUIET);
             self.length = if long_ago { SHORTEST } else { (self.length * 2).clamp(SHORTEST, LONGEST) };
             self.until = Some(now + self.length);
         } else if self.until.is_some_and(|until| until <= now) {
@@ -116,6 +116,9 @@ mod tests {
             (2100, true, true, Some(2150)),
             (2150, false, true, None),
             (3200, true, true, Some(3225)),
+            (3225, true, true, Some(3275)),
+            (3275, true, true, Some(3375)),
+            (3375, true, true, Some(3575)),
         ]
         .into_iter()
         .enumerate()

@@ -1,11 +1,15 @@
 //! Native addresses of samples to frames of the profile.
+//!
+//! What an address is decides where its frame stands among the Python frames, and whether it is shown: symbol tables tell that. Lines
+//! and inlined functions are looked up of those alone that are shown, which are few: the evaluator and what called it are not.
 
 use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::Frames;
-use crate::merge::{Keep, NativeKind};
+use crate::merge::{Keep, NativeFrames, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
-use crate::symbolize::native::{Detail, NativeName, NativeSymbols, made_name};
+use crate::symbolize::native::{Detail, NativeName, NativeSymbols, Pinned, made_name};
 use crate::types::Pid;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,13 +39,13 @@ pub(in crate::recording) struct Mixer {
     /// Which native frames are wanted that say nothing about the Python code.
     pub keep: Keep,
     /// By number of the file and offset in it.
-    known: HashMap<(u64, u64), Known>,
-    /// Frames of all of those.
+    known: HashMap<(u64, u64), Known, RandomState>,
+    /// Frames of those of them that were shown.
     frames: Vec<FrameId>,
     /// Frames of code without a file, by the name of what is mapped.
     nameless: HashMap<Arc<str>, FrameId>,
     /// Frames of functions that processes made, by address: with their names, which others may have there another time.
-    made: HashMap<u64, (Box<[u8]>, FrameId)>,
+    made: HashMap<u64, (Box<[u8]>, FrameId), RandomState>,
     /// Where the present sample's stack has code of no file that no process has named.
     pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
@@ -50,18 +54,29 @@ pub(in crate::recording) struct Mixer {
     pub switching: bool,
     /// Whether its stack has been followed to the first function of a greenlet, where it ends.
     pub rooted: bool,
-    /// Of the present sample: what each native frame is, and where its frames end.
+    /// Of the present sample: what each native frame is.
     pub kinds: Vec<NativeKind>,
-    pub ends: Vec<u32>,
-    pub ids: Vec<FrameId>,
+    /// And what names it.
+    places: Vec<Place>,
+    space: Arc<AddressSpace>,
+    process: (ProcessId, Pid),
+}
+
+/// What names a native frame.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// It has a frame.
+    Named(FrameId),
+    /// An address in a file, with what [`Mixer::known`] has it by.
+    InFile { key: (u64, u64), address: u64 },
 }
 
 /// What is known of one address.
 #[derive(Clone, Debug)]
 struct Known {
     kind: NativeKind,
-    /// Indices into [`Mixer::frames`].
-    frames: Range<usize>,
+    /// Indices into [`Mixer::frames`], once it was shown.
+    frames: Option<Range<usize>>,
     /// It is [`GREENLET_START`].
     starts_greenlet: bool,
     /// It has no name because this process has cost enough; until when nobody asks again for it.
@@ -84,25 +99,25 @@ impl Mixer {
             spaces,
             symbols,
             keep,
-            known: HashMap::new(),
+            known: HashMap::default(),
             frames: Vec::new(),
             nameless: HashMap::new(),
-            made: HashMap::new(),
+            made: HashMap::default(),
             unnamed: None,
             foreign: false,
             switching: false,
             rooted: false,
             kinds: Vec::new(),
-            ends: Vec::new(),
-            ids: Vec::new(),
+            places: Vec::new(),
+            space: Arc::default(),
+            process: (ProcessId(0), Pid(0)),
         }
     }
 
-    /// Names the native frames of a sample, whose process is this one of the profile's.
+    /// Finds out what the native frames of a sample are, whose process is this one of the profile's.
     pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
         self.kinds.clear();
-        self.ends.clear();
-        self.ids.clear();
+        self.places.clear();
         (self.foreign, self.switching, self.rooted, self.unnamed) = (false, false, false, None);
         let addresses = frames.native();
         if addresses.len() == 0 {
@@ -116,15 +131,15 @@ impl Mixer {
         if self.made.len() >= MAX_MADE {
             self.made.clear();
         }
+        (self.space, self.process) = (Arc::clone(&space), (process, Pid(record.tgid)));
         for address in addresses {
             let root = self.rooted;
             let kind = match space.at(address) {
                 Some(code) if code.is_made() => self.made(profile, &space, address),
-                Some(code) => self.in_code(profile, (process, record.tgid), code, address),
+                Some(code) => self.in_code(profile, code, address),
                 None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
             };
             self.kinds.push(kind);
-            self.ends.push(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
             if root {
                 // All of it is this greenlet's. Its first evaluator, while it is entered, runs nothing yet: what Python frames
                 // there are then are those of whoever started it.
@@ -152,13 +167,7 @@ impl Mixer {
         self.spaces.forget_image(image);
     }
 
-    fn in_code(
-        &mut self,
-        profile: &mut Profile,
-        (process, pid): (ProcessId, u32),
-        code: &Code,
-        address: u64,
-    ) -> NativeKind {
+    fn in_code(&mut self, profile: &mut Profile, code: &Code, address: u64) -> NativeKind {
         if code.object.starts_with(GREENLET) {
             let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
             (self.foreign, self.switching) = (true, self.switching || !self.kinds.iter().any(activation));
@@ -170,13 +179,50 @@ impl Mixer {
             return self.nameless(profile, object, kind);
         };
         let key = (file.number(), address - code.start + code.offset);
-        if let Some(known) = self.known.get(&key).filter(|known| known.holds(process)) {
-            self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
-            // A greenlet that has not called Python yet: whose Python stack it is nobody can tell.
-            self.rooted |= known.starts_greenlet && !self.switching;
-            return known.kind;
+        self.places.push(Place::InFile { key, address });
+        let known = match self.known.get(&key).filter(|known| known.holds(self.process.0)) {
+            Some(known) => known.clone(),
+            None => {
+                let known = self.look_up(code, file, key.1);
+                self.known.insert(key, known.clone());
+                known
+            }
+        };
+        // A greenlet that has not called Python yet: whose Python stack it is nobody can tell.
+        self.rooted |= known.starts_greenlet && !self.switching;
+        known.kind
+    }
+
+    /// What lies at an offset of a file, and not yet what its frames are.
+    fn look_up(&self, code: &Code, file: &Pinned, offset: u64) -> Known {
+        let (process, pid) = self.process;
+        let by_name = code.interpreter.as_ref().is_some_and(|interpreter| interpreter.kind_at(offset).is_none());
+        let asks = by_name || code.object.starts_with(GREENLET);
+        // Of all other code the name is not needed before it is shown.
+        let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
+        let starts_greenlet = code.object.starts_with(GREENLET)
+            && name.function.as_deref().is_some_and(|function| function.contains(GREENLET_START));
+        let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
+        Known { kind: kind(code, offset, &name), frames: None, starts_greenlet, refused }
+    }
+
+    /// A function's name; DWARF may know one where no symbol does.
+    fn function(&self, file: &Pinned, offset: u64, pid: Pid) -> NativeName {
+        let name = self.symbols.name(file, offset, Detail::Function, Some(pid));
+        match name.function {
+            None if !name.refused => self.symbols.name(file, offset, Detail::Lines, Some(pid)),
+            _ => name,
         }
-        let name = self.symbols.name(file, key.1, Detail::Lines, Some(Pid(pid)));
+    }
+
+    /// Makes the frames of an address in a file.
+    fn show(&mut self, profile: &mut Profile, key: (u64, u64), address: u64) -> Range<usize> {
+        let start = self.frames.len();
+        let (space, (process, pid)) = (Arc::clone(&self.space), self.process);
+        let Some((code, file)) = space.at(address).and_then(|code| Some((code, code.file.as_ref()?))) else {
+            return start..start;
+        };
+        let name = self.symbols.name(file, key.1, Detail::Lines, Some(pid));
         let mapping = NativeMapping {
             process: process.0,
             start: code.start,
@@ -186,7 +232,6 @@ impl Mixer {
             build_id: file.build_id().to_owned(),
         };
         let mapping = Some(profile.native_mapping(mapping));
-        let start = self.frames.len();
         let functions = name.lines.len().max(1);
         for at in 0..functions {
             // The last one is the function that the code is of, which a symbol table may know better than DWARF.
@@ -200,16 +245,14 @@ impl Mixer {
             let (file, line) = (line.and_then(|line| line.file.as_deref()), line.and_then(|line| line.line));
             self.frames.push(profile.native_frame(&shown, file, line, place));
         }
-        let starts_greenlet = code.object.starts_with(GREENLET)
-            && name.function.as_deref().is_some_and(|function| function.contains(GREENLET_START));
-        self.rooted |= starts_greenlet && !self.switching;
-        let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
         let frames = start..self.frames.len();
-        let known = Known { kind: kind(code, key.1, &name), frames, starts_greenlet, refused };
-        self.ids.extend_from_slice(&self.frames[known.frames.clone()]);
-        let kind = known.kind;
-        self.known.insert(key, known);
-        kind
+        if let Some(known) = self.known.get_mut(&key) {
+            known.frames = Some(frames.clone());
+            if name.refused {
+                known.refused = Some((process, Instant::now() + REFUSED_FOR));
+            }
+        }
+        frames
     }
 
     /// A frame of code that the process made, by its name if it has told one.
@@ -227,7 +270,7 @@ impl Mixer {
                 frame
             }
         };
-        self.ids.push(frame);
+        self.places.push(Place::Named(frame));
         NativeKind::Other
     }
 
@@ -241,8 +284,22 @@ impl Mixer {
                 frame
             }
         };
-        self.ids.push(frame);
+        self.places.push(Place::Named(frame));
         kind
+    }
+}
+
+impl NativeFrames for Mixer {
+    fn frames(&mut self, profile: &mut Profile, index: usize) -> &[FrameId] {
+        if let Some(&Place::InFile { key, address }) = self.places.get(index) {
+            let shown = self.known.get(&key).and_then(|known| known.frames.clone());
+            let frames = shown.unwrap_or_else(|| self.show(profile, key, address));
+            return &self.frames[frames];
+        }
+        match self.places.get(index) {
+            Some(Place::Named(frame)) => std::slice::from_ref(frame),
+            _ => &[],
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::merge::NativeKind;
 use crate::recording::follow::lock;
 use crate::remote::elf::Load;
 use crate::symbolize::native::{MadeFunctions, Pinned};
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -99,13 +100,13 @@ impl AddressSpace {
 #[derive(Debug)]
 struct OfImage {
     latest: Arc<AddressSpace>,
-    by_instance: HashMap<u64, Arc<AddressSpace>>,
+    by_instance: HashMap<u64, Arc<AddressSpace>, RandomState>,
 }
 
 /// Address spaces of all processes, by image and instance.
 #[derive(Debug, Default)]
 pub struct Spaces {
-    images: Mutex<HashMap<u64, OfImage>>,
+    images: Mutex<HashMap<u64, OfImage, RandomState>>,
 }
 
 impl Spaces {
@@ -120,8 +121,9 @@ impl Spaces {
     pub fn set(&self, image: u64, instance: u64, space: AddressSpace) {
         let space = Arc::new(space);
         let mut images = lock(&self.images);
-        let of_image =
-            images.entry(image).or_insert_with(|| OfImage { latest: Arc::clone(&space), by_instance: HashMap::new() });
+        let of_image = images
+            .entry(image)
+            .or_insert_with(|| OfImage { latest: Arc::clone(&space), by_instance: HashMap::default() });
         of_image.latest = Arc::clone(&space);
         of_image.by_instance.insert(instance, space);
     }

@@ -1,7 +1,7 @@
 //! The native side of samples: their whole stacks.
 
-use crate::merge::{self, Merger, MixedWith, Quality};
-use crate::profile::{FrameId, Merge, ProcessId};
+use crate::merge::{self, Merger, MixedWith, NativeFrames as _, Quality};
+use crate::profile::{FrameId, Merge, ProcessId, Profile};
 use crate::recording::made::Made;
 use crate::recording::native::{Mixer, News};
 use crate::recording::settled::Settled;
@@ -47,9 +47,10 @@ fn tell_of_unnamed(
 }
 
 impl NativeSide {
-    /// The native frames of the present sample, leaf first.
-    pub(super) fn leaf_first(&self) -> &[FrameId] {
-        &self.mixer.ids
+    /// The native frames of the present sample, leaf first, those too that are not shown.
+    pub(super) fn leaf_first(&mut self, profile: &mut Profile) -> Vec<FrameId> {
+        let mixer = &mut self.mixer;
+        (0..mixer.kinds.len()).flat_map(|index| mixer.frames(profile, index).to_vec()).collect()
     }
 
     /// Nothing yet.
@@ -94,13 +95,12 @@ impl NativeSide {
             merger.stack(profile, symbolizer, record, frames);
             return Merge::None;
         }
-        let thread = merge::thread_told(record, &mixer.kinds);
+        let kinds = std::mem::take(&mut mixer.kinds);
+        let thread = merge::thread_told(record, &kinds);
         settled.record.stop = thread;
         let (record, frames) = (&settled.record, settled.frames);
         let with = MixedWith {
-            kinds: &mixer.kinds,
-            ends: &mixer.ends,
-            ids: &mixer.ids,
+            kinds: &kinds,
             boundaries: settled.boundaries,
             foreign: mixer.foreign,
             switching: mixer.switching,
@@ -108,12 +108,14 @@ impl NativeSide {
         };
         if let Some(doubted) = settled.doubted {
             let complete = SampleRecord { stop: StopReason::Complete as u8, ..*record };
-            if merger.mixed(profile, symbolizer, (&complete, doubted), &with) == Quality::Exact {
+            if merger.mixed(profile, symbolizer, (&complete, doubted), &with, mixer) == Quality::Exact {
                 (settled.record, settled.frames) = (complete, doubted);
+                mixer.kinds = kinds;
                 return Merge::Exact;
             }
         }
-        let quality = merger.mixed(profile, symbolizer, (record, frames), &with);
+        let quality = merger.mixed(profile, symbolizer, (record, frames), &with, mixer);
+        mixer.kinds = kinds;
         let merge = match quality {
             Quality::Exact => Merge::Exact,
             Quality::Repaired(_) => Merge::Repaired,

@@ -132,15 +132,15 @@ impl Maker {
 
     /// What the thread whose stack was merged last waited for. Where the system call does not tell whose a futex is, the functions do
     /// that waited for it.
-    fn cause_of(&self, record: &SampleRecord, facts: &WaitFacts) -> &'static str {
+    fn cause_of(&mut self, record: &SampleRecord, facts: &WaitFacts) -> &'static str {
         let cause = waits::cause(record.tgid, facts);
         if cause != LOCK {
             return cause;
         }
         let free_threaded =
             lock(&self.registry).layout(record.layout).is_some_and(|layout| layout.has(flags::FREE_THREADED));
-        let profile = &self.made.profile;
-        let frames = self.native.as_ref().map_or(&[][..], |native| native.leaf_first());
+        let profile = &mut self.made.profile;
+        let frames = self.native.as_mut().map_or(Vec::new(), |native| native.leaf_first(profile));
         let names = frames.iter().map(|&frame| profile.strings.get(profile.frames.get(frame).function));
         waits::told_by_native(names, free_threaded).unwrap_or(cause)
     }
