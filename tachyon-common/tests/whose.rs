@@ -1,0 +1,335 @@
+//! Tasks, those that await them, and spans, in made-up memory: what is there, what is torn, and every read that fails.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use tachyon_common::layout::Layout;
+use tachyon_common::walk::{Awaiting, ThreadPointer, Unreadable, UserMemory, running_span, running_task};
+use tachyon_common::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, ThreadLocal, Whose, flags};
+
+/// Words and bytes at addresses; the read with this number fails.
+#[derive(Default)]
+struct Memory {
+    bytes: BTreeMap<u64, u8>,
+    reads: Cell<usize>,
+    fails: Option<usize>,
+}
+
+impl UserMemory for Memory {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let number = self.reads.replace(self.reads.get() + 1);
+        if self.fails == Some(number) {
+            return Err(Unreadable);
+        }
+        for (at, byte) in (0..).zip(into.iter_mut()) {
+            *byte = *self.bytes.get(&addr.wrapping_add(at)).ok_or(Unreadable)?;
+        }
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn put(&mut self, addr: u64, bytes: &[u8]) {
+        self.bytes.extend((addr..).zip(bytes.iter().copied()));
+    }
+
+    fn word(&mut self, addr: u64, word: u64) {
+        self.put(addr, &word.to_ne_bytes());
+    }
+
+    fn object(&mut self, addr: u64, bytes: u64, type_: u64) {
+        (0..bytes / 8).for_each(|word| self.word(addr + word * 8, 0));
+        self.word(addr + 8, type_);
+    }
+}
+
+const LAYOUT: Layout = {
+    // Not all fields have a constant default.
+    // SAFETY: integers only.
+    let mut layout: Layout = unsafe { std::mem::zeroed() };
+    layout.ob_type = 8;
+    layout.unicode_length = 16;
+    layout.unicode_state = 32;
+    layout.unicode_ascii_size = 40;
+    layout.unicode_compact_size = 56;
+    layout.unicode_kind_shift = 2;
+    layout.unicode_compact_bit = 1 << 5;
+    layout.unicode_ascii_bit = 1 << 6;
+    layout.stackref_tag_mask = 1;
+    layout
+};
+
+const ASYNCIO: Asyncio = Asyncio {
+    thread_running_task: 64,
+    task_size: 160,
+    task_name: 136,
+    task_coro: 128,
+    task_is_task: 108,
+    task_awaited_by: 96,
+    task_awaited_by_is_set: 109,
+    coro_frame: 72,
+    coro_state: 67,
+    coro_awaits: [0xff, 0xff],
+    awaited_below: 8,
+    frame_stackpointer: 64,
+    set_table: 40,
+    set_mask: 32,
+    type_flags: 168,
+    type_basicsize: 32,
+    long_tag: 16,
+    long_digits: 24,
+};
+
+const TSTATE: u64 = 0x1000;
+const TASK_TYPE: u64 = 0x2000;
+const STR_TYPE: u64 = 0x2200;
+const INT_TYPE: u64 = 0x2400;
+const CORO_TYPE: u64 = 0x2600;
+
+/// A program with a thread and its types.
+fn program() -> Memory {
+    let mut memory = Memory::default();
+    memory.object(TSTATE, 128, 0);
+    for (type_, size, of) in
+        [(TASK_TYPE, 168, 0), (STR_TYPE, 40, 1 << 28), (INT_TYPE, 24, 1 << 24), (CORO_TYPE, 200, 0)]
+    {
+        memory.object(type_, 200, 0);
+        memory.word(type_ + 32, size);
+        memory.word(type_ + 168, of);
+    }
+    memory
+}
+
+/// A task, its name behind it, its coroutines behind that: `depth` of them.
+fn task(memory: &mut Memory, addr: u64, name: &str, depth: u64) {
+    memory.object(addr, 168, TASK_TYPE);
+    memory.put(addr + 108, &[1]);
+    memory.word(addr + 136, addr + 0x100);
+    memory.object(addr + 0x100, 48, STR_TYPE);
+    memory.word(addr + 0x110, name.len() as u64);
+    memory.put(addr + 0x120, &u32::to_ne_bytes(1 << 2 | 1 << 5 | 1 << 6));
+    memory.put(addr + 0x128, name.as_bytes());
+    for number in 0..depth {
+        let coro = addr + 0x400 + number * 0x100;
+        memory.object(coro, 0x100, CORO_TYPE);
+        // The stack's top is the frame's own last word.
+        memory.word(coro + 72 + 64, coro + 0xf8);
+        if number + 1 < depth {
+            memory.put(coro + 67, &[0xff]);
+            memory.word(coro + 0xf0, (coro + 0x100) | 1);
+        }
+    }
+    memory.word(addr + 128, if depth > 0 { addr + 0x400 } else { 0 });
+}
+
+fn running(memory: &mut Memory, task: u64) {
+    memory.word(TSTATE + 64, task);
+}
+
+fn look(memory: &Memory) -> (Whose, u64) {
+    let mut whose = Whose::NOBODY;
+    let frame = running_task(memory, &LAYOUT, &ASYNCIO, TSTATE, &mut whose);
+    (whose, frame)
+}
+
+fn name(task: &Task) -> &str {
+    std::str::from_utf8(&task.name[..usize::from(task.name_bytes)]).expect("ASCII")
+}
+
+/// Follows those that await a task, as the kernel side does: each with the frames of its coroutines.
+fn follow(memory: &Memory, task: u64) -> (Awaiting, Task, Vec<Vec<u64>>) {
+    let (mut awaiting, mut running, mut stored, mut frames) = (Awaiting::NONE, Task::NONE, 7, Vec::new());
+    awaiting.begin(task);
+    let mut turns = 0;
+    while turns < 2 * MAX_AWAITING && awaiting.find(memory, &ASYNCIO) {
+        turns += 1;
+        let mut looks = 0;
+        while awaiting.look(memory) {
+            looks += 1;
+            assert!(looks <= MAX_AWAITING_SET);
+        }
+        let before = awaiting.found;
+        if !awaiting.take(memory, &LAYOUT, &ASYNCIO, &mut running, stored) {
+            break;
+        }
+        let mut coroutines = 0;
+        while awaiting.coroutine(memory, &LAYOUT, &ASYNCIO) {
+            coroutines += 1;
+            assert!(coroutines <= MAX_COROUTINES);
+        }
+        let mut own = Vec::new();
+        loop {
+            let frame = awaiting.frame();
+            if frame == 0 {
+                break;
+            }
+            own.push(frame);
+            stored += 1;
+            awaiting.walked(stored, true);
+        }
+        if awaiting.found > before {
+            frames.push(own);
+        }
+    }
+    (awaiting, running, frames)
+}
+
+#[test]
+fn the_running_task_is_told() {
+    let mut memory = program();
+    assert_eq!(look(&memory).0, Whose::NOBODY);
+    task(&mut memory, 0x1_0000, "fetch", 2);
+    running(&mut memory, 0x1_0000);
+    let (whose, frame) = look(&memory);
+    assert_eq!((whose.flags, whose.task.address, name(&whose.task)), (flags::TASK, 0x1_0000, "fetch"));
+    assert_eq!(frame, 0x1_0400 + 72, "the frame of its outermost coroutine");
+}
+
+#[test]
+fn a_name_may_be_a_number_and_too_long() {
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, &"n".repeat(65), 1);
+    running(&mut memory, 0x1_0000);
+    let long = look(&memory).0.task;
+    assert_eq!((name(&long), long.flags), (&*"n".repeat(64), flags::NAME_CUT));
+    memory.object(0x1_0100, 48, INT_TYPE);
+    memory.word(0x1_0110, 2 << 3);
+    memory.put(0x1_0118, &[5_u32.to_ne_bytes(), 1_u32.to_ne_bytes()].concat());
+    let numbered = look(&memory).0.task;
+    assert_eq!((numbered.number, numbered.flags, numbered.name_bytes), (5 | 1 << 30, flags::NUMBERED, 0));
+    memory.word(0x1_0110, 3 << 3);
+    assert_eq!(look(&memory).0.task.flags, flags::NAME_UNREADABLE, "no number of tasks has three digits");
+    memory.word(0x1_0108, CORO_TYPE);
+    assert_eq!(look(&memory).0.task.flags, flags::NAME_UNREADABLE, "neither string nor number");
+}
+
+#[test]
+fn a_task_of_python_s_own_is_none() {
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, "small", 1);
+    memory.word(TASK_TYPE + 32, 16);
+    running(&mut memory, 0x1_0000);
+    assert_eq!(look(&memory), (Whose::NOBODY, 0));
+}
+
+#[test]
+fn those_that_await_are_followed() {
+    let mut memory = program();
+    for (number, name, depth) in [(1, "child", 1), (2, "parent", 3), (3, "root", 20)] {
+        task(&mut memory, number * 0x1_0000, name, depth);
+    }
+    // A future between the first two, as of `gather`.
+    memory.object(0x9_0000, 168, TASK_TYPE);
+    memory.word(0x1_0000 + 96, 0x9_0000);
+    memory.word(0x9_0000 + 96, 0x2_0000);
+    memory.word(0x2_0000 + 96, 0x3_0000);
+    let (awaiting, child, frames) = follow(&memory, 0x1_0000);
+    let names: Vec<_> = awaiting.tasks[..awaiting.found as usize].iter().map(name).collect();
+    assert_eq!((names, child.awaited_by, awaiting.more), (vec!["parent", "root"], 1, 0));
+    // Innermost first.
+    assert_eq!(frames[0], [0x2_0600, 0x2_0500, 0x2_0400].map(|coro| coro + 72));
+    assert_eq!((frames[1].len(), awaiting.tasks[0].frames, awaiting.tasks[1].frames), (16, 3, 16));
+    assert_eq!((awaiting.tasks[0].flags, awaiting.tasks[1].flags), (0, flags::FRAMES_CUT));
+}
+
+#[test]
+fn of_several_the_least_is_taken_and_their_number_is_told() {
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, "child", 1);
+    memory.object(0x8_0000, 64, 0);
+    memory.word(0x8_0000 + 32, 7);
+    memory.word(0x8_0000 + 40, 0x8_1000);
+    memory.put(0x1_0000 + 109, &[1]);
+    memory.word(0x1_0000 + 96, 0x8_0000);
+    // Free, taken, taken out, taken.
+    for (slot, key, hash) in [(0, 0, 0), (1, 0x3_0000, 5), (2, 0x1_5000, u64::MAX), (3, 0x2_0000, 9)] {
+        memory.word(0x8_1000 + slot * 16, key);
+        memory.word(0x8_1008 + slot * 16, hash);
+    }
+    (4..8).for_each(|slot| {
+        memory.word(0x8_1000 + slot * 16, 0);
+        memory.word(0x8_1008 + slot * 16, 0);
+    });
+    task(&mut memory, 0x2_0000, "least", 1);
+    task(&mut memory, 0x3_0000, "other", 1);
+    let (awaiting, child, _) = follow(&memory, 0x1_0000);
+    assert_eq!((name(&awaiting.tasks[0]), awaiting.found, child.awaited_by), ("least", 1, 2));
+}
+
+/// Tasks that await each other, as a broken program may have them: it ends, and says that there may be more.
+#[test]
+fn a_circle_ends() {
+    let mut memory = program();
+    for (number, next) in [(1, 2), (2, 1)] {
+        task(&mut memory, number * 0x1_0000, "circle", 1);
+        memory.word(number * 0x1_0000 + 96, next * 0x1_0000);
+    }
+    let (awaiting, _, frames) = follow(&memory, 0x1_0000);
+    assert_eq!((awaiting.found as usize, awaiting.more, frames.len()), (MAX_AWAITING, 1, MAX_AWAITING));
+    // A coroutine that awaits itself.
+    memory.put(0x2_0400 + 67, &[0xff]);
+    memory.word(0x2_0400 + 0xf0, 0x2_0400);
+    let (awaiting, ..) = follow(&memory, 0x1_0000);
+    assert_eq!((awaiting.tasks[0].frames as usize, awaiting.tasks[0].flags), (MAX_COROUTINES, flags::FRAMES_CUT));
+}
+
+#[test]
+fn a_span_is_where_its_thread_has_it() {
+    let mut memory = Memory::default();
+    let pointer = ThreadPointer { address: 0x5000, reach: 0 };
+    let span = |memory: &Memory, at: &ThreadLocal| {
+        let mut whose = Whose::NOBODY;
+        running_span(memory, at, pointer, &mut whose);
+        (whose.flags == flags::SPAN).then_some((whose.trace_id, whose.span_id))
+    };
+    let fixed = ThreadLocal { offset: -16, module: 0, entry_size: 16, vector_at: 8 };
+    assert_eq!(span(&memory, &fixed), None);
+    memory.word(0x4ff0, 0x7000);
+    memory.put(0x7000, &[7; 16]);
+    memory.put(0x7010, &[9; 8]);
+    memory.put(0x7018, &[1, 0, 0, 0]);
+    assert_eq!(span(&memory, &fixed), Some(([7; 16], [9; 8])));
+    assert_eq!(span(&memory, &ThreadLocal { entry_size: 0, ..fixed }), None, "no entry of the table");
+    // By the vector: glibc's has its length before it, musl's in its first entry.
+    for (entry_size, count) in [(16, 0x6000 - 16), (8, 0x6000)] {
+        let by_vector = ThreadLocal { offset: 32, module: 3, entry_size, vector_at: 8 };
+        memory.word(0x5008, 0x6000);
+        memory.word(count, 2);
+        memory.word(0x6000 + 3 * u64::from(entry_size), 0x8000);
+        memory.word(0x8020, 0x7000);
+        assert_eq!(span(&memory, &by_vector), None, "the vector ends before it");
+        memory.word(count, 3);
+        assert_eq!(span(&memory, &by_vector), Some(([7; 16], [9; 8])));
+        memory.word(0x6000 + 3 * u64::from(entry_size), u64::MAX);
+        assert_eq!(span(&memory, &by_vector), None, "the thread has not touched it");
+    }
+    memory.put(0x7018, &[0]);
+    assert_eq!(span(&memory, &fixed), None, "it is being written");
+    memory.put(0x7018, &[1]);
+    memory.put(0x7000, &[0; 16]);
+    assert_eq!(span(&memory, &fixed), None, "no trace has the id 0");
+}
+
+/// Whatever cannot be read, nothing is told that is not so: each name is one of the program's, or told to be unreadable.
+#[test]
+fn every_read_may_fail() {
+    let mut memory = program();
+    for (number, name, depth) in [(1, "child", 1), (2, "parent", 3), (3, "root", 2)] {
+        task(&mut memory, number * 0x1_0000, name, depth);
+    }
+    memory.word(0x1_0000 + 96, 0x2_0000);
+    memory.word(0x2_0000 + 96, 0x3_0000);
+    running(&mut memory, 0x1_0000);
+    let believable = |task: &Task| {
+        ["child", "parent", "root"].contains(&name(task))
+            || task.flags & flags::NAME_UNREADABLE != 0 && task.name_bytes == 0
+    };
+    for fails in 0..100 {
+        memory.fails = Some(fails);
+        memory.reads.set(0);
+        let (whose, _) = look(&memory);
+        assert!(whose.flags == 0 || believable(&whose.task), "{fails}: {whose:?}");
+        memory.reads.set(0);
+        let (awaiting, ..) = follow(&memory, 0x1_0000);
+        assert!(awaiting.tasks[..awaiting.found as usize].iter().all(believable), "{fails}: {awaiting:?}");
+    }
+}
