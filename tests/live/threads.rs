@@ -26,7 +26,11 @@ fn thread_storm(interpreter: &Interpreter) {
         let shown = || recorded.shown(sample.stack);
         let root = recorded.root(sample).map(|frame| frame.function.as_str()).unwrap_or_default();
         let is_main = sample.thread_id == main;
-        assert_eq!(sample.status & status::MAIN_THREAD != 0, is_main, "{}", shown());
+        // That it is the main thread is told by its thread state: of a sample whose search met one that was just freed, nothing is.
+        let leaf = recorded.leaf(sample).map(|frame| frame.function.as_str()).unwrap_or_default();
+        let without_state = leaf == "<stack cut: unreadable_thread>" || leaf == "<stack cut: unknown_thread>";
+        let told_main = sample.status & status::MAIN_THREAD != 0;
+        assert!(told_main == is_main || is_main && without_state, "{}", shown());
         for frame in recorded.frames_of(sample) {
             if let Some(tid) = named_tid(&frame.function) {
                 assert_eq!(tid, sample.thread_id, "another thread's stack:\n{}", shown());
