@@ -13,6 +13,8 @@ pub struct Asyncio {
     pub thread_running_task: u32,
     /// `sizeof(TaskObj)`, or a little less: an object of a type with a smaller `tp_basicsize` is no task of C's.
     pub task_size: u32,
+    /// The same of `FutureObj`, as far as its fields are read here.
+    pub future_size: u32,
     /// `TaskObj.task_name`.
     pub task_name: u32,
     /// `TaskObj.task_coro`.
@@ -28,9 +30,11 @@ pub struct Asyncio {
     /// `PyGenObject.gi_frame_state`, one byte.
     pub coro_state: u32,
     /// The values of that byte that say that a coroutine awaits another object.
-    pub coro_awaits: [u8; 2],
+    pub coro_awaits: [i8; 2],
+    /// The value from which on it runs, or has ended.
+    pub coro_executing: i8,
     /// How far below the stack pointer of its frame what it awaits lies, in bytes.
-    pub awaited_below: u16,
+    pub awaited_below: u8,
     /// `_PyInterpreterFrame.stackpointer`.
     pub frame_stackpointer: u32,
     /// `PySetObject.table`: pairs of key and hash.
@@ -87,7 +91,7 @@ pub struct Task {
     pub name_kind: u8,
     /// Bits of [`flags`].
     pub flags: u16,
-    /// How many tasks and futures await it; 1 where only one was looked for.
+    /// How many tasks and futures await it, of the first [`MAX_AWAITING_SET`] places of a set; 0: that was not looked for.
     pub awaited_by: u16,
     /// The name, in the string's own kind.
     pub name: [u8; NAME_BYTES],
@@ -135,7 +139,7 @@ pub mod flags {
     pub const TASK: u32 = 1;
     /// There is a span.
     pub const SPAN: u32 = 1 << 1;
-    /// There may be more tasks that await the last one.
+    /// There may be more tasks that await the last one, or who does could not be read.
     pub const MORE_AWAITING: u32 = 1 << 2;
 
     /// The task's name is a number.
@@ -144,11 +148,13 @@ pub mod flags {
     pub const NAME_CUT: u16 = 1 << 1;
     /// The task's name could not be read.
     pub const NAME_UNREADABLE: u16 = 1 << 2;
-    /// Not all of the task's frames could be read.
-    pub const FRAMES_CUT: u16 = 1 << 3;
+    /// Frames are missing further in than those that are here: there are more, or they could not be read.
+    pub const INNER_CUT: u16 = 1 << 3;
+    /// The same further out.
+    pub const OUTER_CUT: u16 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<Asyncio>() == 68);
+const _: () = assert!(core::mem::size_of::<Asyncio>() == 72);
 const _: () = assert!(core::mem::size_of::<ThreadLocal>() == 24);
 const _: () = assert!(core::mem::size_of::<Task>() == 88);
 const _: () = assert!(core::mem::size_of::<Whose>() == 120);

@@ -61,6 +61,7 @@ const LAYOUT: Layout = {
 const ASYNCIO: Asyncio = Asyncio {
     thread_running_task: 64,
     task_size: 160,
+    future_size: 110,
     task_name: 136,
     task_coro: 128,
     task_is_task: 108,
@@ -68,7 +69,8 @@ const ASYNCIO: Asyncio = Asyncio {
     task_awaited_by_is_set: 109,
     coro_frame: 72,
     coro_state: 67,
-    coro_awaits: [0xff, 0xff],
+    coro_awaits: [-1, -1],
+    coro_executing: 0,
     awaited_below: 8,
     frame_stackpointer: 64,
     set_table: 40,
@@ -113,6 +115,8 @@ fn task(memory: &mut Memory, addr: u64, name: &str, depth: u64) {
         memory.object(coro, 0x100, CORO_TYPE);
         // The stack's top is the frame's own last word.
         memory.word(coro + 72 + 64, coro + 0xf8);
+        // Suspended by a `yield`, or awaiting.
+        memory.put(coro + 67, &[0xfe]);
         if number + 1 < depth {
             memory.put(coro + 67, &[0xff]);
             memory.word(coro + 0xf0, (coro + 0x100) | 1);
@@ -228,7 +232,7 @@ fn those_that_await_are_followed() {
     // Innermost first.
     assert_eq!(frames[0], [0x2_0600, 0x2_0500, 0x2_0400].map(|coro| coro + 72));
     assert_eq!((frames[1].len(), awaiting.tasks[0].frames, awaiting.tasks[1].frames), (16, 3, 16));
-    assert_eq!((awaiting.tasks[0].flags, awaiting.tasks[1].flags), (0, flags::FRAMES_CUT));
+    assert_eq!((awaiting.tasks[0].flags, awaiting.tasks[1].flags), (0, flags::INNER_CUT));
 }
 
 #[test]
@@ -255,6 +259,43 @@ fn of_several_the_least_is_taken_and_their_number_is_told() {
     assert_eq!((name(&awaiting.tasks[0]), awaiting.found, child.awaited_by), ("least", 1, 2));
 }
 
+/// The chain ends where what awaits is none of C's futures and tasks, or cannot be read, and says so.
+#[test]
+fn what_is_not_known_is_no_end() {
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, "child", 1);
+    let more = |memory: &Memory| {
+        let (awaiting, ..) = follow(memory, 0x1_0000);
+        (awaiting.found, awaiting.more)
+    };
+    assert_eq!(more(&memory), (0, 0), "nobody awaits it");
+    memory.word(0x1_0000 + 96, 0xa_0000);
+    assert_eq!(more(&memory), (0, 1), "what awaits it cannot be read");
+    // An object of Python's own, too small to have a future's fields.
+    memory.object(0xa_0000, 168, CORO_TYPE);
+    memory.word(CORO_TYPE + 32, 100);
+    assert_eq!(more(&memory), (0, 1));
+    memory.word(CORO_TYPE + 32, 112);
+    assert_eq!(more(&memory), (0, 0), "a future that nobody awaits");
+    memory.put(0x1_0000 + 109, &[1]);
+    memory.word(0x1_0000 + 96, 0xb_0000);
+    assert_eq!(more(&memory), (0, 1), "nor a set");
+}
+
+/// A coroutine that runs, in another thread, is called by others; one that has ended has no frame.
+#[test]
+fn only_frames_that_stand_are_of_a_task_that_awaits() {
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, "child", 1);
+    task(&mut memory, 0x2_0000, "parent", 2);
+    memory.word(0x1_0000 + 96, 0x2_0000);
+    for state in [0, 1, 4] {
+        memory.put(0x2_0500 + 67, &[state]);
+        let (awaiting, _, frames) = follow(&memory, 0x1_0000);
+        assert_eq!((frames[0].as_slice(), awaiting.tasks[0].flags), (&[0x2_0400 + 72][..], flags::INNER_CUT));
+    }
+}
+
 /// Tasks that await each other, as a broken program may have them: it ends, and says that there may be more.
 #[test]
 fn a_circle_ends() {
@@ -269,7 +310,7 @@ fn a_circle_ends() {
     memory.put(0x2_0400 + 67, &[0xff]);
     memory.word(0x2_0400 + 0xf0, 0x2_0400);
     let (awaiting, ..) = follow(&memory, 0x1_0000);
-    assert_eq!((awaiting.tasks[0].frames as usize, awaiting.tasks[0].flags), (MAX_COROUTINES, flags::FRAMES_CUT));
+    assert_eq!((awaiting.tasks[0].frames as usize, awaiting.tasks[0].flags), (MAX_COROUTINES, flags::INNER_CUT));
 }
 
 #[test]

@@ -344,9 +344,7 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if frame == 0 {
         return;
     }
-    let task_frame = state.walk.task_frame;
     state.walk = FrameWalk::start(frame);
-    state.walk.task_frame = task_frame;
     state.entered_at = cframe;
     state.repair = repair::WALKING;
     // The addresses lie where the frames go: they are walked again behind those.

@@ -9,6 +9,7 @@ use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter}
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: each_sample_is_of_its_task);
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: stacks_go_on_with_those_that_await);
 on_each_interpreter!(on [sid_3_14 sid_3_15]: a_task_that_waits_is_told);
+on_each_interpreter!(on [sid_3_14]: each_process_s_file_tells_its_tasks);
 
 /// The lines of a recording of `whose.py`.
 fn record(target: &Target, milliseconds: u64, arguments: &[&str]) -> Vec<Value> {
@@ -112,6 +113,16 @@ fn stacks_go_on_with_those_that_await(interpreter: &Interpreter) {
         assert!(stack[2] == "waits_for" && stack[3].starts_with("waits "), "{stack:?}");
         assert_eq!(stack[4..], below(&["awaited_by_two", "two"]), "{stack:?}");
     }
+    // More than eight await it: that there are more is told.
+    for stack in stacks("burn_a_nested") {
+        assert_eq!(stack.last(), Some(&"<stack cut: tasks that await it>"), "{stack:?}");
+    }
+    // Of more than 16 coroutines of a task that awaits the outer ones are followed, and that there are more is told.
+    for stack in stacks("burn_a_awaits") {
+        let at = stack.iter().position(|name| *name == "<stack cut: coroutines>").expect("a mark");
+        assert_eq!(stack[at - 1], "child", "{stack:?}");
+        assert_eq!(stack[at + 1..at + 17], [&["awaits_deeper"; 15][..], &["awaits_deep"]].concat(), "{stack:?}");
+    }
     // An eager task runs above the one that made it, which does not await it.
     is("burn_a_eager", &["eager.<locals>.first", "eager a_eager"]);
 }
@@ -125,4 +136,34 @@ fn a_task_that_waits_is_told(interpreter: &Interpreter) {
     for sample in sleeping {
         assert_eq!(sample["task"]["name"], "blocks", "{sample:#}");
     }
+}
+
+/// Files of processes are made at the end, of what was kept meanwhile.
+fn each_process_s_file_tells_its_tasks(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "whose.py");
+    let truth = truth(&target);
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("split");
+    let status = std::process::Command::new(tachyon_tests::binary())
+        .args([
+            "-p",
+            &target.pid().to_string(),
+            "-F",
+            "499",
+            "-d",
+            "3s",
+            "--split",
+            "process",
+            "--format",
+            "jsonl",
+            "-o",
+        ])
+        .arg(&out)
+        .status();
+    assert!(status.expect("it can be run").success());
+    let files: Vec<_> = std::fs::read_dir(&out).expect("a folder").flatten().map(|entry| entry.path()).collect();
+    let file = files.iter().find(|path| path.extension().is_some_and(|it| it == "jsonl")).expect("a file");
+    let text = std::fs::read_to_string(file).expect("it can be read");
+    let samples: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    judge(&samples, &truth, false);
 }

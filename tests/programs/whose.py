@@ -117,6 +117,18 @@ async def nested(key, levels):
     await asyncio.create_task(nested(key, levels - 1), name=f"level {levels}")
 
 
+async def awaits_deeper(key, depth):
+    if depth:
+        await awaits_deeper(key, depth - 1)
+    else:
+        await asyncio.create_task(work(key), name="child")
+
+
+async def awaits_deep(key):
+    """More coroutines of a task that awaits than are followed."""
+    await awaits_deeper(key, 20)
+
+
 async def main(which):
     tasks = [
         asyncio.create_task(gathers(f"{which}_gather"), name="gathers"),
@@ -128,6 +140,7 @@ async def main(which):
         asyncio.create_task(makes_eager_tasks(f"{which}_eager"), name="makes"),
         asyncio.create_task(work(f"{which}_long"), name="n" * 100),
         asyncio.create_task(work(f"{which}_alone")),
+        asyncio.create_task(awaits_deep(f"{which}_awaits"), name="awaits"),
     ]
     await asyncio.gather(*tasks)
 
@@ -165,7 +178,7 @@ if __name__ == "__main__":
         while True:
             with lock:
                 count = len(truth)
-            if count == loops * 12:
+            if count == loops * 13:
                 break
             time.sleep(0.01)
         handshake.ready(truth=truth)

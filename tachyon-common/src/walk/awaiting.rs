@@ -3,7 +3,7 @@
 //! In steps, each of which reads a little and leaves what it has found in [`Awaiting`]: a BPF program verifies each of them once.
 
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
-use super::task::{is_task_of_c, take_down};
+use super::task::{is_as_large, take_down};
 use crate::layout::Layout;
 use crate::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, flags};
 
@@ -57,7 +57,7 @@ impl Awaiting {
         (self.found, self.more, self.next) = (0, 0, task);
     }
 
-    /// Looks for those that await the present task or future. False: nobody does, as far as can be told.
+    /// Looks for those that await the present task or future. False: nobody does, or that could not be read.
     #[inline(always)]
     pub fn find<M: UserMemory + ?Sized>(&mut self, memory: &M, asyncio: &Asyncio) -> bool {
         let of = core::mem::take(&mut self.next);
@@ -65,19 +65,21 @@ impl Awaiting {
         if of == 0 {
             return false;
         }
-        let awaited_by = read_u64(memory, of, asyncio.task_awaited_by).unwrap_or(0);
-        if awaited_by == 0 {
-            return false;
-        }
-        let is_set = read_u8(memory, of.wrapping_add(u64::from(asyncio.task_awaited_by_is_set))).unwrap_or(0);
-        if is_set == 0 {
+        // Until it is known that nobody does.
+        self.more = 1;
+        let Ok(awaited_by) = read_u64(memory, of, asyncio.task_awaited_by) else { return false };
+        let is_set = of.wrapping_add(u64::from(asyncio.task_awaited_by_is_set));
+        let Ok(is_set) = read_u8(memory, is_set) else { return false };
+        if awaited_by != 0 && is_set != 0 {
+            let Ok(mask) = read_u64(memory, awaited_by, asyncio.set_mask) else { return false };
+            let Ok(table) = read_u64(memory, awaited_by, asyncio.set_table) else { return false };
+            self.left = mask.min(u64::from(MAX_AWAITING_SET) - 1) as u32 + 1;
+            self.entry = table;
+        } else if awaited_by != 0 {
             (self.waiters, self.least) = (1, awaited_by);
-            return true;
         }
-        let mask = read_u64(memory, awaited_by, asyncio.set_mask).unwrap_or(0);
-        self.left = mask.min(u64::from(MAX_AWAITING_SET) - 1) as u32 + 1;
-        self.entry = read_u64(memory, awaited_by, asyncio.set_table).unwrap_or(0);
-        true
+        self.more = 0;
+        awaited_by != 0
     }
 
     /// Looks at one entry of the set of those. False: there are no more.
@@ -87,9 +89,12 @@ impl Awaiting {
             return false;
         }
         self.left -= 1;
-        let key = read_u64(memory, self.entry, 0).unwrap_or(0);
-        let hash = read_u64(memory, self.entry, 8).unwrap_or(u64::MAX);
-        self.entry = self.entry.wrapping_add(16);
+        let entry = self.entry;
+        self.entry = entry.wrapping_add(16);
+        let (Ok(key), Ok(hash)) = (read_u64(memory, entry, 0), read_u64(memory, entry, 8)) else {
+            self.more = 1;
+            return true;
+        };
         // A key that was taken out leaves one with the hash -1 (`set_discard_entry`).
         if key != 0 && hash != u64::MAX {
             self.waiters += 1;
@@ -129,19 +134,22 @@ impl Awaiting {
             return false;
         }
         self.next = least;
-        let is_task = read_u8(memory, least.wrapping_add(u64::from(asyncio.task_is_task))).unwrap_or(0);
-        if is_task == 0 {
-            return true;
-        }
-        if !is_task_of_c(memory, layout, asyncio, least) {
-            self.next = 0;
+        let is_task = read_u8(memory, least.wrapping_add(u64::from(asyncio.task_is_task)));
+        let size = if is_task == Ok(0) { asyncio.future_size } else { asyncio.task_size };
+        if is_task.is_err() || !is_as_large(memory, layout, asyncio, least, size) {
+            (self.next, self.more) = (0, 1);
             return false;
+        }
+        if is_task == Ok(0) {
+            return true;
         }
         let at = self.found as usize & (MAX_AWAITING - 1);
         self.tasks[at] = Task::NONE;
         let frame = take_down(memory, layout, asyncio, least, &mut self.tasks[at]);
         self.found += 1;
-        if frame != 0 {
+        if frame == 0 {
+            self.cut(flags::OUTER_CUT);
+        } else {
             self.coroutine = frame.wrapping_sub(u64::from(asyncio.coro_frame));
         }
         true
@@ -155,16 +163,24 @@ impl Awaiting {
         if coroutine == 0 || at >= MAX_COROUTINES {
             return false;
         }
+        // One that runs in another thread by now is called by others than those that await it, and one that has ended has no frame.
+        let state = read_u8(memory, coroutine.wrapping_add(u64::from(asyncio.coro_state))).map(u8::cast_signed);
+        let Ok(state) =
+            state.and_then(|state| if state < asyncio.coro_executing { Ok(state) } else { Err(Unreadable) })
+        else {
+            self.cut(flags::INNER_CUT);
+            return false;
+        };
         let frame = coroutine.wrapping_add(u64::from(asyncio.coro_frame));
         self.coroutines[at & (MAX_COROUTINES - 1)] = frame;
         self.coroutines_found += 1;
-        let state = read_u8(memory, coroutine.wrapping_add(u64::from(asyncio.coro_state))).unwrap_or(u8::MAX - 1);
         if state != asyncio.coro_awaits[0] && state != asyncio.coro_awaits[1] {
             return true;
         }
-        self.coroutine = awaited(memory, layout, asyncio, coroutine, frame).unwrap_or(0);
-        if self.coroutine != 0 && at + 1 == MAX_COROUTINES {
-            self.cut();
+        let awaited = awaited(memory, layout, asyncio, coroutine, frame);
+        self.coroutine = awaited.unwrap_or(0);
+        if awaited.is_err() || self.coroutine != 0 && at + 1 == MAX_COROUTINES {
+            self.cut(flags::INNER_CUT);
         }
         true
     }
@@ -188,15 +204,15 @@ impl Awaiting {
         }
         if !whole {
             self.coroutines_found = 0;
-            self.cut();
+            self.cut(flags::OUTER_CUT);
         }
     }
 
     #[inline(always)]
-    fn cut(&mut self) {
+    fn cut(&mut self, what: u16) {
         let last = (self.found as usize).wrapping_sub(1);
         if last < MAX_AWAITING {
-            self.tasks[last & (MAX_AWAITING - 1)].flags |= flags::FRAMES_CUT;
+            self.tasks[last & (MAX_AWAITING - 1)].flags |= what;
         }
     }
 }

@@ -31,23 +31,24 @@ pub fn running_task<M: UserMemory + ?Sized>(
     if task == 0 {
         return 0;
     }
-    if !is_task_of_c(memory, layout, asyncio, task) {
+    if !is_as_large(memory, layout, asyncio, task, asyncio.task_size) {
         return 0;
     }
     whose.flags |= flags::TASK;
     take_down(memory, layout, asyncio, task, &mut whose.task)
 }
 
-/// Whether an object has all that tasks have, by the size of its type.
+/// Whether an object has so many bytes at least, by its type: C's tasks and futures have, Python's own have not.
 #[inline(always)]
-pub(super) fn is_task_of_c<M: UserMemory + ?Sized>(
+pub(super) fn is_as_large<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
     asyncio: &Asyncio,
     object: u64,
+    size: u32,
 ) -> bool {
     let type_ = read_u64(memory, object, layout.ob_type).unwrap_or(0);
-    read_u64(memory, type_, asyncio.type_basicsize).unwrap_or(0) >= u64::from(asyncio.task_size)
+    read_u64(memory, type_, asyncio.type_basicsize).unwrap_or(0) >= u64::from(size)
 }
 
 /// Takes down a task, and gives the address of its coroutine's frame; 0: it has none.

@@ -4,20 +4,25 @@
 //! minute is kept by step, for windows and histories; all that came before is kept by stack. Memory grows with the number of
 //! distinct stacks and threads; [`Live::is_full`] says when there are too many.
 
+mod batch;
+mod shares;
+
+pub use batch::{Batch, BatchSink};
+pub use shares::Shares;
+
 use super::aggregate::{Aggregate, Place, PlaceId};
 use super::module::NoDistributions;
+use super::ratio;
 use super::rows::{By, Charged, Row, RowName, RowTable, Sum, code_rows};
-use super::{Collector, ratio};
-use crate::profile::{Adopted, Adopter, FrameId, Profile, Sample, ThreadId};
+use crate::profile::{Adopted, Adopter, FrameId, Profile, ThreadId};
 use crate::report::Report;
-use crate::sinks::Sink;
 use crate::sinks::label::{Label, thread_name};
 use crate::sinks::process_title;
 use crate::sinks::stacks::{StackId, Stacks, gil_held};
+use batch::BatchSample;
 use foldhash::fast::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tachyon_common::event::status::HAS_EXCEPTION;
 
@@ -27,65 +32,6 @@ pub const HISTORY: Duration = Duration::from_secs(60);
 const MOST_STACKS: usize = 100_000;
 /// Distinct lines of code that are kept.
 const MOST_PLACES: usize = 200_000;
-
-/// The samples of a segment, in the order in which they came.
-#[derive(Debug, Default)]
-pub struct Batch {
-    stacks: Stacks,
-    samples: Vec<BatchSample>,
-}
-
-/// One sample of a [`Batch`].
-#[derive(Clone, Copy, Debug)]
-struct BatchSample {
-    time_us: u64,
-    thread: ThreadId,
-    stack: StackId,
-    /// With the sample's [`crate::profile::Merge`] in its upper two bits.
-    status: u8,
-}
-
-/// Takes the samples of one segment.
-#[derive(Clone, Debug, Default)]
-pub struct BatchSink(Arc<Mutex<Batch>>, Vec<FrameId>);
-
-impl BatchSink {
-    /// What came so far; nothing is left.
-    #[must_use]
-    pub fn take(&self) -> Batch {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Sink for BatchSink {
-    fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
-        let mut batch = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let stack = batch.stacks.intern(profile.shown_stack(sample.frames, &mut self.1));
-        let status = sample.status | sample.merge.number() << 6;
-        batch.samples.push(BatchSample { time_us: sample.time_us, thread: sample.thread, stack, status });
-        Ok(())
-    }
-
-    fn finish(&mut self, _profile: &Profile, _report: &Report) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Batch {
-    /// Hands all samples to a collector, for a report of this segment alone.
-    ///
-    /// # Errors
-    /// What the collector says.
-    pub fn feed(&self, profile: &Profile, report: &Report, collector: &mut Collector<'_>) -> io::Result<()> {
-        for BatchSample { time_us, thread, stack, status } in &self.samples {
-            let merge = crate::profile::Merge::from_number(status >> 6);
-            let frames = self.stacks.get(*stack);
-            let (time_us, thread, status) = (*time_us, *thread, status & 0x3f);
-            collector.sample(profile, &Sample { thread, time_us, status, frames, merge, work: None })?;
-        }
-        collector.finish(profile, report)
-    }
-}
 
 /// What samples have in common that are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,45 +88,6 @@ pub enum Span {
     Window(Duration),
     /// Since the start.
     Whole,
-}
-
-/// What samples say altogether.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Shares {
-    /// Samples and the time that they stand for: CPU time, unless waiting threads are sampled too.
-    pub sum: Sum,
-    /// Those of them that ran on a CPU.
-    pub running: Sum,
-    /// Share of samples of waiting threads.
-    pub waiting: f64,
-    /// Length of the stretch of time.
-    pub seconds: f64,
-    /// Share of samples that held the GIL, of those of which that is known.
-    pub gil: Option<f64>,
-    /// Share of samples in the garbage collector.
-    pub gc: f64,
-    /// Share of samples whose leaf is native code.
-    pub native: f64,
-    /// Share of samples in which an exception was being raised or handled.
-    pub exceptions: f64,
-    /// Samples lost, of whatever thread.
-    pub lost: u64,
-    /// CPU time of the profiler.
-    pub profiler_s: f64,
-}
-
-impl Shares {
-    /// CPUs in use.
-    #[must_use]
-    pub fn cpus(&self) -> f64 {
-        if self.seconds > 0.0 { self.running.cpu_us as f64 / 1e6 / self.seconds } else { 0.0 }
-    }
-
-    /// Share of one CPU that the profiler used.
-    #[must_use]
-    pub fn profiler(&self) -> f64 {
-        if self.seconds > 0.0 { self.profiler_s / self.seconds } else { 0.0 }
-    }
 }
 
 /// A function or a line.

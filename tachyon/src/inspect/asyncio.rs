@@ -12,6 +12,7 @@ use super::{Interpreter, candidates};
 use crate::remote::elf::{Elf, ElfError, ReadAt, Section};
 use crate::remote::{MappedFile, Mapping, RemoteProcess};
 use std::io;
+use std::path::Path;
 use tachyon_common::whose::Asyncio;
 
 /// Words of the section: `Py_AsyncioModuleDebugOffsets` of `Modules/_asynciomodule.c`, the same in v3.14.0 and v3.15.0.
@@ -107,6 +108,7 @@ impl AsyncioOffsets {
             thread_running_task: word(self.thread_running_task)?,
             // All that is read lies before the end of the last of these.
             task_size: word(self.task_node.max(self.task_name).max(self.task_coro))? + 8,
+            future_size: word(self.task_awaited_by.max(self.task_is_task).max(self.task_awaited_by_is_set))? + 1,
             task_name: word(self.task_name)?,
             task_coro: word(self.task_coro)?,
             task_is_task: word(self.task_is_task)?,
@@ -114,8 +116,9 @@ impl AsyncioOffsets {
             task_awaited_by_is_set: word(self.task_awaited_by_is_set)?,
             coro_frame: word(frame)?,
             coro_state: word(state)?,
-            coro_awaits: [states.awaits, states.awaits_locked.unwrap_or(states.awaits)].map(i8::cast_unsigned),
-            awaited_below: u16::try_from(below * 8).ok()?,
+            coro_awaits: [states.awaits, states.awaits_locked.unwrap_or(states.awaits)],
+            coro_executing: states.executing,
+            awaited_below: u8::try_from(below * 8).ok()?,
             frame_stackpointer: word(at)?,
             set_table: word(awaits.set_table)?,
             set_mask: word(awaits.set_mask)?,
@@ -209,11 +212,16 @@ pub fn asyncio_offsets(
     })
 }
 
+/// Whether a file is named like the module: `_asyncio.cpython-314-….so`.
+#[must_use]
+pub fn is_named_asyncio(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"_asyncio."))
+}
+
 /// Where to look first: in the interpreter's own file, then in those that are named like the module.
 fn place(mapping: &Mapping, interpreter: &Interpreter) -> u8 {
     let path = mapping.file_path();
-    let named =
-        || path.and_then(|path| path.file_name()).is_some_and(|name| name.as_encoded_bytes().starts_with(b"_asyncio"));
+    let named = || path.is_some_and(is_named_asyncio);
     match mapping.inode == interpreter.file.inode && path == Some(interpreter.path.as_path()) {
         true => 0,
         false if named() => 1,

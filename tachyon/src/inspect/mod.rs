@@ -29,7 +29,7 @@ use std::time::Instant;
 
 use tachyon_common::layout::{Layout, flags};
 
-pub use self::asyncio::{AsyncioOffsets, asyncio_offsets};
+pub use self::asyncio::{AsyncioOffsets, asyncio_offsets, is_named_asyncio};
 pub use self::awaits::{AwaitLayout, CoroutineLayout, FrameStates, StackTop};
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};

@@ -145,7 +145,7 @@ pub(super) mod tests {
 
     /// Header folders of pyenv, of the system, and of the builds that `cargo xtask zoo` made: each with its version, and the kind of
     /// build that it can be asked for.
-    pub(in crate::inspect) fn headers() -> Vec<((u8, u8), bool, PathBuf)> {
+    fn headers() -> Vec<((u8, u8), bool, PathBuf)> {
         let kinds = |dir: PathBuf| {
             let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let version = name.trim_start_matches("python3.");
@@ -172,7 +172,7 @@ pub(super) mod tests {
     }
 
     /// What the headers in `dir` say.
-    pub(in crate::inspect) fn ask(dir: &Path, free_threaded: bool, work: &Path) -> BTreeMap<String, String> {
+    fn ask(dir: &Path, free_threaded: bool, work: &Path) -> BTreeMap<String, String> {
         let (source, binary) = (work.join("headers.c"), work.join("headers"));
         std::fs::write(&source, include_str!("objects/headers.c")).expect("a folder of our own");
         let mut compile = Command::new("cc");
@@ -190,40 +190,19 @@ pub(super) mod tests {
         said.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.to_owned(), b.to_owned())).collect()
     }
 
-    #[test]
-    fn rows_are_what_the_headers_say() {
+    /// Compares rows with the headers of all versions that are here: `values` are those of a row, by the headers' names.
+    pub(in crate::inspect) fn compare<R>(
+        row: impl Fn((u8, u8), bool) -> Option<R>,
+        values: impl Fn(R) -> Vec<(&'static str, String)>,
+    ) {
         let work = tempfile::tempdir().expect("a folder");
         let mut compared = Vec::new();
         for (version, free_threaded, dir) in headers() {
-            let Some(row) = ObjectLayout::row(version, free_threaded) else { continue };
+            let Some(row) = row(version, free_threaded) else { continue };
             let said = ask(&dir, free_threaded, work.path());
-            let number = |value: Option<i64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
-            let offset = |value: u64| number(i64::try_from(value).ok());
-            let optional = |value: Option<u64>| number(value.and_then(|value| i64::try_from(value).ok()));
-            for (name, value) in [
-                ("interp_modules", offset(row.interp_modules)),
-                ("module_dict", offset(row.module_dict)),
-                ("dict_keys", offset(row.dict_keys)),
-                ("dict_values", offset(row.dict_values)),
-                ("keys_size", offset(row.keys_size)),
-                ("keys_kind", optional(row.keys_kind)),
-                ("keys_nentries", offset(row.keys_nentries)),
-                ("keys_indices", offset(row.keys_indices)),
-                ("values_start", offset(row.values_start)),
-                ("long_tag", offset(row.long_tag)),
-                ("long_digit", offset(row.long_digit)),
-                ("type_basicsize", offset(row.type_basicsize)),
-                ("type_dictoffset", offset(row.type_dictoffset)),
-                ("type_flags", offset(row.type_flags)),
-                ("heap_type_cached_keys", optional(row.heap_type_cached_keys)),
-                ("managed_dict", number(row.managed_dict)),
-            ] {
-                assert_eq!(
-                    said.get(name),
-                    Some(&value),
-                    "{name} in {} (free-threaded: {free_threaded})",
-                    dir.display()
-                );
+            for (name, value) in values(row) {
+                let place = dir.display();
+                assert_eq!(said.get(name), Some(&value), "{name} in {place} (free-threaded: {free_threaded})");
             }
             compared.push((version, free_threaded));
         }
@@ -231,5 +210,31 @@ pub(super) mod tests {
         if compared.is_empty() {
             crate::not_run::not_run("headers of CPython 3.8 to 3.13, as pyenv has them");
         }
+    }
+
+    #[test]
+    fn rows_are_what_the_headers_say() {
+        let number = |value: Option<i64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        let optional = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        compare(ObjectLayout::row, |row| {
+            vec![
+                ("interp_modules", row.interp_modules.to_string()),
+                ("module_dict", row.module_dict.to_string()),
+                ("dict_keys", row.dict_keys.to_string()),
+                ("dict_values", row.dict_values.to_string()),
+                ("keys_size", row.keys_size.to_string()),
+                ("keys_kind", optional(row.keys_kind)),
+                ("keys_nentries", row.keys_nentries.to_string()),
+                ("keys_indices", row.keys_indices.to_string()),
+                ("values_start", row.values_start.to_string()),
+                ("long_tag", row.long_tag.to_string()),
+                ("long_digit", row.long_digit.to_string()),
+                ("type_basicsize", row.type_basicsize.to_string()),
+                ("type_dictoffset", row.type_dictoffset.to_string()),
+                ("type_flags", row.type_flags.to_string()),
+                ("heap_type_cached_keys", optional(row.heap_type_cached_keys)),
+                ("managed_dict", number(row.managed_dict)),
+            ]
+        });
     }
 }

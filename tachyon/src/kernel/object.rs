@@ -6,13 +6,14 @@ use super::diagnostics::{self, Diagnostics};
 use super::error::{KernelError, program_error};
 use super::loader::loader;
 use super::native::NativeMaps;
+use super::numbered::Numbered;
+use super::options::Options;
 use super::perf::Sampling;
 use super::pod::{FileKey, Pod};
 use super::programs::{TRACEPOINTS, has_tracepoints, hooks, load_programs, samplers, tracepoint};
 use super::rows::RowChunks;
 use super::sampling::TraceMaps;
 use super::waits::{WaitMaps, Waits};
-use super::work::WorkMaps;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
@@ -24,8 +25,8 @@ use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
-    CHANGES_BY_USER_SPACE, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, RULE_SLOTS, TOLD_WAITS,
-    UNWATCHED_SLOTS,
+    CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, MAX_SPANS,
+    RULE_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
@@ -33,52 +34,6 @@ use tachyon_common::whose::{Asyncio, ThreadLocal};
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
-
-/// Choices fixed at load.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Time between two samples of a running thread.
-    pub interval: Duration,
-    /// Processes that are in no table are wanted when they turn out to be CPython.
-    pub all_python: bool,
-    /// Only samples whose thread holds the GIL are wanted.
-    pub gil_only: bool,
-    /// Not every process is wanted: user space decides at each `exec`.
-    pub filtered: bool,
-    /// The opcode of each frame is wanted.
-    pub opcodes: bool,
-    /// Kernel stacks are wanted.
-    pub kernel_stacks: bool,
-    /// Whether waiting threads are sampled, each once in `interval`.
-    pub waits: Waits,
-    /// Of waits the stack of the thread that ends one is wanted too.
-    pub wakers: bool,
-    /// Who awaits the running task is wanted too.
-    pub awaiting: bool,
-    /// What each thread came to is told when it exits.
-    pub thread_times: bool,
-    /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
-    pub events: Vec<ChosenEvent>,
-    /// Bytes for unwind rows, where native stacks are wanted.
-    pub unwind_memory: Option<u32>,
-    /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
-    pub ring_bytes: u32,
-    /// Inode number of the profiler's pid namespace, unless that is the initial one ([`own_pid_namespace`]).
-    ///
-    /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
-    pub pid_namespace: Option<u32>,
-}
-
-/// Size of the sample ring: what every CPU sends in two seconds at 2 KiB a sample (80 frames), at least 1 MiB, at most
-/// 64 MiB, rounded up to a power of two. At 99 Hz and 2 CPUs that is 1 MiB, at 1 kHz and 16 CPUs 64 MiB.
-#[must_use]
-pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
-    const MIN: u32 = 1 << 20;
-    const MAX: u32 = 1 << 26;
-    // The cast saturates, which is what is wanted of an absurd rate.
-    let wanted = (rate_hz * cpus as f64 * 2.0 * 2048.0) as u32;
-    wanted.clamp(MIN, MAX).next_power_of_two()
-}
 
 /// How long the parts of loading took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,9 +56,9 @@ pub struct Kernel {
     /// Made to the process table by user space.
     changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
-    layouts: Array<MapData, Pod<Layout>>,
-    known_layouts: Vec<Layout>,
-    work: WorkMaps,
+    layouts: Numbered<Layout>,
+    asyncio: Numbered<Asyncio>,
+    spans: Numbered<ThreadLocal>,
     pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
     pub(super) events_lost: PerCpuArray<MapData, u64>,
     /// The bank of `counters` that runs count in.
@@ -223,9 +178,9 @@ impl Kernel {
             verdicts: take(&mut ebpf, "VERDICTS")?,
             changes: 0,
             executables: take(&mut ebpf, "EXECUTABLES")?,
-            layouts: take(&mut ebpf, "LAYOUTS")?,
-            known_layouts: Vec::new(),
-            work: WorkMaps::of(&mut ebpf)?,
+            layouts: Numbered::of(&mut ebpf, "LAYOUTS", 0, MAX_LAYOUTS)?,
+            asyncio: Numbered::of(&mut ebpf, "ASYNCIO", 1, MAX_ASYNCIO)?,
+            spans: Numbered::of(&mut ebpf, "SPANS", 1, MAX_SPANS)?,
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
@@ -397,16 +352,7 @@ impl Kernel {
     /// # Errors
     /// When there are too many.
     pub fn layout_number(&mut self, layout: &Layout) -> Result<u32, KernelError> {
-        if let Some(known) = self.known_layouts.iter().position(|known| known == layout) {
-            return u32::try_from(known).map_err(|_| KernelError::TooManyLayouts);
-        }
-        let number = u32::try_from(self.known_layouts.len()).map_err(|_| KernelError::TooManyLayouts)?;
-        if number >= MAX_LAYOUTS {
-            return Err(KernelError::TooManyLayouts);
-        }
-        self.layouts.set(number, Pod(*layout), 0).map_err(KernelError::map("LAYOUTS"))?;
-        self.known_layouts.push(*layout);
-        Ok(number)
+        self.layouts.number(layout)?.ok_or(KernelError::TooManyLayouts)
     }
 
     /// The number of where asyncio keeps the running task; `None`: there are too many.
@@ -414,7 +360,7 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn asyncio_number(&mut self, asyncio: &Asyncio) -> Result<Option<u16>, KernelError> {
-        self.work.asyncio(asyncio)
+        Ok(self.asyncio.number(asyncio)?.and_then(|number| u16::try_from(number).ok()))
     }
 
     /// The number of where a thread keeps its span, likewise.
@@ -422,7 +368,7 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses.
     pub fn spans_number(&mut self, place: &ThreadLocal) -> Result<Option<u16>, KernelError> {
-        self.work.spans(place)
+        Ok(self.spans.number(place)?.and_then(|number| u16::try_from(number).ok()))
     }
 
     /// Takes the maps of native stacks; once.

@@ -69,8 +69,21 @@ pub struct TaskBelow {
     pub task: FrameId,
     /// How many of the record's Python frames, leaf first, lie above that; 0: not known.
     pub above: usize,
-    /// Who awaits it, each with the frames of its own coroutines, leaf first: in place of the event loop, which called the task.
-    pub awaiting: Vec<(FrameId, Vec<RawFrame>)>,
+    /// Who awaits it, and who awaits that: in place of the event loop, which called the task.
+    pub awaiting: Vec<Waiter>,
+    /// There may be more of those.
+    pub more: bool,
+}
+
+/// A task that awaits another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// The frame that stands for it.
+    pub task: FrameId,
+    /// The frames of its coroutines, leaf first.
+    pub frames: Vec<RawFrame>,
+    /// Whether some are missing further in than those, and further out.
+    pub cut: (bool, bool),
 }
 
 /// Whose a sample is.
@@ -302,12 +315,18 @@ impl Merger {
             Some(at) => self.stack.truncate(at + 1),
             None => self.stack.push(below.task),
         }
-        for (task, frames) in &below.awaiting {
+        let cut = |missing: bool, stack: &mut Vec<FrameId>, profile: &mut Profile, what: &str| {
+            stack.extend(missing.then(|| profile.special_frame(&cut_mark(what))));
+        };
+        for Waiter { task, frames, cut: (inner, outer) } in &below.awaiting {
+            cut(*inner, &mut self.stack, profile, COROUTINES);
             for raw in frames {
                 self.push_python(profile, symbolizer, record, raw);
             }
+            cut(*outer, &mut self.stack, profile, COROUTINES);
             self.stack.push(*task);
         }
+        cut(below.more, &mut self.stack, profile, TASKS);
         self.task = Some(below);
     }
 
@@ -362,8 +381,17 @@ fn marker(reason: StopReason) -> String {
     match reason {
         StopReason::NoThreadState | StopReason::NoFrame | StopReason::RuntimeNotInitialized => NATIVE.to_owned(),
         StopReason::EnteringEval => ENTERING.to_owned(),
-        cut => format!("<stack cut: {}>", cut.name()),
+        cut => cut_mark(cut.name()),
     }
+}
+
+/// What is missing where a task's coroutines, or the tasks that await one, could not all be followed.
+const COROUTINES: &str = "coroutines";
+const TASKS: &str = "tasks that await it";
+
+/// The name of a frame that stands for what is missing.
+fn cut_mark(what: &str) -> String {
+    format!("<stack cut: {what}>")
 }
 
 /// A NUL-padded `comm` as text.
@@ -380,6 +408,24 @@ mod tests {
     fn owner_of(merger: &mut Merger, profile: &mut Profile, instance: u64, tid: u32, interp_id: i64) -> Owner {
         let record = SampleRecord { instance, tid, interp_id, ..SampleRecord::default() };
         merger.owner(profile, &record, Process::default)
+    }
+
+    #[test]
+    fn what_is_missing_of_those_that_await_is_told() {
+        let (mut merger, mut profile) = (Merger::default(), Profile::default());
+        let [task, inner, outer] = ["task", "inner", "outer"].map(|name| profile.special_frame(name));
+        let waiter = |task, cut| Waiter { task, frames: Vec::new(), cut };
+        merger.task = Some(TaskBelow {
+            task,
+            above: 0,
+            awaiting: vec![waiter(inner, (true, false)), waiter(outer, (false, true))],
+            more: true,
+        });
+        merger.put_task_below(&mut profile, &mut Symbolizer::default(), &SampleRecord::default());
+        let names: Vec<_> =
+            merger.last().iter().map(|&frame| profile.strings.get(profile.frames.get(frame).function)).collect();
+        let coroutines = "<stack cut: coroutines>";
+        assert_eq!(names, ["task", coroutines, "inner", coroutines, "outer", "<stack cut: tasks that await it>"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::StrId;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use indexmap::IndexSet;
 
 /// Index of a piece of work in [`WorkTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,10 +37,7 @@ impl Work {
 
 /// Distinct pieces of work, in order of first use.
 #[derive(Clone, Debug, Default)]
-pub struct WorkTable {
-    works: Vec<Work>,
-    ids: HashMap<Work, WorkId, RandomState>,
-}
+pub struct WorkTable(IndexSet<Work, RandomState>);
 
 impl WorkTable {
     /// Most of them that are kept: each request of a server may be one.
@@ -48,13 +45,9 @@ impl WorkTable {
 
     /// The handle of a piece of work; `None`: there are too many.
     pub fn intern(&mut self, work: Work) -> Option<WorkId> {
-        if let Some(&id) = self.ids.get(&work) {
-            return Some(id);
-        }
-        let id = WorkId(u32::try_from(self.works.len()).ok().filter(|_| self.works.len() < Self::MOST)?);
-        self.works.push(work);
-        self.ids.insert(work, id);
-        Some(id)
+        let known = self.0.get_index_of(&work);
+        let at = known.or_else(|| (self.0.len() < Self::MOST).then(|| self.0.insert_full(work).0))?;
+        u32::try_from(at).ok().map(WorkId)
     }
 
     /// The piece of work behind a handle.
@@ -63,19 +56,7 @@ impl WorkTable {
     /// When the handle is of another profile.
     #[must_use]
     pub fn get(&self, id: WorkId) -> &Work {
-        &self.works[id.0 as usize]
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.works.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.works.is_empty()
+        &self.0[id.0 as usize]
     }
 }
 

@@ -155,7 +155,6 @@ impl Follower {
 
     fn is_python(&mut self, pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity>) {
         self.mapped.insert(pid);
-        self.work.begin(pid, true);
         self.news(|| News::Python { pid, image, instance, interpreter });
     }
 

@@ -22,7 +22,7 @@ use super::settled::Settled;
 use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
-use crate::merge::{Merger, Owner, ProgramKey, TaskBelow};
+use crate::merge::{Merger, Owner, ProgramKey};
 use crate::profile::{FrameId, Merge, Sample, WorkId};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work, owner_of};
@@ -330,16 +330,12 @@ impl Maker {
         if owner.first {
             made.processes.push(PerProcess { program: ProgramKey::of(record), ..PerProcess::default() });
         }
-        let whose = frames.whose();
-        let (work, task) =
-            whose.as_ref().map_or((None, None), |whose| self.tasks.of(&mut made.profile, owner.process, whose));
+        // Each request of a server is another one: what nobody writes down is not to be remembered.
+        let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
+        let work = frames.whose().filter(|_| tells_work);
+        let work = work.and_then(|whose| self.tasks.work(&mut made.profile, &whose));
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
-        merger.task = task.zip(whose).map(|(task, whose)| {
-            let (profile, tasks) = (&mut made.profile, &mut self.tasks);
-            let named = |(waiter, frames)| (tasks.named(profile, owner.process, &waiter).1, Iterator::collect(frames));
-            let awaiting = frames.awaiting().map(named).collect();
-            TaskBelow { task, above: usize::from(whose.task.frames), awaiting }
-        });
+        merger.task = self.tasks.below(&mut made.profile, owner.process, frames);
         let merge = match &mut self.native {
             Some(native) => native.stack(made, merger, symbolizer, owner.process, &mut settled),
             None => {

@@ -65,6 +65,11 @@ pub trait Sink {
         Ok(false)
     }
 
+    /// Whether the file tells whose work each sample was ([`Sample::work`]): where none does, that is not kept.
+    fn tells_work(&self) -> bool {
+        false
+    }
+
     /// Whether samples come to the file while they are taken, so that a recording that is cut short has them: then waits that last are
     /// taken in parts, too.
     fn streams(&self) -> bool {

@@ -7,7 +7,7 @@
 use super::Sink;
 use super::spool::{packed, unpacked};
 use super::streams::{Streams, array, damaged, get, get_u32, put};
-use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Profile, Sample, ThreadId, WorkId};
 use crate::report::{ProcessReport, Report};
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,6 +27,11 @@ pub trait ProcessFiles {
     /// # Errors
     /// When the file cannot be given its name.
     fn close(&mut self) -> io::Result<()>;
+
+    /// Whether they tell whose work samples were ([`Sink::tells_work`]).
+    fn tell_work(&self) -> bool {
+        false
+    }
 
     /// Whether the place of the files was removed, and they with it.
     fn are_gone(&self) -> bool;
@@ -59,6 +64,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             time_us = time_us.wrapping_add(get(bytes)?);
             let [byte] = array(bytes)?;
             let (status, merge) = unpacked(byte);
+            let work = WorkId::from_number(get(bytes)?);
             let (shared, new) = (get_u32(bytes)? as usize, get_u32(bytes)?);
             if shared > stack.len() {
                 return Err(damaged());
@@ -69,7 +75,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             }
             frames.clear();
             frames.extend(stack.iter().rev());
-            take(&Sample { thread, time_us, status, frames: &frames, merge, work: None })
+            take(&Sample { thread, time_us, status, frames: &frames, merge, work })
         })
     }
 }
@@ -77,6 +83,10 @@ impl<F: ProcessFiles> SplitSink<F> {
 impl<F: ProcessFiles> Sink for SplitSink<F> {
     fn streams(&self) -> bool {
         true
+    }
+
+    fn tells_work(&self) -> bool {
+        self.files.tell_work()
     }
 
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
@@ -92,6 +102,7 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
             put(out, u64::from(sample.thread.0));
             put(out, sample.time_us.wrapping_sub(*last_us));
             out.push(packed(sample));
+            put(out, sample.work.map_or(0, WorkId::number));
             put(out, shared as u64);
             let pushed = sample.frames.len() - shared;
             put(out, pushed as u64);
@@ -139,6 +150,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             strings: profile.strings.clone(),
             frames: profile.frames.clone(),
             native: profile.native.clone(),
+            works: profile.works.clone(),
             ..Profile::default()
         };
         let mut threads = Threads::new(profile);

@@ -87,6 +87,11 @@ impl Counts {
         *self.counts.entry(Key { thread: sample.thread.0, stack, gil, work }).or_default() += count as u64;
     }
 
+    /// How many counts there are: of a stack several, where samples differ in more.
+    pub fn len(&self) -> usize {
+        self.counts.len()
+    }
+
     /// All counts, in an order that is the same for the same samples.
     pub fn sorted(&self) -> Vec<(Key, u64)> {
         let mut counts: Vec<_> = self.counts.iter().map(|(&key, &count)| (key, count)).collect();

@@ -20,7 +20,7 @@ const MAX_READINGS: usize = 32;
 
 /// Frames looked at in one walk: 1,024 that count, the rest for shim frames, of which a hostile chain can have a cycle that
 /// never stores a frame.
-const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
+pub(super) const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
 
 /// A thread's stack.
 #[derive(Clone, Debug)]
@@ -154,7 +154,7 @@ fn chain<M: UserMemory + ?Sized>(
 
 /// Frames in the order they are met.
 #[derive(Debug, Default)]
-struct Frames(Vec<RawFrame>);
+pub(super) struct Frames(pub Vec<RawFrame>);
 
 impl FrameSink for Frames {
     fn store(&mut self, index: usize, frame: RawFrame, _identity: &CodeIdentity) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernel::ring_bytes;
 
 #[test]
 fn ring_size_follows_rate_and_cpus() {

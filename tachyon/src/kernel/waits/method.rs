@@ -4,7 +4,8 @@
 //! stacks are taken when threads leave their CPUs.
 
 use super::super::error::{KernelError, program_error};
-use super::super::object::{Kernel, Options, ring_bytes};
+use super::super::object::Kernel;
+use super::super::options::{Options, ring_bytes};
 use super::super::programs::{load_programs, tracepoint};
 use super::{INTERRUPT, KICK, SWITCH, WAKE, Waits};
 use aya::Ebpf;

@@ -170,6 +170,7 @@ impl Follower {
                 drop(registry);
                 self.look_closer(pid, life.image, life.instance);
                 self.is_python(pid, life.image, life.instance, Some(interpreter.file));
+                self.work.begin(pid, true);
             }
             None if entry.flags & flags::SELECTED == 0 => registry.turn_away(life.instance, uninspected),
             None => {
@@ -187,6 +188,7 @@ impl Follower {
             return;
         }
         self.is_python(pid, life.image, life.instance, None);
+        self.work.begin(pid, true);
         let mut registry = lock(&self.registry);
         let hex = registry.layout(layout).map_or(0, |layout| layout.version_hex);
         registry.is_python(pid, life, Program::Python(hex, inspect::version_text(hex)));

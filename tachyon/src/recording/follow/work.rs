@@ -10,14 +10,10 @@ use crate::remote::{Mapping, RemoteProcess};
 use crate::types::Pid;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::whose::ThreadLocal;
-
-/// Beginning of the name of asyncio's extension module, `_asyncio.cpython-314-….so`.
-const ASYNCIO: &[u8] = b"_asyncio.";
 
 /// A process is looked at this long after it mapped something: most libraries come with others.
 const BURST: Duration = Duration::from_millis(20);
@@ -71,8 +67,7 @@ impl WorkLooks {
     pub fn mapped(&mut self, pid: u32, dev: (u32, u32), inode: u64, path: &OsStr) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let now = Instant::now();
-        let tells_of_tasks = Path::new(path).file_name().is_some_and(|name| name.as_bytes().starts_with(ASYNCIO));
-        if tells_of_tasks || !self.spans.is_known(dev, inode, path, now) {
+        if inspect::is_named_asyncio(Path::new(path)) || !self.spans.is_known(dev, inode, path, now) {
             (process.mapped, process.is_new) = (now, true);
             process.due = process.due.min(now + BURST).max(process.not_before);
         }
@@ -169,10 +164,7 @@ impl Follower {
 
     /// The number of where a process that may have loaded asyncio by now keeps its running tasks; 0: it does not say.
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping]) -> u16 {
-        let tells = |mapping: &Mapping| {
-            mapping.file_path().and_then(Path::file_name).is_some_and(|name| name.as_bytes().starts_with(ASYNCIO))
-        };
-        if !maps.iter().any(tells) {
+        if !maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio) {
             return 0;
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else { return 0 };

@@ -1,10 +1,12 @@
 //! Whose work a sample was: its task and its span, as the profile has them.
 
+use crate::events::Frames;
+use crate::merge::{TaskBelow, Waiter};
 use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by};
 use crate::symbolize::decode_text;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
-use tachyon_common::whose;
-use tachyon_common::whose::{NAME_BYTES, Whose, flags};
+use tachyon_common::whose::{self, NAME_BYTES, Whose, flags};
 
 /// Most tasks without a name of their own (`Task-7`) of one process that have frames of their own: a server makes one for each
 /// request.
@@ -16,10 +18,12 @@ const UNREADABLE: &str = "<unreadable>";
 /// Most names that are remembered; then they are made anew.
 const MOST_NAMES: usize = 1 << 16;
 
-/// Names of tasks.
+/// Names of tasks, and frames that stand for them.
 #[derive(Debug, Default)]
 pub(in crate::recording) struct Tasks {
-    names: HashMap<(ProcessId, Name, u16), (StrId, FrameId)>,
+    names: HashMap<Name, StrId, RandomState>,
+    /// Where those are wanted, by name and by how many await it.
+    frames: HashMap<(ProcessId, Name, u16), FrameId, RandomState>,
     /// Tasks have frames, and those that await the running one too.
     pub chains: bool,
     /// How many tasks of a process without a name of their own have frames of their own.
@@ -65,39 +69,53 @@ impl Tasks {
     /// A profile begins that has no processes, strings and frames yet.
     pub(super) fn begin_profile(&mut self) {
         self.names.clear();
+        self.frames.clear();
         self.numbered.clear();
     }
 
-    /// What the profile calls the work of a sample, and the frame that stands for its task where that is wanted.
-    pub(super) fn of(
-        &mut self,
-        profile: &mut Profile,
-        process: ProcessId,
-        whose: &Whose,
-    ) -> (Option<WorkId>, Option<FrameId>) {
-        let named = (whose.flags & flags::TASK != 0).then(|| self.named(profile, process, &whose.task));
-        let task = named.map(|(name, _)| Task { name, id: whose.task.address });
+    /// What the profile calls the work of a sample.
+    pub(super) fn work(&mut self, profile: &mut Profile, whose: &Whose) -> Option<WorkId> {
+        let task = (whose.flags & flags::TASK != 0)
+            .then(|| Task { name: self.name(profile, Name::of(&whose.task)), id: whose.task.address });
         let span = (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id));
-        (profile.works.intern(Work { task, span }), named.map(|(_, frame)| frame).filter(|_| self.chains))
+        profile.works.intern(Work { task, span })
     }
 
-    /// A task's name, and the frame that stands for it.
-    pub(super) fn named(&mut self, profile: &mut Profile, process: ProcessId, task: &whose::Task) -> (StrId, FrameId) {
-        let (name, several) = (Name::of(task), task.awaited_by);
-        if let Some(&known) = self.names.get(&(process, name, several)) {
-            return known;
-        }
+    /// The task of a sample and those that await it, where they are wanted in its stack.
+    pub(super) fn below(&mut self, profile: &mut Profile, process: ProcessId, frames: Frames<'_>) -> Option<TaskBelow> {
+        let whose = frames.whose().filter(|whose| self.chains && whose.flags & flags::TASK != 0)?;
+        let mut waiter = |task: &whose::Task, frames| {
+            let cut = (task.flags & flags::INNER_CUT != 0, task.flags & flags::OUTER_CUT != 0);
+            Waiter { task: self.frame(profile, process, task), frames, cut }
+        };
+        let task = waiter(&whose.task, Vec::new()).task;
+        let awaiting = frames.awaiting().map(|(task, frames)| waiter(&task, frames.collect())).collect();
+        let more = whose.flags & flags::MORE_AWAITING != 0;
+        Some(TaskBelow { task, above: usize::from(whose.task.frames), awaiting, more })
+    }
+
+    fn name(&mut self, profile: &mut Profile, name: Name) -> StrId {
         if self.names.len() >= MOST_NAMES {
             self.names.clear();
         }
-        let text = name.text();
-        let shown = if self.has_own_frame(process, name) { &*text } else { OTHERS };
+        *self.names.entry(name).or_insert_with(|| profile.strings.intern(&name.text()))
+    }
+
+    /// The frame that stands for a task.
+    fn frame(&mut self, profile: &mut Profile, process: ProcessId, task: &whose::Task) -> FrameId {
+        let (name, several) = (Name::of(task), task.awaited_by);
+        if let Some(&known) = self.frames.get(&(process, name, several)) {
+            return known;
+        }
+        if self.frames.len() >= MOST_NAMES {
+            self.frames.clear();
+        }
+        let shown = if self.has_own_frame(process, name) { name.text() } else { OTHERS.to_owned() };
         let filename = profile.strings.intern(TASK_FILENAME);
-        let function = profile.strings.intern(&awaited_by(shown, several));
+        let function = profile.strings.intern(&awaited_by(&shown, several));
         let frame = profile.frames.intern(Frame::without_location(filename, function));
-        let named = (profile.strings.intern(&text), frame);
-        self.names.insert((process, name, several), named);
-        named
+        self.frames.insert((process, name, several), frame);
+        frame
     }
 
     fn has_own_frame(&mut self, process: ProcessId, name: Name) -> bool {
@@ -119,14 +137,15 @@ mod tests {
     }
 
     fn of(tasks: &mut Tasks, profile: &mut Profile, whose: Whose) -> (String, String) {
-        let (work, frame) = tasks.of(profile, ProcessId(0), &whose);
-        let task = profile.works.get(work.expect("there is room")).task.expect("it has a task");
-        (profile.strings.get(task.name).to_owned(), name_of(profile, frame.expect("it has a frame")).to_owned())
+        let work = tasks.work(profile, &whose).expect("there is room");
+        let (task, frame) = (profile.works.get(work).task, tasks.frame(profile, ProcessId(0), &whose.task));
+        let name = profile.strings.get(task.expect("it has a task").name);
+        (name.to_owned(), name_of(profile, frame).to_owned())
     }
 
     #[test]
     fn names_are_numbers_or_texts() {
-        let (mut tasks, mut profile) = (Tasks { chains: true, ..Tasks::default() }, Profile::default());
+        let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
         let task = whose::Task { address: 8, name_bytes: 6, ..whose::Task::NONE };
         let mut whose = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
         whose.task.name[..7].copy_from_slice(b"pay\xe9e!?");
@@ -135,7 +154,7 @@ mod tests {
         // What lies behind the name says nothing.
         whose.task.name[6] = 0;
         assert_eq!(of(&mut tasks, &mut profile, whose), both("pay\u{e9}e!"));
-        assert_eq!(profile.works.len(), 1);
+        assert_eq!(tasks.names.len(), 1);
         let numbered = |number| Whose {
             task: whose::Task { address: 8, number, flags: flags::NUMBERED, ..whose::Task::NONE },
             flags: flags::TASK,
@@ -157,9 +176,8 @@ mod tests {
     fn a_span_needs_no_task() {
         let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
         let whose = Whose { trace_id: [7; 16], span_id: [9; 8], flags: flags::SPAN, ..Whose::NOBODY };
-        let (work, frame) = tasks.of(&mut profile, ProcessId(0), &whose);
-        assert_eq!(frame, None);
-        let work = profile.works.get(work.expect("there is room"));
+        let work = tasks.work(&mut profile, &whose).expect("there is room");
+        let work = profile.works.get(work);
         assert_eq!((work.task, work.span), (None, Some(([7; 16], [9; 8]))));
     }
 }

@@ -80,6 +80,10 @@ struct Native<'a> {
 }
 
 impl<W: Write> Sink for JsonlSink<W> {
+    fn tells_work(&self) -> bool {
+        true
+    }
+
     fn sample(&mut self, _profile: &Profile, sample: &Sample<'_>) -> io::Result<()> {
         self.spool.push_with(0, sample, |out| put(out, 0))
     }

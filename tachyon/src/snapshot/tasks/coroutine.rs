@@ -1,17 +1,13 @@
 //! From a task's coroutine to the place where it awaits: each coroutine awaits the next one.
 
 use super::super::SEED;
+use super::super::stack::{Frames, MAX_LOOKS};
 use super::Reader;
 use crate::inspect::{CoroutineLayout, StackTop};
 use std::rc::Rc;
 use tachyon_common::event::RawFrame;
 use tachyon_common::limits::MAX_PY_FRAMES;
-use tachyon_common::walk::{
-    self, CodeBuffer, CodeIdentity, FrameBuffer, FrameSink, FrameWalk, ThreadBuffer, UserMemory, read_u32,
-};
-
-/// Frames looked at in a thread's stack, shim frames among them.
-const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
+use tachyon_common::walk::{self, CodeBuffer, FrameBuffer, FrameWalk, ThreadBuffer, UserMemory, read_u32};
 
 /// Most bytes of a frame: what it awaits lies on its own stack.
 const MAX_FRAME_BYTES: u64 = 1 << 20;
@@ -241,18 +237,4 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         let code_type = self.target.entry.code_type;
         walk.frame(self.memory, &self.target.layout, code_type, SEED, &mut frame, &mut code, frames).is_none()
     }
-}
-
-/// Frames in the order they are met.
-#[derive(Debug, Default)]
-struct Frames(Vec<RawFrame>);
-
-impl FrameSink for Frames {
-    fn store(&mut self, index: usize, frame: RawFrame, _identity: &CodeIdentity) {
-        if index == self.0.len() && index < MAX_PY_FRAMES {
-            self.0.push(frame);
-        }
-    }
-
-    fn mark_entry(&mut self, _index: usize) {}
 }

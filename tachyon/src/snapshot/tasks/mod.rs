@@ -1,8 +1,8 @@
 //! asyncio's tasks: each with its name, its coroutines down to the place where it awaits, and who awaits it.
 //!
 //! Found through the lists that CPython keeps from 3.14 on for those who look from outside ([`published`]), before that in the
-//! sets of the module `asyncio.tasks` ([`modules`]). The process runs on while they are read: all of it is read until two readings agree, and a task on which they never did is marked. Every list,
-//! chain and set is bounded, as are all of them together.
+//! sets of the module `asyncio.tasks` ([`modules`]). The process runs on while they are read: all of it is read until two readings
+//! agree, and a task on which they never did is marked. Every list, chain and set is bounded, as are all of them together.
 
 mod coroutine;
 mod modules;

@@ -49,6 +49,10 @@ impl ProcessFiles for Files {
         commit(first, &more).map_err(io::Error::other)
     }
 
+    fn tell_work(&self) -> bool {
+        matches!(self.plan.output.format, Format::Jsonl | Format::Pprof)
+    }
+
     fn are_gone(&self) -> bool {
         self.directory.is_gone()
     }

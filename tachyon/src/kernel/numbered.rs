@@ -1,0 +1,46 @@
+//! Tables of values that entries of processes name by numbers: processes of one build share theirs.
+
+use super::KernelError;
+use super::object::take;
+use super::pod::Pod;
+use aya::Ebpf;
+use aya::maps::{Array, MapData};
+
+/// A table each of whose values is in it once.
+pub(super) struct Numbered<T>
+where
+    Pod<T>: aya::Pod,
+{
+    name: &'static str,
+    map: Array<MapData, Pod<T>>,
+    known: Vec<T>,
+    /// The first number: 1 where 0 is for those that have none.
+    first: u32,
+    entries: u32,
+}
+
+impl<T: Copy + PartialEq> Numbered<T>
+where
+    Pod<T>: aya::Pod,
+{
+    /// Takes the map of that name and size, empty.
+    pub fn of(ebpf: &mut Ebpf, name: &'static str, first: u32, entries: u32) -> Result<Self, KernelError> {
+        Ok(Self { name, map: take(ebpf, name)?, known: Vec::new(), first, entries })
+    }
+
+    /// The number of a value, which is put there if it is new; `None`: the table is full.
+    pub fn number(&mut self, value: &T) -> Result<Option<u32>, KernelError> {
+        let known = self.known.iter().position(|known| known == value);
+        let Ok(at) = u32::try_from(known.unwrap_or(self.known.len())) else { return Ok(None) };
+        let number = self.first + at;
+        if known.is_some() {
+            return Ok(Some(number));
+        }
+        if number >= self.entries {
+            return Ok(None);
+        }
+        self.map.set(number, Pod(*value), 0).map_err(KernelError::map(self.name))?;
+        self.known.push(*value);
+        Ok(Some(number))
+    }
+}

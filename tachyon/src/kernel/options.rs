@@ -1,0 +1,51 @@
+//! What is chosen before the object is loaded.
+
+use super::chosen::ChosenEvent;
+use super::waits::Waits;
+use std::time::Duration;
+
+/// Choices fixed at load.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Time between two samples of a running thread.
+    pub interval: Duration,
+    /// Processes that are in no table are wanted when they turn out to be CPython.
+    pub all_python: bool,
+    /// Only samples whose thread holds the GIL are wanted.
+    pub gil_only: bool,
+    /// Not every process is wanted: user space decides at each `exec`.
+    pub filtered: bool,
+    /// The opcode of each frame is wanted.
+    pub opcodes: bool,
+    /// Kernel stacks are wanted.
+    pub kernel_stacks: bool,
+    /// Whether waiting threads are sampled, each once in `interval`.
+    pub waits: Waits,
+    /// Of waits the stack of the thread that ends one is wanted too.
+    pub wakers: bool,
+    /// Who awaits the running task is wanted too.
+    pub awaiting: bool,
+    /// What each thread came to is told when it exits.
+    pub thread_times: bool,
+    /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
+    pub events: Vec<ChosenEvent>,
+    /// Bytes for unwind rows, where native stacks are wanted.
+    pub unwind_memory: Option<u32>,
+    /// Size of the sample ring in bytes, a power of two of whole pages ([`ring_bytes`]).
+    pub ring_bytes: u32,
+    /// Inode number of the profiler's pid namespace, unless that is the initial one ([`own_pid_namespace`]).
+    ///
+    /// [`own_pid_namespace`]: crate::remote::own_pid_namespace
+    pub pid_namespace: Option<u32>,
+}
+
+/// Size of the sample ring: what every CPU sends in two seconds at 2 KiB a sample (80 frames), at least 1 MiB, at most
+/// 64 MiB, rounded up to a power of two. At 99 Hz and 2 CPUs that is 1 MiB, at 1 kHz and 16 CPUs 64 MiB.
+#[must_use]
+pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
+    const MIN: u32 = 1 << 20;
+    const MAX: u32 = 1 << 26;
+    // The cast saturates, which is what is wanted of an absurd rate.
+    let wanted = (rate_hz * cpus as f64 * 2.0 * 2048.0) as u32;
+    wanted.clamp(MIN, MAX).next_power_of_two()
+}
