@@ -127,6 +127,38 @@ fn every_native_reason_is_reached() {
     }
 }
 
+/// The frame that is thrown to is met at the very instruction at which it goes on.
+#[test]
+fn a_throw_goes_on_where_it_leads() {
+    let fp = STACK + 0x300;
+    let mut machine =
+        Machine::with(&[Rule::throw(-0x220).expect("fits"), Rule::new(kind::FP, 16, 2).expect("fits"), Rule::END]);
+    let (context, frame) = (fp - 0x220 - 144, STACK + 0x800);
+    let words = [
+        (context + 144, STACK + 0x600),
+        (context + 152, CODE + 16),
+        (context + 48, STACK + 0x500),
+        (STACK + 0x500, frame),
+        (frame, 7),
+        (frame + 8, Machine::place(2)),
+    ];
+    machine.words.extend(words);
+    let (stop, walk, whole) = machine.walk_from(CODE, fp);
+    assert_eq!((stop, walk.fp), (StopReason::Complete, 7));
+    assert_eq!(whole, [CODE, CODE + 16, Machine::place(2) - 1], "its first instruction is no return address");
+    for ((unreadable, word), found) in words.into_iter().zip([1, 1, 1, 1, 2, 2]) {
+        machine.words.remove(&unreadable);
+        let (stop, _, addresses) = machine.walk_from(CODE, fp);
+        assert_eq!((stop, &addresses[..]), (StopReason::UnreadableStack, &whole[..found]), "{unreadable:#x}");
+        machine.words.insert(unreadable, word);
+    }
+    for sp in [0, STACK] {
+        machine.words.insert(context + 144, sp);
+        assert_eq!(machine.walk_from(CODE, fp).0, StopReason::StackNotRising, "a throw leads up the stack");
+    }
+    assert_eq!([Rule::throw(-12), Rule::throw(i64::MIN), Rule::throw(1 << 30)], [None; 3]);
+}
+
 #[test]
 fn each_read_that_fails_ends_the_walk_where_it_is() {
     let deref = Rule::deref(kind::DEREF_FP, -8, 0, saved::AT_FP).expect("fits");

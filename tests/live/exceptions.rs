@@ -1,5 +1,5 @@
 //! A C++ program that throws and catches: while libgcc installs the context of the frame that catches, its own frame's saved
-//! registers are already those of the caller to be. Such a stack is cut and labelled, not led astray.
+//! registers are already those of the caller to be. Such a stack goes on where the throw leads.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -16,9 +16,10 @@ struct Frame {
     function: String,
 }
 
-/// Before the rows knew of it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower gone.
+/// Before the rows knew of it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower gone. Cut, they were
+/// up to 12 % of this program's, depending on the processor.
 #[test]
-fn a_throw_that_is_being_installed_is_not_called_exact() {
+fn a_throw_leads_to_the_frame_that_it_is_installed_for() {
     let Some(_live) = live() else { return };
     let python = Interpreter::named("pyenv_3_11");
     let library = SharedLibrary::compile("throwing", &python);
@@ -30,7 +31,7 @@ fn a_throw_that_is_being_installed_is_not_called_exact() {
     let told: Vec<&str> =
         target.facts["functions"].as_array().expect("told").iter().filter_map(|name| name.as_str()).collect();
     let (mut labels, mut wrong) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
-    let mut thrown = 0;
+    let (mut thrown, mut installed) = (0, 0);
     for line in text.lines() {
         let line: Line = serde_json::from_str(line).expect("one sample");
         let names: Vec<&str> = line.frames.iter().map(|frame| frame.function.as_str()).collect();
@@ -38,10 +39,15 @@ fn a_throw_that_is_being_installed_is_not_called_exact() {
         let native = &names[..root];
         *labels.entry(line.merge.clone()).or_default() += 1;
         let own: Vec<&str> = native.iter().rev().filter(|name| told.contains(name)).copied().collect();
-        let depth_of = |function: &str| if function == "_Unwind_RaiseException" { 5 } else { 4 };
-        let raises = native.iter().find(|name| ["_Unwind_RaiseException", "_Unwind_Resume"].contains(name));
-        let is_right = told.starts_with(&own) && raises.is_none_or(|function| own.len() == depth_of(function));
+        // `third` throws to what `second` cleans up, and that goes on to `catching`.
+        let raises = native.iter().find_map(|name| match *name {
+            "_Unwind_RaiseException" => Some([5, 4]),
+            "_Unwind_Resume" => Some([4, 2]),
+            _ => None,
+        });
+        let is_right = told.starts_with(&own) && raises.is_none_or(|depths| depths.contains(&own.len()));
         thrown += usize::from(raises.is_some());
+        installed += usize::from(raises.is_some_and(|depths| depths[1] == own.len()));
         if line.merge == "exact" && !is_right {
             *wrong.entry(names.join(" > ")).or_default() += 1;
         }
@@ -50,8 +56,10 @@ fn a_throw_that_is_being_installed_is_not_called_exact() {
         serde_json::from_str(&std::fs::read_to_string(profiler.report()).expect("written")).expect("JSON");
     let stops = &report["native"];
     let exact = labels.get("exact").copied().unwrap_or_default();
-    println!("{labels:?} {stops:?}, {thrown} in libgcc, wrong and called exact: {wrong:#?}");
+    println!("{labels:?} {stops:?}, {thrown} in libgcc, {installed} of them leave, wrong and called exact: {wrong:#?}");
     assert!(thrown > 1_000, "{thrown} samples in a throw: {labels:?}");
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(exact * 100 >= labels.values().sum::<usize>() * 90, "{labels:?}");
+    assert!((10..thrown / 4).contains(&installed), "the end of a throw alone: {installed} of {thrown}");
+    // Cut are those of the last instructions, which move the stack pointer.
+    assert!(exact * 100 >= labels.values().sum::<usize>() * 97, "{labels:?}");
 }

@@ -5,10 +5,11 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tachyon::inspect::spans::{NoProcessContext, NoThreadLocal, Published, Spans, record};
+use tachyon::inspect::spans::{NoProcessContext, NoThreadLocal, Published, Spans};
 use tachyon::remote::RemoteProcess;
 use tachyon::types::Pid;
-use tachyon_common::whose::ThreadLocal;
+use tachyon_common::walk::{ThreadPointer, running_span, thread_variable};
+use tachyon_common::whose::{ThreadLocal, Whose, flags};
 use tachyon_tests::{Interpreter, Profiler, Target, ddtrace, let_run, live, on_each_interpreter, program};
 
 // On x86-64 a thread's identity is its thread pointer.
@@ -59,6 +60,13 @@ fn published(spans: &mut Spans, pid: u32) -> (RemoteProcess, Published) {
     (process, published)
 }
 
+/// Trace id and span id of the span that a thread is in, read as the kernel side reads them.
+fn span_of(process: &RemoteProcess, tp: u64, place: &ThreadLocal) -> Option<([u8; 16], [u8; 8])> {
+    let mut whose = Whose::NOBODY;
+    running_span(process, place, ThreadPointer { address: tp, reach: 0 }, &mut whose);
+    (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id))
+}
+
 /// Each thread has the variable where it says, and is in the span that it says.
 fn is_where_threads_say(target: &Target, process: &RemoteProcess, place: &ThreadLocal) {
     let threads = target.facts["threads"].as_array().expect("told");
@@ -66,13 +74,13 @@ fn is_where_threads_say(target: &Target, process: &RemoteProcess, place: &Thread
     for thread in threads {
         let word = |key: &str| thread[key].as_u64().expect("a number");
         let (tp, at, number) = (word("tp"), word("at"), u8::try_from(word("number")).expect("small"));
-        let variable = record::variable(process, tp, place).expect("readable");
-        let span = record::span(process, tp, place).expect("readable");
+        let pointer = ThreadPointer { address: tp, reach: 0 };
+        let (variable, span) = (thread_variable(process, place, pointer), span_of(process, tp, place));
         if number == 0 {
             assert_eq!(span, None, "thread 0 is in none: {place:?}");
         } else {
-            assert_eq!(variable, Some(at), "thread {number}: {place:?}");
-            assert_eq!(span, Some(record::Span { trace_id: [number; 16], span_id: [number; 8] }));
+            assert_eq!(variable, at, "thread {number}: {place:?}");
+            assert_eq!(span, Some(([number; 16], [number; 8])));
         }
     }
 }
@@ -254,10 +262,10 @@ fn spans_of_ddtrace(python: &Interpreter) {
         for (thread, seen) in threads.iter().zip(&mut seen) {
             let tp = thread["ident"].as_u64().expect("a number");
             // The thread runs on: a look may meet a record that is given back and used again. A second one does not find it.
-            let look = || record::span(&process, tp, &place).ok().flatten();
+            let look = || span_of(&process, tp, &place);
             let Some(span) = look().filter(|span| look().as_ref() == Some(span)) else { continue };
-            assert_eq!(Some(hex(&span.trace_id).as_str()), thread["trace_id"].as_str(), "{thread}");
-            seen.insert(hex(&span.span_id));
+            assert_eq!(Some(hex(&span.0).as_str()), thread["trace_id"].as_str(), "{thread}");
+            seen.insert(hex(&span.1));
         }
         std::thread::sleep(Duration::from_millis(1));
     }

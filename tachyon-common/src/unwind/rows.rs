@@ -33,6 +33,8 @@ pub mod kind {
     pub const REGISTER: u32 = 9;
     /// No rules are known of code that is taken to keep frame pointers (of arm64's vdso, all but the signal trampoline).
     pub const CHAIN: u32 = 10;
+    /// A frame that is being left by a throw: the registers of the frame that it is thrown to lie at `rbp` + offset.
+    pub const THROW: u32 = 11;
 }
 
 impl Rule {

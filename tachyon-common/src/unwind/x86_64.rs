@@ -14,6 +14,21 @@ pub mod saved {
     pub const MAX: u32 = 1022;
 }
 
+/// Where the registers of another frame lie, in bytes from some place.
+struct Saved {
+    /// `rbp`.
+    fp: u64,
+    /// `rsp`, and behind it `rip`.
+    sp: u64,
+}
+
+/// `struct ucontext` of Linux at `rsp`: `uc_mcontext` 40, in it `rbp` 80, `rsp` 120, `rip` 128.
+const UCONTEXT: Saved = Saved { fp: 120, sp: 160 };
+
+/// `struct _Unwind_Context` of GCC's `libgcc/unwind-dw2.c`: 18 places of registers as DWARF numbers them, `cfa`, `ra`. Of
+/// registers it has the addresses of where they were saved.
+const UNWIND_CONTEXT: Saved = Saved { fp: 48, sp: 144 };
+
 impl Rule {
     /// A rule of `kind` with an offset in bytes; `None` when it does not fit.
     #[must_use]
@@ -45,6 +60,13 @@ impl Rule {
             return None;
         }
         Self::new(kind::REGISTER, ((words << 4) | i64::from(register)) * 8, saved)
+    }
+
+    /// A rule of [`kind::THROW`], of a frame that keeps in `cfa` bytes from its `rbp` the stack pointer of the frame that it
+    /// throws to; `None` when it does not fit.
+    #[must_use]
+    pub fn throw(cfa: i64) -> Option<Self> {
+        Self::new(kind::THROW, cfa.checked_sub_unsigned(UNWIND_CONTEXT.sp)?, saved::UNCHANGED)
     }
 
     /// One of [`saved`], or words below the CFA.
@@ -91,12 +113,21 @@ impl NativeWalk {
         } else if kind == kind::PLT {
             let slot = self.ip & 15;
             self.sp.wrapping_add(if slot >= bytes / 8 { 16 } else { 8 })
-        } else if kind == kind::SIGNAL {
-            // `struct ucontext` of x86-64 at `rsp`: `uc_mcontext` 40, in it rbp 80, rsp 120, rip 128.
-            let fp = self.stack_word(memory, stack, self.sp, 120)?;
-            let sp = self.stack_word(memory, stack, self.sp, 160)?;
-            self.ip = self.stack_word(memory, stack, self.sp, 168)?;
-            (self.fp, self.sp, self.exact) = (fp, sp, 1);
+        } else if kind == kind::SIGNAL || kind == kind::THROW {
+            let throw = kind == kind::THROW;
+            let saved = if throw { UNWIND_CONTEXT } else { UCONTEXT };
+            let base = if throw { self.fp.wrapping_add(bytes) } else { self.sp };
+            let sp = self.stack_word(memory, stack, base.wrapping_add(saved.sp), 0)?;
+            // A signal handler may have a stack of its own.
+            if throw && sp <= self.sp {
+                return Err(StopReason::StackNotRising);
+            }
+            let ip = self.stack_word(memory, stack, base.wrapping_add(saved.sp), 8)?;
+            let mut fp = self.stack_word(memory, stack, base.wrapping_add(saved.fp), 0)?;
+            if throw {
+                fp = self.stack_word(memory, stack, fp, 0)?;
+            }
+            (self.ip, self.fp, self.sp, self.exact) = (ip, fp, sp, 1);
             return Ok(());
         } else {
             return Err(self.end(kind));

@@ -28,6 +28,6 @@ pub use frames::{FrameSink, FrameWalk, believable_stop, innermost_frame};
 pub use linked::Link;
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
 pub use owner::{OwnStack, REFERRED_WORDS, StackScan, entered_here, read_slots, references, runs_here};
-pub use task::{running_span, running_task};
+pub use task::{running_span, running_task, thread_variable};
 pub use text::{Text, text};
 pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};

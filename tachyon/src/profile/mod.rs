@@ -28,7 +28,7 @@ pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
 pub use task::{TASK_FILENAME, awaited_by, task_name};
 pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
-pub use work::{Task, Work, WorkId, WorkTable};
+pub use work::{MOST_WORKS, Task, Work, WorkId, WorkTable};
 
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";

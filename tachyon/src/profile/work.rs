@@ -35,18 +35,18 @@ impl Work {
     }
 }
 
+/// Most pieces of work that are kept: each request of a server may be one.
+pub const MOST_WORKS: usize = 1 << 20;
+
 /// Distinct pieces of work, in order of first use.
 #[derive(Clone, Debug, Default)]
 pub struct WorkTable(IndexSet<Work, RandomState>);
 
 impl WorkTable {
-    /// Most of them that are kept: each request of a server may be one.
-    const MOST: usize = 1 << 20;
-
     /// The handle of a piece of work; `None`: there are too many.
     pub fn intern(&mut self, work: Work) -> Option<WorkId> {
         let known = self.0.get_index_of(&work);
-        let at = known.or_else(|| (self.0.len() < Self::MOST).then(|| self.0.insert_full(work).0))?;
+        let at = known.or_else(|| (self.0.len() < MOST_WORKS).then(|| self.0.insert_full(work).0))?;
         u32::try_from(at).ok().map(WorkId)
     }
 

@@ -23,7 +23,7 @@ use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
 use crate::merge::{Merger, Owner, ProgramKey};
-use crate::profile::{FrameId, Merge, Sample, WorkId};
+use crate::profile::{FrameId, MOST_WORKS, Merge, Sample, WorkId};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work, owner_of};
 use crate::sinks::label::Label;
@@ -332,8 +332,12 @@ impl Maker {
         }
         // Each request of a server is another one: what nobody writes down is not to be remembered.
         let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
-        let work = frames.whose().filter(|_| tells_work);
-        let work = work.and_then(|whose| self.tasks.work(&mut made.profile, &whose));
+        let whose = frames.whose().filter(|_| tells_work);
+        let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose));
+        if whose.is_some() && work.is_none() {
+            let note = format!("more than {MOST_WORKS} tasks and spans: later samples do not say whose work they were");
+            lock(registry).note(note);
+        }
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
         merger.task = self.tasks.below(&mut made.profile, owner.process, frames);
         let merge = match &mut self.native {

@@ -3,10 +3,9 @@
 //!
 //! In goes a process with its mappings; out comes [`Published`]: where each of its threads has the one, and what the other says, or
 //! why not. What depends on a file alone is kept in a [`Spans`]. Nothing is guessed: where it cannot be proved where the variable
-//! lies, there is none. Reading a thread's record at each sample is left to others; [`record`] does the same from outside.
+//! lies, there is none. Reading a thread's record is left to others (`tachyon_common::walk::running_span`).
 
 mod process_context;
-pub mod record;
 #[cfg(test)]
 mod tests;
 mod thread_local;

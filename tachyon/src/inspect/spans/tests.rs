@@ -8,7 +8,6 @@ use prost::Message as _;
 use tachyon_common::walk::{Unreadable, UserMemory};
 
 use super::process_context::{self, Context, KeyValue, Resource, Text, Texts, Value};
-use super::record::{Span, span, variable};
 use super::thread_local::{Arch, Libc, of_executable, of_library};
 use super::*;
 use crate::remote::elf::{Slot, SlotKind, TlsSegment, TlsSymbol};
@@ -141,36 +140,6 @@ fn words_that_make_no_sense_are_refused() {
     let two = [(0x8, SlotKind::Module, 0), (0x10, SlotKind::Module, 0)];
     odd(&two, [(at, 3), (at + 8, 4)].into(), Arch::X86_64);
     assert_eq!(found(&[], Words::default(), Some(Libc::Glibc), Arch::X86_64), Err(NoThreadLocal::NoRelocation));
-}
-
-#[test]
-fn a_thread_has_the_variable_once_its_vector_has() {
-    let place = ThreadLocal { offset: 0x10, module: 3, entry_size: 16, vector_at: 8 };
-    let (tp, vector, block) = (0x7000_u64, 0x9000_u64, 0xb000_u64);
-    let thread = |length, entry| Words::from([(tp + 8, vector), (vector - 16, length), (vector + 48, entry)]);
-    assert_eq!(variable(&thread(64, block), tp, &place), Ok(Some(block + 0x10)));
-    assert_eq!(variable(&thread(64, u64::MAX), tp, &place), Ok(None), "not made yet");
-    assert_eq!(variable(&thread(64, 0), tp, &place), Ok(None));
-    assert_eq!(variable(&thread(2, block), tp, &place), Ok(None), "behind the vector's end");
-    let musl = ThreadLocal { entry_size: 8, ..place };
-    let words = Words::from([(tp + 8, vector), (vector, 3), (vector + 24, block)]);
-    assert_eq!(variable(&words, tp, &musl), Ok(Some(block + 0x10)));
-    let words = Words::from([(tp + 8, vector), (vector, 2), (vector + 24, block)]);
-    assert_eq!(variable(&words, tp, &musl), Ok(None));
-    assert_eq!(variable(&Words::default(), tp, &musl), Err(Unreadable));
-}
-
-#[test]
-fn a_record_counts_while_it_is_valid() {
-    let place = ThreadLocal { offset: -8, module: 0, entry_size: 16, vector_at: 0 };
-    let record = |valid| Words::from([(0x6ff8, 0x100), (0x100, 0x0101), (0x108, 2), (0x110, 3), (0x118, valid)]);
-    let mut expected = Span { trace_id: [0; 16], span_id: [0; 8] };
-    expected.trace_id[..2].copy_from_slice(&[1, 1]);
-    (expected.trace_id[8], expected.span_id[0]) = (2, 3);
-    assert_eq!(span(&record(1), 0x7000, &place), Ok(Some(expected)));
-    assert_eq!(span(&record(0), 0x7000, &place), Ok(None));
-    assert_eq!(span(&record(2), 0x7000, &place), Ok(None));
-    assert_eq!(span(&Words::from([(0x6ff8, 0)]), 0x7000, &place), Ok(None));
 }
 
 fn attribute(key: &str, text: &str) -> KeyValue {

@@ -19,10 +19,9 @@
 
 use std::collections::BTreeSet;
 
-use tachyon_common::walk::{Unreadable, UserMemory};
+use tachyon_common::walk::{Unreadable, UserMemory, read_u64};
 use tachyon_common::whose::ThreadLocal;
 
-use super::record::word;
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Slot, SlotKind, TlsSegment, TlsSymbol};
 
 /// The variable: a pointer to the record of the span that the thread is in.
@@ -238,11 +237,11 @@ fn told(
         arch.believes(segment, distance).then_some(Told::Distance(distance))
     };
     match slot.kind {
-        SlotKind::Module => match word(memory, at).map_err(unreadable)? {
+        SlotKind::Module => match read_u64(memory, at, 0).map_err(unreadable)? {
             0 => Ok(Told::NotYet),
             module => number(module),
         },
-        SlotKind::Offset => match word(memory, at).map_err(unreadable)? {
+        SlotKind::Offset => match read_u64(memory, at, 0).map_err(unreadable)? {
             0 => Ok(Told::NotYet),
             value => distance(value).ok_or(NoThreadLocal::Odd("its distance from the thread pointer")),
         },
@@ -275,5 +274,5 @@ fn number(module: u64) -> Result<Told, NoThreadLocal> {
 
 /// Two words.
 fn pair(memory: &impl UserMemory, at: u64) -> Result<[u64; 2], Unreadable> {
-    Ok([word(memory, at)?, word(memory, at.wrapping_add(8))?])
+    Ok([read_u64(memory, at, 0)?, read_u64(memory, at, 8)?])
 }

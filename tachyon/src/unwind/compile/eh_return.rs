@@ -1,16 +1,23 @@
 //! libgcc's functions that end in `__builtin_eh_return`: `_Unwind_RaiseException`, `_Unwind_Resume` and their like.
 //!
 //! What they do at the end (`uw_install_context` in GCC's `libgcc/unwind.inc`) is to write the registers of the frame that
-//! catches over those that they saved themselves, and to leave for it. From then on their own rules, which the compiler wrote
-//! for the frame that called them, lead somewhere else: to frames that are there twice, and past others. So rows of that part are
-//! taken away: a stack that was met there is cut, and says so.
+//! catches over those that they saved themselves, the return address among them, and to leave for it. Their own rules, which the
+//! compiler wrote for the frame that called them, then lead somewhere else: to frames that are there twice, and past others.
+//! But where the throw leads is written in their frame, and the frames between are done with: so a stack that is met there goes
+//! on with the frame that catches, or that cleans up. For the last few instructions, which move the stack pointer, there
+//! is no rule, and none for functions that do not look like GCC's: such a stack is cut, and says so.
 //!
 //! The functions are known by their rules, for libgcc is linked into many a library that has no names: no other function
 //! saves `rax` and `rdx`, the registers that carry the exception to its handler. They leave by `rcx`.
 
+pub(super) mod arm64;
+
+use super::Piece;
 use crate::remote::elf::{Elf, ReadAt};
 use gimli::{CfaRule, Register, RegisterRule, UnwindTableRow, X86_64};
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+use std::ops::Range;
+use tachyon_common::unwind::Rule;
 
 /// Longest of these functions that is decoded; they have half a kilobyte.
 const MAX_FUNCTION: u64 = 16 << 10;
@@ -46,21 +53,43 @@ impl EhReturn {
         self.leaving
     }
 
-    /// Addresses of the function from `start` on at which the saved registers are no more its own, but for those that
-    /// [`EhReturn::take`] told.
-    pub fn installed<R: ReadAt>(&self, elf: &Elf<R>, start: u64) -> Option<std::ops::Range<u64>> {
+    /// The part of the function from `start` on at which the saved registers are no more its own, but for what
+    /// [`EhReturn::take`] told, and its rule.
+    pub fn installed<R: ReadAt>(&self, elf: &Elf<R>, start: u64) -> Option<Piece> {
         let leaves = self.leaves?;
-        let len = leaves.checked_sub(start).filter(|len| *len <= MAX_FUNCTION)?;
-        let mut code = vec![0; usize::try_from(len).ok()?];
-        elf.read_vaddr(start, &mut code).ok()?;
-        let calls: Vec<u64> = Decoder::with_ip(64, &code, start, DecoderOptions::NONE)
-            .into_iter()
-            .filter(|instruction| instruction.flow_control() == FlowControl::Call)
-            .map(|instruction| instruction.ip())
-            .collect();
+        let code = function(elf, start..leaves)?;
+        let code: Vec<Instruction> = Decoder::with_ip(64, &code, start, DecoderOptions::NONE).into_iter().collect();
+        let mut calls =
+            code.iter().enumerate().filter(|(_, at)| at.flow_control() == FlowControl::Call).map(|(at, _)| at);
         // The last is `_Unwind_DebugHook`, the one before `uw_install_context_1`. In the call the return address, less 1, is
         // what a rule is looked up by; before it nothing is written yet.
-        let install = calls.len().checked_sub(2).map_or(start, |at| calls[at]);
-        Some(install + 1..leaves)
+        let (hook, install) = (calls.next_back(), calls.next_back());
+        let Some((install, hook)) = install.zip(hook) else {
+            return Some(Piece { start, end: leaves, rule: Rule::UNSUPPORTED });
+        };
+        let rule = arguments(&code[install + 1..hook]).and_then(Rule::throw).unwrap_or(Rule::UNSUPPORTED);
+        Some(Piece { start: code[install].ip() + 1, end: leaves, rule })
     }
+}
+
+/// The instructions of a function that is not too long.
+pub(super) fn function<R: ReadAt>(elf: &Elf<R>, at: Range<u64>) -> Option<Vec<u8>> {
+    let len = at.end.checked_sub(at.start).filter(|len| *len <= MAX_FUNCTION)?;
+    let mut code = vec![0; usize::try_from(len).ok()?];
+    elf.read_vaddr(at.start, &mut code).ok()?;
+    Some(code)
+}
+
+/// Where the frame keeps `cfa` of the context that it installs, in bytes from `rbp`: `_Unwind_DebugHook (cfa, ra)` is called with
+/// both, which lie side by side.
+fn arguments(before_the_call: &[Instruction]) -> Option<i64> {
+    let loaded = |register| {
+        let load = before_the_call.iter().rfind(|at| at.op0_register() == register)?;
+        let of_the_frame = load.mnemonic() == Mnemonic::Mov
+            && load.op1_kind() == OpKind::Memory
+            && (load.memory_base(), load.memory_index()) == (iced_x86::Register::RBP, iced_x86::Register::None);
+        of_the_frame.then_some(load.memory_displacement64().cast_signed())
+    };
+    let (cfa, handler) = (loaded(iced_x86::Register::RDI)?, loaded(iced_x86::Register::RSI)?);
+    (cfa.checked_add(8) == Some(handler)).then_some(cfa)
 }

@@ -1,6 +1,6 @@
 //! Functions' rules to rows: collected function by function, then sorted.
 
-use super::eh_return::EhReturn;
+use super::eh_return::{self, EhReturn};
 use super::{MAX_ROWS, Machine, Piece, Slice, Table, arm64, x86_64};
 use crate::remote::elf::{Elf, ReadAt};
 use gimli::{BaseAddresses, EhFrame, FrameDescriptionEntry, UnwindContext, UnwindExpression};
@@ -51,11 +51,22 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
         }
     }
 
+    /// Lets a rule hold in place of those of the pieces from `first` on.
+    fn replace(&mut self, first: usize, new: &Piece) {
+        let old: Vec<Piece> = self.pieces.drain(first..).collect();
+        for piece in old {
+            let (start, end) = (new.start.clamp(piece.start, piece.end), new.end.clamp(piece.start, piece.end));
+            let parts = [(piece.start, start, piece.rule), (start, end, new.rule), (end, piece.end, piece.rule)];
+            let parts = parts.into_iter().map(|(start, end, rule)| Piece { start, end, rule });
+            self.pieces.extend(parts.filter(|part| part.start < part.end));
+        }
+    }
+
     fn add_rows(&mut self, fde: &FrameDescriptionEntry<Slice<'a>>) -> gimli::Result<()> {
         let limit = fde.end_address();
         let signal = fde.is_signal_trampoline();
         let outermost = self.machine == Machine::Arm64 && arm64::is_outermost(fde, self.section, self.bases);
-        let mut eh_return = EhReturn::default();
+        let (before, mut eh_return, mut throws) = (self.pieces.len(), EhReturn::default(), false);
         let mut rows = fde.rows(self.section, self.bases, &mut self.context)?;
         while let Some(row) = rows.next_row()? {
             let (start, end) = (row.start_address(), row.end_address().min(limit));
@@ -67,6 +78,7 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
                 Machine::X86_64 => x86_64::compact(self.section, row, signal),
                 Machine::Arm64 => arm64::compact(row, signal, outermost),
             };
+            throws |= self.machine == Machine::Arm64 && eh_return::arm64::saves(row);
             match self.pieces.last_mut() {
                 Some(last) if last.end == start && last.rule == rule => last.end = end,
                 _ => self.pieces.push(Piece { start, end, rule }),
@@ -76,7 +88,11 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
             }
         }
         if let Some(installed) = self.elf.and_then(|elf| eh_return.installed(elf, fde.initial_address())) {
-            self.pieces.push(Piece { start: installed.start, end: installed.end, rule: Rule::UNSUPPORTED });
+            self.replace(before, &installed);
+        }
+        let code = self.elf.filter(|_| throws).and_then(|elf| eh_return::function(elf, fde.initial_address()..limit));
+        for at in code.iter().flat_map(|code| eh_return::arm64::installed(code, fde.initial_address())) {
+            self.replace(before, &Piece { start: at.start, end: at.end, rule: Rule::UNSUPPORTED });
         }
         Ok(())
     }

@@ -120,6 +120,38 @@ fn every_rule_of_debians_programs_is_what_gimli_reads() {
     }
 }
 
+/// From the call that installs the context of the frame that catches to the function's end there are no rules.
+#[test]
+#[cfg_attr(miri, ignore = "reads the machine's own files")]
+fn a_context_that_is_being_installed_has_no_rule() {
+    let Some(root) = debian() else {
+        crate::not_run::not_run("Debian's libgcc for arm64\nhint: cargo xtask test --setup-only");
+        return;
+    };
+    let bytes = std::fs::read(root.join("lib/aarch64-linux-gnu/libgcc_s.so.1")).expect("it was unpacked");
+    let elf = Elf::parse(&bytes[..]).expect("an ELF file");
+    let table = compile(&elf).expect("has rules");
+    for name in ["_Unwind_RaiseException", "_Unwind_Resume", "_Unwind_ForcedUnwind", "_Unwind_Resume_or_Rethrow"] {
+        let symbol = elf.dynamic_symbol(name).expect("readable").expect("exported");
+        let (start, end) = (symbol.vaddr, symbol.vaddr + symbol.size);
+        let word = |at| {
+            let mut word = [0; 4];
+            elf.read_vaddr(at, &mut word).expect("it is in the file");
+            u32::from_le_bytes(word)
+        };
+        let missing: Vec<u64> = (start..end).step_by(4).filter(|&at| table.rule(at + 1) == Rule::UNSUPPORTED).collect();
+        assert!((15..40).contains(&missing.len()), "{name}: {missing:x?}");
+        let count = |mask: u32, value: u32| missing.iter().filter(|&&at| word(at) & mask == value).count();
+        assert_eq!(count(0xfc00_0000, 0x9400_0000), 2, "{name}: what installs, and the debugger's hook");
+        assert_eq!(count(u32::MAX, 0x8b24_63ff), 1, "{name}: add sp, sp, x4");
+        assert_eq!(count(u32::MAX, 0xd65f_03c0), 1, "{name}: ret");
+        let install = *missing.iter().find(|&&at| word(at) >> 26 == 0x25).expect("counted");
+        assert_ne!(table.rule(install), Rule::UNSUPPORTED, "before the call nothing is written");
+        assert_ne!(table.rule(start + 0x40), Rule::UNSUPPORTED);
+        assert_ne!(table.rule(end - 1), Rule::GAP);
+    }
+}
+
 /// A made-up vdso: two functions of two instructions, and between them the way back from a signal handler. (`cc -shared`,
 /// from assembly: without `.eh_frame`, as Linux links its own.)
 const VDSO: &[u8] = include_bytes!("../../../../../fuzz/seeds/vdso-arm64.so");
