@@ -7,9 +7,13 @@ use tachyon_common::walk::{Awaiting, ThreadPointer, Unreadable, UserMemory, runn
 use tachyon_common::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, ThreadLocal, Whose, flags};
 
 /// Words and bytes at addresses; the read with this number fails.
+/// As many bytes as a mask has bits.
+const CHUNK: u64 = 64;
+
 #[derive(Default)]
 struct Memory {
-    bytes: BTreeMap<u64, u8>,
+    /// By [`CHUNK`]: the bytes, and which of them there are. (Under Miri a map of single bytes takes minutes.)
+    chunks: BTreeMap<u64, ([u8; CHUNK as usize], u64)>,
     reads: Cell<usize>,
     fails: Option<usize>,
 }
@@ -20,8 +24,16 @@ impl UserMemory for Memory {
         if self.fails == Some(number) {
             return Err(Unreadable);
         }
-        for (at, byte) in (0..).zip(into.iter_mut()) {
-            *byte = *self.bytes.get(&addr.wrapping_add(at)).ok_or(Unreadable)?;
+        let mut at = 0;
+        while at < into.len() {
+            let addr = addr.wrapping_add(at as u64);
+            let (first, len) = ((addr % CHUNK) as usize, (into.len() - at).min((CHUNK - addr % CHUNK) as usize));
+            let (bytes, there) = self.chunks.get(&(addr / CHUNK)).ok_or(Unreadable)?;
+            if (there >> first).trailing_ones() < len as u32 {
+                return Err(Unreadable);
+            }
+            into[at..at + len].copy_from_slice(&bytes[first..first + len]);
+            at += len;
         }
         Ok(())
     }
@@ -29,7 +41,11 @@ impl UserMemory for Memory {
 
 impl Memory {
     fn put(&mut self, addr: u64, bytes: &[u8]) {
-        self.bytes.extend((addr..).zip(bytes.iter().copied()));
+        for (addr, byte) in (addr..).zip(bytes) {
+            let (chunk, there) = self.chunks.entry(addr / CHUNK).or_insert(([0; CHUNK as usize], 0));
+            chunk[(addr % CHUNK) as usize] = *byte;
+            *there |= 1 << (addr % CHUNK);
+        }
     }
 
     fn word(&mut self, addr: u64, word: u64) {

@@ -340,7 +340,8 @@ fn labels(process: &Process, of_account: Option<&ProcessReport>, told: bool) -> 
     let names =
         [("pid", process.pid.to_string()), ("comm", process.comm.clone()), ("python", process.python_version.clone())];
     let named = names.into_iter().filter(|(_, value)| !value.is_empty());
-    named.chain(process.labels()).map(|(name, value)| (name.to_owned(), value)).collect()
+    let labels = process.labels().map(|(name, value)| (name.into_owned(), value));
+    named.map(|(name, value)| (name.to_owned(), value)).chain(labels).collect()
 }
 
 /// Build ids of objects by the name that frames have of them.

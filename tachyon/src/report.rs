@@ -287,6 +287,9 @@ pub struct ProcessReport {
     /// The service that it says it is of, in OpenTelemetry's process context; empty if it does not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub service: String,
+    /// Variables that it was started with, by name: those that `--label-env` asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
     /// Labels, by name; the agent's segments have them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

@@ -14,6 +14,7 @@ mod dump;
 mod embedded;
 mod endings;
 mod entering;
+mod environment;
 mod events;
 mod exceptions;
 mod exports;

@@ -111,6 +111,8 @@ pub struct Plan {
     pub awaiting: bool,
     /// Events that are sampled in place of the clock.
     pub events: Vec<ChosenEvent>,
+    /// Variables of processes' environment that are labels of their samples.
+    pub label_env: Vec<String>,
     /// How a TACH file is compressed.
     pub compression: Compression,
     /// Which layout a TACH file gets.
@@ -180,6 +182,8 @@ impl Plan {
             // Accounts of segments are many.
             thread_times: self.rotate.is_none(),
             events: self.events.clone(),
+            variables: (!self.label_env.is_empty()).then(|| self.label_env.clone()),
+            label_env: !self.label_env.is_empty(),
             keep_stacks: false,
             ring_bytes: ring_override(),
             ..Request::new(targets, self.interval)
@@ -258,6 +262,7 @@ impl Plan {
             wakers: args.wakers,
             awaiting: args.awaiting,
             events,
+            label_env: args.label_env,
             native: (!args.sampling.no_native).then_some(NativePlan {
                 keep: KeepFrames {
                     interpreter: args.interpreter_frames,

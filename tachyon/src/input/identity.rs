@@ -84,6 +84,9 @@ fn complete(known: &mut Process, later: Process) {
     if known.cmdline.is_empty() {
         known.cmdline = later.cmdline;
     }
+    if known.environment.is_empty() {
+        known.environment = later.environment;
+    }
 }
 
 /// Thread ids that are unique in a profile: a number that was used by another process gets a generation in its upper half.

@@ -1,5 +1,7 @@
 //! What a recording knows of a process beyond its names, where it was asked to look.
 
+use std::collections::BTreeMap;
+
 /// Whose a process is, where it runs, and what its environment says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Details {
@@ -13,10 +15,37 @@ pub struct Details {
     pub is_whole: bool,
 }
 
+/// Longest label made of a variable, in characters: each sample of JSON lines has it.
+const MAX_LABEL: usize = 256;
+
 impl Details {
+    /// The variables as labels, by name; of a value that is too long the beginning and `…`.
+    #[must_use]
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let cut = |value: &String| match value.char_indices().nth(MAX_LABEL) {
+            Some((end, _)) => format!("{}…", &value[..end]),
+            None => value.clone(),
+        };
+        self.environment.iter().map(|(name, value)| (name.clone(), cut(value))).collect()
+    }
+
     /// The value of a variable.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_is_cut_between_two_characters() {
+        let environment = [("JOB", "é".repeat(MAX_LABEL)), ("LONG", "é".repeat(MAX_LABEL + 1))];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
+        let labels = Details { environment, ..Details::default() }.labels();
+        assert_eq!(labels["JOB"].chars().count(), MAX_LABEL);
+        assert_eq!(labels["LONG"], "é".repeat(MAX_LABEL) + "…");
     }
 }

@@ -30,6 +30,9 @@ pub use task::{TASK_FILENAME, awaited_by, task_name};
 pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
 pub use work::{MOST_WORKS, Task, Work, WorkId, WorkTable};
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 /// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";
 
@@ -58,6 +61,8 @@ pub struct Process {
     pub pod: String,
     /// The service that it says it is of (OpenTelemetry's process context); empty when it does not say.
     pub service: String,
+    /// Variables that it was started with, by name: those that the recording asked for as labels.
+    pub environment: BTreeMap<String, String>,
     /// What tells it from every other process of this boot of its host, one with the same pid included: hexadecimal
     /// digits. Empty when not known.
     pub instance: String,
@@ -67,14 +72,16 @@ pub struct Process {
 
 impl Process {
     /// Labels that say what it is and where it runs, by name; those that are empty are not listed.
-    pub fn labels(&self) -> impl Iterator<Item = (&'static str, String)> {
+    pub fn labels(&self) -> impl Iterator<Item = (Cow<'static, str>, String)> {
         let labels = [
             ("script", script(&self.cmdline)),
             ("container", self.container.clone()),
             ("pod", self.pod.clone()),
             ("service", self.service.clone()),
         ];
-        labels.into_iter().filter(|(_, text)| !text.is_empty())
+        let labels = labels.map(|(name, text)| (Cow::Borrowed(name), text));
+        let variables = self.environment.iter().map(|(name, text)| (Cow::Owned(format!("env.{name}")), text.clone()));
+        labels.into_iter().chain(variables).filter(|(_, text)| !text.is_empty())
     }
 
     /// What it runs, in a word: its script without directories, its module, or the kernel's short name.

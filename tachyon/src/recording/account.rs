@@ -321,6 +321,7 @@ fn processes(
                 container: process.container.clone(),
                 pod: process.pod.clone(),
                 service: process.service.clone(),
+                environment: process.environment.clone(),
                 labels: BTreeMap::new(),
             }
         })
@@ -333,7 +334,7 @@ fn processes(
         .filter(|(key, info)| !sampled.contains(*key) && !info.version().is_empty())
         .filter(|(_, info)| info.uninspected > 0 || !info.execs_later())
         .map(|(&key, info)| {
-            let known = known_of(info, !request.arguments);
+            let known = known_of(info, request.told());
             let report = ProcessReport {
                 instance: (key.instance, key.image),
                 pid: known.pid,
@@ -347,6 +348,7 @@ fn processes(
                 container: known.container.clone(),
                 pod: known.pod.clone(),
                 service: known.service.clone(),
+                environment: known.environment.clone(),
                 ..ProcessReport::default()
             };
             (report, known)

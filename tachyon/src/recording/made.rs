@@ -8,7 +8,7 @@ use crate::merge::{ProgramKey, comm_text};
 use crate::profile::{FrameId, Merge, Process, Profile, Sample, ThreadId, Wait};
 use crate::sinks::Sink;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use tachyon_common::event::SampleRecord;
 use tachyon_common::limits::MAX_EVENTS;
@@ -143,17 +143,34 @@ impl Made {
     }
 }
 
-/// What the profile has of a command line.
-pub(super) fn told_of(cmdline: &[String], without_arguments: bool) -> Vec<String> {
-    if without_arguments { crate::profile::without_arguments(cmdline) } else { cmdline.to_vec() }
+/// What a profile may have of its processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    /// Whole command lines, and not program and script alone.
+    pub arguments: bool,
+    /// Variables of their environment, as labels.
+    pub environment: bool,
+}
+
+impl Told {
+    /// What the profile has of a command line.
+    pub fn cmdline(self, cmdline: &[String]) -> Vec<String> {
+        if self.arguments { cmdline.to_vec() } else { crate::profile::without_arguments(cmdline) }
+    }
+
+    /// What it has of the environment.
+    pub fn environment(self, info: &ProcessInfo) -> BTreeMap<String, String> {
+        info.details.as_ref().filter(|_| self.environment).map(|details| details.labels()).unwrap_or_default()
+    }
 }
 
 /// What is known of a process, apart from its identity.
-pub(super) fn known_of(info: &ProcessInfo, without_arguments: bool) -> Process {
+pub(super) fn known_of(info: &ProcessInfo, told: Told) -> Process {
     Process {
         pid: info.pid,
         comm: info.comm.clone(),
-        cmdline: told_of(&info.cmdline, without_arguments),
+        cmdline: told.cmdline(&info.cmdline),
+        environment: told.environment(info),
         python_version: info.version().to_owned(),
         container: info.container.clone(),
         pod: info.pod.clone(),
@@ -166,11 +183,11 @@ pub(super) fn known_of(info: &ProcessInfo, without_arguments: bool) -> Process {
 /// What is known of the process of a record.
 pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
-    let without_arguments = registry.without_arguments;
+    let told = registry.told_of_processes;
     match registry.sampled(ProgramKey::of(record)) {
         Some(info) => {
             let instance = info.identity(record.instance).to_owned();
-            Process { instance, ..known_of(info, without_arguments) }
+            Process { instance, ..known_of(info, told) }
         }
         None => Process {
             pid: record.tgid,

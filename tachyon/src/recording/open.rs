@@ -106,7 +106,7 @@ impl Request {
         let events = kernel.take_events()?;
         let kernel = Arc::new(Mutex::new(kernel));
         let registry = Arc::new(Mutex::new(Registry::default()));
-        lock(&registry).without_arguments = !request.arguments;
+        lock(&registry).told_of_processes = request.told();
         let wanted = Wanted {
             all_python: options.all_python,
             follow_children: request.follow_children,

@@ -11,6 +11,7 @@ mod process;
 pub(super) use counts::{Reclaimed, SegmentCounts};
 pub(super) use process::{ProcessInfo, Program, cpu_time_ns, read_details};
 
+use super::made::Told;
 use super::times::Lives;
 use crate::merge::ProgramKey;
 use crate::profile::Details;
@@ -45,8 +46,8 @@ pub(super) struct Registry {
     pub notes: BTreeSet<String>,
     /// Notes that are to be told on the terminal while the recording runs.
     pub told: Vec<String>,
-    /// Of command lines, program and script alone are told.
-    pub without_arguments: bool,
+    /// What the profile may have of processes.
+    pub told_of_processes: Told,
     /// Memory is short: who keeps what can be made again drops it.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.

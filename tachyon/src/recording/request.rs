@@ -1,5 +1,6 @@
 //! What to record: targets, sampling, limits. No paths, no formats, no words.
 
+use super::made::Told;
 use super::native::NativePlan;
 use crate::discover::Filter;
 use crate::kernel::{ChosenEvent, Waits};
@@ -70,6 +71,8 @@ pub struct Request {
     pub keep_stacks: bool,
     /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
     pub variables: Option<Vec<String>>,
+    /// Those variables are labels of its samples.
+    pub label_env: bool,
     /// Command lines whole; else programs and their scripts alone.
     pub arguments: bool,
     /// Bytes of the sample ring, a power of two of whole pages; `None`: what suits rate and CPUs.
@@ -104,6 +107,7 @@ impl Request {
             events: Vec::new(),
             keep_stacks: true,
             variables: None,
+            label_env: false,
             arguments: true,
             ring_bytes: None,
         }
@@ -113,6 +117,11 @@ impl Request {
     pub(super) fn samples_a_second(&self) -> f64 {
         const OF_EVENTS: f64 = 2_000.0;
         if self.events.is_empty() { self.rate_hz } else { self.rate_hz.max(OF_EVENTS) }
+    }
+
+    /// What the profile may have of processes.
+    pub(super) const fn told(&self) -> Told {
+        Told { arguments: self.arguments, environment: self.label_env }
     }
 
     /// Whether samples may be of more than one process: stacks then start with `comm (pid)`.

@@ -1,7 +1,7 @@
 //! Which processes at the start, and what the rest of the host does beside them.
 
 use super::follow::{Follower, lock};
-use super::made::{Made, told_of};
+use super::made::{Made, Told};
 use super::registry::{ProcessInfo, Registry, SegmentCounts, cpu_time_ns};
 use super::request::{Request, Targets};
 use super::segment::BusyChildren;
@@ -155,7 +155,7 @@ fn newest<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Option<(u8, u
 }
 
 /// Fills in what was not known yet when a process was first sampled.
-pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool) {
+pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, told: Told) {
     for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
         let Some(info) = segment.get(counts.program) else { continue };
         if process.python_version.is_empty() {
@@ -163,7 +163,10 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, arguments: bool
             info.last_python().map_or("", |(_, version)| version).clone_into(&mut process.python_version);
         }
         if process.cmdline.is_empty() {
-            process.cmdline = told_of(&info.cmdline, !arguments);
+            process.cmdline = told.cmdline(&info.cmdline);
+        }
+        if process.environment.is_empty() {
+            process.environment = told.environment(info);
         }
         // It was sampled before it had been looked at, and had entered its container since it was forked.
         if process.container.is_empty() {

@@ -9,7 +9,7 @@ use crate::profile::{Process, Profile, ThreadId, address_of_name, script};
 use crate::report::Report;
 use crate::tach::Tables;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// What the entry starts with; the document follows.
 pub const PREFIX: &str = "tachyon-bpf:metadata:1:";
@@ -89,6 +89,9 @@ pub struct ProcessMetadata {
     pub pod: String,
     /// The service that it says it is of; empty when it does not say.
     pub service: String,
+    /// Variables that it was started with, by name: those that the recording asked for; absent when there are none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
     /// Script or module of its command line ([`crate::profile::script`]); empty when it has none.
     pub script: String,
     /// What tells it from every other process of this boot of its host, in hexadecimal digits; empty when not known.
@@ -123,6 +126,7 @@ impl From<&Process> for ProcessMetadata {
             container: process.container.clone(),
             pod: process.pod.clone(),
             service: process.service.clone(),
+            environment: process.environment.clone(),
             script: script(&process.cmdline),
             instance: process.instance.clone(),
         }
@@ -131,9 +135,18 @@ impl From<&Process> for ProcessMetadata {
 
 impl From<ProcessMetadata> for Process {
     fn from(process: ProcessMetadata) -> Self {
-        let ProcessMetadata { pid, comm, cmdline, python_version, container, pod, service, instance, script: _ } =
-            process;
-        Self { pid, comm, cmdline, python_version, container, pod, service, instance, details: None }
+        Self {
+            pid: process.pid,
+            comm: process.comm,
+            cmdline: process.cmdline,
+            python_version: process.python_version,
+            container: process.container,
+            pod: process.pod,
+            service: process.service,
+            environment: process.environment,
+            instance: process.instance,
+            details: None,
+        }
     }
 }
 

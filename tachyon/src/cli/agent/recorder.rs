@@ -157,6 +157,7 @@ fn plan(config: &Config, spool: &Spool) -> Plan {
         waits: if record.wall { Waits::Too } else { Waits::Not },
         wakers: false,
         awaiting: false,
+        label_env: Vec::new(),
         compression: crate::cli::args::Compression::Zstd,
         tach_layout: crate::tach::Layout::Released,
         sync: false,

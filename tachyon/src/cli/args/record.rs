@@ -82,6 +82,11 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "Output")]
     pub force: bool,
 
+    /// Label samples with this variable of their process's environment, as it was when the program started, e.g.
+    /// SLURM_JOB_ID: `env.SLURM_JOB_ID` in pprof, JSON lines, TACH and the account; may be given several times
+    #[arg(long, value_name = "NAME", value_parser = values::variable, help_heading = "Output")]
+    pub label_env: Vec<String>,
+
     /// Keep threads separate in formats that merge them (gperftools, pprof, flamegraph); the others always do
     #[arg(long, help_heading = "Output")]
     pub threads: bool,

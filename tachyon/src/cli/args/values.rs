@@ -97,6 +97,18 @@ pub(in crate::cli) fn rotation(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The name of a variable of the environment.
+pub(in crate::cli) fn variable(text: &str) -> Result<String, String> {
+    if let Some((name, _)) = text.split_once('=') {
+        return Err(format!("a label has each process's own value, write --label-env {name}"));
+    }
+    if text.is_empty() || text.chars().any(char::is_control) {
+        Err("must be a name, e.g. SLURM_JOB_ID".to_owned())
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
 /// What is kept of segments: a size or an age.
 pub(in crate::cli) fn keep(text: &str) -> Result<Keep, String> {
     const HELP: &str = "must be a size or an age with its unit, such as 2GiB or 7d";

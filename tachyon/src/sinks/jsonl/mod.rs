@@ -14,6 +14,7 @@ use super::{Sink, file_thread_id};
 use crate::profile::{FrameId, Profile, Sample, ThreadId, Wait};
 use crate::report::Report;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use tachyon_common::event::status;
@@ -48,7 +49,7 @@ struct Who<'a> {
     pid: u32,
     comm: &'a str,
     #[serde(flatten)]
-    labels: BTreeMap<&'static str, String>,
+    labels: BTreeMap<Cow<'static, str>, String>,
     tid: u32,
     thread_id: u64,
     thread: &'a str,

@@ -12,6 +12,7 @@ use crate::sinks::streams::put;
 use crate::sinks::text::escape_controls;
 use foldhash::fast::RandomState;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
@@ -60,7 +61,7 @@ struct ProcessInfo {
     name: String,
     pid: u32,
     python: String,
-    labels: BTreeMap<&'static str, String>,
+    labels: BTreeMap<Cow<'static, str>, String>,
 }
 
 #[derive(Serialize)]

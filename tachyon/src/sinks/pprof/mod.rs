@@ -9,6 +9,7 @@ use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sa
 use crate::report::Report;
 use crate::sinks::need::Amounts;
 use foldhash::fast::RandomState;
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
@@ -312,10 +313,11 @@ impl<'a> Builder<'a> {
             labels.push(proto::Label { key: self.string(key), str: 0, num });
         }
         let names = [("comm", process.comm.clone()), ("thread", thread.name.clone())];
+        let names = names.map(|(key, text)| (Cow::Borrowed(key), text));
         for (key, text) in names.into_iter().chain(process.labels()) {
             // An empty text is a label with the number 0.
             if !text.is_empty() {
-                labels.push(proto::Label { key: self.string(key), str: self.string(&text), num: 0 });
+                labels.push(proto::Label { key: self.string(&key), str: self.string(&text), num: 0 });
             }
         }
         labels
