@@ -10,7 +10,7 @@ use tachyon::remote::RemoteProcess;
 use tachyon::types::Pid;
 use tachyon_common::walk::{ThreadPointer, running_span, thread_variable};
 use tachyon_common::whose::{ThreadLocal, Whose, flags};
-use tachyon_tests::{Interpreter, Profiler, Target, ddtrace, let_run, live, on_each_interpreter, program};
+use tachyon_tests::{Interpreter, Profiler, Target, let_run, live, on_each_interpreter, package, program};
 
 // On x86-64 a thread's identity is its thread pointer.
 #[cfg(target_arch = "x86_64")]
@@ -244,7 +244,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// ddtrace's spans: each thread's record is of its own trace, of the spans that it makes; one that is in none has none.
 fn spans_of_ddtrace(python: &Interpreter) {
-    let mut target = Target::start_in(python, "spans.py", &["threads"], &[("PYTHONPATH", &ddtrace(python))]);
+    let mut target = Target::start_in(python, "spans.py", &["threads"], &[("PYTHONPATH", &package("ddtrace", python))]);
     let mut spans = Spans::new();
     let (process, published) = published(&mut spans, target.pid());
     println!("{published:?}, {:?} a look", cost(&mut spans, target.pid()));
@@ -283,7 +283,7 @@ fn spans_of_ddtrace(python: &Interpreter) {
 
 /// Samples of `spans.py`, what it told first and what it logged.
 fn recorded(python: &Interpreter, mode: &str) -> (Vec<Value>, Value, Value) {
-    let mut target = Target::start_in(python, "spans.py", &[mode], &[("PYTHONPATH", &ddtrace(python))]);
+    let mut target = Target::start_in(python, "spans.py", &[mode], &[("PYTHONPATH", &package("ddtrace", python))]);
     let profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl");
     let running = profiler.start();
     let_run(target.pid(), Duration::from_secs(4));

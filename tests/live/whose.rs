@@ -4,11 +4,12 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tachyon_common::whose::{MAX_AWAITING, NAME_BYTES};
-use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter};
+use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter, package};
 
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: each_sample_is_of_its_task);
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: stacks_go_on_with_those_that_await);
 on_each_interpreter!(on [sid_3_14 sid_3_15]: a_task_that_waits_is_told);
+on_each_interpreter!(on [sid_3_14]: of_uvloop_too);
 on_each_interpreter!(on [sid_3_14]: each_process_s_file_tells_its_tasks);
 
 /// The lines of a recording of `whose.py`.
@@ -73,6 +74,28 @@ fn judge(samples: &[Value], truth: &BTreeMap<String, (String, Vec<String>)>, cha
     println!("{all} samples of functions of {} tasks, {unknown} without a task", met.len());
     assert!(all > 500 && unknown * 1000 <= all, "{unknown} of {all} without a task");
     met
+}
+
+/// A task is its thread's, whatever the loop is that runs it.
+fn of_uvloop_too(interpreter: &Interpreter) {
+    let path = package("uvloop", interpreter);
+    let target = Target::start_in(interpreter, "whose.py", &["uvloop"], &[("PYTHONPATH", &path)]);
+    let truth = truth(&target);
+    let all: BTreeSet<String> = truth.keys().cloned().collect();
+    let samples = record(&target, 4_000, &[]);
+    assert_eq!(judge(&samples, &truth, false), all);
+    assert!(samples.iter().any(|sample| functions(sample).any(|name| name.contains("uv_run"))), "the loop is native");
+    let samples = record(&target, 4_000, &["--async"]);
+    assert_eq!(judge(&samples, &truth, true), all);
+    for sample in &samples {
+        let stack: Vec<_> = functions(sample).collect();
+        if stack.contains(&"burn_a_shield") {
+            let below = stack.iter().skip_while(|name| **name != "burn_a_shield").copied();
+            let expected = ["work", "sh\u{e9}ltered \u{4e2d}\u{1f600}", "shields", "shields", "main"];
+            assert_eq!(below.skip(1).take(5).collect::<Vec<_>>(), expected, "{stack:?}");
+            assert!(!stack.iter().any(|name| name.contains("uv_run")), "the loop's frames are left out: {stack:?}");
+        }
+    }
 }
 
 fn each_sample_is_of_its_task(interpreter: &Interpreter) {

@@ -1,7 +1,7 @@
 """An asyncio program of which each task burns in a function of its own, so that a sample's function tells whose work it is.
 
 Before it burns for the first time a task tells its name and, by asyncio's own books, who awaits it: name by name, and of several the
-one with the least id, as the profiler has to choose. With `threads` each of two threads has a loop of its own.
+one with the least id, as the profiler has to choose. Each of two threads has a loop of its own; with `uvloop`, uvloop's.
 """
 import asyncio
 import sys
@@ -146,7 +146,12 @@ async def main(which):
 
 
 def run(which):
-    asyncio.run(main(which))
+    if "uvloop" in sys.argv:
+        import uvloop
+
+        uvloop.run(main(which))
+    else:
+        asyncio.run(main(which))
 
 
 def sleeps():

@@ -32,7 +32,7 @@ pub use profiler::{
 };
 pub use stepper::Stepper;
 pub use target::{Target, program};
-pub use wheels::{ddtrace, with_wheels};
+pub use wheels::{package, with_wheels};
 
 /// Makes a test of a function for each interpreter of the fixed list, [`INTERPRETERS`]. The function takes the
 /// interpreter. `with_gil:` leaves the free-threaded ones out; `at_home:` takes two that run outside of a chroot, a shared and

@@ -33,17 +33,17 @@ pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter 
     Interpreter { path: python, ..interpreter.clone() }
 }
 
-/// What `PYTHONPATH` has to be for an interpreter to import ddtrace, which publishes the span that each thread is in: pyenv's 3.13
-/// and sid's 3.14, as `cargo xtask test` sets it up.
+/// What `PYTHONPATH` has to be for an interpreter to import a package that `cargo xtask test` sets up: `ddtrace`, which publishes
+/// the span that each thread is in, for pyenv's 3.13 and sid's 3.14, and `uvloop` for the latter.
 ///
 /// # Panics
 /// When it is missing.
 #[must_use]
-pub fn ddtrace(interpreter: &Interpreter) -> String {
+pub fn package(name: &str, interpreter: &Interpreter) -> String {
     let (path, at) = match &interpreter.root {
-        Some(root) => (Path::new("/opt/ddtrace").to_owned(), root.join("opt/ddtrace")),
-        None => (cache().join("ddtrace"), cache().join("ddtrace")),
+        Some(root) => (Path::new("/opt").join(name), root.join("opt").join(name)),
+        None => (cache().join(name), cache().join(name)),
     };
-    assert!(at.join("ddtrace").is_dir(), "ddtrace is missing in {}\nhint: cargo xtask test", at.display());
+    assert!(at.join(name).is_dir(), "{name} is missing in {}\nhint: cargo xtask test", at.display());
     path.to_str().expect("ASCII").to_owned()
 }

@@ -58,6 +58,9 @@ wrapt==2.5.2 --hash=sha256:8b039b3a296762db1908d6108365225393c4fb33c1dbc5f00aa36
 --hash=sha256:59b7e6d1dea7c3f38bab21954f587499c27c16ea537058eee4add6e4da1780ea
 ";
 
+/// An event loop that is no Python: the wheel for Python 3.14 on x86-64.
+const LOOP: &str = "uvloop==0.23.0 --hash=sha256:31e0cf90bc8fd88784f6802cdba968a51fb1aec1cc3feec74d862b2d371d1330\n";
+
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
@@ -67,7 +70,7 @@ pub(crate) fn set_up() -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     in_venv(&python, &cache::dir()?.join("gunicorn"), SERVER)?;
     engines(&python)?;
-    tracers()?;
+    for_targets()?;
     in_venv(&python, &cache::dir()?.join("servers"), SERVERS)?;
     in_venv(&python, &cache::dir()?.join("spark"), SPARK)?;
     from_npm("tools", &NPM_PACKAGES)?;
@@ -132,24 +135,30 @@ fn engines(python: &Path) -> Result<()> {
     cache::finish(&venv, ENGINES)
 }
 
-/// The tracer in directories that `PYTHONPATH` names, one for each version: in the cache, and in the root directory of sid's.
-fn tracers() -> Result<()> {
+/// The tracer and the loop in directories that `PYTHONPATH` names, one for each version: in the cache, and in the root directory
+/// of sid's.
+fn for_targets() -> Result<()> {
     let python = zoo::in_pyenv("3.13").context("hint: pyenv install 3.13")?;
-    let in_sid = cache::dir()?.join("zoo/sid/opt/ddtrace");
-    for (minor, dir) in [("3.13", cache::dir()?.join("ddtrace")), ("3.14", in_sid)] {
+    let in_sid = cache::dir()?.join("zoo/sid/opt");
+    for (name, minor, dir, packages) in [
+        ("ddtrace", "3.13", cache::dir()?, TRACER),
+        ("ddtrace", "3.14", in_sid.clone(), TRACER),
+        ("uvloop", "3.14", in_sid, LOOP),
+    ] {
+        let dir = dir.join(name);
         let _lock = cache::lock(&cache::dir()?)?;
-        if cache::is_finished(&dir, TRACER) {
+        if cache::is_finished(&dir, packages) {
             continue;
         }
         cache::remove(&dir)?;
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let wanted = dir.join("wanted.txt");
-        std::fs::write(&wanted, TRACER).with_context(|| format!("cannot write {}", wanted.display()))?;
+        std::fs::write(&wanted, packages).with_context(|| format!("cannot write {}", wanted.display()))?;
         let mut line = Command::new(&python.path);
         line.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
         line.args(["--root-user-action=ignore", "--require-hashes", "--python-version", minor, "--target"]).arg(&dir);
-        command::run_quietly(&format!("installing ddtrace for {minor}"), line.arg("--requirement").arg(&wanted))?;
-        cache::finish(&dir, TRACER)?;
+        command::run_quietly(&format!("installing {name} for {minor}"), line.arg("--requirement").arg(&wanted))?;
+        cache::finish(&dir, packages)?;
     }
     Ok(())
 }
