@@ -1,10 +1,13 @@
 """The benchmark's target: DEPTH frames deep, the innermost one working and counting for ever.
 
-usage: deep.py DEPTH SWEEP_MIB COUNTER THROUGH_C
+usage: deep.py DEPTH SWEEP_MIB COUNTER THROUGH_C [WHOSE]
 
 Every frame runs a code object of its own. With a SWEEP_MIB the innermost frame also reads through that much memory
 in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 bytes in which the iterations done so
 far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
+
+WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `span` in a span of ddtrace. The
+frames that this takes are of the DEPTH.
 """
 
 import mmap
@@ -12,6 +15,7 @@ import os
 import sys
 
 depth, sweep_mib, counter_path, through_c = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+whose, _, awaiting = "".join(sys.argv[5:6]).partition(":")
 memory = bytes(sweep_mib << 20)
 parent = os.getppid()
 with open(counter_path, "r+b") as file:
@@ -30,11 +34,40 @@ def leaf(_=0):
         counter[0:8] = done.to_bytes(8, "little")
 
 
-# The module and `leaf` are two of the frames.
-call = leaf
-for number in range(depth - 2):
-    scope = {"callee": call}
-    how = "max((0,), key=callee)" if number < through_c else "callee()"
-    exec(f"def level_{number}(_=0):\n    return {how}\n", scope)
-    call = scope[f"level_{number}"]
-call()
+def chain():
+    """What calls the frames that are lacking to its caller's, `leaf` the last of them."""
+    lacking, frame = depth, sys._getframe(1)
+    while frame:
+        lacking, frame = lacking - 1, frame.f_back
+    call = leaf
+    for number in range(lacking - 1):
+        scope = {"callee": call}
+        how = "max((0,), key=callee)" if number < through_c else "callee()"
+        exec(f"def level_{number}(_=0):\n    return {how}\n", scope)
+        call = scope[f"level_{number}"]
+    return call
+
+
+if whose == "task":
+    import asyncio
+
+    async def work():
+        chain()()
+
+    async def awaits(others):
+        await (asyncio.create_task(awaits(others - 1)) if others else asyncio.create_task(work()))
+
+    asyncio.run(awaits(int(awaiting) - 1) if int(awaiting) else work())
+elif whose == "span":
+    os.environ.update(
+        DD_TRACE_OTEL_CTX_ENABLED="true",
+        DD_INSTRUMENTATION_TELEMETRY_ENABLED="false",
+        DD_REMOTE_CONFIGURATION_ENABLED="false",
+        DD_TRACE_ENABLED="true",
+    )
+    from ddtrace.trace import tracer
+
+    with tracer.trace("work"):
+        chain()()
+else:
+    chain()()

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::probe::{self, BpfObjects};
 use super::stats::Interval;
-use super::target::{Idle, Mark, Target};
+use super::target::{Idle, Mark, Shape, Target};
 use super::tools::{Aim, Run, Tool, Tools, Usage};
 use crate::zoo::Python;
 
@@ -122,14 +122,14 @@ impl Bench {
     }
 
     pub(crate) fn target(&self, depth: usize, sweep_mib: usize) -> Result<Target> {
-        Target::start(&self.ordinary(), self.cpu, depth, sweep_mib, 0)
+        Target::start(&self.ordinary(), self.cpu, Shape { sweep_mib, ..Shape::deep(depth) })
     }
 
     /// Starts a tool and returns when it samples.
     pub(crate) fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let mut run = self.tools.start(tool, aim, rate_hz)?;
         match tool {
-            Tool::Tachyon | Tool::Native => drop(start_phases(&mut run, Duration::from_millis(5))?),
+            Tool::Tachyon | Tool::Native | Tool::Awaiting => drop(start_phases(&mut run, Duration::from_millis(5))?),
             Tool::PySpy => sleep(PY_SPY_START),
         }
         sleep(SETTLE);
@@ -219,7 +219,7 @@ pub(crate) fn sample_costs(bench: &Bench, python: &Python, nothing: NothingSelec
         let mut points = Vec::new();
         for depth in DEPTHS {
             eprintln!("{depth} frames of {name} at {rate_hz} Hz, {sweep_mib} MiB swept");
-            let target = Target::start(python, bench.cpu, depth, sweep_mib, 0)?;
+            let target = Target::start(python, bench.cpu, Shape { sweep_mib, ..Shape::deep(depth) })?;
             points.push((depth, sample_cost(bench, &target, Tool::Tachyon, Aim::Pid(target.pid()), rate_hz, nothing)?));
         }
         costs.push(SampleCost { rate_hz, sweep_mib, points });
@@ -232,7 +232,8 @@ pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     let mut costs = Vec::new();
     for (rate_hz, sweep_mib) in [(RATES_HZ[0], 0), (RATES_HZ[0], SWEEP_MIB), (WARM_HZ, 0)] {
         eprintln!("{DEPTH} frames and native ones at {rate_hz} Hz, {sweep_mib} MiB swept");
-        let target = Target::start(&bench.ordinary(), bench.cpu, DEPTH, sweep_mib, THROUGH_C)?;
+        let shape = Shape { sweep_mib, through_c: THROUGH_C, ..Shape::deep(DEPTH) };
+        let target = Target::start(&bench.ordinary(), bench.cpu, shape)?;
         let points =
             vec![(DEPTH, sample_cost(bench, &target, Tool::Native, Aim::Pid(target.pid()), rate_hz, nothing)?)];
         costs.push(SampleCost { rate_hz, sweep_mib, points });

@@ -16,6 +16,7 @@ mod tach;
 mod target;
 mod tools;
 mod turns;
+mod whose;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,11 +45,14 @@ pub(crate) struct BenchArgs {
     /// Only native frames beside py-spy's, on packages from PyPI
     #[arg(long, conflicts_with = "tach")]
     agreement: bool,
+    /// Only what it costs to tell the asyncio task and the span of a sample
+    #[arg(long, conflicts_with_all = ["tach", "agreement"])]
+    whose: bool,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
     /// Another build's `tachyon-bpf`: measure both by turns and print the ratios, nothing else
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement", "whose"])]
     against: Option<PathBuf>,
     /// Rounds of `--against`
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), requires = "against")]
@@ -105,6 +109,9 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         return turns::run(&mut bench, other, args.rounds.into());
     }
     let nothing = measure::nothing_selected(&bench)?;
+    if args.whose {
+        return put(&args, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
+    }
     let samples = measure::sample_costs(&bench, &bench.ordinary(), nothing)?;
     let counting = measure::sample_costs(&bench, &bench.counting, nothing)?;
     let hashed = measure::sample_costs(&bench, &bench.hashed, nothing)?;
@@ -116,6 +123,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let results = Results { machine, nothing, samples, counting, hashed, native, tools, crowd, slowdowns };
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
     let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
+    let page = replace(&page, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = replace(&page, tach::HEADING, &section);
     print!("{page}");
@@ -154,13 +162,18 @@ fn one_section(args: &BenchArgs) -> Result<()> {
         let (python, tools) = tools_for(args, String::new())?;
         (agreement::HEADING, agreement::section(&tools, &python, args.quick)?)
     };
+    put(args, heading, &section)
+}
+
+/// Shows a section, and where that was asked for puts it into the page.
+fn put(args: &BenchArgs, heading: &str, section: &str) -> Result<()> {
     print!("{section}");
     if !args.write {
         return Ok(());
     }
     let path = command::project_root().join(PAGE);
     let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    write(&replace(&page, heading, &section))
+    write(&replace(&page, heading, section))
 }
 
 /// The page with another section in the place of its own; at its end, where it had none.

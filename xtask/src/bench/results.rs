@@ -187,7 +187,7 @@ impl Results {
         );
         for cost in &self.tools {
             let bpf = match cost.tool {
-                Tool::Tachyon | Tool::Native => format!("{:.3} %", cost.bpf_share * 100.0),
+                Tool::Tachyon | Tool::Native | Tool::Awaiting => format!("{:.3} %", cost.bpf_share * 100.0),
                 Tool::PySpy => "–".to_owned(),
             };
             let _ = writeln!(

@@ -30,12 +30,32 @@ pub(crate) struct Mark {
     cpu: Duration,
 }
 
+/// What a target's samples find.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Python frames.
+    pub(crate) depth: usize,
+    /// Memory that is read through between samples.
+    pub(crate) sweep_mib: usize,
+    /// Frames that C calls.
+    pub(crate) through_c: usize,
+    /// Whose work it is, as `deep.py` takes it; empty: nobody's.
+    pub(crate) whose: &'static str,
+}
+
+impl Shape {
+    pub(crate) const fn deep(depth: usize) -> Self {
+        Self { depth, sweep_mib: 0, through_c: 0, whose: "" }
+    }
+}
+
 impl Target {
     /// Starts the program on one CPU and waits until it works.
     ///
     /// # Errors
     /// It does not start, or does nothing.
-    pub(crate) fn start(python: &Python, cpu: usize, depth: usize, sweep_mib: usize, through_c: usize) -> Result<Self> {
+    pub(crate) fn start(python: &Python, cpu: usize, shape: Shape) -> Result<Self> {
+        let Shape { depth, sweep_mib, through_c, whose } = shape;
         // Where the interpreter sees it.
         let root = python.root.as_deref();
         let all = root.map_or_else(std::env::temp_dir, |root| root.join("tmp"));
@@ -52,7 +72,10 @@ impl Target {
         }
         line.arg(&python.path).arg(python.sees(&program));
         line.args([depth.to_string(), sweep_mib.to_string()]).arg(python.sees(counter.path()));
-        line.arg(through_c.to_string());
+        line.args([&through_c.to_string(), whose]);
+        if whose == "span" {
+            line.env("PYTHONPATH", "/opt/ddtrace");
+        }
         let child = line.stdin(Stdio::null()).spawn();
         let child = child.with_context(|| format!("cannot start {}", python.path.display()))?;
         let mut target = Self { child, counter, _dir: dir };

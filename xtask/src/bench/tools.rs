@@ -99,6 +99,8 @@ pub(crate) enum Tool {
     Tachyon,
     /// Native frames too.
     Native,
+    /// Python frames, and the tasks that await the running one.
+    Awaiting,
     PySpy,
 }
 
@@ -107,6 +109,7 @@ impl Tool {
         match self {
             Self::Tachyon => "tachyon-bpf",
             Self::Native => "tachyon-bpf, native frames too",
+            Self::Awaiting => "tachyon-bpf --async",
             Self::PySpy => "py-spy",
         }
     }
@@ -128,7 +131,7 @@ impl Tools {
     /// It cannot be started.
     pub(crate) fn start(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let program = match tool {
-            Tool::Tachyon | Tool::Native => &self.tachyon,
+            Tool::Tachyon | Tool::Native | Tool::Awaiting => &self.tachyon,
             Tool::PySpy => &self.py_spy,
         };
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
@@ -142,8 +145,9 @@ impl Tools {
         };
         let rate = rate_hz.to_string();
         match tool {
-            Tool::Tachyon | Tool::Native => {
+            Tool::Tachyon | Tool::Native | Tool::Awaiting => {
                 line.arg(if tool == Tool::Native { "--native" } else { "--no-native" });
+                line.args((tool == Tool::Awaiting).then_some("--async"));
                 line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
             }
             // Longer than any measurement: without a duration it asks for one on the terminal's behalf.
@@ -261,7 +265,7 @@ impl Run {
             return Err(self.failed(status));
         }
         match self.tool {
-            Tool::Tachyon | Tool::Native => {
+            Tool::Tachyon | Tool::Native | Tool::Awaiting => {
                 let path = &self.report;
                 let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
                 let report: Report =

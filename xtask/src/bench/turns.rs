@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use super::measure::{self, Bench, DEPTH, DEPTHS, NothingSelected, RATES_HZ, WARM_HZ};
 use super::stats::{self, Interval};
-use super::target::Target;
+use super::target::{Shape, Target};
 use super::tools::{Aim, Tool};
 use crate::zoo::Python;
 
@@ -97,7 +97,7 @@ impl Work {
         match self {
             Self::Nothing => Ok(measure::nothing_selected(bench)?.warm_ns),
             Self::Sample { python, depth, rate_hz, tool, through_c } => {
-                let target = Target::start(python, bench.cpu, *depth, 0, *through_c)?;
+                let target = Target::start(python, bench.cpu, Shape { through_c: *through_c, ..Shape::deep(*depth) })?;
                 // Nearly every run is of the target: both builds are charged the same for the others.
                 let nothing = NothingSelected { cold_ns: 700.0, warm_ns: 110.0 };
                 measure::sample_cost(bench, &target, *tool, Aim::Pid(target.pid()), *rate_hz, nothing)

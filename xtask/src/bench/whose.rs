@@ -1,0 +1,109 @@
+//! What it costs the kernel side to tell whose work a sample is: the asyncio task, those that await it, the span.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result};
+
+use super::measure::{Bench, DEPTH, NothingSelected, RATES_HZ, WARM_HZ, sample_cost};
+use super::stats::{Interval, median};
+use super::target::{Shape, Target};
+use super::tools::{Aim, Tool};
+use crate::zoo::{self, Python};
+
+/// The section's heading.
+pub(crate) const HEADING: &str = "## Whose work it was\n";
+
+/// What is measured beside a program that is nobody's work.
+struct Case {
+    name: &'static str,
+    whose: &'static str,
+    tool: Tool,
+    /// Most that it should add, nanoseconds.
+    budget: f64,
+}
+
+const CASES: [Case; 4] = [
+    Case { name: "in an asyncio task", whose: "task:0", tool: Tool::Tachyon, budget: 500.0 },
+    Case { name: "in an asyncio task, `--async`", whose: "task:0", tool: Tool::Awaiting, budget: 500.0 },
+    Case { name: "in a task that 8 others await, `--async`", whose: "task:8", tool: Tool::Awaiting, budget: 3000.0 },
+    Case { name: "in a span of ddtrace", whose: "span", tool: Tool::Tachyon, budget: 100.0 },
+];
+
+/// Measures by turns, so that what drifts is in both of each pair. The page's section.
+///
+/// # Errors
+/// An interpreter is missing, or the profiler failed.
+pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> Result<String> {
+    let mut page = format!(
+        "{HEADING}\nThe same program of {DEPTH} frames, those of asyncio among them, as nobody's work and as somebody's, by turns: what \
+         the second takes more, median and 95 % interval of the differences.\n\n\
+         | interpreter | | rate | nobody's | more | 95 % interval | budget | |\n|---|---|---:|---:|---:|---|---:|---|\n"
+    );
+    let rounds = if quick { 2 } else { 5 };
+    for minor in ["3.14", "3.15"] {
+        let python = zoo::in_sid(minor).context("hint: cargo xtask zoo")?;
+        for rate_hz in [WARM_HZ, RATES_HZ[0]] {
+            // The tracer's wheel is for 3.14.
+            let cases = CASES.iter().filter(|case| case.whose != "span" || minor == "3.14");
+            for case in cases {
+                let (mut nobodys, mut more) = (Vec::new(), Vec::new());
+                for round in 1..=rounds {
+                    eprintln!("{}, {}, {rate_hz} Hz, round {round} of {rounds}", python.name(), case.name);
+                    let without = cost(bench, &python, "", Tool::Tachyon, rate_hz, nothing)?;
+                    nobodys.push(without);
+                    more.push(cost(bench, &python, case.whose, case.tool, rate_hz, nothing)? - without);
+                }
+                page.push_str(&row(&python.name(), case, rate_hz, &nobodys, &more));
+            }
+        }
+    }
+    Ok(page)
+}
+
+fn cost(
+    bench: &Bench,
+    python: &Python,
+    whose: &'static str,
+    tool: Tool,
+    rate_hz: u32,
+    nothing: NothingSelected,
+) -> Result<f64> {
+    let target = Target::start(python, bench.cpu, Shape { whose, ..Shape::deep(DEPTH) })?;
+    sample_cost(bench, &target, tool, Aim::Pid(target.pid()), rate_hz, nothing)
+}
+
+fn row(python: &str, case: &Case, rate_hz: u32, nobodys: &[f64], more: &[f64]) -> String {
+    let mut row = String::new();
+    let (Some(nobodys), Some(median), Some(interval)) = (median(nobodys), median(more), Interval::of(more)) else {
+        return row;
+    };
+    // The budget is for what stays warm; with caches that are not, the same reads take longer.
+    let verdict = if rate_hz != WARM_HZ {
+        ""
+    } else if median > case.budget {
+        "**over**"
+    } else {
+        "ok"
+    };
+    let Case { name, budget, .. } = case;
+    let [low, high] = [interval.mean - interval.half, interval.upper()];
+    let _ = writeln!(
+        row,
+        "| {python} | {name} | {rate_hz} Hz | {nobodys:.0} ns | {median:.0} ns | {low:.0} to {high:.0} | {budget:.0} ns | {verdict} |"
+    );
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_the_verdict_of_its_median() {
+        let told = row("python3.14", &CASES[0], WARM_HZ, &[2000.0, 2100.0], &[400.0, 300.0, 900.0]);
+        assert!(told.contains("| 2050 ns | 400 ns |") && told.ends_with("| 500 ns | ok |\n"), "{told}");
+        let told = row("python3.14", &CASES[3], WARM_HZ, &[2000.0], &[150.0, 150.0]);
+        assert!(told.ends_with("| 100 ns | **over** |\n"), "{told}");
+        assert!(row("python3.14", &CASES[3], RATES_HZ[0], &[2000.0], &[150.0, 150.0]).ends_with("| 100 ns |  |\n"));
+    }
+}
