@@ -152,14 +152,14 @@ pub fn running_span<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, pointe
     if record == 0 {
         return;
     }
-    let valid = read_u32(memory, record, 24).unwrap_or(0) & 0xff;
-    if valid != 1 {
+    // A record's header: both ids, the byte, and what user space alone reads.
+    let mut bytes = [0; 28];
+    if memory.read(record, &mut bytes).is_err() || bytes[24] != 1 {
         return;
     }
-    let ids = memory
-        .read(record, &mut whose.trace_id)
-        .and_then(|()| memory.read(record.wrapping_add(16), &mut whose.span_id));
-    if ids.is_ok() && whose.trace_id != [0; 16] {
+    whose.trace_id.copy_from_slice(&bytes[..16]);
+    whose.span_id.copy_from_slice(&bytes[16..24]);
+    if whose.trace_id != [0; 16] {
         whose.flags |= flags::SPAN;
     }
 }

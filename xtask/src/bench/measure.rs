@@ -59,6 +59,8 @@ pub(crate) const SWEEP_MIB: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between the first sample and the measurement: names of what runs all the time are known by then.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
+/// The same where the profiler's own CPU time is measured: symbols are read when the first samples are, which may be 0.8 s later.
+const STEADY: Duration = Duration::from_secs(2);
 /// py-spy does not show when it has begun.
 const PY_SPY_START: Duration = Duration::from_secs(1);
 
@@ -91,6 +93,7 @@ pub(crate) fn tool_costs(bench: &Bench) -> Result<Vec<ToolCost>> {
         for tool in [Tool::Tachyon, Tool::Native, Tool::PySpy] {
             eprintln!("{} at {rate_hz} Hz", tool.name());
             let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+            sleep(STEADY);
             let watched = bench.watch(&run, &target, bench.effort.cost)?;
             let wall = watched.wall.as_secs_f64();
             let timer = watched.bpf.timer_ns as f64 / 1e9;

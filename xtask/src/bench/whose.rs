@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 
-use super::measure::{Bench, DEPTH, NothingSelected, RATES_HZ, WARM_HZ, sample_cost};
+use super::measure::{Bench, DEPTH, NothingSelected, WARM_HZ, sample_cost};
 use super::stats::{Interval, median};
 use super::target::{Shape, Target};
 use super::tools::{Aim, Tool};
@@ -35,61 +35,44 @@ const CASES: [Case; 4] = [
 /// An interpreter is missing, or the profiler failed.
 pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> Result<String> {
     let mut page = format!(
-        "{HEADING}\nThe same program of {DEPTH} frames, those of asyncio among them, as nobody's work and as somebody's, by turns: what \
+        "{HEADING}\nThe same program of {DEPTH} frames, those of asyncio among them, as nobody's work and as somebody's, by turns, at {WARM_HZ} Hz: what \
          the second takes more, median and 95 % interval of the differences.\n\n\
-         | interpreter | | rate | nobody's | more | 95 % interval | budget | |\n|---|---|---:|---:|---:|---|---:|---|\n"
+         | interpreter | | nobody's | more | 95 % interval | budget | |\n|---|---|---:|---:|---|---:|---|\n"
     );
     let rounds = if quick { 2 } else { 5 };
     for minor in ["3.14", "3.15"] {
         let python = zoo::in_sid(minor).context("hint: cargo xtask zoo")?;
-        for rate_hz in [WARM_HZ, RATES_HZ[0]] {
-            // The tracer's wheel is for 3.14.
-            let cases = CASES.iter().filter(|case| case.whose != "span" || minor == "3.14");
-            for case in cases {
-                let (mut nobodys, mut more) = (Vec::new(), Vec::new());
-                for round in 1..=rounds {
-                    eprintln!("{}, {}, {rate_hz} Hz, round {round} of {rounds}", python.name(), case.name);
-                    let without = cost(bench, &python, "", Tool::Tachyon, rate_hz, nothing)?;
-                    nobodys.push(without);
-                    more.push(cost(bench, &python, case.whose, case.tool, rate_hz, nothing)? - without);
-                }
-                page.push_str(&row(&python.name(), case, rate_hz, &nobodys, &more));
+        // The tracer's wheel is for 3.14.
+        for case in CASES.iter().filter(|case| case.whose != "span" || minor == "3.14") {
+            let (mut nobodys, mut more) = (Vec::new(), Vec::new());
+            for round in 1..=rounds {
+                eprintln!("{}, {}, round {round} of {rounds}", python.name(), case.name);
+                let without = cost(bench, &python, "", Tool::Tachyon, nothing)?;
+                nobodys.push(without);
+                more.push(cost(bench, &python, case.whose, case.tool, nothing)? - without);
             }
+            page.push_str(&row(&python.name(), case, &nobodys, &more));
         }
     }
     Ok(page)
 }
 
-fn cost(
-    bench: &Bench,
-    python: &Python,
-    whose: &'static str,
-    tool: Tool,
-    rate_hz: u32,
-    nothing: NothingSelected,
-) -> Result<f64> {
+fn cost(bench: &Bench, python: &Python, whose: &'static str, tool: Tool, nothing: NothingSelected) -> Result<f64> {
     let target = Target::start(python, bench.cpu, Shape { whose, ..Shape::deep(DEPTH) })?;
-    sample_cost(bench, &target, tool, Aim::Pid(target.pid()), rate_hz, nothing)
+    sample_cost(bench, &target, tool, Aim::Pid(target.pid()), WARM_HZ, nothing)
 }
 
-fn row(python: &str, case: &Case, rate_hz: u32, nobodys: &[f64], more: &[f64]) -> String {
+fn row(python: &str, case: &Case, nobodys: &[f64], more: &[f64]) -> String {
     let mut row = String::new();
     let (Some(nobodys), Some(median), Some(interval)) = (median(nobodys), median(more), Interval::of(more)) else {
         return row;
     };
-    // The budget is for what stays warm; with caches that are not, the same reads take longer.
-    let verdict = if rate_hz != WARM_HZ {
-        ""
-    } else if median > case.budget {
-        "**over**"
-    } else {
-        "ok"
-    };
+    let verdict = if median > case.budget { "**over**" } else { "ok" };
     let Case { name, budget, .. } = case;
     let [low, high] = [interval.mean - interval.half, interval.upper()];
     let _ = writeln!(
         row,
-        "| {python} | {name} | {rate_hz} Hz | {nobodys:.0} ns | {median:.0} ns | {low:.0} to {high:.0} | {budget:.0} ns | {verdict} |"
+        "| {python} | {name} | {nobodys:.0} ns | {median:.0} ns | {low:.0} to {high:.0} | {budget:.0} ns | {verdict} |"
     );
     row
 }
@@ -100,10 +83,9 @@ mod tests {
 
     #[test]
     fn a_row_has_the_verdict_of_its_median() {
-        let told = row("python3.14", &CASES[0], WARM_HZ, &[2000.0, 2100.0], &[400.0, 300.0, 900.0]);
+        let told = row("python3.14", &CASES[0], &[2000.0, 2100.0], &[400.0, 300.0, 900.0]);
         assert!(told.contains("| 2050 ns | 400 ns |") && told.ends_with("| 500 ns | ok |\n"), "{told}");
-        let told = row("python3.14", &CASES[3], WARM_HZ, &[2000.0], &[150.0, 150.0]);
+        let told = row("python3.14", &CASES[3], &[2000.0], &[150.0, 150.0]);
         assert!(told.ends_with("| 100 ns | **over** |\n"), "{told}");
-        assert!(row("python3.14", &CASES[3], RATES_HZ[0], &[2000.0], &[150.0, 150.0]).ends_with("| 100 ns |  |\n"));
     }
 }
