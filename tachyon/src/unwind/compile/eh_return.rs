@@ -22,6 +22,9 @@ use tachyon_common::unwind::Rule;
 /// Longest of these functions that is decoded; they have half a kilobyte.
 const MAX_FUNCTION: u64 = 16 << 10;
 
+/// From the beginning of `struct _Unwind_Context` to its `cfa`: 18 places of registers (GCC's `libgcc/unwind-dw2.c`).
+const CONTEXT_TO_CFA: i64 = 144;
+
 /// What is known of one function so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EhReturn {
@@ -67,7 +70,9 @@ impl EhReturn {
         let Some((install, hook)) = install.zip(hook) else {
             return Some(Piece { start, end: leaves, rule: Rule::UNSUPPORTED });
         };
-        let rule = arguments(&code[install + 1..hook]).and_then(Rule::throw).unwrap_or(Rule::UNSUPPORTED);
+        let cfa = arguments(&code[install + 1..hook]).filter(|cfa| has_context(&code[..install], *cfa));
+        let cfa = cfa.filter(|_| is_way_out(&code, install));
+        let rule = cfa.and_then(Rule::throw).unwrap_or(Rule::UNSUPPORTED);
         Some(Piece { start: code[install].ip() + 1, end: leaves, rule })
     }
 }
@@ -92,4 +97,26 @@ fn arguments(before_the_call: &[Instruction]) -> Option<i64> {
     };
     let (cfa, handler) = (loaded(iced_x86::Register::RDI)?, loaded(iced_x86::Register::RSI)?);
     (cfa.checked_add(8) == Some(handler)).then_some(cfa)
+}
+
+/// Whether a context whose `cfa` lies so far from `rbp` begins where [`Rule::throw`] takes it to begin: the function takes its address.
+fn has_context(code: &[Instruction], cfa: i64) -> bool {
+    code.iter().any(|at| {
+        at.mnemonic() == Mnemonic::Lea
+            && (at.memory_base(), at.memory_index()) == (iced_x86::Register::RBP, iced_x86::Register::None)
+            && at.memory_displacement64().cast_signed().checked_add(CONTEXT_TO_CFA) == Some(cfa)
+    })
+}
+
+/// Whether what stands behind an instruction is reached from it alone, and leads nowhere but to the end.
+fn is_way_out(code: &[Instruction], from: usize) -> bool {
+    let (Some(last), first) = (code.last(), code[from].next_ip()) else { return false };
+    let behind = |address| (first..=last.ip()).contains(&address);
+    code.iter().all(|at| match at.flow_control() {
+        FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
+            behind(at.ip()) == behind(at.near_branch_target())
+        }
+        FlowControl::Return | FlowControl::IndirectBranch => !behind(at.ip()),
+        _ => true,
+    })
 }
