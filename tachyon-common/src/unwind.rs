@@ -14,7 +14,7 @@ mod x86_64;
 
 pub use rows::{Range, Row, Rule, kind, no_table};
 pub use slices::Slices;
-pub use x86_64::saved;
+pub use x86_64::{UNWIND_CONTEXT, saved};
 
 use crate::config::machine;
 use crate::limits::{MAX_NATIVE_FRAMES, NATIVE_FRAMES_PER_STEP, RANGE_SEARCH_STEPS, STACK_READ};

@@ -6,10 +6,10 @@ use tachyon_common::layout::Layout;
 use tachyon_common::walk::{Awaiting, ThreadPointer, Unreadable, UserMemory, running_span, running_task};
 use tachyon_common::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, ThreadLocal, Whose, flags};
 
-/// Words and bytes at addresses; the read with this number fails.
 /// As many bytes as a mask has bits.
 const CHUNK: u64 = 64;
 
+/// Words and bytes at addresses; the read with this number fails.
 #[derive(Default)]
 struct Memory {
     /// By [`CHUNK`]: the bytes, and which of them there are. (Under Miri a map of single bytes takes minutes.)

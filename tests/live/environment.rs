@@ -33,9 +33,10 @@ fn whose_job(interpreter: &Interpreter) {
         for pid in [job.pid(), other.pid()] {
             profiler = profiler.arg("-p").arg(pid.to_string());
         }
-        for word in ["--label-env", "TACHYON_JOB", "--label-env", "TACHYON_ARRAY", "--format", format] {
-            profiler = profiler.arg(word);
+        for name in ["TACHYON_JOB", "TACHYON_ARRAY", "TACHYON_JOBB"] {
+            profiler = profiler.arg("--label-env").arg(name);
         }
+        profiler = profiler.arg("--format").arg(format);
         let output = profiler.run();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         profiler
@@ -64,6 +65,9 @@ fn whose_job(interpreter: &Interpreter) {
     let of = |pid: u32| processes.iter().find(|process| process["pid"] == pid).expect("it was sampled");
     assert_eq!(of(job.pid())["environment"]["TACHYON_ARRAY"], "7");
     assert_eq!(of(other.pid()).get("environment"), None);
+    let notes: Vec<_> = report["notes"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    let of_variables: Vec<_> = notes.iter().filter(|note| note.contains("TACHYON_")).collect();
+    assert_eq!(of_variables, [&"no sampled process has the variable TACHYON_JOBB in its environment"], "{notes:?}");
     // What TACH has of them, other formats have, too.
     let recorded = record("tach");
     std::fs::copy(recorded.output(), &tach).expect("it was written");

@@ -89,10 +89,9 @@ fn of_uvloop_too(interpreter: &Interpreter) {
     assert_eq!(judge(&samples, &truth, true), all);
     for sample in &samples {
         let stack: Vec<_> = functions(sample).collect();
-        if stack.contains(&"burn_a_shield") {
-            let below = stack.iter().skip_while(|name| **name != "burn_a_shield").copied();
+        if let Some(at) = stack.iter().position(|name| *name == "burn_a_shield") {
             let expected = ["work", "sh\u{e9}ltered \u{4e2d}\u{1f600}", "shields", "shields", "main"];
-            assert_eq!(below.skip(1).take(5).collect::<Vec<_>>(), expected, "{stack:?}");
+            assert!(stack[at + 1..].starts_with(&expected), "{stack:?}");
             assert!(!stack.iter().any(|name| name.contains("uv_run")), "the loop's frames are left out: {stack:?}");
         }
     }

@@ -15,11 +15,11 @@ pub mod saved {
 }
 
 /// Where the registers of another frame lie, in bytes from some place.
-struct Saved {
+pub struct Saved {
     /// `rbp`.
-    fp: u64,
+    pub fp: u64,
     /// `rsp`, and behind it `rip`.
-    sp: u64,
+    pub sp: u64,
 }
 
 /// `struct ucontext` of Linux at `rsp`: `uc_mcontext` 40, in it `rbp` 80, `rsp` 120, `rip` 128.
@@ -27,7 +27,7 @@ const UCONTEXT: Saved = Saved { fp: 120, sp: 160 };
 
 /// `struct _Unwind_Context` of GCC's `libgcc/unwind-dw2.c`: 18 places of registers as DWARF numbers them, `cfa`, `ra`. Of
 /// registers it has the addresses of where they were saved.
-const UNWIND_CONTEXT: Saved = Saved { fp: 48, sp: 144 };
+pub const UNWIND_CONTEXT: Saved = Saved { fp: 48, sp: 144 };
 
 impl Rule {
     /// A rule of `kind` with an offset in bytes; `None` when it does not fit.

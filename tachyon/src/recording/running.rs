@@ -289,6 +289,7 @@ impl Running {
         let since = if self.since.sequence == 0 { self.parts.opened } else { self.since.start };
         counts.notes.extend(ledger::refused(since));
         targets::complete(&mut made, &counts, request.told());
+        counts.notes.extend(targets::unknown_variables(&made, request));
         let cpu_ns = counts.python_cpu_ns();
         let expected = limiter.rates().expected(self.since.cpu_ns + cpu_ns.unwrap_or(0));
         let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;

@@ -184,6 +184,14 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, told: Told) {
     made.profile.meta.python_version = newest.unwrap_or(made.profile.meta.python_version);
 }
 
+/// What to say of variables that were to be labels and that nobody was started with: their names may be misspelt.
+pub(super) fn unknown_variables(made: &Made, request: &Request) -> Vec<String> {
+    let processes = &made.profile.processes;
+    let wanted = request.variables.iter().flatten().filter(|_| request.label_env && !processes.is_empty());
+    let unknown = wanted.filter(|name| !processes.iter().any(|process| process.environment.contains_key(*name)));
+    unknown.map(|name| format!("no sampled process has the variable {name} in its environment")).collect()
+}
+
 /// Whether a CPython that fits was met in a segment.
 pub(super) fn met(segment: &SegmentCounts) -> bool {
     !segment.processes.is_empty() || segment.forgotten > 0

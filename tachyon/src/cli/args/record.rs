@@ -83,7 +83,8 @@ pub struct RecordArgs {
     pub force: bool,
 
     /// Label samples with this variable of their process's environment, as it was when the program started, e.g.
-    /// SLURM_JOB_ID: `env.SLURM_JOB_ID` in pprof, JSON lines, TACH and the account; may be given several times
+    /// SLURM_JOB_ID: `env.SLURM_JOB_ID` in pprof and JSON lines, `environment` in TACH and the report; may be given
+    /// several times
     #[arg(long, value_name = "NAME", value_parser = values::variable, help_heading = "Output")]
     pub label_env: Vec<String>,
 

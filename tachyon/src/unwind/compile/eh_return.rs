@@ -17,13 +17,10 @@ use crate::remote::elf::{Elf, ReadAt};
 use gimli::{CfaRule, Register, RegisterRule, UnwindTableRow, X86_64};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use std::ops::Range;
-use tachyon_common::unwind::Rule;
+use tachyon_common::unwind::{Rule, UNWIND_CONTEXT};
 
 /// Longest of these functions that is decoded; they have half a kilobyte.
 const MAX_FUNCTION: u64 = 16 << 10;
-
-/// From the beginning of `struct _Unwind_Context` to its `cfa`: 18 places of registers (GCC's `libgcc/unwind-dw2.c`).
-const CONTEXT_TO_CFA: i64 = 144;
 
 /// What is known of one function so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,15 +82,20 @@ pub(super) fn function<R: ReadAt>(elf: &Elf<R>, at: Range<u64>) -> Option<Vec<u8
     Some(code)
 }
 
+/// How far from `rbp` the operand in memory lies, if it is of the frame.
+fn in_the_frame(instruction: &Instruction) -> Option<i64> {
+    let place = (instruction.memory_base(), instruction.memory_index());
+    let is_there =
+        instruction.op1_kind() == OpKind::Memory && place == (iced_x86::Register::RBP, iced_x86::Register::None);
+    is_there.then_some(instruction.memory_displacement64().cast_signed())
+}
+
 /// Where the frame keeps `cfa` of the context that it installs, in bytes from `rbp`: `_Unwind_DebugHook (cfa, ra)` is called with
 /// both, which lie side by side.
 fn arguments(before_the_call: &[Instruction]) -> Option<i64> {
     let loaded = |register| {
         let load = before_the_call.iter().rfind(|at| at.op0_register() == register)?;
-        let of_the_frame = load.mnemonic() == Mnemonic::Mov
-            && load.op1_kind() == OpKind::Memory
-            && (load.memory_base(), load.memory_index()) == (iced_x86::Register::RBP, iced_x86::Register::None);
-        of_the_frame.then_some(load.memory_displacement64().cast_signed())
+        in_the_frame(load).filter(|_| load.mnemonic() == Mnemonic::Mov)
     };
     let (cfa, handler) = (loaded(iced_x86::Register::RDI)?, loaded(iced_x86::Register::RSI)?);
     (cfa.checked_add(8) == Some(handler)).then_some(cfa)
@@ -101,11 +103,8 @@ fn arguments(before_the_call: &[Instruction]) -> Option<i64> {
 
 /// Whether a context whose `cfa` lies so far from `rbp` begins where [`Rule::throw`] takes it to begin: the function takes its address.
 fn has_context(code: &[Instruction], cfa: i64) -> bool {
-    code.iter().any(|at| {
-        at.mnemonic() == Mnemonic::Lea
-            && (at.memory_base(), at.memory_index()) == (iced_x86::Register::RBP, iced_x86::Register::None)
-            && at.memory_displacement64().cast_signed().checked_add(CONTEXT_TO_CFA) == Some(cfa)
-    })
+    let begin = cfa.checked_sub_unsigned(UNWIND_CONTEXT.sp);
+    begin.is_some() && code.iter().any(|at| at.mnemonic() == Mnemonic::Lea && in_the_frame(at) == begin)
 }
 
 /// Whether what stands behind an instruction is reached from it alone, and leads nowhere but to the end.
