@@ -250,10 +250,9 @@ fn threads_and_their_time(python: &Interpreter) {
     let shares: Vec<_> = counts.iter().zip(&ran).map(|(&count, ran)| (count, ran / all * total as f64)).collect();
     println!("{} shares: {total} samples, (met, expected): {shares:.1?}", python.name);
     assert!(total as f64 > 0.8 * enough * f64::from(rate), "{total} samples");
-    // Each CPU's interval is drawn anew within a fifth every half second (`kernel/jitter.rs`), so a thread that stays on one CPU for so
-    // short a time is met more often than its share, or less: by three of the standard deviations of two CPUs' mean rates.
-    let draws = ((end_us - begin_us) as f64 / 500_000.0).max(1.0);
-    let uneven = 1.0 + 3.0 * (2.0 * 0.2_f64.powi(2) / 3.0 / draws).sqrt();
+    // A thread that stays on one CPU for so short a time is met more often than its share, or less: by the drawn intervals of two.
+    let seconds = (end_us - begin_us) as f64 / 1e6;
+    let uneven = 1.0 + std::f64::consts::SQRT_2 * statistics::of_drawn_intervals(seconds);
     for (&count, ran) in counts.iter().zip(&ran) {
         let share = ran / all;
         let [low, high] = [1.0 / uneven, uneven].map(|odds| share * odds / (share * odds + 1.0 - share));

@@ -37,6 +37,14 @@ pub fn within_ticks(count: usize, rate: f64, ran_s: (f64, f64), stretches: u64, 
     (least..=most).contains(&(count as f64))
 }
 
+/// How much more often a CPU's timer may fire in `seconds` than was asked, or less, as a share of the rate: its interval is drawn anew
+/// within a fifth every half second (`kernel/jitter.rs`), and these are three standard deviations of the mean of so many draws.
+#[must_use]
+pub fn of_drawn_intervals(seconds: f64) -> f64 {
+    let draws = (seconds / 0.5).max(1.0);
+    3.0 * (0.2_f64.powi(2) / 3.0 / draws).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +65,14 @@ mod tests {
         // A thread that ran for less than was thought has fewer.
         assert!(within_ticks(800, 1000.0, (0.8, 1.0), 1, 0.05));
         assert!(!within_ticks(700, 1000.0, (0.8, 1.0), 1, 0.05));
+    }
+
+    #[test]
+    fn intervals_that_are_drawn() {
+        // One draw is within a fifth; its standard deviation is 0.2/√3.
+        for (seconds, share) in [(0.1, 0.3464), (0.5, 0.3464), (2.0, 0.1732), (50.0, 0.034_64)] {
+            assert!(within(of_drawn_intervals(seconds), share, 0.001), "{seconds} s");
+        }
     }
 
     #[test]
