@@ -110,6 +110,8 @@ pub struct ProcessEntry {
     pub asyncio: u16,
     /// Index into the `SPANS` map; 0: the process publishes no spans, as far as is known.
     pub spans: u16,
+    /// Address of the dictionary of the tasks that event loops run, `asyncio.tasks._current_tasks` (up to 3.13); 0: not known.
+    pub current_tasks: u64,
 }
 
 /// Bits of [`ProcessEntry::flags`] and [`Life::flags`].
@@ -127,4 +129,4 @@ pub mod flags {
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 96);
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 88);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 96);

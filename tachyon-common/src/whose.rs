@@ -9,7 +9,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Asyncio {
-    /// `_PyThreadStateImpl.asyncio_running_task`; 0: this index of the map is not used.
+    /// `_PyThreadStateImpl.asyncio_running_task`; 0: this index of the map is not used, or a thread does not say (up to 3.13).
     pub thread_running_task: u32,
     /// `sizeof(TaskObj)`, or a little less: an object of a type with a smaller `tp_basicsize` is no task of C's.
     pub task_size: u32,
@@ -49,6 +49,15 @@ pub struct Asyncio {
     pub long_tag: u32,
     /// `PyLongObject.long_value.ob_digit`.
     pub long_digits: u32,
+    /// `PyDictObject.ma_used`, which the version tag and the keys follow: only where the running tasks are in a dictionary
+    /// ([`ProcessEntry::current_tasks`](crate::process::ProcessEntry::current_tasks), up to 3.13).
+    pub dict_used: u32,
+    /// `PyDictKeysObject.dk_nentries`, likewise: 32 (up to 3.10), or 24.
+    pub keys_nentries: u32,
+    /// `PyDictKeysObject.dk_indices`, which the entries follow, likewise.
+    pub keys_indices: u32,
+    /// 1: what lies at [`Asyncio::coro_frame`] points to the frame (up to 3.10); 0: it is the frame.
+    pub coro_points: u32,
 }
 
 /// Where a thread-local variable lies, for each thread of a process. Value of the `SPANS` map.
@@ -67,6 +76,8 @@ pub struct ThreadLocal {
 
 /// Most bytes of a task's name that are taken with a sample.
 pub const NAME_BYTES: usize = 64;
+/// Most event loops of one process that run a task at one moment and of which this is known, before 3.14; a power of two.
+pub const MAX_LOOPS: usize = 4;
 /// Most tasks that are followed from the running one to those that await it.
 pub const MAX_AWAITING: usize = 8;
 /// Most coroutines of one of those that are walked, outermost first.
@@ -154,7 +165,7 @@ pub mod flags {
     pub const OUTER_CUT: u16 = 1 << 4;
 }
 
-const _: () = assert!(core::mem::size_of::<Asyncio>() == 72);
+const _: () = assert!(core::mem::size_of::<Asyncio>() == 88);
 const _: () = assert!(core::mem::size_of::<ThreadLocal>() == 24);
 const _: () = assert!(core::mem::size_of::<Task>() == 88);
 const _: () = assert!(core::mem::size_of::<Whose>() == 120);

@@ -3,8 +3,12 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{Awaiting, ThreadPointer, Unreadable, UserMemory, running_span, running_task};
-use tachyon_common::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, ThreadLocal, Whose, flags};
+use tachyon_common::walk::{
+    Awaiting, CurrentTasks, MAX_CURRENT_LOOKS, ThreadPointer, Unreadable, UserMemory, running_span, running_task,
+};
+use tachyon_common::whose::{
+    Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, MAX_LOOPS, Task, ThreadLocal, Whose, flags,
+};
 
 /// As many bytes as a mask has bits.
 const CHUNK: u64 = 64;
@@ -95,6 +99,10 @@ const ASYNCIO: Asyncio = Asyncio {
     type_basicsize: 32,
     long_tag: 16,
     long_digits: 24,
+    dict_used: 16,
+    keys_nentries: 24,
+    keys_indices: 32,
+    coro_points: 0,
 };
 
 const TSTATE: u64 = 0x1000;
@@ -313,6 +321,91 @@ fn only_frames_that_stand_are_of_a_task_that_awaits() {
 }
 
 /// Tasks that await each other, as a broken program may have them: it ends, and says that there may be more.
+/// A dictionary of running tasks in a table of 2^5 indices: 0 is an entry that was taken out.
+fn dictionary(memory: &mut Memory, asyncio: &Asyncio, tasks: &[u64]) {
+    let held = tasks.iter().filter(|&&task| task != 0).count();
+    memory.object(DICT, 48, 0);
+    memory.word(DICT + 16, held as u64);
+    memory.word(DICT + 32, KEYS);
+    memory.object(KEYS, 48 + 32 + 24 * 32, 0);
+    // `dk_log2_size` and `dk_log2_index_bytes`, or `dk_size`.
+    memory.word(KEYS + 8, if asyncio.keys_nentries == 24 { 5 | 5 << 8 } else { 32 });
+    memory.word(KEYS + u64::from(asyncio.keys_nentries), tasks.len() as u64);
+    let start = KEYS + u64::from(asyncio.keys_indices) + 32;
+    for (number, task) in tasks.iter().enumerate() {
+        memory.word(start + 24 * number as u64 + 16, *task);
+    }
+}
+
+const DICT: u64 = 0x4000;
+const KEYS: u64 = 0x4100;
+
+/// The frames of the running tasks, and what is taken down for each of them.
+fn current(memory: &Memory, asyncio: &Asyncio) -> ([u64; MAX_LOOPS], Vec<Whose>) {
+    let (mut current, mut frames, mut looks) = (CurrentTasks::NONE, [0; MAX_LOOPS], 0);
+    current.begin(memory, asyncio, DICT);
+    while current.look(memory, &LAYOUT, asyncio, &mut frames) {
+        looks += 1;
+        assert!(looks <= MAX_CURRENT_LOOKS);
+    }
+    let take = |met| {
+        let mut whose = Whose::NOBODY;
+        current.take(memory, &LAYOUT, asyncio, met, &mut whose);
+        whose
+    };
+    (frames, (0..=MAX_LOOPS as u32 + 1).map(take).collect())
+}
+
+#[test]
+fn tasks_of_all_loops_are_told() {
+    let mut memory = program();
+    (1..=5).for_each(|number| task(&mut memory, number * 0x1_0000, &format!("task {number}"), 1));
+    let frame = |number: u64| number * 0x1_0000 + 0x400 + u64::from(ASYNCIO.coro_frame);
+    dictionary(&mut memory, &ASYNCIO, &[0x1_0000, 0, 0x2_0000, 0]);
+    let (frames, taken) = current(&memory, &ASYNCIO);
+    assert_eq!(frames, [frame(2), frame(1), 0, 0], "the newest comes first");
+    assert_eq!([name(&taken[1].task), name(&taken[2].task)], ["task 2", "task 1"]);
+    assert_eq!(taken[1].task.address, 0x2_0000);
+    for none in [0, MAX_LOOPS + 1] {
+        assert_eq!(taken[none].flags, 0, "none was met");
+    }
+    // Of more than four the newest are known.
+    dictionary(&mut memory, &ASYNCIO, &[0x1_0000, 0x2_0000, 0x3_0000, 0x4_0000, 0x5_0000]);
+    assert_eq!(current(&memory, &ASYNCIO).0, [frame(5), frame(4), frame(3), frame(2)]);
+    // What lies further back than is looked at.
+    dictionary(&mut memory, &ASYNCIO, &[&[0x1_0000][..], &[0; 16]].concat());
+    assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
+    // An object that is smaller than a task is none of C's.
+    memory.object(0x1_0000, 168, STR_TYPE);
+    dictionary(&mut memory, &ASYNCIO, &[0x1_0000]);
+    assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
+    dictionary(&mut memory, &ASYNCIO, &[0x2_0000, 0x1_0000]);
+    assert_eq!(current(&memory, &ASYNCIO).0, [frame(2), 0, 0, 0]);
+    for empty in [DICT + 16, KEYS + 24] {
+        dictionary(&mut memory, &ASYNCIO, &[0x2_0000]);
+        memory.word(empty, 0);
+        assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
+    }
+    // A table that is absurdly large.
+    dictionary(&mut memory, &ASYNCIO, &[0x2_0000]);
+    memory.word(KEYS + 8, 5 | 9 << 8);
+    assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
+}
+
+/// Up to 3.10: a table says its size, and a coroutine points to its frame.
+#[test]
+fn tasks_of_all_loops_before_3_11() {
+    let asyncio = Asyncio { keys_nentries: 32, keys_indices: 40, coro_frame: 16, coro_points: 1, ..ASYNCIO };
+    let mut memory = program();
+    task(&mut memory, 0x1_0000, "old", 1);
+    memory.word(0x1_0000 + 0x400 + 16, 0xbeef8);
+    dictionary(&mut memory, &asyncio, &[0, 0x1_0000]);
+    let (frames, taken) = current(&memory, &asyncio);
+    assert_eq!((frames[0], name(&taken[1].task)), (0xbeef8, "old"));
+    memory.word(KEYS + 8, 0x100);
+    assert_eq!(current(&memory, &asyncio).0, [0; MAX_LOOPS], "its indices have two bytes each");
+}
+
 #[test]
 fn a_circle_ends() {
     let mut memory = program();
@@ -376,6 +469,7 @@ fn every_read_may_fail() {
     memory.word(0x1_0000 + 96, 0x2_0000);
     memory.word(0x2_0000 + 96, 0x3_0000);
     running(&mut memory, 0x1_0000);
+    dictionary(&mut memory, &ASYNCIO, &[0x2_0000, 0x1_0000]);
     let believable = |task: &Task| {
         ["child", "parent", "root"].contains(&name(task))
             || task.flags & flags::NAME_UNREADABLE != 0 && task.name_bytes == 0
@@ -386,6 +480,12 @@ fn every_read_may_fail() {
         memory.reads.set(0);
         let (whose, _) = look(&memory);
         assert!(whose.flags == 0 || believable(&whose.task), "{fails}: {whose:?}");
+        memory.reads.set(0);
+        let (_, taken) = current(&memory, &ASYNCIO);
+        assert!(
+            taken.iter().all(|whose| whose.flags == 0 || whose.task.address == 0 || believable(&whose.task)),
+            "{fails}"
+        );
         memory.reads.set(0);
         let (awaiting, ..) = follow(&memory, 0x1_0000);
         assert!(awaiting.tasks[..awaiting.found as usize].iter().all(believable), "{fails}: {awaiting:?}");

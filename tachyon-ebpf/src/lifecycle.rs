@@ -441,4 +441,5 @@ const EMPTY: ProcessEntry = ProcessEntry {
     cframe_offset: 0,
     asyncio: 0,
     spans: 0,
+    current_tasks: 0,
 };

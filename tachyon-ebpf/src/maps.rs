@@ -20,8 +20,8 @@ use tachyon_common::{
     unwind::{NativeWalk, Range, Space, StackBuffer},
     wait::SeenThread,
     walk::{
-        Awaiting, CodeBuffer, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer, ThreadPointer,
-        ThreadSearch,
+        Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer,
+        ThreadPointer, ThreadSearch,
     },
     whose::{Asyncio, ThreadLocal, Whose},
 };
@@ -417,6 +417,7 @@ pub struct State {
     /// What becomes the last part of the record; of nobody where its flags are 0.
     pub whose: Whose,
     pub awaiting: Awaiting,
+    pub current: CurrentTasks,
 }
 
 /// Value of `CODE`: a code record and its payload.

@@ -344,7 +344,7 @@ fn walk_callers<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     if frame == 0 {
         return;
     }
-    state.walk = FrameWalk::start(frame);
+    state.walk.restart(frame);
     state.entered_at = cframe;
     state.repair = repair::WALKING;
     // The addresses lie where the frames go: they are walked again behind those.
@@ -412,7 +412,9 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         }
     }
     scratch.sample.record.root_shims = scratch.state.walk.shims as u8;
-    if config!(flags) & config_flags::AWAITING != 0 && scratch.state.whose.flags & whose_flags::TASK != 0 {
+    if scratch.state.process.current_tasks != 0 {
+        whose::take_current();
+    } else if config!(flags) & config_flags::AWAITING != 0 && scratch.state.whose.flags & whose_flags::TASK != 0 {
         go_on(ctx, scratch, STAGE_AWAITING);
     }
     to_holder(ctx, scratch);

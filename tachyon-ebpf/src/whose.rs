@@ -1,9 +1,10 @@
 //! Whose work the thread does: read where the walk begins, who awaits that behind it, and put behind the frames.
 
 use crate::interrupt::Interrupt;
-use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPANS};
+use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPANS, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch, walk_python_frames};
+use tachyon_common::config::flags as config_flags;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, Whose, flags};
@@ -30,8 +31,61 @@ pub extern "C" fn read_task() -> u64 {
         state.whose = Whose::NOBODY;
     }
     let tstate = sample.record.tstate;
-    state.walk.task_frame = walk::running_task(&CurrentProcess, layout, asyncio, tstate, &mut state.whose);
+    state.walk.tasks[0] = walk::running_task(&CurrentProcess, layout, asyncio, tstate, &mut state.whose);
     0
+}
+
+/// Begins with the tasks that the event loops of the process run. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn begin_current() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    if state.whose.flags & flags::SPAN == 0 {
+        state.whose = Whose::NOBODY;
+    }
+    let dict = state.process.current_tasks;
+    core::hint::black_box(&mut state.current).begin(&CurrentProcess, asyncio, dict);
+    0
+}
+
+/// [`CurrentTasks::look`](walk::CurrentTasks::look): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_current() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    let current = core::hint::black_box(&mut state.current);
+    u64::from(current.look(&CurrentProcess, layout, asyncio, &mut state.walk.tasks))
+}
+
+/// Takes down the one of them whose frame the walk has met: so this thread runs it. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn take_current() -> u64 {
+    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
+    state.whose.flags &= !flags::TASK;
+    let met = if state.walk.stored == 0 { 0 } else { state.walk.task_met };
+    let (current, whose) = (core::hint::black_box(&mut state.current), &mut state.whose);
+    current.take(&CurrentProcess, layout, asyncio, met, whose);
+    // Who awaits it is not kept there.
+    if config!(flags) & config_flags::AWAITING != 0 && whose.flags & flags::TASK != 0 {
+        whose.flags |= flags::MORE_AWAITING;
+    }
+    0
+}
+
+/// Tells the walk the frames of the tasks that this thread may run: the one that it does run is known when it has met it.
+#[inline(always)]
+pub fn look_for_current() {
+    begin_current();
+    let mut looks = 0;
+    while looks < walk::MAX_CURRENT_LOOKS && look_at_current() != 0 {
+        looks += 1;
+    }
 }
 
 /// Begins with those that await the running task. Likewise.

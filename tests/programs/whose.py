@@ -1,7 +1,7 @@
 """An asyncio program of which each task burns in a function of its own, so that a sample's function tells whose work it is.
 
-Before it burns for the first time a task tells its name and, by asyncio's own books, who awaits it: name by name, and of several the
-one with the least id, as the profiler has to choose. Each of two threads has a loop of its own; with `uvloop`, uvloop's.
+Before it burns for the first time a task tells its name and, by asyncio's own books (3.14), who awaits it: name by name, and of several
+the one with the least id, as the profiler has to choose. Each of two threads has a loop of its own; with `uvloop`, uvloop's.
 """
 import asyncio
 import sys
@@ -18,7 +18,7 @@ def chain_of(task):
     """Names of those that await a task, nearest first; futures between them have none."""
     names = []
     while True:
-        waiters = task._asyncio_awaited_by
+        waiters = getattr(task, "_asyncio_awaited_by", None)
         if not waiters:
             return names
         task = min(waiters, key=id)
@@ -72,6 +72,8 @@ def eager(key):
 
 
 async def makes_eager_tasks(key):
+    if sys.version_info < (3, 12):
+        await gathers(f"{key}_no")
     for _ in range(3):
         await pause()
     outer = make(f"{key}_outer")
@@ -96,6 +98,8 @@ async def shields(key):
 
 
 async def groups(key):
+    if not hasattr(asyncio, "TaskGroup"):
+        await gathers(f"{key}_no")
     async with asyncio.TaskGroup() as group:
         group.create_task(work(f"{key}_named"), name="in a \n group \u20ac")
         group.create_task(work(f"{key}_numbered"))

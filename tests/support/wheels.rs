@@ -33,8 +33,8 @@ pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter 
     Interpreter { path: python, ..interpreter.clone() }
 }
 
-/// What `PYTHONPATH` has to be for an interpreter to import a package that `cargo xtask test` sets up: `ddtrace`, which publishes
-/// the span that each thread is in, for pyenv's 3.13 and sid's 3.14, and `uvloop` for the latter.
+/// What `PYTHONPATH` has to be for an interpreter to import a package that `cargo xtask test` sets up for pyenv's 3.13 and sid's 3.14:
+/// `ddtrace`, which publishes the span that each thread is in, and `uvloop`.
 ///
 /// # Panics
 /// When it is missing.

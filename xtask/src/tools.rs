@@ -58,8 +58,10 @@ wrapt==2.5.2 --hash=sha256:8b039b3a296762db1908d6108365225393c4fb33c1dbc5f00aa36
 --hash=sha256:59b7e6d1dea7c3f38bab21954f587499c27c16ea537058eee4add6e4da1780ea
 ";
 
-/// An event loop that is no Python: the wheel for Python 3.14 on x86-64.
-const LOOP: &str = "uvloop==0.23.0 --hash=sha256:31e0cf90bc8fd88784f6802cdba968a51fb1aec1cc3feec74d862b2d371d1330\n";
+/// An event loop that is no Python: the wheels for Python 3.13 and 3.14 on x86-64.
+const LOOP: &str = "uvloop==0.23.0 --hash=sha256:e2cba180d6451822763eda8364f342435a873bcfb3849cbd82fdeca248ca65eb \
+--hash=sha256:31e0cf90bc8fd88784f6802cdba968a51fb1aec1cc3feec74d862b2d371d1330
+";
 
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
@@ -143,6 +145,7 @@ fn for_targets() -> Result<()> {
     for (name, minor, dir, packages) in [
         ("ddtrace", "3.13", cache::dir()?, TRACER),
         ("ddtrace", "3.14", in_sid.clone(), TRACER),
+        ("uvloop", "3.13", cache::dir()?, LOOP),
         ("uvloop", "3.14", in_sid, LOOP),
     ] {
         let dir = dir.join(name);

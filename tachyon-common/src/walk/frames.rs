@@ -8,6 +8,7 @@ use crate::event::{RawFrame, frame as frame_flags};
 use crate::layout::{Layout, flags};
 use crate::limits::{FRAME_READ, FRAMES_READ, MAX_PY_FRAMES};
 use crate::stop::StopReason;
+use crate::whose::MAX_LOOPS;
 
 /// Address of the innermost frame of a thread whose state [`super::read_thread`] has copied; 0 when it runs none.
 ///
@@ -82,11 +83,15 @@ pub struct FrameWalk {
     pub(super) in_a_call: u32,
     /// The leaf runs in a trace of the JIT: 0 or 1. See [`FrameWalk::enter`].
     in_trace: u32,
-    /// [`Task::frames`](crate::whose::Task::frames): the frame of [`FrameWalk::task_frame`] is the last of so many; 0: it
-    /// was not met.
+    /// [`Task::frames`](crate::whose::Task::frames): the first frame that was met of those of tasks is the last of so many; 0: none
+    /// was met.
     pub task_frames: u32,
-    /// The frame of the running task's coroutine; 0: there is none.
-    pub task_frame: u64,
+    /// The frames of the coroutines of the tasks that may be running; 0: none.
+    pub tasks: [u64; MAX_LOOPS],
+    /// Which of them was met, from 1 on; 0: none.
+    pub task_met: u32,
+    /// Explicit padding.
+    pub _pad: u32,
 }
 
 impl FrameWalk {
@@ -97,11 +102,20 @@ impl FrameWalk {
         Self { next: frame, ..Self::default() }
     }
 
+    /// Starts anew at a frame of the same thread.
+    #[inline(always)]
+    pub fn restart(&mut self, frame: u64) {
+        let tasks = self.tasks;
+        *self = Self::start(frame);
+        self.tasks = tasks;
+    }
+
     /// Goes on at a frame of another thread, whose state the walk has to [enter](Self::enter) first, and stores behind the frames of this
     /// one. (In place: a BPF stack has no room for a walk.)
     #[inline(always)]
     pub fn go_on_at(&mut self, frame: u64) {
         self.next = frame;
+        self.tasks = [0; MAX_LOOPS];
         self.shims = 0;
         self.gc_frame = 0;
         self.gc = 0;
@@ -215,13 +229,31 @@ impl FrameWalk {
             (self.leaf, self.leafs_caller) = (self.next, previous);
         }
         self.stored += 1;
-        if self.next == self.task_frame {
-            self.task_frames = self.stored;
-        }
+        self.meet_task();
         self.shims = 0;
         self.gc = 0;
         self.next = previous;
         None
+    }
+
+    /// Notes which task runs, if the present frame, which was stored last, is that of its coroutine.
+    #[inline(always)]
+    fn meet_task(&mut self) {
+        if self.tasks[0] == 0 || self.task_met != 0 {
+            return;
+        }
+        let mut met = 0;
+        let mut at = 0;
+        while at < MAX_LOOPS {
+            // All bits set where they differ: no branch, for the verifier would follow each.
+            let differs = self.tasks[at] ^ self.next;
+            let differs = ((differs | differs.wrapping_neg()).cast_signed() >> 63) as u32;
+            met = core::hint::black_box(met | (at as u32 + 1) & !differs);
+            at += 1;
+        }
+        if met != 0 {
+            (self.task_met, self.task_frames) = (met, self.stored);
+        }
     }
 
     /// Puts the next frame into the buffer, and where it lies there into `at`; false when it cannot be read.
@@ -379,4 +411,4 @@ fn lasti(layout: &Layout, frame: &Frame<'_>, start: u64, code_units: u32) -> Opt
     Some(offset as i32)
 }
 
-const _: () = assert!(core::mem::size_of::<FrameWalk>() == 192);
+const _: () = assert!(core::mem::size_of::<FrameWalk>() == 192 + 32);

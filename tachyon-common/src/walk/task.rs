@@ -82,7 +82,7 @@ fn take_name<M: UserMemory + ?Sized>(
     let name = read_u64(memory, address, asyncio.task_name)?;
     let type_ = read_u64(memory, name, layout.ob_type)?;
     let type_flags = read_u64(memory, type_, asyncio.type_flags)?;
-    if type_flags & IS_LONG != 0 {
+    if type_flags & IS_LONG != 0 && asyncio.long_tag != 0 {
         task.number = number(memory, asyncio, name)?;
         task.flags |= flags::NUMBERED;
         return Ok(());

@@ -131,7 +131,9 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     if Layout::present(layout.tstate_cframe) {
         state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
     }
-    if state.process.asyncio != 0 {
+    if state.process.current_tasks != 0 {
+        whose::look_for_current();
+    } else if state.process.asyncio != 0 {
         whose::read_task();
     }
     let (state, record) = (&mut *scratch.state, &mut scratch.sample.record);

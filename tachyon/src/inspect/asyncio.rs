@@ -127,6 +127,7 @@ impl AsyncioOffsets {
             type_basicsize: word(awaits.type_name)? + 8,
             long_tag: word(awaits.long_tag)?,
             long_digits: word(awaits.long_digit)?,
+            ..Asyncio::default()
         })
     }
 }

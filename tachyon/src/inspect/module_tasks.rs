@@ -3,8 +3,10 @@
 //! `TaskObj` is in no header. Its rows are from `Modules/_asynciomodule.c`; the size of the type in the process must be the row's,
 //! so that another patch release's is never taken for it, and live tests compare each version's with its own objects.
 
+use super::awaits::{AwaitLayout, CoroutineLayout};
 use super::objects::ObjectLayout;
 use tachyon_common::layout::{Layout, flags};
+use tachyon_common::whose::Asyncio;
 
 /// Where fields are, in bytes from the start of the structure named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,33 @@ impl ModuleTasks {
     #[must_use]
     pub fn of(layout: &Layout) -> Option<Self> {
         Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+    }
+
+    /// What the kernel side reads of it, of the tasks that run; `None`: a number is too large for that.
+    #[must_use]
+    pub fn for_kernel(&self, layout: &Layout, awaits: &AwaitLayout) -> Option<Asyncio> {
+        let word = |offset: u64| u32::try_from(offset).ok();
+        let (coro_frame, coro_points) = match awaits.coroutine {
+            CoroutineLayout::Embedded { frame, .. } => (frame, 0),
+            CoroutineLayout::Object { frame, .. } => (frame, 1),
+        };
+        // Before, no name is a number, and an `int` is another.
+        let has_numbers = layout.minor_version() >= (3, 12);
+        Some(Asyncio {
+            task_size: word(self.task_size)?,
+            task_name: word(self.name)?,
+            task_coro: word(self.coro)?,
+            coro_frame: word(coro_frame)?,
+            coro_points,
+            type_flags: word(awaits.type_flags)?,
+            type_basicsize: word(self.objects.type_basicsize)?,
+            long_tag: if has_numbers { word(awaits.long_tag)? } else { 0 },
+            long_digits: word(awaits.long_digit)?,
+            dict_used: word(self.objects.dict_used)?,
+            keys_nentries: word(self.objects.keys_nentries)?,
+            keys_indices: word(self.objects.keys_indices)?,
+            ..Asyncio::default()
+        })
     }
 
     fn row(version: (u8, u8), free_threaded: bool) -> Option<Self> {

@@ -12,6 +12,8 @@ pub struct ObjectLayout {
     pub interp_modules: u64,
     /// `PyModuleObject.md_dict`.
     pub module_dict: u64,
+    /// `PyDictObject.ma_used`: how many items there are. The kernel side reads from it to the keys: the version tag lies between.
+    pub dict_used: u64,
     /// `PyDictObject.ma_keys`.
     pub dict_keys: u64,
     /// `PyDictObject.ma_values`; not NULL where the keys are shared and the values are here.
@@ -60,6 +62,7 @@ pub enum Attributes {
 const V3_8: ObjectLayout = ObjectLayout {
     interp_modules: 56,
     module_dict: 16,
+    dict_used: 16,
     dict_keys: 32,
     dict_values: 40,
     keys_size: 8,
@@ -104,6 +107,7 @@ const V3_13: ObjectLayout =
 const V3_13T: ObjectLayout = ObjectLayout {
     interp_modules: 7664,
     module_dict: 32,
+    dict_used: 32,
     dict_keys: 48,
     dict_values: 56,
     long_tag: 32,
@@ -220,6 +224,7 @@ pub(super) mod tests {
             vec![
                 ("interp_modules", row.interp_modules.to_string()),
                 ("module_dict", row.module_dict.to_string()),
+                ("dict_used", row.dict_used.to_string()),
                 ("dict_keys", row.dict_keys.to_string()),
                 ("dict_values", row.dict_values.to_string()),
                 ("keys_size", row.keys_size.to_string()),

@@ -60,7 +60,7 @@ pub struct Request {
     pub waits: Waits,
     /// Who ends waits is wanted too: thread and stack.
     pub wakers: bool,
-    /// In stacks of asyncio tasks (CPython 3.14+) the tasks that await them, in place of the event loop that called them.
+    /// In stacks of asyncio tasks their names and (CPython 3.14+) the tasks that await them, in place of the event loop that called them.
     pub awaiting: bool,
     /// Where waits are sampled, the account has the times of each thread.
     pub thread_times: bool,

@@ -17,7 +17,7 @@ mod unwind;
 
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
-pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, TaskLists, Tasks};
+pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
 
 use crate::inspect::Interpreter;
 use crate::profile::{FrameId, Profile};

@@ -51,8 +51,8 @@ pub struct RecordArgs {
     #[arg(long, help_heading = "How")]
     pub wakers: bool,
 
-    /// Follow asyncio tasks to those that await them (CPython 3.14 and later): each stack goes on with the coroutines and the name of
-    /// the task that awaits the running one, and so on, in place of the event loop's frames
+    /// Put the name of the running asyncio task below its coroutines, in place of the event loop's frames; from CPython 3.14 on each stack
+    /// goes on with the coroutines and the name of the task that awaits it, and so on
     #[arg(long = "async", help_heading = "How")]
     pub awaiting: bool,
 

@@ -51,6 +51,7 @@ int main(void) {
 #endif
     FIELD(module_dict, PyModuleObject, md_dict);
     FIELD(dict_keys, PyDictObject, ma_keys);
+    FIELD(dict_used, PyDictObject, ma_used);
     FIELD(dict_values, PyDictObject, ma_values);
 #if PY_VERSION_HEX >= 0x030B0000
     FIELD(keys_size, struct _dictkeysobject, dk_log2_size);

@@ -1,6 +1,7 @@
 //! Looks at a process, and writes what follows: the only place where an entry of the kernel side's table is decided.
 
 use super::decision::{Before, Found, Step, decide};
+use super::work::Running;
 use super::{Follower, is_other, lock};
 use crate::discover;
 use crate::inspect::{self, Interpreter};
@@ -249,7 +250,7 @@ impl Follower {
     }
 
     fn entry_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
-        let asyncio = self.tasks_of(process, interpreter);
+        let Running { asyncio, current_tasks } = self.tasks_of(process, interpreter);
         let mut kernel = lock(&self.kernel);
         let layout = interpreter.layout.complete();
         let number = kernel.layout_number(&layout)?;
@@ -269,13 +270,16 @@ impl Follower {
             evaluator_end: evaluator.end,
             layout: number,
             asyncio,
+            current_tasks,
             flags: flags::PYTHON,
             ..ProcessEntry::default()
         };
         // Which processes of it are wanted is known to user space alone.
         if interpreter.static_address && self.filter.is_empty() {
             let key = FileKey::of_stat(interpreter.file.dev, interpreter.file.inode);
-            kernel.set_executable(key, &entry)?;
+            // Another process of it has its tasks elsewhere.
+            let asyncio = if current_tasks == 0 { asyncio } else { 0 };
+            kernel.set_executable(key, &ProcessEntry { asyncio, current_tasks: 0, ..entry })?;
         }
         Ok(entry)
     }

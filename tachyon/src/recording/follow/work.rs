@@ -3,10 +3,11 @@
 
 use super::{Follower, lock};
 use crate::inspect::spans::{Published, Spans};
-use crate::inspect::{self, Interpreter, Verdict};
+use crate::inspect::{self, Interpreter, ModuleTasks, Verdict};
 use crate::kernel::KernelError;
 use crate::remote::ledger::{self, Work};
 use crate::remote::{Mapping, RemoteProcess};
+use crate::snapshot;
 use crate::types::Pid;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -37,6 +38,15 @@ struct OfProcess {
     due: Instant,
     /// Something was mapped since it was looked at.
     is_new: bool,
+}
+
+/// Where a process keeps its running tasks: parts of its [`ProcessEntry`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Running {
+    /// 0: not known.
+    pub asyncio: u16,
+    /// 0: its threads say.
+    pub current_tasks: u64,
 }
 
 /// What is known of all that are recorded.
@@ -118,9 +128,11 @@ impl Follower {
             self.queue.spent(pid, user, 2 * ledger::thread_time().saturating_sub(worked), Instant::now());
             let Some(process) = self.work.processes.get_mut(&pid) else { continue };
             match published {
-                Some(published) => {
-                    process.due = now + published.again_after(now.saturating_duration_since(process.mapped));
-                    (process.published, process.is_new) = (Some(published), false);
+                Some((published, imports)) => {
+                    let quiet = now.saturating_duration_since(process.mapped);
+                    let again = published.again_after(quiet);
+                    process.due = now + if imports { again.min(quiet.max(YOUNG)) } else { again };
+                    (process.published, process.is_new) = (Some(published), imports);
                 }
                 // Its end is told of soon.
                 None => process.due = now + LATER,
@@ -129,8 +141,8 @@ impl Follower {
         false
     }
 
-    /// What a process publishes; `None`: it is gone, or not one of ours any more.
-    fn look_at_work_of(&mut self, pid: u32) -> Option<Published> {
+    /// What a process publishes, and whether it seems to be importing asyncio; `None`: it is gone, or not one of ours any more.
+    fn look_at_work_of(&mut self, pid: u32) -> Option<(Published, bool)> {
         let (life, entry) = {
             let kernel = lock(&self.kernel);
             let life = kernel.process(pid)?;
@@ -144,14 +156,17 @@ impl Follower {
         let known = self.work.processes.get(&pid)?;
         let current = known.published.as_ref().filter(|known| known.is_current(&process));
         if let Some(published) = current.filter(|_| !known.is_new) {
-            return Some(published.clone());
+            return Some((published.clone(), false));
         }
         let maps = process.maps().ok()?;
         let published = self.work.spans.look(&process, &maps, Instant::now());
         let spans = published.thread.as_ref().map_or(0, |place| self.spans_number(place));
-        let asyncio = if entry.asyncio == 0 { self.tasks_of_mapped(&process, &maps) } else { entry.asyncio };
-        if (spans, asyncio) != (entry.spans, entry.asyncio) {
-            let written = lock(&self.kernel).decide(pid, &life, &ProcessEntry { spans, asyncio, ..entry });
+        let known = Running { asyncio: entry.asyncio, current_tasks: entry.current_tasks };
+        let running = if known.asyncio == 0 { self.tasks_of_mapped(&process, &maps, entry.layout) } else { known };
+        if (spans, running) != (entry.spans, known) {
+            let Running { asyncio, current_tasks } = running;
+            let entry = ProcessEntry { spans, asyncio, current_tasks, ..entry };
+            let written = lock(&self.kernel).decide(pid, &life, &entry);
             if let Err(error) = written {
                 self.refuse(pid, &error.to_string());
             }
@@ -159,25 +174,43 @@ impl Follower {
         if let Some(service) = published.process.as_ref().ok().and_then(|context| context.service.as_ref()) {
             lock(&self.registry).is_of_service(life.instance, life.image, service);
         }
-        Some(published)
+        // Its C module is there before it can be used.
+        let imports = running.asyncio == 0 && has_asyncio(&maps);
+        Some((published, imports))
     }
 
-    /// The number of where a process that may have loaded asyncio by now keeps its running tasks; 0: it does not say.
-    fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping]) -> u16 {
-        if !maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio) {
-            return 0;
+    /// Where a process that may have loaded asyncio by now keeps its running tasks.
+    fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], layout: u32) -> Running {
+        // Where it is built in, asyncio publishes its words with the interpreter's own; before, it may be there any time.
+        let says_so = lock(&self.registry).layout(layout).is_some_and(|layout| ModuleTasks::of(layout).is_some());
+        if !says_so && !has_asyncio(maps) {
+            return Running::default();
         }
-        let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else { return 0 };
+        let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
+            return Running::default();
+        };
         self.tasks_of(process, &interpreter)
     }
 
-    /// The number of where a process keeps its running tasks; 0: it does not say.
-    pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> u16 {
-        let offsets = inspect::asyncio_offsets(process, interpreter, &mut self.cache);
-        let asyncio = offsets.zip(interpreter.awaits.as_ref()).and_then(|(offsets, awaits)| offsets.for_kernel(awaits));
-        let Some(asyncio) = asyncio else { return 0 };
+    /// Where a process keeps its running tasks.
+    pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
+        let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
+        let (asyncio, current_tasks) = match ModuleTasks::of(&interpreter.layout) {
+            Some(rows) => {
+                let Some(current) = snapshot::current_tasks(process, interpreter, &rows) else {
+                    return Running::default();
+                };
+                (rows.for_kernel(&interpreter.layout, awaits), current)
+            }
+            None => {
+                let offsets = inspect::asyncio_offsets(process, interpreter, &mut self.cache);
+                (offsets.and_then(|offsets| offsets.for_kernel(awaits)), 0)
+            }
+        };
+        let Some(asyncio) = asyncio else { return Running::default() };
         let number = lock(&self.kernel).asyncio_number(&asyncio);
-        self.number(number, "more builds of asyncio than there is room for: tasks of some are not told")
+        let number = self.number(number, "more builds of asyncio than there is room for: tasks of some are not told");
+        if number == 0 { Running::default() } else { Running { asyncio: number, current_tasks } }
     }
 
     fn spans_number(&self, place: &ThreadLocal) -> u16 {
@@ -194,4 +227,9 @@ impl Follower {
         }
         0
     }
+}
+
+/// Whether a process has mapped asyncio's C module.
+fn has_asyncio(maps: &[Mapping]) -> bool {
+    maps.iter().filter_map(Mapping::file_path).any(inspect::is_named_asyncio)
 }

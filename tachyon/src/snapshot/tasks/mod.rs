@@ -5,6 +5,7 @@
 //! agree, and a task on which they never did is marked. Every list, chain and set is bounded, as are all of them together.
 
 mod coroutine;
+mod current;
 mod modules;
 mod object;
 mod published;
@@ -15,6 +16,7 @@ use super::{Deadline, Namer, Target};
 use crate::inspect::{AsyncioOffsets, AwaitLayout, ModuleTasks};
 use crate::profile::FrameId;
 use coroutine::{Chain, ThreadFrames};
+pub use current::current_tasks;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
