@@ -12,6 +12,7 @@ on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13]: who_awaits_is_not_kn
 on_each_interpreter!(on [pyenv_3_10 sid_3_14 sid_3_15]: a_task_that_waits_is_told);
 on_each_interpreter!(on [pyenv_3_9 pyenv_3_13 sid_3_14 sid_3_15]: a_program_that_begins_is_told);
 on_each_interpreter!(on [pyenv_3_13 sid_3_14]: of_uvloop_too);
+on_each_interpreter!(on [pyenv_3_12 sid_3_14]: a_report_by_task_adds_up);
 on_each_interpreter!(on [sid_3_14]: each_process_s_file_tells_its_tasks);
 
 /// The lines of a recording of `whose.py`.
@@ -193,6 +194,37 @@ fn a_program_that_begins_is_told(interpreter: &Interpreter) {
     assert!(burns.len() > 500 && known.len() * 2 > burns.len(), "{} of {}", known.len(), burns.len());
     let first = burns.iter().position(|sample| !sample["task"].is_null()).expect("some are known");
     assert!(burns[first..].iter().all(|sample| !sample["task"].is_null()), "once it is known, it stays so");
+}
+
+/// Each sample is of one task, and in the total of those that await it.
+fn a_report_by_task_adds_up(interpreter: &Interpreter) {
+    let target = Target::start(interpreter, "whose.py");
+    let report = |path: &std::path::Path| {
+        let mut command = std::process::Command::new(tachyon_tests::binary());
+        command.args(["report", "--by", "task", "--json"]).arg(path).output().expect("it can be run")
+    };
+    let plain = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 200).record();
+    let refused = report(&plain.path);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("record with --async"), "{refused:?}");
+    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 1_000).arg("--async").record();
+    let told: Value = serde_json::from_slice(&report(&recording.path).stdout).expect("it is JSON");
+    let row = |name: &str| {
+        let mut rows = told["rows"].as_array().expect("rows").iter();
+        let row = rows.find(|row| row["name"] == name).unwrap_or_else(|| panic!("no row {name}: {told:#}"));
+        let count = |key: &str| row[key].as_u64().expect("a count");
+        (count("self"), count("total"))
+    };
+    let rows = told["rows"].as_array().expect("rows");
+    let own: u64 = rows.iter().map(|row| row["self"].as_u64().expect("a count")).sum();
+    assert_eq!((own, &told["by"]), (recording.report.stored, &Value::from("task")), "{told:#}");
+    let (own, total) = row("sh\u{e9}ltered \u{4e2d}\u{1f600}");
+    assert!(own > 0 && own == total, "nobody is awaited by it: {told:#}");
+    assert!(rows.iter().all(|row| row["name"] != "<no task>") || row("<no task>").0 * 20 < recording.report.stored);
+    if interpreter.minor >= 14 {
+        // What awaits it runs itself for a moment at its beginning only.
+        let (waits, with) = row("shields");
+        assert!(waits == 0 && with == total, "{told:#}");
+    }
 }
 
 fn a_task_that_waits_is_told(interpreter: &Interpreter) {

@@ -1,10 +1,10 @@
-//! The rows of a report: self and total of functions, lines, modules, processes or threads.
+//! The rows of a report: self and total of functions, lines, modules, processes, threads or asyncio tasks.
 //!
 //! *Self* of Python code has in it what native code does that it called; *total* also what Python functions do that it
 //! called. A stack in which a function stands several times counts once in its total. Native code has rows of its own
 //! where it is asked for; their self is what ran in them, and is a part of some Python row's.
 
-use super::aggregate::{Aggregate, Place, PlaceId};
+use super::aggregate::{Aggregate, Entry, Place, PlaceId};
 use super::filter::Filter;
 use super::module::{Distributions, module};
 use super::ratio;
@@ -28,6 +28,8 @@ pub enum By {
     Process,
     /// A thread.
     Thread,
+    /// An asyncio task, by its name.
+    Task,
 }
 
 impl By {
@@ -40,6 +42,7 @@ impl By {
             Self::Module => "module",
             Self::Process => "process",
             Self::Thread => "thread",
+            Self::Task => "task",
         }
     }
 }
@@ -53,7 +56,7 @@ pub enum RowKind {
     Native,
     /// No code: the garbage collector, a cut stack, samples without Python.
     Special,
-    /// A process or thread.
+    /// A process, thread or task.
     Group,
 }
 
@@ -166,6 +169,8 @@ pub struct Report {
 
 /// What a stack shows that no frame names: its threads run no Python.
 const NO_PYTHON: &str = "<no Python frame>";
+/// Samples that are of no task.
+const NO_TASK: &str = "<no task>";
 /// A stack without frames.
 const NO_FRAMES: &str = "<no frames>";
 
@@ -277,18 +282,14 @@ pub fn report(
     distributions: &dyn Distributions,
 ) -> Report {
     let kept = filter.stacks(aggregate);
+    let kept_entries = || {
+        let kept = aggregate.entries().iter().filter(|(entry, _)| kept[entry.stack as usize]);
+        kept.map(|(entry, count)| (entry, sum_of(aggregate, entry, *count)))
+    };
     let mut sums = Totals::default();
     let mut by_stack = vec![Sum::default(); aggregate.stacks().len()];
     let mut by_thread = vec![Sum::default(); aggregate.threads().len()];
-    for (entry, count) in aggregate.entries() {
-        if !kept[entry.stack as usize] {
-            continue;
-        }
-        let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
-        // Samples of other events than the clock stand for no time.
-        let is_time = aggregate.event_of(&aggregate.stacks()[entry.stack as usize]).is_none();
-        let cpu_us = if is_time { count.saturating_mul(interval_us) } else { 0 };
-        let sum = Sum { samples: *count, cpu_us };
+    for (entry, sum) in kept_entries() {
         by_stack[entry.stack as usize] += sum;
         by_thread[entry.thread as usize] += sum;
         sums.add(sum, entry.gil, entry.on_cpu);
@@ -310,6 +311,7 @@ pub fn report(
     }
     let mut rows = match by {
         By::Process | By::Thread => group_rows(aggregate, by, &by_thread),
+        By::Task => task_rows(aggregate, kept_entries()),
         By::Function | By::Line | By::Module => {
             code_rows(aggregate, by, native || by == By::Module, &by_stack, distributions)
         }
@@ -344,6 +346,14 @@ pub fn report(
     }
 }
 
+/// What samples stand for.
+fn sum_of(aggregate: &Aggregate, entry: &Entry, samples: u64) -> Sum {
+    let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
+    // Samples of other events than the clock stand for no time.
+    let is_time = aggregate.event_of(&aggregate.stacks()[entry.stack as usize]).is_none();
+    Sum { samples, cpu_us: if is_time { samples.saturating_mul(interval_us) } else { 0 } }
+}
+
 #[derive(Default)]
 struct Totals {
     all: Sum,
@@ -367,7 +377,7 @@ impl Totals {
 fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
     let mut groups: HashMap<String, Sum> = HashMap::new();
     // Threads of several processes are told by both.
-    let many = aggregate.threads().iter().any(|thread| thread.process != aggregate.threads()[0].process);
+    let many = has_many_processes(aggregate);
     for (thread, &sum) in aggregate.threads().iter().zip(by_thread) {
         let name = match by {
             By::Thread if many => format!("{}, {}", thread.process, thread.thread),
@@ -376,14 +386,50 @@ fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
         };
         *groups.entry(name).or_default() += sum;
     }
-    let row = |(name, sum)| Row {
-        name: RowName { name, function: None, file: None, line: None, kind: RowKind::Group },
-        own: sum,
-        total: sum,
-        hottest_line: None,
-        native: Vec::new(),
+    groups.into_iter().map(|(name, sum)| group_row(name, RowKind::Group, sum, sum)).collect()
+}
+
+fn has_many_processes(aggregate: &Aggregate) -> bool {
+    aggregate.threads().iter().any(|thread| thread.process != aggregate.threads()[0].process)
+}
+
+fn group_row(name: String, kind: RowKind, own: Sum, total: Sum) -> Row {
+    let name = RowName { name, function: None, file: None, line: None, kind };
+    Row { name, own, total, hottest_line: None, native: Vec::new() }
+}
+
+/// Rows of tasks: a sample is of the task that ran, and in the total of those that await it.
+fn task_rows<'a>(aggregate: &Aggregate, entries: impl Iterator<Item = (&'a Entry, Sum)>) -> Vec<Row> {
+    let mut groups: HashMap<(Option<&str>, &str), (Sum, Sum)> = HashMap::new();
+    let mut without = Sum::default();
+    // Tasks of several processes are told by both.
+    let many = has_many_processes(aggregate);
+    let mut names: Vec<&str> = Vec::new();
+    for (entry, sum) in entries {
+        names.clear();
+        for &place in &*aggregate.stacks()[entry.stack as usize] {
+            if let Some(name) = aggregate.place(place).task().filter(|name| !names.contains(name)) {
+                names.push(name);
+            }
+        }
+        let process = many.then(|| &*aggregate.threads()[entry.thread as usize].process);
+        for (number, name) in names.iter().enumerate() {
+            let (own, total) = groups.entry((process, name)).or_default();
+            *total += sum;
+            if number == 0 {
+                *own += sum;
+            }
+        }
+        if names.is_empty() {
+            without += sum;
+        }
+    }
+    let row = |((process, name), (own, total)): ((Option<&str>, &str), _)| {
+        let name = process.map_or_else(|| name.to_owned(), |process| format!("{process}, {name}"));
+        group_row(name, RowKind::Group, own, total)
     };
-    groups.into_iter().map(row).collect()
+    let without = group_row(NO_TASK.to_owned(), RowKind::Special, without, without);
+    groups.into_iter().map(row).chain([without]).collect()
 }
 
 /// Rows of functions, lines or modules: one for each that the aggregate has, in the same order for all sums.

@@ -46,12 +46,13 @@ impl Shape {
 /// cannot be written.
 pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let shape = Shape::of(args.output.as_deref(), args.json)?;
-    if args.by == Some(GroupBy::Task) {
+    let aggregate = super::profiles::as_one(&args.files, args.force_large)?;
+    let has_tasks = aggregate.places().iter().any(|place| place.task().is_some());
+    if args.by == Some(GroupBy::Task) && !has_tasks {
         return Err(Failure::new("the samples in these files do not say which asyncio task they belong to")
-            .with_hint("this version does not record tasks; --by function shows the coroutines")
+            .with_hint("record with --async; --by function shows the coroutines")
             .into());
     }
-    let aggregate = super::profiles::as_one(&args.files, args.force_large)?;
     let filter = Filter { focus: args.focus.clone(), ignore: args.ignore.clone() };
     let report = analysis::report(&aggregate, args.by(), &filter, args.native, &Installed::default());
     let edges = |pattern| analysis::edges(&aggregate, pattern, &filter, args.native);
@@ -79,7 +80,9 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         let modules = overview.then(|| analysis::report(&aggregate, By::Module, &filter, false, &Installed::default()));
         let processes = (overview && report.processes > 1)
             .then(|| analysis::report(&aggregate, By::Process, &filter, false, &Installed::default()));
-        text::Text { asked: &asked, report: &report, modules, processes, style }.write(out)?;
+        let tasks = (overview && has_tasks)
+            .then(|| analysis::report(&aggregate, By::Task, &filter, false, &Installed::default()));
+        text::Text { asked: &asked, report: &report, modules, processes, tasks, style }.write(out)?;
         Ok(())
     })
 }

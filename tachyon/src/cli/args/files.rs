@@ -164,7 +164,7 @@ pub enum GroupBy {
     Process,
     /// Threads
     Thread,
-    /// Asyncio tasks (not recorded yet: refused)
+    /// Asyncio tasks, of recordings with --async
     Task,
 }
 
@@ -226,15 +226,16 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// What has a row. Tasks are refused before anybody asks.
+    /// What has a row.
     #[must_use]
     pub fn by(&self) -> By {
         match self.by {
-            None | Some(GroupBy::Function | GroupBy::Task) => By::Function,
+            None | Some(GroupBy::Function) => By::Function,
             Some(GroupBy::Line) => By::Line,
             Some(GroupBy::Module) => By::Module,
             Some(GroupBy::Process) => By::Process,
             Some(GroupBy::Thread) => By::Thread,
+            Some(GroupBy::Task) => By::Task,
         }
     }
 }

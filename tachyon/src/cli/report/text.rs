@@ -29,6 +29,8 @@ pub(super) struct Text<'a> {
     pub report: &'a Report,
     pub modules: Option<Report>,
     pub processes: Option<Report>,
+    /// Where samples tell their tasks.
+    pub tasks: Option<Report>,
     pub style: Style,
 }
 
@@ -138,7 +140,8 @@ impl Text<'_> {
         };
         let more = usize::from(!self.report.waiting.is_empty())
             + self.report.events.len()
-            + usize::from(self.processes.is_some());
+            + usize::from(self.processes.is_some())
+            + usize::from(self.tasks.is_some());
         let fitting = |rows: usize| rows.saturating_sub(AROUND + more).clamp(8, 40);
         self.asked.args.lines.unwrap_or_else(|| height().map_or(ROWS, fitting))
     }
@@ -254,6 +257,9 @@ impl Text<'_> {
         if let Some(processes) = &self.processes {
             summary("by process:", processes, out)?;
         }
+        if let Some(tasks) = &self.tasks {
+            summary("by task:", tasks, out)?;
+        }
         let mut closer = Vec::new();
         if self.report.native_share > 0.0 && !self.asked.args.native {
             closer.push("--native".to_owned());
@@ -319,6 +325,7 @@ pub(in crate::cli) fn heading(by: By) -> &'static str {
         By::Module => "MODULE",
         By::Process => "PROCESS",
         By::Thread => "THREAD",
+        By::Task => "TASK",
     }
 }
 
