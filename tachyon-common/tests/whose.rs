@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{
-    Awaiting, CurrentTasks, MAX_CURRENT_LOOKS, ThreadPointer, Unreadable, UserMemory, running_span, running_task,
+    Awaiting, CurrentTasks, MAX_CURRENT_LOOKS, TaskReader, ThreadPointer, Unreadable, UserMemory, running_span,
+    running_task,
 };
 use tachyon_common::whose::{
     Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, MAX_LOOPS, Task, ThreadLocal, Whose, flags,
@@ -155,7 +156,7 @@ fn running(memory: &mut Memory, task: u64) {
 
 fn look(memory: &Memory) -> (Whose, u64) {
     let mut whose = Whose::NOBODY;
-    let frame = running_task(memory, &LAYOUT, &ASYNCIO, TSTATE, &mut whose);
+    let frame = running_task(memory, &LAYOUT, &ASYNCIO, TSTATE, &mut TaskReader::default(), &mut whose);
     (whose, frame)
 }
 
@@ -167,8 +168,9 @@ fn name(task: &Task) -> &str {
 fn follow(memory: &Memory, task: u64) -> (Awaiting, Task, Vec<Vec<u64>>) {
     let (mut awaiting, mut running, mut stored, mut frames) = (Awaiting::NONE, Task::NONE, 7, Vec::new());
     awaiting.begin(task);
+    let mut reader = TaskReader::default();
     let mut turns = 0;
-    while turns < 2 * MAX_AWAITING && awaiting.find(memory, &ASYNCIO) {
+    while turns < 2 * MAX_AWAITING && awaiting.find(memory, &ASYNCIO, &mut reader) {
         turns += 1;
         let mut looks = 0;
         while awaiting.look(memory) {
@@ -176,11 +178,11 @@ fn follow(memory: &Memory, task: u64) -> (Awaiting, Task, Vec<Vec<u64>>) {
             assert!(looks <= MAX_AWAITING_SET);
         }
         let before = awaiting.found;
-        if !awaiting.take(memory, &LAYOUT, &ASYNCIO, &mut running, stored) {
+        if !awaiting.take(memory, &LAYOUT, &ASYNCIO, &mut reader, &mut running, stored) {
             break;
         }
         let mut coroutines = 0;
-        while awaiting.coroutine(memory, &LAYOUT, &ASYNCIO) {
+        while awaiting.coroutine(memory, &LAYOUT, &ASYNCIO, &mut reader) {
             coroutines += 1;
             assert!(coroutines <= MAX_COROUTINES);
         }
@@ -343,14 +345,15 @@ const KEYS: u64 = 0x4100;
 /// The frames of the running tasks, and what is taken down for each of them.
 fn current(memory: &Memory, asyncio: &Asyncio) -> ([u64; MAX_LOOPS], Vec<Whose>) {
     let (mut current, mut frames, mut looks) = (CurrentTasks::NONE, [0; MAX_LOOPS], 0);
+    let mut reader = TaskReader::default();
     current.begin(memory, asyncio, DICT);
-    while current.look(memory, &LAYOUT, asyncio, &mut frames) {
+    while current.look(memory, &LAYOUT, asyncio, &mut reader, &mut frames) {
         looks += 1;
         assert!(looks <= MAX_CURRENT_LOOKS);
     }
     let take = |met| {
         let mut whose = Whose::NOBODY;
-        current.take(memory, &LAYOUT, asyncio, met, &mut whose);
+        current.take(memory, &LAYOUT, asyncio, met, &mut reader, &mut whose);
         whose
     };
     (frames, (0..=MAX_LOOPS as u32 + 1).map(take).collect())

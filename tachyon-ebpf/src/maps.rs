@@ -20,8 +20,8 @@ use tachyon_common::{
     unwind::{NativeWalk, Range, Space, StackBuffer},
     wait::SeenThread,
     walk::{
-        Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, ThreadBuffer,
-        ThreadPointer, ThreadSearch,
+        Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, TaskReader,
+        ThreadBuffer, ThreadPointer, ThreadSearch,
     },
     whose::{Asyncio, ThreadLocal, Whose},
 };
@@ -418,6 +418,7 @@ pub struct State {
     pub whose: Whose,
     pub awaiting: Awaiting,
     pub current: CurrentTasks,
+    pub task_reader: TaskReader,
 }
 
 /// Value of `CODE`: a code record and its payload.

@@ -31,7 +31,8 @@ pub extern "C" fn read_task() -> u64 {
         state.whose = Whose::NOBODY;
     }
     let tstate = sample.record.tstate;
-    state.walk.tasks[0] = walk::running_task(&CurrentProcess, layout, asyncio, tstate, &mut state.whose);
+    state.walk.tasks[0] =
+        walk::running_task(&CurrentProcess, layout, asyncio, tstate, &mut state.task_reader, &mut state.whose);
     0
 }
 
@@ -45,6 +46,7 @@ pub extern "C" fn begin_current() -> u64 {
         state.whose = Whose::NOBODY;
     }
     let dict = state.process.current_tasks;
+    state.task_reader.begin();
     core::hint::black_box(&mut state.current).begin(&CurrentProcess, asyncio, dict);
     0
 }
@@ -57,7 +59,7 @@ pub extern "C" fn look_at_current() -> u64 {
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let current = core::hint::black_box(&mut state.current);
-    u64::from(current.look(&CurrentProcess, layout, asyncio, &mut state.walk.tasks))
+    u64::from(current.look(&CurrentProcess, layout, asyncio, &mut state.task_reader, &mut state.walk.tasks))
 }
 
 /// Takes down the one of them whose frame the walk has met: so this thread runs it. Likewise.
@@ -70,7 +72,7 @@ pub extern "C" fn take_current() -> u64 {
     state.whose.flags &= !flags::TASK;
     let met = if state.walk.stored == 0 { 0 } else { state.walk.task_met };
     let (current, whose) = (core::hint::black_box(&mut state.current), &mut state.whose);
-    current.take(&CurrentProcess, layout, asyncio, met, whose);
+    current.take(&CurrentProcess, layout, asyncio, met, &mut state.task_reader, whose);
     // Who awaits it is not kept there.
     if config!(flags) & config_flags::AWAITING != 0 && whose.flags & flags::TASK != 0 {
         whose.flags |= flags::MORE_AWAITING;
@@ -78,14 +80,16 @@ pub extern "C" fn take_current() -> u64 {
     0
 }
 
-/// Tells the walk the frames of the tasks that this thread may run: the one that it does run is known when it has met it.
-#[inline(always)]
-pub fn look_for_current() {
+/// Tells the walk the frames of the tasks that this thread may run: the one that it does run is known when it has met it. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_for_current() -> u64 {
     begin_current();
     let mut looks = 0;
     while looks < walk::MAX_CURRENT_LOOKS && look_at_current() != 0 {
         looks += 1;
     }
+    0
 }
 
 /// Begins with those that await the running task. Likewise.
@@ -107,7 +111,7 @@ pub extern "C" fn begin_awaiting() -> u64 {
 pub extern "C" fn find_awaiting() -> u64 {
     let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    u64::from(core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio))
+    u64::from(core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio, &mut state.task_reader))
 }
 
 /// [`Awaiting::look`](walk::Awaiting::look), likewise.
@@ -126,7 +130,7 @@ pub extern "C" fn take_awaiting() -> u64 {
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let (awaiting, running) = (core::hint::black_box(&mut state.awaiting), &mut state.whose.task);
-    u64::from(awaiting.take(&CurrentProcess, layout, asyncio, running, state.walk.stored))
+    u64::from(awaiting.take(&CurrentProcess, layout, asyncio, &mut state.task_reader, running, state.walk.stored))
 }
 
 /// [`Awaiting::coroutine`](walk::Awaiting::coroutine), likewise.
@@ -136,7 +140,12 @@ pub extern "C" fn look_at_coroutine() -> u64 {
     let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    u64::from(core::hint::black_box(&mut state.awaiting).coroutine(&CurrentProcess, layout, asyncio))
+    u64::from(core::hint::black_box(&mut state.awaiting).coroutine(
+        &CurrentProcess,
+        layout,
+        asyncio,
+        &mut state.task_reader,
+    ))
 }
 
 /// Puts the walk at the next coroutine's frame, if there is one, likewise.

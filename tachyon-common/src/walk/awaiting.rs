@@ -2,8 +2,8 @@
 //!
 //! In steps, each of which reads a little and leaves what it has found in [`Awaiting`]: a BPF program verifies each of them once.
 
-use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
-use super::task::{is_as_large, take_down};
+use super::memory::{Unreadable, UserMemory, read_u64};
+use super::task::TaskReader;
 use crate::layout::Layout;
 use crate::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, flags};
 
@@ -59,7 +59,7 @@ impl Awaiting {
 
     /// Looks for those that await the present task or future. False: nobody does, or that could not be read.
     #[inline(always)]
-    pub fn find<M: UserMemory + ?Sized>(&mut self, memory: &M, asyncio: &Asyncio) -> bool {
+    pub fn find<M: UserMemory + ?Sized>(&mut self, memory: &M, asyncio: &Asyncio, reader: &mut TaskReader) -> bool {
         let of = core::mem::take(&mut self.next);
         (self.entry, self.left, self.waiters, self.least) = (0, 0, 0, 0);
         if of == 0 {
@@ -67,10 +67,11 @@ impl Awaiting {
         }
         // Until it is known that nobody does.
         self.more = 1;
-        let Ok(awaited_by) = read_u64(memory, of, asyncio.task_awaited_by) else { return false };
-        let is_set = of.wrapping_add(u64::from(asyncio.task_awaited_by_is_set));
-        let Ok(is_set) = read_u8(memory, is_set) else { return false };
-        if awaited_by != 0 && is_set != 0 {
+        if reader.read(memory, asyncio, of).is_err() {
+            return false;
+        }
+        let awaited_by = reader.word(asyncio.task_awaited_by);
+        if awaited_by != 0 && reader.byte(asyncio.task_awaited_by_is_set) != 0 {
             let Ok(mask) = read_u64(memory, awaited_by, asyncio.set_mask) else { return false };
             let Ok(table) = read_u64(memory, awaited_by, asyncio.set_table) else { return false };
             self.left = mask.min(u64::from(MAX_AWAITING_SET) - 1) as u32 + 1;
@@ -113,6 +114,7 @@ impl Awaiting {
         memory: &M,
         layout: &Layout,
         asyncio: &Asyncio,
+        reader: &mut TaskReader,
         running: &mut Task,
         stored: u32,
     ) -> bool {
@@ -133,51 +135,59 @@ impl Awaiting {
             self.more = 1;
             return false;
         }
-        self.next = least;
-        let is_task = read_u8(memory, least.wrapping_add(u64::from(asyncio.task_is_task)));
-        let size = if is_task == Ok(0) { asyncio.future_size } else { asyncio.task_size };
-        if is_task.is_err() || !is_as_large(memory, layout, asyncio, least, size) {
-            (self.next, self.more) = (0, 1);
+        let is_task = match reader.read(memory, asyncio, least) {
+            Ok(()) => reader.is_task(memory, layout, asyncio, true),
+            Err(Unreadable) => Err(Unreadable),
+        };
+        let Ok(is_task) = is_task else {
+            self.more = 1;
             return false;
-        }
-        if is_task == Ok(0) {
+        };
+        self.next = least;
+        if !is_task {
             return true;
         }
         let at = self.found as usize & (MAX_AWAITING - 1);
         self.tasks[at] = Task::NONE;
-        let frame = take_down(memory, layout, asyncio, least, &mut self.tasks[at]);
+        self.coroutine = reader.take_down(memory, layout, asyncio, &mut self.tasks[at]);
         self.found += 1;
-        if frame == 0 {
+        if self.coroutine == 0 {
             self.cut(flags::OUTER_CUT);
-        } else {
-            self.coroutine = frame.wrapping_sub(u64::from(asyncio.coro_frame));
         }
         true
     }
 
     /// Looks at one coroutine of the task. False: there are no more.
     #[inline(always)]
-    pub fn coroutine<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, asyncio: &Asyncio) -> bool {
+    pub fn coroutine<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        asyncio: &Asyncio,
+        reader: &mut TaskReader,
+    ) -> bool {
         let coroutine = core::mem::take(&mut self.coroutine);
         let at = self.coroutines_found as usize;
         if coroutine == 0 || at >= MAX_COROUTINES {
             return false;
         }
+        // To the stack pointer of its frame, which lies in it.
+        let top = asyncio.coro_frame.wrapping_add(asyncio.frame_stackpointer);
+        let read = reader.head.fill(memory, coroutine, top.wrapping_add(8));
+        let state = reader.head.u8(asyncio.coro_state).cast_signed();
         // One that runs in another thread by now is called by others than those that await it, and one that has ended has no frame.
-        let state = read_u8(memory, coroutine.wrapping_add(u64::from(asyncio.coro_state))).map(u8::cast_signed);
-        let Ok(state) =
-            state.and_then(|state| if state < asyncio.coro_executing { Ok(state) } else { Err(Unreadable) })
-        else {
+        if read.is_err() || state >= asyncio.coro_executing {
             self.cut(flags::INNER_CUT);
             return false;
-        };
+        }
         let frame = coroutine.wrapping_add(u64::from(asyncio.coro_frame));
         self.coroutines[at & (MAX_COROUTINES - 1)] = frame;
         self.coroutines_found += 1;
         if state != asyncio.coro_awaits[0] && state != asyncio.coro_awaits[1] {
             return true;
         }
-        let awaited = awaited(memory, layout, asyncio, coroutine, frame);
+        let (top, type_) = (reader.head.u64(top), reader.head.u64(layout.ob_type));
+        let awaited = awaited(memory, layout, asyncio, top, type_);
         self.coroutine = awaited.unwrap_or(0);
         if awaited.is_err() || self.coroutine != 0 && at + 1 == MAX_COROUTINES {
             self.cut(flags::INNER_CUT);
@@ -217,19 +227,19 @@ impl Awaiting {
     }
 }
 
-/// The coroutine that a suspended one awaits; 0: what it awaits is none of the same type (`_PyGen_yf`).
+/// The coroutine that a suspended one of a type awaits, whose frame's stack ends at `top`; 0: what it awaits is none of the same type
+/// (`_PyGen_yf`).
 #[inline(always)]
 fn awaited<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
     asyncio: &Asyncio,
-    coroutine: u64,
-    frame: u64,
+    top: u64,
+    type_: u64,
 ) -> Result<u64, Unreadable> {
-    let top = read_u64(memory, frame, asyncio.frame_stackpointer)?;
     let awaited = read_u64(memory, top.wrapping_sub(u64::from(asyncio.awaited_below)), 0)?;
     let awaited = awaited & !u64::from(layout.stackref_tag_mask);
-    if awaited == 0 || read_u64(memory, awaited, layout.ob_type)? != read_u64(memory, coroutine, layout.ob_type)? {
+    if awaited == 0 || read_u64(memory, awaited, layout.ob_type)? != type_ {
         return Ok(0);
     }
     Ok(awaited)

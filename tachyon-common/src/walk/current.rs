@@ -5,7 +5,7 @@
 //! In steps, as [`super::Awaiting`] is.
 
 use super::memory::{UserMemory, read_u64};
-use super::task::{is_as_large, take_down};
+use super::task::TaskReader;
 use crate::layout::Layout;
 use crate::whose::{Asyncio, MAX_LOOPS, Whose, flags};
 
@@ -71,10 +71,10 @@ impl CurrentTasks {
         memory: &M,
         layout: &Layout,
         asyncio: &Asyncio,
+        reader: &mut TaskReader,
         frames: &mut [u64; MAX_LOOPS],
     ) -> bool {
-        let at = self.found as usize;
-        if self.left == 0 || self.unmet == 0 || at >= MAX_LOOPS {
+        if self.left == 0 || self.unmet == 0 || self.found as usize >= MAX_LOOPS {
             return false;
         }
         self.left -= 1;
@@ -87,19 +87,21 @@ impl CurrentTasks {
         }
         self.unmet -= 1;
         // asyncio's Python version has its tasks in it, too.
-        if !is_as_large(memory, layout, asyncio, task, asyncio.task_size) {
+        if reader.read(memory, asyncio, task).is_err() || reader.is_task(memory, layout, asyncio, false).is_err() {
             return true;
         }
-        let coro = read_u64(memory, task, asyncio.task_coro).unwrap_or(0);
+        let coro = reader.word(asyncio.task_coro);
         if coro == 0 {
             return true;
         }
         // The frame lies in the coroutine (3.11+), or it points to it.
         let frame = coro.wrapping_add(u64::from(asyncio.coro_frame));
         let frame = if asyncio.coro_points == 0 { frame } else { read_u64(memory, frame, 0).unwrap_or(0) };
+        // Read again: the verifier of 5.10 forgets what it knew of a number that was put aside.
+        let at = core::hint::black_box(self.found) as usize & (MAX_LOOPS - 1);
+        self.tasks[at] = task;
+        frames[at] = frame;
         self.found += 1;
-        self.tasks[at & (MAX_LOOPS - 1)] = task;
-        frames[at & (MAX_LOOPS - 1)] = frame;
         true
     }
 
@@ -111,14 +113,15 @@ impl CurrentTasks {
         layout: &Layout,
         asyncio: &Asyncio,
         met: u32,
+        reader: &mut TaskReader,
         whose: &mut Whose,
     ) {
         let at = (met as usize).wrapping_sub(1);
-        if at >= MAX_LOOPS {
+        if at >= MAX_LOOPS || reader.read(memory, asyncio, self.tasks[at & (MAX_LOOPS - 1)]).is_err() {
             return;
         }
         whose.flags |= flags::TASK;
-        take_down(memory, layout, asyncio, self.tasks[at & (MAX_LOOPS - 1)], &mut whose.task);
+        reader.take_down(memory, layout, asyncio, &mut whose.task);
     }
 }
 

@@ -16,12 +16,18 @@ pub struct Text {
     pub cut: bool,
 }
 
-/// Where a string's text is, and how long, up to `most` bytes (a multiple of 4, so that the cut keeps whole code points);
-/// `None` when the string cannot be read or is not compact.
+/// The same, by its head in the target's memory; `None` also when that cannot be read.
 #[inline(always)]
 pub fn text<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, object: u64, most: u32) -> Option<Text> {
     let state = read_u32(memory, object, layout.unicode_state).ok()?;
     let length = read_u64(memory, object, layout.unicode_length).ok()?;
+    text_of(layout, object, state, length, most)
+}
+
+/// Where the text of the string at `object` is by its head, and how long, up to `most` bytes (a multiple of 4, so that the cut keeps
+/// whole code points); `None` when it is not compact.
+#[inline(always)]
+pub fn text_of(layout: &Layout, object: u64, state: u32, length: u64, most: u32) -> Option<Text> {
     if state & layout.unicode_compact_bit == 0 {
         return None;
     }
