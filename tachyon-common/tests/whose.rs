@@ -170,7 +170,7 @@ fn follow(memory: &Memory, task: u64) -> (Awaiting, Task, Vec<Vec<u64>>) {
     awaiting.begin(task);
     let mut reader = TaskReader::default();
     let mut turns = 0;
-    while turns < 2 * MAX_AWAITING && awaiting.find(memory, &ASYNCIO, &mut reader) {
+    while turns < 2 * MAX_AWAITING && awaiting.find(memory, &ASYNCIO, &mut reader).is_some() {
         turns += 1;
         let mut looks = 0;
         while awaiting.look(memory) {
@@ -384,6 +384,15 @@ fn tasks_of_all_loops_are_told() {
     assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
     dictionary(&mut memory, &ASYNCIO, &[0x2_0000, 0x1_0000]);
     assert_eq!(current(&memory, &ASYNCIO).0, [frame(2), 0, 0, 0]);
+    // What has no type is nothing, whatever the types were that were looked at before.
+    memory.word(0x2_0000 + 8, 0);
+    dictionary(&mut memory, &ASYNCIO, &[0x2_0000]);
+    assert_eq!(current(&memory, &ASYNCIO).0, [0; MAX_LOOPS]);
+    memory.word(0x2_0000 + 8, TASK_TYPE);
+    memory.word(0x2_0100 + 8, 0);
+    let (frames, taken) = current(&memory, &ASYNCIO);
+    assert_eq!((frames[0], taken[1].task.flags), (frame(2), flags::NAME_UNREADABLE));
+    memory.word(0x2_0100 + 8, STR_TYPE);
     for empty in [DICT + 16, KEYS + 24] {
         dictionary(&mut memory, &ASYNCIO, &[0x2_0000]);
         memory.word(empty, 0);

@@ -123,7 +123,7 @@ impl AddressSink for SampleAddresses<'_> {
 /// Starts the walk, or goes on with it: [`GOES_ON`], or the number of the [`StopReason`] why it cannot be walked.
 #[inline(always)]
 pub fn begin<C: Interrupt>(ctx: &C) -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return StopReason::TailCallFailed as u64 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return StopReason::TailCallFailed as u64 };
     if state.native_at != 0 {
         return u64::from(GOES_ON);
     }
@@ -172,7 +172,7 @@ pub fn step() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn walk_native_frames() -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(GOES_ON) };
     let end = if state.repair == repair::WANTED { state.process.evaluator_end } else { 0 };
     let mut addresses = SampleAddresses {
         sample: (&raw mut *sample).cast(),

@@ -58,6 +58,22 @@ impl Scratch {
             state: unsafe { &mut *state },
         })
     }
+
+    /// The state alone: a look-up in place of three.
+    #[inline(always)]
+    pub fn state() -> Option<&'static mut State> {
+        let state = STATE.get_ptr_mut(0)?;
+        // SAFETY: as above.
+        Some(unsafe { &mut *state })
+    }
+
+    /// The sample and the state.
+    #[inline(always)]
+    pub fn sample_and_state() -> Option<(&'static mut SampleScratch, &'static mut State)> {
+        let sample = SAMPLE.get_ptr_mut(0)?;
+        // SAFETY: as above.
+        Some((unsafe { &mut *sample }, Self::state()?))
+    }
 }
 
 /// Counts what left no sample: a run, or the ticks of a wait.

@@ -13,7 +13,7 @@ use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn read_span() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(at) = SPANS.get(u32::from(state.process.spans)) else { return 0 };
     state.whose = Whose::NOBODY;
     walk::running_span(&CurrentProcess, at, state.thread_pointer, &mut state.whose);
@@ -24,7 +24,7 @@ pub extern "C" fn read_span() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn read_task() -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     if state.whose.flags & flags::SPAN == 0 {
@@ -40,7 +40,7 @@ pub extern "C" fn read_task() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn begin_current() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     if state.whose.flags & flags::SPAN == 0 {
         state.whose = Whose::NOBODY;
@@ -55,7 +55,7 @@ pub extern "C" fn begin_current() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_current() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let current = core::hint::black_box(&mut state.current);
@@ -66,7 +66,7 @@ pub extern "C" fn look_at_current() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn take_current() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     state.whose.flags &= !flags::TASK;
@@ -96,7 +96,7 @@ pub extern "C" fn look_for_current() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn begin_awaiting() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     state.awaiting.begin(state.whose.task.address);
     // The walk of their frames forgets where this thread's evaluator was entered, which the native stack is asked for.
     if state.entered_at == 0 {
@@ -109,16 +109,17 @@ pub extern "C" fn begin_awaiting() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn find_awaiting() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    u64::from(core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio, &mut state.task_reader))
+    let found = core::hint::black_box(&mut state.awaiting).find(&CurrentProcess, asyncio, &mut state.task_reader);
+    found.map_or(0, |set| u64::from(set) + 1)
 }
 
 /// [`Awaiting::look`](walk::Awaiting::look), likewise.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_awaiting() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     u64::from(core::hint::black_box(&mut state.awaiting).look(&CurrentProcess))
 }
 
@@ -126,7 +127,7 @@ pub extern "C" fn look_at_awaiting() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn take_awaiting() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     let (awaiting, running) = (core::hint::black_box(&mut state.awaiting), &mut state.whose.task);
@@ -137,7 +138,7 @@ pub extern "C" fn take_awaiting() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_coroutine() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
     u64::from(core::hint::black_box(&mut state.awaiting).coroutine(
@@ -152,7 +153,7 @@ pub extern "C" fn look_at_coroutine() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn go_on_at_coroutine() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let frame = core::hint::black_box(&mut state.awaiting).frame();
     if frame == 0 {
         return 0;
@@ -161,11 +162,11 @@ pub extern "C" fn go_on_at_coroutine() -> u64 {
     1
 }
 
-/// Notes that it has been walked.
+/// Notes that it has been walked. False: there are no more.
 #[inline(always)]
-fn walked_coroutine(whole: bool) {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return };
-    state.awaiting.walked(state.walk.stored, whole);
+fn walked_coroutine(whole: bool) -> bool {
+    let Some(state) = Scratch::state() else { return false };
+    state.awaiting.walked(state.walk.stored, whole)
 }
 
 /// Walks the coroutines of those that await the running task behind the thread's own frames; a stage of its own.
@@ -174,10 +175,14 @@ pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
     begin_awaiting();
     let mut tasks = 0;
     // Futures between two tasks count, too.
-    while tasks < 2 * MAX_AWAITING && find_awaiting() != 0 {
+    while tasks < 2 * MAX_AWAITING {
         tasks += 1;
+        let found = find_awaiting();
+        if found == 0 {
+            break;
+        }
         let mut looks = 0;
-        while looks < MAX_AWAITING_SET && look_at_awaiting() != 0 {
+        while found > 1 && looks < MAX_AWAITING_SET && look_at_awaiting() != 0 {
             looks += 1;
         }
         if take_awaiting() == 0 {
@@ -191,7 +196,9 @@ pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
         while frames < MAX_COROUTINES && go_on_at_coroutine() != 0 {
             frames += 1;
             let ended = walk_python_frames();
-            walked_coroutine(ended == StopReason::Complete as u64);
+            if !walked_coroutine(ended == StopReason::Complete as u64) {
+                break;
+            }
         }
     }
     let Some(mut scratch) = Scratch::get() else { return };
@@ -223,7 +230,7 @@ pub fn append(at: usize) -> usize {
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
     const BYTES: usize = size_of::<Whose>();
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let at = masked::<0x7ff8>(at as usize);
     if at > SCRATCH_BYTES - BYTES {
         return 0;
@@ -242,7 +249,7 @@ pub extern "C" fn append_whose(at: u64) -> u64 {
 #[inline(never)]
 pub extern "C" fn append_task(at: u64, number: u64) -> u64 {
     const BYTES: usize = size_of::<Task>();
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let (at, number) = (masked::<0x7ff8>(at as usize), masked::<0xff>(number as usize));
     if at > SCRATCH_BYTES - BYTES || number >= state.whose.awaiting as usize || number >= MAX_AWAITING {
         return 0;

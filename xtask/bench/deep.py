@@ -6,8 +6,8 @@ Every frame runs a code object of its own. With a SWEEP_MIB the innermost frame 
 in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 bytes in which the iterations done so
 far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
 
-WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `span` in a span of ddtrace. The
-frames that this takes are of the DEPTH.
+WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
+`span` in a span of ddtrace. The frames that this takes are of the DEPTH.
 """
 
 import mmap
@@ -58,6 +58,15 @@ if whose == "task":
         await (asyncio.create_task(awaits(others - 1)) if others else asyncio.create_task(work()))
 
     asyncio.run(awaits(int(awaiting) - 1) if int(awaiting) else work())
+elif whose == "loop":
+    import asyncio
+
+    def callback():
+        chain()()
+
+    loop = asyncio.new_event_loop()
+    loop.call_soon(callback)
+    loop.run_forever()
 elif whose == "span":
     os.environ.update(
         DD_TRACE_OTEL_CTX_ENABLED="true",

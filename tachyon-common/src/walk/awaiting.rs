@@ -2,7 +2,7 @@
 //!
 //! In steps, each of which reads a little and leaves what it has found in [`Awaiting`]: a BPF program verifies each of them once.
 
-use super::memory::{Unreadable, UserMemory, read_u64};
+use super::memory::{Unreadable, UserMemory, read_u64, read_words};
 use super::task::TaskReader;
 use crate::layout::Layout;
 use crate::whose::{Asyncio, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, flags};
@@ -57,30 +57,34 @@ impl Awaiting {
         (self.found, self.more, self.next) = (0, 0, task);
     }
 
-    /// Looks for those that await the present task or future. False: nobody does, or that could not be read.
+    /// Looks for those that await the present task or future: how many there may be to [look at](Self::look), for one is known at once.
+    /// `None`: nobody does, or that could not be read.
     #[inline(always)]
-    pub fn find<M: UserMemory + ?Sized>(&mut self, memory: &M, asyncio: &Asyncio, reader: &mut TaskReader) -> bool {
+    pub fn find<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        asyncio: &Asyncio,
+        reader: &mut TaskReader,
+    ) -> Option<u32> {
         let of = core::mem::take(&mut self.next);
         (self.entry, self.left, self.waiters, self.least) = (0, 0, 0, 0);
         if of == 0 {
-            return false;
+            return None;
         }
         // Until it is known that nobody does.
         self.more = 1;
-        if reader.read(memory, asyncio, of).is_err() {
-            return false;
-        }
+        reader.read(memory, asyncio, of).ok()?;
         let awaited_by = reader.word(asyncio.task_awaited_by);
         if awaited_by != 0 && reader.byte(asyncio.task_awaited_by_is_set) != 0 {
-            let Ok(mask) = read_u64(memory, awaited_by, asyncio.set_mask) else { return false };
-            let Ok(table) = read_u64(memory, awaited_by, asyncio.set_table) else { return false };
+            let mask = read_u64(memory, awaited_by, asyncio.set_mask).ok()?;
+            let table = read_u64(memory, awaited_by, asyncio.set_table).ok()?;
             self.left = mask.min(u64::from(MAX_AWAITING_SET) - 1) as u32 + 1;
             self.entry = table;
         } else if awaited_by != 0 {
             (self.waiters, self.least) = (1, awaited_by);
         }
         self.more = 0;
-        awaited_by != 0
+        if awaited_by == 0 { None } else { Some(self.left) }
     }
 
     /// Looks at one entry of the set of those. False: there are no more.
@@ -92,10 +96,12 @@ impl Awaiting {
         self.left -= 1;
         let entry = self.entry;
         self.entry = entry.wrapping_add(16);
-        let (Ok(key), Ok(hash)) = (read_u64(memory, entry, 0), read_u64(memory, entry, 8)) else {
+        let mut words = [0; 2];
+        if !read_words(memory, entry, &mut words) {
             self.more = 1;
             return true;
-        };
+        }
+        let [key, hash] = words;
         // A key that was taken out leaves one with the hash -1 (`set_discard_entry`).
         if key != 0 && hash != u64::MAX {
             self.waiters += 1;
@@ -157,7 +163,7 @@ impl Awaiting {
         true
     }
 
-    /// Looks at one coroutine of the task. False: there are no more.
+    /// Looks at one coroutine of the task. False: there is no other that is to be looked at.
     #[inline(always)]
     pub fn coroutine<M: UserMemory + ?Sized>(
         &mut self,
@@ -184,15 +190,16 @@ impl Awaiting {
         self.coroutines[at & (MAX_COROUTINES - 1)] = frame;
         self.coroutines_found += 1;
         if state != asyncio.coro_awaits[0] && state != asyncio.coro_awaits[1] {
-            return true;
+            return false;
         }
         let (top, type_) = (reader.head.u64(top), reader.head.u64(layout.ob_type));
         let awaited = awaited(memory, layout, asyncio, top, type_);
         self.coroutine = awaited.unwrap_or(0);
         if awaited.is_err() || self.coroutine != 0 && at + 1 == MAX_COROUTINES {
             self.cut(flags::INNER_CUT);
+            return false;
         }
-        true
+        self.coroutine != 0
     }
 
     /// The frame of the innermost coroutine that is not walked yet; 0: there are no more.
@@ -205,9 +212,10 @@ impl Awaiting {
         self.coroutines[self.coroutines_found as usize & (MAX_COROUTINES - 1)]
     }
 
-    /// Notes how many frames of it there are, now that the record has so many, and whether the last one is among them.
+    /// Notes how many frames of it there are, now that the record has so many, and whether the last one is among them. False: there are
+    /// no more to be walked.
     #[inline(always)]
-    pub fn walked(&mut self, stored: u32, whole: bool) {
+    pub fn walked(&mut self, stored: u32, whole: bool) -> bool {
         let last = (self.found as usize).wrapping_sub(1);
         if last < MAX_AWAITING {
             self.tasks[last & (MAX_AWAITING - 1)].frames = stored.wrapping_sub(self.before) as u16;
@@ -216,6 +224,7 @@ impl Awaiting {
             self.coroutines_found = 0;
             self.cut(flags::OUTER_CUT);
         }
+        self.coroutines_found > 0
     }
 
     #[inline(always)]

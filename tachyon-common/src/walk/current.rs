@@ -4,7 +4,7 @@
 //! (`_current_tasks`, `Modules/_asynciomodule.c`); of those, this thread runs the one whose coroutine's frame is among its own.
 //! In steps, as [`super::Awaiting`] is.
 
-use super::memory::{UserMemory, read_u64};
+use super::memory::{UserMemory, read_u64, read_words};
 use super::task::TaskReader;
 use crate::layout::Layout;
 use crate::whose::{Asyncio, MAX_LOOPS, Whose, flags};
@@ -123,14 +123,6 @@ impl CurrentTasks {
         whose.flags |= flags::TASK;
         reader.take_down(memory, layout, asyncio, &mut whose.task);
     }
-}
-
-/// Reads words that lie one behind the other; false when they cannot be read.
-#[inline(always)]
-fn read_words<M: UserMemory + ?Sized, const N: usize>(memory: &M, at: u64, words: &mut [u64; N]) -> bool {
-    // SAFETY: any bytes are words, and there are eight to each of them.
-    let bytes = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), N * 8) };
-    memory.read(at, bytes).is_ok()
 }
 
 const _: () = assert!(core::mem::size_of::<CurrentTasks>() == 8 * MAX_LOOPS + 24);

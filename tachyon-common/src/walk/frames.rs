@@ -242,8 +242,9 @@ impl FrameWalk {
         if self.tasks[0] == 0 || self.task_met != 0 {
             return;
         }
-        let mut met = 0;
-        let mut at = 0;
+        let mut met = u32::from(self.tasks[0] == self.next);
+        // Most programs have one loop.
+        let mut at = if self.tasks[1] == 0 { MAX_LOOPS } else { 1 };
         while at < MAX_LOOPS {
             // All bits set where they differ: no branch, for the verifier would follow each.
             let differs = self.tasks[at] ^ self.next;

@@ -45,6 +45,14 @@ pub fn read_u64<M: UserMemory + ?Sized>(memory: &M, base: u64, offset: u32) -> R
     Ok(u64::from_ne_bytes(bytes))
 }
 
+/// Reads words that lie one behind the other; false when they cannot be read.
+#[inline(always)]
+pub(super) fn read_words<M: UserMemory + ?Sized, const N: usize>(memory: &M, at: u64, words: &mut [u64; N]) -> bool {
+    // SAFETY: any bytes are words, and there are eight to each of them.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), N * 8) };
+    memory.read(at, bytes).is_ok()
+}
+
 /// Reads a 32-bit word at `base + offset`.
 #[inline(always)]
 pub fn read_u32<M: UserMemory + ?Sized>(memory: &M, base: u64, offset: u32) -> Result<u32, Unreadable> {

@@ -71,7 +71,7 @@ impl TaskReader {
     ) -> Result<bool, Unreadable> {
         let is_task = !may_be_a_future || self.object.u8(asyncio.task_is_task) != 0;
         let type_ = self.object.u64(layout.ob_type);
-        if type_ != self.task_type {
+        if type_ != self.task_type || type_ == 0 {
             let size = if is_task { asyncio.task_size } else { asyncio.future_size };
             if read_u64(memory, type_, asyncio.type_basicsize)? < u64::from(size) {
                 return Err(Unreadable);
@@ -129,7 +129,7 @@ impl TaskReader {
             self.head.fill(memory, name, number_end)?;
         }
         let type_ = self.head.u64(layout.ob_type);
-        if type_ != self.text_type && type_ != self.number_type {
+        if type_ == 0 || type_ != self.text_type && type_ != self.number_type {
             let type_flags = read_u64(memory, type_, asyncio.type_flags)?;
             if type_flags & IS_LONG != 0 && asyncio.long_tag != 0 {
                 self.number_type = type_;

@@ -57,7 +57,7 @@ impl FrameSink for SampleFrames<'_> {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn walk_python_frames() -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return u64::from(GOES_ON) };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return u64::from(GOES_ON) };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return u64::from(GOES_ON) };
     let mut frames =
         SampleFrames { frames: sample.frames.as_mut_ptr(), image: state.process.image, codes: &mut state.codes };
@@ -83,7 +83,7 @@ pub extern "C" fn walk_python_frames() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_caller() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return Link::NotProven as u64 };
+    let Some(state) = Scratch::state() else { return Link::NotProven as u64 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return Link::NotProven as u64 };
     core::hint::black_box(&mut state.walk).look_at_callers(&CurrentProcess, layout, &mut state.frame_buffer) as u64
 }
@@ -92,7 +92,7 @@ pub extern "C" fn look_at_caller() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_link() -> u64 {
-    let Some(Scratch { state, sample, .. }) = Scratch::get() else { return 0 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     // SAFETY: the array's first element.
     let leaf = unsafe { sample.frames.as_ptr().read() };

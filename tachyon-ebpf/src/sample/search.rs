@@ -18,7 +18,7 @@ use tachyon_common::walk::{self, Found, StackScan};
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn look_at_thread() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return result::GOES_ON };
+    let Some(state) = Scratch::state() else { return result::GOES_ON };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return result::GOES_ON };
     match core::hint::black_box(&mut state.search).look(&CurrentProcess, layout, &state.slots) {
         Found::More => result::GOES_ON,
@@ -47,7 +47,7 @@ mod result {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn scan_piece() -> u64 {
-    let Some(Scratch { state, .. }) = Scratch::get() else { return 0 };
+    let Some(state) = Scratch::state() else { return 0 };
     let (scan, buffer) = (core::hint::black_box(&mut state.search.scan), &mut state.stack_buffer);
     scan.go_on(&CurrentProcess, state.own_stack, &state.native.leaf, buffer);
     0

@@ -181,9 +181,9 @@ impl Follower {
 
     /// Where a process that may have loaded asyncio by now keeps its running tasks.
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], layout: u32) -> Running {
-        // Where it is built in, asyncio publishes its words with the interpreter's own; before, it may be there any time.
-        let says_so = lock(&self.registry).layout(layout).is_some_and(|layout| ModuleTasks::of(layout).is_some());
-        if !says_so && !has_asyncio(maps) {
+        // What is built in publishes its words with the interpreter's own (3.14+), or may be imported any time.
+        let any_time = lock(&self.registry).layout(layout).is_some_and(|layout| ModuleTasks::of(layout).is_some());
+        if !has_asyncio(maps) && !(any_time && may_have_it_built_in(maps)) {
             return Running::default();
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
@@ -197,9 +197,10 @@ impl Follower {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
         let (asyncio, current_tasks) = match ModuleTasks::of(&interpreter.layout) {
             Some(rows) => {
-                let Some(current) = snapshot::current_tasks(process, interpreter, &rows) else {
-                    return Running::default();
-                };
+                let maps = process.maps().unwrap_or_default();
+                let may_have = has_asyncio(&maps) || may_have_it_built_in(&maps);
+                let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
+                let Some(current) = current else { return Running::default() };
                 (rows.for_kernel(&interpreter.layout, awaits), current)
             }
             None => {
@@ -227,6 +228,13 @@ impl Follower {
         }
         0
     }
+}
+
+/// Whether a process without asyncio's C module may have that in its interpreter: a build that has such modules in files, of which most
+/// programs load some, has it in a file, too. (To look for it, hundreds of words of `sys.modules` have to be read.)
+fn may_have_it_built_in(maps: &[Mapping]) -> bool {
+    let is_module = |path: &Path| path.parent().is_some_and(|dir| dir.ends_with("lib-dynload"));
+    !maps.iter().filter_map(Mapping::file_path).any(is_module)
 }
 
 /// Whether a process has mapped asyncio's C module.
