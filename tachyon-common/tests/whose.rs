@@ -329,7 +329,7 @@ fn dictionary(memory: &mut Memory, asyncio: &Asyncio, tasks: &[u64]) {
     memory.object(DICT, 48, 0);
     memory.word(DICT + 16, held as u64);
     memory.word(DICT + 32, KEYS);
-    memory.object(KEYS, 48 + 32 + 24 * 32, 0);
+    memory.object(KEYS, 48 + 32 + 24 * tasks.len() as u64, 0);
     // `dk_log2_size` and `dk_log2_index_bytes`, or `dk_size`.
     memory.word(KEYS + 8, if asyncio.keys_nentries == 24 { 5 | 5 << 8 } else { 32 });
     memory.word(KEYS + u64::from(asyncio.keys_nentries), tasks.len() as u64);

@@ -85,10 +85,10 @@ fn of_uvloop_too(interpreter: &Interpreter) {
     let target = Target::start_in(interpreter, "whose.py", &["uvloop"], &[("PYTHONPATH", &path)]);
     let truth = truth(&target);
     let all: BTreeSet<String> = truth.keys().cloned().collect();
-    let samples = record(&target, 4_000, &[]);
+    let samples = record(&target, 2_500, &[]);
     assert_eq!(judge(&samples, &truth, false), all);
     assert!(samples.iter().any(|sample| functions(sample).any(|name| name.contains("uv_run"))), "the loop is native");
-    let samples = record(&target, 4_000, &["--async"]);
+    let samples = record(&target, 2_500, &["--async"]);
     let says_who_awaits = interpreter.minor >= 14;
     assert_eq!(judge(&samples, &truth, says_who_awaits), all);
     for sample in &samples {
