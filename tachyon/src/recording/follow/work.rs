@@ -183,7 +183,8 @@ impl Follower {
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], layout: u32) -> Running {
         // What is built in publishes its words with the interpreter's own (3.14+), or may be imported any time.
         let any_time = lock(&self.registry).layout(layout).is_some_and(|layout| ModuleTasks::of(layout).is_some());
-        if !has_asyncio(maps) && !(any_time && may_have_it_built_in(maps)) {
+        let may_have = has_asyncio(maps) || any_time && may_have_it_built_in(maps);
+        if !may_have {
             return Running::default();
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
