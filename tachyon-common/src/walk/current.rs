@@ -125,4 +125,5 @@ impl CurrentTasks {
     }
 }
 
+const _: () = assert!(MAX_LOOPS.is_power_of_two());
 const _: () = assert!(core::mem::size_of::<CurrentTasks>() == 8 * MAX_LOOPS + 24);

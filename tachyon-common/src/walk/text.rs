@@ -16,14 +16,6 @@ pub struct Text {
     pub cut: bool,
 }
 
-/// The same, by its head in the target's memory; `None` also when that cannot be read.
-#[inline(always)]
-pub fn text<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, object: u64, most: u32) -> Option<Text> {
-    let state = read_u32(memory, object, layout.unicode_state).ok()?;
-    let length = read_u64(memory, object, layout.unicode_length).ok()?;
-    text_of(layout, object, state, length, most)
-}
-
 /// Where the text of the string at `object` is by its head, and how long, up to `most` bytes (a multiple of 4, so that the cut keeps
 /// whole code points); `None` when it is not compact.
 #[inline(always)]
@@ -41,4 +33,12 @@ pub fn text_of(layout: &Layout, object: u64, state: u32, length: u64, most: u32)
     let cut = length > u64::from(most) / u64::from(kind);
     let bytes = if cut { most } else { (length as u32).wrapping_mul(kind) };
     Some(Text { addr: object.wrapping_add(u64::from(start)), bytes, kind: kind as u8, cut })
+}
+
+/// [`text_of`] a string whose head is in the target's memory; `None` also when that cannot be read.
+#[inline(always)]
+pub fn text<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, object: u64, most: u32) -> Option<Text> {
+    let state = read_u32(memory, object, layout.unicode_state).ok()?;
+    let length = read_u64(memory, object, layout.unicode_length).ok()?;
+    text_of(layout, object, state, length, most)
 }

@@ -10,6 +10,7 @@ mod collect;
 pub mod diff;
 mod edges;
 mod filter;
+mod groups;
 pub mod live;
 mod module;
 mod rows;

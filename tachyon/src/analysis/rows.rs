@@ -6,6 +6,7 @@
 
 use super::aggregate::{Aggregate, Entry, Place, PlaceId};
 use super::filter::Filter;
+use super::groups::{group_rows, task_rows};
 use super::module::{Distributions, module};
 use super::ratio;
 use crate::profile::package_path;
@@ -169,8 +170,6 @@ pub struct Report {
 
 /// What a stack shows that no frame names: its threads run no Python.
 const NO_PYTHON: &str = "<no Python frame>";
-/// Samples that are of no task.
-const NO_TASK: &str = "<no task>";
 /// A stack without frames.
 const NO_FRAMES: &str = "<no frames>";
 
@@ -371,65 +370,6 @@ impl Totals {
         self.gil += if gil == Some(true) { sum.samples } else { 0 };
         self.on_cpu += if on_cpu { sum.samples } else { 0 };
     }
-}
-
-/// Rows of processes or threads: what ran in them is theirs.
-fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
-    let mut groups: HashMap<String, Sum> = HashMap::new();
-    // Threads of several processes are told by both.
-    let many = has_many_processes(aggregate);
-    for (thread, &sum) in aggregate.threads().iter().zip(by_thread) {
-        let name = match by {
-            By::Thread if many => format!("{}, {}", thread.process, thread.thread),
-            By::Thread => thread.thread.clone(),
-            _ => thread.process.clone(),
-        };
-        *groups.entry(name).or_default() += sum;
-    }
-    groups.into_iter().map(|(name, sum)| group_row(name, RowKind::Group, sum, sum)).collect()
-}
-
-fn has_many_processes(aggregate: &Aggregate) -> bool {
-    aggregate.threads().iter().any(|thread| thread.process != aggregate.threads()[0].process)
-}
-
-fn group_row(name: String, kind: RowKind, own: Sum, total: Sum) -> Row {
-    let name = RowName { name, function: None, file: None, line: None, kind };
-    Row { name, own, total, hottest_line: None, native: Vec::new() }
-}
-
-/// Rows of tasks: a sample is of the task that ran, and in the total of those that await it.
-fn task_rows<'a>(aggregate: &Aggregate, entries: impl Iterator<Item = (&'a Entry, Sum)>) -> Vec<Row> {
-    let mut groups: HashMap<(Option<&str>, &str), (Sum, Sum)> = HashMap::new();
-    let mut without = Sum::default();
-    // Tasks of several processes are told by both.
-    let many = has_many_processes(aggregate);
-    let mut names: Vec<&str> = Vec::new();
-    for (entry, sum) in entries {
-        names.clear();
-        for &place in &*aggregate.stacks()[entry.stack as usize] {
-            if let Some(name) = aggregate.place(place).task().filter(|name| !names.contains(name)) {
-                names.push(name);
-            }
-        }
-        let process = many.then(|| &*aggregate.threads()[entry.thread as usize].process);
-        for (number, name) in names.iter().enumerate() {
-            let (own, total) = groups.entry((process, name)).or_default();
-            *total += sum;
-            if number == 0 {
-                *own += sum;
-            }
-        }
-        if names.is_empty() {
-            without += sum;
-        }
-    }
-    let row = |((process, name), (own, total)): ((Option<&str>, &str), _)| {
-        let name = process.map_or_else(|| name.to_owned(), |process| format!("{process}, {name}"));
-        group_row(name, RowKind::Group, own, total)
-    };
-    let without = group_row(NO_TASK.to_owned(), RowKind::Special, without, without);
-    groups.into_iter().map(row).chain([without]).collect()
 }
 
 /// Rows of functions, lines or modules: one for each that the aggregate has, in the same order for all sums.
