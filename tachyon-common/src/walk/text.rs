@@ -35,7 +35,7 @@ pub fn text_of(layout: &Layout, object: u64, state: u32, length: u64, most: u32)
     Some(Text { addr: object.wrapping_add(u64::from(start)), bytes, kind: kind as u8, cut })
 }
 
-/// [`text_of`] a string whose head is in the target's memory; `None` also when that cannot be read.
+/// `text_of` a string whose head is in the target's memory; `None` also when that cannot be read.
 #[inline(always)]
 pub fn text<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, object: u64, most: u32) -> Option<Text> {
     let state = read_u32(memory, object, layout.unicode_state).ok()?;
