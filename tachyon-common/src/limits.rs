@@ -21,7 +21,7 @@ pub const PY_FRAMES_PER_STEP: usize = 104;
 /// Python frames that one call of the BPF function looks at. Where the kernel makes each return expensive (its mitigations
 /// of AMD's speculative return stack overflow do), a call for each frame costs a tenth of it; the verifier looks at the
 /// function's body that often.
-pub const PY_FRAMES_PER_CALL: usize = 4;
+pub const PY_FRAMES_PER_CALL: usize = 2;
 
 /// Native frames that one call of the BPF function walks, likewise.
 pub const NATIVE_FRAMES_PER_CALL: usize = 4;

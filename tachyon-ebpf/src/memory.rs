@@ -1,9 +1,10 @@
 //! The target's memory, as the helpers give it.
 
-use crate::maps::{LAYOUTS, STATE};
+use crate::maps::{LAYOUTS, config};
+use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{Content, Unreadable, UserMemory};
+use tachyon_common::walk::{CodeBuffer, Content, FrameWalk, Identified, Unreadable, UserMemory};
 
 /// Memory of the interrupted process. Pages that are not present are unreadable: no helper may fault here.
 pub struct CurrentProcess;
@@ -24,11 +25,23 @@ impl UserMemory for CurrentProcess {
     }
 
     #[inline(always)]
-    fn hash_object(&self, _layout: &Layout, content: &mut Content) {
-        // `content` is the one of this CPU's scratch, which the function looks up itself: the compiler must not think
-        // that it does not change.
+    fn identify(&self, walk: &mut FrameWalk, _layout: &Layout, _seed: u64, code: u64, buffer: &mut CodeBuffer) -> bool {
+        // Both are those of this CPU's scratch, which the functions look up themselves: the compiler must not think that they
+        // do not change.
+        core::hint::black_box((&mut *walk, &mut *buffer));
+        let identified = identify_code(code);
+        if identified == Identified::OfAnotherFile as u64 {
+            let _zero = identify_file();
+        }
+        core::hint::black_box((walk, buffer));
+        identified != Identified::Unreadable as u64
+    }
+
+    #[inline(always)]
+    fn hash_pieces(&self, content: &mut Content) {
+        // As above.
         core::hint::black_box(&mut *content);
-        let _zero = hash_object();
+        let _zero = hash_pieces();
         core::hint::black_box(content);
     }
 
@@ -41,16 +54,31 @@ impl UserMemory for CurrentProcess {
     }
 }
 
-/// [`Content::object`] of this CPU's scratch. A global function, as [`crate::sample::walk_frames`]' are. Always 0.
+/// [`FrameWalk::identify`] of this CPU's scratch. A global function, as [`crate::sample::walk_python_frames`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn hash_object() -> u64 {
-    let Some(state) = STATE.get_ptr_mut(0) else { return 0 };
-    // SAFETY: this CPU's value, and the caller leaves the field alone meanwhile.
-    let state = unsafe { &mut *state };
-    if let Some(layout) = LAYOUTS.get(state.process.layout) {
-        state.code_buffer.content.object(&CurrentProcess, layout);
-    }
+pub extern "C" fn identify_code(code: u64) -> u64 {
+    let Some(state) = Scratch::state() else { return Identified::Unreadable as u64 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return Identified::Unreadable as u64 };
+    state.walk.identify(&CurrentProcess, layout, config!(seed), code, &mut state.code_buffer) as u64
+}
+
+/// [`FrameWalk::identify_file`] of this CPU's scratch, likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn identify_file() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    state.walk.identify_file(&CurrentProcess, layout, &mut state.code_buffer);
+    0
+}
+
+/// [`Content::pieces`] of this CPU's scratch, likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn hash_pieces() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    state.code_buffer.content.pieces(&CurrentProcess);
     0
 }
 
@@ -58,9 +86,8 @@ pub extern "C" fn hash_object() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn hash_piece() -> u64 {
-    let Some(state) = STATE.get_ptr_mut(0) else { return 0 };
-    // SAFETY: as above.
-    unsafe { &mut *state }.code_buffer.content.piece(&CurrentProcess);
+    let Some(state) = Scratch::state() else { return 0 };
+    state.code_buffer.content.piece(&CurrentProcess);
     0
 }
 

@@ -1,16 +1,17 @@
 //! Code objects seen for the first time: their names and line tables, copied before anything can go away.
 
-use crate::maps::{CODE, CodeScratch, KNOWN, SAMPLES, SENT, SHARES, State, config};
+use crate::maps::{CODE, CodeScratch, KNOWN, LAYOUTS, SAMPLES, SENT, SHARES, State, config};
 use crate::memory::{CurrentProcess, masked};
+use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::{bpf_get_current_uid_gid, bpf_probe_read_user, bpf_ringbuf_output};
 use tachyon_common::budget::{OF_PROCESS, OF_USER, Share, process_slot, second_of, user_slot};
-use tachyon_common::codes::{CodeTables, Codes, KnownCode, SENT_ALL, SentSlot, progress, sent_key, set_progress};
+use tachyon_common::codes::{self, CodeTables, Codes, KnownCode, SENT_ALL, SentSlot, progress, sent_key};
 use tachyon_common::event::{CodeRecord, RawFrame, RecordHeader, SampleRecord, code, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     KNOWN_SLOTS, LINETABLE_CHUNK, MAX_LINETABLE_BYTES, MAX_TEXT_BYTES, SENT_SLOTS, SENT_WAYS,
 };
-use tachyon_common::walk::{self, CodeIdentity, Text, lacks};
+use tachyon_common::walk::{self, CodeIdentity, lacks};
 
 /// The maps `KNOWN` and `SENT`.
 struct Maps;
@@ -84,10 +85,13 @@ pub fn note(codes: &mut Codes, image: u64, index: usize, code: u64, identity: &C
     0
 }
 
-/// Where a string's text is; `None` when the string cannot be read or is not compact.
-#[inline(always)]
-fn text(layout: &Layout, object: u64) -> Option<Text> {
-    walk::text(&CurrentProcess, layout, object, MAX_TEXT_BYTES as u32)
+/// [`codes::set_progress`]. A global function, as [`crate::sample::walk_python_frames`] is: its loop would be verified for each way that a
+/// record can be made. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn set_progress(key: u64, progress: u32) -> u64 {
+    codes::set_progress(&Maps, key, progress);
+    0
 }
 
 /// Copies `len` bytes of the target to `payload + at`; false when they cannot be read. `at` below 8 KiB, `len` at
@@ -99,6 +103,85 @@ fn copy(payload: *mut u8, at: usize, addr: u64, len: usize) -> bool {
     let len = masked::<0x3fff>(len) as u32;
     // SAFETY: `into` has room for 16 KiB more; the helper checks `addr`.
     unsafe { bpf_probe_read_user(into.cast(), len, addr as *const _) == 0 }
+}
+
+/// This CPU's code record.
+#[inline(always)]
+fn code_scratch() -> Option<&'static mut CodeScratch> {
+    let scratch = CODE.get_ptr_mut(0)?;
+    // SAFETY: the scratch value is this CPU's own, and only the timer's programs, which do not nest, use it.
+    Some(unsafe { &mut *scratch })
+}
+
+/// Copies the name of the code object that the walk read last, unless it `lacks` that, to the payload. A global function, as
+/// [`crate::sample::walk_python_frames`] is: what one part of a record can be is not multiplied with what the next can. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_qualname(lacking: u32) -> u64 {
+    let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
+    match walk::text(&CurrentProcess, layout, state.walk.identity.qualname, MAX_TEXT_BYTES as u32) {
+        Some(found) if lacking & lacks::QUALNAME == 0 && copy(payload, 0, found.addr, found.bytes as usize) => {
+            (record.qualname_bytes, record.qualname_kind) = (found.bytes, found.kind);
+            if found.cut {
+                record.flags |= code::QUALNAME_CUT;
+            }
+        }
+        _ => record.flags |= code::QUALNAME_UNREADABLE,
+    }
+    0
+}
+
+/// Copies the name of its file behind it, likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_filename(lacking: u32) -> u64 {
+    let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
+    let at = record.qualname_bytes as usize;
+    match walk::text(&CurrentProcess, layout, state.walk.identity.filename, MAX_TEXT_BYTES as u32) {
+        Some(found) if lacking & lacks::FILENAME == 0 && copy(payload, at, found.addr, found.bytes as usize) => {
+            (record.filename_bytes, record.filename_kind) = (found.bytes, found.kind);
+            if found.cut {
+                record.flags |= code::FILENAME_CUT;
+            }
+        }
+        _ => record.flags |= code::FILENAME_UNREADABLE,
+    }
+    0
+}
+
+/// Copies the next part of its line table behind both, likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_linetable(lacking: u32) -> u64 {
+    let (Some(state), Some(scratch)) = (Scratch::state(), code_scratch()) else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let (record, payload) = (&mut scratch.record, scratch.payload.as_mut_ptr());
+    let linetable = state.walk.identity.linetable;
+    let mut total = walk::linetable_len(&CurrentProcess, layout, linetable);
+    if total > u64::from(MAX_LINETABLE_BYTES) {
+        total = u64::from(MAX_LINETABLE_BYTES);
+        record.flags |= code::LINETABLE_CUT;
+    }
+    record.linetable_len = total as u32;
+    let start = record.linetable_start;
+    if lacking & lacks::LINETABLE != 0 || u64::from(start) > total {
+        record.flags |= code::LINETABLE_UNREADABLE;
+        return 0;
+    }
+    let left = total as u32 - start;
+    let part = if left as usize > LINETABLE_CHUNK { LINETABLE_CHUNK as u32 } else { left };
+    let from = linetable.wrapping_add(u64::from(layout.bytes_sval)).wrapping_add(u64::from(start));
+    let at = (record.qualname_bytes + record.filename_bytes) as usize;
+    if copy(payload, at, from, part as usize) {
+        record.linetable_bytes = part;
+    } else {
+        record.flags |= code::LINETABLE_UNREADABLE;
+    }
+    0
 }
 
 /// What became of one code object.
@@ -139,60 +222,14 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
     if !of_process.has_room(OF_PROCESS) || !of_user.has_room(OF_USER) {
         return Named::PutOff;
     }
-    let Some(scratch) = CODE.get_ptr_mut(0) else { return Named::Nothing };
-    let Ok(identity) = walk::code_head(&CurrentProcess, layout, frame.code, &mut state.code_buffer) else {
+    let Some(scratch) = code_scratch() else { return Named::Nothing };
+    // The sample has been walked: what the walk held of its last frame is not needed any more.
+    let identity = &mut state.walk.identity;
+    if !identity.read_head(&CurrentProcess, layout, frame.code, &mut state.code_buffer) {
         return Named::Nothing;
-    };
-    // SAFETY: the scratch value is this CPU's own, and only the timer's programs, which do not nest, use it.
-    let scratch: &mut CodeScratch = unsafe { &mut *scratch };
-    let payload = scratch.payload.as_mut_ptr();
-    let mut flags = 0;
-    let mut qualname = Text { kind: 1, ..Text::default() };
-    let mut filename = Text { kind: 1, ..Text::default() };
-    if start == 0 {
-        match text(layout, identity.qualname) {
-            Some(found) if lacking & lacks::QUALNAME == 0 && copy(payload, 0, found.addr, found.bytes as usize) => {
-                qualname = found;
-            }
-            _ => flags |= code::QUALNAME_UNREADABLE,
-        }
-        match text(layout, identity.filename) {
-            Some(found)
-                if lacking & lacks::FILENAME == 0
-                    && copy(payload, qualname.bytes as usize, found.addr, found.bytes as usize) =>
-            {
-                filename = found;
-            }
-            _ => flags |= code::FILENAME_UNREADABLE,
-        }
-        if qualname.cut {
-            flags |= code::QUALNAME_CUT;
-        }
-        if filename.cut {
-            flags |= code::FILENAME_CUT;
-        }
     }
-    let mut total = walk::linetable_len(&CurrentProcess, layout, identity.linetable);
-    if total > u64::from(MAX_LINETABLE_BYTES) {
-        total = u64::from(MAX_LINETABLE_BYTES);
-        flags |= code::LINETABLE_CUT;
-    }
-    let text_bytes = (qualname.bytes + filename.bytes) as usize;
-    let mut part = 0;
-    if lacking & lacks::LINETABLE != 0 || u64::from(start) > total {
-        flags |= code::LINETABLE_UNREADABLE;
-    } else {
-        let left = total as u32 - start;
-        part = if left as usize > LINETABLE_CHUNK { LINETABLE_CHUNK as u32 } else { left };
-        let from = identity.linetable.wrapping_add(u64::from(layout.bytes_sval)).wrapping_add(u64::from(start));
-        if !copy(payload, text_bytes, from, part as usize) {
-            flags |= code::LINETABLE_UNREADABLE;
-            part = 0;
-        }
-    }
-    let bytes = (size_of::<CodeRecord>() + text_bytes + part as usize + 7) & !7;
     scratch.record = CodeRecord {
-        header: RecordHeader { kind: kind::CODE, bank: sample.header.bank, event: 0, len: bytes as u32 },
+        header: RecordHeader { kind: kind::CODE, bank: sample.header.bank, event: 0, len: 0 },
         image: state.process.image,
         code: frame.code,
         fingerprint: frame.fingerprint,
@@ -202,16 +239,29 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
         tgid: sample.tgid,
         firstlineno: identity.firstlineno,
         layout: state.process.layout,
-        flags,
-        linetable_len: total as u32,
+        flags: 0,
+        linetable_len: 0,
         linetable_start: start,
-        qualname_bytes: qualname.bytes,
-        filename_bytes: filename.bytes,
-        linetable_bytes: part,
-        qualname_kind: qualname.kind,
-        filename_kind: filename.kind,
+        qualname_bytes: 0,
+        filename_bytes: 0,
+        linetable_bytes: 0,
+        qualname_kind: 1,
+        filename_kind: 1,
         _pad: [0; 2],
     };
+    let record = core::hint::black_box(&mut scratch.record);
+    if start == 0 {
+        copy_qualname(lacking);
+        copy_filename(lacking);
+    }
+    copy_linetable(lacking);
+    // What the three have written.
+    let record = core::hint::black_box(record);
+    let payload_bytes = record.qualname_bytes + record.filename_bytes + record.linetable_bytes;
+    let bytes = (size_of::<CodeRecord>() + payload_bytes as usize + 7) & !7;
+    record.header.len = bytes as u32;
+    let reached = start + record.linetable_bytes;
+    let done = record.flags & code::LINETABLE_UNREADABLE != 0 || reached >= record.linetable_len;
     // SAFETY: the scratch value is 32 KiB long and the length is masked below that.
     let sent = unsafe {
         bpf_ringbuf_output(
@@ -228,14 +278,8 @@ pub fn send(state: &mut State, layout: &Layout, sample: &SampleRecord, frame: &R
     unsafe { core::ptr::write_volatile(process, of_process.with(bytes as u32)) };
     // SAFETY: as above.
     unsafe { core::ptr::write_volatile(user, of_user.with(bytes as u32)) };
-    let reached = start + part;
-    if flags & code::LINETABLE_UNREADABLE != 0 || u64::from(reached) >= total {
-        set_progress(&Maps, key, SENT_ALL);
-        Named::Done
-    } else {
-        set_progress(&Maps, key, reached);
-        Named::Partly
-    }
+    let _zero = set_progress(key, if done { SENT_ALL } else { reached });
+    if done { Named::Done } else { Named::Partly }
 }
 
 #[inline(always)]

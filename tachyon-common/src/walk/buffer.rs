@@ -66,6 +66,26 @@ impl<const BYTES: usize, const WORDS: usize> Buffer<BYTES, WORDS> {
         memory.read(addr, into)
     }
 
+    /// Copies a head of `head` bytes (the bits of `MAX_HEAD`, which is below `AT`) and `len` more from `addr`, so that what follows the head
+    /// lies at offset `AT`; false when they cannot be read.
+    #[inline(always)]
+    pub(super) fn fill_before<M: UserMemory + ?Sized, const AT: usize, const MAX_HEAD: usize>(
+        &mut self,
+        memory: &M,
+        addr: u64,
+        head: u32,
+        len: u32,
+    ) -> bool {
+        let () = Self::CHECKED;
+        const { assert!(MAX_HEAD < AT && AT + BYTES / 2 <= BYTES) };
+        // The masks are the bounds that the verifier sees.
+        let head = head as usize & MAX_HEAD;
+        let len = len as usize & (BYTES / 2 - 1);
+        // SAFETY: as in `fill_at`.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), BYTES) };
+        bytes.get_mut(AT - head..AT + len).is_some_and(|into| memory.read(addr, into).is_ok())
+    }
+
     /// Copies `LEN` bytes from `addr`, zeros when they cannot be read.
     #[inline(always)]
     pub(super) fn fill_or_zero<M: UserMemory + ?Sized, const LEN: usize>(&mut self, memory: &M, addr: u64) {

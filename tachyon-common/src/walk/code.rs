@@ -1,7 +1,7 @@
 //! What tells code objects apart: the identity under which their names are kept.
 
 use super::buffer::CodeBuffer;
-use super::content::TextHash;
+use super::content::{Content, TextHash};
 use super::memory::{UserMemory, read_u64};
 use crate::layout::{Layout, flags};
 use crate::stop::StopReason;
@@ -42,32 +42,80 @@ pub struct CodeIdentity {
     pub lacks: u32,
 }
 
-/// Reads a code object's head: all of its identity but the fingerprint.
-///
-/// # Errors
-/// [`StopReason::UnreadableCode`].
-#[inline(always)]
-pub fn code_head<M: UserMemory + ?Sized>(
-    memory: &M,
-    layout: &Layout,
-    code: u64,
-    buffer: &mut CodeBuffer,
-) -> Result<CodeIdentity, StopReason> {
-    let head = &mut buffer.head;
-    if head.fill(memory, code, u32::from(layout.code_read)).is_err() {
-        return Err(StopReason::UnreadableCode);
+impl CodeIdentity {
+    /// Reads a code object's head: all of its identity but the fingerprint. False when it cannot be read.
+    #[inline(always)]
+    pub fn read_head<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        code: u64,
+        buffer: &mut CodeBuffer,
+    ) -> bool {
+        let head = &mut buffer.head;
+        if head.fill(memory, code, u32::from(layout.code_read)).is_err() {
+            return false;
+        }
+        self.ob_type = head.u64(layout.ob_type);
+        self.qualname = head.u64(layout.code_qualname);
+        self.filename = head.u64(layout.code_filename);
+        self.linetable = head.u64(layout.code_linetable);
+        self.firstlineno = head.u32(layout.code_firstlineno).cast_signed();
+        self.code_units = if layout.has(flags::FRAME_OBJECTS) { 0 } else { head.u32(layout.ob_size) };
+        self.version = if Layout::present(layout.code_version) { head.u32(layout.code_version) } else { 0 };
+        true
     }
-    Ok(CodeIdentity {
-        fingerprint: 0,
-        ob_type: head.u64(layout.ob_type),
-        qualname: head.u64(layout.code_qualname),
-        filename: head.u64(layout.code_filename),
-        linetable: head.u64(layout.code_linetable),
-        firstlineno: head.u32(layout.code_firstlineno).cast_signed(),
-        code_units: if layout.has(flags::FRAME_OBJECTS) { 0 } else { head.u32(layout.ob_size) },
-        version: if Layout::present(layout.code_version) { head.u32(layout.code_version) } else { 0 },
-        lacks: 0,
-    })
+
+    /// Reads the head of the code object at `code`, and what is shown of it: all, if its file is that of the code object before,
+    /// whose name need not be read again while its process is stopped.
+    #[inline(always)]
+    pub(super) fn read<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        (seed, code): (u64, u64),
+        buffer: &mut CodeBuffer,
+    ) -> Identified {
+        if !self.read_head(memory, layout, code, buffer) {
+            return Identified::Unreadable;
+        }
+        let content = &mut buffer.content;
+        content.seed = seed;
+        content.qualname = self.qualname;
+        content.filename = self.filename;
+        content.linetable = self.linetable;
+        if !content.begin_code(memory, layout) {
+            return Identified::OfAnotherFile;
+        }
+        self.finish(content);
+        Identified::Whole
+    }
+
+    /// Reads the rest, the file's name as well.
+    #[inline(always)]
+    pub(super) fn read_file<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, content: &mut Content) {
+        content.file_and_table(memory, layout);
+        self.finish(content);
+    }
+
+    #[inline(always)]
+    const fn finish(&mut self, content: &Content) {
+        self.lacks = content.lacks;
+        let sizes = self.firstlineno.cast_unsigned() as u64 | ((self.code_units as u64) << 32);
+        self.fingerprint = mix(mix(content.hash(), sizes), content.lacks as u64);
+    }
+}
+
+/// What was read of a code object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Identified {
+    /// Its head cannot be read.
+    Unreadable,
+    /// All that is shown of it.
+    Whole,
+    /// Its head and its name: its file is another one than that of the code object before.
+    OfAnotherFile,
 }
 
 /// Reads the head of the code object at `code`, and all that is shown of it. `file` is the file of the code object before,
@@ -75,7 +123,6 @@ pub fn code_head<M: UserMemory + ?Sized>(
 ///
 /// # Errors
 /// [`StopReason::UnreadableCode`].
-#[inline(always)]
 pub fn code_identity<M: UserMemory + ?Sized>(
     memory: &M,
     layout: &Layout,
@@ -84,18 +131,14 @@ pub fn code_identity<M: UserMemory + ?Sized>(
     buffer: &mut CodeBuffer,
     file: &mut TextHash,
 ) -> Result<CodeIdentity, StopReason> {
-    let mut identity = code_head(memory, layout, code, buffer)?;
-    let content = &mut buffer.content;
-    content.seed = seed;
-    content.qualname = identity.qualname;
-    content.filename = identity.filename;
-    content.linetable = identity.linetable;
-    content.file = *file;
-    content.code(memory, layout);
-    *file = content.file;
-    identity.lacks = content.lacks;
-    let sizes = u64::from(identity.firstlineno.cast_unsigned()) | (u64::from(identity.code_units) << 32);
-    identity.fingerprint = mix(mix(content.hash, sizes), u64::from(content.lacks));
+    let mut identity = CodeIdentity::default();
+    buffer.content.file = *file;
+    match identity.read(memory, layout, (seed, code), buffer) {
+        Identified::Unreadable => return Err(StopReason::UnreadableCode),
+        Identified::OfAnotherFile => identity.read_file(memory, layout, &mut buffer.content),
+        Identified::Whole => {}
+    }
+    *file = buffer.content.file;
     Ok(identity)
 }
 

@@ -42,17 +42,13 @@ pub struct Content {
     pub(super) linetable: u64,
     /// The file's name hashed last, which need not be read again while its process is stopped.
     pub(super) file: TextHash,
-    /// The result.
-    pub(super) hash: u64,
+    /// The name's hash, and the line table's.
+    qualname_hash: u64,
+    table_hash: u64,
     /// Bits of [`lacks`].
     pub(super) lacks: u32,
     /// Pieces that may still be read.
     pieces: u32,
-    /// The string or line table that is hashed at present, its bit of [`lacks`], and in the end its hash.
-    object: u64,
-    object_hash: u64,
-    object_is: u32,
-    _pad: u32,
     /// Where the next piece is read, and how many bytes are left to be hashed.
     from: u64,
     left: u32,
@@ -71,14 +67,11 @@ impl Default for Content {
             filename: 0,
             linetable: 0,
             file: TextHash::default(),
-            hash: 0,
+            qualname_hash: 0,
+            table_hash: 0,
             lacks: 0,
             // A kernel must come to an end; user space has no such hurry.
             pieces: u32::MAX,
-            object: 0,
-            object_hash: 0,
-            object_is: 0,
-            _pad: 0,
             from: 0,
             left: 0,
             failed: 0,
@@ -98,16 +91,11 @@ const fn max(a: u32, b: u32) -> u32 {
     if a > b { a } else { b }
 }
 
-/// What a head says: where the content lies, how much of it is hashed, and how much of that lies behind the head in the
-/// buffer already.
-struct Found {
-    start: u64,
-    bytes: u32,
-    have: u32,
-    head: u32,
-    /// What else belongs to the hash.
-    more: u64,
-}
+/// Where in the buffer the content of a string or table begins, whatever the size of its head.
+const CONTENT_AT: u32 = 64;
+
+/// The bits of a head's size: a multiple of a word, below [`CONTENT_AT`].
+const MAX_HEAD: u32 = 0x38;
 
 #[inline(always)]
 const fn round(lane: u64, word: u64) -> u64 {
@@ -121,51 +109,41 @@ impl Content {
         self.pieces = HASH_PIECES_PER_SAMPLE;
     }
 
-    /// Hashes all three.
+    /// Hashes the name, and the line table; false, and not the latter, when the file's name must be hashed before it.
     #[inline(always)]
-    pub(super) fn code<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
+    pub(super) fn begin_code<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> bool {
         self.lacks = 0;
-        let qualname = self.hash_of(memory, layout, self.qualname, lacks::QUALNAME);
+        self.qualname_hash = self.text(memory, layout, self.qualname, lacks::QUALNAME);
         if self.file.object != self.filename || self.filename == 0 {
-            let hash = self.hash_of(memory, layout, self.filename, lacks::FILENAME);
-            let whole = self.lacks & lacks::FILENAME == 0;
-            self.file = TextHash { object: if whole { self.filename } else { 0 }, hash };
+            return false;
         }
-        let table = self.hash_of(memory, layout, self.linetable, lacks::LINETABLE);
-        self.hash = mix(mix(qualname, self.file.hash.rotate_left(17)), table.rotate_left(34));
+        self.table_hash = self.table(memory, layout);
+        true
     }
 
+    /// Hashes the file's name, and then the line table, which may take all that may be read.
     #[inline(always)]
-    fn hash_of<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, object: u64, is: u32) -> u64 {
-        (self.object, self.object_is) = (object, is);
-        memory.hash_object(layout, self);
-        self.object_hash
+    pub(super) fn file_and_table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
+        let hash = self.text(memory, layout, self.filename, lacks::FILENAME);
+        let whole = self.lacks & lacks::FILENAME == 0;
+        self.file = TextHash { object: if whole { self.filename } else { 0 }, hash };
+        self.table_hash = self.table(memory, layout);
     }
 
-    /// Hashes one string or line table. Only to be called by [`UserMemory::hash_object`].
+    /// The hash of all three.
     #[inline(always)]
-    pub fn object<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) {
-        self.object_hash = 0;
-        let found =
-            if self.object_is == lacks::LINETABLE { self.table(memory, layout) } else { self.text(memory, layout) };
-        let Some(Found { start, bytes, have, head, more }) = found else {
-            self.lacks |= self.object_is;
-            return;
-        };
-        self.begin();
-        self.blocks::<{ max(FIRST_OF_TABLE, FIRST_OF_TEXT) / 32 }>(head, bytes.min(have));
-        if bytes > have {
-            (self.from, self.left, self.failed) = (start.wrapping_add(u64::from(have)), bytes - have, 0);
-            let mut piece = 0;
-            while piece < MOST_PIECES && self.left != 0 {
-                memory.hash_piece(self);
-                piece += 1;
-            }
-            if self.failed != 0 {
-                self.lacks |= self.object_is;
-            }
+    pub(super) const fn hash(&self) -> u64 {
+        mix(mix(self.qualname_hash, self.file.hash.rotate_left(17)), self.table_hash.rotate_left(34))
+    }
+
+    /// Reads and hashes what is left of a long string or line table. Only to be called by [`UserMemory::hash_pieces`].
+    #[inline(always)]
+    pub fn pieces<M: UserMemory + ?Sized>(&mut self, memory: &M) {
+        let mut piece = 0;
+        while piece < MOST_PIECES && self.left != 0 {
+            memory.hash_piece(self);
+            piece += 1;
         }
-        self.object_hash = self.end(more);
     }
 
     /// Reads and hashes the next piece. Only to be called by [`UserMemory::hash_piece`].
@@ -177,97 +155,123 @@ impl Content {
             return;
         }
         self.pieces -= 1;
-        self.blocks::<{ HASH_PIECE as u32 / 32 }>(0, bytes);
+        self.lanes = self.blocks::<{ HASH_PIECE as u32 / 32 }, 0>(self.lanes, bytes);
         self.from = self.from.wrapping_add(u64::from(bytes));
         self.left -= bytes;
     }
 
     /// A string: its text up to [`MAX_TEXT_HASHED`], its length and its kind.
     #[inline(always)]
-    fn text<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Option<Found> {
-        let from = self.object.wrapping_add(u64::from(layout.unicode_length));
-        let head = layout.unicode_ascii_size.wrapping_sub(layout.unicode_length) & 0x38;
-        let mut have = FIRST_OF_TEXT;
-        if self.buffer.fill(memory, from, head + FIRST_OF_TEXT).is_err() {
-            // The string may end within these bytes, and its page with it.
-            have = 0;
-            self.buffer.fill(memory, from, head).ok()?;
-        }
-        let len = self.buffer.u64(0);
-        let state = self.buffer.u32(layout.unicode_state.wrapping_sub(layout.unicode_length));
+    fn text<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, object: u64, is: u32) -> u64 {
+        let head = layout.unicode_ascii_size.wrapping_sub(layout.unicode_length) & MAX_HEAD;
+        let Some(have) = self.begin(memory, object.wrapping_add(u64::from(layout.unicode_length)), head, FIRST_OF_TEXT)
+        else {
+            self.lacks |= is;
+            return 0;
+        };
+        let len = self.buffer.u64(CONTENT_AT - head);
+        let state = self.buffer.u32((CONTENT_AT - head).wrapping_add(layout.unicode_state - layout.unicode_length));
         let kind = (state >> (layout.unicode_kind_shift & 31)) & 7;
         if state & layout.unicode_compact_bit == 0 || (kind != 1 && kind != 2 && kind != 4) {
-            return None;
+            self.lacks |= is;
+            return 0;
         }
-        let mut start = layout.unicode_ascii_size;
+        let (mut start, mut have) = (layout.unicode_ascii_size, have);
         if state & layout.unicode_ascii_bit == 0 {
             (start, have) = (layout.unicode_compact_size, 0);
         }
         // The target's word: compared before it is multiplied.
         let most = u64::from(MAX_TEXT_HASHED / kind);
         let bytes = if len > most { MAX_TEXT_HASHED } else { (len as u32).wrapping_mul(kind) };
-        let start = self.object.wrapping_add(u64::from(start));
-        Some(Found { start, bytes, have, head, more: len ^ (u64::from(kind) << 56) })
+        let content = (object.wrapping_add(u64::from(start)), bytes, have);
+        self.whole::<M, { FIRST_OF_TEXT / 32 }>(memory, content, len ^ (u64::from(kind) << 56), is)
     }
 
-    /// A line table: its bytes up to [`MAX_LINETABLE_BYTES`], and its length.
+    /// The line table: its bytes up to [`MAX_LINETABLE_BYTES`], and its length.
     #[inline(always)]
-    fn table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> Option<Found> {
-        let from = self.object.wrapping_add(u64::from(layout.ob_size));
-        let head = layout.bytes_sval.wrapping_sub(layout.ob_size) & 0x38;
-        let mut have = FIRST_OF_TABLE;
-        if self.buffer.fill(memory, from, head + FIRST_OF_TABLE).is_err() {
-            have = 0;
-            self.buffer.fill(memory, from, 8).ok()?;
-        }
-        let len = self.buffer.u64(0);
+    fn table<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout) -> u64 {
+        let (object, is) = (self.linetable, lacks::LINETABLE);
+        let head = layout.bytes_sval.wrapping_sub(layout.ob_size) & MAX_HEAD;
+        let Some(have) = self.begin(memory, object.wrapping_add(u64::from(layout.ob_size)), head, FIRST_OF_TABLE)
+        else {
+            self.lacks |= is;
+            return 0;
+        };
+        let len = self.buffer.u64(CONTENT_AT - head);
         let bytes = if len > u64::from(MAX_LINETABLE_BYTES) { MAX_LINETABLE_BYTES } else { len as u32 };
-        let start = self.object.wrapping_add(u64::from(layout.bytes_sval));
-        Some(Found { start, bytes, have, head, more: len })
+        let content = (object.wrapping_add(u64::from(layout.bytes_sval)), bytes, have);
+        self.whole::<M, { FIRST_OF_TABLE / 32 }>(memory, content, len, is)
     }
 
+    /// Reads an object's head of `head` bytes, so that its content lies at [`CONTENT_AT`], and gives how many bytes of that were
+    /// read with it: `first`, or 0 where its page may end before.
     #[inline(always)]
-    fn begin(&mut self) {
-        let seed = self.seed;
-        self.lanes = [
-            seed.wrapping_add(PRIMES[0]).wrapping_add(PRIMES[1]),
-            seed.wrapping_add(PRIMES[1]),
-            seed,
-            seed.wrapping_sub(PRIMES[0]),
-        ];
+    fn begin<M: UserMemory + ?Sized>(&mut self, memory: &M, from: u64, head: u32, first: u32) -> Option<u32> {
+        if self.buffer.fill_before::<M, { CONTENT_AT as usize }, { MAX_HEAD as usize }>(memory, from, head, first) {
+            return Some(first);
+        }
+        self.buffer.fill_before::<M, { CONTENT_AT as usize }, { MAX_HEAD as usize }>(memory, from, head, 0).then_some(0)
     }
 
-    /// Hashes `bytes` bytes of the buffer from offset `at` on, at most `MOST` blocks; all but the last call for a string or
+    /// The hash of `bytes` bytes from `start` on, of which the first `have`, at most `MOST` blocks, lie in the buffer, and of
+    /// what else belongs to it. What cannot be read is noted in [`Content::lacks`], with the bit `is`.
+    #[inline(always)]
+    fn whole<M: UserMemory + ?Sized, const MOST: u32>(
+        &mut self,
+        memory: &M,
+        (start, bytes, have): (u64, u32, u32),
+        more: u64,
+        is: u32,
+    ) -> u64 {
+        let lanes = [
+            self.seed.wrapping_add(PRIMES[0]).wrapping_add(PRIMES[1]),
+            self.seed.wrapping_add(PRIMES[1]),
+            self.seed,
+            self.seed.wrapping_sub(PRIMES[0]),
+        ];
+        let mut lanes = self.blocks::<MOST, CONTENT_AT>(lanes, bytes.min(have));
+        if bytes > have {
+            self.lanes = lanes;
+            (self.from, self.left, self.failed) = (start.wrapping_add(u64::from(have)), bytes - have, 0);
+            memory.hash_pieces(self);
+            if self.failed != 0 {
+                self.lacks |= is;
+            }
+            lanes = self.lanes;
+        }
+        end(lanes, more)
+    }
+
+    /// Hashes `bytes` bytes of the buffer from offset `AT` on, at most `MOST` blocks; all but the last call for a string or
     /// table with whole blocks.
     #[inline(always)]
-    fn blocks<const MOST: u32>(&mut self, at: u32, bytes: u32) {
-        self.buffer.clear_behind(at.wrapping_add(bytes));
-        let [mut a, mut b, mut c, mut d] = self.lanes;
+    fn blocks<const MOST: u32, const AT: u32>(&mut self, lanes: [u64; 4], bytes: u32) -> [u64; 4] {
+        self.buffer.clear_behind(AT.wrapping_add(bytes));
+        let [mut a, mut b, mut c, mut d] = lanes;
         let mut block = 0;
         while block < MOST && block * 32 < bytes {
-            let from = at.wrapping_add(block * 32);
+            let from = AT.wrapping_add(block * 32);
             a = round(a, self.buffer.u64(from));
             b = round(b, self.buffer.u64(from.wrapping_add(8)));
             c = round(c, self.buffer.u64(from.wrapping_add(16)));
             d = round(d, self.buffer.u64(from.wrapping_add(24)));
             block += 1;
         }
-        self.lanes = [a, b, c, d];
-    }
-
-    /// One hash of the four lanes and what else belongs to them. (XXH64 mixes each lane in once more; here each has just been
-    /// multiplied, and short strings are the rule.)
-    #[inline(always)]
-    const fn end(&self, more: u64) -> u64 {
-        let [a, b, c, d] = self.lanes;
-        let low = a.rotate_left(1).wrapping_add(b.rotate_left(7));
-        let high = c.rotate_left(12).wrapping_add(d.rotate_left(18));
-        let hash = low.wrapping_add(high) ^ round(0, more);
-        let hash = (hash ^ (hash >> 33)).wrapping_mul(PRIMES[1]);
-        let hash = (hash ^ (hash >> 29)).wrapping_mul(PRIMES[0]);
-        hash ^ (hash >> 32)
+        [a, b, c, d]
     }
 }
 
+/// One hash of the four lanes and what else belongs to them. (XXH64 mixes each lane in once more; here each has just been
+/// multiplied, and short strings are the rule.)
+#[inline(always)]
+const fn end([a, b, c, d]: [u64; 4], more: u64) -> u64 {
+    let low = a.rotate_left(1).wrapping_add(b.rotate_left(7));
+    let high = c.rotate_left(12).wrapping_add(d.rotate_left(18));
+    let hash = low.wrapping_add(high) ^ round(0, more);
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(PRIMES[1]);
+    let hash = (hash ^ (hash >> 29)).wrapping_mul(PRIMES[0]);
+    hash ^ (hash >> 32)
+}
+
 const _: () = assert!(size_of::<TextHash>() == 16);
-const _: () = assert!(size_of::<Content>() == 136 + 2 * HASH_PIECE);
+const _: () = assert!(size_of::<Content>() == 120 + 2 * HASH_PIECE);

@@ -1,7 +1,7 @@
 //! The frame chain, leaf first.
 
 use super::buffer::{CodeBuffer, FrameBuffer, ThreadBuffer};
-use super::code::{CodeIdentity, code_identity};
+use super::code::{CodeIdentity, Identified};
 use super::content::TextHash;
 use super::memory::{Unreadable, UserMemory, read_u8, read_u64};
 use crate::event::{RawFrame, frame as frame_flags};
@@ -182,7 +182,7 @@ impl FrameWalk {
         // A function that calls itself runs what its caller does.
         if code != self.identified || code == 0 {
             if !sink.known(code, &mut self.identity) {
-                if !self.identify(memory, layout, seed, code, code_buffer) {
+                if !memory.identify(self, layout, seed, code, code_buffer) {
                     return Some(StopReason::UnreadableCode);
                 }
                 if code_type != 0 && self.identity.ob_type != code_type {
@@ -283,23 +283,25 @@ impl FrameWalk {
         buffer.fill_at::<M, FRAMES_READ, FRAME_READ>(memory, frame, u32::from(layout.frame_read)).is_ok()
     }
 
-    /// Reads what tells a code object from others; false when it cannot be read.
+    /// Reads what tells a code object from others. Only to be called by [`UserMemory::identify`].
     #[inline(always)]
-    fn identify<M: UserMemory + ?Sized>(
+    pub fn identify<M: UserMemory + ?Sized>(
         &mut self,
         memory: &M,
         layout: &Layout,
         seed: u64,
         code: u64,
         buffer: &mut CodeBuffer,
-    ) -> bool {
-        match code_identity(memory, layout, seed, code, buffer, &mut self.file) {
-            Ok(identity) => {
-                self.identity = identity;
-                true
-            }
-            Err(_) => false,
-        }
+    ) -> Identified {
+        buffer.content.file = self.file;
+        self.identity.read(memory, layout, (seed, code), buffer)
+    }
+
+    /// Reads the rest where its file is [another one](Identified::OfAnotherFile), likewise.
+    #[inline(always)]
+    pub fn identify_file<M: UserMemory + ?Sized>(&mut self, memory: &M, layout: &Layout, buffer: &mut CodeBuffer) {
+        self.identity.read_file(memory, layout, &mut buffer.content);
+        self.file = buffer.content.file;
     }
 }
 

@@ -1,6 +1,9 @@
 //! The target's memory, whoever reads it.
 
+use super::buffer::CodeBuffer;
+use super::code::Identified;
 use super::content::Content;
+use super::frames::FrameWalk;
 use crate::layout::Layout;
 
 /// Some of the bytes asked for could not be read.
@@ -23,11 +26,23 @@ pub trait UserMemory {
         }
     }
 
-    /// Hashes a code object's string or line table: [`Content::object`]. The kernel side has it as a function of its own,
-    /// which its verifier looks at once.
+    /// Reads what the code object at `code` is into the walk and into `buffer`; false when it cannot be read:
+    /// [`FrameWalk::identify`] and [`FrameWalk::identify_file`]. The kernel side has each as a function of its own, which its
+    /// verifier looks at once.
     #[inline(always)]
-    fn hash_object(&self, layout: &Layout, content: &mut Content) {
-        content.object(self, layout);
+    fn identify(&self, walk: &mut FrameWalk, layout: &Layout, seed: u64, code: u64, buffer: &mut CodeBuffer) -> bool {
+        match walk.identify(self, layout, seed, code, buffer) {
+            Identified::Unreadable => return false,
+            Identified::OfAnotherFile => walk.identify_file(self, layout, buffer),
+            Identified::Whole => {}
+        }
+        true
+    }
+
+    /// Hashes what is left of a long string or line table: [`Content::pieces`], likewise.
+    #[inline(always)]
+    fn hash_pieces(&self, content: &mut Content) {
+        content.pieces(self);
     }
 
     /// Hashes the next piece of it: [`Content::piece`], likewise.

@@ -23,7 +23,7 @@ mod thread;
 
 pub use awaiting::Awaiting;
 pub use buffer::{Buffer, CodeBuffer, FrameBuffer, InterpBuffer, SlotBuffer, ThreadBuffer};
-pub use code::{CodeIdentity, code_head, code_identity, linetable_len, mix};
+pub use code::{CodeIdentity, Identified, code_identity, linetable_len, mix};
 pub use content::{Content, TextHash, lacks};
 pub use current::{CurrentTasks, MAX_CURRENT_LOOKS};
 pub use facts::{ThreadFacts, thread_facts};
