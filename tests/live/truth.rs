@@ -123,7 +123,7 @@ fn long_form() -> Option<usize> {
 
 /// Samples to record, and at which rate.
 fn wanted() -> (usize, u32) {
-    long_form().map_or((1_500, 1_999), |samples| (samples, 4_999))
+    long_form().map_or((1_500, 1_999), |samples| (samples, 9_973))
 }
 
 /// The long form takes longer than programs of tests live.

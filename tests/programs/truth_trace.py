@@ -57,7 +57,10 @@ class Truth:
         self.leaves.add((node, self.function(frame.f_code)))
 
     def tracer(self, frame, event, arg):
+        """Notes each call; and each event of a generator or coroutine: up to 3.11 what throws into one that delegates resumes it behind
+        the instruction that tells of a call (`_gen_throw`, Objects/genobject.c [v3.11.7])."""
         self.note(frame)
+        return self.tracer if self.first_lines[self.function(frame.f_code)] else None
 
     def trace(self, depth=1):
         """Traces from here on: a greenlet, and a thread state that C code makes for each call, has its own trace function."""

@@ -47,11 +47,11 @@ pub(crate) fn run(args: &OracleArgs) -> Result<()> {
         cargo.current_dir(command::project_root());
         cargo
     };
-    // The tests do not build the profiler: it belongs to another package.
-    command::run(cargo().args(["build", "--package", "tachyon"]))?;
+    // The tests do not build the profiler: it belongs to another package. Both optimised: to judge a sample takes longer than to take it.
+    command::run(cargo().args(["build", "--release", "--package", "tachyon"]))?;
     let mut tests = cargo();
     // Not nextest, which ends a test after five minutes.
-    tests.args(["test", "--package", "tachyon-tests", "--test", "live", "--"]);
+    tests.args(["test", "--release", "--package", "tachyon-tests", "--test", "live", "--"]);
     tests.args(KINDS.map(|kinds| format!("truth::{kinds}::{}", args.interpreter)));
     tests.args(["--test-threads", "1", "--nocapture"]);
     tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_ORACLE_SAMPLES", args.samples.to_string());
