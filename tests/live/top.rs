@@ -279,6 +279,38 @@ fn written(dir: &Path, told: &str) {
     assert_eq!(number("inconsistent"), 0);
 }
 
+/// What a table of tasks shows: self of the one that ran, total of those that await it, too; and one's functions alone.
+#[test]
+fn tasks_have_a_table() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("sid_3_14"), "two_tasks.py");
+    let pid = target.pid().to_string();
+    let mut top = Top::start(SMALL, &["--async", "-p", &pid, "-F", "499", "-d", "300ms", "--no-native"]);
+    top.until("300 samples", |lines| lines[2].contains(" samples") && samples(&lines[2]) >= 300);
+    top.press("T");
+    top.until("the tasks", |lines| {
+        let row = |at: usize, name: &str| lines[at].split_whitespace().nth(6) == Some(name);
+        lines[4].contains("▼1 SELF") && lines[4].contains("TASK") && row(5, "fetch") && row(6, "render")
+    });
+    top.press("2");
+    top.until("what it awaits is in the total", |lines| lines[5].contains("100.0 %") || lines[5].contains("99."));
+    assert!(top.line(TABLE).contains(" serve "), "{}", top.lines().join("\n"));
+    top.press("1");
+    top.until("by self again", |lines| lines[4].contains("▼1 SELF") && lines[5].contains(" fetch "));
+    top.press("\r");
+    top.until_line(TABS, "task fetch");
+    top.until("its functions", |lines| {
+        lines[5].contains(" burn ") && !lines.iter().any(|line| line.contains("render"))
+    });
+    top.press("q");
+    assert_eq!(top.end().code(), Some(0));
+
+    let once = Command::new(binary()).args(["top", "--once", "--async", "-d", "1s", "-F", "499", "-p", &pid]).output();
+    let once = String::from_utf8(once.expect("the profiler can be run").stdout).expect("it is text");
+    let tasks = once.lines().find_map(|line| line.strip_prefix("by task: ")).unwrap_or_default();
+    assert!(tasks.starts_with("fetch ") && tasks.contains(", render "), "{once}");
+}
+
 #[test]
 fn every_signal_gives_the_terminal_back() {
     let Some(_live) = live() else { return };

@@ -6,9 +6,11 @@
 
 mod batch;
 mod shares;
+mod tasks;
 
 pub use batch::{Batch, BatchSink};
 pub use shares::Shares;
+pub use tasks::{NO_TASK, TaskRow};
 
 use super::aggregate::{Aggregate, Place, PlaceId};
 use super::module::NoDistributions;
@@ -79,6 +81,15 @@ pub enum Scope {
     Process(u32),
     /// Those of a thread.
     Thread(ThreadId),
+    /// Those of the tasks of one name in a process, and of tasks that they await.
+    Task {
+        /// Its index in [`Profile::processes`].
+        process: u32,
+        /// The name's number.
+        task: u32,
+    },
+    /// Those of no task.
+    NoTask,
 }
 
 /// A stretch of time.
@@ -153,6 +164,7 @@ pub struct Live {
     stack_of: Vec<u32>,
     /// By stack of the aggregate.
     kinds: Vec<StackKind>,
+    tasks: tasks::Tasks,
     whole: HashMap<Key, Sum, RandomState>,
     whole_seconds: f64,
     whole_lost: u64,
@@ -182,6 +194,7 @@ impl Live {
             let waiting = stack.first().is_some_and(|&leaf| self.aggregate.place(leaf).waits_for().is_some());
             let native = !waiting && Charged::of(&self.aggregate, stack).native.is_some();
             self.kinds.push(StackKind { gc, native, waiting });
+            self.tasks.push(stack.iter().filter_map(|&place| self.aggregate.place(place).task()));
         }
         let number = |sample: &BatchSample| Numbered {
             time_us: sample.time_us,
@@ -268,17 +281,20 @@ impl Live {
         })
     }
 
-    fn is_in(&self, scope: Scope, thread: u32) -> bool {
+    fn is_in(&self, scope: Scope, key: &Key) -> bool {
+        let process_of = |key: &Key| self.profile().thread(ThreadId(key.thread)).process;
         match scope {
             Scope::All => true,
-            Scope::Process(process) => self.profile().thread(ThreadId(thread)).process == process,
-            Scope::Thread(one) => one.0 == thread,
+            Scope::Process(process) => process_of(key) == process,
+            Scope::Thread(one) => one.0 == key.thread,
+            Scope::Task { process, task } => self.tasks.of(key.stack).contains(&task) && process_of(key) == process,
+            Scope::NoTask => self.tasks.of(key.stack).is_empty(),
         }
     }
 
     fn counts(&self, span: Span, scope: Scope, mut each: impl FnMut(Key, Sum)) {
         let mut counted = |key: &Key, sum: &Sum| {
-            if self.is_in(scope, key.thread) {
+            if self.is_in(scope, key) {
                 each(*key, *sum);
             }
         };
@@ -371,7 +387,7 @@ impl Live {
         }
         let mut histories = vec![vec![0.0; self.steps.len()]; rows.len()];
         for (at, step) in self.steps.iter().enumerate() {
-            for (key, sum) in step.counts.iter().filter(|(key, _)| self.is_in(scope, key.thread)) {
+            for (key, sum) in step.counts.iter().filter(|(key, _)| self.is_in(scope, key)) {
                 let stack = &self.aggregate.stacks()[key.stack as usize];
                 let row = match Charged::of(&self.aggregate, stack).python {
                     Some(place) => of_place[place.0 as usize],
@@ -390,7 +406,7 @@ impl Live {
     #[must_use]
     pub fn history(&self, scope: Scope) -> Vec<(f64, f64)> {
         let of_step = |step: &Step| {
-            let is_shown = |key: &Key| !self.kinds[key.stack as usize].waiting && self.is_in(scope, key.thread);
+            let is_shown = |key: &Key| !self.kinds[key.stack as usize].waiting && self.is_in(scope, key);
             let counts = step.counts.iter().filter(|(key, _)| is_shown(key));
             let (all, held) = counts.fold((0, 0), |(all, held), (key, sum)| {
                 (all + sum.cpu_us, held + if key.gil == Some(true) { sum.cpu_us } else { 0 })
@@ -468,6 +484,11 @@ impl Live {
                 format!("{}, {}", process_title(profile.process_of(id)), thread_name(profile, id))
             }
             Scope::Thread(id) => thread_name(profile, id),
+            Scope::Task { process, task } if profile.processes.len() > 1 => {
+                format!("{}, task {}", process_title(&profile.processes[process as usize]), self.tasks.name(task))
+            }
+            Scope::Task { task, .. } => format!("task {}", self.tasks.name(task)),
+            Scope::NoTask => NO_TASK.to_owned(),
         }
     }
 }

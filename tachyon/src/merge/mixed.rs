@@ -28,6 +28,9 @@ pub enum NativeKind {
     Root,
     /// The garbage collector.
     Collector,
+    /// What throws an exception into a generator or coroutine. Where that one delegates to another (`yield from`, `await`), it calls
+    /// itself, and links the frame of the outer one without an evaluator (3.9 to 3.11).
+    Throw,
     /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
     Interpreter,
     /// Anything else.
@@ -88,6 +91,9 @@ const ROOTS: &[&str] =
 /// free-threaded builds' (`Modules/gcmodule.c`, `Python/gc.c`, `Python/gc_free_threading.c`).
 const COLLECTOR: &[&str] = &["collect", "gc_collect_main", "gc_collect_internal", "gc_collect_region"];
 
+/// What throws into generators and coroutines (`Objects/genobject.c`).
+const THROW: &str = "_gen_throw";
+
 impl NativeKind {
     /// The kind of a frame in the interpreter's file that is no part of the evaluator.
     #[must_use]
@@ -99,6 +105,9 @@ impl NativeKind {
         }
         if is_one_of(ROOTS) {
             return Self::Root;
+        }
+        if is_one_of(&[THROW]) {
+            return Self::Throw;
         }
         let plumbing = |name: &str| PLUMBING.iter().any(|start| name.starts_with(start));
         if function.is_none_or(plumbing) { Self::Plumbing } else { Self::Interpreter }
@@ -146,7 +155,37 @@ pub struct Native<'a> {
     pub entered: Option<usize>,
 }
 
-impl Native<'_> {
+/// A native stack, and how its frames stand for activations.
+#[derive(Clone, Copy, Debug)]
+struct Stack<'a> {
+    native: Native<'a>,
+    /// A generator that an exception is being thrown through has a Python frame, and no evaluator ([`NativeKind::Throw`]).
+    links_throws: bool,
+}
+
+impl<'a> std::ops::Deref for Stack<'a> {
+    type Target = Native<'a>;
+
+    fn deref(&self) -> &Native<'a> {
+        &self.native
+    }
+}
+
+impl<'a> Stack<'a> {
+    /// The stack as the Python stack has it: it tells whether this version links what it throws through.
+    fn of(native: &Native<'a>, python: &Python<'_>, activations: usize) -> Self {
+        let all = |links_throws| Self { native: *native, links_throws };
+        let links_throws = python.boundaries != Boundaries::Shim
+            && all(false).activations() < activations
+            && all(true).activations() == activations;
+        all(links_throws)
+    }
+
+    /// Frames that stand for an activation.
+    fn activations(&self) -> usize {
+        (0..self.frames.len()).filter(|&index| self.entering(index).is_some()).count()
+    }
+
     /// Whether the evaluator may be just entered, for the frame that stands for an activation; `None` for all others.
     fn entering(&self, index: usize) -> Option<bool> {
         match self.frames[index] {
@@ -154,6 +193,10 @@ impl Native<'_> {
             NativeKind::Handler => {
                 let called_by_evaluator = matches!(self.frames.get(index + 1), Some(NativeKind::Evaluator { .. }));
                 (!called_by_evaluator).then_some(false)
+            }
+            NativeKind::Throw if self.links_throws => {
+                let callee = index.checked_sub(1).map(|callee| self.frames[callee]);
+                (callee == Some(NativeKind::Throw)).then_some(false)
             }
             _ => None,
         }
@@ -287,10 +330,13 @@ pub struct Keep {
 pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<Joined>) -> Quality {
     out.clear();
     let activations = activations(python);
-    let evaluators = (0..native.frames.len()).filter(|&index| native.entering(index).is_some()).count();
-    let (first, quality) = align(native, python, evaluators, activations.len());
+    let native = &Stack::of(native, python, activations.len());
+    let (first, quality) = align(native, python, native.activations(), activations.len());
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
-    let trims = !native.has_all_evaluators() && python_whole && evaluators == activations.len() && evaluators > 0;
+    let trims = !native.has_all_evaluators()
+        && python_whole
+        && native.activations() == activations.len()
+        && !activations.is_empty();
     let mut joining = Joining { native, activations: &activations, keep_interpreter: keep.interpreter, trims, out };
     match first {
         Some(first) => joining.interleave(first),
@@ -304,7 +350,7 @@ pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<
 
 /// Folds what called the outermost Python frame, or the outermost evaluator whose Python frames are not known. A stack
 /// without either keeps all its frames.
-fn fold_roots(native: &Native<'_>, out: &mut Vec<Joined>) {
+fn fold_roots(native: &Stack<'_>, out: &mut Vec<Joined>) {
     let runs_python = |frame: &Joined| match *frame {
         Joined::Python(_) => true,
         Joined::Native(index) => native.entering(index).is_some(),
@@ -360,7 +406,7 @@ fn activations(python: &Python<'_>) -> Vec<Activation> {
 
 /// Which evaluator frame (counted from the leaf) the innermost activation belongs to; `None`: the stacks cannot be
 /// joined.
-fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
+fn align(native: &Stack<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
     let entering = (0..native.frames.len()).find_map(|index| native.entering(index)) == Some(true);
     let native_whole = native.has_all_evaluators();
@@ -407,7 +453,7 @@ fn align(native: &Native<'_>, python: &Python<'_>, evaluators: usize, activation
 }
 
 struct Joining<'a> {
-    native: &'a Native<'a>,
+    native: &'a Stack<'a>,
     activations: &'a [Activation],
     keep_interpreter: bool,
     /// What follows the outermost Python frame is left out: where a native stack was cut and the innermost evaluator was
@@ -455,7 +501,7 @@ impl Joining<'_> {
     fn native_frame(&mut self, index: usize, kind: NativeKind, above_all: bool) {
         let told = match kind {
             NativeKind::Other => true,
-            NativeKind::Interpreter | NativeKind::Collector => above_all,
+            NativeKind::Interpreter | NativeKind::Collector | NativeKind::Throw => above_all,
             NativeKind::Plumbing | NativeKind::Root | NativeKind::Handler | NativeKind::Evaluator { .. } => false,
         };
         if told || self.keep_interpreter {

@@ -29,7 +29,7 @@ pub(crate) struct ProgramsArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Only rows of small packages, two seconds each, with the unoptimised profiler: whether this works, and no number of worth
-    #[arg(long, conflicts_with_all = ["write", "only", "profiler"])]
+    #[arg(long, conflicts_with_all = ["write", "only"])]
     quick: bool,
     /// How long a steady program is profiled, in seconds
     #[arg(long, value_name = "N", default_value_t = 20)]

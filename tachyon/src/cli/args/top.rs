@@ -14,9 +14,10 @@ use std::time::Duration;
     after_help = "Examples:
   sudo tachyon-bpf top -p 4242                       watch a process; ? lists the keys, q quits
   sudo tachyon-bpf top --all-python                  watch every Python process on this machine
+  sudo tachyon-bpf top --async -p 4242               with a table of its asyncio tasks: T shows it
   sudo tachyon-bpf top -p 4242 --once --json -d 10s  ten seconds of it as JSON, for scripts
 Without --once, a program given after `--` gets no input, its output is discarded, and it is ended with SIGTERM when you quit.
-Only threads on a CPU are sampled, unless --wall asks for the waiting ones too; asyncio tasks are not shown."
+Only threads on a CPU are sampled, unless --wall asks for the waiting ones too."
 )]
 pub struct TopArgs {
     #[command(flatten)]
@@ -37,6 +38,10 @@ pub struct TopArgs {
     /// Sample waiting threads only
     #[arg(long, conflicts_with_all = ["wall", "gil"], help_heading = "How")]
     pub off_cpu: bool,
+
+    /// Also tell which asyncio task runs, and show a table of tasks
+    #[arg(long = "async", help_heading = "How")]
+    pub awaiting: bool,
 
     /// Look once and print the result instead of showing a live view
     #[arg(long, help_heading = "How")]
@@ -63,6 +68,7 @@ impl TopArgs {
             sampling: self.sampling.clone(),
             wall: self.wall,
             off_cpu: self.off_cpu,
+            awaiting: self.awaiting,
             output: Some("-".into()),
             format: Some(Format::Collapsed),
             ..unset

@@ -15,7 +15,7 @@ mod testing;
 mod view;
 
 use self::driver::{Driver, Message};
-use self::model::{Effect, Model, Title};
+use self::model::{Effect, Model, Sampled, Title};
 use self::terminal::Screen;
 use super::args::TopArgs;
 use super::command::{CommandOutput, CommandStatus, PreparedCommand};
@@ -61,7 +61,8 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
         return Ok(status.map_or(0, CommandStatus::exit_status));
     }
     let (mut driver, messages) = start(args, opened, command.as_mut())?;
-    let model = Model::new(title(&plan), args.delay, args.window, plan.native.is_some());
+    let sampled = Sampled { native: plan.native.is_some(), tasks: args.awaiting };
+    let model = Model::new(title(&plan), args.delay, args.window, sampled);
     let (input, stop_input) = terminal::read_input()?;
     let screen = Screen::enter(surroundings.no_color)?;
     let mut top = Top { model, screen, messages, input, command, ended: None };

@@ -1,8 +1,14 @@
 //! The state of the view, and what actions do to it. It draws nothing and reads no key.
 
+mod action;
+mod tab;
+
+pub use action::{Action, Effect, Mode};
+pub use tab::Tab;
+
 use super::driver::Taken;
 use super::seen::Seen;
-use crate::analysis::live::{GroupRow, Live, LiveRow, Scope, Shares, Span};
+use crate::analysis::live::{GroupRow, Live, LiveRow, Scope, Shares, Span, TaskRow};
 use crate::analysis::{By, RowKind, Sum, ratio};
 use crate::cli::report::text::{place, short};
 use regex::{Regex, RegexBuilder};
@@ -17,133 +23,6 @@ pub struct Title {
     pub what: String,
     /// Samples asked for, for each second of CPU time.
     pub rate_hz: f64,
-}
-
-/// Which table is shown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tab {
-    /// Functions.
-    #[default]
-    Functions,
-    /// Lines of functions.
-    Lines,
-    /// Threads.
-    Threads,
-    /// Processes.
-    Processes,
-}
-
-impl Tab {
-    /// All, in the order in which Tab goes through them.
-    pub const ALL: [Self; 4] = [Self::Functions, Self::Lines, Self::Threads, Self::Processes];
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Functions => "functions",
-            Self::Lines => "lines",
-            Self::Threads => "threads",
-            Self::Processes => "processes",
-        }
-    }
-
-    /// What has a row.
-    #[must_use]
-    pub const fn by(self) -> By {
-        match self {
-            Self::Functions => By::Function,
-            Self::Lines => By::Line,
-            Self::Threads => By::Thread,
-            Self::Processes => By::Process,
-        }
-    }
-
-    /// Whether its rows are code.
-    #[must_use]
-    pub const fn is_code(self) -> bool {
-        matches!(self, Self::Functions | Self::Lines)
-    }
-
-    /// Headings of its four columns of numbers.
-    #[must_use]
-    pub const fn headings(self) -> [&'static str; 4] {
-        if self.is_code() {
-            ["1 SELF", "2 TOTAL", "3 SELF s", "4 TOTAL s"]
-        } else {
-            ["1 CPU", "2 GIL", "3 CPU s", "4 GIL s"]
-        }
-    }
-}
-
-/// What keys mean at the moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// They are commands.
-    #[default]
-    Table,
-    /// They are a filter's text.
-    Typing(String),
-    /// They end the help.
-    Help,
-}
-
-/// What somebody wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// End the view.
-    Quit,
-    /// Stop or go on.
-    Pause,
-    /// Sort by a column.
-    Sort(usize),
-    /// Begin to type a filter.
-    Filter,
-    /// Type a letter of it.
-    Type(char),
-    /// Take one back.
-    Erase,
-    /// Take all back.
-    EraseAll,
-    /// The filter is done.
-    Accept,
-    /// Away from here: from the help, a filter, a scope.
-    Back,
-    /// So many threads further.
-    Thread(isize),
-    /// So many rows further.
-    Select(isize),
-    /// Into the thread or process of the selected row.
-    Enter,
-    /// Show a table.
-    Show(Tab),
-    /// So many tables further.
-    NextTab(isize),
-    /// Native code on or off.
-    Native,
-    /// Write a file.
-    Write,
-    /// Help.
-    Help,
-    /// Draw all anew.
-    Redraw,
-    /// Stop this process.
-    Suspend,
-}
-
-/// What the model cannot do itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Nothing.
-    None,
-    /// End the view.
-    Quit,
-    /// Write a file.
-    Write,
-    /// Draw all anew.
-    Redraw,
-    /// Stop this process.
-    Suspend,
 }
 
 /// A row of a table, ready to be shown.
@@ -163,14 +42,30 @@ pub struct TableRow {
     pub scope: Option<Scope>,
 }
 
+impl TableRow {
+    /// Whether it is a task.
+    #[must_use]
+    pub const fn is_task(&self) -> bool {
+        matches!(self.scope, Some(Scope::Task { .. }))
+    }
+}
+
+/// What is sampled beside Python's frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sampled {
+    /// Native frames.
+    pub native: bool,
+    /// Asyncio tasks.
+    pub tasks: bool,
+}
+
 /// The state of the view.
 #[derive(Debug)]
 pub struct Model {
     title: Title,
     delay: Duration,
     window: Duration,
-    /// Native frames are sampled.
-    has_native: bool,
+    sampled: Sampled,
     seen: Seen,
     /// What is shown; it stays while the view is paused.
     live: Rc<Live>,
@@ -181,7 +76,7 @@ pub struct Model {
     said: Option<String>,
     mode: Mode,
     tab: Tab,
-    /// Column by which each kind of table is sorted: code, groups.
+    /// Column by which each kind of table is sorted: by self and total, by CPU time.
     sort: [usize; 2],
     scope: Scope,
     filter: String,
@@ -196,12 +91,12 @@ pub struct Model {
 impl Model {
     /// Nothing seen yet.
     #[must_use]
-    pub fn new(title: Title, delay: Duration, window: Duration, has_native: bool) -> Self {
+    pub fn new(title: Title, delay: Duration, window: Duration, sampled: Sampled) -> Self {
         Self {
             title,
             delay,
             window,
-            has_native,
+            sampled,
             seen: Seen::default(),
             live: Rc::default(),
             paused: false,
@@ -270,7 +165,7 @@ impl Model {
                 }
             }
             Action::Sort(column) => {
-                self.sort[usize::from(!self.tab.is_code())] = column;
+                self.sort[usize::from(self.tab.is_group())] = column;
                 self.selected = 0;
                 self.sort_rows();
             }
@@ -289,13 +184,15 @@ impl Model {
                     self.show(Tab::Functions);
                 }
             }
+            Action::Show(Tab::Tasks) if !self.sampled.tasks => self.say("tasks are not sampled: add --async"),
             Action::Show(tab) => self.show(tab),
             Action::NextTab(by) => {
-                let count = Tab::ALL.len();
-                let at = Tab::ALL.iter().position(|tab| *tab == self.tab).unwrap_or(0);
-                self.show(Tab::ALL[(at + count).saturating_add_signed(by) % count]);
+                let tabs: Vec<Tab> = self.tabs().collect();
+                let count = tabs.len();
+                let at = tabs.iter().position(|tab| *tab == self.tab).unwrap_or(0);
+                self.show(tabs[(at + count).saturating_add_signed(by) % count]);
             }
-            Action::Native if !self.has_native => self.say("native frames are not sampled: leave out --no-native"),
+            Action::Native if !self.sampled.native => self.say("native frames are not sampled: leave out --no-native"),
             Action::Native => self.native = !self.native,
             Action::Help => self.mode = Mode::Help,
         }
@@ -356,7 +253,7 @@ impl Model {
         let threads = self.live.groups(By::Thread, self.window);
         let at = match self.scope {
             Scope::Thread(_) => threads.iter().position(|row| row.scope == self.scope).map_or(0, |at| at + 1),
-            Scope::Process(_) | Scope::All => 0,
+            Scope::Process(_) | Scope::Task { .. } | Scope::NoTask | Scope::All => 0,
         };
         let count = threads.len() + 1;
         let next = (at + count).saturating_add_signed(by) % count;
@@ -375,12 +272,20 @@ impl Model {
         let of = |span| live.shares(span, self.scope);
         self.shares = (of(Span::Window(self.window)), of(Span::Whole));
         let selected = self.rows.get(self.selected).map(|row| (row.name.clone(), row.place.clone()));
-        let mut rows: Vec<TableRow> = if self.tab.is_code() {
-            let rows = live.rows(self.tab.by(), self.window, self.scope);
-            rows.into_iter().map(|row| self.code_row(row)).collect()
-        } else {
-            let rows = live.groups(self.tab.by(), self.window).into_iter().enumerate();
-            rows.map(|(id, row)| self.group_row(id, row)).collect()
+        let mut rows: Vec<TableRow> = match self.tab {
+            Tab::Functions | Tab::Lines => {
+                let rows = live.rows(self.tab.by(), self.window, self.scope);
+                rows.into_iter().map(|row| self.code_row(row)).collect()
+            }
+            Tab::Threads | Tab::Processes => {
+                let rows = live.groups(self.tab.by(), self.window).into_iter().enumerate();
+                rows.map(|(id, row)| self.group_row(id, row)).collect()
+            }
+            Tab::Tasks => {
+                let all = live.shares(Span::Window(self.window), Scope::All).sum.samples;
+                let rows = live.task_rows(self.window).into_iter().enumerate();
+                rows.map(|(id, row)| task_row(id, row, all)).collect()
+            }
         };
         if let Some(pattern) = &self.pattern {
             rows.retain(|row| pattern.is_match(&row.name) || pattern.is_match(&row.place));
@@ -512,10 +417,16 @@ impl Model {
         self.tab
     }
 
+    /// The tables there are.
+    pub fn tabs(&self) -> impl Iterator<Item = Tab> + use<> {
+        let has_tasks = self.sampled.tasks;
+        Tab::ALL.into_iter().filter(move |tab| *tab != Tab::Tasks || has_tasks)
+    }
+
     /// The column that rows are sorted by.
     #[must_use]
     pub fn sorted_by(&self) -> usize {
-        self.sort[usize::from(!self.tab.is_code())]
+        self.sort[usize::from(self.tab.is_group())]
     }
 
     /// Whose samples are shown, for people.
@@ -564,6 +475,18 @@ impl Model {
     #[must_use]
     pub fn seen(&self) -> &Seen {
         &self.seen
+    }
+}
+
+fn task_row(id: usize, row: TaskRow, all: u64) -> TableRow {
+    let share = |sum: Sum| Some(ratio(sum.samples, all));
+    TableRow {
+        numbers: [share(row.own), share(row.total), seconds(row.own_whole), seconds(row.total_whole)],
+        native: Vec::new(),
+        name: row.name,
+        place: row.process,
+        id,
+        scope: Some(row.scope),
     }
 }
 

@@ -1,10 +1,11 @@
 //! `--once`: one look, as text or as JSON.
 
 use super::driver::{self, Taken};
-use crate::analysis::{Aggregate, By, Collector, Filter, Report, RowKind, ratio, report};
+use crate::analysis::{Aggregate, By, Collector, Filter, Report, Row, RowKind, ratio, report};
 use crate::cli::args::TopArgs;
 use crate::cli::command::{CommandStatus, PreparedCommand};
 use crate::cli::distributions::Installed;
+use crate::cli::escape::escape;
 use crate::cli::record::signals::{End, Signals};
 use crate::cli::report::Json;
 use crate::cli::report::text::{place, plural, seconds, write_waits};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 const TURN: Duration = Duration::from_millis(100);
 /// Rows of the text where no terminal tells how many it has room for.
 const ROWS: usize = 20;
+/// Most tasks that are named in one line.
+const TASKS: usize = 8;
 /// Lines of the text that are no rows.
 const AROUND: usize = 6;
 
@@ -94,12 +97,14 @@ fn show(args: &TopArgs, taken: &Taken, out: &mut dyn Write) -> anyhow::Result<()
     let Taken { profile, report: account, batch, .. } = taken;
     let mut aggregate = Aggregate::default();
     batch.feed(profile, account, &mut Collector::new(&mut aggregate))?;
-    let report =
-        report(&aggregate, By::Function, &Filter::default(), args.sampling.native.is_some(), &Installed::default());
+    let report_by =
+        |by| report(&aggregate, by, &Filter::default(), args.sampling.native.is_some(), &Installed::default());
+    let report = report_by(By::Function);
     let used_s = account.cost.user_cpu_s + account.cost.bpf_run_ns.unwrap_or(0) as f64 / 1e9;
     let profiler = if account.duration_s > 0.0 { used_s / account.duration_s } else { 0.0 };
     if !args.json {
-        return Ok(write_text(&report, profiler, out)?);
+        let tasks = args.awaiting.then(|| report_by(By::Task));
+        return Ok(write_text(&report, tasks.as_ref(), profiler, out)?);
     }
     let live = Live {
         report: Json::live(&report, args.sampling.native.is_some()),
@@ -111,7 +116,7 @@ fn show(args: &TopArgs, taken: &Taken, out: &mut dyn Write) -> anyhow::Result<()
     Ok(writeln!(out)?)
 }
 
-fn write_text(report: &Report, profiler: f64, out: &mut dyn Write) -> std::io::Result<()> {
+fn write_text(report: &Report, tasks: Option<&Report>, profiler: f64, out: &mut dyn Write) -> std::io::Result<()> {
     let style = Style::of_stdout();
     let (processes, threads) =
         (plural(report.processes, "process", "processes"), plural(report.threads, "thread", "threads"));
@@ -136,6 +141,13 @@ fn write_text(report: &Report, profiler: f64, out: &mut dyn Write) -> std::io::R
         percent(profiler)
     )?;
     write_waits(report, out)?;
+    if let Some(tasks) = tasks {
+        let rows = tasks.rows.iter().filter(|row| row.own.samples > 0).take(TASKS);
+        let share = |row: &Row| percent(ratio(row.own.samples, tasks.samples));
+        let texts: Vec<_> = rows.map(|row| format!("{} {}", escape(&row.name.name), share(row))).collect();
+        let (line, _) = style.fitting("by task: ".len(), &texts);
+        writeln!(out, "by task: {line}")?;
+    }
     writeln!(out)?;
     let columns =
         [("SELF", Column::Number), ("TOTAL", Column::Number), ("FUNCTION", Column::Text), ("FILE", Column::Text)];

@@ -1,9 +1,9 @@
 //! Segments of a made-up program, for tests.
 
 use super::driver::Taken;
-use super::model::{Model, Title};
+use super::model::{Model, Sampled, Title};
 use crate::analysis::live::BatchSink;
-use crate::profile::{Frame, Merge, Process, Profile, Sample, Thread, ThreadId};
+use crate::profile::{Frame, Merge, Process, Profile, Sample, TASK_FILENAME, Thread, ThreadId};
 use crate::report::Report;
 use crate::sinks::Sink as _;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const HOLDS: u8 = (status::HAS_GIL | status::ON_CPU) as u8;
 pub const WITHOUT: u8 = status::ON_CPU as u8;
 pub const RAISES: u8 = HOLDS | status::HAS_EXCEPTION as u8;
 
-/// A stack, leaf first: `function:line`, or `object!symbol` for native code. With the thread, its status and how often.
+/// A stack, leaf first: `function:line`, `<task> name`, or `object!symbol` for native code. With the thread, its status and how often.
 pub type Seen<'a> = (usize, &'a [&'a str], u8, u64);
 
 /// A segment of two seconds of a program with the threads `main` and `worker`, sampled each 10 ms.
@@ -37,6 +37,11 @@ pub fn taken(seen: &[Seen<'_>]) -> Taken {
                 let lineno = line.parse().expect("a line is a number");
                 profile.frames.intern(Frame { lineno, ..Frame::without_location(file, function) })
             }
+            None if text.starts_with(TASK_FILENAME) => {
+                let name = text.trim_start_matches(TASK_FILENAME).trim_start();
+                let (file, name) = (profile.strings.intern(TASK_FILENAME), profile.strings.intern(name));
+                profile.frames.intern(Frame::without_location(file, name))
+            }
             None => profile.special_frame(text),
         };
         let frames: Vec<_> = stack.iter().map(&mut frame).collect();
@@ -55,8 +60,13 @@ pub fn taken(seen: &[Seen<'_>]) -> Taken {
 
 /// A view with a window of four seconds of such segments.
 pub fn model() -> Model {
+    model_with(Sampled { native: true, tasks: false })
+}
+
+/// The same of a recording of this.
+pub fn model_with(sampled: Sampled) -> Model {
     let title = Title { what: "python3 app.py".to_owned(), rate_hz: 99.0 };
-    Model::new(title, Duration::from_secs(2), Duration::from_secs(4), true)
+    Model::new(title, Duration::from_secs(2), Duration::from_secs(4), sampled)
 }
 
 /// The usual segment: 60 % of `lead`, 25 % of `pack` in native code, the rest in the other thread.

@@ -133,12 +133,13 @@ fn head_lines(model: &Model, area: Rect, paint: Paint) -> Vec<Line<'static>> {
 
 fn tabs(model: &Model, paint: Paint, width: usize) -> Line<'static> {
     let mut spans = vec![Span::styled("Tab ", paint.dim())];
-    for tab in Tab::ALL {
+    for tab in model.tabs() {
         let style = if tab == model.tab() { paint.marked() } else { Style::new() };
         spans.push(Span::styled(format!(" {} ", tab.name()), style));
     }
     let mut rest = vec![match model.counts() {
-        (threads, _) if !model.tab().is_code() => format!("{threads} threads met"),
+        (threads, _) if model.tab().is_group() => format!("{threads} threads met"),
+        _ if model.tab() == Tab::Tasks => format!("{} tasks", model.rows().iter().filter(|row| row.is_task()).count()),
         _ => escape(&model.scope_name()).into_owned(),
     }];
     if !model.filter().is_empty() {
@@ -179,6 +180,7 @@ impl Columns {
             Tab::Lines => ["FUNCTION", "LINE"],
             Tab::Threads => ["THREAD", "PROCESS"],
             Tab::Processes => ["PROCESS", ""],
+            Tab::Tasks => ["TASK", "PROCESS"],
         };
         let history =
             if self.history > 0 { format!(" {} ", padded("LAST MINUTE", self.history)) } else { String::new() };
@@ -196,7 +198,7 @@ impl Columns {
                 (Some(seconds), _) => format!("{seconds:.2}"),
             };
             let style = match number {
-                Some(share) if at == 0 && tab.is_code() => paint.heat(*share),
+                Some(share) if at == 0 && !tab.is_group() => paint.heat(*share),
                 _ => Style::new(),
             };
             spans.push(Span::styled(format!("{:>width$}", format!("{text} ")), style));

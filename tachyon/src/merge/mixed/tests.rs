@@ -1,5 +1,5 @@
 //! Stacks written as text, leaf first: `E` the evaluator (`e` while it is entered), `h` a handler, `p` plumbing, `i`
-//! the interpreter, `r` its first function, `n` other native code; Python frames are `f`, `F` with an entry mark, `S` a shim.
+//! the interpreter, `t` what throws into a generator, `r` its first function, `n` other native code; Python frames are `f`, `F` with an entry mark, `S` a shim.
 
 use super::*;
 
@@ -11,6 +11,7 @@ fn kinds(text: &str) -> Vec<NativeKind> {
         'p' => NativeKind::Plumbing,
         'i' => NativeKind::Interpreter,
         'c' => NativeKind::Collector,
+        't' => NativeKind::Throw,
         'r' => NativeKind::Root,
         'n' => NativeKind::Other,
         other => panic!("no kind {other}"),
@@ -97,6 +98,11 @@ fn whole_stacks_are_joined_exactly() {
         (Shim, "EpiipEpn", "ffSfS", "012n", "01Epiip2Epn"),
         // qsort through ctypes: the callback's C frames are kept.
         (Shim, "EpnnnnpEpn", "fSfS", "0nnnn1n", "0Epnnnnp1Epn"),
+        // An exception is thrown into a generator that delegates to another one: its frame is linked, without an evaluator, as
+        // often as it is delegated; or is not linked (3.8).
+        (EntryFrame, "EppttpEp", "FFfF", "0123", "0Eppt1tp23Ep"),
+        (EveryFrame, "EpptttpEp", "ffff", "0123", "0Eppt1t2tp3Ep"),
+        (EveryFrame, "EppttpEp", "ff", "01", "0Eppttp1Ep"),
         // A callee in C, and one in the interpreter.
         (Shim, "nnpEp", "fS", "nn0", "nnp0Ep"),
         (EntryFrame, "ipEp", "F", "i0", "ip0Ep"),
@@ -117,6 +123,17 @@ fn whole_stacks_are_joined_exactly() {
         let case = whole(boundaries, native, python);
         assert_eq!(case.run(false), (folded.to_owned(), Quality::Exact), "{native} {python}");
         assert_eq!(case.run(true), (kept.to_owned(), Quality::Exact), "{native} {python}");
+    }
+}
+
+#[test]
+fn only_what_throws_through_explains_frames_without_evaluators() {
+    use Boundaries::{EntryFrame, Shim};
+    // One frame too many for it; one throws only; shims tell it from 3.12 on.
+    for (boundaries, native, python) in
+        [(EntryFrame, "EppttpEp", "FFFF"), (EntryFrame, "EpptpEp", "FFF"), (Shim, "EppttpEp", "fSfSfS")]
+    {
+        assert_eq!(whole(boundaries, native, python).run(false).1, Quality::Failed, "{native} {python}");
     }
 }
 

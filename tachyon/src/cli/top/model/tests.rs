@@ -1,4 +1,4 @@
-use super::super::testing::{HOLDS, PID, model, taken, usual};
+use super::super::testing::{HOLDS, PID, WITHOUT, model, model_with, taken, usual};
 use super::*;
 use crate::analysis::{By, Filter, NoDistributions, report};
 
@@ -180,9 +180,41 @@ fn native_code_is_a_part_of_its_caller() {
     assert!(!model.native());
     model.apply(Action::Native);
     assert!(model.native());
-    let mut without = Model::new(model.title().clone(), Duration::from_secs(2), Duration::from_secs(4), false);
+    let mut without = model_with(Sampled::default());
     without.apply(Action::Native);
     assert!(!without.native() && without.said().is_some_and(|said| said.contains("--no-native")));
+}
+
+#[test]
+fn tasks_have_what_they_ran_and_what_they_await() {
+    let mut model = model_with(Sampled { native: true, tasks: true });
+    model.add(&taken(&[
+        (0, &["parse:10", "fetch:11", "<task> fetch (2 parents)", "serve:20", "<task> serve"], HOLDS, 60),
+        (0, &["serve:21", "<task> serve"], HOLDS, 30),
+        (0, &["select:40", "run:41"], WITHOUT, 10),
+    ]));
+    model.apply(Action::Show(Tab::Tasks));
+    let rows: Vec<_> = model.rows().iter().map(|row| (row.name.as_str(), row.numbers[0], row.numbers[1])).collect();
+    let share = |share| Some(share);
+    assert_eq!(
+        rows,
+        [("fetch", share(0.6), share(0.6)), ("serve", share(0.3), share(0.9)), ("<no task>", share(0.1), share(0.1))]
+    );
+    assert_eq!(model.rows().iter().filter(|row| row.is_task()).count(), 2);
+    model.apply(Action::Sort(1));
+    assert_eq!(model.rows()[0].name, "serve");
+    model.apply(Action::Enter);
+    assert_eq!((model.tab(), model.scope_name().as_str()), (Tab::Functions, "task serve"));
+    assert_eq!(model.shares().0.sum.samples, 90, "its own, and those of what it awaits");
+    assert!(model.rows().iter().all(|row| row.name != "select"));
+    model.apply(Action::Back);
+    assert_eq!(model.shares().0.sum.samples, 100);
+
+    let mut without = model_with(Sampled::default());
+    without.apply(Action::Show(Tab::Tasks));
+    assert!(without.tab() == Tab::Functions && without.said().is_some_and(|said| said.contains("--async")));
+    without.apply(Action::NextTab(-1));
+    assert_eq!(without.tab(), Tab::Processes);
 }
 
 #[test]
