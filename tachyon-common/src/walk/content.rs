@@ -170,7 +170,8 @@ impl Content {
             return 0;
         };
         let len = self.buffer.u64(CONTENT_AT - head);
-        let state = self.buffer.u32((CONTENT_AT - head).wrapping_add(layout.unicode_state - layout.unicode_length));
+        let state = layout.unicode_state.wrapping_sub(layout.unicode_length);
+        let state = self.buffer.u32((CONTENT_AT - head).wrapping_add(state));
         let kind = (state >> (layout.unicode_kind_shift & 31)) & 7;
         if state & layout.unicode_compact_bit == 0 || (kind != 1 && kind != 2 && kind != 4) {
             self.lacks |= is;
