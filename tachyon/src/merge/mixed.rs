@@ -8,111 +8,15 @@
 //!
 //! Pure: knows indices and kinds, no addresses and no names.
 
+mod kind;
+
+pub use kind::NativeKind;
+
 use tachyon_common::layout::{Layout, flags};
 use tachyon_common::stop::StopReason;
 
-/// What a native frame is to the join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NativeKind {
-    /// The evaluator: one activation. `entering`: its first instructions, where its Python frame may not be linked yet.
-    Evaluator {
-        /// See above.
-        entering: bool,
-    },
-    /// A handler of a tail-calling build: part of the activation of the evaluator frame that called it. Where a compiler
-    /// has put that one's code into its callers (profile and link-time optimisation do), the handler stands for it.
-    Handler,
-    /// Call machinery of the interpreter, or code of its that has no name: says nothing that Python frames do not.
-    Plumbing,
-    /// The first function that the interpreter runs in a thread: what called it runs no Python.
-    Root,
-    /// The garbage collector.
-    Collector,
-    /// What throws an exception into a generator or coroutine. Where that one delegates to another (`yield from`, `await`), it calls
-    /// itself, and links the frame of the outer one without an evaluator (3.9 to 3.11).
-    Throw,
-    /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
-    Interpreter,
-    /// Anything else.
-    Other,
-}
-
 /// Most activations without Python frames in a row that are believed: two are rare already.
 const MAX_EMPTY: u16 = 64;
-
-/// Names of functions that call, start or wrap: with one of these beginnings a function of the interpreter is plumbing.
-const PLUMBING: &[&str] = &[
-    "PyEval_",
-    "PyObject_Call",
-    "PyObject_Vectorcall",
-    "PyRun_",
-    "PyVectorcall_",
-    "Py_BytesMain",
-    "Py_Main",
-    "Py_RunMain",
-    "_PyEval_",
-    "_PyFunction_Vectorcall",
-    "_PyObject_Call",
-    "_PyObject_MakeTpCall",
-    "_PyObject_Vectorcall",
-    "_PyRun_",
-    "_PyVectorcall_",
-    "_start",
-    "builtin_exec",
-    "builtin_eval",
-    "call_function",
-    "cfunction_",
-    "do_call_core",
-    "function_code_fastcall",
-    "gen_iternext",
-    "gen_send",
-    "main",
-    "method_vectorcall",
-    "object_vacall",
-    "pymain_",
-    "pyrun_",
-    "pythread_wrapper",
-    "run_eval_code_obj",
-    "run_mod",
-    "slot_",
-    "thread_run",
-    "type_call",
-    "vectorcall_",
-    "wrap_",
-    "wrapper_call",
-];
-
-/// First functions of the interpreter in a process or thread (`Modules/main.c`, `Modules/_threadmodule.c`,
-/// `Python/thread_pthread.h`).
-const ROOTS: &[&str] =
-    &["Py_BytesMain", "Py_Main", "Py_RunMain", "pymain_main", "pythread_wrapper", "t_bootstrap", "thread_run"];
-
-/// Functions that collect garbage, clones (`.constprop.0`) too: `collect` up to 3.8, `gc_collect_main` from 3.9 on, and the
-/// free-threaded builds' (`Modules/gcmodule.c`, `Python/gc.c`, `Python/gc_free_threading.c`).
-const COLLECTOR: &[&str] = &["collect", "gc_collect_main", "gc_collect_internal", "gc_collect_region"];
-
-/// What throws into generators and coroutines (`Objects/genobject.c`).
-const THROW: &str = "_gen_throw";
-
-impl NativeKind {
-    /// The kind of a frame in the interpreter's file that is no part of the evaluator.
-    #[must_use]
-    pub fn of_interpreter(function: Option<&str>) -> Self {
-        let is_one_of =
-            |list: &[&str]| function.is_some_and(|name| list.contains(&name.split('.').next().unwrap_or(name)));
-        if is_one_of(COLLECTOR) {
-            return Self::Collector;
-        }
-        if is_one_of(ROOTS) {
-            return Self::Root;
-        }
-        if is_one_of(&[THROW]) {
-            return Self::Throw;
-        }
-        let plumbing = |name: &str| PLUMBING.iter().any(|start| name.starts_with(start));
-        if function.is_none_or(plumbing) { Self::Plumbing } else { Self::Interpreter }
-    }
-}
 
 /// How a Python stack shows where activations begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
