@@ -293,8 +293,8 @@ fn tasks_have_a_table() {
         lines[4].contains("▼1 SELF") && lines[4].contains("TASK") && row(5, "fetch") && row(6, "render")
     });
     top.press("2");
-    top.until("what it awaits is in the total", |lines| lines[5].contains("100.0 %") || lines[5].contains("99."));
-    assert!(top.line(TABLE).contains(" serve "), "{}", top.lines().join("\n"));
+    // It runs hardly ever, and awaits both others.
+    top.until("what it awaits is in the total", |lines| lines[4].contains("▼2 TOTAL") && lines[5].contains(" serve "));
     top.press("1");
     top.until("by self again", |lines| lines[4].contains("▼1 SELF") && lines[5].contains(" fetch "));
     top.press("\r");

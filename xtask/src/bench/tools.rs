@@ -25,7 +25,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     built(&["--release"], "release")
 }
 
-/// The same without optimisation, as the tests have it: it is there already.
+/// The same without optimisation.
 ///
 /// # Errors
 /// It does not build.
