@@ -146,15 +146,52 @@ struct PreemptCount {
     at: u32,
 }
 
+/// Structures that others lead to: the structure, its fields from the outermost one on, and what the last one is, points to or is
+/// an array of. To find a structure by its name takes reading the names of all types, a millisecond each time.
+const LED_TO: [(&str, &[&str], &str); 9] = [
+    ("task_struct", &["signal"], "signal_struct"),
+    ("task_struct", &["thread_pid"], "pid"),
+    ("task_struct", &["mm"], "mm_struct"),
+    ("task_struct", &["se", "cfs_rq"], "cfs_rq"),
+    ("pid", &["numbers"], "upid"),
+    ("upid", &["ns"], "pid_namespace"),
+    ("mm_struct", &["exe_file"], "file"),
+    ("file", &["f_inode"], "inode"),
+    ("inode", &["i_sb"], "super_block"),
+];
+
 struct Kernel {
     btf: Btf,
-    /// Structures by name: finding one reads the names of all types.
+    /// Structures by name.
     structures: RefCell<HashMap<&'static str, Option<Struct>>>,
 }
 
 impl Kernel {
     fn structure(&self, name: &'static str) -> Option<Struct> {
-        self.structures.borrow_mut().entry(name).or_insert_with(|| self.find(name)).clone()
+        if let Some(known) = self.structures.borrow().get(name) {
+            return known.clone();
+        }
+        let found = self.led_to(name).or_else(|| self.find(name));
+        self.structures.borrow_mut().insert(name, found.clone());
+        found
+    }
+
+    /// A structure that another one leads to, if that is so in this kernel.
+    fn led_to(&self, name: &str) -> Option<Struct> {
+        let (from, path, _) = LED_TO.iter().find(|(.., to)| *to == name)?;
+        let (last, outer) = path.split_last()?;
+        let mut inside = self.structure(from)?;
+        for field in outer {
+            inside = self.compound(&self.member(&inside, field, 0)?.1)?;
+        }
+        let (_, member) = self.member(&inside, last, 0)?;
+        let target = match self.btf.resolve_chained_type(&member).ok()? {
+            Type::Ptr(pointer) => self.compound(&pointer),
+            Type::Array(array) => self.compound(&array),
+            _ => None,
+        };
+        target
+            .filter(|found| !found.members.is_empty() && self.btf.resolve_name(found).is_ok_and(|found| found == name))
     }
 
     fn find(&self, name: &str) -> Option<Struct> {
@@ -242,15 +279,18 @@ impl Kernel {
         None
     }
 
-    /// The structure or union that is a member's type, through typedefs and qualifiers.
-    fn compound(&self, member: &btf_rs::Member) -> Option<Struct> {
-        let mut found = self.btf.resolve_chained_type(member as &dyn BtfType).ok()?;
+    /// The structure or union that is the type of a member, or of what a pointer or an array refers to, through typedefs,
+    /// qualifiers and tags.
+    fn compound(&self, refers: &dyn BtfType) -> Option<Struct> {
+        let mut found = self.btf.resolve_chained_type(refers).ok()?;
         for _ in 0..8 {
             found = match found {
                 Type::Struct(found) | Type::Union(found) => return Some(found),
                 Type::Typedef(next) => self.btf.resolve_chained_type(&next).ok()?,
                 Type::Const(next) => self.btf.resolve_chained_type(&next).ok()?,
                 Type::Volatile(next) => self.btf.resolve_chained_type(&next).ok()?,
+                // `__rcu`, as Clang tells it.
+                Type::TypeTag(next) => self.btf.resolve_chained_type(&next).ok()?,
                 _ => return None,
             };
         }
@@ -271,6 +311,18 @@ mod tests {
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
+    }
+
+    /// What another structure leads to is what has the name, and does lead there in this kernel: a field that has another name now
+    /// would be a slower start.
+    #[test]
+    fn structures_that_others_lead_to_are_those_of_the_name() {
+        let kernel = Kernel { btf: read().expect("good"), structures: RefCell::default() };
+        for (.., name) in LED_TO {
+            let led_to = kernel.led_to(name).unwrap_or_else(|| panic!("nothing leads to {name}"));
+            let found = kernel.find(name).expect("it has a name");
+            assert_eq!((led_to.size(), led_to.members.len()), (found.size(), found.members.len()), "{name}");
+        }
     }
 
     #[test]
