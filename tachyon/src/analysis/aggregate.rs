@@ -57,6 +57,18 @@ impl Place {
 }
 
 impl Aggregate {
+    /// The names of the asyncio tasks of a stack, each once: the one that ran, then those that await it.
+    #[must_use]
+    pub fn tasks_of(&self, stack: &[PlaceId]) -> Vec<&str> {
+        let mut names = Vec::new();
+        for name in stack.iter().filter_map(|&place| self.place(place).task()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
     /// Which event a stack was taken at, and how many of them it stands for; `None`: it is of the clock.
     #[must_use]
     pub fn event_of(&self, stack: &[PlaceId]) -> Option<(&str, u64)> {

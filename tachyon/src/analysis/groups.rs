@@ -5,7 +5,7 @@ use super::rows::{By, Row, RowKind, RowName, Sum};
 use std::collections::HashMap;
 
 /// Samples that are of no task.
-const NO_TASK: &str = "<no task>";
+pub(super) const NO_TASK: &str = "<no task>";
 
 /// Rows of processes or threads: what ran in them is theirs.
 pub(super) fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
@@ -38,14 +38,8 @@ pub(super) fn task_rows<'a>(aggregate: &Aggregate, entries: impl Iterator<Item =
     let mut without = Sum::default();
     // Tasks of several processes are told by both.
     let many = has_many_processes(aggregate);
-    let mut names: Vec<&str> = Vec::new();
     for (entry, sum) in entries {
-        names.clear();
-        for &place in &*aggregate.stacks()[entry.stack as usize] {
-            if let Some(name) = aggregate.place(place).task().filter(|name| !names.contains(name)) {
-                names.push(name);
-            }
-        }
+        let names = aggregate.tasks_of(&aggregate.stacks()[entry.stack as usize]);
         let process = many.then(|| &*aggregate.threads()[entry.thread as usize].process);
         for (number, name) in names.iter().enumerate() {
             let (own, total) = groups.entry((process, name)).or_default();

@@ -10,9 +10,10 @@ mod tasks;
 
 pub use batch::{Batch, BatchSink};
 pub use shares::Shares;
-pub use tasks::{NO_TASK, TaskRow};
+pub use tasks::TaskRow;
 
 use super::aggregate::{Aggregate, Place, PlaceId};
+use super::groups::NO_TASK;
 use super::module::NoDistributions;
 use super::ratio;
 use super::rows::{By, Charged, Row, RowName, RowTable, Sum, code_rows};
@@ -194,7 +195,7 @@ impl Live {
             let waiting = stack.first().is_some_and(|&leaf| self.aggregate.place(leaf).waits_for().is_some());
             let native = !waiting && Charged::of(&self.aggregate, stack).native.is_some();
             self.kinds.push(StackKind { gc, native, waiting });
-            self.tasks.push(stack.iter().filter_map(|&place| self.aggregate.place(place).task()));
+            self.tasks.push(&self.aggregate.tasks_of(stack));
         }
         let number = |sample: &BatchSample| Numbered {
             time_us: sample.time_us,

@@ -147,7 +147,7 @@ struct PreemptCount {
 }
 
 /// Structures that others lead to: the structure, its fields from the outermost one on, and what the last one is, points to or is
-/// an array of. To find a structure by its name takes reading the names of all types, a millisecond each time.
+/// an array of. To find a structure by its name takes reading the names of all types.
 const LED_TO: [(&str, &[&str], &str); 9] = [
     ("task_struct", &["signal"], "signal_struct"),
     ("task_struct", &["thread_pid"], "pid"),

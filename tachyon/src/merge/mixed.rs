@@ -65,6 +65,8 @@ struct Stack<'a> {
     native: Native<'a>,
     /// A generator that an exception is being thrown through has a Python frame, and no evaluator ([`NativeKind::Throw`]).
     links_throws: bool,
+    /// Frames that stand for an activation.
+    activations: usize,
 }
 
 impl<'a> std::ops::Deref for Stack<'a> {
@@ -78,16 +80,17 @@ impl<'a> std::ops::Deref for Stack<'a> {
 impl<'a> Stack<'a> {
     /// The stack as the Python stack has it: it tells whether this version links what it throws through.
     fn of(native: &Native<'a>, python: &Python<'_>, activations: usize) -> Self {
-        let all = |links_throws| Self { native: *native, links_throws };
-        let links_throws = python.boundaries != Boundaries::Shim
-            && all(false).activations() < activations
-            && all(true).activations() == activations;
-        all(links_throws)
-    }
-
-    /// Frames that stand for an activation.
-    fn activations(&self) -> usize {
-        (0..self.frames.len()).filter(|&index| self.entering(index).is_some()).count()
+        let counted = |links_throws| {
+            let mut stack = Self { native: *native, links_throws, activations: 0 };
+            stack.activations = (0..stack.frames.len()).filter(|&index| stack.entering(index).is_some()).count();
+            stack
+        };
+        let without = counted(false);
+        if python.boundaries == Boundaries::Shim || without.activations >= activations {
+            return without;
+        }
+        let linked = counted(true);
+        if linked.activations == activations { linked } else { without }
     }
 
     /// Whether the evaluator may be just entered, for the frame that stands for an activation; `None` for all others.
@@ -235,11 +238,11 @@ pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<
     out.clear();
     let activations = activations(python);
     let native = &Stack::of(native, python, activations.len());
-    let (first, quality) = align(native, python, native.activations(), activations.len());
+    let (first, quality) = align(native, python, activations.len());
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
     let trims = !native.has_all_evaluators()
         && python_whole
-        && native.activations() == activations.len()
+        && native.activations == activations.len()
         && !activations.is_empty();
     let mut joining = Joining { native, activations: &activations, keep_interpreter: keep.interpreter, trims, out };
     match first {
@@ -310,7 +313,8 @@ fn activations(python: &Python<'_>) -> Vec<Activation> {
 
 /// Which evaluator frame (counted from the leaf) the innermost activation belongs to; `None`: the stacks cannot be
 /// joined.
-fn align(native: &Stack<'_>, python: &Python<'_>, evaluators: usize, activations: usize) -> (Option<usize>, Quality) {
+fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option<usize>, Quality) {
+    let evaluators = native.activations;
     let python_whole = matches!(python.stop, StopReason::Complete | StopReason::NoFrame);
     let entering = (0..native.frames.len()).find_map(|index| native.entering(index)) == Some(true);
     let native_whole = native.has_all_evaluators();

@@ -1,6 +1,7 @@
 //! The asyncio tasks of a recording that is being watched.
 
 use super::{Key, Live, Scope, Span};
+use crate::analysis::groups::NO_TASK;
 use crate::analysis::rows::Sum;
 use crate::profile::ThreadId;
 use crate::sinks::process_title;
@@ -8,9 +9,6 @@ use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What samples that are of no task are called.
-pub const NO_TASK: &str = "<no task>";
 
 /// A task.
 #[derive(Clone, Debug)]
@@ -42,20 +40,17 @@ pub(super) struct Tasks {
 
 impl Tasks {
     /// Notes the tasks of the next stack.
-    pub fn push<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
-        let mut ids = Vec::new();
-        for name in names {
-            let id = self.ids.get(name).copied().unwrap_or_else(|| {
-                let (name, id) = (Arc::<str>::from(name), u32::try_from(self.names.len()).expect("names fit memory"));
+    pub fn push(&mut self, names: &[&str]) {
+        let mut id_of = |name: &&str| {
+            self.ids.get(*name).copied().unwrap_or_else(|| {
+                let (name, id) = (Arc::<str>::from(*name), u32::try_from(self.names.len()).expect("names fit memory"));
                 self.names.push(Arc::clone(&name));
                 self.ids.insert(name, id);
                 id
-            });
-            if !ids.contains(&id) {
-                ids.push(id);
-            }
-        }
-        self.of_stack.push(ids.into());
+            })
+        };
+        let ids = names.iter().map(&mut id_of).collect();
+        self.of_stack.push(ids);
     }
 
     /// Those of a stack.

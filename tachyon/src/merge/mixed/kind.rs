@@ -18,7 +18,8 @@ pub enum NativeKind {
     /// The garbage collector.
     Collector,
     /// What throws an exception into a generator or coroutine. Where that one delegates to another (`yield from`, `await`), it calls
-    /// itself, and links the frame of the outer one without an evaluator (3.9 to 3.11).
+    /// itself, and links the frame of the outer one without an evaluator (3.9 to 3.11; 3.9 does not link that one to its caller, so there
+    /// the stack lacks the callers, as `sys._getframe` does).
     Throw,
     /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
     Interpreter,
