@@ -162,6 +162,36 @@ pub struct WallReport {
     /// Who ended waits, with `--wakers`: most ticks first, 20 at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub wakers: Vec<WakerReport>,
+    /// asyncio's tasks that waited side by side; with `--async` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<TaskWaitReport>,
+}
+
+/// What asyncio's tasks awaited while their event loops were idle. Each task waits for the whole of that time, so these ticks are no
+/// part of any thread's: `idle = read + loss.went_on + loss.unreadable + loss.late`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TaskWaitReport {
+    /// Ticks in which event loops were idle when they were looked at, each loop's once.
+    pub idle: u64,
+    /// Those of them in which their tasks were read.
+    pub read: u64,
+    /// The others: the loop went on while they were read, they could not be read, or the time was up. And ticks of tasks that
+    /// could not be written.
+    pub loss: BTreeMap<String, u64>,
+    /// Ticks of all tasks that are samples in the file.
+    pub stored: u64,
+    /// The lines at which they waited, most ticks first; 20 at most.
+    pub places: Vec<PlaceReport>,
+}
+
+/// A line at which tasks waited: the innermost one that is not the standard library's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlaceReport {
+    /// Ticks.
+    pub stored: u64,
+    /// The line, e.g. `db.py:88 execute`.
+    pub place: String,
 }
 
 /// A line that held the GIL.

@@ -1,5 +1,7 @@
 //! Whose work a sample is: the asyncio task that ran, and the tasks that awaited it.
 
+mod waiting;
+
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

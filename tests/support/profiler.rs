@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use tachyon::report::Report;
+use tachyon::report::{Report, WallReport};
 use tempfile::TempDir;
 
 /// The profiler, which lies beside the tests.
@@ -400,13 +400,18 @@ impl Recording {
         assert_eq!(report.inconsistent, 0, "counts of the same differ: {report:#?}\n{stderr}");
         let kernels = report.cost.bpf_run_count;
         assert_eq!(kernels, Some(report.ran), "the kernel counted other runs ({}): {report:#?}", report.cost.bpf_stats);
-        let waits = report.wall.as_ref().map_or(0, |wall| wall.stored);
+        let of_tasks = |wall: &WallReport| wall.tasks.as_ref().map_or(0, |tasks| tasks.stored);
+        let waits = report.wall.as_ref().map_or(0, |wall| wall.stored + of_tasks(wall));
         assert_eq!(report.stored + waits, recorded.samples.len() as u64, "`stored` is what a reader decodes");
         if let Some(wall) = &report.wall {
             let due = wall.stored + wall.loss.values().sum::<u64>();
             assert_eq!(wall.ticks_due, due, "the account of waits does not add up: {report:#?}\n{stderr}");
             let causes = wall.causes.values().map(|cause| cause.stored).sum::<u64>();
             assert_eq!(wall.stored, causes, "each wait has one cause: {report:#?}");
+            if let Some(tasks) = &wall.tasks {
+                let read = tasks.read + tasks.loss.values().sum::<u64>();
+                assert_eq!(tasks.idle, read, "the account of waiting tasks does not add up: {report:#?}\n{stderr}");
+            }
         }
         assert_eq!(report.stops.values().sum::<u64>(), report.stored, "each sample has one reason: {report:#?}");
         let samples: u64 = report.processes.iter().map(|process| process.samples).sum();

@@ -1,8 +1,9 @@
 //! Samples summed up: distinct stacks of named places, and how often each thread showed them.
 
+use crate::profile::TASK_WAIT;
 use crate::sinks::label::Kind;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Index of a [`Place`] in an [`Aggregate`].
@@ -135,13 +136,42 @@ pub struct Aggregate {
     texts: HashMap<Arc<str>, (), RandomState>,
     recordings: Vec<Recording>,
     entries: Vec<(Entry, u64)>,
+    aside: BTreeMap<String, LeftAside>,
+}
+
+/// Samples that were left aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftAside {
+    /// How many.
+    pub samples: u64,
+    /// The time that they would stand for if they were of the clock, microseconds.
+    pub us: u64,
 }
 
 impl Aggregate {
+    /// What was left aside, by event.
+    #[must_use]
+    pub fn left_aside(&self) -> &BTreeMap<String, LeftAside> {
+        &self.aside
+    }
+
+    /// Leaves samples of an event aside.
+    pub fn leave_aside(&mut self, event: &str, samples: u64, interval_us: u64) {
+        let aside = self.aside.entry(event.to_owned()).or_default();
+        aside.samples += samples;
+        aside.us = aside.us.saturating_add(samples.saturating_mul(interval_us));
+    }
+
     /// The same places, stacks and threads, with no recording yet.
     #[cfg(any(test, feature = "internals"))]
     pub(crate) fn without_entries(&self) -> Self {
         Self { recordings: Vec::new(), entries: Vec::new(), ..self.clone() }
+    }
+
+    /// Whether samples of a stack stand for time: a thread's, or that of a task which waited.
+    #[must_use]
+    pub fn is_time(&self, stack: &[PlaceId]) -> bool {
+        self.event_of(stack).is_none_or(|(event, _)| event == TASK_WAIT)
     }
 
     /// All places, in order of their handles.
@@ -202,8 +232,8 @@ impl Aggregate {
             *count as f64 * self.recordings[entry.recording as usize].interval_us as f64 / 1e6
         };
         // Samples of other events than the clock stand for no time.
-        let of_the_clock = |(entry, _): &&(Entry, u64)| self.event_of(&self.stacks[entry.stack as usize]).is_none();
-        self.entries.iter().filter(of_the_clock).map(of).fold(0.0, |sum, seconds| sum + seconds)
+        let is_time = |(entry, _): &&(Entry, u64)| self.is_time(&self.stacks[entry.stack as usize]);
+        self.entries.iter().filter(is_time).map(of).fold(0.0, |sum, seconds| sum + seconds)
     }
 
     /// The handle of a text, so that equal ones are stored once.

@@ -1,7 +1,7 @@
 //! From samples to an [`Aggregate`].
 
 use super::aggregate::{Aggregate, Entry, Place, PlaceId, Recording, ThreadInfo};
-use crate::profile::{FrameId, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, Profile, Sample, TASK_WAIT, ThreadId};
 use crate::report::Report;
 use crate::sinks::label::{Label, thread_name};
 use crate::sinks::stacks::{Stacks, gil_held};
@@ -37,19 +37,35 @@ pub struct Collector<'a> {
     origin_us: Option<u64>,
     last_us: u64,
     block_us: u64,
+    event: Option<String>,
 }
 
 impl<'a> Collector<'a> {
-    /// Adds to `into` what it is given.
+    /// Adds to `into` what it is given. What asyncio's tasks waited for side by side is left aside: it is no part of any thread's time.
     pub fn new(into: &'a mut Aggregate) -> Self {
         Self {
             into,
+            event: None,
             stacks: Stacks::default(),
             counts: HashMap::default(),
             buffer: Vec::new(),
             origin_us: None,
             last_us: 0,
             block_us: FIRST_BLOCK_US,
+        }
+    }
+
+    /// The same with the samples of one event only, by its name.
+    #[must_use]
+    pub fn only(self, event: Option<&str>) -> Self {
+        Self { event: event.map(str::to_owned), ..self }
+    }
+
+    /// Whether samples of an event are taken.
+    fn takes(&self, event: Option<&str>) -> bool {
+        match &self.event {
+            Some(wanted) => event == Some(wanted),
+            None => event != Some(TASK_WAIT),
         }
     }
 
@@ -127,6 +143,16 @@ impl Sink for Collector<'_> {
         // A report of ours counts runs; another program's tells nothing of what it lost.
         let told = report.ran > 0 && !report.cut;
         let mut counts: Vec<_> = std::mem::take(&mut self.counts).into_iter().collect();
+        let events: Vec<Option<&str>> =
+            self.stacks.iter().map(|stack| profile.event_of(stack).map(|(name, _)| name)).collect();
+        counts.retain(|(Key { stack, .. }, count)| {
+            let event = events[*stack as usize];
+            let taken = self.takes(event);
+            if let Some(event) = event.filter(|_| !taken) {
+                self.into.leave_aside(event, *count, interval_us);
+            }
+            taken
+        });
         counts.sort_unstable();
         let recording = self.into.push_recording(Recording {
             host: profile.meta.hostname.clone(),
@@ -157,7 +183,38 @@ impl Sink for Collector<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Frame, Merge, Process, Thread};
+    use crate::profile::{Frame, Merge, Process, Thread, event_root};
+
+    #[test]
+    fn waiting_tasks_are_left_aside_unless_asked_for() {
+        let mut profile = Profile::default();
+        profile.meta.interval_us = 10_000;
+        profile.processes.push(Process::default());
+        profile.threads.push(Thread::default());
+        let (faults, tasks) =
+            (profile.special_frame(&event_root("page-faults")), profile.special_frame(&event_root(TASK_WAIT)));
+        let leaf = profile.special_frame("leaf");
+        let collect = |event| {
+            let mut aggregate = Aggregate::default();
+            let mut collector = Collector::new(&mut aggregate).only(event);
+            for (frames, count) in [(&[leaf][..], 3), (&[leaf, faults], 5), (&[leaf, tasks], 7)] {
+                let (thread, merge) = (ThreadId(0), Merge::None);
+                let sample = Sample { thread, time_us: 1, status: 0, frames, merge, work: None };
+                collector.repeated(&profile, &sample, &vec![1; count]).unwrap();
+            }
+            collector.finish(&profile, &Report::default()).unwrap();
+            let aside = aggregate.left_aside().clone();
+            (
+                aggregate.samples(),
+                aside.into_iter().map(|(event, sum)| (event, sum.samples, sum.us)).collect::<Vec<_>>(),
+            )
+        };
+        let told = |event: &str, samples| (event.to_owned(), samples, samples * 10_000);
+        assert_eq!(collect(None), (8, vec![told(TASK_WAIT, 7)]));
+        assert_eq!(collect(Some(TASK_WAIT)), (7, vec![told("page-faults", 5)]));
+        assert_eq!(collect(Some("page-faults")), (5, vec![told(TASK_WAIT, 7)]));
+        assert_eq!(collect(Some("cycles")).0, 0);
+    }
 
     #[test]
     fn long_recordings_have_longer_blocks_and_lose_no_sample() {

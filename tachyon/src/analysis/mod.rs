@@ -15,7 +15,7 @@ pub mod live;
 mod module;
 mod rows;
 
-pub use aggregate::{Aggregate, Entry, Place, PlaceId, Recording, ThreadInfo};
+pub use aggregate::{Aggregate, Entry, LeftAside, Place, PlaceId, Recording, ThreadInfo};
 pub use collect::Collector;
 pub use edges::{Edge, Edges, edges};
 pub use filter::Filter;

@@ -9,7 +9,7 @@ use super::filter::Filter;
 use super::groups::{group_rows, task_rows};
 use super::module::{Distributions, module};
 use super::ratio;
-use crate::profile::package_path;
+use crate::profile::{Library, TASK_WAIT, library, package_path};
 use crate::sinks::label::Kind;
 use foldhash::fast::RandomState;
 use std::collections::{BTreeMap, HashMap};
@@ -180,10 +180,16 @@ impl Report {
         ratio(self.waiting.values().sum(), self.samples)
     }
 
-    /// Whether no sample is of the clock.
+    /// Whether no sample stands for time.
     #[must_use]
     pub fn is_of_events(&self) -> bool {
-        self.samples > 0 && self.events.values().sum::<u64>() == self.samples
+        self.samples > 0 && self.sampled_seconds == 0.0
+    }
+
+    /// Whether they are of tasks that waited.
+    #[must_use]
+    pub fn is_of_tasks(&self) -> bool {
+        self.samples > 0 && self.events.get(&(TASK_WAIT.to_owned(), 1)) == Some(&self.samples)
     }
 
     /// What threads waited for and the share of all samples that did, most first.
@@ -262,9 +268,24 @@ pub(super) fn without_wait<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &
     }
 }
 
+/// A stack of a task that waited without asyncio's own frames above the line that awaits: what it awaits is asked of that line.
+fn without_asyncio<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &'a [PlaceId] {
+    if aggregate.event_of(stack).is_none_or(|(event, _)| event != TASK_WAIT) {
+        return stack;
+    }
+    let is_asyncio =
+        |file: &str| matches!(library(file), Some(Library::Standard(inside)) if inside.starts_with("asyncio/"));
+    let line = stack.iter().position(|&place| !is_asyncio(&aggregate.place(place).file));
+    // Of a task that runs a coroutine of asyncio itself there is no other.
+    match line {
+        Some(at) if aggregate.place(stack[at]).task().is_none() => &stack[at..],
+        _ => stack,
+    }
+}
+
 impl Charged {
     pub fn of(aggregate: &Aggregate, stack: &[PlaceId]) -> Self {
-        let stack = without_wait(aggregate, stack);
+        let stack = without_asyncio(aggregate, without_wait(aggregate, stack));
         let python = stack.iter().copied().find(|&id| aggregate.place(id).is_python());
         let native = stack.first().copied().filter(|&id| !aggregate.place(id).is_python());
         Self { python, native }
@@ -349,7 +370,7 @@ pub fn report(
 fn sum_of(aggregate: &Aggregate, entry: &Entry, samples: u64) -> Sum {
     let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
     // Samples of other events than the clock stand for no time.
-    let is_time = aggregate.event_of(&aggregate.stacks()[entry.stack as usize]).is_none();
+    let is_time = aggregate.is_time(&aggregate.stacks()[entry.stack as usize]);
     Sum { samples, cpu_us: if is_time { samples.saturating_mul(interval_us) } else { 0 } }
 }
 

@@ -6,16 +6,14 @@ use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
 use super::table;
-use crate::inspect::{self, ElfCache, InspectError, Interpreter, ModuleTasks, Verdict};
+use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
 use crate::recording::waits;
 use crate::remote::{CpuClocks, RemoteError, RemoteProcess, ledger};
 use crate::sinks::text;
-use crate::snapshot::{
-    self, MixedFrame, MixedStack, NativeChoice, Snapshot, TaskLayout, TaskLists, ThreadStack, Wanted,
-};
+use crate::snapshot::{self, MixedFrame, MixedStack, NativeChoice, Snapshot, TaskLayout, ThreadStack, Wanted};
 use crate::symbolize::native::NativeName;
 use crate::types::{KtimeNs, Pid};
 use serde::Serialize;
@@ -184,16 +182,12 @@ fn task_layout(
     interpreter: &Interpreter,
     cache: &mut ElfCache,
 ) -> Result<Option<TaskLayout>, Failure> {
-    let Some(awaits) = interpreter.awaits else {
+    if interpreter.awaits.is_none() {
         let version = interpreter.version_text();
         return Err(Failure::new(format!("{} runs CPython {version}, whose tasks cannot be listed", named(process)))
             .with_hint("`tachyon-bpf dump` without --async shows what its threads run"));
-    };
-    let lists = match ModuleTasks::of(&interpreter.layout) {
-        Some(tasks) => Some(TaskLists::Modules(tasks)),
-        None => inspect::asyncio_offsets(process, interpreter, cache).map(TaskLists::Published),
-    };
-    Ok(lists.map(|lists| TaskLayout { lists, awaits }))
+    }
+    Ok(TaskLayout::of(process, interpreter, cache))
 }
 
 fn interpreter(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Interpreter, Failure> {

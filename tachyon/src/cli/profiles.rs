@@ -8,11 +8,11 @@ use anyhow::Context as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Sums up files and directories as one profile; with `force_large` whatever it costs.
+/// Sums up files and directories as one profile, or one event's samples of them; with `force_large` whatever it costs.
 ///
 /// # Errors
 /// When one of them is no profile that can be read to its end, or a directory holds none.
-pub fn as_one(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Aggregate> {
+pub fn as_one(paths: &[PathBuf], event: Option<&str>, force_large: bool) -> anyhow::Result<Aggregate> {
     let reading = || match paths {
         [path] => format!("cannot read {}", path.display()),
         _ => format!("cannot read {} files", paths.len()),
@@ -20,7 +20,7 @@ pub fn as_one(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Aggregate>
     let source = open(paths, force_large).with_context(reading)?;
     tell(source.notes());
     let mut aggregate = Aggregate::default();
-    source.feed(&mut Collector::new(&mut aggregate)).with_context(reading)?;
+    source.feed(&mut Collector::new(&mut aggregate).only(event)).with_context(reading)?;
     Ok(aggregate)
 }
 

@@ -4,10 +4,12 @@ pub(super) mod text;
 
 use super::args::{GroupBy, ReportArgs};
 use super::distributions::Installed;
+use super::escape::escape;
 use super::failure::Failure;
 use super::output::{Destination, OutputFile};
 use super::table::Style;
-use crate::analysis::{self, By, Edge, Edges, Filter, Report, Row, RowName, ratio};
+use crate::analysis::{self, Aggregate, By, Edge, Edges, Filter, Report, Row, RowName, ratio};
+use crate::profile::TASK_WAIT;
 use crate::report::EventReport;
 use crate::sinks::text::write_json;
 use anyhow::Context as _;
@@ -46,7 +48,10 @@ impl Shape {
 /// cannot be written.
 pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let shape = Shape::of(args.output.as_deref(), args.json)?;
-    let aggregate = super::profiles::as_one(&args.files, args.force_large)?;
+    let aggregate = super::profiles::as_one(&args.files, args.event.as_deref(), args.force_large)?;
+    if let Some(event) = args.event.as_deref().filter(|_| aggregate.samples() == 0) {
+        return Err(no_such_event(event, &aggregate).into());
+    }
     let has_tasks = aggregate.places().iter().any(|place| place.task().is_some());
     if args.by == Some(GroupBy::Task) && !has_tasks {
         return Err(Failure::new("the samples in these files do not say which asyncio task they belong to")
@@ -82,9 +87,20 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
             .then(|| analysis::report(&aggregate, By::Process, &filter, false, &Installed::default()));
         let tasks = (overview && has_tasks)
             .then(|| analysis::report(&aggregate, By::Task, &filter, false, &Installed::default()));
-        text::Text { asked: &asked, report: &report, modules, processes, tasks, style }.write(out)?;
+        let waiting_tasks = aggregate.left_aside().get(TASK_WAIT).copied().filter(|_| args.event.is_none());
+        text::Text { asked: &asked, report: &report, modules, processes, tasks, waiting_tasks, style }.write(out)?;
         Ok(())
     })
+}
+
+fn no_such_event(event: &str, aggregate: &Aggregate) -> Failure {
+    let known: Vec<&str> = aggregate.left_aside().keys().map(String::as_str).collect();
+    let hint = match known.as_slice() {
+        [] if event == TASK_WAIT => "record with --wall --async".to_owned(),
+        [] => "all their samples are of the clock: leave --event out".to_owned(),
+        known => format!("their events are: {}", escape(&known.join(", "))),
+    };
+    Failure::new(format!("no sample in these files was taken at the event {}", escape(event))).with_hint(hint)
 }
 
 /// What was asked for, with the answer about single functions.

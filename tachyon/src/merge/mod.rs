@@ -389,6 +389,9 @@ fn marker(reason: StopReason) -> String {
 const COROUTINES: &str = "coroutines";
 const TASKS: &str = "tasks that await it";
 
+/// The frame that stands for tasks that are missing.
+pub const TASKS_CUT: &str = "<stack cut: tasks that await it>";
+
 /// The name of a frame that stands for what is missing.
 fn cut_mark(what: &str) -> String {
     format!("<stack cut: {what}>")

@@ -5,6 +5,10 @@ use super::{FrameId, Profile, SPECIAL_FILENAME};
 const BEFORE: &str = "<event: ";
 const AFTER: &str = ">";
 
+/// The event of asyncio's tasks that wait side by side while their loop is idle. What they wait for is no part of their thread's
+/// time: each of them waits for all of it.
+pub const TASK_WAIT: &str = "task-wait";
+
 /// The name of that root, of an event as its user writes it: with its period, unless that is 1.
 #[must_use]
 pub fn event_root(event: &str) -> String {

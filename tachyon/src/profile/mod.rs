@@ -18,7 +18,7 @@ mod waiting;
 mod work;
 
 pub use adopt::{Adopted, Adopter};
-pub use chosen::{event_of_root, event_root};
+pub use chosen::{TASK_WAIT, event_of_root, event_root};
 pub use details::Details;
 pub use frames::{Frame, FrameId, FrameTable};
 pub use library::{Library, library, package, package_path};

@@ -97,29 +97,11 @@ impl Made {
         self
     }
 
-    /// Takes in a part of a wait: at once where the sink can, else as many samples as it stands for, a period apart, the last at its
-    /// end.
+    /// Takes in a part of a wait.
     pub fn wait(&mut self, sample: &Sample<'_>, charged: FrameId, stretch: &Stretch, told: &Wait<'_>) {
-        let (began, ended, weight) = (stretch.began_ns / 1000, stretch.ended_ns / 1000, stretch.wait.weight);
-        let at = |time_us| Sample { time_us, ..*sample };
-        let Self { profile, sink, waited, .. } = self;
-        let over = stretch.over_ns / 1000;
-        let taken = sink.as_mut().map_or(Ok(true), |sink| sink.wait(profile, &at(over), told));
-        let (stored, result) = match (taken, sink) {
-            (Ok(false), Some(sink)) => {
-                let time_us = |after| ended.saturating_sub(after * profile.meta.interval_us).max(began);
-                let (mut left, mut result) = (weight, Ok(()));
-                while left > 0 && result.is_ok() {
-                    let many = left.min(MOST_AT_ONCE);
-                    let times: Vec<u64> = (left - many..left).rev().map(time_us).collect();
-                    result = sink.repeated(profile, sample, &times);
-                    left -= if result.is_ok() { many } else { 0 };
-                }
-                (weight - left, result)
-            }
-            (Ok(_), _) => (weight, Ok(())),
-            (Err(error), _) => (0, Err(error)),
-        };
+        let (began, ended) = (stretch.began_ns / 1000, stretch.ended_ns / 1000);
+        let (stored, result) = self.put_wait(sample, told, (began, ended, stretch.over_ns / 1000));
+        let (waited, weight) = (&mut self.waited, stretch.wait.weight);
         waited.stored += stored;
         if let Err(error) = result {
             waited.write_errors += weight - stored;
@@ -134,6 +116,49 @@ impl Made {
         if let Some(stacks) = &mut self.stacks {
             *stacks.entry((sample.thread, sample.status, sample.frames.into())).or_default() += weight;
         }
+    }
+
+    /// Takes in what a task waited while its loop was idle, at a look; it is charged to the frame at which people look for it.
+    pub fn task_wait(&mut self, sample: &Sample<'_>, charged: FrameId, weight: u64) {
+        let (time_us, told) = (sample.time_us, Wait { weight, ..Wait::default() });
+        let (stored, result) = self.put_wait(sample, &told, (time_us, time_us, time_us));
+        let tasks = &mut self.waited.tasks;
+        tasks.stored += stored;
+        tasks.write_errors += weight - stored;
+        if let Err(error) = result {
+            self.first_error.get_or_insert(error);
+            return;
+        }
+        *tasks.by_place.entry(charged).or_default() += weight;
+    }
+
+    /// Gives a wait to the sink: at once where it can take it so, else as as many samples as it stands for, a period apart, the last
+    /// at its end. When it began, when it ended, and when a wait of which it is a part was over, in microseconds. Gives how
+    /// many were stored.
+    fn put_wait(
+        &mut self,
+        sample: &Sample<'_>,
+        told: &Wait<'_>,
+        (began, ended, over): (u64, u64, u64),
+    ) -> (u64, std::io::Result<()>) {
+        let Self { profile, sink, .. } = self;
+        let Some(sink) = sink else { return (told.weight, Ok(())) };
+        match sink.wait(profile, &Sample { time_us: over, ..*sample }, told) {
+            Ok(true) => return (told.weight, Ok(())),
+            Ok(false) => {}
+            Err(error) => return (0, Err(error)),
+        }
+        let time_us = |after| ended.saturating_sub(after * profile.meta.interval_us).max(began);
+        let mut left = told.weight;
+        while left > 0 {
+            let many = left.min(MOST_AT_ONCE);
+            let times: Vec<u64> = (left - many..left).rev().map(time_us).collect();
+            if let Err(error) = sink.repeated(profile, sample, &times) {
+                return (told.weight - left, Err(error));
+            }
+            left -= many;
+        }
+        (told.weight, Ok(()))
     }
 
     /// The samples by stack.

@@ -62,6 +62,7 @@ mod settled;
 mod sleepers;
 mod start;
 mod targets;
+mod task_waits;
 mod throttle;
 mod timer;
 mod times;

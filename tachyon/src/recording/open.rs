@@ -16,6 +16,7 @@ use super::samples::{Live, Maker, NativeSide};
 use super::sleepers::{Choice, Means, SecondLook, Sleepers};
 use super::start::Clock;
 use super::targets::{self, Children};
+use super::task_waits::{self, TaskLooks};
 use super::throttle::Limiter;
 use super::timer::Timer;
 use crate::discover::watch::Watch;
@@ -263,8 +264,17 @@ impl Opened {
             })
         });
         let second_look = second_look.transpose()?;
+        let task_looks = (request.waits.are_wanted() && request.awaiting).then(|| {
+            TaskLooks::start(task_waits::Means {
+                registry: Arc::clone(&registry),
+                kernel: Arc::clone(&kernel),
+                end: end.clone(),
+                told: sender.clone(),
+            })
+        });
+        let task_looks = task_looks.transpose()?;
         let timer = Timer::start(&kernel, &registry)?;
-        let threads = Threads { reader, follow, sender, maker, mapper, second_look };
+        let threads = Threads { reader, follow, sender, maker, mapper, second_look, task_looks };
         let parts = Parts {
             request,
             kernel,

@@ -22,6 +22,7 @@ use super::samples::{Cut, Lasting, Live, SETTLED, Told};
 use super::segment::Segment;
 use super::sleepers::{self, SecondLook, Sleepers};
 use super::targets::{self, Children};
+use super::task_waits::TaskLooks;
 use super::throttle::Limiter;
 use super::timer::Timer;
 use super::times::{self, Times};
@@ -75,6 +76,8 @@ pub(super) struct Threads {
     pub mapper: Option<Mapper>,
     /// Where waits are sampled.
     pub second_look: Option<SecondLook>,
+    /// Where tasks that await others are wanted, too.
+    pub task_looks: Option<TaskLooks>,
 }
 
 /// A recording that runs. Dropped, it ends and its samples are lost.
@@ -367,6 +370,9 @@ impl Running {
         self.parts.limiter.stop();
         self.parts.timer.stop();
         let waits = self.parts.request.waits.are_wanted();
+        if let Some(task_looks) = self.threads.as_mut().and_then(|threads| threads.task_looks.take()) {
+            task_looks.stop();
+        }
         // It takes a while: running threads are sampled as long as waiting ones are.
         if let Some(second_look) = self.threads.as_mut().and_then(|threads| threads.second_look.take()) {
             second_look.stop();
@@ -434,7 +440,11 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // Only where it was not finished.
-        let Some(Threads { reader, follow, sender, maker, mapper, second_look }) = self.threads.take() else { return };
+        let Some(threads) = self.threads.take() else { return };
+        let Threads { reader, follow, sender, maker, mapper, second_look, task_looks } = threads;
+        if let Some(task_looks) = task_looks {
+            task_looks.stop();
+        }
         if let Some(second_look) = second_look {
             second_look.stop();
         }

@@ -5,6 +5,7 @@
 
 mod lasting;
 mod native;
+mod task_waits;
 mod waits;
 mod whose;
 
@@ -19,6 +20,7 @@ use super::names::Names;
 use super::native::KernelFrames;
 use super::registry::Registry;
 use super::settled::Settled;
+use super::task_waits::TaskWaits;
 use super::waits::Held;
 use crate::events::{Batch, Event, Events, Frames};
 use crate::kernel::ChosenEvent;
@@ -80,6 +82,8 @@ pub(super) enum Told {
     Batch(Batch),
     /// Waits that last.
     Lasting(Lasting),
+    /// Tasks of event loops that are idle.
+    TaskWaits(TaskWaits),
     /// All records of a bank of counters have been told: what follows belongs to the next segment.
     Cut(Box<Cut>),
 }
@@ -189,6 +193,7 @@ impl Maker {
                     queued.fetch_sub(batch.len(), Ordering::Relaxed);
                 }
                 Ok(Told::Lasting(lasting)) => self.lasting(&lasting),
+                Ok(Told::TaskWaits(waits)) => self.task_waits(&waits),
                 Ok(Told::Cut(cut)) => self.cut(*cut),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,

@@ -7,7 +7,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd;
 use tachyon_common::walk::{Unreadable, UserMemory};
 
-use super::aside::{self, Refused};
+use super::aside::{self, PAGE, Refused};
 use super::{RemoteError, RemoteProcess};
 use crate::types::RemoteAddr;
 
@@ -34,6 +34,14 @@ impl RemoteProcess {
             _ => error(errno.into()),
         })?;
         if got == len { Ok(()) } else { Err(RemoteError::Short { pid: self.pid(), addr, len, got }) }
+    }
+
+    /// Reads whole pages by their numbers (address / [`PAGE`]), one after the other, up to the first that cannot be read. All are of
+    /// nearly the same moment.
+    #[must_use]
+    pub fn read_pages(&self, numbers: &[u64]) -> Vec<Box<[u8; PAGE]>> {
+        // Who cannot be asked for many is asked for each.
+        aside::pages(self.pid(), numbers).unwrap_or_default()
     }
 
     /// The same by this thread itself, which waits until it is done.
@@ -109,6 +117,29 @@ mod tests {
         let end = stack.expect("a process has a stack").end;
         let error = myself().read_array::<{ 1 << 14 }>(RemoteAddr(end - 4096)).expect_err("the end is in between");
         assert!(matches!(error, RemoteError::Short { got: 4096, .. }), "{error}");
+    }
+
+    #[test]
+    fn pages_are_read_up_to_the_first_that_is_not_there() {
+        let bytes: Vec<u8> = (0..64 * PAGE).map(|at| (at / PAGE) as u8).collect();
+        let first = (bytes.as_ptr() as u64).div_ceil(PAGE as u64);
+        let shift = (first * PAGE as u64 - bytes.as_ptr() as u64) as usize;
+        let expected = |page: u64| &bytes[shift + page as usize * PAGE..][..PAGE];
+        // Not in their order, and more than one packet has room for.
+        let mut wanted: Vec<u64> = (0..60).rev().collect();
+        wanted.extend([7, 7]);
+        let numbers = |wanted: &[u64]| wanted.iter().map(|page| first + page).collect::<Vec<u64>>();
+        let read = myself().read_pages(&numbers(&wanted));
+        assert_eq!(read.len(), wanted.len());
+        assert!(wanted.iter().zip(&read).all(|(&page, read)| read[..] == *expected(page)));
+        for gap in [0, 5, 16, 40] {
+            let mut with_gap = numbers(&wanted);
+            with_gap.insert(gap, 0);
+            assert_eq!(myself().read_pages(&with_gap).len(), gap);
+        }
+        let many: Vec<u64> = wanted.iter().cycle().take(2500).copied().collect();
+        assert_eq!(myself().read_pages(&numbers(&many)).len(), 2500);
+        assert!(myself().read_pages(&[]).is_empty());
     }
 
     #[test]

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 
 use crate::types::{Pid, RemoteAddr};
 
+pub use aside::PAGE;
 pub use aside::{Concerned, End, Patience, helpers_cpu_time, prepare_to_read};
 pub use asleep::CpuClocks;
 pub use cgroup::Cgroups;

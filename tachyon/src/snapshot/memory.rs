@@ -3,12 +3,10 @@
 //! A thread's frames lie next to each other on its data stack, so one page holds many of them, copied within a
 //! fraction of a microsecond; asked for field by field they would be torn more often, and cost a system call each.
 
+use crate::remote::PAGE;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use tachyon_common::walk::{Unreadable, UserMemory};
-
-/// Bytes of a page here: what is read at once. Smaller than the system's is fine, larger would be unreadable at ends.
-const PAGE: usize = 4096;
 
 /// Most pages kept: 64 MiB. A stack of 1,024 frames touches 4,000 at the very worst.
 const MAX_PAGES: usize = 16_384;
@@ -23,6 +21,21 @@ impl<'a, M: UserMemory + ?Sized> Pages<'a, M> {
     /// Nothing is read yet.
     pub(super) fn new(memory: &'a M) -> Self {
         Self { memory, pages: RefCell::default() }
+    }
+
+    /// Puts pages there that have been read already, by their numbers.
+    pub(super) fn fill(&mut self, pages: impl Iterator<Item = (u64, Box<[u8; PAGE]>)>) {
+        self.pages.get_mut().extend(pages.map(|(number, page)| (number, Some(page))).take(MAX_PAGES));
+    }
+
+    /// How many pages have been read or asked for.
+    pub(super) fn len(&self) -> usize {
+        self.pages.borrow().len()
+    }
+
+    /// The numbers of all pages that could be read.
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.pages.borrow().iter().filter(|(_, page)| page.is_some()).map(|(number, _)| *number).collect()
     }
 
     fn copy(&self, number: u64, from: usize, into: &mut [u8]) -> Result<(), Unreadable> {

@@ -5,6 +5,7 @@
 //! that changes while it is read is read again, and marked when it never holds still. What the target's memory says is
 //! not believed further than a bounded cost: lists and chains that lead in circles end, and so does the time.
 
+mod idle;
 mod memory;
 mod mixed;
 mod names;
@@ -15,6 +16,7 @@ mod tasks;
 mod threads;
 mod unwind;
 
+pub use idle::{TaskReader, TasksRead};
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
 pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};

@@ -19,4 +19,4 @@ pub mod text;
 pub use code_object::{BadCodeRecord, CodeKey, MAX_LINETABLE_BYTES, ReadCodeError};
 pub use kernel::KernelSymbols;
 pub use symbolizer::{ImageHealth, Missing, Symbolizer};
-pub use text::decode as decode_text;
+pub use text::{CUT_MARK, decode as decode_text};

@@ -4,7 +4,7 @@ use super::super::table::percent;
 use crate::analysis::ratio;
 use crate::cli::escape::escape;
 use crate::profile::package_path;
-use crate::report::{CauseReport, HolderReport, Report, WakerReport, WallReport};
+use crate::report::{CauseReport, HolderReport, PlaceReport, Report, TaskWaitReport, WakerReport, WallReport};
 use indicatif::HumanCount;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -81,6 +81,9 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
         let (place, waker) = (escape(place), escape(waker));
         writeln!(out, "woken by {waker}: {cause} in {place}, {}", short(ratio(*stored, wall.stored)))?;
     }
+    if let Some(tasks) = &wall.tasks {
+        write_tasks(tasks, out)?;
+    }
     if wall.widened > 0 {
         let share = short(ratio(wall.widened, wall.ticks_due));
         writeln!(
@@ -95,6 +98,28 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
     let lost = wall.ticks_due.saturating_sub(wall.stored);
     if lost > 0 {
         writeln!(out, "{} of the samples of waiting threads were lost", percent(ratio(lost, wall.ticks_due)))?;
+    }
+    Ok(())
+}
+
+/// Where asyncio's tasks waited for what they await.
+fn write_tasks(tasks: &TaskWaitReport, out: &mut dyn Write) -> io::Result<()> {
+    let told = |place: &PlaceReport| format!("{} {}", short(ratio(place.stored, tasks.stored)), escape(&place.place));
+    let lines: Vec<String> = tasks.places.iter().take(LINES).map(told).collect();
+    if !lines.is_empty() {
+        writeln!(out, "asyncio tasks awaited something in: {}", lines.join(", "))?;
+    }
+    let not_read = tasks.idle.saturating_sub(tasks.read);
+    if tasks.idle > 0 && ratio(not_read, tasks.idle) >= LEAST {
+        let share = short(ratio(not_read, tasks.idle));
+        writeln!(
+            out,
+            "in {share} of the event loops' idle time the tasks could not be read: the loop went on too soon"
+        )?;
+    }
+    let lost = tasks.loss.get("write_error").copied().unwrap_or(0);
+    if lost > 0 {
+        writeln!(out, "{} of the samples of waiting tasks were lost", percent(ratio(lost, tasks.stored + lost)))?;
     }
     Ok(())
 }
@@ -204,12 +229,23 @@ mod tests {
             place: "queue.py:171 get".to_owned(),
             waker: "queue.py:133 put".to_owned(),
         }];
+        let place = |stored, place: &str| PlaceReport { stored, place: place.to_owned() };
+        wall.tasks = Some(TaskWaitReport {
+            idle: 100,
+            read: 96,
+            loss: BTreeMap::from([("went_on".to_owned(), 4), ("write_error".to_owned(), 10)]),
+            stored: 990,
+            places: vec![place(660, "app.py:12 handle"), place(330, "feed.py:7 poll")],
+        });
         (wall.widened, wall.threads_without_room, wall.ticks_due) = (72, 3, 800);
         let text = lines(&Report { stored: 280, ..Report::default() }, &wall);
         for line in [
             "41 % socket, above all in db.py:88 execute",
             "\nthe GIL was held by: 91 % encode, json/encoder.py:201, 9.1 % f\\x1b, a.py\n",
             "\nwoken by queue.py:133 put: lock in queue.py:171 get, 50 %\n",
+            "\nasyncio tasks awaited something in: 67 % app.py:12 handle, 33 % feed.py:7 poll\n",
+            "\nin 4.0 % of the event loops' idle time the tasks could not be read: the loop went on too soon\n",
+            "\n1.0 % of the samples of waiting tasks were lost\n",
             "\n9.0 % of the samples of waiting threads were taken less often",
             "\n3 times a thread was met for which there was no room",
             "\n10.0 % of the samples of waiting threads were lost\n",

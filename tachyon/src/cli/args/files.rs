@@ -196,6 +196,10 @@ pub struct ReportArgs {
     #[arg(long, value_name = "RE", value_parser = report::pattern)]
     pub ignore: Option<Regex>,
 
+    /// Keep only samples taken at this event: one of `record -e`, or task-wait, for what asyncio tasks awaited (`record --wall --async`)
+    #[arg(long, value_name = "NAME")]
+    pub event: Option<String>,
+
     /// Show who calls the matching functions
     #[arg(long, value_name = "RE", value_parser = report::pattern)]
     pub callers: Option<Regex>,

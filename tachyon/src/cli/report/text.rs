@@ -1,10 +1,10 @@
 //! A report as text: the first screen answers where the time went, the last lines say how to look closer.
 
 use super::Asked;
-use crate::analysis::{By, Edge, Edges, Report, Row, RowKind, RowName, ratio};
+use crate::analysis::{By, Edge, Edges, LeftAside, Report, Row, RowKind, RowName, ratio};
 use crate::cli::escape::escape;
 use crate::cli::table::{Cell, Colour, Column, Style, Table, heat, ordinal, percent};
-use crate::profile::{Library, library};
+use crate::profile::{Library, TASK_WAIT, library};
 use indicatif::HumanCount;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub(super) struct Text<'a> {
     pub processes: Option<Report>,
     /// Where samples tell their tasks.
     pub tasks: Option<Report>,
+    /// What tasks awaited, which is not in the report.
+    pub waiting_tasks: Option<LeftAside>,
     pub style: Style,
 }
 
@@ -91,7 +93,11 @@ impl Text<'_> {
             writeln!(out)?;
         }
         // Samples of waiting threads, which CPython's profiler takes by default, are no CPU time.
-        let time = if report.cpu_share < ON_CPU { "threads' time" } else { "CPU time" };
+        let time = match report.cpu_share {
+            _ if report.is_of_tasks() => "waiting asyncio tasks' time",
+            ..ON_CPU => "threads' time",
+            _ => "CPU time",
+        };
         let sampled = if report.is_of_events() {
             String::new()
         } else {
@@ -113,6 +119,9 @@ impl Text<'_> {
             plural(report.processes, "process", "processes"),
             plural(report.threads, "thread", "threads")
         )?;
+        if report.is_of_tasks() {
+            return writeln!(out);
+        }
         let mut shares = Vec::new();
         if let Some(gil) = report.gil_share {
             shares.push(format!("GIL held {}", percent(gil)));
@@ -130,6 +139,13 @@ impl Text<'_> {
         writeln!(out, "{}", shares.join(", "))?;
         write_waits(self.report, out)?;
         write_events(self.report, out)?;
+        if let Some(LeftAside { us, .. }) = self.waiting_tasks {
+            let seconds = seconds(us as f64 / 1e6);
+            writeln!(
+                out,
+                "asyncio tasks awaited something for {seconds} s: --event {TASK_WAIT} shows what, and where"
+            )?;
+        }
         writeln!(out)
     }
 
@@ -140,6 +156,7 @@ impl Text<'_> {
         };
         let more = usize::from(!self.report.waiting.is_empty())
             + self.report.events.len()
+            + usize::from(self.waiting_tasks.is_some())
             + usize::from(self.processes.is_some())
             + usize::from(self.tasks.is_some());
         let fitting = |rows: usize| rows.saturating_sub(AROUND + more).clamp(8, 40);

@@ -126,7 +126,7 @@ fn native(name: &NativeName, profile: &mut Profile, stack: &mut Vec<FrameId>) {
 }
 
 /// The same frame in another profile.
-fn copy(from: &Profile, frame: FrameId, to: &mut Profile) -> FrameId {
+pub(super) fn copy(from: &Profile, frame: FrameId, to: &mut Profile) -> FrameId {
     let frame = from.frames.get(frame);
     let (filename, function) =
         (to.strings.intern(from.strings.get(frame.filename)), to.strings.intern(from.strings.get(frame.function)));

@@ -3,8 +3,10 @@
 use crate::events::Frames;
 use crate::merge::{TaskBelow, Waiter};
 use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by};
-use crate::symbolize::decode_text;
+use crate::snapshot::AsyncTask;
+use crate::symbolize::{CUT_MARK, decode_text};
 use foldhash::fast::RandomState;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use tachyon_common::whose::{self, NAME_BYTES, Whose, flags};
 
@@ -73,6 +75,24 @@ impl Tasks {
         self.numbered.clear();
     }
 
+    /// A task that was read from outside: its handle, and the frame that stands for it where `several` tasks await it.
+    pub(super) fn of_outside(
+        &mut self,
+        profile: &mut Profile,
+        process: ProcessId,
+        task: &AsyncTask,
+    ) -> (Option<WorkId>, FrameId) {
+        let name = task.name.as_deref().map_or(Cow::Borrowed(UNREADABLE), shortened);
+        let several = u16::try_from(task.awaited_by.len()).unwrap_or(u16::MAX);
+        let frame = match name.strip_prefix("Task-").and_then(|number| number.parse().ok()) {
+            // The kernel side tells those of CPython 3.14 on by their numbers alone.
+            Some(number) => self.named_frame(profile, process, Name::Number(number), several),
+            None => task_frame(profile, &name, several),
+        };
+        let own = Task { name: profile.strings.intern(&name), id: task.address };
+        (profile.works.intern(Work { task: Some(own), span: None }), frame)
+    }
+
     /// What the profile calls the work of a sample.
     pub(super) fn work(&mut self, profile: &mut Profile, whose: &Whose) -> Option<WorkId> {
         let task = (whose.flags & flags::TASK != 0)
@@ -103,7 +123,10 @@ impl Tasks {
 
     /// The frame that stands for a task.
     fn frame(&mut self, profile: &mut Profile, process: ProcessId, task: &whose::Task) -> FrameId {
-        let (name, several) = (Name::of(task), task.awaited_by);
+        self.named_frame(profile, process, Name::of(task), task.awaited_by)
+    }
+
+    fn named_frame(&mut self, profile: &mut Profile, process: ProcessId, name: Name, several: u16) -> FrameId {
         if let Some(&known) = self.frames.get(&(process, name, several)) {
             return known;
         }
@@ -111,9 +134,7 @@ impl Tasks {
             self.frames.clear();
         }
         let shown = if self.has_own_frame(process, name) { name.text() } else { OTHERS.to_owned() };
-        let filename = profile.strings.intern(TASK_FILENAME);
-        let function = profile.strings.intern(&awaited_by(&shown, several));
-        let frame = profile.frames.intern(Frame::without_location(filename, function));
+        let frame = task_frame(profile, &shown, several);
         self.frames.insert((process, name, several), frame);
         frame
     }
@@ -125,6 +146,25 @@ impl Tasks {
         let numbered = self.numbered.entry(process).or_default();
         *numbered += 1;
         *numbered <= MOST_NUMBERED
+    }
+}
+
+fn task_frame(profile: &mut Profile, name: &str, several: u16) -> FrameId {
+    let filename = profile.strings.intern(TASK_FILENAME);
+    let function = profile.strings.intern(&awaited_by(name, several));
+    profile.frames.intern(Frame::without_location(filename, function))
+}
+
+/// A name as the kernel side tells it, which reads the first bytes only, and where that string has 1, 2 or 4 bytes a character.
+fn shortened(name: &str) -> Cow<'_, str> {
+    let width = match name.chars().max().map_or(0, u32::from) {
+        0..=0xff => 1,
+        0x100..=0xffff => 2,
+        _ => 4,
+    };
+    match name.char_indices().nth(NAME_BYTES / width) {
+        Some((end, _)) => Cow::Owned(format!("{}{CUT_MARK}", &name[..end])),
+        None => Cow::Borrowed(name),
     }
 }
 
@@ -170,6 +210,28 @@ mod tests {
         let task = whose::Task { address: 8, flags: flags::NAME_UNREADABLE, ..whose::Task::NONE };
         let unreadable = Whose { task, flags: flags::TASK, ..Whose::NOBODY };
         assert_eq!(of(&mut tasks, &mut profile, unreadable), both("<unreadable>"));
+    }
+
+    #[test]
+    fn names_from_outside_are_those_of_the_kernel_side() {
+        let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
+        for (kind, name) in [(1, "é".repeat(65)), (1, "n".repeat(64)), (2, "α".repeat(33)), (4, "😀".repeat(17))] {
+            let bytes: Vec<u8> = match kind {
+                1 => name.chars().map(|char| char as u8).collect(),
+                2 => name.encode_utf16().flat_map(u16::to_ne_bytes).collect(),
+                _ => name.chars().flat_map(|char| u32::from(char).to_ne_bytes()).collect(),
+            };
+            let (cut, len) = (bytes.len() > NAME_BYTES, bytes.len().min(NAME_BYTES));
+            let flags = if cut { flags::NAME_CUT } else { 0 };
+            let mut task = whose::Task { name_kind: kind, name_bytes: len as u8, flags, ..whose::Task::NONE };
+            task.name[..len].copy_from_slice(&bytes[..len]);
+            assert_eq!(shortened(&name), Name::of(&task).text());
+            let outside = AsyncTask { name: Some(name), address: 8, ..AsyncTask::default() };
+            let (work, frame) = tasks.of_outside(&mut profile, ProcessId(0), &outside);
+            let whose = Whose { task: whose::Task { address: 8, ..task }, flags: flags::TASK, ..Whose::NOBODY };
+            assert_eq!(work, tasks.work(&mut profile, &whose));
+            assert_eq!(frame, tasks.frame(&mut profile, ProcessId(0), &whose.task));
+        }
     }
 
     #[test]

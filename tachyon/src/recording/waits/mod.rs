@@ -10,9 +10,10 @@ pub(super) use held::Held;
 pub(crate) use stretch::told;
 pub(super) use stretch::{Stretch, stretches};
 
+use super::task_waits::NotRead;
 use crate::kernel::{WaitMethod, WaitTotals};
 use crate::profile::{FrameId, Profile, SPECIAL_FILENAME, ThreadId, waker_of};
-use crate::report::{CauseReport, HolderReport, MOST_LINES, WakerReport, WallReport};
+use crate::report::{CauseReport, HolderReport, MOST_LINES, PlaceReport, TaskWaitReport, WakerReport, WallReport};
 use std::collections::{BTreeMap, HashMap};
 use tachyon_common::stop::LossCause;
 
@@ -36,6 +37,22 @@ pub(super) struct Waited {
     pub by_waker: HashMap<(&'static str, FrameId, FrameId), u64>,
     /// By thread of the profile and by cause.
     pub by_thread: HashMap<ThreadId, BTreeMap<&'static str, u64>>,
+    /// What tasks waited for while their loops were idle.
+    pub tasks: TasksWaited,
+}
+
+/// What tasks came to that waited side by side. Their ticks are no part of their thread's.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TasksWaited {
+    /// Ticks in which loops were idle at a look, each loop's once.
+    pub idle: u64,
+    /// Those of them in which the tasks could not be told.
+    pub not_read: BTreeMap<NotRead, u64>,
+    /// Ticks of tasks that are in the file, and those that could not be written.
+    pub stored: u64,
+    pub write_errors: u64,
+    /// By the frame that they are charged to.
+    pub by_place: HashMap<FrameId, u64>,
 }
 
 impl Waited {
@@ -66,6 +83,7 @@ fn add(sum: &mut BTreeMap<&'static str, u64>, causes: &BTreeMap<&'static str, u6
 pub(super) fn account(
     (method, totals): (WaitMethod, &WaitTotals),
     waited: &Waited,
+    tasks_are_looked_at: bool,
     profile: &Profile,
 ) -> (WallReport, u64) {
     let WaitTotals { before, walked } = totals;
@@ -93,8 +111,24 @@ pub(super) fn account(
         causes: causes(waited, profile),
         holders: holders(waited, profile),
         wakers: wakers(waited, profile),
+        tasks: tasks_are_looked_at.then(|| task_waits(&waited.tasks, profile)),
     };
     (report, inconsistent)
+}
+
+/// What tasks waited for. `idle = read + Σ loss`.
+fn task_waits(tasks: &TasksWaited, profile: &Profile) -> TaskWaitReport {
+    let all = [NotRead::WentOn, NotRead::Unreadable, NotRead::Late];
+    let lost = |reason: NotRead| tasks.not_read.get(&reason).copied().unwrap_or(0);
+    let mut loss: BTreeMap<String, u64> = all.map(|reason| (reason.name().to_owned(), lost(reason))).into();
+    let read = tasks.idle.saturating_sub(loss.values().sum());
+    loss.insert(LossCause::WriteError.name().to_owned(), tasks.write_errors);
+    let mut places: BTreeMap<String, u64> = BTreeMap::new();
+    for (&frame, &ticks) in &tasks.by_place {
+        *places.entry(place(profile, frame)).or_default() += ticks;
+    }
+    let places = places.into_iter().map(|(place, stored)| PlaceReport { stored, place });
+    TaskWaitReport { idle: tasks.idle, read, loss, stored: tasks.stored, places: largest(places.collect()) }
 }
 
 fn causes(waited: &Waited, profile: &Profile) -> BTreeMap<String, CauseReport> {

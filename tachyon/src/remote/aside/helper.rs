@@ -15,7 +15,7 @@ use nix::sys::statfs::fstatfs;
 use nix::sys::uio::{RemoteIoVec, pread, process_vm_readv};
 use nix::unistd::{ForkResult, Pid, chdir, fork, read};
 
-use super::message::{self, CHUNK, Found, Kind, MAX_PATHS, REQUEST, Reply, Request};
+use super::message::{self, CHUNK, Found, Kind, MAX_PATHS, PAGE, REQUEST, Reply, Request};
 use crate::types::KtimeNs;
 
 /// Most helpers that one recorder has in its life: each but a few was left behind by a read that did not come back.
@@ -160,6 +160,7 @@ fn serve(socket: &OwnedFd) -> ! {
             Kind::Whole => answer.whole(&asked, paths, &mut chunk),
             Kind::Find => answer.find(paths),
             Kind::File => answer.file(&asked, file, &mut chunk),
+            Kind::Pages => answer.pages(&asked, paths, &mut chunk),
         };
         // Where the recorder has gone, the next request is the end.
         let _gone = match result {
@@ -214,6 +215,32 @@ impl Answer<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// Pages of a process's memory, by their numbers, up to the first that cannot be read.
+    fn pages(&mut self, asked: &Request, numbers: &[u8], chunk: &mut [u8; CHUNK]) -> Result<(), Errno> {
+        const AT_ONCE: usize = CHUNK / PAGE;
+        let pid = Pid::from_raw(asked.pid);
+        let mut groups = numbers.as_chunks::<8>().0.chunks(AT_ONCE).peekable();
+        while let Some(numbers) = groups.next() {
+            let mut from = [RemoteIoVec { base: 0, len: 0 }; AT_ONCE];
+            for (from, number) in from.iter_mut().zip(numbers) {
+                let base = u64::from_ne_bytes(*number).wrapping_mul(PAGE as u64) as usize;
+                *from = RemoteIoVec { base, len: PAGE };
+            }
+            let (Some(from), Some(into)) = (from.get(..numbers.len()), chunk.get_mut(..numbers.len() * PAGE)) else {
+                return Err(Errno::EINVAL);
+            };
+            let got = self.timed(|| process_vm_readv(pid, &mut [IoSliceMut::new(into)], from));
+            // The first one of them cannot be read.
+            let got = got.or_else(|errno| if errno == Errno::EFAULT { Ok(0) } else { Err(errno) })?;
+            let last = got < numbers.len() * PAGE || groups.peek().is_none();
+            self.send(0, last, chunk.get(..got).unwrap_or_default(), None)?;
+            if last {
+                return Ok(());
+            }
+        }
+        self.send(0, true, &[], None)
     }
 
     /// A file whole, as far as `len`: one of `/proc`.

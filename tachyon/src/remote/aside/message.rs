@@ -8,10 +8,14 @@ use nix::errno::Errno;
 
 /// Most bytes of an answer's packet, beside its head.
 pub(super) const CHUNK: usize = 64 << 10;
-/// Bytes of a request, paths aside.
+/// Bytes of a request, without what follows it.
 pub(super) const REQUEST: usize = 32;
 /// Most bytes of its paths: a root directory's, and one below it.
 pub(super) const MAX_PATHS: usize = 8 << 10;
+/// Bytes of a page of a request for pages. Smaller than the system's is fine, larger would be unreadable at ends.
+pub const PAGE: usize = 4096;
+/// Most pages that are asked for at once.
+pub(super) const MAX_PAGES: usize = MAX_PATHS / size_of::<u64>();
 /// Bytes of a packet's head.
 pub(super) const REPLY: usize = 12;
 
@@ -27,9 +31,11 @@ pub(super) enum Kind {
     Find,
     /// `len` bytes at `addr` of the file that comes with the request.
     File,
+    /// Pages of the memory of `pid`, whose numbers follow the request: one after the other, up to the first that cannot be read.
+    Pages,
 }
 
-/// A request; paths follow it, each with a NUL.
+/// A request; paths follow it, each with a NUL, or numbers of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) kind: Kind,
@@ -56,6 +62,7 @@ impl Request {
             1 => Kind::Whole,
             2 => Kind::Find,
             3 => Kind::File,
+            4 => Kind::Pages,
             _ => return None,
         };
         let pid = i32::from_ne_bytes(*head.get(4..)?.first_chunk()?);

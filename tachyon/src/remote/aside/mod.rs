@@ -23,7 +23,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
 pub(super) use self::message::Found;
-use self::message::{CHUNK, FOUND, Kind, MAX_PATHS, REPLY, Reply, Request};
+pub use self::message::PAGE;
+use self::message::{CHUNK, FOUND, Kind, MAX_PAGES, MAX_PATHS, REPLY, Reply, Request};
 use super::ledger::{self, Debtor};
 use super::status::parse_stat;
 use crate::types::Pid;
@@ -305,7 +306,7 @@ impl Aside {
         };
         let usual = match request.kind {
             _ if patience == Some(Patience::Short) => SHORT,
-            Kind::Memory | Kind::Whole => MEMORY,
+            Kind::Memory | Kind::Whole | Kind::Pages => MEMORY,
             Kind::Find | Kind::File => FILE,
         };
         loop {
@@ -426,6 +427,22 @@ pub(super) fn memory(pid: Pid, addr: u64, into: &mut [u8]) -> Result<usize, Refu
     let mut filled = Filled { bytes: into, len: 0 };
     aside().ask(For::process(pid), &request, (&[], None), &mut filled)?;
     Ok(filled.len)
+}
+
+/// Reads pages of a process's memory, by their numbers, one after the other, up to the first that cannot be read.
+pub(super) fn pages(pid: Pid, numbers: &[u64]) -> Result<Vec<Box<[u8; PAGE]>>, Refused> {
+    let mut pages = Vec::with_capacity(numbers.len());
+    for numbers in numbers.chunks(MAX_PAGES) {
+        let request = Request { kind: Kind::Pages, pid: pid.as_raw(), addr: 0, len: numbers.len() as u64 };
+        let listed: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let mut grown = Grown { bytes: Vec::with_capacity(numbers.len() * PAGE + CHUNK), len: 0 };
+        aside().ask(For::process(pid), &request, (&listed, None), &mut grown)?;
+        pages.extend(grown.bytes.as_chunks::<PAGE>().0.iter().map(|page| Box::new(*page)));
+        if pages.len() % MAX_PAGES != 0 {
+            break;
+        }
+    }
+    Ok(pages)
 }
 
 /// Reads a file whole, as far as `most` bytes: one of `/proc/PID`, which has no end that one could ask for.

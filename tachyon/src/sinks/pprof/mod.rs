@@ -5,7 +5,7 @@ pub mod proto;
 use super::Sink;
 use super::label::{Kind, Label, RootOptions, Roots};
 use super::stacks::{Counts, Key};
-use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sample, ThreadId};
+use crate::profile::{FrameId, MappingId, NativeMapping, NativePlace, Profile, Sample, TASK_WAIT, ThreadId};
 use crate::report::Report;
 use crate::sinks::need::Amounts;
 use foldhash::fast::RandomState;
@@ -120,7 +120,7 @@ impl<'a> Builder<'a> {
         let wall = sorted.iter().any(|(key, _)| waits(key)).then(|| self.value_type("wall", "nanoseconds"));
         let event = |key: &Key| profile.event_of(counts.stacks.get(key.stack));
         let names: BTreeSet<&str> = sorted.iter().filter_map(|(key, _)| Some(event(key)?.0)).collect();
-        let events: Vec<_> = names.iter().map(|name| self.value_type(name, "count")).collect();
+        let events: Vec<_> = names.iter().map(|&name| self.value_type(name, unit(name))).collect();
         let is_timed = names.is_empty() || sorted.iter().any(|(key, _)| event(key).is_none());
         self.message.sample_type = [samples, cpu].into_iter().chain(wall).chain(events.iter().copied()).collect();
         self.message.period_type = Some(cpu);
@@ -146,8 +146,9 @@ impl<'a> Builder<'a> {
             let time = if of_event.is_some() { 0 } else { time };
             let on_cpu = if waits(&key) { 0 } else { time };
             let of_events = names.iter().map(|name| {
-                let (_, period) = of_event.filter(|(own, _)| own == name)?;
-                Some(count.saturating_mul(i64::try_from(period).unwrap_or(i64::MAX)))
+                let (_, each) = of_event.filter(|(own, _)| own == name)?;
+                let each = if *name == TASK_WAIT { period } else { i64::try_from(each).unwrap_or(i64::MAX) };
+                Some(count.saturating_mul(each))
             });
             let of_events = of_events.map(|events| events.unwrap_or(0));
             let value = [count, on_cpu].into_iter().chain(wall.map(|_| time)).chain(of_events).collect();
@@ -342,6 +343,11 @@ impl<'a> Builder<'a> {
 #[expect(clippy::cast_possible_truncation, reason = "a float that is too large becomes the largest number")]
 fn nanoseconds(seconds: f64) -> i64 {
     (seconds * 1e9) as i64
+}
+
+/// What an event's value is counted in. Tasks that await something do so for a time.
+fn unit(event: &str) -> &'static str {
+    if event == TASK_WAIT { "nanoseconds" } else { "count" }
 }
 
 #[cfg(test)]

@@ -13,8 +13,9 @@ mod published;
 use super::memory::Pages;
 use super::threads::ThreadState;
 use super::{Deadline, Namer, Target};
-use crate::inspect::{AsyncioOffsets, AwaitLayout, ModuleTasks};
+use crate::inspect::{self, AsyncioOffsets, AwaitLayout, ElfCache, Interpreter, ModuleTasks};
 use crate::profile::FrameId;
+use crate::remote::RemoteProcess;
 use coroutine::{Chain, ThreadFrames};
 pub use current::current_tasks;
 use std::cell::RefCell;
@@ -72,12 +73,16 @@ pub struct EventLoop {
     pub kind: Option<String>,
     /// The thread that its tasks were made in, by its tid in the profiler's own pid namespace; `None` when it has ended.
     pub tid: Option<u32>,
+    /// Address of that thread's `PyThreadState`; 0 when it has ended.
+    pub tstate: u64,
+    /// `PyInterpreterState.id`; `None` when unreadable.
+    pub interpreter: Option<u64>,
     /// It is the loop that its thread runs; `None` when nothing tells.
     pub runs: Option<bool>,
 }
 
 /// A task.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Task {
     /// Its address: `id(task)`.
     pub address: u64,
@@ -106,6 +111,19 @@ pub struct TaskLayout {
     pub lists: TaskLists,
     /// What leads from them to others.
     pub awaits: AwaitLayout,
+}
+
+impl TaskLayout {
+    /// Where the tasks of a process are; `None` when it has not imported asyncio, or is of a version whose tasks cannot be listed.
+    #[must_use]
+    pub fn of(process: &RemoteProcess, interpreter: &Interpreter, files: &mut ElfCache) -> Option<Self> {
+        let awaits = interpreter.awaits?;
+        let lists = match ModuleTasks::of(&interpreter.layout) {
+            Some(tasks) => TaskLists::Modules(tasks),
+            None => TaskLists::Published(inspect::asyncio_offsets(process, interpreter, files)?),
+        };
+        Some(Self { lists, awaits })
+    }
 }
 
 /// Where the tasks are.
@@ -220,27 +238,55 @@ pub(super) fn read<M: UserMemory>(
         }
         before = std::mem::replace(&mut last, once());
     }
-    let tid = |place: Place| {
-        let state = states.iter().find(|state| state.tstate == place.tstate)?;
-        tids.get(&state.ns_tid?).copied()
+    told(memory, target, (&last, &before), states, tids, namer)
+}
+
+/// The same by one reading of memory that stands still.
+pub(super) fn read_still<M: UserMemory>(
+    memory: &M,
+    target: &Target<'_>,
+    layout: &TaskLayout,
+    states: &[ThreadState],
+    tids: &HashMap<u32, u32>,
+    namer: &mut Namer<'_, M>,
+    deadline: Deadline,
+) -> Tasks {
+    let reader = Reader { memory, now: memory, target, layout, states, deadline, stacks: RefCell::default() };
+    let read = reader.read();
+    told(memory, target, (&read, &read), states, tids, namer).0
+}
+
+fn told<M: UserMemory>(
+    memory: &M,
+    target: &Target<'_>,
+    (last, before): (&Reading, &Reading),
+    states: &[ThreadState],
+    tids: &HashMap<u32, u32>,
+    namer: &mut Namer<'_, M>,
+) -> (Tasks, Vec<TaskProblem>) {
+    let thread = |place: Place| {
+        let state = states.iter().find(|state| state.tstate == place.tstate);
+        let tid = state.and_then(|state| tids.get(&state.ns_tid?).copied());
+        (tid, read_u64(memory, place.interp, target.layout.interp_id).ok())
     };
     let mut problems: Vec<TaskProblem> = last.problems.iter().copied().collect();
     problems.sort_by_key(ToString::to_string);
-    (named(&last, &before, tid, namer).sorted(target.process.pid().0), problems)
+    (named(last, before, thread, namer).sorted(target.process.pid().0), problems)
 }
 
 /// What a reading comes to, with names; `before` is the one it was compared with.
 fn named<M: UserMemory>(
     last: &Reading,
     before: &Reading,
-    tid: impl Fn(Place) -> Option<u32>,
+    thread: impl Fn(Place) -> (Option<u32>, Option<u64>),
     namer: &mut Namer<'_, M>,
 ) -> Tasks {
     let mut found = Tasks::default();
     let mut loops: HashMap<(Place, u64), usize> = HashMap::new();
     let mut number = |found: &mut Tasks, place: Place, address: u64, kind: &Option<String>, runs: Option<bool>| {
         *loops.entry((place, address)).or_insert_with(|| {
-            found.loops.push(EventLoop { address, kind: kind.clone(), tid: tid(place), runs });
+            let (tid, interpreter) = thread(place);
+            found.loops.push(EventLoop { address, kind: kind.clone(), tid, tstate: place.tstate, interpreter, runs });
             found.loops.len() - 1
         })
     };

@@ -242,7 +242,7 @@ fn a_file_of_what_was_seen_holds_each_sample() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("seen.tach");
     assert_eq!(model.seen().write(&path).unwrap(), 400, "also what came while it was paused");
-    let aggregate = crate::cli::profiles::as_one(std::slice::from_ref(&path), false).unwrap();
+    let aggregate = crate::cli::profiles::as_one(std::slice::from_ref(&path), None, false).unwrap();
     assert_eq!(aggregate.samples(), 400);
     let report = report(&aggregate, By::Function, &Filter::default(), false, &NoDistributions);
     assert_eq!(

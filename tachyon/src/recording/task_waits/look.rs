@@ -1,0 +1,204 @@
+//! One look at the event loops of all processes.
+
+use super::super::follow::lock;
+use super::super::registry::Registry;
+use super::{IdleLoop, NotRead, TaskWaits};
+use crate::inspect::{self, ElfCache};
+use crate::kernel::Kernel;
+use crate::merge::ProgramKey;
+use crate::profile::Profile;
+use crate::remote::{Blocked, RemoteProcess, Task};
+use crate::snapshot::{TaskLayout, TaskReader, Tasks, TasksRead};
+use crate::types::{KtimeNs, Pid};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tachyon_common::wait::SeenThread;
+
+/// How long one process is read at most, and all of them at one look.
+const OF_ONE: Duration = Duration::from_millis(250);
+const OF_ALL: Duration = Duration::from_secs(1);
+
+/// A process without event loops is looked at again after this long, then twice as long, up to the most.
+const AGAIN: Duration = Duration::from_millis(250);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(4);
+
+/// What was read of a loop that sleeps on is believed for so long: another thread may have begun one meanwhile.
+const BELIEVED: Duration = Duration::from_secs(1);
+
+/// The tasks of a process, as they were read.
+#[derive(Debug)]
+pub(in crate::recording) struct LookedTasks {
+    pub key: ProgramKey,
+    pub pid: u32,
+    pub tasks: Tasks,
+    /// The threads of its loops by their ids, as far as they live.
+    pub threads: HashMap<u32, Task>,
+    /// What the tasks' frames are of.
+    pub profile: Arc<Mutex<Profile>>,
+}
+
+/// A thread that sleeps: when it left its CPU, or that it has not been switched since waits are sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asleep {
+    Since(u64),
+    AllAlong,
+}
+
+/// What is known of a process.
+#[derive(Default)]
+struct Program {
+    reader: Option<TaskReader>,
+    /// What the frames of its tasks are of.
+    profile: Arc<Mutex<Profile>>,
+    /// Not to be looked at before, after a pause of this length.
+    not_before: Option<(Instant, Duration)>,
+    last: Option<Last>,
+}
+
+/// Its tasks when they were read last, and since when the loops' threads slept then.
+struct Last {
+    read: Instant,
+    asleep: BTreeMap<u32, Option<Asleep>>,
+    tasks: Arc<LookedTasks>,
+}
+
+/// Who has been looked at.
+#[derive(Default)]
+pub(super) struct Looks {
+    programs: HashMap<ProgramKey, Program>,
+    files: ElfCache,
+}
+
+impl Looks {
+    /// Looks at all event loops; those that are idle get their threads' ticks of a stretch of time.
+    pub fn look(&mut self, registry: &Mutex<Registry>, kernel: &Mutex<Kernel>, stretch: Range<u64>) -> TaskWaits {
+        let (deadline, live) = (Instant::now() + OF_ALL, lock(registry).live_programs());
+        let keys: HashSet<ProgramKey> = live.iter().map(|(key, _)| *key).collect();
+        self.programs.retain(|key, _| keys.contains(key));
+        let mut waits = TaskWaits { at: KtimeNs::now(), ..TaskWaits::default() };
+        let seen = || lock(kernel).seen_threads();
+        let before = seen();
+        for (key, pid) in live {
+            let program = self.programs.entry(key).or_default();
+            if program.not_before.is_some_and(|(moment, _)| Instant::now() < moment) {
+                continue;
+            }
+            let ticks = |tid: u32| {
+                let widening = before.get(&tid).map_or(0, |seen| seen.widening);
+                lock(kernel).ticks((tid, widening), stretch.start, stretch.end)
+            };
+            if Instant::now() > deadline {
+                program.lose(NotRead::Late, &before, ticks, &mut waits);
+                continue;
+            }
+            program.look((key, pid), &before, seen, ticks, &mut self.files, &mut waits);
+        }
+        waits
+    }
+}
+
+impl Program {
+    fn look(
+        &mut self,
+        (key, pid): (ProgramKey, u32),
+        before: &BTreeMap<u32, SeenThread>,
+        seen: impl Fn() -> BTreeMap<u32, SeenThread>,
+        ticks: impl Fn(u32) -> u64,
+        files: &mut ElfCache,
+        waits: &mut TaskWaits,
+    ) {
+        if self.reader.is_none() {
+            self.reader = open(pid, files);
+        }
+        let Some(reader) = &mut self.reader else { return self.pause() };
+        let asleep =
+            |process: &RemoteProcess, tid: u32, seen: &BTreeMap<u32, SeenThread>| asleep(process, tid, seen.get(&tid));
+        let as_before = |last: &&Last| {
+            let process = reader.process();
+            let as_before =
+                |(&tid, then): (&u32, &Option<Asleep>)| then.is_some() && asleep(process, tid, before) == *then;
+            last.read.elapsed() < BELIEVED && last.asleep.iter().all(as_before)
+        };
+        let fresh;
+        let mut before = before;
+        if self.last.as_ref().filter(as_before).is_none() {
+            // As close to the reading as can be: other processes may have been read since.
+            fresh = seen();
+            before = &fresh;
+            let read = reader.read(&mut lock(&self.profile), OF_ONE, &seen);
+            let Ok(TasksRead { tasks, after }) = read else {
+                self.lose(NotRead::Unreadable, before, &ticks, waits);
+                return self.pause();
+            };
+            if tasks.tasks.is_empty() {
+                self.last = None;
+                return self.pause();
+            }
+            let process = reader.process();
+            let still =
+                |tid: u32| asleep(process, tid, before).filter(|then| asleep(process, tid, &after) == Some(*then));
+            let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
+            let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
+            let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
+            let tasks = LookedTasks { key, pid, tasks, threads, profile: Arc::clone(&self.profile) };
+            self.last = Some(Last { read: Instant::now(), asleep: slept, tasks: Arc::new(tasks) });
+        }
+        let process = reader.process();
+        self.not_before = None;
+        let Some(Last { asleep: slept, tasks: of, .. }) = &self.last else { return };
+        for (event_loop, found) in of.tasks.loops.iter().enumerate() {
+            let Some(tid) = found.tid else { continue };
+            if asleep(process, tid, before).is_none() {
+                continue;
+            }
+            let weight = ticks(tid);
+            let mut own = of.tasks.tasks.iter().filter(|task| task.event_loop == event_loop).peekable();
+            match slept.get(&tid) {
+                _ if weight == 0 || own.peek().is_none() => {}
+                // A thread that went to sleep within a task has a loop that is not idle.
+                Some(Some(_)) if own.any(|task| task.running) => {}
+                Some(Some(_)) => waits.idle.push(IdleLoop { of: Arc::clone(of), event_loop, tid, weight }),
+                _ => *waits.not_read.entry(NotRead::WentOn).or_default() += weight,
+            }
+        }
+    }
+
+    /// Counts the ticks of loops that sleep as lost.
+    fn lose(
+        &self,
+        reason: NotRead,
+        before: &BTreeMap<u32, SeenThread>,
+        ticks: impl Fn(u32) -> u64,
+        waits: &mut TaskWaits,
+    ) {
+        let (Some(reader), Some(last)) = (&self.reader, &self.last) else { return };
+        let sleeping = last.asleep.keys().filter(|tid| asleep(reader.process(), **tid, before.get(tid)).is_some());
+        let lost: u64 = sleeping.map(|&tid| ticks(tid)).sum();
+        if lost > 0 {
+            *waits.not_read.entry(reason).or_default() += lost;
+        }
+    }
+
+    /// Leaves it alone for a while.
+    fn pause(&mut self) {
+        let pause = self.not_before.map_or(AGAIN, |(_, pause)| (pause * 2).min(AGAIN_AT_MOST));
+        self.not_before = Some((Instant::now() + pause, pause));
+    }
+}
+
+fn open(pid: u32, files: &mut ElfCache) -> Option<TaskReader> {
+    let process = RemoteProcess::open(Pid(pid)).ok()?;
+    let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, files).ok()? else { return None };
+    let layout = TaskLayout::of(&process, &interpreter, files)?;
+    Some(TaskReader::new(process, *interpreter, layout))
+}
+
+/// Since when a thread sleeps; `None`: it runs, or waits for a CPU in the middle of something.
+fn asleep(process: &RemoteProcess, tid: u32, seen: Option<&SeenThread>) -> Option<Asleep> {
+    match seen {
+        Some(seen) => (seen.left_ns != 0 && seen.state != 0).then_some(Asleep::Since(seen.left_ns)),
+        None => matches!(process.blocked(tid), Some(Blocked::At { .. })).then_some(Asleep::AllAlong),
+    }
+}

@@ -1,0 +1,173 @@
+//! Tasks that wait side by side while their event loop is idle (`--wall --async`): read from outside, again and again.
+//!
+//! Time is cut into stretches of a tenth of a second, or longer ones where looks cost much. At a moment drawn at random in each of
+//! them every event loop is looked at once. One whose thread sleeps, and runs no task, is idle: what its tasks await does not change
+//! while the thread is not switched, and each of them gets the thread's ticks of that stretch. So no program that does not know the
+//! draws is met more or less often than it waits. A loop that goes on while its tasks are read has no such samples then: its ticks are
+//! counted as lost.
+
+mod look;
+
+pub(super) use look::LookedTasks;
+
+use super::registry::Registry;
+use super::samples::Told;
+use crate::kernel::{Kernel, drop_privileges};
+use crate::remote::{End, Patience, helpers_cpu_time};
+use crate::types::KtimeNs;
+use look::Looks;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Shortest and longest stretch of time with one look.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(5);
+/// How much of one CPU looks may take: where they cost more, stretches are longer.
+const SHARE: f64 = 0.01;
+
+/// Why tasks of an idle loop have no samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum NotRead {
+    /// The loop went on while they were read.
+    WentOn,
+    /// They could not be read.
+    Unreadable,
+    /// There were so many processes that the time was up.
+    Late,
+}
+
+impl NotRead {
+    /// Its key in the account.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WentOn => "went_on",
+            Self::Unreadable => "unreadable",
+            Self::Late => "late",
+        }
+    }
+}
+
+/// An event loop that was idle at a look.
+#[derive(Clone, Debug)]
+pub(super) struct IdleLoop {
+    pub of: Arc<LookedTasks>,
+    /// Which of its loops.
+    pub event_loop: usize,
+    /// The loop's thread.
+    pub tid: u32,
+    /// Ticks that each task waited.
+    pub weight: u64,
+}
+
+/// What one look came to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TaskWaits {
+    /// The moment.
+    pub at: KtimeNs,
+    pub idle: Vec<IdleLoop>,
+    /// Ticks of idle loops whose tasks could not be told.
+    pub not_read: BTreeMap<NotRead, u64>,
+}
+
+impl TaskWaits {
+    pub fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.not_read.is_empty()
+    }
+}
+
+/// The thread that looks.
+pub(super) struct TaskLooks {
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+/// What it looks with.
+pub(super) struct Means {
+    pub registry: Arc<Mutex<Registry>>,
+    pub kernel: Arc<Mutex<Kernel>>,
+    pub end: End,
+    pub told: Sender<Told>,
+}
+
+impl TaskLooks {
+    /// Looks from now on.
+    ///
+    /// # Errors
+    /// When there can be no thread for it.
+    pub fn start(means: Means) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let thread = std::thread::Builder::new().name("tachyon-tasks".to_owned()).spawn(move || {
+            // Where the kernel refuses, it has more rights than it needs.
+            let _refused = drop_privileges();
+            let _concerned = means.end.concerns_this_thread(Patience::Short);
+            run(&means, &stopped);
+        })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Looks no more.
+    pub fn stop(self) {
+        drop(self.stop);
+        // One that has panicked has said so; its samples are missing.
+        let _panicked = self.thread.join();
+    }
+}
+
+fn run(means: &Means, stopped: &Receiver<()>) {
+    let mut looks = Looks::default();
+    let (mut begin, mut length) = (KtimeNs::now().0, SHORTEST);
+    loop {
+        let stretch = begin..begin + nanos(length);
+        let drawn = fastrand::u64(stretch.clone());
+        if !sleep_until(drawn, stopped) {
+            return;
+        }
+        let used = cpu_time();
+        let waits = looks.look(&means.registry, &means.kernel, stretch.clone());
+        length = next_length(cpu_time().saturating_sub(used));
+        if !waits.is_empty() && means.told.send(Told::TaskWaits(waits)).is_err() {
+            return;
+        }
+        if !sleep_until(stretch.end, stopped) {
+            return;
+        }
+        begin = stretch.end;
+    }
+}
+
+/// How long the next stretch is, after a look that took so much CPU time.
+fn next_length(cost: Duration) -> Duration {
+    cost.div_f64(SHARE).clamp(SHORTEST, LONGEST)
+}
+
+/// False when there is to be no look any more.
+fn sleep_until(moment: u64, stopped: &Receiver<()>) -> bool {
+    let rest = Duration::from_nanos(moment.saturating_sub(KtimeNs::now().0));
+    matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Timeout))
+}
+
+fn nanos(length: Duration) -> u64 {
+    u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// CPU time of this thread, and of the helpers that read for it and others.
+fn cpu_time() -> Duration {
+    let own = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
+    own.map_or(Duration::ZERO, Duration::from) + helpers_cpu_time()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_that_cost_much_are_rare() {
+        assert_eq!(next_length(Duration::ZERO), SHORTEST);
+        assert_eq!(next_length(Duration::from_micros(500)), SHORTEST);
+        assert_eq!(next_length(Duration::from_millis(20)), Duration::from_secs(2));
+        assert_eq!(next_length(Duration::from_secs(1)), LONGEST);
+    }
+}

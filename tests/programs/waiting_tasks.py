@@ -1,0 +1,93 @@
+"""asyncio programs whose tasks wait at places that are known beforehand, while the loop has something to do now and then.
+
+Two loops in two threads. `still` tasks await something that never comes, `moves` awaits two things by turns, 2 : 3; a parent awaits
+its children. `busy` takes the first loop's thread for three tenths of the time.
+"""
+import asyncio
+import sys
+import threading
+import time
+
+import handshake
+
+
+async def never(event):
+    await event.wait()
+
+
+async def still(event):
+    await never(event)
+
+
+async def short():
+    await asyncio.sleep(0.2)
+
+
+async def long():
+    await asyncio.sleep(0.3)
+
+
+async def moves():
+    while True:
+        await short()
+        await long()
+
+
+async def busy():
+    while True:
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        await asyncio.sleep(0.07)
+
+
+async def parent():
+    children = [asyncio.ensure_future(still(asyncio.Event())) for _ in range(3)]
+    for number, child in enumerate(children):
+        child.set_name("child-%d" % number)
+    await asyncio.gather(*children)
+
+
+def named(coroutine, name):
+    task = asyncio.ensure_future(coroutine)
+    task.set_name(name)
+    return task
+
+
+async def first_loop(begun):
+    tasks = [named(moves(), "m\u00f6ves"), named(parent(), "parent"), named(busy(), "busy"), named(still(asyncio.Event()), "alone")]
+    asyncio.current_task().set_name("main")
+    await asyncio.sleep(0.05)
+    begun.set()
+    await asyncio.gather(*tasks)
+
+
+async def second_loop(begun):
+    asyncio.current_task().set_name("second")
+    begun.set()
+    await never(asyncio.Event())
+
+
+tids = {}
+
+
+def run(name, main):
+    begun = threading.Event()
+
+    def body():
+        tids[name] = threading.get_native_id()
+        asyncio.run(main(begun))
+
+    threading.Thread(target=body, daemon=True).start()
+    begun.wait()
+
+
+if __name__ == "__main__":
+    if "uvloop" in sys.argv:
+        import uvloop
+
+        uvloop.install()
+    run("first", first_loop)
+    run("second", second_loop)
+    handshake.ready(tids=tids)
+    threading.Event().wait()
