@@ -176,8 +176,8 @@ pub struct TaskWaitReport {
     pub idle: u64,
     /// Those of them in which their tasks were read.
     pub read: u64,
-    /// The others: the loop went on while they were read, they could not be read, or the time was up. And ticks of tasks that
-    /// could not be written.
+    /// The others: the loop went on while they were read, they could not be read, or the time was up. And ticks of tasks beyond the
+    /// most that are written (`too_many`), and of those that could not be written.
     pub loss: BTreeMap<String, u64>,
     /// Ticks of all tasks that are samples in the file.
     pub stored: u64,

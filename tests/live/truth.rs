@@ -32,7 +32,7 @@ on_each_interpreter!(threads_and_their_time);
 on_each_interpreter!(programs_of_one_process);
 
 /// Kinds of work of `programs/truth.py`.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "callbacks",
     "generated",
     "generators",
@@ -40,6 +40,8 @@ const KINDS: [&str; 11] = [
     "recursion",
     "tasks",
     "coroutines",
+    // Up to 3.11 CPython's own chain of frames is not whole meanwhile, or has a frame without an evaluator (docs/native.md).
+    "throws",
     "objects",
     "nested",
     "sizes",

@@ -177,7 +177,7 @@ def tasks():
     LOOP.run_until_complete(gathered())
 
 
-# Coroutines without a loop: thrown into, closed, asynchronous generators, context managers and comprehensions.
+# Coroutines without a loop: asynchronous generators, context managers and comprehensions.
 class Pause:
     def __await__(self):
         try:
@@ -223,6 +223,10 @@ def coroutines():
             running.send(None)
     except StopIteration as stop:
         half(stop.value)
+
+
+# Exceptions thrown through coroutines that await others, and such coroutines closed.
+def throws():
     running = caught()
     running.send(None)
     try:
@@ -498,6 +502,7 @@ def steps():
     short_generators()
     fail_and_recover(2)
     coroutines()
+    throws()
     objects()
     nested_key(2)
     deeper(4)
@@ -543,7 +548,7 @@ if "greenlets" in sys.argv:
 KINDS = {
     kind.__name__: kind
     for kind in (
-        callbacks, generated, generators, exceptions, recursion, limit, tasks, coroutines, objects, nested, ending, signals,
+        callbacks, generated, generators, exceptions, recursion, limit, tasks, coroutines, throws, objects, nested, ending, signals,
         monitored, profiled, groups, sizes, steps, greenlets,
     )
 }

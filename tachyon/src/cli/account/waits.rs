@@ -117,7 +117,7 @@ fn write_tasks(tasks: &TaskWaitReport, out: &mut dyn Write) -> io::Result<()> {
             "in {share} of the event loops' idle time the tasks could not be read: the loop went on too soon"
         )?;
     }
-    let lost = tasks.loss.get("write_error").copied().unwrap_or(0);
+    let lost = ["too_many", "write_error"].iter().filter_map(|cause| tasks.loss.get(*cause)).sum::<u64>();
     if lost > 0 {
         writeln!(out, "{} of the samples of waiting tasks were lost", percent(ratio(lost, tasks.stored + lost)))?;
     }

@@ -13,6 +13,10 @@ use std::sync::atomic::Ordering;
 use tachyon_common::event::{SampleRecord, status};
 use tachyon_common::whose::MAX_AWAITING;
 
+/// Most frames of all stacks of a loop at one look. Those that stand below many tasks, which a program can have as many of as it likes,
+/// count as often.
+const MOST_FRAMES: usize = 1 << 18;
+
 impl Maker {
     /// Makes samples of what was seen at a look.
     pub(super) fn task_waits(&mut self, waits: &TaskWaits) {
@@ -35,8 +39,15 @@ impl Maker {
         let root = self.made.profile.special_frame(&event_root(TASK_WAIT));
         let (of, main) = (&idle.of, if idle.tid == idle.of.pid { status::MAIN_THREAD } else { 0 });
         let (tasks, from) = (&of.tasks.tasks, lock(&of.profile));
-        let mut stack = Vec::new();
+        let (mut stack, mut frames_left) = (Vec::new(), MOST_FRAMES);
         for chain in chains(tasks, idle.event_loop) {
+            let shown = chain.tasks.iter().take(1 + MAX_AWAITING);
+            let frames: usize = shown.map(|&at| 1 + tasks[at].frames.len()).sum();
+            let Some(left) = frames_left.checked_sub(frames) else {
+                self.made.waited.tasks.too_many += idle.weight;
+                continue;
+            };
+            frames_left = left;
             stack.clear();
             let mut whose = None;
             for &at in chain.tasks.iter().take(1 + MAX_AWAITING) {

@@ -7,6 +7,7 @@ use crate::inspect::{self, ElfCache};
 use crate::kernel::Kernel;
 use crate::merge::ProgramKey;
 use crate::profile::Profile;
+use crate::remote::ledger::{self, Work};
 use crate::remote::{Blocked, RemoteProcess, Task};
 use crate::snapshot::{TaskLayout, TaskReader, Tasks, TasksRead};
 use crate::types::{KtimeNs, Pid};
@@ -127,7 +128,13 @@ impl Program {
             // As close to the reading as can be: other processes may have been read since.
             fresh = seen();
             before = &fresh;
+            if !ledger::may(Work::Tasks, Pid(pid), Duration::ZERO) {
+                self.lose(NotRead::Late, before, &ticks, waits);
+                return;
+            }
+            let charged = ledger::charge(Work::Tasks, Pid(pid));
             let read = reader.read(&mut lock(&self.profile), OF_ONE, &seen);
+            drop(charged);
             let Ok(TasksRead { tasks, after }) = read else {
                 self.lose(NotRead::Unreadable, before, &ticks, waits);
                 return self.pause();

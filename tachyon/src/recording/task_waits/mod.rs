@@ -35,7 +35,7 @@ pub(super) enum NotRead {
     WentOn,
     /// They could not be read.
     Unreadable,
-    /// There were so many processes that the time was up.
+    /// Other processes took the time that there was, or this one has taken too much of it.
     Late,
 }
 

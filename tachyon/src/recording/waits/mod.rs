@@ -48,8 +48,9 @@ pub(super) struct TasksWaited {
     pub idle: u64,
     /// Those of them in which the tasks could not be told.
     pub not_read: BTreeMap<NotRead, u64>,
-    /// Ticks of tasks that are in the file, and those that could not be written.
+    /// Ticks of tasks that are in the file, those of tasks beyond the most there may be, and those that could not be written.
     pub stored: u64,
+    pub too_many: u64,
     pub write_errors: u64,
     /// By the frame that they are charged to.
     pub by_place: HashMap<FrameId, u64>,
@@ -122,6 +123,7 @@ fn task_waits(tasks: &TasksWaited, profile: &Profile) -> TaskWaitReport {
     let lost = |reason: NotRead| tasks.not_read.get(&reason).copied().unwrap_or(0);
     let mut loss: BTreeMap<String, u64> = all.map(|reason| (reason.name().to_owned(), lost(reason))).into();
     let read = tasks.idle.saturating_sub(loss.values().sum());
+    loss.insert("too_many".to_owned(), tasks.too_many);
     loss.insert(LossCause::WriteError.name().to_owned(), tasks.write_errors);
     let mut places: BTreeMap<String, u64> = BTreeMap::new();
     for (&frame, &ticks) in &tasks.by_place {

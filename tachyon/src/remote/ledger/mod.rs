@@ -36,6 +36,8 @@ pub enum Work {
     Symbols,
     /// Names of its code objects and threads that the kernel side could not copy, read from its memory.
     Names,
+    /// What its asyncio tasks await, read from its memory again and again.
+    Tasks,
 }
 
 /// What may be spent: this at once, and a share of the time.
@@ -65,6 +67,8 @@ impl Work {
             Self::Checksums => (of_work(300, 0.01), of_work(1_000, 0.02)),
             Self::Symbols => (of_work(3_000, 0.05), of_work(6_000, 0.1)),
             Self::Names => (of_work(300, 0.05), of_work(1_000, 0.1)),
+            // More than all looks of one recording may take.
+            Self::Tasks => (of_work(500, 0.02), of_work(1_000, 0.05)),
         }
     }
 
@@ -76,6 +80,7 @@ impl Work {
             Self::Checksums => "its debug files take too long: some are not used",
             Self::Symbols => "symbols of its files take too long: functions of some have no names",
             Self::Names => "names that have to be read from its memory take too long: some are missing",
+            Self::Tasks => "its asyncio tasks take too long to read: some of what they await is missing",
         }
     }
 }
