@@ -172,7 +172,9 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     let (wall, of_waits) = facts
         .waits
         .as_ref()
-        .map(|(method, totals)| waits::account((*method, totals), &made.waited, request.awaiting, &made.profile))
+        .map(|(method, totals)| {
+            waits::account((*method, totals), &made.waited, request.awaiting && made.sink.is_some(), &made.profile)
+        })
         .unzip();
     let report = Report {
         schema: SCHEMA,

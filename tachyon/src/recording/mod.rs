@@ -48,6 +48,7 @@ mod account;
 mod bell;
 mod expected;
 mod follow;
+mod looker;
 mod made;
 mod memory;
 mod names;

@@ -13,10 +13,10 @@ use super::registry::Registry;
 use super::request::{Request, Targets};
 use super::running::{Parts, Running, Threads};
 use super::samples::{Live, Maker, NativeSide};
-use super::sleepers::{Choice, Means, SecondLook, Sleepers};
+use super::sleepers::{self, Choice, Sleepers};
 use super::start::Clock;
 use super::targets::{self, Children};
-use super::task_waits::{self, TaskLooks};
+use super::task_waits;
 use super::throttle::Limiter;
 use super::timer::Timer;
 use crate::discover::watch::Watch;
@@ -211,7 +211,7 @@ impl Opened {
         let mut profile = Profile { meta: meta(&request), ..Profile::default() };
         profile.meta.python_version = targets::newest_version(&lock(&registry)).unwrap_or_default();
         let sink = open(&profile)?;
-        let streams = sink.as_ref().is_some_and(|sink| sink.streams());
+        let (has_sink, streams) = (sink.is_some(), sink.as_ref().is_some_and(|sink| sink.streams()));
         let made = Made::new(profile, sink, request.keep_stacks).within(request.max_memory);
         let (sender, told) = mpsc::channel();
         let queued = Arc::new(AtomicUsize::new(0));
@@ -255,22 +255,23 @@ impl Opened {
         let choice = Choice { native: request.native.zip(symbols).map(look_with), kernel: request.kernel };
         let sleepers = Arc::new(Mutex::new(Sleepers::new(choice)));
         let second_look = request.waits.are_wanted().then(|| {
-            SecondLook::start(Means {
+            let means = sleepers::Means {
                 sleepers: Arc::clone(&sleepers),
                 registry: Arc::clone(&registry),
                 kernel: Arc::clone(&kernel),
-                end: end.clone(),
                 told: streams.then(|| sender.clone()),
-            })
+            };
+            sleepers::start(means, end.clone())
         });
         let second_look = second_look.transpose()?;
-        let task_looks = (request.waits.are_wanted() && request.awaiting).then(|| {
-            TaskLooks::start(task_waits::Means {
+        // Where samples are kept by stack alone, nothing would tell them from those of threads.
+        let task_looks = (request.waits.are_wanted() && request.awaiting && has_sink).then(|| {
+            let means = task_waits::Means {
                 registry: Arc::clone(&registry),
                 kernel: Arc::clone(&kernel),
-                end: end.clone(),
                 told: sender.clone(),
-            })
+            };
+            task_waits::start(means, end.clone())
         });
         let task_looks = task_looks.transpose()?;
         let timer = Timer::start(&kernel, &registry)?;

@@ -12,6 +12,7 @@ pub use status::{Over, Status};
 use super::account::{self, Facts, Read, Stats, Used};
 use super::bell::Bells;
 use super::follow::{Follow, lock};
+use super::looker::Looker;
 use super::made::Made;
 use super::memory;
 use super::native::{Mapped, Mapper};
@@ -20,9 +21,8 @@ use super::registry::{Registry, SegmentCounts, read_details};
 use super::request::{Request, Targets};
 use super::samples::{Cut, Lasting, Live, SETTLED, Told};
 use super::segment::Segment;
-use super::sleepers::{self, SecondLook, Sleepers};
+use super::sleepers::{self, Sleepers};
 use super::targets::{self, Children};
-use super::task_waits::TaskLooks;
 use super::throttle::Limiter;
 use super::timer::Timer;
 use super::times::{self, Times};
@@ -75,9 +75,9 @@ pub(super) struct Threads {
     pub maker: JoinHandle<Made>,
     pub mapper: Option<Mapper>,
     /// Where waits are sampled.
-    pub second_look: Option<SecondLook>,
+    pub second_look: Option<Looker>,
     /// Where tasks that await others are wanted, too.
-    pub task_looks: Option<TaskLooks>,
+    pub task_looks: Option<Looker>,
 }
 
 /// A recording that runs. Dropped, it ends and its samples are lost.
@@ -442,12 +442,7 @@ impl Drop for Running {
         // Only where it was not finished.
         let Some(threads) = self.threads.take() else { return };
         let Threads { reader, follow, sender, maker, mapper, second_look, task_looks } = threads;
-        if let Some(task_looks) = task_looks {
-            task_looks.stop();
-        }
-        if let Some(second_look) = second_look {
-            second_look.stop();
-        }
+        [second_look, task_looks].into_iter().flatten().for_each(Looker::stop);
         self.parts.limiter.stop();
         self.parts.timer.stop();
         self.parts.end.come();

@@ -9,7 +9,7 @@ mod look;
 mod second;
 
 pub(super) use look::{Choice, Sleeper};
-pub(super) use second::{Means, SecondLook};
+pub(super) use second::{Means, start};
 
 use super::follow::lock;
 use super::registry::Registry;

@@ -1,15 +1,15 @@
 //! The second look: a thread that has waited for a second shows up within the next one.
 
 use super::Sleepers;
-use crate::kernel::{Kernel, drop_privileges};
+use crate::kernel::Kernel;
 use crate::recording::follow::lock;
+use crate::recording::looker::{Looker, cpu_time};
 use crate::recording::registry::Registry;
 use crate::recording::samples::{Lasting, Told};
-use crate::remote::{End, Patience};
+use crate::remote::End;
 use crate::types::KtimeNs;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Threads that have waited for so long are looked at, so often.
@@ -21,44 +21,21 @@ const LOOK: Duration = Duration::from_secs(2);
 const SHARE: f64 = 0.02;
 const AT_FIRST: Duration = Duration::from_secs(1);
 
-/// The thread that looks.
-pub(in crate::recording) struct SecondLook {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
-}
-
 /// What it looks with.
 pub(in crate::recording) struct Means {
     pub sleepers: Arc<Mutex<Sleepers>>,
     pub registry: Arc<Mutex<Registry>>,
     pub kernel: Arc<Mutex<Kernel>>,
-    pub end: End,
     /// Whom to tell of waits that last, where samples are written as they come.
     pub told: Option<Sender<Told>>,
 }
 
-impl SecondLook {
-    /// Looks once a second from now on.
-    ///
-    /// # Errors
-    /// When there can be no thread for it.
-    pub fn start(means: Means) -> std::io::Result<Self> {
-        let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("tachyon-sleepers".to_owned()).spawn(move || {
-            // What it reads it reads through helpers. Where the kernel refuses, it has more rights than it needs.
-            let _refused = drop_privileges();
-            let _concerned = means.end.concerns_this_thread(Patience::Short);
-            run(&means, &stopped);
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    /// Looks no more.
-    pub fn stop(self) {
-        drop(self.stop);
-        // One that has panicked has said so; the last look is another's.
-        let _panicked = self.thread.join();
-    }
+/// Looks once a second from now on.
+///
+/// # Errors
+/// When there can be no thread for it.
+pub(in crate::recording) fn start(means: Means, end: End) -> std::io::Result<Looker> {
+    Looker::start("tachyon-sleepers", end, move |stopped| run(&means, stopped))
 }
 
 /// Threads that are asleep when the recording begins are looked at so soon: what is known of their files then is known at the first cut.
@@ -81,9 +58,4 @@ fn run(means: &Means, stopped: &Receiver<()>) {
             return;
         }
     }
-}
-
-/// CPU time of this thread.
-fn cpu_time() -> Duration {
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

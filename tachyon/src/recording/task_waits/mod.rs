@@ -10,16 +10,16 @@ mod look;
 
 pub(super) use look::LookedTasks;
 
+use super::looker::{Looker, cpu_time};
 use super::registry::Registry;
 use super::samples::Told;
-use crate::kernel::{Kernel, drop_privileges};
-use crate::remote::{End, Patience, helpers_cpu_time};
+use crate::kernel::Kernel;
+use crate::remote::{End, helpers_cpu_time};
 use crate::types::KtimeNs;
 use look::Looks;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Shortest and longest stretch of time with one look.
@@ -78,46 +78,25 @@ impl TaskWaits {
     }
 }
 
-/// The thread that looks.
-pub(super) struct TaskLooks {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
-}
-
 /// What it looks with.
 pub(super) struct Means {
     pub registry: Arc<Mutex<Registry>>,
     pub kernel: Arc<Mutex<Kernel>>,
-    pub end: End,
     pub told: Sender<Told>,
 }
 
-impl TaskLooks {
-    /// Looks from now on.
-    ///
-    /// # Errors
-    /// When there can be no thread for it.
-    pub fn start(means: Means) -> std::io::Result<Self> {
-        let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("tachyon-tasks".to_owned()).spawn(move || {
-            // Where the kernel refuses, it has more rights than it needs.
-            let _refused = drop_privileges();
-            let _concerned = means.end.concerns_this_thread(Patience::Short);
-            run(&means, &stopped);
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    /// Looks no more.
-    pub fn stop(self) {
-        drop(self.stop);
-        // One that has panicked has said so; its samples are missing.
-        let _panicked = self.thread.join();
-    }
+/// Looks from now on.
+///
+/// # Errors
+/// When there can be no thread for it.
+pub(super) fn start(means: Means, end: End) -> std::io::Result<Looker> {
+    Looker::start("tachyon-tasks", end, move |stopped| run(&means, stopped))
 }
 
 fn run(means: &Means, stopped: &Receiver<()>) {
     let mut looks = Looks::default();
+    // That of this thread, and of the helpers that read for it and others.
+    let cost = || cpu_time() + helpers_cpu_time();
     let (mut begin, mut length) = (KtimeNs::now().0, SHORTEST);
     loop {
         let stretch = begin..begin + nanos(length);
@@ -125,9 +104,9 @@ fn run(means: &Means, stopped: &Receiver<()>) {
         if !sleep_until(drawn, stopped) {
             return;
         }
-        let used = cpu_time();
+        let used = cost();
         let waits = looks.look(&means.registry, &means.kernel, stretch.clone());
-        length = next_length(cpu_time().saturating_sub(used));
+        length = next_length(cost().saturating_sub(used));
         if !waits.is_empty() && means.told.send(Told::TaskWaits(waits)).is_err() {
             return;
         }
@@ -151,12 +130,6 @@ fn sleep_until(moment: u64, stopped: &Receiver<()>) -> bool {
 
 fn nanos(length: Duration) -> u64 {
     u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// CPU time of this thread, and of the helpers that read for it and others.
-fn cpu_time() -> Duration {
-    let own = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
-    own.map_or(Duration::ZERO, Duration::from) + helpers_cpu_time()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 mod helper;
 mod message;
+mod reads;
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -24,7 +25,9 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 
 pub(super) use self::message::Found;
 pub use self::message::PAGE;
-use self::message::{CHUNK, FOUND, Kind, MAX_PAGES, MAX_PATHS, REPLY, Reply, Request};
+use self::message::{Kind, REPLY, Reply, Request};
+use self::reads::Into;
+pub(super) use self::reads::{file, find, memory, pages, whole};
 use super::ledger::{self, Debtor};
 use super::status::parse_stat;
 use crate::types::Pid;
@@ -377,107 +380,6 @@ impl Wait {
             *self.patience.get_or_insert_with(|| ledger::open().waits.patience(whose.debtor, whose.pid, usual));
         self.blocked < end.and_then(End::left).map_or(patience, |left| patience.min(left))
     }
-}
-
-/// Where an answer goes.
-trait Into {
-    /// Where the next packet's bytes go.
-    fn room(&mut self) -> &mut [u8];
-    /// So many came.
-    fn took(&mut self, len: usize);
-}
-
-/// Into memory of a known length.
-struct Filled<'a> {
-    bytes: &'a mut [u8],
-    len: usize,
-}
-
-impl Into for Filled<'_> {
-    fn room(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.len..]
-    }
-
-    fn took(&mut self, len: usize) {
-        self.len = (self.len + len).min(self.bytes.len());
-    }
-}
-
-/// Into a vector that grows.
-struct Grown {
-    bytes: Vec<u8>,
-    len: usize,
-}
-
-impl Into for Grown {
-    fn room(&mut self) -> &mut [u8] {
-        self.bytes.resize(self.len + CHUNK, 0);
-        &mut self.bytes[self.len..]
-    }
-
-    fn took(&mut self, len: usize) {
-        self.len += len;
-        self.bytes.truncate(self.len);
-    }
-}
-
-/// Reads a process's memory; gives how much of it could be read.
-pub(super) fn memory(pid: Pid, addr: u64, into: &mut [u8]) -> Result<usize, Refused> {
-    let request = Request { kind: Kind::Memory, pid: pid.as_raw(), addr, len: into.len() as u64 };
-    let mut filled = Filled { bytes: into, len: 0 };
-    aside().ask(For::process(pid), &request, (&[], None), &mut filled)?;
-    Ok(filled.len)
-}
-
-/// Reads pages of a process's memory, by their numbers, one after the other, up to the first that cannot be read.
-pub(super) fn pages(pid: Pid, numbers: &[u64]) -> Result<Vec<Box<[u8; PAGE]>>, Refused> {
-    let mut pages = Vec::with_capacity(numbers.len());
-    for numbers in numbers.chunks(MAX_PAGES) {
-        let request = Request { kind: Kind::Pages, pid: pid.as_raw(), addr: 0, len: numbers.len() as u64 };
-        let listed: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        let mut grown = Grown { bytes: Vec::with_capacity(numbers.len() * PAGE + CHUNK), len: 0 };
-        aside().ask(For::process(pid), &request, (&listed, None), &mut grown)?;
-        pages.extend(grown.bytes.as_chunks::<PAGE>().0.iter().map(|page| Box::new(*page)));
-        if pages.len() % MAX_PAGES != 0 {
-            break;
-        }
-    }
-    Ok(pages)
-}
-
-/// Reads a file whole, as far as `most` bytes: one of `/proc/PID`, which has no end that one could ask for.
-pub(super) fn whole(pid: Pid, path: &str, most: u64) -> Result<Vec<u8>, Refused> {
-    let request = Request { kind: Kind::Whole, pid: 0, addr: 0, len: most };
-    let mut grown = Grown { bytes: Vec::new(), len: 0 };
-    aside().ask(For::process(pid), &request, (&paths(&[path.as_bytes()])?, None), &mut grown)?;
-    Ok(grown.bytes)
-}
-
-/// Finds what lies at a path, or at one below a root directory which no symbolic link leads out of, without opening it.
-pub(super) fn find(whose: For, root_and_path: &[&[u8]]) -> Result<(Found, OwnedFd), Refused> {
-    let request = Request { kind: Kind::Find, pid: 0, addr: 0, len: 0 };
-    let mut bytes = [0; FOUND];
-    let mut filled = Filled { bytes: &mut bytes, len: 0 };
-    let handle = aside().ask(whose, &request, (&paths(root_and_path)?, None), &mut filled)?;
-    let found = Found::parse(&bytes).zip(handle);
-    found.ok_or(Refused::Errno(Errno::EIO))
-}
-
-/// Reads a part of a file that was found; gives how much of it there is.
-pub(super) fn file(whose: For, handle: BorrowedFd<'_>, offset: u64, into: &mut [u8]) -> Result<usize, Refused> {
-    let request = Request { kind: Kind::File, pid: 0, addr: offset, len: into.len() as u64 };
-    let mut filled = Filled { bytes: into, len: 0 };
-    aside().ask(whose, &request, (&[], Some(handle)), &mut filled)?;
-    Ok(filled.len)
-}
-
-/// Paths as a request has them.
-fn paths(paths: &[&[u8]]) -> Result<Vec<u8>, Errno> {
-    let bytes = paths.iter().flat_map(|path| path.iter().copied().chain([0])).collect::<Vec<u8>>();
-    if bytes.iter().filter(|&&byte| byte == 0).count() > paths.len() {
-        return Err(Errno::EINVAL);
-    }
-    if bytes.len() > MAX_PATHS { Err(Errno::ENAMETOOLONG) } else { Ok(bytes) }
 }
 
 #[cfg(test)]

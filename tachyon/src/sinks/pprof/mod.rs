@@ -120,6 +120,8 @@ impl<'a> Builder<'a> {
         let wall = sorted.iter().any(|(key, _)| waits(key)).then(|| self.value_type("wall", "nanoseconds"));
         let event = |key: &Key| profile.event_of(counts.stacks.get(key.stack));
         let names: BTreeSet<&str> = sorted.iter().filter_map(|(key, _)| Some(event(key)?.0)).collect();
+        // Tasks await something for a time.
+        let unit = |event: &str| if event == TASK_WAIT { "nanoseconds" } else { "count" };
         let events: Vec<_> = names.iter().map(|&name| self.value_type(name, unit(name))).collect();
         let is_timed = names.is_empty() || sorted.iter().any(|(key, _)| event(key).is_none());
         self.message.sample_type = [samples, cpu].into_iter().chain(wall).chain(events.iter().copied()).collect();
@@ -141,9 +143,8 @@ impl<'a> Builder<'a> {
             }
             location_id.extend(root);
             let label = labels.into_iter().chain(self.gil(&key)).chain(self.work(&key)).collect();
-            let time = count.saturating_mul(period);
             let of_event = event(&key);
-            let time = if of_event.is_some() { 0 } else { time };
+            let time = if of_event.is_some() { 0 } else { count.saturating_mul(period) };
             let on_cpu = if waits(&key) { 0 } else { time };
             let of_events = names.iter().map(|name| {
                 let (_, each) = of_event.filter(|(own, _)| own == name)?;
@@ -343,11 +344,6 @@ impl<'a> Builder<'a> {
 #[expect(clippy::cast_possible_truncation, reason = "a float that is too large becomes the largest number")]
 fn nanoseconds(seconds: f64) -> i64 {
     (seconds * 1e9) as i64
-}
-
-/// What an event's value is counted in. Tasks that await something do so for a time.
-fn unit(event: &str) -> &'static str {
-    if event == TASK_WAIT { "nanoseconds" } else { "count" }
 }
 
 #[cfg(test)]
