@@ -61,7 +61,8 @@ pub struct Wanted {
 impl From<&ExportArgs> for Wanted {
     fn from(args: &ExportArgs) -> Self {
         let pids = args.pids.iter().map(|pid| pid.0).collect();
-        let filter = Filter { no_native: args.no_native, pids, from: args.from, to: args.to };
+        let event = args.event.clone();
+        let filter = Filter { no_native: args.no_native, pids, from: args.from, to: args.to, event };
         Self { filter, force_large: args.force_large }
     }
 }
@@ -81,11 +82,16 @@ pub fn run_many(
         [input] => format!("cannot export {}", input.display()),
         _ => "cannot export these files as one profile".to_owned(),
     };
+    let event = wanted.filter.event.clone();
     let mut source = Source::open(inputs).with_context(reading)?.with_filter(wanted.filter);
     if wanted.force_large {
         source = source.without_limits();
     }
-    export(source, output, format, options).with_context(reading)
+    let mut summary = export(source, output, format, options).with_context(reading)?;
+    if let Some(event) = event.filter(|_| summary.samples == 0) {
+        summary.notes.push(format!("no sample was taken at the event {event}"));
+    }
+    Ok(summary)
 }
 
 fn export(source: Source, output: Output<'_>, format: Format, options: ExportOptions) -> anyhow::Result<ExportSummary> {

@@ -9,6 +9,7 @@ use super::output::{self, Destination, OutputError, OutputFile};
 use super::plan::{self, Plan, Surroundings};
 use super::table::Style;
 use super::{agent, diff, doctor, dump, events, export, info, record, recover, report, symbolize, top, watch};
+use crate::profile::TASK_WAIT;
 use crate::sinks::export::ExportOptions;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -130,7 +131,9 @@ fn run_export(args: &ExportArgs) -> anyhow::Result<()> {
     let mut file = output.try_clone_file()?;
     let (companion_output, companion) = plan.create_companion(None)?.unzip();
     let source = args.source.then(super::source::Files::of_this_machine);
-    let options = ExportOptions { by_thread: args.threads, merge_processes, svg: plan.is_svg(), companion, source };
+    let task_waits = args.event.as_deref() == Some(TASK_WAIT);
+    let (by_thread, svg) = (args.threads, plan.is_svg());
+    let options = ExportOptions { by_thread, merge_processes, svg, companion, task_waits, source };
     let wanted = export::Wanted::from(args);
     let watch = watch::over(&args.inputs, args.force_large, "export");
     let done = export::run_many(&args.inputs, export::Output::File(&mut file), plan.format, options, wanted)?;

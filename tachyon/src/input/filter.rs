@@ -17,6 +17,8 @@ pub struct Filter {
     pub from: Option<Duration>,
     /// Up to there, after the start.
     pub to: Option<Duration>,
+    /// Only samples of this event, by its name.
+    pub event: Option<String>,
 }
 
 impl Filter {
@@ -95,7 +97,9 @@ impl Sieve {
     ) {
         let before = times_us.len();
         let (from_us, to_us) = (self.from_us, self.to_us);
-        if self.wants(profile, process) {
+        let of_event = |event: &String| profile.event_of(stack).is_some_and(|(name, _)| name == event.as_str());
+        let of_event = self.filter.event.as_ref().is_none_or(of_event);
+        if of_event && self.wants(profile, process) {
             times_us.retain(|&time_us| from_us <= time_us && time_us < to_us);
         } else {
             times_us.clear();

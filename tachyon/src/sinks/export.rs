@@ -24,6 +24,8 @@ pub struct ExportOptions {
     pub svg: bool,
     /// The second file of a gperftools profile.
     pub companion: Option<Companion>,
+    /// The report is of what asyncio's tasks await, which it leaves out otherwise.
+    pub task_waits: bool,
     /// Where the report's source text is found; `None`: it has none.
     pub source: Option<Box<dyn SourceFiles>>,
 }
@@ -82,7 +84,7 @@ pub fn open<'a, W: Write + Send + 'a>(
         }
         Format::Pprof => Box::new(PprofSink::new(out, roots)),
         Format::Speedscope => Box::new(SpeedscopeSink::new(out)),
-        Format::Report => Box::new(PageSink::new(out).with_source(options.source)),
+        Format::Report => Box::new(PageSink::new(out).with_source(options.source).of_task_waits(options.task_waits)),
         Format::Flamegraph => Box::new(FlamegraphSink::new(out, roots, !options.svg)),
         Format::Firefox => Box::new(FirefoxSink::new(out)),
         Format::Jsonl => Box::new(JsonlSink::new(out)),

@@ -15,7 +15,7 @@ use super::need::Amounts;
 use super::spool::Spool;
 use super::stacks::Stacks;
 use super::{Sink, stacks};
-use crate::profile::{Merge, Profile, Sample};
+use crate::profile::{Merge, Profile, Sample, TASK_WAIT};
 use crate::report::Report;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
@@ -42,12 +42,29 @@ pub struct PageSink<W> {
     met: Vec<bool>,
     /// Some of them are of waiting threads.
     waits: bool,
+    /// The page is of asyncio tasks that wait; else it leaves those out.
+    task_waits: bool,
 }
 
 impl<W: Write> PageSink<W> {
     /// Nothing is written to `out` before the end.
     pub fn new(out: W) -> Self {
-        Self { out, spool: Spool::default(), total: 0, merges: [0; 4], source: None, met: Vec::new(), waits: false }
+        Self {
+            out,
+            spool: Spool::default(),
+            total: 0,
+            merges: [0; 4],
+            source: None,
+            met: Vec::new(),
+            waits: false,
+            task_waits: false,
+        }
+    }
+
+    /// The page is of what asyncio's tasks await alone. Else it leaves that out: it is no part of any thread's time.
+    #[must_use]
+    pub fn of_task_waits(self, task_waits: bool) -> Self {
+        Self { task_waits, ..self }
     }
 
     /// The page has source text too, from these files.
@@ -76,6 +93,7 @@ impl<W: Write> PageSink<W> {
     /// What the samples are a part of.
     fn whole(&self, report: &Report) -> &'static str {
         match (report.events.is_empty(), self.waits) {
+            _ if self.task_waits => "the waiting tasks’ time",
             (false, _) => "the samples",
             (true, true) => "the threads’ time",
             (true, false) => "the CPU time",
@@ -89,6 +107,9 @@ impl<W: Write> Sink for PageSink<W> {
     }
 
     fn repeated(&mut self, profile: &Profile, sample: &Sample<'_>, times_us: &[u64]) -> io::Result<()> {
+        if profile.event_of(sample.frames).is_some_and(|(event, _)| event == TASK_WAIT) != self.task_waits {
+            return Ok(());
+        }
         self.total += times_us.len() as u64;
         self.merges[usize::from(sample.merge.number())] += times_us.len() as u64;
         self.waits |= State::of(sample.status) == State::Waited;

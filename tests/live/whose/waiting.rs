@@ -164,6 +164,26 @@ fn a_report_has_them_where_they_are_asked_for(python: &Interpreter) {
         (&"never".into(), &(4 * own + of_other).into()),
         "{by_function:#}"
     );
+    let folder = tempfile::tempdir().expect("a folder");
+    let exported = |name: &str, arguments: &[&str]| {
+        let path = folder.path().join(name);
+        let mut export = Command::new(binary());
+        let output = export.arg("export").arg(&recording.path).args(arguments).arg("-o").arg(&path).output();
+        assert!(output.expect("it can be run").status.success());
+        std::fs::read_to_string(path).expect("text")
+    };
+    // Each line ends with its samples.
+    let samples = |text: &str| -> u64 {
+        let count = |line: &str| line.rsplit_once(' ').expect("a count").1.parse::<u64>().expect("a number");
+        text.lines().map(count).sum()
+    };
+    let (whole, alone) = (exported("a.collapsed", &[]), exported("b.collapsed", &["--event", "task-wait"]));
+    assert_eq!(samples(&whole), recording.report.stored + wall.stored + tasks.stored);
+    assert_eq!(samples(&alone), tasks.stored);
+    // The report's page is of one or of the other.
+    let (threads, of_tasks) = (exported("a.html", &[]), exported("b.html", &["--event", "task-wait"]));
+    assert!(threads.contains("the threads\u{2019} time is in") && !threads.contains("<code>never</code>"));
+    assert!(of_tasks.contains("the waiting tasks\u{2019} time is in") && of_tasks.contains("<code>Event.wait</code>"));
     assert!(told(&[]).0.contains("--event task-wait shows what"), "{}", told(&[]).0);
     assert!(told(&["--event", "task-wait"]).0.contains("of waiting asyncio tasks' time"));
     assert!(told(&["--event", "page-faults"]).1.contains("task-wait"), "{}", told(&["--event", "page-faults"]).1);

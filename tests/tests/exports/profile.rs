@@ -131,7 +131,7 @@ pub fn export_as(format: Format, input: &Path, path: PathBuf, by_thread: bool) -
     let plan = OutputPlan { destination: Destination::Path(path.clone()), format, force: true };
     let output = OutputFile::create(&plan.destination, true).unwrap();
     let (companion_output, companion) = plan.create_companion(None).unwrap().unzip();
-    let options = ExportOptions { by_thread, merge_processes: false, svg: plan.is_svg(), companion, source: None };
+    let options = ExportOptions { by_thread, svg: plan.is_svg(), companion, ..ExportOptions::default() };
     let mut file = output.try_clone_file().unwrap();
     let summary = export::run(input, Output::File(&mut file), format, options).unwrap();
     assert_eq!(summary.format, format);

@@ -54,6 +54,10 @@ pub struct ExportArgs {
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub to: Option<Duration>,
 
+    /// Only samples taken at this event: one of `record -e`, or task-wait, for what asyncio tasks awaited
+    #[arg(long, value_name = "NAME")]
+    pub event: Option<String>,
+
     /// Overwrite an existing file
     #[arg(long)]
     pub force: bool,

@@ -141,6 +141,7 @@ fn export_sink(
         merge_processes: plan.merge_processes,
         svg: output.is_svg(),
         companion,
+        task_waits: false,
         source: plan.source.then(|| Files::of_targets(matches!(plan.targets, Targets::Command { .. }))),
     };
     Ok(export::open(output.format, file, options)?)
