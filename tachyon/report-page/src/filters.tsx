@@ -39,7 +39,7 @@ export function Filters({ model, state, set, threadsToo }: { model: Model; state
         choices={processes.map(({ name }, value) => ({ value, text: name }))} choose={(process) => set({ process, thread: null })} />}
       {threadsToo && threads.length > 1 && <Select id="thread" all={`all ${shown.length} threads`} value={state.thread} choices={shown}
         choose={(thread) => set({ thread })} />}
-      {tasks.length > 0 && <Select id="task" all={`all ${tasks.length} tasks`} value={state.task} choices={tasks}
+      {tasks.length > 0 && <Select id="task" all={tasks.length > 1 ? `all ${tasks.length} tasks` : "any task"} value={state.task} choices={tasks}
         choose={(task) => set({ task, zoom: [] })} />}
       <Select id="module" all="all modules" value={state.module} choices={modules} choose={(module) => set({ module, zoom: [] })} />
     </>

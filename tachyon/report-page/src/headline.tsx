@@ -10,9 +10,13 @@ const words = (name: string) => name.replaceAll("_", " ");
 /** Most functions and causes that the sentence tells. */
 const TOLD = 3;
 
+/** The event of what asyncio's tasks await. */
+const TASK_WAIT = "task-wait";
+
 /** What the samples are a part of: `of the CPU time`. */
 export function whatSamplesAre(model: Model): string {
   const { event } = model.data.document.quality, all = model.everything;
+  if (event === TASK_WAIT) return "of the tasks’ waiting time";
   if (!["", "cpu-clock", "cycles"].includes(event)) return `of the ${event} samples`;
   return waiting(all.states) > 0 ? "of the threads’ time" : "of the CPU time";
 }
@@ -22,14 +26,15 @@ export function facts(model: Model, sums: Sums, filtered: boolean): string[] {
   const { quality, interval_us, seconds: long } = model.data.document;
   const facts: string[] = [];
   const waits = waiting(sums.states), time = (sums.samples * interval_us) / 1e6;
-  if (waits > 0) {
+  // What a task awaits is in its stack.
+  if (waits > 0 && quality.event !== TASK_WAIT) {
     const causes = STATES.filter(({ id, waits }) => waits && sums.states[id]! > 0)
       .sort((a, b) => sums.states[b.id]! - sums.states[a.id]!).slice(0, TOLD + 1)
       .map(({ id, phrase }) => `${about(sums.states[id]!, sums.samples)} ${phrase}`);
     facts.push(`${about(waits, sums.samples)} waiting: ${listed(causes)}`);
   }
-  if (["", "cpu-clock", "cycles"].includes(quality.event)) {
-    const kind = waits > 0 ? "threads’ time" : "CPU time";
+  if (["", "cpu-clock", "cycles", TASK_WAIT].includes(quality.event)) {
+    const kind = quality.event === TASK_WAIT ? "tasks’ waiting time" : waits > 0 ? "threads’ time" : "CPU time";
     facts.push(`${count(sums.samples)} samples, ${seconds(time)} of ${kind}${!filtered && long > 0 ? ` in ${seconds(long)}` : ""}`);
   } else facts.push(plural(sums.samples, "sample"));
   const known = sums.states[1]! + sums.states[2]!;

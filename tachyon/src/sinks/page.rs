@@ -93,7 +93,7 @@ impl<W: Write> PageSink<W> {
     /// What the samples are a part of.
     fn whole(&self, report: &Report) -> &'static str {
         match (report.events.is_empty(), self.waits) {
-            _ if self.task_waits => "the waiting tasks’ time",
+            _ if self.task_waits => "the tasks’ waiting time",
             (false, _) => "the samples",
             (true, true) => "the threads’ time",
             (true, false) => "the CPU time",
@@ -132,6 +132,9 @@ impl<W: Write> Sink for PageSink<W> {
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
+        // The page names what its samples are of.
+        let of_tasks = self.task_waits.then(|| Report { event: TASK_WAIT.to_owned(), ..report.clone() });
+        let report = of_tasks.as_ref().unwrap_or(report);
         let (title, caption) = (title(profile), caption(self.total, report));
         let mut data = Vec::new();
         let summary = self.write_data(&mut data, profile, report)?;
