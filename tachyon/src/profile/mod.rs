@@ -256,6 +256,14 @@ impl Profile {
         self.frames.intern(Frame::without_location(filename, function))
     }
 
+    /// The same frame as another profile's, which is no native one.
+    pub fn adopt_frame(&mut self, from: &Self, frame: FrameId) -> FrameId {
+        let frame = from.frames.get(frame);
+        let [filename, function] =
+            [frame.filename, frame.function].map(|text| self.strings.intern(from.strings.get(text)));
+        self.frames.intern(Frame { filename, function, ..*frame })
+    }
+
     /// Gives a pending frame its names.
     pub fn resolve(&mut self, id: FrameId, frame: Frame) {
         self.frames.replace(id, frame);

@@ -5,7 +5,7 @@ use super::super::sleepers::{Part, Sleeper};
 use super::super::waits;
 use super::Maker;
 use crate::merge::{NATIVE, ProgramKey};
-use crate::profile::{Frame, FrameId, Merge, NativePlace, Profile, Sample, ThreadId, name_of_address};
+use crate::profile::{FrameId, Merge, NativePlace, Profile, Sample, ThreadId, name_of_address};
 use crate::sinks::label::Label;
 use crate::snapshot::MixedFrame;
 use crate::symbolize::native::NativeName;
@@ -92,7 +92,7 @@ fn frames(sleeper: &Sleeper, profile: &mut Profile, stack: &mut Vec<FrameId>) {
     let kernel = sleeper.kernel.iter().map(|name| profile.special_frame(&format!("[k] {name}")));
     stack.extend(kernel);
     let above = stack.len();
-    let python = |frame: FrameId, profile: &mut Profile| copy(&sleeper.of.profile, frame, profile);
+    let python = |frame: FrameId, profile: &mut Profile| profile.adopt_frame(&sleeper.of.profile, frame);
     match (&sleeper.stack.mixed, &sleeper.stack.python) {
         (Some(Ok(mixed)), _) => {
             for frame in &mixed.frames {
@@ -123,12 +123,4 @@ fn native(name: &NativeName, profile: &mut Profile, stack: &mut Vec<FrameId>) {
         let (file, line) = (line.and_then(|line| line.file.as_deref()), line.and_then(|line| line.line));
         stack.push(profile.native_frame(&shown, file, line, place));
     }
-}
-
-/// The same frame in another profile.
-pub(super) fn copy(from: &Profile, frame: FrameId, to: &mut Profile) -> FrameId {
-    let frame = from.frames.get(frame);
-    let (filename, function) =
-        (to.strings.intern(from.strings.get(frame.filename)), to.strings.intern(from.strings.get(frame.function)));
-    to.frames.intern(Frame { filename, function, ..*frame })
 }

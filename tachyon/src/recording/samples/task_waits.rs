@@ -1,13 +1,12 @@
 //! Tasks that wait side by side while their event loop is idle, made samples.
 
-use super::super::follow::lock;
 use super::super::made::{PerProcess, describe};
 use super::super::task_waits::{IdleLoop, LookedTasks, TaskWaits};
 use super::Maker;
-use super::lasting::copy;
 use crate::merge::{Owner, ProgramKey, TASKS_CUT};
 use crate::profile::{FrameId, Library, Merge, Profile, Sample, TASK_WAIT, event_root, library};
 use crate::snapshot::AsyncTask;
+use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use tachyon_common::event::{SampleRecord, status};
@@ -38,8 +37,9 @@ impl Maker {
         let tells_work = self.made.sink.as_ref().is_some_and(|sink| sink.tells_work());
         let root = self.made.profile.special_frame(&event_root(TASK_WAIT));
         let (of, main) = (&idle.of, if idle.tid == idle.of.pid { status::MAIN_THREAD } else { 0 });
-        let (tasks, from) = (&of.tasks.tasks, lock(&of.profile));
+        let tasks = &of.tasks.tasks;
         let (mut stack, mut frames_left) = (Vec::new(), MOST_FRAMES);
+        let mut known: HashMap<FrameId, FrameId, RandomState> = HashMap::default();
         for chain in chains(tasks, idle.event_loop) {
             let shown = chain.tasks.iter().take(1 + MAX_AWAITING);
             let frames: usize = shown.map(|&at| 1 + tasks[at].frames.len()).sum();
@@ -52,7 +52,9 @@ impl Maker {
             let mut whose = None;
             for &at in chain.tasks.iter().take(1 + MAX_AWAITING) {
                 let task = &tasks[at];
-                stack.extend(task.frames.iter().map(|&frame| copy(&from, frame, &mut self.made.profile)));
+                let profile = &mut self.made.profile;
+                let mut own = |frame| *known.entry(frame).or_insert_with(|| profile.adopt_frame(&of.profile, frame));
+                stack.extend(task.frames.iter().map(|&frame| own(frame)));
                 let (work, frame) = self.tasks.of_outside(&mut self.made.profile, owner.process, task);
                 stack.push(frame);
                 whose = whose.or(work);

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tachyon_common::wait::SeenThread;
 
-/// How long one process is read at most, and all of them at one look.
-const OF_ONE: Duration = Duration::from_millis(250);
-const OF_ALL: Duration = Duration::from_secs(1);
+/// How long one process is read at most, and all of them at one look: the end of a recording waits for it.
+const OF_ONE: Duration = Duration::from_millis(200);
+const OF_ALL: Duration = Duration::from_millis(400);
 
 /// A process without event loops is looked at again after this long, then twice as long, up to the most.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -37,7 +37,7 @@ pub(in crate::recording) struct LookedTasks {
     /// The threads of its loops by their ids, as far as they live.
     pub threads: HashMap<u32, Task>,
     /// What the tasks' frames are of.
-    pub profile: Arc<Mutex<Profile>>,
+    pub profile: Profile,
 }
 
 /// A thread that sleeps: when it left its CPU, or that it has not been switched since waits are sampled.
@@ -51,8 +51,8 @@ enum Asleep {
 #[derive(Default)]
 struct Program {
     reader: Option<TaskReader>,
-    /// What the frames of its tasks are of.
-    profile: Arc<Mutex<Profile>>,
+    /// What the frames of its tasks are of, as they are read: of all that have been met.
+    profile: Profile,
     /// Not to be looked at before, after a pause of this length.
     not_before: Option<(Instant, Duration)>,
     last: Option<Last>,
@@ -133,9 +133,9 @@ impl Program {
                 return;
             }
             let charged = ledger::charge(Work::Tasks, Pid(pid));
-            let read = reader.read(&mut lock(&self.profile), OF_ONE, &seen);
+            let read = reader.read(&mut self.profile, OF_ONE, &seen);
             drop(charged);
-            let Ok(TasksRead { tasks, after }) = read else {
+            let Ok(TasksRead { mut tasks, after }) = read else {
                 self.lose(NotRead::Unreadable, before, &ticks, waits);
                 return self.pause();
             };
@@ -149,7 +149,9 @@ impl Program {
             let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
             let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
             let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
-            let tasks = LookedTasks { key, pid, tasks, threads, profile: Arc::clone(&self.profile) };
+            // Nobody who makes samples of it shall wait for the next reading.
+            let profile = taken_out(&self.profile, &mut tasks);
+            let tasks = LookedTasks { key, pid, tasks, threads, profile };
             self.last = Some(Last { read: Instant::now(), asleep: slept, tasks: Arc::new(tasks) });
         }
         let process = reader.process();
@@ -193,6 +195,15 @@ impl Program {
         let pause = self.not_before.map_or(AGAIN, |(_, pause)| (pause * 2).min(AGAIN_AT_MOST));
         self.not_before = Some((Instant::now() + pause, pause));
     }
+}
+
+/// The frames of tasks as those of a profile that has no others.
+fn taken_out(from: &Profile, tasks: &mut Tasks) -> Profile {
+    let (mut profile, mut known) = (Profile::default(), HashMap::new());
+    for frame in tasks.tasks.iter_mut().flat_map(|task| &mut task.frames) {
+        *frame = *known.entry(*frame).or_insert_with(|| profile.adopt_frame(from, *frame));
+    }
+    profile
 }
 
 fn open(pid: u32, files: &mut ElfCache) -> Option<TaskReader> {
