@@ -61,6 +61,11 @@ impl Watching {
             if epoll.modify(self.watch.as_fd(), &mut event).is_ok() {
                 self.listening = !rests;
             }
+            if self.listening {
+                // A ring's readiness can be asked for once (`perf_poll` takes it back), and to listen again has just done so: what came
+                // since the rings were read would wake nobody.
+                return Some(Duration::ZERO);
+            }
         }
         Some(self.rest.until?.saturating_duration_since(Instant::now()))
     }
@@ -93,6 +98,28 @@ impl Rest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::epoll::{EpollCreateFlags, EpollTimeout};
+    use std::process::Command;
+
+    /// 6 of 300 commands that ran beside a build had no sample: their libpython was mapped after the rings had been read and before
+    /// they were listened to again, so nobody looked at them any more.
+    #[test]
+    fn what_comes_before_it_listens_again_is_not_slept_through() {
+        let watch = match Watch::open() {
+            Ok(watch) => watch,
+            Err(error) => return crate::not_run::not_run(&format!("root: {error}")),
+        };
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("a descriptor");
+        let mut watching = Watching::new(watch, &epoll, 1).expect("it can be waited for");
+        watching.rest.after(true, true, Instant::now());
+        assert!(watching.wait(&epoll).is_some() && !watching.listening, "others have mapped something");
+        while watching.watch.drain(&mut |_| ()) == Drained::More {}
+        watching.rest.after(false, false, Instant::now());
+        assert!(Command::new("true").status().is_ok_and(|status| status.success()), "it maps its libraries");
+        let pause = watching.wait(&epoll);
+        let woken = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
+        assert!(watching.listening && (pause == Some(Duration::ZERO) || woken == Ok(1)), "{pause:?}, {woken:?}");
+    }
 
     #[test]
     fn what_others_do_lets_it_rest_the_longer() {
