@@ -1,6 +1,6 @@
 """asyncio programs whose tasks wait at places that are known beforehand, while the loop has something to do now and then.
 
-Two loops in two threads. `still` tasks await something that never comes, `moves` awaits two things by turns, 2 : 3; a parent awaits
+Two loops in two threads, and one that was stopped. `still` tasks await something that never comes, `moves` awaits two things by turns, 2 : 3; a parent awaits
 its children. `busy` takes the first loop's thread for three tenths of the time.
 """
 import asyncio
@@ -68,6 +68,19 @@ async def second_loop(begun):
     await never(asyncio.Event())
 
 
+def stopped_loop():
+    """Leaves a task behind in a loop that nobody runs any more."""
+    left = []
+
+    async def leaves():
+        left.append(named(still(asyncio.Event()), "left"))
+        await asyncio.sleep(0.05)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leaves())
+    threading.Event().wait()
+
+
 tids = {}
 
 
@@ -89,5 +102,7 @@ if __name__ == "__main__":
         uvloop.install()
     run("first", first_loop)
     run("second", second_loop)
+    threading.Thread(target=stopped_loop, daemon=True).start()
+    time.sleep(0.3)
     handshake.ready(tids=tids)
     threading.Event().wait()

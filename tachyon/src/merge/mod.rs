@@ -315,18 +315,18 @@ impl Merger {
             Some(at) => self.stack.truncate(at + 1),
             None => self.stack.push(below.task),
         }
-        let cut = |missing: bool, stack: &mut Vec<FrameId>, profile: &mut Profile, what: &str| {
-            stack.extend(missing.then(|| profile.special_frame(&cut_mark(what))));
+        let cut = |missing: bool, stack: &mut Vec<FrameId>, profile: &mut Profile, mark: &str| {
+            stack.extend(missing.then(|| profile.special_frame(mark)));
         };
         for Waiter { task, frames, cut: (inner, outer) } in &below.awaiting {
-            cut(*inner, &mut self.stack, profile, COROUTINES);
+            cut(*inner, &mut self.stack, profile, COROUTINES_CUT);
             for raw in frames {
                 self.push_python(profile, symbolizer, record, raw);
             }
-            cut(*outer, &mut self.stack, profile, COROUTINES);
+            cut(*outer, &mut self.stack, profile, COROUTINES_CUT);
             self.stack.push(*task);
         }
-        cut(below.more, &mut self.stack, profile, TASKS);
+        cut(below.more, &mut self.stack, profile, TASKS_CUT);
         self.task = Some(below);
     }
 
@@ -385,11 +385,8 @@ fn marker(reason: StopReason) -> String {
     }
 }
 
-/// What is missing where a task's coroutines, or the tasks that await one, could not all be followed.
-const COROUTINES: &str = "coroutines";
-const TASKS: &str = "tasks that await it";
-
-/// The frame that stands for tasks that are missing.
+/// Frames that stand for what is missing where a task's coroutines, or the tasks that await one, could not all be followed.
+pub const COROUTINES_CUT: &str = "<stack cut: coroutines>";
 pub const TASKS_CUT: &str = "<stack cut: tasks that await it>";
 
 /// The name of a frame that stands for what is missing.

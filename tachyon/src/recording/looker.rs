@@ -2,10 +2,8 @@
 
 use crate::kernel::drop_privileges;
 use crate::remote::{End, Patience};
-use nix::time::{ClockId, clock_gettime};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Such a thread.
 pub(super) struct Looker {
@@ -35,9 +33,4 @@ impl Looker {
         // One that has panicked has said so; what it would have seen is missing.
         let _panicked = self.thread.join();
     }
-}
-
-/// CPU time of this thread.
-pub(super) fn cpu_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

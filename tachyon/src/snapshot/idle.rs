@@ -1,17 +1,18 @@
-//! The tasks of a process again and again, within a fraction of a millisecond each time: of threads that sleep, and may go on at
+//! The tasks of a process again and again, within a millisecond or so each time: of threads that sleep, and may go on at
 //! any moment.
 //!
 //! What is read lies mostly where it lay the last time. So all pages that were needed then are read at once, and the tasks are told by
 //! those: nearly all of it is of one moment. Names of code objects are kept.
 
 use super::memory::Pages;
-use super::tasks::{self, TaskLayout, Tasks};
+use super::tasks::{TaskLayout, TaskProblem, Tasks, TasksOf};
 use super::threads::{self, ThreadState};
 use super::{Deadline, Namer, Target};
 use crate::inspect::Interpreter;
 use crate::profile::Profile;
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::symbolize::Symbolizer;
+use crate::types::RemoteAddr;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tachyon_common::process::ProcessEntry;
@@ -36,8 +37,19 @@ pub struct TaskReader {
 pub struct TasksRead<T> {
     /// The tasks.
     pub tasks: Tasks,
+    /// Why they are not all.
+    pub missing: Option<Missing>,
     /// What was told by `moment` when the last byte of it had been read.
     pub after: T,
+}
+
+/// Why tasks are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The time was up.
+    Late,
+    /// A list of tasks or threads could not be read to its end, or has too many.
+    Unreadable,
 }
 
 impl TaskReader {
@@ -83,8 +95,8 @@ impl TaskReader {
         let target = Target { process, layout: interpreter.layout.complete(), entry };
         let (mut states, problem) = threads::states(&memory, &target, deadline);
         if problem.is_some() {
-            // Why it cannot be read.
-            process.read_u64(crate::types::RemoteAddr(interpreter.runtime))?;
+            // Where nothing at all can be read: why.
+            process.read_u64(RemoteAddr(interpreter.runtime))?;
         }
         if states != self.states || self.tids.is_empty() {
             self.states.clone_from(&states);
@@ -98,13 +110,19 @@ impl TaskReader {
         }
         let mut namer =
             Namer { memory: &memory, target: &target, symbolizer: std::mem::take(symbolizer), profile, deadline };
-        let tasks = tasks::read_still(&memory, &target, layout, &states, &self.tids, &mut namer, deadline);
+        let of = TasksOf { memory: &memory, target: &target, layout, states: &states, tids: &self.tids, deadline };
+        let (tasks, problems) = of.read_still(&mut namer);
+        // Those of another asyncio are known to be left out.
+        let missing = problems.into_iter().find(|problem| *problem != TaskProblem::OtherTasks);
+        let missing =
+            missing.map(|problem| if problem == TaskProblem::Late { Missing::Late } else { Missing::Unreadable });
+        let missing = missing.or(problem.map(|_| Missing::Unreadable));
         *symbolizer = namer.symbolizer;
         if memory.len() > at_once {
             after = moment();
         }
         *needed = memory.numbers();
         needed.sort_unstable();
-        Ok(TasksRead { tasks, after })
+        Ok(TasksRead { tasks, missing, after })
     }
 }

@@ -16,9 +16,10 @@ mod tasks;
 mod threads;
 mod unwind;
 
-pub use idle::{TaskReader, TasksRead};
+pub use idle::{Missing, TaskReader, TasksRead};
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
+use tasks::TasksOf;
 pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
 
 use crate::inspect::Interpreter;
@@ -218,7 +219,8 @@ fn take_from<M: UserMemory>(
         (python, mixed)
     });
     if let Some(layout) = &wanted.tasks {
-        let (found, problems) = tasks::read(memory, &target, layout, &states, &tids, &mut namer, deadline);
+        let of = TasksOf { memory, target: &target, layout, states: &states, tids: &tids, deadline };
+        let (found, problems) = of.read(&mut namer);
         snapshot.tasks = Some(found);
         snapshot.problems.extend(problems.iter().map(ToString::to_string));
     }

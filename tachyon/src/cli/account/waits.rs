@@ -112,10 +112,9 @@ fn write_tasks(tasks: &TaskWaitReport, out: &mut dyn Write) -> io::Result<()> {
     let not_read = tasks.idle.saturating_sub(tasks.read);
     if tasks.idle > 0 && ratio(not_read, tasks.idle) >= LEAST {
         let share = short(ratio(not_read, tasks.idle));
-        writeln!(
-            out,
-            "in {share} of the event loops' idle time the tasks could not be read: the loop went on too soon"
-        )?;
+        let of = |cause: &str| tasks.loss.get(cause).copied().unwrap_or(0);
+        let why = if of("late") > of("went_on") { "it would have taken too long" } else { "the loop went on too soon" };
+        writeln!(out, "in {share} of the event loops' idle time the tasks could not be read: {why}")?;
     }
     let lost = ["too_many", "write_error"].iter().filter_map(|cause| tasks.loss.get(*cause)).sum::<u64>();
     if lost > 0 {

@@ -61,7 +61,7 @@ impl Watching {
             if epoll.modify(self.watch.as_fd(), &mut event).is_ok() {
                 self.listening = !rests;
             }
-            if self.listening {
+            if self.listening && !rests {
                 // A ring's readiness can be asked for once (`perf_poll` takes it back), and to listen again has just done so: what came
                 // since the rings were read would wake nobody.
                 return Some(Duration::ZERO);

@@ -3,7 +3,7 @@
 use super::super::made::{PerProcess, describe};
 use super::super::task_waits::{IdleLoop, LookedTasks, TaskWaits};
 use super::Maker;
-use crate::merge::{Owner, ProgramKey, TASKS_CUT};
+use crate::merge::{COROUTINES_CUT, Owner, ProgramKey, TASKS_CUT};
 use crate::profile::{FrameId, Library, Merge, Profile, Sample, TASK_WAIT, event_root, library};
 use crate::snapshot::AsyncTask;
 use foldhash::fast::RandomState;
@@ -49,22 +49,27 @@ impl Maker {
             };
             frames_left = left;
             stack.clear();
-            let mut whose = None;
-            for &at in chain.tasks.iter().take(1 + MAX_AWAITING) {
+            // The task's own work, and the frame at which people look for its wait.
+            let (mut whose, mut charged) = (None, root);
+            for (number, &at) in chain.tasks.iter().take(1 + MAX_AWAITING).enumerate() {
                 let task = &tasks[at];
+                if !task.whole {
+                    stack.push(self.made.profile.special_frame(COROUTINES_CUT));
+                }
+                let above = stack.len();
                 let profile = &mut self.made.profile;
                 let mut own = |frame| *known.entry(frame).or_insert_with(|| profile.adopt_frame(&of.profile, frame));
                 stack.extend(task.frames.iter().map(|&frame| own(frame)));
                 let (work, frame) = self.tasks.of_outside(&mut self.made.profile, owner.process, task);
                 stack.push(frame);
-                whose = whose.or(work);
+                if number == 0 {
+                    (whose, charged) = (work, place_of(&self.made.profile, &stack[above..]));
+                }
             }
             if chain.is_cut() {
                 stack.push(self.made.profile.special_frame(TASKS_CUT));
             }
             stack.push(root);
-            let own = &stack[..=tasks[chain.tasks[0]].frames.len()];
-            let charged = place_of(&self.made.profile, own);
             let sample = Sample {
                 thread: owner.thread,
                 time_us,

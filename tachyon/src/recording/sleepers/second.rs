@@ -3,10 +3,11 @@
 use super::Sleepers;
 use crate::kernel::Kernel;
 use crate::recording::follow::lock;
-use crate::recording::looker::{Looker, cpu_time};
+use crate::recording::looker::Looker;
 use crate::recording::registry::Registry;
 use crate::recording::samples::{Lasting, Told};
 use crate::remote::End;
+use crate::remote::ledger::thread_time;
 use crate::types::KtimeNs;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
@@ -45,12 +46,12 @@ fn run(means: &Means, stopped: &Receiver<()>) {
     let (mut credit, mut pause) = (AT_FIRST, FIRST);
     while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
         pause = SECOND;
-        let begun = cpu_time();
+        let begun = thread_time();
         let mut sleepers = lock(&means.sleepers);
         if !credit.is_zero() {
             sleepers.look(&means.registry, &means.kernel, SECOND, LOOK);
         }
-        credit = (credit.saturating_sub(cpu_time().saturating_sub(begun)) + SECOND.mul_f64(SHARE)).min(AT_FIRST);
+        credit = (credit.saturating_sub(thread_time().saturating_sub(begun)) + SECOND.mul_f64(SHARE)).min(AT_FIRST);
         let Some(told) = &means.told else { continue };
         // Told while they are held: a cut must not come between.
         let parts = sleepers.tell(&mut lock(&means.kernel), KtimeNs::now());

@@ -9,7 +9,7 @@ use crate::merge::ProgramKey;
 use crate::profile::Profile;
 use crate::remote::ledger::{self, Work};
 use crate::remote::{Blocked, RemoteProcess, Task};
-use crate::snapshot::{TaskLayout, TaskReader, Tasks, TasksRead};
+use crate::snapshot::{Missing, TaskLayout, TaskReader, Tasks, TasksRead};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -65,6 +65,17 @@ struct Last {
     tasks: Arc<LookedTasks>,
 }
 
+impl Last {
+    /// Whether what was read still is so, as the threads are now.
+    fn sleeps_on(&self, process: &RemoteProcess, seen: &Seen) -> bool {
+        let as_then = |(&tid, then): (&u32, &Option<Asleep>)| then.is_some() && asleep(process, tid, seen) == *then;
+        self.read.elapsed() < BELIEVED && self.asleep.iter().all(as_then)
+    }
+}
+
+/// The threads that have been switched since waits are sampled, by their ids.
+type Seen = BTreeMap<u32, SeenThread>;
+
 /// Who has been looked at.
 #[derive(Default)]
 pub(super) struct Looks {
@@ -103,68 +114,78 @@ impl Looks {
 impl Program {
     fn look(
         &mut self,
-        (key, pid): (ProgramKey, u32),
-        before: &BTreeMap<u32, SeenThread>,
-        seen: impl Fn() -> BTreeMap<u32, SeenThread>,
+        of: (ProgramKey, u32),
+        before: &Seen,
+        seen: impl Fn() -> Seen,
         ticks: impl Fn(u32) -> u64,
         files: &mut ElfCache,
         waits: &mut TaskWaits,
     ) {
         if self.reader.is_none() {
-            self.reader = open(pid, files);
+            self.reader = open(of.1, files);
         }
-        let Some(reader) = &mut self.reader else { return self.pause() };
-        let asleep =
-            |process: &RemoteProcess, tid: u32, seen: &BTreeMap<u32, SeenThread>| asleep(process, tid, seen.get(&tid));
-        let as_before = |last: &&Last| {
-            let process = reader.process();
-            let as_before =
-                |(&tid, then): (&u32, &Option<Asleep>)| then.is_some() && asleep(process, tid, before) == *then;
-            last.read.elapsed() < BELIEVED && last.asleep.iter().all(as_before)
+        let Some(reader) = &self.reader else { return self.pause() };
+        if self.last.as_ref().is_some_and(|last| last.sleeps_on(reader.process(), before)) {
+            return self.tell(before, &ticks, waits);
+        }
+        // As close to the reading as can be: other processes may have been read since.
+        let before = seen();
+        match self.read(of, &before, seen) {
+            Ok(()) => self.tell(&before, &ticks, waits),
+            Err(reason) => self.lose(reason, &before, ticks, waits),
+        }
+    }
+
+    /// Reads its tasks; `before`: the threads just before that.
+    fn read(&mut self, (key, pid): (ProgramKey, u32), before: &Seen, seen: impl Fn() -> Seen) -> Result<(), NotRead> {
+        if !ledger::may(Work::Tasks, Pid(pid), Duration::ZERO) {
+            return Err(NotRead::Late);
+        }
+        let Some(reader) = &mut self.reader else { return Ok(()) };
+        let charged = ledger::charge(Work::Tasks, Pid(pid));
+        let read = reader.read(&mut self.profile, OF_ONE, seen);
+        drop(charged);
+        let Ok(TasksRead { mut tasks, missing, after }) = read else {
+            self.pause();
+            return Err(NotRead::Unreadable);
         };
-        let fresh;
-        let mut before = before;
-        if self.last.as_ref().filter(as_before).is_none() {
-            // As close to the reading as can be: other processes may have been read since.
-            fresh = seen();
-            before = &fresh;
-            if !ledger::may(Work::Tasks, Pid(pid), Duration::ZERO) {
-                self.lose(NotRead::Late, before, &ticks, waits);
-                return;
-            }
-            let charged = ledger::charge(Work::Tasks, Pid(pid));
-            let read = reader.read(&mut self.profile, OF_ONE, &seen);
-            drop(charged);
-            let Ok(TasksRead { mut tasks, after }) = read else {
-                self.lose(NotRead::Unreadable, before, &ticks, waits);
-                return self.pause();
-            };
-            if tasks.tasks.is_empty() {
-                self.last = None;
-                return self.pause();
-            }
-            let process = reader.process();
-            let still =
-                |tid: u32| asleep(process, tid, before).filter(|then| asleep(process, tid, &after) == Some(*then));
-            let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
-            let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
-            let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
-            // Nobody who makes samples of it shall wait for the next reading.
-            let profile = taken_out(&self.profile, &mut tasks);
-            let tasks = LookedTasks { key, pid, tasks, threads, profile };
-            self.last = Some(Last { read: Instant::now(), asleep: slept, tasks: Arc::new(tasks) });
+        match missing {
+            // All of a loop or nothing: what is missing would be in no count.
+            Some(Missing::Late) => return Err(NotRead::Late),
+            Some(Missing::Unreadable) => return Err(NotRead::Unreadable),
+            None => {}
+        }
+        if tasks.tasks.is_empty() {
+            self.last = None;
+            self.pause();
+            return Ok(());
         }
         let process = reader.process();
+        let still = |tid: u32| asleep(process, tid, before).filter(|then| asleep(process, tid, &after) == Some(*then));
+        let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
+        let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
+        let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
+        // Nobody who makes samples of it shall wait for the next reading.
+        let profile = taken_out(&self.profile, &mut tasks);
+        let tasks = Arc::new(LookedTasks { key, pid, tasks, threads, profile });
+        self.last = Some(Last { read: Instant::now(), asleep: slept, tasks });
         self.not_before = None;
-        let Some(Last { asleep: slept, tasks: of, .. }) = &self.last else { return };
+        Ok(())
+    }
+
+    /// Tells which of its loops are idle.
+    fn tell(&self, before: &Seen, ticks: impl Fn(u32) -> u64, waits: &mut TaskWaits) {
+        let (Some(reader), Some(last)) = (&self.reader, &self.last) else { return };
+        let of = &last.tasks;
         for (event_loop, found) in of.tasks.loops.iter().enumerate() {
-            let Some(tid) = found.tid else { continue };
-            if asleep(process, tid, before).is_none() {
+            // One that has been stopped leaves tasks that nobody will go on with.
+            let Some(tid) = found.tid.filter(|_| found.runs != Some(false)) else { continue };
+            if asleep(reader.process(), tid, before).is_none() {
                 continue;
             }
             let weight = ticks(tid);
             let mut own = of.tasks.tasks.iter().filter(|task| task.event_loop == event_loop).peekable();
-            match slept.get(&tid) {
+            match last.asleep.get(&tid) {
                 _ if weight == 0 || own.peek().is_none() => {}
                 // A thread that went to sleep within a task has a loop that is not idle.
                 Some(Some(_)) if own.any(|task| task.running) => {}
@@ -175,15 +196,9 @@ impl Program {
     }
 
     /// Counts the ticks of loops that sleep as lost.
-    fn lose(
-        &self,
-        reason: NotRead,
-        before: &BTreeMap<u32, SeenThread>,
-        ticks: impl Fn(u32) -> u64,
-        waits: &mut TaskWaits,
-    ) {
+    fn lose(&self, reason: NotRead, before: &Seen, ticks: impl Fn(u32) -> u64, waits: &mut TaskWaits) {
         let (Some(reader), Some(last)) = (&self.reader, &self.last) else { return };
-        let sleeping = last.asleep.keys().filter(|tid| asleep(reader.process(), **tid, before.get(tid)).is_some());
+        let sleeping = last.asleep.keys().filter(|tid| asleep(reader.process(), **tid, before).is_some());
         let lost: u64 = sleeping.map(|&tid| ticks(tid)).sum();
         if lost > 0 {
             *waits.not_read.entry(reason).or_default() += lost;
@@ -214,8 +229,8 @@ fn open(pid: u32, files: &mut ElfCache) -> Option<TaskReader> {
 }
 
 /// Since when a thread sleeps; `None`: it runs, or waits for a CPU in the middle of something.
-fn asleep(process: &RemoteProcess, tid: u32, seen: Option<&SeenThread>) -> Option<Asleep> {
-    match seen {
+fn asleep(process: &RemoteProcess, tid: u32, seen: &Seen) -> Option<Asleep> {
+    match seen.get(&tid) {
         Some(seen) => (seen.left_ns != 0 && seen.state != 0).then_some(Asleep::Since(seen.left_ns)),
         None => matches!(process.blocked(tid), Some(Blocked::At { .. })).then_some(Asleep::AllAlong),
     }

@@ -10,10 +10,11 @@ mod look;
 
 pub(super) use look::LookedTasks;
 
-use super::looker::{Looker, cpu_time};
+use super::looker::Looker;
 use super::registry::Registry;
 use super::samples::Told;
 use crate::kernel::Kernel;
+use crate::remote::ledger::thread_time;
 use crate::remote::{End, helpers_cpu_time};
 use crate::types::KtimeNs;
 use look::Looks;
@@ -42,6 +43,8 @@ pub(super) enum NotRead {
 }
 
 impl NotRead {
+    pub const ALL: [Self; 3] = [Self::WentOn, Self::Unreadable, Self::Late];
+
     /// Its key in the account.
     pub const fn name(self) -> &'static str {
         match self {
@@ -98,7 +101,7 @@ pub(super) fn start(means: Means, end: End) -> std::io::Result<Looker> {
 fn run(means: &Means, stopped: &Receiver<()>) {
     let mut looks = Looks::default();
     // That of this thread, and of the helpers that read for it and others.
-    let cost = || cpu_time() + helpers_cpu_time();
+    let cost = || thread_time() + helpers_cpu_time();
     let (mut begin, mut length) = (KtimeNs::now().0, SHORTEST);
     loop {
         let stretch = begin..begin + nanos(length);

@@ -119,9 +119,8 @@ pub(super) fn account(
 
 /// What tasks waited for. `idle = read + Σ loss`.
 fn task_waits(tasks: &TasksWaited, profile: &Profile) -> TaskWaitReport {
-    let all = [NotRead::WentOn, NotRead::Unreadable, NotRead::Late];
     let lost = |reason: NotRead| tasks.not_read.get(&reason).copied().unwrap_or(0);
-    let mut loss: BTreeMap<String, u64> = all.map(|reason| (reason.name().to_owned(), lost(reason))).into();
+    let mut loss: BTreeMap<String, u64> = NotRead::ALL.map(|reason| (reason.name().to_owned(), lost(reason))).into();
     let read = tasks.idle.saturating_sub(loss.values().sum());
     loss.insert("too_many".to_owned(), tasks.too_many);
     loss.insert(LossCause::WriteError.name().to_owned(), tasks.write_errors);

@@ -216,62 +216,53 @@ struct Reader<'a, M: ?Sized> {
     stacks: RefCell<HashMap<u64, Rc<ThreadFrames>>>,
 }
 
-/// Reads all tasks of a process whose thread states are known.
-pub(super) fn read<M: UserMemory>(
-    memory: &M,
-    target: &Target<'_>,
-    layout: &TaskLayout,
-    states: &[ThreadState],
-    tids: &HashMap<u32, u32>,
-    namer: &mut Namer<'_, M>,
-    deadline: Deadline,
-) -> (Tasks, Vec<TaskProblem>) {
-    let once = || {
-        let pages = Pages::new(memory);
-        Reader { memory: &pages, now: memory, target, layout, states, deadline, stacks: RefCell::default() }.read()
-    };
-    let mut before = once();
-    let mut last = once();
-    for _ in 2..MAX_READINGS {
-        if last.agrees(&before) || deadline.passed() {
-            break;
+/// Whose tasks are read: a process whose thread states are known.
+pub(super) struct TasksOf<'a, M> {
+    pub memory: &'a M,
+    pub target: &'a Target<'a>,
+    pub layout: &'a TaskLayout,
+    pub states: &'a [ThreadState],
+    /// Threads in the profiler's pid namespace by their tids in their own.
+    pub tids: &'a HashMap<u32, u32>,
+    pub deadline: Deadline,
+}
+
+impl<M: UserMemory> TasksOf<'_, M> {
+    /// Reads all tasks until two readings agree.
+    pub(super) fn read(&self, namer: &mut Namer<'_, M>) -> (Tasks, Vec<TaskProblem>) {
+        let once = || self.once(&Pages::new(self.memory));
+        let mut before = once();
+        let mut last = once();
+        for _ in 2..MAX_READINGS {
+            if last.agrees(&before) || self.deadline.passed() {
+                break;
+            }
+            before = std::mem::replace(&mut last, once());
         }
-        before = std::mem::replace(&mut last, once());
+        self.told(&last, &before, namer)
     }
-    told(memory, target, (&last, &before), states, tids, namer)
-}
 
-/// The same by one reading of memory that stands still.
-pub(super) fn read_still<M: UserMemory>(
-    memory: &M,
-    target: &Target<'_>,
-    layout: &TaskLayout,
-    states: &[ThreadState],
-    tids: &HashMap<u32, u32>,
-    namer: &mut Namer<'_, M>,
-    deadline: Deadline,
-) -> Tasks {
-    let reader = Reader { memory, now: memory, target, layout, states, deadline, stacks: RefCell::default() };
-    let read = reader.read();
-    told(memory, target, (&read, &read), states, tids, namer).0
-}
+    /// The same by one reading, of memory that stands still.
+    pub(super) fn read_still(&self, namer: &mut Namer<'_, M>) -> (Tasks, Vec<TaskProblem>) {
+        let read = self.once(self.memory);
+        self.told(&read, &read, namer)
+    }
 
-fn told<M: UserMemory>(
-    memory: &M,
-    target: &Target<'_>,
-    (last, before): (&Reading, &Reading),
-    states: &[ThreadState],
-    tids: &HashMap<u32, u32>,
-    namer: &mut Namer<'_, M>,
-) -> (Tasks, Vec<TaskProblem>) {
-    let thread = |place: Place| {
-        let state = states.iter().find(|state| state.tstate == place.tstate);
-        let tid = state.and_then(|state| tids.get(&state.ns_tid?).copied());
-        (tid, read_u64(memory, place.interp, target.layout.interp_id).ok())
-    };
-    let mut problems: Vec<TaskProblem> = last.problems.iter().copied().collect();
-    problems.sort_by_key(ToString::to_string);
-    (named(last, before, thread, namer).sorted(target.process.pid().0), problems)
+    fn once<N: UserMemory>(&self, memory: &N) -> Reading {
+        let Self { memory: now, target, layout, states, deadline, .. } = *self;
+        Reader { memory, now, target, layout, states, deadline, stacks: RefCell::default() }.read()
+    }
+
+    fn told(&self, last: &Reading, before: &Reading, namer: &mut Namer<'_, M>) -> (Tasks, Vec<TaskProblem>) {
+        let thread = |place: Place| {
+            let state = self.states.iter().find(|state| state.tstate == place.tstate);
+            let tid = state.and_then(|state| self.tids.get(&state.ns_tid?).copied());
+            (tid, read_u64(self.memory, place.interp, self.target.layout.interp_id).ok())
+        };
+        let mut problems: Vec<TaskProblem> = last.problems.iter().copied().collect();
+        problems.sort_by_key(ToString::to_string);
+        (named(last, before, thread, namer).sorted(self.target.process.pid().0), problems)
+    }
 }
 
 /// What a reading comes to, with names; `before` is the one it was compared with.
