@@ -20,7 +20,7 @@ pub use idle::{Missing, TaskReader, TasksRead};
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names};
 use tasks::TasksOf;
-pub use tasks::{EventLoop, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
+pub use tasks::{EventLoop, RunningTask, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
 
 use crate::inspect::Interpreter;
 use crate::profile::{FrameId, Profile};
@@ -48,12 +48,14 @@ const SEED: u64 = 0;
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// All threads of a process at one moment (or nearly: nothing is stopped).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Snapshot {
     /// The main thread first, then by tid; those whose tid is not known last.
     pub threads: Vec<ThreadStack>,
     /// asyncio's tasks; `None` when they were not asked for.
     pub tasks: Option<Tasks>,
+    /// The tasks that threads run, by tid, where those were asked for.
+    pub running_tasks: HashMap<u32, RunningTask>,
     /// What could not be read, for people.
     pub problems: Vec<String>,
     /// Frames and strings that [`PythonStack::frames`] refer to.
@@ -145,11 +147,13 @@ pub struct Wanted<'a> {
     pub asleep: Option<&'a HashSet<u32>>,
     /// Where asyncio's tasks are, if they are wanted.
     pub tasks: Option<TaskLayout>,
+    /// The same where only the tasks are wanted that threads run.
+    pub running_tasks: Option<TaskLayout>,
 }
 
 impl Default for Wanted<'_> {
     fn default() -> Self {
-        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None, tasks: None }
+        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None, tasks: None, running_tasks: None }
     }
 }
 
@@ -179,7 +183,7 @@ fn take_from<M: UserMemory>(
     let tasks = process.tasks()?;
     let (mut states, problem) = threads::states(memory, &target, deadline);
     let tids_told = tell_tids(memory, &target, &mut states, &tasks);
-    let mut snapshot = Snapshot { threads: Vec::new(), tasks: None, problems: Vec::new(), profile: Profile::default() };
+    let mut snapshot = Snapshot::default();
     snapshot.problems.extend(problem.map(|problem| problem.to_string()));
     if !tids_told {
         snapshot.problems.push("which of its threads are Python's could not be told: some are listed twice".to_owned());
@@ -218,8 +222,12 @@ fn take_from<M: UserMemory>(
         let mixed = mixer.as_mut().map(mix);
         (python, mixed)
     });
+    let tasks_of = |layout| TasksOf { memory, target: &target, layout, states: &states, tids: &tids, deadline };
+    if let Some(layout) = &wanted.running_tasks {
+        snapshot.running_tasks = tasks_of(layout).running();
+    }
     if let Some(layout) = &wanted.tasks {
-        let of = TasksOf { memory, target: &target, layout, states: &states, tids: &tids, deadline };
+        let of = tasks_of(layout);
         let (found, problems) = of.read(&mut namer);
         snapshot.tasks = Some(found);
         snapshot.problems.extend(problems.iter().map(ToString::to_string));

@@ -3,7 +3,7 @@
 use super::super::made::{PerProcess, describe};
 use super::super::sleepers::{Part, Sleeper};
 use super::super::waits;
-use super::Maker;
+use super::{Maker, whose};
 use crate::merge::{NATIVE, ProgramKey};
 use crate::profile::{FrameId, Merge, NativePlace, Profile, Sample, ThreadId, name_of_address};
 use crate::sinks::label::Label;
@@ -47,12 +47,15 @@ impl Maker {
         let status = (main | if holds { status::HAS_GIL } else { 0 }) as u8;
         let is_python = |frame: &&FrameId| Label::of(&made.profile, made.profile.frames.get(**frame)).kind.is_python();
         let charged = stack[1..].iter().find(is_python).or(stack.get(1)).copied().unwrap_or(FrameId(0));
+        let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
+        let task = sleeper.task.as_ref().filter(|_| tells_work);
+        let work = task.and_then(|task| whose::work_outside(&mut made.profile, task));
         let merge = if matches!(thread.mixed, Some(Ok(_))) { Merge::Exact } else { Merge::None };
         let of = &sleeper.of;
         let cause = || waits::cause_with_stack(of.pid, facts, thread, of.free_threaded);
         for stretch in waits::stretches(facts, cause) {
             stack[0] = made.profile.special_frame(&crate::profile::waiting(stretch.cause));
-            let sample = Sample { thread: owner, time_us: 0, status, frames: &stack, merge, work: None };
+            let sample = Sample { thread: owner, time_us: 0, status, frames: &stack, merge, work };
             made.wait(&sample, charged, &stretch, &stretch.wait);
         }
     }

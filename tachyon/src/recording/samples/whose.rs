@@ -3,7 +3,7 @@
 use crate::events::Frames;
 use crate::merge::{TaskBelow, Waiter};
 use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by};
-use crate::snapshot::AsyncTask;
+use crate::snapshot::{AsyncTask, RunningTask};
 use crate::symbolize::{CUT_MARK, decode_text};
 use foldhash::fast::RandomState;
 use std::borrow::Cow;
@@ -75,22 +75,21 @@ impl Tasks {
         self.numbered.clear();
     }
 
-    /// A task that was read from outside: its handle, and the frame that stands for it where `several` tasks await it.
+    /// A task that was read from outside: its handle, and the frame that stands for it where several tasks await it.
     pub(super) fn of_outside(
         &mut self,
         profile: &mut Profile,
         process: ProcessId,
         task: &AsyncTask,
     ) -> (Option<WorkId>, FrameId) {
-        let name = task.name.as_deref().map_or(Cow::Borrowed(UNREADABLE), shortened);
+        let name = shown(task.name.as_deref());
         let several = u16::try_from(task.awaited_by.len()).unwrap_or(u16::MAX);
         let frame = match name.strip_prefix("Task-").and_then(|number| number.parse().ok()) {
             // The kernel side tells those of CPython 3.14 on by their numbers alone.
             Some(number) => self.named_frame(profile, process, Name::Number(number), several),
             None => task_frame(profile, &name, several),
         };
-        let own = Task { name: profile.strings.intern(&name), id: task.address };
-        (profile.works.intern(Work { task: Some(own), span: None }), frame)
+        (work_of(profile, &name, task.address), frame)
     }
 
     /// What the profile calls the work of a sample.
@@ -153,6 +152,21 @@ fn task_frame(profile: &mut Profile, name: &str, several: u16) -> FrameId {
     let filename = profile.strings.intern(TASK_FILENAME);
     let function = profile.strings.intern(&awaited_by(name, several));
     profile.frames.intern(Frame::without_location(filename, function))
+}
+
+/// The work of a task that was read from outside.
+pub(super) fn work_outside(profile: &mut Profile, task: &RunningTask) -> Option<WorkId> {
+    work_of(profile, &shown(task.name.as_deref()), task.address)
+}
+
+fn work_of(profile: &mut Profile, name: &str, id: u64) -> Option<WorkId> {
+    let task = Task { name: profile.strings.intern(name), id };
+    profile.works.intern(Work { task: Some(task), span: None })
+}
+
+/// A name that was read from outside, as all formats have it.
+fn shown(name: Option<&str>) -> Cow<'_, str> {
+    name.map_or(Cow::Borrowed(UNREADABLE), shortened)
 }
 
 /// A name as the kernel side tells it, which reads the first bytes only, and where that string has 1, 2 or 4 bytes a character.

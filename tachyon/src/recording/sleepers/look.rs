@@ -5,7 +5,7 @@ use crate::inspect::{self, ElfCache};
 use crate::merge::ProgramKey;
 use crate::profile::Profile;
 use crate::remote::{CpuClocks, RemoteProcess};
-use crate::snapshot::{self, NativeChoice, ThreadStack, Wanted};
+use crate::snapshot::{self, NativeChoice, RunningTask, TaskLayout, ThreadStack, Wanted};
 use crate::symbolize::native::NativeSymbols;
 use crate::types::Pid;
 use std::collections::{HashMap, HashSet};
@@ -38,6 +38,8 @@ pub(in crate::recording) struct LookedAt {
 pub(in crate::recording) struct Sleeper {
     pub of: Arc<LookedAt>,
     pub stack: ThreadStack,
+    /// The asyncio task that it runs.
+    pub task: Option<RunningTask>,
     /// Functions of the kernel in which it waits, leaf first.
     pub kernel: Vec<String>,
     /// What it waits for; nothing of the wait's length.
@@ -74,10 +76,12 @@ fn read(
         native: choice.native.as_ref().map(|(choice, _)| *choice),
         symbols: choice.native.as_ref().map(|(_, symbols)| Arc::clone(symbols)),
         asleep: Some(tids),
-        tasks: None,
+        running_tasks: TaskLayout::of(&process, &interpreter, files),
+        ..Wanted::default()
     };
     let mut snapshot = snapshot::take(&process, &interpreter, &wanted).ok()?;
     let threads = std::mem::take(&mut snapshot.threads);
+    let mut running_tasks = std::mem::take(&mut snapshot.running_tasks);
     let gil = threads.iter().find_map(|thread| thread.python.as_ref()?.gil);
     let of = Arc::new(LookedAt { key, pid, free_threaded: interpreter.free_threaded(), profile: snapshot.profile });
     let mut clocks = CpuClocks::default();
@@ -92,7 +96,8 @@ fn read(
         let since = process.asleep_since(tid, &mut clocks).map(|since| since.0);
         let since_ns = since.or_else(|| process.task_start_ns(tid))?;
         let kernel = if choice.kernel { kernel_functions(&process, tid) } else { Vec::new() };
-        Some((tid, Sleeper { of: Arc::clone(&of), stack, kernel, facts, since_ns }))
+        let task = running_tasks.remove(&tid);
+        Some((tid, Sleeper { of: Arc::clone(&of), stack, task, kernel, facts, since_ns }))
     };
     Some(threads.into_iter().filter_map(&mut sleeper).collect())
 }

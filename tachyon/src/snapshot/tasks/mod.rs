@@ -104,6 +104,15 @@ pub struct Task {
     pub steady: bool,
 }
 
+/// The task that a thread runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningTask {
+    /// Its address: `id(task)`.
+    pub address: u64,
+    /// Its name; `None` when unreadable.
+    pub name: Option<String>,
+}
+
 /// Where tasks and what they refer to keep things.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskLayout {
@@ -248,9 +257,24 @@ impl<M: UserMemory> TasksOf<'_, M> {
         self.told(&read, &read, namer)
     }
 
+    /// The tasks that threads run, by their tids; those of threads that sleep.
+    pub(super) fn running(&self) -> HashMap<u32, RunningTask> {
+        let running = self.reader(self.memory).running();
+        let tid = |state: &ThreadState| self.tids.get(&state.ns_tid?).copied();
+        let of_thread = |(tstate, task)| {
+            let state = self.states.iter().find(|state| state.tstate == tstate)?;
+            Some((tid(state)?, task))
+        };
+        running.into_iter().filter_map(of_thread).collect()
+    }
+
     fn once<N: UserMemory>(&self, memory: &N) -> Reading {
+        self.reader(memory).read()
+    }
+
+    fn reader<'r, N>(&'r self, memory: &'r N) -> Reader<'r, N> {
         let Self { memory: now, target, layout, states, deadline, .. } = *self;
-        Reader { memory, now, target, layout, states, deadline, stacks: RefCell::default() }.read()
+        Reader { memory, now, target, layout, states, deadline, stacks: RefCell::default() }
     }
 
     fn told(&self, last: &Reading, before: &Reading, namer: &mut Namer<'_, M>) -> (Tasks, Vec<TaskProblem>) {
@@ -311,6 +335,14 @@ fn named<M: UserMemory>(
 }
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
+    /// The tasks that threads run, by their thread states.
+    fn running(&self) -> Vec<(u64, RunningTask)> {
+        match &self.layout.lists {
+            TaskLists::Published(offsets) => self.running_published(offsets),
+            TaskLists::Modules(tasks) => self.running_in_modules(tasks),
+        }
+    }
+
     fn read(&self) -> Reading {
         let mut reading = Reading { frames_left: MAX_FRAMES, ..Reading::default() };
         match &self.layout.lists {

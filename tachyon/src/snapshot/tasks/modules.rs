@@ -6,7 +6,7 @@
 use super::super::objects::Objects;
 use super::super::threads::ThreadState;
 use super::object::awaited_by;
-use super::{Place, RawTask, Reader, Reading, TaskProblem};
+use super::{Place, RawTask, Reader, Reading, RunningTask, TaskProblem};
 use crate::inspect::ModuleTasks;
 use std::collections::{HashMap, HashSet};
 use tachyon_common::walk::{UserMemory, read_u32};
@@ -86,12 +86,27 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
     }
 
+    pub(super) fn running_in_modules(&self, rows: &ModuleTasks) -> Vec<(u64, RunningTask)> {
+        let mut found = Vec::new();
+        for interp in self.interpreters() {
+            let Ok(Some((dict, task_type))) = self.tasks_module(rows, interp) else { continue };
+            for (event_loop, address) in self.current_tasks(rows, dict) {
+                let thread = self.thread_of(rows, interp, event_loop).flatten();
+                let thread = thread.filter(|_| self.derives(rows, address, task_type));
+                found.extend(
+                    thread.map(|thread| (thread, RunningTask { address, name: self.name(address, rows.name) })),
+                );
+            }
+        }
+        found
+    }
+
     fn objects<'o>(&'o self, rows: &'o ModuleTasks) -> Objects<'o, M> {
         Objects { memory: self.memory, layout: &self.target.layout, objects: rows.objects }
     }
 
-    /// The tasks of an interpreter; `None` when it has not imported asyncio.
-    fn module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<Module>, TaskProblem> {
+    /// The dictionary of an interpreter's module `asyncio.tasks`, and the type of tasks; `None` when it has not imported that.
+    fn tasks_module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<(u64, u64)>, TaskProblem> {
         let objects = self.objects(rows);
         let modules = objects.pointer(interp, rows.objects.interp_modules);
         let Some(module) = modules.and_then(|modules| objects.find(modules, "asyncio.tasks")) else {
@@ -105,6 +120,23 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if self.word(task_type, rows.objects.type_basicsize) != Some(rows.task_size) {
             return Err(TaskProblem::OtherTasks);
         }
+        Ok(Some((dict, task_type)))
+    }
+
+    /// The task that runs in each loop: loop and task.
+    fn current_tasks(&self, rows: &ModuleTasks, dict: u64) -> Vec<(u64, u64)> {
+        let objects = self.objects(rows);
+        let current = objects.find(dict, "_current_tasks");
+        // A busy loop changes it with each step: then it is not known which task runs.
+        let mut entries = current.and_then(|current| objects.entries(current)).unwrap_or_default();
+        entries.retain(|&(event_loop, task)| event_loop != 0 && task != 0);
+        entries
+    }
+
+    /// The tasks of an interpreter; `None` when it has not imported asyncio.
+    fn module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<Module>, TaskProblem> {
+        let Some((dict, task_type)) = self.tasks_module(rows, interp)? else { return Ok(None) };
+        let objects = self.objects(rows);
         let future_type = self.pointer(task_type, rows.type_base).ok_or(TaskProblem::Torn)?;
         let mut tasks = Vec::new();
         for name in WEAK_SETS {
@@ -116,12 +148,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if let Some(eager) = objects.find(dict, EAGER) {
             tasks.extend(self.set(eager).ok_or(TaskProblem::Torn)?);
         }
-        let mut running = HashMap::new();
-        if let Some(current) = objects.find(dict, "_current_tasks") {
-            // A busy loop changes it with each step: then it is not known which task runs.
-            let entries = objects.entries(current).unwrap_or_default();
-            running.extend(entries.into_iter().filter(|&(event_loop, task)| event_loop != 0 && task != 0));
-        }
+        let running = self.current_tasks(rows, dict).into_iter().collect();
         let pending = |task: u64| read_u32(self.memory, task.wrapping_add(rows.state), 0) == Ok(0);
         tasks.retain(|&task| self.derives(rows, task, task_type) && pending(task));
         // A set has no order that tells anything; addresses at least stay.

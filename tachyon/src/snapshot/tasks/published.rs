@@ -3,8 +3,9 @@
 //! A list is a circle of `struct llist_node`s with a head that is no task's (`pycore_llist.h`).
 
 use super::super::memory::Pages;
+use super::super::threads::ThreadState;
 use super::object::awaited_by;
-use super::{MAX_READINGS, MAX_TASKS, Place, RawTask, Reader, Reading, TaskProblem};
+use super::{MAX_READINGS, MAX_TASKS, Place, RawTask, Reader, Reading, RunningTask, TaskProblem};
 use crate::inspect::AsyncioOffsets;
 use std::collections::HashSet;
 use tachyon_common::walk::{UserMemory, read_u64};
@@ -36,6 +37,15 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             let (place, unknown) = (task.place, task.awaited_by.iter().copied().filter(unknown).collect());
             self.add_all(offsets, reading, place, unknown, None);
         }
+    }
+
+    pub(super) fn running_published(&self, offsets: &AsyncioOffsets) -> Vec<(u64, RunningTask)> {
+        let running = |state: &ThreadState| {
+            let address = self.pointer(state.tstate, offsets.thread_running_task)?;
+            let is_task = self.is_task(offsets, address)?;
+            is_task.then(|| (state.tstate, RunningTask { address, name: self.name(address, offsets.task_name) }))
+        };
+        self.states.iter().filter_map(running).collect()
     }
 
     fn add_all(
