@@ -5,6 +5,7 @@ use std::io::Write as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tachyon::remote::elf::{Elf, Load};
+use tachyon::symbolize::native::jitdump::first_record;
 use tachyon::symbolize::native::{Detail, Image, MadeFunctions, demangle, made_name, name_in_file};
 use tachyon::unwind::GeneratedRules;
 
@@ -74,7 +75,23 @@ pub(crate) fn demangle_name(bytes: &[u8], rng: &mut Rng) -> bool {
     name.as_bytes() != bytes
 }
 
-/// ELF images, and maps for `perf`.
+/// A `jitdump` of functions with these names, each of which is moved once.
+fn jitdump(names: &[Vec<u8>]) -> Vec<u8> {
+    let record = |kind: u32, words: [u64; 5], rest: &[u8]| {
+        let size = u32::try_from(16 + 8 * words.len() + rest.len()).expect("a few bytes");
+        let words = words.map(u64::to_le_bytes).concat();
+        [&kind.to_le_bytes()[..], &size.to_le_bytes(), &1_u64.to_le_bytes(), &words, rest].concat()
+    };
+    let of_one = |(index, name): (u64, &Vec<u8>)| {
+        let (start, moved) = (0x7000_0000 + index * 16, 0x7100_0000 + index * 16);
+        let loaded = record(0, [1 << 32 | 1, start, start, 4, index], &[name, &b"\0\xc3\xc3\xc3\xc3"[..]].concat());
+        [loaded, record(1, [1 << 32 | 1, moved, start, moved, 4], &index.to_le_bytes())].concat()
+    };
+    let header = [&b"DTiJ"[..], &1_u32.to_le_bytes(), &40_u32.to_le_bytes(), &62_u32.to_le_bytes(), &[0; 24]].concat();
+    (0..).zip(names).map(of_one).fold(header, |bytes, record| [bytes, record].concat())
+}
+
+/// ELF images, maps for `perf` and its `jitdump`.
 pub(crate) fn made() -> Vec<Vec<u8>> {
     let mangled = mangled();
     let lines = mangled.iter().enumerate().map(|(at, name)| {
@@ -82,7 +99,7 @@ pub(crate) fn made() -> Vec<Vec<u8>> {
         line.into_bytes()
     });
     let map = lines.collect::<Vec<_>>().concat();
-    files().into_iter().chain([map]).collect()
+    files().into_iter().chain([map, jitdump(&mangled)]).collect()
 }
 
 /// What a process says of the code that it made: functions lie where they are said to, and what is kept of them is bounded. It is
@@ -91,6 +108,8 @@ pub(crate) fn take_made_code(bytes: &[u8], rng: &mut Rng) -> bool {
     const MOST: usize = 16 << 20;
     let (mut made, mut rules) = (MadeFunctions::default(), GeneratedRules::default());
     made.add_perf_map(bytes);
+    let records = bytes.get(first_record(bytes).unwrap_or(0)..).unwrap_or_default();
+    assert!(made.add_jitdump(records) <= records.len());
     if let Some(image) = Image::parse(bytes) {
         for (function, name) in image.functions {
             made.add(function, &name);

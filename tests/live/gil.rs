@@ -69,9 +69,10 @@ fn check_share(interpreter: &Interpreter, target: &Target) {
 
     let only = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).arg("--gil").record();
     assert!(only.recorded.samples.iter().all(|sample| sample.status & status::HAS_GIL != 0));
-    let expected = only.report.expected.expect("the process was measured") as f64;
-    let kept = only.report.stored as f64;
-    assert!(kept > 0.5 * expected && kept < 0.7 * expected, "{:#?}", only.report);
+    // Its time on a CPU at the asked rate is no measure of a recording so short: the drawn intervals of its one or two stretches
+    // have brought 942 samples where 808 were asked for, 569 of them with the GIL.
+    let (kept, filtered) = (only.report.stored as usize, only.report.filtered as usize);
+    assert!(statistics::within_binomial(kept, kept + filtered, share), "{:#?}", only.report);
 }
 
 /// A thread that is met twice inside the same multiplication holds the GIL all the time between: meanwhile the other

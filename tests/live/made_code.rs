@@ -5,6 +5,7 @@ use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
 
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_perf_is_told);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_a_jitdump_tells);
 on_each_interpreter!(on [pyenv_3_12]: a_map_of_another_process_is_not_believed);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_and_unwound_as_debuggers_are_told);
 
@@ -30,6 +31,14 @@ fn functions_are_named_as_perf_is_told(interpreter: &Interpreter) {
     let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 2_000).record();
     let _gone = std::fs::remove_file(format!("/tmp/perf-{}.map", target.pid()));
     is_named(&recording, "[jit]!mapped_work");
+}
+
+/// The file is read on from where it was: another function is told of and called first.
+fn functions_are_named_as_a_jitdump_tells(interpreter: &Interpreter) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let target = Target::start_with(interpreter, "made_code.py", &["dumped", &dir.path().to_string_lossy()]);
+    let recording = Profiler::of(target.pid()).native().rate(499).cpu_milliseconds(target.pid(), 3_000).record();
+    is_named(&recording, "[jit]!dumped_work");
 }
 
 /// A map stays in `/tmp` when its process has ended, and another process has its pid one day.

@@ -1,14 +1,27 @@
 //! Native stacks that used to end early or late: `-X perf` has code without rules between any two Python frames, and the
 //! memory below a greenlet's first function is somebody else's.
 
+use std::path::Path;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, live, on_each_interpreter, program, with_wheels};
 
 on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_14]: trampolines_are_folded);
+on_each_interpreter!(on [pyenv_3_13 sid_3_15]: trampolines_that_a_jitdump_tells_of_are_folded);
 
 /// Of 322 stacks none was exact: all were cut at the innermost trampoline (3.12).
 fn trampolines_are_folded(interpreter: &Interpreter) {
-    let target = Target::start_in(interpreter, "perf_trampolines.py", &[], &[("PYTHONPERFSUPPORT", "1")]);
+    let _pid = are_folded(interpreter, "PYTHONPERFSUPPORT");
+}
+
+/// `-X perf_jit`: the same code, which a `jitdump` file tells of, and has names from it.
+fn trampolines_that_a_jitdump_tells_of_are_folded(interpreter: &Interpreter) {
+    let pid = are_folded(interpreter, "PYTHON_PERF_JIT_SUPPORT");
+    let root = interpreter.root.as_deref().unwrap_or(Path::new("/"));
+    std::fs::remove_file(root.join(format!("tmp/jit-{pid}.dump"))).expect("CPython has written it");
+}
+
+fn are_folded(interpreter: &Interpreter, variable: &'static str) -> u32 {
+    let target = Target::start_in(interpreter, "perf_trampolines.py", &[], &[(variable, "1")]);
     assert_eq!(target.facts["active"], true, "this build has trampolines");
     let recording = Profiler::of(target.pid()).native_whole().rate(499).cpu_milliseconds(target.pid(), 1_500).record();
     let (recorded, native) = (&recording.recorded, recording.report.native.as_ref().expect("wanted"));
@@ -36,6 +49,7 @@ fn trampolines_are_folded(interpreter: &Interpreter) {
     let shown = other.map(|stack| recorded.shown(stack)).unwrap_or_default();
     assert!(total > 200 && right * 100 >= total * 98, "{right} of {total}; others:\n{shown}");
     assert!(native.exact * 100 >= total as u64 * 98, "{native:?}");
+    target.pid()
 }
 
 /// Of 201 stacks none was exact: below each stood the evaluator of whoever had started the greenlet.

@@ -1,5 +1,5 @@
 """Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`,
-or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told. `old`: in a map that is older
+or (`dumped DIR`) in a `jitdump` file, to which it adds a second function after half a second; or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told. `old`: in a map that is older
 than this process."""
 
 import ctypes
@@ -31,6 +31,34 @@ def mapped_code(is_old):
     if is_old:
         os.utime(told.name, (1e9, 1e9))
     return mapped, function(address)
+
+
+def record(kind, body):
+    return struct.pack("<IIQ", kind, 16 + len(body), time.monotonic_ns()) + body
+
+
+def loaded(name, address, code, index):
+    pid = os.getpid()
+    return record(0, struct.pack("<IIQQQQ", pid, pid, address, address, len(code), index) + name + b"\0" + code)
+
+
+def dumped_code(directory):
+    """Two functions, of which the second one is told of when it is called first."""
+    mapped, address = memory(4096)
+    second = address + 64
+    for at in (0, 64):
+        mapped[at : at + len(LOOP)] = LOOP
+    told = open(os.path.join(directory, f"jit-{os.getpid()}.dump"), "wb+", buffering=0)
+    told.write(struct.pack("<IIIIIIQQ", 0x4A695444, 1, 40, 62, 0, os.getpid(), time.monotonic_ns(), 0))
+    told.write(loaded(b"dumped_first", address, LOOP, 1))
+    # What tells `perf` of the file.
+    marker = mmap.mmap(told.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+
+    def more():
+        told.write(loaded(b"dumped_work", second, LOOP, 2))
+        return function(second)
+
+    return (mapped, marker, told), function(address), more
 
 
 def told_code(library, path):
@@ -69,14 +97,20 @@ def told_code(library, path):
     return (mapped, kept), function(start)
 
 
-def work(called):
+def work(called, then):
+    start = time.monotonic()
     while True:
         called(2_000_000)
+        if then and time.monotonic() > start + 0.5:
+            called, then = then(), None
 
 
+then = None
 if sys.argv[1] in ("mapped", "old"):
     held, called = mapped_code(sys.argv[1] == "old")
+elif sys.argv[1] == "dumped":
+    held, called, then = dumped_code(*sys.argv[2:])
 else:
     held, called = told_code(*sys.argv[2:])
 print(json.dumps({"pid": os.getpid()}), flush=True)
-work(called)
+work(called, then)

@@ -1,6 +1,9 @@
 //! Code that a process made while it ran, as it tells debuggers and `perf` of it: read when a sample meets code of no file that
 //! is not known yet.
 
+mod jitdump;
+
+use self::jitdump::JitDump;
 use crate::remote::elf::{Elf, Load, ReadAt as _};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess};
 use crate::symbolize::native::{Image, MadeFunctions};
@@ -52,6 +55,7 @@ struct OfProcess {
     read: Sources,
     functions: Arc<MadeFunctions>,
     rules: GeneratedRules,
+    dump: JitDump,
 }
 
 /// What tells one state of a process's sources from others.
@@ -60,6 +64,7 @@ struct Sources {
     /// Its lists of images: address and content of each head, which changes whenever an image is added or taken away.
     lists: Vec<(u64, [u8; HEAD])>,
     map: Option<FileIdentity>,
+    dump: Option<jitdump::Place>,
 }
 
 /// Bytes of a list's head: version, what happened last, to which entry, and the first entry.
@@ -81,20 +86,25 @@ impl Made {
             return false;
         }
         known.asked = Some(now);
-        let map = perf_map(process);
+        let (map, dump) = (perf_map(process), jitdump::file_of(process, maps));
         let lists: BTreeSet<u64> =
             maps.iter().filter_map(|mapping| list(&mut self.files, process, mapping, identities)).collect();
         let head = |at| Some((at, process.read_array::<HEAD>(RemoteAddr(at)).ok()?));
         let lists = lists.into_iter().filter_map(head).collect();
-        let read = Sources { lists, map: map.as_ref().map(MappedFile::identity) };
-        let kept: usize = self.processes.values().map(|known| known.functions.bytes() + known.rules.bytes()).sum();
-        let Some(known) = self.processes.get_mut(&pid).filter(|known| known.read != read && kept < MAX_KEPT) else {
+        let bytes_of =
+            |known: &OfProcess| known.functions.bytes() + known.rules.bytes() + known.dump.functions().bytes();
+        let kept: usize = self.processes.values().map(bytes_of).sum();
+        let Some(known) = self.processes.get_mut(&pid).filter(|_| kept < MAX_KEPT) else { return false };
+        known.dump.follow(dump.as_ref());
+        let read = Sources { lists, map: map.as_ref().map(MappedFile::identity), dump: known.dump.place() };
+        if known.read == read {
             return false;
-        };
+        }
         let (mut functions, mut rules, mut left) = (MadeFunctions::default(), GeneratedRules::default(), MAX_BYTES);
         if let Some(bytes) = map.and_then(|map| end_of(&map)) {
             functions.add_perf_map(&bytes);
         }
+        functions.add_all(known.dump.functions());
         // What a debugger is told is more exact: it comes with rules.
         for (_, head) in &read.lists {
             read_images(process, word(head, 16), &mut left, &mut functions, &mut rules);

@@ -1,8 +1,9 @@
 //! Names of code that was made while the program ran, and lies in no file: as just-in-time compilers tell them a debugger (the
 //! [interface of GDB](https://sourceware.org/gdb/current/onlinedocs/gdb.html/JIT-Interface.html): an ELF image in the process's
-//! memory for each piece of code) and `perf` (`/tmp/perf-PID.map`, a line `START SIZE NAME` for each function).
+//! memory for each piece of code) and `perf` (`/tmp/perf-PID.map`, a line `START SIZE NAME` for each function; or a `jitdump` file, for
+//! which see [`super::jitdump`]).
 //!
-//! Both are the process's own words, and bounded here; what makes no sense is left out.
+//! All are the process's own words, and bounded here; what makes no sense is left out.
 
 use super::demangle::demangle;
 use object::endian::LittleEndian;
@@ -46,8 +47,7 @@ impl MadeFunctions {
             if *end <= function.start {
                 break;
             }
-            let gone = self.functions.remove(&start);
-            self.name_bytes -= gone.map_or(0, |(_, name)| name.len());
+            self.remove(start);
         }
         let name = &name[..name.len().min(MAX_RAW)];
         if self.functions.len() < MAX_FUNCTIONS && self.name_bytes + name.len() <= MAX_NAMES {
@@ -69,6 +69,20 @@ impl MadeFunctions {
             {
                 self.add(start..end, name.trim_ascii());
             }
+        }
+    }
+
+    /// Takes the function away that begins at an address, and returns its name.
+    pub(super) fn remove(&mut self, start: u64) -> Option<Box<[u8]>> {
+        let (_, name) = self.functions.remove(&start)?;
+        self.name_bytes -= name.len();
+        Some(name)
+    }
+
+    /// Adds all functions of another source, which is newer.
+    pub fn add_all(&mut self, newer: &Self) {
+        for (&start, (end, name)) in &newer.functions {
+            self.add(start..*end, name);
         }
     }
 

@@ -12,6 +12,7 @@ mod debug;
 mod demangle;
 mod dwarf;
 mod effort;
+pub mod jitdump;
 mod made;
 mod nameless;
 mod table;
