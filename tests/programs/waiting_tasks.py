@@ -1,7 +1,8 @@
 """asyncio programs whose tasks wait at places that are known beforehand, while the loop has something to do now and then.
 
 Two loops in two threads, and one that was stopped. `still` tasks await something that never comes, `moves` awaits two things by turns, 2 : 3; a parent awaits
-its children. `busy` takes the first loop's thread for three tenths of the time.
+its children. `busy` takes the first loop's thread for three tenths of the time. The loops are asyncio's, uvloop's (`uvloop`), or such as do not
+say which thread runs them (`silent`).
 """
 import asyncio
 import sys
@@ -81,6 +82,27 @@ def stopped_loop():
     threading.Event().wait()
 
 
+def make_loops_silent():
+    """They keep their thread where nobody looks for it, as loops do that are written in C."""
+
+    class Silent(asyncio.SelectorEventLoop):
+        threads = {}
+
+        @property
+        def _thread_id(self):
+            return self.threads.get(id(self))
+
+        @_thread_id.setter
+        def _thread_id(self, ident):
+            self.threads[id(self)] = ident
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self):
+            return Silent()
+
+    asyncio.set_event_loop_policy(Policy())
+
+
 tids = {}
 
 
@@ -100,6 +122,8 @@ if __name__ == "__main__":
         import uvloop
 
         uvloop.install()
+    if "silent" in sys.argv:
+        make_loops_silent()
     run("first", first_loop)
     run("second", second_loop)
     threading.Thread(target=stopped_loop, daemon=True).start()

@@ -10,6 +10,10 @@ use tachyon_common::layout::{Layout, flags};
 pub struct ObjectLayout {
     /// `PyInterpreterState.modules` (`.imports.modules` from 3.12 on): the dictionary `sys.modules`.
     pub interp_modules: u64,
+    /// `PyThreadState.dict`: what C modules keep of a thread.
+    pub tstate_dict: u64,
+    /// `_PyThreadStateImpl.asyncio_running_loop` (3.13): the loop that the thread runs.
+    pub tstate_running_loop: Option<u64>,
     /// `PyModuleObject.md_dict`.
     pub module_dict: u64,
     /// `PyDictObject.ma_used`: how many items there are. The kernel side reads from it to the keys: the version tag lies between.
@@ -61,6 +65,8 @@ pub enum Attributes {
 
 const V3_8: ObjectLayout = ObjectLayout {
     interp_modules: 56,
+    tstate_dict: 152,
+    tstate_running_loop: None,
     module_dict: 16,
     dict_used: 16,
     dict_keys: 32,
@@ -84,6 +90,7 @@ const V3_9: ObjectLayout = ObjectLayout { interp_modules: 856, ..V3_8 };
 
 const V3_11: ObjectLayout = ObjectLayout {
     interp_modules: 888,
+    tstate_dict: 128,
     keys_kind: Some(10),
     keys_nentries: 24,
     keys_indices: 32,
@@ -95,13 +102,20 @@ const V3_11: ObjectLayout = ObjectLayout {
 
 const V3_12: ObjectLayout = ObjectLayout {
     interp_modules: 944,
+    tstate_dict: 112,
     heap_type_cached_keys: Some(880),
     attributes: Attributes::TaggedPointer,
     ..V3_11
 };
 
-const V3_13: ObjectLayout =
-    ObjectLayout { interp_modules: 7656, values_start: 8, attributes: Attributes::Inline, ..V3_12 };
+const V3_13: ObjectLayout = ObjectLayout {
+    interp_modules: 7656,
+    tstate_dict: 128,
+    tstate_running_loop: Some(304),
+    values_start: 8,
+    attributes: Attributes::Inline,
+    ..V3_12
+};
 
 /// The object header has 32 bytes instead of 16, and there is no garbage collector's head before an instance.
 const V3_13T: ObjectLayout = ObjectLayout {
@@ -223,6 +237,8 @@ pub(super) mod tests {
         compare(ObjectLayout::row, |row| {
             vec![
                 ("interp_modules", row.interp_modules.to_string()),
+                ("tstate_dict", row.tstate_dict.to_string()),
+                ("tstate_running_loop", optional(row.tstate_running_loop)),
                 ("module_dict", row.module_dict.to_string()),
                 ("dict_used", row.dict_used.to_string()),
                 ("dict_keys", row.dict_keys.to_string()),

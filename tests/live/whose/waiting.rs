@@ -9,7 +9,8 @@ use tachyon::report::Report;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, on_each_interpreter, package};
 
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13 sid_3_14 sid_3_15 wheel_3_15t]: each_task_waits_where_it_awaits);
-on_each_interpreter!(on [sid_3_14]: of_uvloop_too);
+on_each_interpreter!(on [pyenv_3_13 sid_3_14]: of_uvloop_too);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12 built_3_13t]: of_a_loop_that_does_not_say_its_thread);
 on_each_interpreter!(on [pyenv_3_12]: a_report_has_them_where_they_are_asked_for);
 
 /// The lines of a recording, and its account.
@@ -49,6 +50,12 @@ fn of_uvloop_too(python: &Interpreter) {
     let path = package("uvloop", python);
     let target = Target::start_in(python, "waiting_tasks.py", &["uvloop"], &[("PYTHONPATH", &path)]);
     judge(&target, 4);
+}
+
+/// The thread says which loop it runs.
+fn of_a_loop_that_does_not_say_its_thread(python: &Interpreter) {
+    let target = Target::start_with(python, "waiting_tasks.py", &["silent"]);
+    judge(&target, 3);
 }
 
 fn judge(target: &Target, seconds: u64) {

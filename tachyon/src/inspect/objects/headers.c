@@ -49,6 +49,12 @@ int main(void) {
 #else
     FIELD(interp_modules, PyInterpreterState, modules);
 #endif
+    FIELD(tstate_dict, PyThreadState, dict);
+#if PY_VERSION_HEX >= 0x030D0000
+    FIELD(tstate_running_loop, _PyThreadStateImpl, asyncio_running_loop);
+#else
+    ABSENT(tstate_running_loop);
+#endif
     FIELD(module_dict, PyModuleObject, md_dict);
     FIELD(dict_keys, PyDictObject, ma_keys);
     FIELD(dict_used, PyDictObject, ma_used);

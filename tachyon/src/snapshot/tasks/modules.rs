@@ -8,6 +8,7 @@ use super::super::threads::ThreadState;
 use super::object::awaited_by;
 use super::{Place, RawTask, Reader, Reading, RunningTask, TaskProblem};
 use crate::inspect::ModuleTasks;
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 use tachyon_common::walk::{UserMemory, read_u32};
 
@@ -28,6 +29,13 @@ const CLOSURES: [&str; 4] = [
 
 /// A function that is given the future that it completes.
 const RELEASES: &str = "_release_waiter";
+
+/// Under which the dictionary of a thread has the loop that it runs (up to 3.12).
+const RUNNING_LOOP: &str = "__asyncio_running_event_loop__";
+
+/// What holds the loop there up to 3.11, with the pid of the process, and where in it (`Modules/_asynciomodule.c`).
+const LOOP_HOLDER: &str = "_RunningLoopHolder";
+const HELD_LOOP: u64 = 16;
 
 /// Most callbacks of a future, cells of a closure, or arguments that are looked at.
 const MAX_ITEMS: u64 = 4096;
@@ -58,9 +66,11 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             let mut threads = HashMap::new();
             let mut loops = HashSet::new();
             let waiting = self.waiting(rows, &module.tasks);
+            let runners = LazyCell::new(|| self.runners(rows, interp));
             for &address in &module.tasks {
                 let Some(event_loop) = self.pointer(address, self.header()) else { continue };
-                let thread = threads.entry(event_loop).or_insert_with(|| self.thread_of(rows, interp, event_loop));
+                let thread =
+                    threads.entry(event_loop).or_insert_with(|| self.thread_of(rows, interp, event_loop, &runners));
                 let place = Place { interp, tstate: thread.flatten().unwrap_or(0) };
                 if thread.is_none() {
                     reading.untold.insert(event_loop);
@@ -90,8 +100,9 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         let mut found = Vec::new();
         for interp in self.interpreters() {
             let Ok(Some((dict, task_type))) = self.tasks_module(rows, interp) else { continue };
+            let runners = LazyCell::new(|| self.runners(rows, interp));
             for (event_loop, address) in self.current_tasks(rows, dict) {
-                let thread = self.thread_of(rows, interp, event_loop).flatten();
+                let thread = self.thread_of(rows, interp, event_loop, &runners).flatten();
                 let thread = thread.filter(|_| self.derives(rows, address, task_type));
                 found.extend(
                     thread.map(|thread| (thread, RunningTask { address, name: self.name(address, rows.name) })),
@@ -157,13 +168,38 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Ok(Some(Module { tasks, running, task_type, future_type }))
     }
 
-    /// The thread that runs a loop, if one does; `None` when nothing tells, as of loops that are not asyncio's own.
-    fn thread_of(&self, rows: &ModuleTasks, interp: u64, event_loop: u64) -> Option<Option<u64>> {
+    /// The thread that runs a loop, if one does; `None` when nothing tells: of loops that are not asyncio's own, while no thread says
+    /// that it runs them.
+    fn thread_of<F: FnOnce() -> HashMap<u64, u64>>(
+        &self,
+        rows: &ModuleTasks,
+        interp: u64,
+        event_loop: u64,
+        runners: &LazyCell<HashMap<u64, u64>, F>,
+    ) -> Option<Option<u64>> {
         let objects = self.objects(rows);
+        let Some(ident) = objects.attribute(event_loop, "_thread_id") else {
+            return runners.get(&event_loop).copied().map(Some);
+        };
         // `None` is no integer: the loop does not run.
-        let Some(ident) = objects.integer(objects.attribute(event_loop, "_thread_id")?) else { return Some(None) };
+        let Some(ident) = objects.integer(ident) else { return Some(None) };
         let runs = |state: &&ThreadState| state.interp == interp && state.thread_id == ident;
         Some(self.states.iter().find(runs).map(|state| state.tstate))
+    }
+
+    /// The threads of an interpreter by the loop that each says it runs.
+    fn runners(&self, rows: &ModuleTasks, interp: u64) -> HashMap<u64, u64> {
+        let states = self.states.iter().filter(|state| state.interp == interp);
+        states.filter_map(|state| Some((self.running_loop(rows, state.tstate)?, state.tstate))).collect()
+    }
+
+    /// The loop that a thread says it runs (`asyncio._set_running_loop`).
+    fn running_loop(&self, rows: &ModuleTasks, tstate: u64) -> Option<u64> {
+        if let Some(offset) = rows.objects.tstate_running_loop {
+            return self.pointer(tstate, offset);
+        }
+        let told = self.objects(rows).find(self.pointer(tstate, rows.objects.tstate_dict)?, RUNNING_LOOP)?;
+        if self.kind_of(told)? == LOOP_HOLDER { self.pointer(told, HELD_LOOP) } else { Some(told) }
     }
 
     /// Tasks by the future or task that each waits for.
