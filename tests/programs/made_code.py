@@ -1,6 +1,6 @@
-"""Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`,
-or (`dumped DIR`) in a `jitdump` file, to which it adds a second function after half a second; or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told. `old`: in a map that is older
-than this process."""
+"""Calls machine code that it copies into memory of no file, as a just-in-time compiler does, and tells of it: in `/tmp/perf-PID.map`
+(`mapped`; `old`: in one that is older than this process); in a `jitdump` file (`dumped DIR`), to which it adds a second function after
+half a second; or, with the library of `made_code.c` and the object file of `made_code_function.c`, as debuggers are told (`told`)."""
 
 import ctypes
 import json

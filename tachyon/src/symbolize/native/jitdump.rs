@@ -76,7 +76,7 @@ fn first_of(bytes: &[u8]) -> Option<(JitDumpRecordType, usize)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn record(kind: u32, body: &[u8]) -> Vec<u8> {
@@ -88,7 +88,8 @@ mod tests {
         [&[0; 8][..], &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()].concat()
     }
 
-    fn load(start: u64, size: u64, name: &[u8], code: usize) -> Vec<u8> {
+    /// A record of a function, and so many bytes of its code.
+    pub(crate) fn load(start: u64, size: u64, name: &[u8], code: usize) -> Vec<u8> {
         record(0, &[&words(&[start, start, size, 1])[..], name, b"\0", &vec![0xc3; code]].concat())
     }
 

@@ -76,9 +76,9 @@ impl JitDump {
 /// Reads the records between two places of a file, and returns where the first one begins that was not read.
 fn read_records(file: &TargetFile, mut next: u64, end: u64, functions: &mut MadeFunctions) -> u64 {
     let most = next.saturating_add(MOST as u64).min(end);
-    let mut chunk = vec![0; CHUNK];
+    let mut chunk = vec![0; usize::try_from(end.saturating_sub(next)).map_or(CHUNK, |all| all.min(CHUNK))];
     while next < most {
-        let len = usize::try_from(end - next).map_or(CHUNK, |left| left.min(CHUNK));
+        let len = usize::try_from(end - next).map_or(chunk.len(), |left| left.min(chunk.len()));
         if file.read_exact_at(next, &mut chunk[..len]).is_err() {
             break;
         }
@@ -98,13 +98,11 @@ fn read_records(file: &TargetFile, mut next: u64, end: u64, functions: &mut Made
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::symbolize::native::jitdump::tests::load;
     use std::io::Write as _;
 
     fn record(name: &str, start: u64, code: usize) -> Vec<u8> {
-        let body = [1_u64 << 32 | 1, start, start, code as u64, 1].map(u64::to_le_bytes).concat();
-        let size = u32::try_from(16 + body.len() + name.len() + 1 + code).unwrap();
-        let head = [&0_u32.to_le_bytes()[..], &size.to_le_bytes(), &0_u64.to_le_bytes()].concat();
-        [&head[..], &body, name.as_bytes(), b"\0", &vec![0xc3; code]].concat()
+        load(start, code as u64, name.as_bytes(), code)
     }
 
     #[test]
