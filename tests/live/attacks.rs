@@ -210,7 +210,12 @@ impl Attack {
         }
         println!("{}: {pids:?} have {samples} samples of {cpu_s:.3} s in {stretches} pieces", self.name);
         let right = statistics::within_ticks(samples, RATE, (cpu_s, 2.0 * cpu_s), stretches, 1.0 - KEPT);
-        assert!(right, "{}: {pids:?} have {samples} samples of {cpu_s} s: {:#?}", self.name, recording.report);
+        let report = &recording.report;
+        assert!(
+            right,
+            "{}: {pids:?} have {samples} samples of {cpu_s} s in {stretches} pieces; {} runs of {:?}, {} not Python, lost {:?}",
+            self.name, report.ran, report.expected, report.not_python, report.loss
+        );
     }
 }
 

@@ -33,9 +33,12 @@ struct Known {
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     test: String,
-    /// It failed first and passed then.
-    flaky: bool,
+    /// It passed at a later try: what it said at the first one that failed.
+    failed: Option<String>,
 }
+
+/// Of what a test says when it fails, so much is told: an assertion may show a whole report.
+const MOST_SAID: usize = 400;
 
 /// Removes the results of an earlier run.
 ///
@@ -76,9 +79,9 @@ fn unknown(known: &[Known], outcomes: &[Outcome], whole: bool) -> Result<Vec<Str
         ensure!(there || !whole, "{test} is called flaky, and there is no such test");
     }
     let mut unknown = Vec::new();
-    for Outcome { test, .. } in outcomes.iter().filter(|outcome| outcome.flaky) {
+    for (test, said) in outcomes.iter().filter_map(|outcome| Some((&outcome.test, outcome.failed.as_ref()?))) {
         let why = known.iter().find(|known| known.test == *test).map(|known| known.reason.as_str());
-        eprintln!("FLAKY: {test}: {}", why.unwrap_or("not known to be"));
+        eprintln!("FLAKY: {test}: {}\n{said}", why.unwrap_or("not known to be"));
         if why.is_none() {
             unknown.push(test.clone());
         }
@@ -86,7 +89,8 @@ fn unknown(known: &[Known], outcomes: &[Outcome], whole: bool) -> Result<Vec<Str
     Ok(unknown)
 }
 
-/// The tests of a JUnit file that nextest wrote. A test that passed at a later try has a `flakyFailure` or `flakyError`.
+/// The tests of a JUnit file that nextest wrote. A test that passed at a later try has a `flakyFailure` or `flakyError`, whose `message` is how its
+/// panic began.
 fn outcomes(junit: &str) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for case in junit.split("<testcase ").skip(1) {
@@ -94,8 +98,14 @@ fn outcomes(junit: &str) -> Result<Vec<Outcome>> {
         let attribute = |name: &str| Some(head.split_once(&format!("{name}=\""))?.1.split_once('"')?.0);
         let (name, class) = attribute("name").zip(attribute("classname")).context("a test case without a name")?;
         let body = if head.ends_with('/') { "" } else { rest.split("</testcase>").next().unwrap_or_default() };
-        let flaky = ["<flakyFailure", "<flakyError"].iter().any(|element| body.contains(element));
-        outcomes.push(Outcome { test: format!("{class} {name}"), flaky });
+        let failure = ["<flakyFailure ", "<flakyError "].iter().find_map(|element| Some(body.split_once(element)?.1));
+        let failed = failure.map(|failure| {
+            let message = failure.split_once("message=\"").and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+            let message = message.unwrap_or("it said nothing");
+            let message = quick_xml::escape::unescape(message).unwrap_or(message.into());
+            message.chars().take(MOST_SAID).collect()
+        });
+        outcomes.push(Outcome { test: format!("{class} {name}"), failed });
     }
     ensure!(!outcomes.is_empty(), "the results name no test");
     Ok(outcomes)
@@ -110,7 +120,7 @@ mod tests {
 <testsuites name="nextest-run" tests="3" failures="0" errors="0">
     <testsuite name="tachyon-tests::live" tests="2">
         <testcase name="shares::known" classname="tachyon-tests::live" timestamp="2026" time="3.1">
-            <flakyFailure timestamp="2026" time="2.9" message="thread &apos;a&apos; panicked" type="test failure">why</flakyFailure>
+            <flakyFailure timestamp="2026" time="2.9" message="thread &apos;a&apos; panicked at a.rs:1:&#10;why" type="test failure">why</flakyFailure>
         </testcase>
         <testcase name="shares::calm" classname="tachyon-tests::live" timestamp="2026" time="3.1">
         </testcase>
@@ -127,11 +137,13 @@ mod tests {
     #[test]
     fn second_tries_are_found() {
         let found = outcomes(JUNIT).unwrap();
-        let shown: Vec<_> = found.iter().map(|outcome| (outcome.test.as_str(), outcome.flaky)).collect();
-        let live = "tachyon-tests::live";
-        let wanted = [(format!("{live} shares::known"), true), (format!("{live} shares::calm"), false)];
-        assert_eq!(shown[..2], wanted.each_ref().map(|(test, flaky)| (test.as_str(), *flaky)));
-        assert_eq!(shown[2], ("xtask plain", false));
+        let shown: Vec<_> = found.iter().map(|outcome| (outcome.test.as_str(), outcome.failed.as_deref())).collect();
+        let wanted = [
+            ("tachyon-tests::live shares::known", Some("thread 'a' panicked at a.rs:1:\nwhy")),
+            ("tachyon-tests::live shares::calm", None),
+            ("xtask plain", None),
+        ];
+        assert_eq!(shown, wanted);
         assert!(outcomes("<testsuites></testsuites>").is_err(), "results without a test are no results");
     }
 

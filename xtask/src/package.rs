@@ -1,12 +1,12 @@
-//! `cargo xtask package`: release archives, one for each processor: the program, its manual page and completions, the
-//! documents, and the licences of everything that is linked into it. From the same files, Debian packages (`deb`); and a
-//! wheel for pip (`wheel`).
+//! `cargo xtask package`: for each processor a wheel for pip (`wheel`), whose program is static; a release archive with the same
+//! program, its manual page and completions, the documents, the licences of everything that is linked into it and its bill of
+//! materials (`sbom`); an image (`image`); and, linked with Debian's C library, a Debian package (`deb`).
 //!
 //! An archive is unpacked again and looked at before it is called done: what is in it, whether the program is for that
 //! processor, and whether it starts (another processor's by QEMU's user emulation). Its bytes depend on the sources and the
 //! tools alone: names are sorted, times are the commit's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,16 +17,19 @@ use anyhow::{Context, Result, ensure};
 use object::Endianness;
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
 use object::read::elf::FileHeader as _;
-use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 use crate::vm::machine::Machine;
-use crate::{apt, cache, command};
+use crate::{apt, cache, command, digest};
 
 mod deb;
+mod image;
+mod linked;
 mod roots;
+mod sbom;
 mod systemd;
 mod wheel;
+
+use linked::{Linked, Package};
 
 /// Arguments of `cargo xtask package`.
 #[derive(clap::Args)]
@@ -84,31 +87,31 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     // The pages do not differ between processors, and this machine's own program can print them.
     let own = Machine::X86_64.profiler(false)?;
-    let targets = if args.systemd { vec![Machine::X86_64] } else { args.targets };
+    let targets = if args.systemd { vec![Machine::X86_64] } else { args.targets.clone() };
     for machine in targets {
         apt::ensure(machine.programs())?;
         let work = tempfile::tempdir().context("cannot create a directory for an archive")?;
-        let name = format!("tachyon-bpf-{}-{}-linux-gnu", env!("CARGO_PKG_VERSION"), machine.rust());
-        let stage = work.path().join(&name);
-        fill(&stage, machine, &own, !args.dev)?;
-        let archive = output.join(format!("{name}.tar.gz"));
-        pack(work.path(), &name, &archive)?;
-        check(&archive, &name, machine)?;
-        let bytes = fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
-        let digest = Sha256::digest(&bytes).iter().fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
-        let sum = output.join(format!("{name}.tar.gz.sha256"));
-        fs::write(&sum, format!("{digest}  {name}.tar.gz\n"))
-            .with_context(|| format!("cannot write {}", sum.display()))?;
-        eprintln!("{}: {} KiB, sha256 {digest}", archive.display(), bytes.len() >> 10);
+        if !args.systemd {
+            let made = static_program(machine, &args, work.path(), &output)?;
+            let (program, c_library) =
+                made.map_or_else(|| Ok((machine.profiler(false)?, "gnu")), |found| anyhow::Ok((found, "musl")))?;
+            let name = format!("tachyon-bpf-{}-{}-linux-{c_library}", env!("CARGO_PKG_VERSION"), machine.rust());
+            let stage = work.path().join(&name);
+            fill(&stage, machine, &own, &program)?;
+            if !args.dev {
+                sbom::judge(&stage.join(sbom::FILE))?;
+            }
+            archive(work.path(), &name, machine, &output)?;
+            if args.archives_only {
+                continue;
+            }
+            if c_library == "musl" {
+                image::make(machine, &stage, &output)?;
+            }
+        }
         let stage = command::project_root().join(STAGE);
         cache::remove(&stage)?;
-        command::stdout(Command::new("cp").arg("--archive").arg(work.path().join(&name)).arg(&stage))?;
-        if args.archives_only {
-            continue;
-        }
+        fill(&stage, machine, &own, &machine.profiler(!args.dev)?)?;
         if args.systemd {
             return systemd::try_out(&deb::build_for_trial(machine, args.dev, work.path())?);
         }
@@ -123,14 +126,39 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     if args.archives_only {
         return Ok(());
     }
-    wheel::make(args.dev, &args.suites, &output)?;
     if args.dev {
-        return Ok(());
+        return wheel::make(Machine::X86_64, true, &args.suites, &output).map(drop);
     }
     // As crates they must build by themselves, with the BPF object that is in them.
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(command::project_root()).args(["publish", "--dry-run", "--locked", "--allow-dirty"]);
     command::run(cargo.args(["--package", "tachyon-common", "--package", "tachyon"]))
+}
+
+/// The program that runs on any Linux, out of the wheel. The short form has none.
+fn static_program(machine: Machine, args: &PackageArgs, work: &Path, output: &Path) -> Result<Option<PathBuf>> {
+    if args.dev {
+        return Ok(None);
+    }
+    let wheel = if args.archives_only {
+        wheel::build(machine, false, work)?
+    } else {
+        wheel::make(machine, false, &args.suites, output)?
+    };
+    wheel::program(&wheel, work).map(Some)
+}
+
+/// Packs `work/name`, and looks at what was packed.
+fn archive(work: &Path, name: &str, machine: Machine, output: &Path) -> Result<()> {
+    let archive = output.join(format!("{name}.tar.gz"));
+    pack(work, name, &archive)?;
+    check(&archive, name, machine)?;
+    let bytes = fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
+    let digest = digest::of_bytes(&bytes);
+    let sum = output.join(format!("{name}.tar.gz.sha256"));
+    fs::write(&sum, format!("{digest}  {name}.tar.gz\n")).with_context(|| format!("cannot write {}", sum.display()))?;
+    eprintln!("{}: {} KiB, sha256 {digest}", archive.display(), bytes.len() >> 10);
+    Ok(())
 }
 
 /// Where `[package.metadata.deb]` in `tachyon/Cargo.toml` finds the files of an archive.
@@ -151,14 +179,14 @@ fn ensure_same(first: &Path, second: &Path) -> Result<()> {
 }
 
 /// Puts the files of an archive into `stage`.
-fn fill(stage: &Path, machine: Machine, own: &Path, release: bool) -> Result<()> {
+fn fill(stage: &Path, machine: Machine, own: &Path, built: &Path) -> Result<()> {
     let root = command::project_root();
     for dir in ["completions", "deploy", "docs/dev", "docs/formats", "man"] {
         fs::create_dir_all(stage.join(dir)).with_context(|| format!("cannot create {dir} of an archive"))?;
     }
     let program = stage.join("tachyon-bpf");
     let mut strip = Command::new(machine.strip());
-    command::stdout(strip.arg("-o").arg(&program).arg(machine.profiler(release)?))?;
+    command::stdout(strip.arg("-o").arg(&program).arg(built))?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("cannot make the program executable")?;
     let print = |arguments: &[&str], into: &str| -> Result<()> {
         let text = command::stdout(Command::new(own).args(arguments))?;
@@ -178,7 +206,8 @@ fn fill(stage: &Path, machine: Machine, own: &Path, release: bool) -> Result<()>
         fs::copy(root.join(document), stage.join(document))
             .with_context(|| format!("cannot copy {}", document.display()))?;
     }
-    fs::write(stage.join(THIRD_PARTY), third_party(machine)?).with_context(|| format!("cannot write {THIRD_PARTY}"))
+    fs::write(stage.join(THIRD_PARTY), third_party(machine)?).with_context(|| format!("cannot write {THIRD_PARTY}"))?;
+    fs::write(stage.join(sbom::FILE), sbom::of(machine)?).with_context(|| format!("cannot write {}", sbom::FILE))
 }
 
 /// Packs `dir/name`: two runs of the same files give the same bytes.
@@ -204,7 +233,7 @@ fn check(archive: &Path, name: &str, machine: Machine) -> Result<()> {
     command::stdout(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(dir.path()))?;
     let root = dir.path().join(name);
     let read = |file: &str| fs::read(root.join(file)).with_context(|| format!("the archive has no {file}"));
-    for file in DOCUMENTS.into_iter().chain(["docs/report.md", "docs/formats/tach.md", THIRD_PARTY]) {
+    for file in DOCUMENTS.into_iter().chain(["docs/report.md", "docs/formats/tach.md", THIRD_PARTY, sbom::FILE]) {
         ensure!(!read(file)?.is_empty(), "{file} is empty");
     }
     for (shell, completions) in COMPLETIONS {
@@ -235,68 +264,10 @@ fn starting(machine: Machine, program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// A part of what `cargo metadata` tells.
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    resolve: Resolve,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    version: String,
-    license: Option<String>,
-    repository: Option<String>,
-    source: Option<String>,
-    manifest_path: PathBuf,
-}
-
-#[derive(Deserialize)]
-struct Resolve {
-    nodes: Vec<Node>,
-}
-
-#[derive(Deserialize)]
-struct Node {
-    id: String,
-    deps: Vec<Dependency>,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    pkg: String,
-    dep_kinds: Vec<Kind>,
-}
-
-#[derive(Deserialize)]
-struct Kind {
-    /// `dev` or `build`; nothing of what is linked.
-    kind: Option<String>,
-}
-
 /// The crates that are linked into the program, with their licences and the texts that come with them.
 fn third_party(machine: Machine) -> Result<String> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(command::project_root()).args(["metadata", "--format-version", "1", "--locked"]);
-    cargo.args(["--filter-platform", &machine.triple()]);
-    let metadata: Metadata = serde_json::from_str(&command::stdout(&mut cargo)?).context("cargo's metadata")?;
-    let packages: BTreeMap<&str, &Package> = metadata.packages.iter().map(|found| (found.id.as_str(), found)).collect();
-    let nodes: BTreeMap<&str, &Node> = metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
-    let program = metadata.packages.iter().find(|found| found.name == "tachyon" && found.source.is_none());
-    let mut open = vec![program.context("cargo knows no package tachyon")?.id.as_str()];
-    let mut linked = BTreeSet::new();
-    while let Some(id) = open.pop() {
-        if linked.insert(id) {
-            let dependencies = nodes.get(id).into_iter().flat_map(|node| &node.deps);
-            let normal = dependencies.filter(|found| found.dep_kinds.iter().any(|kind| kind.kind.is_none()));
-            open.extend(normal.map(|found| found.pkg.as_str()));
-        }
-    }
-    let mut linked: Vec<&Package> = linked.iter().filter_map(|id| packages.get(id).copied()).collect();
-    linked.retain(|found| found.source.is_some());
-    linked.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
+    let linked = Linked::into_program(machine)?;
+    let linked: Vec<&Package> = linked.libraries().filter(|found| !found.is_own()).collect();
     let mut text = String::from(
         "These libraries are linked into tachyon-bpf, unchanged; the zstd crates bring Zstandard (BSD-3-Clause) with them.\n\
          Under the LGPL of btf-rs everybody who has this program may exchange that library: the sources of this version, and\n\

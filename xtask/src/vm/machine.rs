@@ -141,6 +141,11 @@ impl Machine {
         format!("{}-unknown-linux-gnu", self.rust())
     }
 
+    /// Rust's name of the target whose programs are static.
+    pub(crate) fn static_triple(self) -> String {
+        format!("{}-unknown-linux-musl", self.rust())
+    }
+
     /// Builds the profiler for this machine, and says where it is.
     ///
     /// # Errors
@@ -173,6 +178,26 @@ impl Machine {
         }
         Ok(cargo)
     }
+}
+
+/// Debian's static busybox for a processor: in the guest's userland, or unpacked beside it.
+///
+/// # Errors
+/// The package cannot be had.
+pub(crate) fn busybox(machine: Machine, dir: &Path) -> Result<PathBuf> {
+    let path = "bin/busybox";
+    if machine == Machine::Arm64 {
+        return Ok(machine.programs_root(dir)?.join(path));
+    }
+    let root = dir.join("busybox-amd64");
+    let stamp = ARM64_SUITE;
+    if !cache::is_finished(&root, stamp) {
+        cache::remove(&root)?;
+        std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+        unpack_newest(&machine.suite(dir, stamp, &apt::Mirrors::of_this_machine()?)?, "busybox-static", &root)?;
+        cache::finish(&root, stamp)?;
+    }
+    Ok(root.join(path))
 }
 
 /// Of the listed versions, the newest one that the archive has.
