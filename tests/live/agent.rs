@@ -1,5 +1,7 @@
 //! `agent`: a host recorded for ever, in segments whose account holds, whatever happens to it.
 
+mod killed;
+
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -262,35 +264,6 @@ fn systemd_is_told() {
     signal(libc::SIGTERM);
     until("STOPPING=1");
     assert!(child.wait().expect("it is our child").success());
-}
-
-#[test]
-fn a_killed_agent_is_carried_on_by_the_next() {
-    let Some(_live) = live() else { return };
-    let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
-    // What is killed within a second of a cut may have nothing on the disk yet: hardly ever all of these.
-    let mut agent = Agent::start(&FAST.replace("500ms", "20s"));
-    for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(fastrand::u64(1_200..2_500)));
-        agent.end(libc::SIGKILL);
-        agent.start_again();
-        assert_eq!(agent.files(".part").len(), 1, "only the new one's own is unfinished: {}", agent.log());
-    }
-    agent.end(libc::SIGTERM);
-    assert!(agent.files(".broken").is_empty() && agent.files(".part").is_empty(), "{}", agent.log());
-    let mut last_us = 0;
-    for path in agent.files(".tach") {
-        let recorded = Recorded::read(&path);
-        judge::agrees(&path, &recorded);
-        let account: Report = serde_json::from_value(json(&path.with_extension("json"))).unwrap();
-        assert_eq!(account.stored, recorded.samples.len() as u64, "{}", path.display());
-        for sample in recorded.samples.iter().filter(|sample| sample.thread_id == u64::from(target.pid())) {
-            assert!(sample.timestamp_us > last_us, "{}: a sample is there twice", path.display());
-            last_us = sample.timestamp_us;
-        }
-    }
-    let cut = agent.reports().iter().filter(|report| report.cut).count();
-    assert!(cut > 0 && agent.log().contains("recovered "), "{cut} recovered: {}", agent.log());
 }
 
 #[test]
