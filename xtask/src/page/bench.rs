@@ -225,6 +225,5 @@ const NOTES: &str = "
 own; looking whether anything still changes is in it). The report's time is from its address being given until the frame in which the flame graph has its boxes was painted; a page that is there but
 has no boxes does not count. An act's time is from its input event until the frame after which nothing on the page changes any more,
 tables and time line included. Speedscope's is from the file being chosen, so that starting speedscope itself does not count, until the frame with its
-graph; of its 24 threads it shows one. Chromium paints without a GPU here, which costs speedscope, whose graph is WebGL, more than the report; its time
-is nearly all reading of the file.
+graph; of its 24 threads it shows one. Chromium paints without a GPU here.
 ";
