@@ -13,6 +13,8 @@ use serde::Serialize;
 use crate::command::{self, project_root};
 use crate::{apt, cache, digest};
 
+mod bench;
+
 /// `cargo xtask page ...`.
 #[derive(clap::Subcommand)]
 pub(crate) enum PageCommand {
@@ -20,6 +22,8 @@ pub(crate) enum PageCommand {
     Build,
     /// Bundle the pages again and compare their bytes with the committed ones
     Check,
+    /// Open a report of a million samples, and the same samples in speedscope, and measure what a user waits for
+    Bench(bench::BenchArgs),
 }
 
 const SOURCES: &str = "tachyon/report-page";
@@ -51,36 +55,44 @@ struct PageFacts {
 /// # Errors
 /// A package cannot be had, the types do not fit, or (check) the bytes differ.
 pub(crate) fn run(command: &PageCommand) -> Result<()> {
-    let pages = bundle()?;
-    for ((name, manifest_name, directory), page) in PAGES.into_iter().zip(pages) {
-        let directory = project_root().join(directory);
-        let manifest = manifest_of(name, &page)?;
-        for (name, contents) in [(name, page.as_slice()), (manifest_name, manifest.as_bytes())] {
-            let path = directory.join(name);
-            match command {
-                PageCommand::Build => {
-                    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-                    fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))?;
-                }
-                PageCommand::Check => {
-                    let committed = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-                    ensure!(
-                        committed == contents,
-                        "the committed {name} differs from what its sources give: {} bytes, sha256 {}; made again: {} bytes, \
-                         sha256 {}\nhint: cargo xtask page build, then commit tachyon/prebuilt and tachyon-fleet/prebuilt",
-                        committed.len(),
-                        digest::of_bytes(&committed),
-                        contents.len(),
-                        digest::of_bytes(contents),
-                    );
-                }
-            }
-        }
-        match command {
-            PageCommand::Build => eprintln!("wrote {} ({} bytes)", directory.join(name).display(), page.len()),
-            PageCommand::Check => eprintln!("{name} is what its sources give: {} bytes, byte for byte", page.len()),
-        }
+    match command {
+        PageCommand::Build => each_page(write),
+        PageCommand::Check => each_page(compare),
+        PageCommand::Bench(args) => bench::run(args),
     }
+}
+
+/// Bundles the pages, and does something with the path and the bytes of each page and each manifest.
+fn each_page(done: impl Fn(&Path, &[u8]) -> Result<()>) -> Result<()> {
+    for ((name, manifest_name, directory), page) in PAGES.into_iter().zip(bundle()?) {
+        let directory = project_root().join(directory);
+        done(&directory.join(manifest_name), manifest_of(name, &page)?.as_bytes())?;
+        done(&directory.join(name), &page)?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, contents: &[u8]) -> Result<()> {
+    let directory = path.parent().expect("it lies in a directory");
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    fs::write(path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("wrote {} ({} bytes)", path.display(), contents.len());
+    Ok(())
+}
+
+fn compare(path: &Path, contents: &[u8]) -> Result<()> {
+    let committed = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(
+        committed == contents,
+        "the committed {} differs from what its sources give: {} bytes, sha256 {}; made again: {} bytes, sha256 {}\n\
+         hint: cargo xtask page build, then commit tachyon/prebuilt and tachyon-fleet/prebuilt",
+        path.display(),
+        committed.len(),
+        digest::of_bytes(&committed),
+        contents.len(),
+        digest::of_bytes(contents),
+    );
+    eprintln!("{} is what its sources give: {} bytes, byte for byte", path.display(), contents.len());
     Ok(())
 }
 

@@ -76,16 +76,25 @@ pub(crate) fn set_up() -> Result<()> {
     in_venv(&python, &cache::dir()?.join("servers"), SERVERS)?;
     in_venv(&python, &cache::dir()?.join("spark"), SPARK)?;
     from_npm("tools", &NPM_PACKAGES)?;
-    from_npm("azurite", &[AZURITE])
+    from_npm("azurite", &[AZURITE]).map(drop)
 }
 
-/// Installs npm packages into a directory of the cache.
-fn from_npm(name: &str, packages: &[&str]) -> Result<()> {
+/// Of all that only a browser and the viewers. The directory that has them.
+///
+/// # Errors
+/// A package cannot be had.
+pub(crate) fn viewers() -> Result<PathBuf> {
+    apt::ensure(&[("chromium", "chromium"), ("npm", "npm")])?;
+    from_npm("tools", &NPM_PACKAGES)
+}
+
+/// Installs npm packages into a directory of the cache, which it gives.
+fn from_npm(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let dir = cache::dir()?.join(name);
     let _lock = cache::lock(&dir)?;
     let stamp = packages.join("\n");
     if cache::is_finished(&dir, &stamp) {
-        return Ok(());
+        return Ok(dir);
     }
     command::run_quietly(
         &format!("npm install of {}", packages.join(" ")),
@@ -94,7 +103,8 @@ fn from_npm(name: &str, packages: &[&str]) -> Result<()> {
             .arg(&dir)
             .args(packages),
     )?;
-    cache::finish(&dir, &stamp)
+    cache::finish(&dir, &stamp)?;
+    Ok(dir)
 }
 
 /// Installs packages from PyPI (with spaces between them) into a virtual environment of their own, unless it is there. Where

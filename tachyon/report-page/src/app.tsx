@@ -42,7 +42,8 @@ function App({ model, difference, told }: { model: Model; difference: Difference
   const colourings = difference ? [...COLOURINGS, ["change", "change"] as [Colouring, string]] : COLOURINGS;
   const [state, setState] = useState<State>(() => fromFragment(location.hash, usual, limits));
   const [current, setCurrent] = useState(-1);
-  const [width, setWidth] = useState(800);
+  // Not known before the graph is there and has been measured.
+  const [width, setWidth] = useState(0);
   const [wantsDark, setDark] = useState(() => matchMedia("(prefers-color-scheme: dark)").matches);
   const [printed, setPrinted] = useState(false);
   // Paper is light.
@@ -75,14 +76,16 @@ function App({ model, difference, told }: { model: Model; difference: Difference
     [process, thread, task, module, state.state, range?.[0], range?.[1]]);
   const filtered = Object.values(filter).some((choice) => choice !== null);
   const sums: Sums = useMemo(() => (filtered ? model.sums(filter) : model.everything), [filter]);
-  const tree = native ? model.shown : model.folded;
+  const calls = native ? model.shown : model.folded;
   const both = useMemo(() => difference && sides(model, filter, difference), [filter]);
-  const weights = useMemo(() => (both ? weigh(model, tree, both) : model.nodes(tree, sums)), [tree, sums]);
+  const weights = useMemo(() => (both ? weigh(model, both) : { samples: sums.total, grown: null }), [sums]);
   const rows = useMemo(() => model.rows(sums, native), [sums, native]);
   const zoom = state.zoom.join(".");
-  const boxes = useMemo(
-    () => layOut(tree, weights, sums.samples, state.layout === "inverted", state.zoom, 0.5 / Math.max(1, width)),
-    [tree, weights, state.layout, zoom, width]);
+  const boxes = useMemo(() => {
+    const boxes = layOut(model, calls, weights, sums.samples, state.layout === "inverted", state.zoom, width === 0 ? 1 : 0.5 / width);
+    performance.mark("boxes", { detail: boxes.boxes.length });
+    return boxes;
+  }, [calls, weights, state.layout, zoom, width]);
   const found = useMemo(() => finder(model, state.search), [state.search]);
   const matched = useMemo(() => found && model.matching(sums, found), [found, sums]);
   const at = current >= 0 && current < boxes.boxes.length ? current : boxes.zoomed;
@@ -192,8 +195,8 @@ function App({ model, difference, told }: { model: Model; difference: Difference
           {view === "source" && <SourceView model={model} rows={rows} sums={sums} state={state} set={set} />}
           {view === "threads" && <Threads model={model} sums={sums} state={state} dark={dark} set={set} />}
           {state.selected !== null && (difference && both
-            ? <ChangeDetails model={model} tree={tree} sides={both} difference={difference} func={state.selected} set={set} />
-            : <Details model={model} tree={tree} total={weights.total} sums={sums} rows={rows} func={state.selected} set={set} />)}
+            ? <ChangeDetails model={model} calls={calls} sides={both} difference={difference} func={state.selected} set={set} />
+            : <Details model={model} calls={calls} sums={sums} rows={rows} func={state.selected} set={set} />)}
         </div>
         <aside>
           {difference ? <ChangesTable model={model} difference={difference} search={state.search} selected={state.selected} set={set} />

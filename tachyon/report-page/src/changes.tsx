@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { type Change, changedEdges, type ChangedEdge, type Difference } from "./difference";
 import type { Set } from "./hot_spots";
 import type { Model, Sums } from "./model";
-import type { Tree } from "./tree";
+import type { Calls } from "./tree";
 import { base, count, matcher, percent, plural, seconds, shown } from "./words";
 
 const STEP = 100;
@@ -135,10 +135,10 @@ export function functionOf(model: Model, change: Change): number | null {
 }
 
 /** One function: its callers and callees before and after. */
-export function ChangeDetails({ model, tree, sides, difference, func, set }: {
-  model: Model; tree: Tree; sides: [Sums, Sums]; difference: Difference; func: number; set: Set;
+export function ChangeDetails({ model, calls, sides, difference, func, set }: {
+  model: Model; calls: Calls; sides: [Sums, Sums]; difference: Difference; func: number; set: Set;
 }) {
-  const { callers, callees } = useMemo(() => changedEdges(model, tree, sides, func), [tree, sides, func]);
+  const { callers, callees } = useMemo(() => changedEdges(model, calls, sides, func), [calls, sides, func]);
   const change = difference.changes.changes.find((change) => key(change.function, change.file) === key(model.name(func), model.file(func)));
   const list = (title: string, id: string, edges: ChangedEdge[]) => (
     <section class="scrolled">

@@ -37,7 +37,7 @@ export interface Document {
   };
 }
 
-/** Lines of functions as a tree; a parent's index is less than its child's, a root's is -1. */
+/** Lines of functions as a tree, in preorder: a node is followed by all that is below it. A root's parent is -1. */
 export interface Lines {
   parent: Int32Array;
   func: Uint32Array;
@@ -51,7 +51,8 @@ export interface Samples {
   thread: Uint32Array;
   bucket: Uint32Array;
   start: Uint32Array;
-  node: Uint32Array;
+  /** Index into the stacks. */
+  stack: Uint32Array;
   state: Uint8Array;
   count: Float64Array;
 }
@@ -59,6 +60,8 @@ export interface Samples {
 export interface Data {
   document: Document;
   lines: Lines;
+  /** Nodes that stacks end in, in their order. */
+  stacks: Uint32Array;
   samples: Samples;
 }
 
@@ -70,8 +73,11 @@ export async function load(base64: string): Promise<Data> {
 
 export async function unpack(base64: string): Promise<Uint8Array> {
   const packed = fromBase64(base64.trim());
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+  const stream = new DecompressionStream("gzip"), writer = stream.writable.getWriter();
+  // A Blob's stream would send the bytes to the browser's process and back.
+  const written = writer.write(packed).then(() => writer.close());
+  const [bytes] = await Promise.all([new Response(stream.readable).arrayBuffer(), written]);
+  return new Uint8Array(bytes);
 }
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {
@@ -83,45 +89,56 @@ function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   return bytes;
 }
 
-function decode(bytes: Uint8Array): Data {
-  let at = 0;
-  const get = (): number => {
-    let byte = bytes[at++]!;
-    if (byte < 128) return byte;
-    let value = byte & 127, unit = 128;
-    do {
-      byte = bytes[at++]!;
+/** Reads numbers of seven bits a byte, the low ones first. */
+class Numbers {
+  at = 0;
+
+  constructor(readonly bytes: Uint8Array) {}
+
+  get(): number {
+    const byte = this.bytes[this.at++]!;
+    return byte < 128 ? byte : this.long(byte & 127);
+  }
+
+  private long(value: number): number {
+    for (let unit = 128; ; unit *= 128) {
+      const byte = this.bytes[this.at++]!;
       value += (byte & 127) * unit;
-      unit *= 128;
-    } while (byte > 127);
-    return value;
-  };
-  const length = get();
-  const document = JSON.parse(new TextDecoder().decode(bytes.subarray(at, at + length))) as Document;
-  if (document.version !== 1) throw new Error(`data of version ${document.version}`);
-  at += length;
-  const nodes = get();
+      if (byte < 128) return value;
+    }
+  }
+}
+
+function decode(bytes: Uint8Array): Data {
+  const numbers = new Numbers(bytes);
+  const length = numbers.get();
+  const document = JSON.parse(new TextDecoder().decode(bytes.subarray(numbers.at, numbers.at + length))) as Document;
+  if (document.version !== 2) throw new Error(`data of version ${document.version}`);
+  numbers.at += length;
+  const nodes = numbers.get(), hasPositions = document.positions !== undefined;
   const lines: Lines = { parent: new Int32Array(nodes), func: new Uint32Array(nodes), line: new Uint32Array(nodes), position: new Uint32Array(nodes) };
   for (let i = 0; i < nodes; i++) {
-    const up = get();
+    const up = numbers.get();
     lines.parent[i] = up === 0 ? -1 : i - up;
-    lines.func[i] = get();
-    lines.line[i] = get();
-    if (document.positions) lines.position[i] = get();
+    lines.func[i] = numbers.get();
+    lines.line[i] = numbers.get();
+    if (hasPositions) lines.position[i] = numbers.get();
   }
+  const stacks = new Uint32Array(numbers.get());
+  for (let i = 0, last = 0; i < stacks.length; i++) stacks[i] = last += numbers.get();
   // No entry takes less than two bytes, no group less than three more.
-  const most = (bytes.length - at) >> 1;
-  const node = new Uint32Array(most), state = new Uint8Array(most), count = new Float64Array(most);
+  const most = (bytes.length - numbers.at) >> 1;
+  const stack = new Uint32Array(most), state = new Uint8Array(most), count = new Float64Array(most);
   const thread: number[] = [], bucket: number[] = [], start: number[] = [];
   let entries = 0;
-  for (let group = get(); group > 0; group = get()) {
-    thread.push(get());
-    bucket.push(get());
+  for (let group = numbers.get(); group > 0; group = numbers.get()) {
+    thread.push(numbers.get());
+    bucket.push(numbers.get());
     start.push(entries);
     for (let last = 0; group > 0; group--, entries++) {
-      last += get();
-      const both = get();
-      node[entries] = last;
+      last += numbers.get();
+      const both = numbers.get();
+      stack[entries] = last;
       state[entries] = both % 4;
       count[entries] = Math.floor(both / 4) + 1;
     }
@@ -129,7 +146,7 @@ function decode(bytes: Uint8Array): Data {
   start.push(entries);
   const samples: Samples = {
     thread: Uint32Array.from(thread), bucket: Uint32Array.from(bucket), start: Uint32Array.from(start),
-    node: node.subarray(0, entries), state: state.subarray(0, entries), count: count.subarray(0, entries),
+    stack: stack.subarray(0, entries), state: state.subarray(0, entries), count: count.subarray(0, entries),
   };
-  return { document, lines, samples };
+  return { document, lines, stacks, samples };
 }

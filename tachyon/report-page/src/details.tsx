@@ -6,16 +6,16 @@ import { Bar, type Set, Share } from "./hot_spots";
 import type { Edge, Model, Row, Sums } from "./model";
 import { Missing, Source, sourceOf } from "./source";
 import { STATES } from "./states";
-import type { Tree } from "./tree";
+import type { Calls } from "./tree";
 import { count, percent } from "./words";
 
 /** Most rows of a list. */
 const MOST = 50;
 
-export function Details({ model, tree, total, sums, rows, func, set }: {
-  model: Model; tree: Tree; total: Float64Array; sums: Sums; rows: Row[]; func: number; set: Set;
+export function Details({ model, calls, sums, rows, func, set }: {
+  model: Model; calls: Calls; sums: Sums; rows: Row[]; func: number; set: Set;
 }) {
-  const { callers, callees } = useMemo(() => model.edges(tree, total, func), [tree, total, func]);
+  const { callers, callees } = useMemo(() => model.edges(calls, sums, func), [calls, sums, func]);
   const inside = useMemo(() => model.inside(sums, func), [sums, func]);
   const row = rows.find((row) => row.func === func);
   const whole = row?.total ?? 0, own = row?.own ?? 0;

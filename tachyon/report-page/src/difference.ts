@@ -1,8 +1,8 @@
 // Two profiles as one: what ran before and after a change.
 
-import type { Data, Document } from "./data";
+import type { Data, Document, Lines } from "./data";
 import type { Edge, Filter, Model, Sums } from "./model";
-import type { Tree } from "./tree";
+import { type Calls, preorder, Weighed } from "./tree";
 
 /** A row of `diff --json`. */
 export interface Change {
@@ -44,12 +44,23 @@ export interface Difference {
   side: Uint8Array;
 }
 
-/** Samples by node, and by how much their share grew. */
-export interface Weights { own: Float64Array; total: Float64Array; grownOwn?: Float64Array; grownTotal?: Float64Array }
+/** Samples, and by how much their share grew. */
+export interface Weights { samples: Weighed; grown: Weighed | null }
 
 /** By file: how it is shown, and its module. */
 function placesAfter({ functions, strings }: Document): Map<string, [string, string]> {
   return new Map(functions.file.map((file, index) => [strings[file]!, [strings[functions.place[index]!]!, strings[functions.module[index]!]!]]));
+}
+
+/** Lines in preorder. `nodes` are some of them, which get their new numbers. */
+function sorted({ parent, func }: { parent: Int32Array; func: Uint32Array }, nodes: number[]): Lines {
+  const order = preorder(parent), placed = new Int32Array(parent.length);
+  order.forEach((old, now) => { placed[old] = now; });
+  nodes.forEach((old, place) => { nodes[place] = placed[old]!; });
+  return {
+    parent: Int32Array.from(order, (old) => (parent[old]! < 0 ? -1 : placed[parent[old]!]!)), func: Uint32Array.from(order, (old) => func[old]!),
+    line: new Uint32Array(parent.length), position: new Uint32Array(parent.length),
+  };
 }
 
 export function join(before: Data, after: Data, changes: Changes): { data: Data; difference: Difference } {
@@ -62,7 +73,7 @@ export function join(before: Data, after: Data, changes: Changes): { data: Data;
   };
   const functions: Document["functions"] = { kind: [], name: [], file: [], place: [], module: [] };
   const ids = new Map<string, number>(), nodes = new Map<string, number>();
-  const parent: number[] = [], func: number[] = [], line: number[] = [];
+  const parent: number[] = [], func: number[] = [];
   const thread: number[] = [], bucket: number[] = [], start: number[] = [];
   const node: number[] = [], state: number[] = [], count: number[] = [];
   const document: Document = { ...after.document, strings, functions, processes: [], threads: [] };
@@ -97,7 +108,6 @@ export function join(before: Data, after: Data, changes: Changes): { data: Data;
         nodes.set(key, (id = parent.length));
         parent.push(above);
         func.push(what);
-        line.push(0);
       }
       moved[i] = id;
     }
@@ -114,20 +124,23 @@ export function join(before: Data, after: Data, changes: Changes): { data: Data;
       bucket.push(samples.bucket[group]!);
       start.push(node.length);
       for (let i = samples.start[group]!; i < samples.start[group + 1]!; i++) {
-        node.push(moved[samples.node[i]!]!);
+        node.push(moved[data.stacks[samples.stack[i]!]!]!);
         state.push(samples.state[i]!);
         count.push(samples.count[i]!);
       }
     }
   });
   start.push(node.length);
+  const lines = sorted({ parent: Int32Array.from(parent), func: Uint32Array.from(func) }, node);
+  const stacks = Uint32Array.from(new Set(node)).sort();
+  const stackOf = new Int32Array(parent.length);
+  stacks.forEach((leaf, stack) => { stackOf[leaf] = stack; });
   return {
     data: {
-      document,
-      lines: { parent: Int32Array.from(parent), func: Uint32Array.from(func), line: Uint32Array.from(line), position: new Uint32Array(parent.length) },
+      document, lines, stacks,
       samples: {
         thread: Uint32Array.from(thread), bucket: Uint32Array.from(bucket), start: Uint32Array.from(start),
-        node: Uint32Array.from(node), state: Uint8Array.from(state), count: Float64Array.from(count),
+        stack: Uint32Array.from(node, (leaf) => stackOf[leaf]!), state: Uint8Array.from(state), count: Float64Array.from(count),
       },
     },
     difference: { changes, quality: [before.document.quality, after.document.quality], side: Uint8Array.from(side) },
@@ -140,23 +153,23 @@ export function sides(model: Model, filter: Filter, { side }: Difference): [Sums
 }
 
 /** The mean of both sides' shares, as samples of both: what ran on one side only can be seen, too. */
-export function weigh(model: Model, tree: Tree, [before, after]: [Sums, Sums]): Weights {
-  const old = model.nodes(tree, before), now = model.nodes(tree, after);
+export function weigh(model: Model, [before, after]: [Sums, Sums]): Weights {
   const all = before.samples + after.samples;
   const share = (part: number, sums: Sums) => part / Math.max(1, sums.samples);
   // One side alone is the whole.
   const halves = before.samples > 0 && after.samples > 0 ? 2 : 1;
-  const mean = (key: "own" | "total") => old[key].map((part, i) => ((share(part, before) + share(now[key][i]!, after)) / halves) * all);
-  const grown = (key: "own" | "total") => old[key].map((part, i) => share(now[key][i]!, after) - share(part, before));
-  return { own: mean("own"), total: mean("total"), grownOwn: grown("own"), grownTotal: grown("total") };
+  return {
+    samples: new Weighed(model.tree, before.own.map((part, i) => ((share(part, before) + share(after.own[i]!, after)) / halves) * all)),
+    grown: new Weighed(model.tree, before.own.map((part, i) => share(after.own[i]!, after) - share(part, before))),
+  };
 }
 
 /** A caller or callee before and after, as shares of each side's samples. */
 export interface ChangedEdge { func: number; before: number; after: number }
 
 /** Callers and callees of a function on both sides, the largest change first. */
-export function changedEdges(model: Model, tree: Tree, sides: [Sums, Sums], func: number): { callers: ChangedEdge[]; callees: ChangedEdge[] } {
-  const [before, after] = sides.map((sums) => model.edges(tree, model.nodes(tree, sums).total, func));
+export function changedEdges(model: Model, calls: Calls, sides: [Sums, Sums], func: number): { callers: ChangedEdge[]; callees: ChangedEdge[] } {
+  const [before, after] = sides.map((sums) => model.edges(calls, sums, func));
   const joined = (old: Edge[], now: Edge[]): ChangedEdge[] => {
     const edges = new Map<number, ChangedEdge>();
     const edge = (func: number) => {

@@ -26,7 +26,7 @@ export function Filters({ model, state, set, threadsToo }: { model: Model; state
   const { processes, threads } = model.data.document;
   const modules = useMemo(() => {
     const sums = new Map<number, number>();
-    for (const row of model.rows(model.everything, true))
+    for (const row of model.allRows)
       if (!model.isMark(row.func) && !model.isTask(row.func)) sums.set(model.module(row.func), (sums.get(model.module(row.func)) ?? 0) + row.own);
     return [...sums].sort((a, b) => b[1] - a[1]).map(([value]) => ({ value, text: model.text(value) }));
   }, [model]);

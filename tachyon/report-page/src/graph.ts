@@ -5,7 +5,7 @@ import { KERNEL, NATIVE, PYTHON } from "./data";
 import type { Weights } from "./difference";
 import type { Model } from "./model";
 import { stateOf } from "./states";
-import type { Tree } from "./tree";
+import type { Calls } from "./tree";
 
 export type Layout = "flame" | "icicle" | "inverted";
 export type Colouring = "kind" | "self" | "total" | "module" | "change";
@@ -35,86 +35,136 @@ export interface Boxes {
 export const ALL = -1;
 export const ROW = 20;
 
-/** A set of nodes that are one box, with the samples of each. */
-interface Group { func: number; total: number; own: number; grown: number; nodes: number[]; samples: number[]; changes: number[] }
+/** Lines that are one box. */
+interface Group {
+  func: number;
+  total: number;
+  /** Known once what is beside it has been asked for. */
+  own: number;
+  grown: number;
+  lines: number[];
+  /** Of an inverted graph, by line: the samples that went through it to what ran, and by how much their share grew. */
+  samples: number[];
+  changes: number[];
+}
 
-/** `path`: the functions down to the zoomed box. `least`: samples of the narrowest box, of those of the whole width. */
-export function layOut(tree: Tree, weights: Weights, samples: number, inverted: boolean, path: number[], share: number): Boxes {
+/** `path`: the functions down to the zoomed box. `share`: of the narrowest box, in the whole width. */
+export function layOut(model: Model, calls: Calls, weights: Weights, samples: number, inverted: boolean, path: number[], share: number): Boxes {
   const boxes: Box[] = [{ func: ALL, depth: 0, at: 0, total: samples, own: 0, grown: 0, parent: -1 }];
-  const children = inverted ? callers(tree, weights) : callees(tree, weights);
-  let group: Group | null = null, width = samples, zoomed = 0;
+  const children = inverted ? callers(model, calls, weights) : callees(model, calls, weights);
+  const all: Group = { func: ALL, total: samples, own: 0, grown: 0, lines: [], samples: [], changes: [] };
+  let group = all, width = samples, zoomed = 0;
   for (const func of path) {
-    const next: Group | undefined = children(group, 0).find((child) => child.func === func);
+    const next = children(group, 0).find((child) => child.func === func);
+    if (zoomed > 0) boxes[zoomed]!.own = group.own;
     if (!next) break;
     group = next;
     width = group.total;
-    boxes.push({ func, depth: boxes.length, at: 0, total: group.total, own: group.own, grown: group.grown, parent: boxes.length - 1 });
-    zoomed = boxes.length - 1;
+    zoomed = boxes.push({ func, depth: boxes.length, at: 0, total: group.total, own: 0, grown: group.grown, parent: boxes.length - 1 }) - 1;
   }
   const least = Math.max(width * share, Number.MIN_VALUE);
-  const open: [Group | null, number][] = [[group, zoomed]];
+  const open: [Group, number][] = [[group, zoomed]];
   let deepest = boxes[zoomed]!.depth;
   for (let entry = open.pop(); entry; entry = open.pop()) {
     const [above, index] = entry;
     const { depth } = boxes[index]!;
     let at = boxes[index]!.at;
     for (const child of children(above, least)) {
-      const own = boxes.push({ func: child.func, depth: depth + 1, at, total: child.total, own: child.own, grown: child.grown, parent: index }) - 1;
+      const own = boxes.push({ func: child.func, depth: depth + 1, at, total: child.total, own: 0, grown: child.grown, parent: index }) - 1;
       deepest = Math.max(deepest, depth + 1);
       open.push([child, own]);
       at += child.total;
     }
+    if (index > 0) boxes[index]!.own = above.own;
   }
   return { boxes, width, depth: deepest + 1, zoomed };
 }
 
 const widestFirst = (a: Group, b: Group) => b.total - a.total || a.func - b.func;
 
-function callees(tree: Tree, { own, total, grownTotal }: Weights) {
-  return (above: Group | null, least: number): Group[] => {
+/** What is beside a box: groups of lines by function, without those that are too narrow to be seen. */
+class Grouping {
+  /** By function. */
+  private readonly totals: Float64Array;
+  private readonly groups: (Group | null)[];
+  private lines: number[] = [];
+  private samples: number[] = [];
+  private changes: number[] = [];
+
+  constructor(private readonly model: Model) {
+    this.totals = new Float64Array(model.names.length);
+    this.groups = new Array<Group | null>(model.names.length).fill(null);
+  }
+
+  private func(line: number): number { return line < 0 ? this.model.noPython : this.model.tree.func[line]!; }
+
+  add(line: number, samples: number, change: number): void {
+    this.totals[this.func(line)]! += samples;
+    this.lines.push(line);
+    this.samples.push(samples);
+    this.changes.push(change);
+  }
+
+  finish(least: number): Group[] {
+    const { lines, samples, changes, totals, groups } = this;
     const found: Group[] = [];
-    for (let at = above ? tree.firstChild[above.nodes[0]!]! : tree.roots; at >= 0; at = tree.nextSibling[at]!)
-      if (total[at]! > 0 && total[at]! >= least)
-        found.push({ func: tree.func[at]!, total: total[at]!, own: own[at]!, grown: grownTotal?.[at] ?? 0, nodes: [at], samples: [], changes: [] });
+    for (let i = 0; i < lines.length; i++) {
+      const line = lines[i]!, func = this.func(line), total = totals[func]!;
+      if (total < least) continue;
+      let group = groups[func];
+      if (!group) found.push((group = groups[func] = { func, total, own: 0, grown: 0, lines: [], samples: [], changes: [] }));
+      group.grown += changes[i]!;
+      group.lines.push(line);
+      group.samples.push(samples[i]!);
+      group.changes.push(changes[i]!);
+    }
+    for (const line of lines) totals[this.func(line)] = 0;
+    for (const { func } of found) groups[func] = null;
+    this.lines = [];
+    this.samples = [];
+    this.changes = [];
     return found.sort(widestFirst);
+  }
+}
+
+function callees(model: Model, calls: Calls, { samples, grown }: Weights) {
+  const grouping = new Grouping(model);
+  return (above: Group, least: number): Group[] => {
+    let below = 0;
+    const visit = (line: number) => {
+      const many = samples.shown(line);
+      if (many <= 0) return;
+      below += many;
+      grouping.add(line, many, grown?.shown(line) ?? 0);
+    };
+    if (above.func !== ALL) for (const line of above.lines) { if (line >= 0) calls.callees(line, visit); }
+    else {
+      calls.callees(-1, visit);
+      if (!calls.native && samples.withoutPython > 0) grouping.add(-1, samples.withoutPython, grown?.withoutPython ?? 0);
+    }
+    above.own = Math.max(0, above.total - below);
+    return grouping.finish(least);
   };
 }
 
 /** A box is what was running; above it who called that. Its own samples are those of stacks that begin there. */
-function callers(tree: Tree, { own, grownOwn }: Weights) {
-  let first: Group | null = null;
-  return (above: Group | null, least: number): Group[] => {
-    if (!above) {
-      if (!first) {
-        first = { func: ALL, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] };
-        for (let i = 0; i < own.length; i++)
-          if (own[i]! > 0) first.nodes.push(i), first.samples.push(own[i]!), first.changes.push(grownOwn?.[i] ?? 0);
-      }
-      return grouped(tree, first, least);
+function callers(model: Model, calls: Calls, { samples, grown }: Weights) {
+  const grouping = new Grouping(model);
+  return (above: Group, least: number): Group[] => {
+    if (above.func === ALL) {
+      model.data.stacks.forEach((leaf, stack) => {
+        if (samples.own[stack]! > 0) grouping.add(calls.innermost(leaf), samples.own[stack]!, grown?.own[stack] ?? 0);
+      });
+      return grouping.finish(least);
     }
-    const up: Group = { func: ALL, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] };
-    above.nodes.forEach((node, i) => {
-      const parent = tree.parent[node]!;
-      if (parent >= 0) up.nodes.push(parent), up.samples.push(above.samples[i]!), up.changes.push(above.changes[i]!);
+    above.own = 0;
+    above.lines.forEach((line, i) => {
+      const caller = line < 0 ? -1 : calls.caller(line);
+      if (caller < 0) above.own += above.samples[i]!;
+      else grouping.add(caller, above.samples[i]!, above.changes[i]!);
     });
-    return grouped(tree, up, least);
+    return grouping.finish(least);
   };
-}
-
-function grouped(tree: Tree, { nodes, samples, changes }: Group, least: number): Group[] {
-  const groups = new Map<number, Group>();
-  for (let i = 0; i < nodes.length; i++) {
-    const node = nodes[i]!, func = tree.func[node]!, many = samples[i]!;
-    let group = groups.get(func);
-    if (!group) groups.set(func, (group = { func, total: 0, own: 0, grown: 0, nodes: [], samples: [], changes: [] }));
-    group.total += many;
-    if (tree.parent[node]! < 0) group.own += many;
-    group.nodes.push(node);
-    group.samples.push(many);
-    group.changes.push(changes[i]!);
-    group.grown += changes[i]!;
-  }
-  return [...groups.values()].filter((group) => group.total >= least).sort(widestFirst);
 }
 
 // Okabe and Ito's colours, which people with any kind of colour vision tell apart: hue, saturation, lightness.

@@ -47,7 +47,7 @@ export function Headline({ model, sums, rows, filtered, select }: {
 }) {
   const python = rows.filter((row) => row.own > 0 && !model.isMachine(row.func)).sort((a, b) => b.own - a.own).slice(0, TOLD + 1);
   const [first, ...others] = python;
-  const line = first && model.hottest(sums, new Set([first.func])).get(first.func);
+  const line = first && model.hottest(sums)[first.func];
   const name = (func: number) => <button class="link" title={model.file(func)} onClick={() => select(func)}>{model.name(func)}</button>;
   return (
     <section class="headline" id="answer">

@@ -40,7 +40,7 @@ export function HotSpots({ model, rows, sums, found, state, hasNative, set }: {
     return shown.sort(orders[sort]);
   }, [rows, found, sort, nativeRows]);
   const visible = shown.slice(0, most);
-  const hottest = useMemo(() => model.hottest(sums, new Set(visible.map((row) => row.func))), [sums, shown, most]);
+  const hottest = model.hottest(sums);
   const head = (key: State["sort"], word: string, title: string) => (
     <th scope="col" aria-sort={sort === key ? (key === "name" ? "ascending" : "descending") : "none"}>
       <button title={title} onClick={() => set({ sort: key })}>{word}{sort === key ? (key === "name" ? " ▲" : " ▼") : ""}</button>
@@ -62,7 +62,7 @@ export function HotSpots({ model, rows, sums, found, state, hasNative, set }: {
           </tr></thead>
           <tbody>
             {visible.map((row) => {
-              const { func, own, total, waiting } = row, line = hottest.get(func), place = model.place(func);
+              const { func, own, total, waiting } = row, line = hottest[func], place = model.place(func);
               return (
                 <tr key={func} class={func === selected ? "selected" : ""} data-kind={model.kind(func)} data-name={model.names[func]}
                   onClick={() => set({ selected: func })}>

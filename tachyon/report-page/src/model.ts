@@ -2,7 +2,7 @@
 
 import { type Data, KERNEL, NATIVE, SPECIAL } from "./data";
 import { isWait, STATE_COUNT, stateOfMark } from "./states";
-import { below, links, outermost, PairTable, totals, type Tree } from "./tree";
+import { Calls, PairTable, Tree, Weighed } from "./tree";
 
 export interface Filter {
   process: number | null;
@@ -21,10 +21,11 @@ export const EVERYTHING: Filter = { process: null, thread: null, task: null, mod
 /** Sums of one filter. */
 export interface Sums {
   samples: number;
-  /** By line. */
+  /** By stack. */
   own: Float64Array;
-  total: Float64Array;
-  /** By line: those of its own that waited; `null`: none did. */
+  /** By line, all that is below it. */
+  total: Weighed;
+  /** By stack: those of its own that waited; `null`: none did. */
   waiting: Float64Array | null;
   /** By state and piece of time, whatever the range and the state. */
   times: Float64Array[];
@@ -39,20 +40,33 @@ export interface LineRow { func: number; line: number; own: number; total: numbe
 /** A part of a line: an expression that was running. */
 export interface Mark { from: number; to: number; own: number; total: number }
 
+/** By group: its samples by state, and whether some of them waited. */
+interface States { did: Float64Array; waits: Uint8Array }
+interface Places { of: Int32Array; func: Uint32Array; line: Uint32Array }
+
 export class Model {
   readonly names: string[];
-  /** By line: whether no caller of it is the same function. */
-  private readonly outermost: Uint8Array;
   /** A stack without Python is charged to this function. */
   readonly noPython: number;
-  /** What the graph shows: where Python begins its stack, without the native code that started it. */
-  readonly shown: Tree;
-  private foldedTree: Tree | null = null;
+  readonly tree: Tree;
+  /** What the graph shows with native code, and without. */
+  readonly shown: Calls;
+  readonly folded: Calls;
   private all: Sums | null = null;
+  private knownRows: Row[] | null = null;
   /** By function: the state that it says its thread is in; -1: none. */
   private readonly mark: Int8Array;
-  /** By line: the line that its samples are charged to; -1 where nothing around it is Python. */
+  /** By stack: the state that its innermost function says; -1: none. */
+  private readonly marked: Int8Array;
+  /** By stack: the line that its samples are charged to; -1 where nothing around it is Python. */
   private readonly charged: Int32Array;
+  /** By function: whether it is native code. */
+  private readonly machine: Uint8Array;
+  /** By function: whether it is told by itself, as marks and tasks are. */
+  private readonly apart: Uint8Array;
+  private readonly known: States;
+  private knownPlaces: Places | null = null;
+  private lastHottest: [Sums, Uint32Array] | null = null;
   /** Functions that are tasks. */
   readonly tasks: number[];
 
@@ -67,21 +81,45 @@ export class Model {
     this.names = functions.name.map((_, func) => this.label(func));
     this.mark = Int8Array.from(functions.name, (_, func) => (this.kind(func) === SPECIAL ? stateOfMark(this.name(func)) : -1));
     this.tasks = functions.file.flatMap((_, func) => (this.isTask(func) ? [func] : []));
-    this.shown = this.tree(true);
-    const { parent, func } = data.lines;
-    this.outermost = outermost(parent, func, this.names.length);
-    this.charged = new Int32Array(parent.length);
-    const passes = Uint8Array.from(functions.name, (_, func) => (this.isMachine(func) ? 1 : 0));
-    for (let i = 0; i < parent.length; i++) {
-      const what = func[i]!, above = parent[i]!;
+    this.machine = this.flags((func) => this.isMachine(func));
+    this.apart = this.flags((func) => this.isMark(func) || this.isTask(func));
+    const { lines: { parent, func }, stacks } = data;
+    this.tree = new Tree(data.lines, stacks, this.machine);
+    this.shown = new Calls(this.tree, true);
+    this.folded = new Calls(this.tree, false);
+    this.marked = new Int8Array(stacks.length);
+    this.charged = new Int32Array(stacks.length);
+    for (let stack = 0; stack < stacks.length; stack++) {
+      let at: number = stacks[stack]!;
+      this.marked[stack] = this.mark[func[at]!]!;
       // A wait belongs to the line that waits.
-      if (passes[what] === 1) this.charged[i] = above < 0 ? -1 : this.charged[above]!;
-      else this.charged[i] = this.mark[what]! >= 0 && above >= 0 ? this.charged[above]! : i;
+      while (at >= 0 && (this.machine[func[at]!] === 1 || (this.mark[func[at]!]! >= 0 && parent[at]! >= 0))) at = parent[at]!;
+      this.charged[stack] = at;
     }
+    this.known = this.states();
   }
 
-  get folded(): Tree {
-    return (this.foldedTree ??= this.tree(false));
+  /** The state of an entry. */
+  private stateOf(entry: number): number {
+    const marked = this.marked[this.data.samples.stack[entry]!]!;
+    return marked >= 0 ? marked : this.data.samples.state[entry]!;
+  }
+
+  private states(): States {
+    const { thread, start, count } = this.data.samples;
+    const did = new Float64Array(thread.length * STATE_COUNT), waits = new Uint8Array(thread.length);
+    for (let group = 0; group < thread.length; group++)
+      for (let i = start[group]!; i < start[group + 1]!; i++) {
+        const id = this.stateOf(i);
+        did[group * STATE_COUNT + id]! += count[i]!;
+        if (isWait(id)) waits[group] = 1;
+      }
+    return { did, waits };
+  }
+
+  /** By function. */
+  private flags(isSuch: (func: number) => boolean): Uint8Array {
+    return Uint8Array.from(this.data.document.functions.name, (_, func) => (isSuch(func) ? 1 : 0));
   }
 
   kind(func: number): number { return this.data.document.functions.kind[func]!; }
@@ -107,79 +145,55 @@ export class Model {
     return place ? `${name} (${place})` : name;
   }
 
-  /** `native`: whether native code has nodes of its own. */
-  private tree(native: boolean): Tree {
-    const { parent, func } = this.data.lines;
-    const machine = Uint8Array.from(this.data.document.functions.name, (_, what) => (this.isMachine(what) ? 1 : 0));
-    const of = new Int32Array(parent.length);
-    const parents: number[] = [], funcs: number[] = [];
-    // By line: whether it and all its callers are native.
-    const outer = new Uint8Array(parent.length);
-    const table = new PairTable(parent.length);
-    let above = -1, what = 0;
-    const added = () => {
-      parents.push(above);
-      funcs.push(what);
-    };
-    let withoutPython = false;
-    for (let i = 0; i < parent.length; i++) {
-      const caller = parent[i]!;
-      what = func[i]!;
-      const isMachine = machine[what] === 1, isFirst = caller < 0 || outer[caller] === 1;
-      outer[i] = isMachine && isFirst ? 1 : 0;
-      above = caller < 0 || (native && isFirst && !isMachine) ? -1 : of[caller]!;
-      of[i] = !native && isMachine ? above : table.id(above + 1, what, added);
-      withoutPython ||= of[i] === -1;
-    }
-    if (withoutPython) {
-      above = -1;
-      what = this.noPython;
-      const none = table.id(0, what, added);
-      for (let i = 0; i < of.length; i++) if (of[i] === -1) of[i] = none;
-    }
-    const own = Int32Array.from(parents);
-    return { parent: own, func: Uint32Array.from(funcs), of, ...links(own) };
-  }
-
-  /** By line: whether it or one of its callers is such a function. */
-  private withFunction(isSuch: (func: number) => boolean): Uint8Array {
-    const { parent, func } = this.data.lines;
-    const such = Uint8Array.from(this.names, (_, func) => (isSuch(func) ? 1 : 0));
-    return below(parent, (i) => such[func[i]!] === 1);
-  }
-
   /** `only`: of threads. */
   sums(filter: Filter, only?: (thread: number) => boolean): Sums {
-    const { document, samples, lines } = this.data;
-    const own = new Float64Array(lines.parent.length);
+    const { document, samples } = this.data;
+    const own = new Float64Array(this.data.stacks.length);
     let waiting: Float64Array | null = null;
     const times = Array.from({ length: STATE_COUNT }, () => new Float64Array(document.buckets));
     const states = new Float64Array(STATE_COUNT);
-    const inModule = filter.module === null ? null : this.withFunction((func) => this.module(func) === filter.module);
-    const inTask = filter.task === null ? null : this.withFunction((func) => func === filter.task);
+    let passed: Uint8Array | null = null;
+    if (filter.module !== null) passed = this.tree.within(this.flags((func) => this.module(func) === filter.module));
+    if (filter.task !== null) {
+      const inTask = this.tree.within(this.flags((func) => func === filter.task));
+      passed = passed ? passed.map((flag, stack) => flag & inTask[stack]!) : inTask;
+    }
     const [from, to] = filter.range ?? [0, Infinity];
     const wanted = filter.state;
-    let total = 0;
-    const { thread, bucket, start, node, state, count } = samples, { func } = lines, { mark } = this;
+    const { thread, bucket, start, stack, count } = samples, { did, waits } = this.known;
+    // By state, of one group: its piece of time is the same.
+    const here = new Float64Array(STATE_COUNT);
+    let visited = 0;
     for (let group = 0; group < thread.length; group++) {
       const of = thread[group]!, at = bucket[group]!;
       if (only && !only(of)) continue;
       if (filter.thread !== null && of !== filter.thread) continue;
       if (filter.process !== null && document.threads[of]!.process !== filter.process) continue;
-      const inside = at >= from && at < to;
-      for (let i = start[group]!, end = start[group + 1]!; i < end; i++) {
-        const line = node[i]!, many = count[i]!;
-        if ((inModule && !inModule[line]) || (inTask && !inTask[line])) continue;
-        const marked = mark[func[line]!]!, did = marked >= 0 ? marked : state[i]!;
-        times[did]![at]! += many;
-        if (!inside || (wanted !== null && did !== wanted)) continue;
-        own[line]! += many;
-        states[did]! += many;
-        total += many;
-        if (isWait(did)) (waiting ??= new Float64Array(own.length))[line]! += many;
+      const inside = at >= from && at < to, first = start[group]!, end = start[group + 1]!;
+      if (inside || passed) visited += end - first;
+      if (passed) {
+        here.fill(0);
+        for (let i = first; i < end; i++) if (passed[stack[i]!] === 1) here[this.stateOf(i)]! += count[i]!;
+      } else here.set(did.subarray(group * STATE_COUNT, (group + 1) * STATE_COUNT));
+      for (let id = 0; id < STATE_COUNT; id++) {
+        times[id]![at]! += here[id]!;
+        if (inside && (wanted === null || id === wanted)) states[id]! += here[id]!;
+      }
+      if (!inside) continue;
+      if (!passed && wanted === null && waits[group] === 0) {
+        for (let i = first; i < end; i++) own[stack[i]!]! += count[i]!;
+        continue;
+      }
+      for (let i = first; i < end; i++) {
+        const which = stack[i]!, many = count[i]!, id = this.stateOf(i);
+        if ((passed && passed[which] === 0) || (wanted !== null && id !== wanted)) continue;
+        own[which]! += many;
+        if (isWait(id)) (waiting ??= new Float64Array(own.length))[which]! += many;
       }
     }
-    return { samples: total, own, total: totals(lines.parent, own), waiting, times, states };
+    // Seen in a browser's timeline, and by tests: entries that were looked at.
+    performance.mark("sums", { detail: visited });
+    return { samples: states.reduce((a, b) => a + b, 0), own, total: new Weighed(this.tree, own), waiting, times, states };
   }
 
   /** Without any filter. */
@@ -187,77 +201,109 @@ export class Model {
     return (this.all ??= this.sums(EVERYTHING));
   }
 
-  /** Own and total by node of a tree. */
-  nodes(tree: Tree, sums: Sums): { own: Float64Array; total: Float64Array } {
-    const own = new Float64Array(tree.parent.length);
-    const { of } = tree;
-    for (let i = 0; i < sums.own.length; i++) {
-      const many = sums.own[i]!;
-      if (many > 0) own[of[i]!]! += many;
-    }
-    return { own, total: totals(tree.parent, own) };
+  /** Of everything, native code's too. */
+  get allRows(): Row[] {
+    return (this.knownRows ??= this.rows(this.everything, true));
+  }
+
+  /** The function that a stack is charged to. */
+  private chargedTo(stack: number): number {
+    const line = this.charged[stack]!;
+    return line < 0 ? this.noPython : this.data.lines.func[line]!;
+  }
+
+  /** The function whose code was running when a stack was taken; what it waited for is none. */
+  private code(stack: number): number {
+    const { func, parent } = this.data.lines;
+    const leaf = this.data.stacks[stack]!, above = parent[leaf]!;
+    return func[this.marked[stack]! >= 0 && above >= 0 ? above : leaf]!;
   }
 
   /** The rows of functions, as `tachyon-bpf report` has them: native code and waits are charged to their Python caller. */
   rows(sums: Sums, native: boolean): Row[] {
-    const { func, parent } = this.data.lines;
+    if (native && this.knownRows && sums === this.all) return this.knownRows;
+    const { func, end, from, to, outermost } = this.tree, { all } = sums.total;
     const count = this.names.length;
     const own = new Float64Array(count), total = new Float64Array(count), waits = new Float64Array(count);
-    for (let i = 0; i < func.length; i++) {
+    for (let i = 0; i < sums.own.length; i++) {
       const many = sums.own[i]!;
       if (many === 0) continue;
-      const line = this.charged[i]!, to = line < 0 ? this.noPython : func[line]!;
+      const to = this.chargedTo(i);
       own[to]! += many;
       const waited = sums.waiting ? sums.waiting[i]! : 0;
       waits[to]! += waited;
       if (!native) continue;
-      const code = this.mark[func[i]!]! >= 0 && parent[i]! >= 0 ? func[parent[i]!]! : func[i]!;
-      if (!this.isMachine(code)) continue;
+      const code = this.code(i);
+      if (this.machine[code] === 0) continue;
       own[code]! += many;
       waits[code]! += waited;
     }
-    const all = sums.total;
-    for (let i = 0; i < all.length; i++) if (this.outermost[i] === 1) total[func[i]!]! += all[i]!;
+    for (let i = 0, first = -1, last = -1, many = 0; i < func.length;) {
+      // Most lines have only one callee, and its stacks are the same.
+      if (from[i] !== first || to[i] !== last) many = all[(last = to[i]!)]! - all[(first = from[i]!)]!;
+      if (many > 0 && outermost[i] === 1) total[func[i]!]! += many;
+      i = many > 0 ? i + 1 : end[i]!;
+    }
     total[this.noPython] = own[this.noPython]!;
     const rows: Row[] = [];
     for (let i = 0; i < count; i++) {
       if (total[i] === 0 || (!native && this.isMachine(i))) continue;
       // Marks and tasks are told by themselves.
-      if (own[i] === 0 && (this.isMark(i) || this.isTask(i))) continue;
+      if (own[i] === 0 && this.apart[i] === 1) continue;
       rows.push({ func: i, own: own[i]!, total: total[i]!, waiting: waits[i]! });
     }
     return rows;
   }
 
-  /** By function: the line with most of its self, of those that are asked for. */
-  hottest(sums: Sums, wanted: Set<number>): Map<number, number> {
+  /** Lines that stacks are charged to, each once: the function and the line, and by stack which one it is (-1: none). */
+  private get places(): Places {
+    if (this.knownPlaces) return this.knownPlaces;
     const { func, line } = this.data.lines;
-    const lines = new Map<number, Map<number, number>>();
-    for (let i = 0; i < func.length; i++) {
-      const many = sums.own[i]!, at = many === 0 ? -1 : this.charged[i]!;
-      if (at < 0 || line[at] === 0 || !wanted.has(func[at]!)) continue;
-      let own = lines.get(func[at]!);
-      if (!own) lines.set(func[at]!, (own = new Map()));
-      own.set(line[at]!, (own.get(line[at]!) ?? 0) + many);
+    const funcs: number[] = [], lines: number[] = [];
+    const table = new PairTable(this.charged.length), of = new Int32Array(this.charged.length).fill(-1);
+    for (let stack = 0; stack < of.length; stack++) {
+      const at = this.charged[stack]!;
+      if (at < 0 || line[at] === 0) continue;
+      const place = (of[stack] = table.id(func[at]!, line[at]!));
+      funcs[place] = func[at]!;
+      lines[place] = line[at]!;
     }
-    const first = (own: Map<number, number>) => [...own].reduce((a, b) => (b[1] > a[1] || (b[1] === a[1] && b[0] < a[0]) ? b : a))[0];
-    return new Map([...lines].map(([func, own]) => [func, first(own)]));
+    return (this.knownPlaces = { of, func: Uint32Array.from(funcs), line: Uint32Array.from(lines) });
+  }
+
+  /** By function: the line with most of its self; 0: none. */
+  hottest(sums: Sums): Uint32Array {
+    if (this.lastHottest?.[0] === sums) return this.lastHottest[1];
+    const { of, func, line } = this.places;
+    const own = new Float64Array(func.length), most = new Float64Array(this.names.length), hottest = new Uint32Array(this.names.length);
+    for (let i = 0; i < of.length; i++) if (of[i]! >= 0) own[of[i]!]! += sums.own[i]!;
+    for (let i = 0; i < own.length; i++) {
+      const what = func[i]!, more = own[i]! - most[what]!;
+      if (own[i] === 0 || more < 0 || (more === 0 && line[i]! > hottest[what]!)) continue;
+      most[what] = own[i]!;
+      hottest[what] = line[i]!;
+    }
+    this.lastHottest = [sums, hottest];
+    return hottest;
   }
 
   /** Who calls a function, and whom it calls; a stack counts once, however often the call is in it. */
-  edges(tree: Tree, total: Float64Array, wanted: number): { callers: Edge[]; callees: Edge[] } {
+  edges(calls: Calls, { total }: Sums, wanted: number): { callers: Edge[]; callees: Edge[] } {
     const sides = [new Map<number, number>(), new Map<number, number>()];
-    for (let i = 0; i < total.length; i++) {
-      const above = tree.parent[i]!;
-      if (total[i] === 0 || above < 0) continue;
-      const callee = tree.func[i]!, caller = tree.func[above]!;
-      if (callee === caller || (callee !== wanted && caller !== wanted)) continue;
-      let again = false;
-      for (let at = above; !again && tree.parent[at]! >= 0; at = tree.parent[at]!)
-        again = tree.func[at] === callee && tree.func[tree.parent[at]!] === caller;
-      if (again) continue;
+    const { func } = this.tree;
+    const look = (line: number, above: number) => {
+      const many = total.shown(line), callee = func[line]!, caller = func[above]!;
+      if (many === 0 || callee === caller) return;
+      for (let at = above, next = calls.caller(at); next >= 0; at = next, next = calls.caller(at))
+        if (func[at] === callee && func[next] === caller) return;
       const [side, other] = callee === wanted ? [sides[0]!, caller] : [sides[1]!, callee];
-      side.set(other, (side.get(other) ?? 0) + total[i]!);
+      side.set(other, (side.get(other) ?? 0) + many);
+    };
+    for (let i = 0; i < func.length; i++) {
+      if (func[i] !== wanted || calls.innermost(i) !== i) continue;
+      const above = calls.caller(i);
+      if (above >= 0) look(i, above);
+      calls.callees(i, (line) => look(line, i));
     }
     const [callers, callees] = sides.map((side) =>
       [...side].map(([func, samples]) => ({ func, samples })).sort((a, b) => b.samples - a.samples || a.func - b.func));
@@ -266,16 +312,12 @@ export class Model {
 
   /** What a function's own samples were, by state, and the native code that they were in. */
   inside(sums: Sums, wanted: number): { states: Float64Array; native: Edge[] } {
-    const { func, parent } = this.data.lines;
     const states = new Float64Array(STATE_COUNT), native = new Map<number, number>();
-    for (let i = 0; i < func.length; i++) {
+    for (let i = 0; i < sums.own.length; i++) {
       const many = sums.own[i]!;
-      if (many === 0) continue;
-      const line = this.charged[i]!;
-      if ((line < 0 ? this.noPython : func[line]!) !== wanted) continue;
-      const marked = this.mark[func[i]!]!;
+      if (many === 0 || this.chargedTo(i) !== wanted) continue;
+      const marked = this.marked[i]!, code = this.code(i);
       if (marked >= 0) states[marked]! += many;
-      const code = marked >= 0 && parent[i]! >= 0 ? func[parent[i]!]! : func[i]!;
       if (this.isMachine(code)) native.set(code, (native.get(code) ?? 0) + many);
     }
     return { states, native: [...native].map(([func, samples]) => ({ func, samples })).sort((a, b) => b.samples - a.samples || a.func - b.func) };
@@ -285,8 +327,7 @@ export class Model {
   lines(sums: Sums, wanted: (func: number) => boolean): LineRow[] {
     const { parent, func, line, position } = this.data.lines;
     const { positions } = this.data.document;
-    const such = Uint8Array.from(this.names, (_, func) => (wanted(func) ? 1 : 0));
-    const all = sums.total;
+    const such = this.flags(wanted);
     const rows = new Map<string, LineRow>(), marks = new Map<string, Mark>();
     const row = (at: number): LineRow => {
       const key = `${func[at]} ${line[at]}`;
@@ -305,40 +346,39 @@ export class Model {
       }
       return found;
     };
+    for (let stack = 0; stack < sums.own.length; stack++) {
+      const many = sums.own[stack]!, leaf: number = this.data.stacks[stack]!;
+      if (many === 0) continue;
+      const holder = such[func[leaf]!] === 1 && this.machine[func[leaf]!] === 1 ? leaf : this.charged[stack]!;
+      if (holder < 0 || such[func[holder]!] === 0) continue;
+      row(holder).own += many;
+      const part = mark(holder);
+      if (part) part.own += many;
+    }
     for (let i = 0; i < parent.length; i++) {
-      if (all[i] === 0) continue;
-      const charged = this.charged[i]!;
-      const holder = such[func[i]!] === 1 && this.isMachine(func[i]!) ? i : charged;
-      if (sums.own[i]! > 0 && holder >= 0 && such[func[holder]!] === 1) {
-        row(holder).own += sums.own[i]!;
-        const part = mark(holder);
-        if (part) part.own += sums.own[i]!;
-      }
       if (such[func[i]!] === 0) continue;
+      const many = sums.total.below(i);
+      if (many === 0) continue;
       let line_again = false, part_again = false;
       for (let at = parent[i]!; at >= 0 && !part_again; at = parent[at]!) {
         if (func[at] !== func[i] || line[at] !== line[i]) continue;
         line_again = true;
         part_again = position[at] === position[i];
       }
-      if (!line_again) row(i).total += all[i]!;
+      if (!line_again) row(i).total += many;
       const part = mark(i);
-      if (part && !part_again) part.total += all[i]!;
+      if (part && !part_again) part.total += many;
     }
     return [...rows.values()];
   }
 
   /** Samples by state and piece of time, for groups of threads: `groups` has the group of each thread, -1 for none. */
   lanes(groups: Int32Array, count: number): Float64Array[][] {
-    const { document, samples, lines } = this.data;
+    const { document, samples } = this.data;
     const lanes = Array.from({ length: count }, () => Array.from({ length: STATE_COUNT }, () => new Float64Array(document.buckets)));
     for (let group = 0; group < samples.thread.length; group++) {
-      const to = groups[samples.thread[group]!]!;
-      if (to < 0) continue;
-      for (let i = samples.start[group]!; i < samples.start[group + 1]!; i++) {
-        const marked = this.mark[lines.func[samples.node[i]!]!]!, did = marked >= 0 ? marked : samples.state[i]!;
-        lanes[to]![did]![samples.bucket[group]!]! += samples.count[i]!;
-      }
+      const to = groups[samples.thread[group]!]!, at = samples.bucket[group]!;
+      if (to >= 0) for (let id = 0; id < STATE_COUNT; id++) lanes[to]![id]![at]! += this.known.did[group * STATE_COUNT + id]!;
     }
     return lanes;
   }
@@ -348,32 +388,35 @@ export class Model {
     const { document, samples } = this.data;
     const by = new Float64Array(document.threads.length);
     for (let group = 0; group < samples.thread.length; group++)
-      for (let i = samples.start[group]!; i < samples.start[group + 1]!; i++) by[samples.thread[group]!]! += samples.count[i]!;
+      for (let id = 0; id < STATE_COUNT; id++) by[samples.thread[group]!]! += this.known.did[group * STATE_COUNT + id]!;
     return by;
   }
 
   /** What each task did itself, and with those that it awaits. */
   taskRows(sums: Sums): Row[] {
-    const { parent, func } = this.data.lines;
-    const isTask = Uint8Array.from(this.names, (_, func) => (this.isTask(func) ? 1 : 0));
+    const { lines: { parent, func }, stacks } = this.data;
+    const isTask = this.flags((func) => this.isTask(func));
     // By line: the innermost task that it is in.
     const inside = new Int32Array(parent.length);
     const own = new Float64Array(this.names.length), total = new Float64Array(this.names.length), waits = new Float64Array(this.names.length);
     for (let i = 0; i < parent.length; i++) {
       const what = func[i]!;
       inside[i] = isTask[what] === 1 ? what : parent[i]! < 0 ? -1 : inside[parent[i]!]!;
-      if (isTask[what] === 1 && this.outermost[i] === 1) total[what]! += sums.total[i]!;
-      if (sums.own[i] === 0 || inside[i]! < 0) continue;
-      own[inside[i]!]! += sums.own[i]!;
-      if (sums.waiting) waits[inside[i]!]! += sums.waiting[i]!;
+      if (isTask[what] === 1 && this.tree.outermost[i] === 1) total[what]! += sums.total.below(i);
     }
+    stacks.forEach((leaf, stack) => {
+      const task = inside[leaf]!;
+      if (task < 0) return;
+      own[task]! += sums.own[stack]!;
+      if (sums.waiting) waits[task]! += sums.waiting[stack]!;
+    });
     const rows = this.tasks.map((func) => ({ func, own: own[func]!, total: total[func]!, waiting: waits[func]! }));
     return rows.filter((row) => row.total > 0).sort((a, b) => b.own - a.own || b.total - a.total);
   }
 
   /** Samples whose stack has one of the functions in it. */
   matching(sums: Sums, found: Uint8Array): number {
-    const flags = this.withFunction((func) => found[func] === 1);
+    const flags = this.tree.within(found);
     let samples = 0;
     for (let i = 0; i < flags.length; i++) if (flags[i]) samples += sums.own[i]!;
     return samples;

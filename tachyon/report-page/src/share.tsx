@@ -18,9 +18,9 @@ function code(text: string): string {
 /** The answer and the hottest functions. */
 export function markdown(model: Model, sums: Sums, rows: Row[], filtered: boolean, title: string): string {
   const python = rows.filter((row) => !model.isMachine(row.func) && row.own > 0).sort((a, b) => b.own - a.own).slice(0, ROWS);
-  const hottest = model.hottest(sums, new Set(python.map((row) => row.func)));
+  const hottest = model.hottest(sums);
   const place = (row: Row) => {
-    const line = hottest.get(row.func), file = model.place(row.func);
+    const line = hottest[row.func], file = model.place(row.func);
     return file ? code(line ? `${file}:${line}` : file) : "";
   };
   const [first] = python;

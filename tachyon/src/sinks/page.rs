@@ -81,6 +81,7 @@ impl<W: Write> PageSink<W> {
         if tree.len() > MOST_NODES {
             tree.prune(&usage.counts, MOST_NODES);
         }
+        tree.sort();
         let summary = summary::summary(&tree, &usage.counts, self.whole(report));
         let source = self.source.as_mut().map(|files| Source::read(profile, &usage, stacks, &mut tree, files.as_mut()));
         let base64 = base64::write::EncoderWriter::new(out, &STANDARD);

@@ -5,6 +5,7 @@
 
 mod native;
 mod page;
+mod page_large;
 mod profile;
 mod report;
 

@@ -25,9 +25,9 @@ const HOSTILE: Stacks<'static> = &[
 ];
 
 /// Self and total by function and kind, of the text report or the page.
-type Rows = BTreeMap<(String, bool), (u64, u64)>;
+pub type Rows = BTreeMap<(String, bool), (u64, u64)>;
 
-fn of_report(words: &[&str]) -> Rows {
+pub fn of_report(words: &[&str]) -> Rows {
     let (report, _) = json(words);
     let rows = report["rows"].as_array().unwrap().iter();
     rows.map(|row| {
@@ -37,7 +37,7 @@ fn of_report(words: &[&str]) -> Rows {
     .collect()
 }
 
-fn of_page(rows: &Value) -> Rows {
+pub fn of_page(rows: &Value) -> Rows {
     let name = |row: &Value| {
         let label = row["name"].as_str().unwrap();
         // Its place follows.

@@ -27,6 +27,17 @@ impl Machine {
     /// # Errors
     /// One of the versions cannot be told, or there is no profiler.
     pub(crate) fn look(python: &Path, profilers: &[&Path]) -> Result<Self> {
+        Self::look_at(("target", python), ("profilers", profilers))
+    }
+
+    /// The same by other names than target and profilers.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub(crate) fn look_at(
+        (what, target): (&'static str, &Path),
+        (which, profilers): (&'static str, &[&Path]),
+    ) -> Result<Self> {
         let told = |program: &Path, args: &[&str]| -> Result<String> {
             Ok(command::stdout(Command::new(program).args(args))?.trim().to_owned())
         };
@@ -55,8 +66,8 @@ impl Machine {
             ("kernel", format!("{} {}", told(Path::new("uname"), &["-sr"])?, told(Path::new("uname"), &["-m"])?)),
             ("CPU", format!("{model}, {cpus} CPUs{}{guest}", memory.unwrap_or_default())),
             ("performance counters", if pmu { "yes" } else { "none" }.to_owned()),
-            ("target", told(python, &["--version"])?),
-            ("profilers", versions),
+            (what, told(target, &["--version"])?),
+            (which, versions),
             ("load when it began", load()),
         ];
         // The mean of the last minute: a build of ours that has just ended is in it, too.

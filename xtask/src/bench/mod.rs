@@ -5,14 +5,14 @@
 
 mod agreement;
 mod crowd;
-mod machine;
+pub(crate) mod machine;
 mod measure;
 mod numbered;
 mod probe;
 mod results;
 pub(crate) mod soak;
-mod stats;
-mod tach;
+pub(crate) mod stats;
+pub(crate) mod tach;
 mod target;
 mod tools;
 mod turns;

@@ -97,28 +97,35 @@ impl Both {
 }
 
 /// What one export cost.
-struct Export {
-    cpu_s: f64,
-    wall_s: f64,
-    peak_mib: f64,
-    bytes: u64,
+pub(crate) struct Export {
+    pub(crate) cpu_s: f64,
+    pub(crate) wall_s: f64,
+    pub(crate) peak_mib: f64,
+    pub(crate) bytes: u64,
 }
 
-fn export(tachyon: &Path, from: &Path, extension: &str) -> Result<Export> {
+fn export_as(tachyon: &Path, from: &Path, extension: &str) -> Result<Export> {
     let dir = tempfile::tempdir().context("cannot make a directory")?;
-    let to = dir.path().join(format!("out.{extension}"));
+    export(tachyon, from, &dir.path().join(format!("out.{extension}")))
+}
+
+/// Exports a TACH file to a path, whose extension says as what.
+///
+/// # Errors
+/// The export fails.
+pub(crate) fn export(tachyon: &Path, from: &Path, to: &Path) -> Result<Export> {
     let begin = std::time::Instant::now();
-    let child = Command::new(tachyon).arg("export").arg(from).arg("-o").arg(&to).spawn();
+    let child = Command::new(tachyon).arg("export").arg(from).arg("--force").arg("-o").arg(to).spawn();
     let child = child.with_context(|| format!("cannot run {}", tachyon.display()))?;
     let (status, usage) = wait4(i32::try_from(child.id()).expect("pids are positive"))?;
     if !status.success() {
-        bail!("the export to {extension} failed");
+        bail!("the export to {} failed", to.display());
     }
     Ok(Export {
         wall_s: begin.elapsed().as_secs_f64(),
         cpu_s: (duration(usage.ru_utime) + duration(usage.ru_stime)).as_secs_f64(),
         peak_mib: usage.ru_maxrss as f64 / 1024.0,
-        bytes: std::fs::metadata(&to)?.len(),
+        bytes: std::fs::metadata(to)?.len(),
     })
 }
 
@@ -183,8 +190,8 @@ pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
     );
     for extension in EXPORTS {
         eprintln!("export to {extension}");
-        let of_small = export(tachyon, &both.file("small.tach"), extension)?;
-        let large = || export(tachyon, &both.file("large.tach"), extension);
+        let of_small = export_as(tachyon, &both.file("small.tach"), extension)?;
+        let large = || export_as(tachyon, &both.file("large.tach"), extension);
         let runs = [large()?, large()?, large()?];
         let best = runs.into_iter().min_by(|a, b| a.wall_s.total_cmp(&b.wall_s)).expect("there are three");
         let Export { cpu_s, wall_s, peak_mib, bytes } = best;

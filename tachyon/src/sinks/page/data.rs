@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 /// Version of the layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Most pieces that the time line is cut into.
 const MOST_BUCKETS: u64 = 600;
 /// Least samples of a running thread in a piece.
@@ -116,6 +116,13 @@ pub fn write(
             numbers.clear();
         }
     }
+    let (ends, stacks) = tree.ends();
+    put(&mut numbers, ends.len() as u64);
+    let mut last = 0;
+    for end in ends {
+        put(&mut numbers, u64::from(end - last));
+        last = end;
+    }
     out.write_all(&numbers)?;
     for thread in spool.threads() {
         let mut group = Group::default();
@@ -127,7 +134,7 @@ pub fn write(
                     group.write(out, thread)?;
                     group.bucket = bucket;
                 }
-                group.add(tree, &left, here);
+                group.add(&stacks, &left, here);
                 left.count -= here;
                 left.time_us = left.time_us.wrapping_add(left.step_us.wrapping_mul(here));
             }
@@ -155,8 +162,10 @@ impl std::hash::Hash for State {
 }
 
 impl Group {
-    fn add(&mut self, tree: &Tree, sample: &Spooled, count: u64) {
-        *self.counts.entry((tree.leaf(sample.stack), State::of(sample.status))).or_default() += count;
+    /// `stacks`: by the profile's stack, the page's.
+    fn add(&mut self, stacks: &[u32], sample: &Spooled, count: u64) {
+        let stack = stacks[sample.stack.0 as usize];
+        *self.counts.entry((stack, State::of(sample.status))).or_default() += count;
     }
 
     fn write(&mut self, out: &mut impl Write, thread: ThreadId) -> io::Result<()> {
@@ -170,10 +179,10 @@ impl Group {
         put(&mut self.bytes, u64::from(thread.0));
         put(&mut self.bytes, self.bucket);
         let mut last = 0;
-        for ((node, state), count) in self.sorted.drain(..) {
-            put(&mut self.bytes, u64::from(node - last));
+        for ((stack, state), count) in self.sorted.drain(..) {
+            put(&mut self.bytes, u64::from(stack - last));
             put(&mut self.bytes, (count - 1) << 2 | state as u64);
-            last = node;
+            last = stack;
         }
         out.write_all(&self.bytes)
     }

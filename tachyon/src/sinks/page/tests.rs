@@ -33,17 +33,24 @@ fn read(page: &str) -> Read {
         };
         stacks.push(format!("{before}{name}:{line}"));
     }
+    let mut last = 0;
+    let ends: Vec<String> = (0..get(&mut bytes))
+        .map(|_| {
+            last += get(&mut bytes);
+            stacks[usize::try_from(last).unwrap()].clone()
+        })
+        .collect();
     let mut samples = BTreeMap::new();
     loop {
         let group = get(&mut bytes);
         if group == 0 {
             break;
         }
-        let (thread, bucket, mut node) = (get(&mut bytes), get(&mut bytes), 0);
+        let (thread, bucket, mut end) = (get(&mut bytes), get(&mut bytes), 0);
         for _ in 0..group {
-            node += get(&mut bytes);
+            end += get(&mut bytes);
             let packed = get(&mut bytes);
-            let stack = stacks[usize::try_from(node).unwrap()].clone();
+            let stack = ends[usize::try_from(end).unwrap()].clone();
             *samples.entry((thread, bucket, stack, packed & 3)).or_default() += (packed >> 2) + 1;
         }
     }
@@ -123,6 +130,38 @@ fn too_many_nodes_are_pruned_and_no_sample_is_lost() {
     }
     assert_eq!(by_node.values().copied().collect::<Vec<_>>(), [40, 40, 40, 40, 40, 193]);
     assert_eq!(tree.nodes.iter().filter(|node| node.parent == 1).count(), 6 + usize::from(tree.nodes[1].parent == 1));
+}
+
+#[test]
+fn nodes_are_in_preorder_and_stacks_keep_their_frames() {
+    let mut profile = profile();
+    let frames: Vec<_> = (0..20).map(|number| profile.special_frame(&format!("f{number}"))).collect();
+    let mut sink = PageSink::new(Vec::new());
+    let mut expected = BTreeMap::new();
+    for number in 0..200_usize {
+        // Leaf first, as stacks are in no order.
+        let stack: Vec<_> = (0..1 + number % 5).map(|depth| frames[(number * 7 + depth * number) % 20]).collect();
+        sink.sample(&profile, &sample(0, 1000, 3, &stack)).unwrap();
+        let names =
+            stack.iter().rev().map(|frame| format!("f{}", frames.iter().position(|known| known == frame).unwrap()));
+        *expected.entry(names.collect::<Vec<_>>().join(":0;") + ":0").or_default() += 1;
+    }
+    let mut tree = Tree::new(&profile, &sink.spool.stacks, false);
+    let before = tree.len();
+    tree.sort();
+    assert_eq!(tree.len(), before);
+    let mut path: Vec<(u32, u32)> = Vec::new();
+    for (own, node) in (0..).zip(&tree.nodes) {
+        let open = if node.parent == own { 0 } else { path.iter().position(|(at, _)| *at == node.parent).unwrap() + 1 };
+        // The sibling before it has a lower function.
+        assert!(path.get(open).is_none_or(|(_, function)| *function < node.function));
+        path.truncate(open);
+        path.push((own, node.function));
+    }
+    sink.finish(&profile, &Report::default()).unwrap();
+    let samples = read(&String::from_utf8(sink.out).unwrap()).samples;
+    let by_stack: BTreeMap<String, u64> = samples.into_iter().map(|((_, _, stack, _), count)| (stack, count)).collect();
+    assert_eq!(by_stack, expected);
 }
 
 #[test]
