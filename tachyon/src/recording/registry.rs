@@ -392,7 +392,8 @@ impl Registry {
             self.add_uninspected_of_ended(record.instance, record.uninspected);
         }
         if self.get(record.instance).is_none() {
-            self.insert(record.instance, ProcessInfo::new(record.tgid, record.image, Program::Unknown, 0));
+            // The rest of what can be read is of its new program.
+            self.insert(record.instance, ProcessInfo::in_container(record.tgid, record.image));
         }
         let late = self.ended_ns.is_some_and(|ended_ns| record.ktime_ns >= ended_ns);
         self.begin_program(record.instance, record.image, comm, cpu_ns);

@@ -85,6 +85,12 @@ impl ProcessInfo {
         }
     }
 
+    /// One whose program is told next: where it runs.
+    pub(super) fn in_container(pid: u32, image: u64) -> Self {
+        let (container, pod) = read_container(pid).unwrap_or_default();
+        Self { container, pod, ..Self::unread(pid, image, String::new()) }
+    }
+
     /// One of which nothing is known but what was told.
     pub(super) fn unread(pid: u32, image: u64, comm: String) -> Self {
         Self {
