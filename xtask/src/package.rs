@@ -212,19 +212,17 @@ fn fill(stage: &Path, machine: Machine, own: &Path, built: &Path) -> Result<()> 
 
 /// Packs `dir/name`: two runs of the same files give the same bytes.
 fn pack(dir: &Path, name: &str, archive: &Path) -> Result<()> {
-    let time = commit_time()?;
-    let tar = archive.with_extension("");
-    command::stdout(
-        Command::new("tar")
-            .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--format=ustar"])
-            .arg(format!("--mtime=@{time}"))
-            .arg("-C")
-            .arg(dir)
-            .arg("-cf")
-            .arg(&tar)
-            .arg(name),
-    )?;
-    command::stdout(Command::new("gzip").args(["--no-name", "--force", "-9"]).arg(&tar)).map(drop)
+    let packed = archive.with_extension("");
+    command::stdout(tar(&commit_time()?).arg("-C").arg(dir).arg("-cf").arg(&packed).arg(name))?;
+    command::stdout(Command::new("gzip").args(["--no-name", "--force", "-9"]).arg(&packed)).map(drop)
+}
+
+/// `tar` that makes the same bytes of the same files, whose times are this one.
+fn tar(time: &str) -> Command {
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--format=ustar"]);
+    tar.arg(format!("--mtime=@{time}"));
+    tar
 }
 
 /// Unpacks an archive and holds it against what was promised.
