@@ -251,6 +251,10 @@ impl Follower {
                     ledger::put_off(Work::Look, pid, user);
                     self.queue.ask(pid, user);
                 }
+                // Until it is known to be CPython its samples are lost: names come second. It may end before it is looked at again.
+                if let Some(info) = lock(&self.registry).by_pid(pid) {
+                    info.read_names();
+                }
             }
             kind::EXIT => {
                 self.decided(pid);

@@ -392,8 +392,7 @@ impl Registry {
             self.add_uninspected_of_ended(record.instance, record.uninspected);
         }
         if self.get(record.instance).is_none() {
-            // The rest of what can be read is of its new program.
-            self.insert(record.instance, ProcessInfo::in_container(record.tgid, record.image));
+            self.insert(record.instance, ProcessInfo::unread(record.tgid, record.image, String::new()));
         }
         let late = self.ended_ns.is_some_and(|ended_ns| record.ktime_ns >= ended_ns);
         self.begin_program(record.instance, record.image, comm, cpu_ns);

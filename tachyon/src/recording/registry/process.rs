@@ -85,12 +85,6 @@ impl ProcessInfo {
         }
     }
 
-    /// One whose program is told next: where it runs.
-    pub(super) fn in_container(pid: u32, image: u64) -> Self {
-        let (container, pod) = read_container(pid).unwrap_or_default();
-        Self { container, pod, ..Self::unread(pid, image, String::new()) }
-    }
-
     /// One of which nothing is known but what was told.
     pub(super) fn unread(pid: u32, image: u64, comm: String) -> Self {
         Self {
@@ -194,8 +188,7 @@ impl ProcessInfo {
             cpu_start_ns: cpu_ns.unwrap_or(self.cpu_start_ns),
             cpu_end_ns: self.cpu_end_ns,
             execs: self.execs + 1,
-            // Rather none than its parent's.
-            cmdline: read_cmdline(self.pid),
+            // Its command line is read later: rather none than its parent's.
             ..Self::unread(self.pid, image, comm)
         };
         before.ever_python().then_some(before)
@@ -257,6 +250,16 @@ impl ProcessInfo {
         self.sampled = false;
         self.accounted = !self.alive;
         ended
+    }
+
+    /// Reads where a program runs and its command line, unless that was read when it was found to be CPython.
+    pub fn read_names(&mut self) {
+        if self.program == Program::Unknown {
+            self.cmdline = read_cmdline(self.pid);
+            if let Some(found) = read_container(self.pid) {
+                (self.container, self.pod) = found;
+            }
+        }
     }
 
     /// Reads the command line again, if it could not be read.
