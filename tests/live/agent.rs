@@ -84,8 +84,12 @@ impl Agent {
         fs::read_to_string(self.around.path().join("log")).unwrap_or_default()
     }
 
+    fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     fn signal(&self, signal: i32) {
-        let pid = self.child.as_ref().expect("it runs").id();
+        let pid = self.pid();
         // SAFETY: sends a signal to our own child, which has not been waited for.
         let sent = unsafe { libc::kill(libc::pid_t::try_from(pid).unwrap(), signal) };
         assert_eq!(sent, 0);

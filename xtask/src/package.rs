@@ -40,7 +40,7 @@ pub(crate) struct PackageArgs {
     /// Pack the unoptimised build that the tests use: shows in seconds that an archive would be whole
     #[arg(long)]
     dev: bool,
-    /// Archives alone: no Debian packages and no wheel, which take minutes
+    /// Archives alone: no Debian packages, no images and no trial of the wheel, which take minutes
     #[arg(long, conflicts_with = "suites")]
     archives_only: bool,
     /// x86-64's Debian package under a real systemd alone, in a guest of QEMU
@@ -92,9 +92,12 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         apt::ensure(machine.programs())?;
         let work = tempfile::tempdir().context("cannot create a directory for an archive")?;
         if !args.systemd {
-            let made = static_program(machine, &args, work.path(), &output)?;
-            let (program, c_library) =
-                made.map_or_else(|| Ok((machine.profiler(false)?, "gnu")), |found| anyhow::Ok((found, "musl")))?;
+            // The short form has no static program.
+            let (program, c_library) = if args.dev {
+                (machine.profiler(false)?, "gnu")
+            } else {
+                (static_program(machine, &args, work.path(), &output)?, "musl")
+            };
             let name = format!("tachyon-bpf-{}-{}-linux-{c_library}", env!("CARGO_PKG_VERSION"), machine.rust());
             let stage = work.path().join(&name);
             fill(&stage, machine, &own, &program)?;
@@ -105,7 +108,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
             if args.archives_only {
                 continue;
             }
-            if c_library == "musl" {
+            if !args.dev {
                 image::make(machine, &stage, &output)?;
             }
         }
@@ -135,17 +138,14 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     command::run(cargo.args(["--package", "tachyon-common", "--package", "tachyon"]))
 }
 
-/// The program that runs on any Linux, out of the wheel. The short form has none.
-fn static_program(machine: Machine, args: &PackageArgs, work: &Path, output: &Path) -> Result<Option<PathBuf>> {
-    if args.dev {
-        return Ok(None);
-    }
+/// The program that runs on any Linux, out of the wheel.
+fn static_program(machine: Machine, args: &PackageArgs, work: &Path, output: &Path) -> Result<PathBuf> {
     let wheel = if args.archives_only {
         wheel::build(machine, false, work)?
     } else {
         wheel::make(machine, false, &args.suites, output)?
     };
-    wheel::program(&wheel, work).map(Some)
+    wheel::program(&wheel, work)
 }
 
 /// Packs `work/name`, and looks at what was packed.

@@ -1,5 +1,5 @@
 //! A profile of a made-up service, whose calls branch as those of a program do. The same numbers give the same bytes. Also
-//! compiled into the test `tests/tests/exports/page.rs`, which opens a smaller one.
+//! compiled into the test `tests/tests/exports/page_large.rs`, which opens a smaller one.
 
 use std::collections::HashSet;
 use std::io::{self, Seek, Write};

@@ -72,7 +72,7 @@ pub(super) fn of(machine: Machine) -> Result<Vec<u8>> {
     bill.calls.insert(own, parts);
     application.description =
         Some(text("A Linux profiler for running CPython programs, its BPF object and its report's page"));
-    application.licenses = licence("(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)");
+    application.licenses = Some(licence("(Apache-2.0 OR MIT) AND (MIT OR GPL-2.0-only)"));
     let seconds: u64 = commit_time()?.parse().context("git told no time")?;
     let made = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
     let metadata = Metadata {
@@ -124,7 +124,7 @@ impl Bill {
     /// Adds an npm package. Returns its reference.
     fn bundle(&mut self, package: &Bundled) -> Result<String> {
         let mut component = component(Classification::Library, "npm", &package.name, &package.version)?;
-        component.licenses = package.license.as_deref().and_then(licence);
+        component.licenses = package.license.as_deref().map(licence);
         let integrity = package.integrity.as_deref().and_then(|text| text.strip_prefix("sha512-"));
         let digest = integrity.with_context(|| format!("{} is not pinned", package.name))?;
         let digest = base64::engine::general_purpose::STANDARD.decode(digest).context("an npm package's digest")?;
@@ -138,7 +138,7 @@ impl Bill {
 /// A crate, and the C library that it brings with it, if it does.
 fn library(package: &Package, sum: Option<&String>) -> Result<Component> {
     let mut made = component(Classification::Library, "cargo", &package.name, &package.version)?;
-    made.licenses = package.license.as_deref().and_then(licence);
+    made.licenses = package.license.as_deref().map(licence);
     made.hashes = sum.map(|sum| hash(HashAlgorithm::SHA_256, sum));
     made.external_references = package.repository.as_deref().map(|url| {
         let url = Reference::Url(Uri::new(url));
@@ -148,7 +148,7 @@ fn library(package: &Package, sum: Option<&String>) -> Result<Component> {
     // `zstd-sys` says in its version which sources of Zstandard are in it.
     if let Some((_, version)) = package.version.split_once("+zstd.") {
         let mut zstandard = component(Classification::Library, "generic", "zstd", version)?;
-        zstandard.licenses = licence("BSD-3-Clause");
+        zstandard.licenses = Some(licence("BSD-3-Clause"));
         made.components = Some(Components(vec![zstandard]));
     }
     Ok(made)
@@ -166,8 +166,8 @@ fn reference((name, version): &(String, String)) -> Result<String> {
 }
 
 /// Old crates write `/` where SPDX has `OR`.
-fn licence(expression: &str) -> Option<Licenses> {
-    Some(Licenses(vec![LicenseChoice::expression(&expression.replace('/', " OR "))]))
+fn licence(expression: &str) -> Licenses {
+    Licenses(vec![LicenseChoice::expression(&expression.replace('/', " OR "))])
 }
 
 fn hash(alg: HashAlgorithm, hexadecimal: &str) -> Hashes {

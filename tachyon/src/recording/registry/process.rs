@@ -256,9 +256,14 @@ impl ProcessInfo {
     pub fn read_names(&mut self) {
         if self.program == Program::Unknown {
             self.cmdline = read_cmdline(self.pid);
-            if let Some(found) = read_container(self.pid) {
-                (self.container, self.pod) = found;
-            }
+            self.find_container();
+        }
+    }
+
+    /// A runtime moves a process into its container before it execs the program. One that has ended meanwhile tells nothing.
+    fn find_container(&mut self) {
+        if let Some(found) = read_container(self.pid) {
+            (self.container, self.pod) = found;
         }
     }
 
@@ -278,10 +283,7 @@ impl ProcessInfo {
         if !cmdline.is_empty() {
             self.cmdline = cmdline;
         }
-        // A runtime moves a process into its container before it execs the program. One that has ended meanwhile tells nothing.
-        if let Some(found) = read_container(self.pid) {
-            (self.container, self.pod) = found;
-        }
+        self.find_container();
     }
 }
 
