@@ -319,6 +319,10 @@ pub struct ProcessRecord {
     /// [`crate::process::Life::uninspected`] of the program that ends (exec and exit),
     /// [`crate::process::Life::after_exit`] (free), else 0.
     pub uninspected: u64,
+    /// `super_block.s_dev` of the executable's file system (exec; else 0).
+    pub exe_dev: u64,
+    /// `inode.i_ino` of the executable, likewise.
+    pub exe_inode: u64,
     /// Process id in the profiler's namespace (for fork: the child's).
     pub tgid: u32,
     /// Parent's process id (fork), the thread's id ([`kind::THREAD`]); else 0.
@@ -369,7 +373,7 @@ const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
-const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 96);
+const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 112);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 64);

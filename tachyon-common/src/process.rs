@@ -126,6 +126,8 @@ pub mod flags {
     pub const NOT_PYTHON: u32 = 1 << 3;
     /// The process has exited; what is known of it goes when its leader's `task_struct` does.
     pub const EXITED: u32 = 1 << 4;
+    /// Its interpreter may hold `asyncio`'s C module, which then comes without a file. For user space alone.
+    pub const ASYNCIO_BUILT_IN: u32 = 1 << 5;
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 96);

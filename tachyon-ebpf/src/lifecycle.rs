@@ -147,6 +147,8 @@ impl OfKind for ProcessRecord {
             lives_ns: 0,
             queued_ns: 0,
             uninspected: 0,
+            exe_dev: 0,
+            exe_inode: 0,
             tgid: 0,
             parent: 0,
             flags: 0,
@@ -183,7 +185,9 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         // The new program may be wanted where the old one was not: until that is decided its runs are counted apart.
         life.flags |= flags::SELECTED;
     }
-    if let Some(mut known) = executable(task) {
+    let exe = executable(task);
+    // SAFETY: entries are written whole by user space and never removed while the programs run.
+    if let Some(mut known) = unsafe { EXECUTABLES.get(&exe).copied() } {
         (known.image, known.instance) = (image, instance);
         known.flags |= life.flags;
         // Without room it is inspected as any other.
@@ -202,6 +206,8 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         image,
         instance,
         uninspected: old.uninspected,
+        exe_dev: exe.dev,
+        exe_inode: exe.inode,
         tgid,
         flags: old_flags,
         comm: task.read(config!(task_comm)),
@@ -209,15 +215,13 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
     });
 }
 
-/// The entry for processes of the executable just started, when it is a known CPython at a fixed address.
+/// The executable just started.
 #[inline(always)]
-fn executable(task: KernelPtr) -> Option<ProcessEntry> {
+fn executable(task: KernelPtr) -> FileKey {
     let file = task.follow(config!(task_mm)).follow(config!(mm_exe_file));
     let inode = file.follow(config!(file_inode));
     let dev: u32 = inode.follow(config!(inode_sb)).read(config!(super_block_dev));
-    let key = FileKey { dev: u64::from(dev), inode: inode.read(config!(inode_ino)) };
-    // SAFETY: entries are written whole by user space and never removed while the programs run.
-    unsafe { EXECUTABLES.get(&key).copied() }
+    FileKey { dev: u64::from(dev), inode: inode.read(config!(inode_ino)) }
 }
 
 /// With its last thread the process ends; its entry stays, marked, until nothing can run as this process any more.

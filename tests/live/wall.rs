@@ -141,7 +141,7 @@ fn causes(interpreter: &Interpreter) {
         ("child", "child"),
     ] {
         let target = Target::start_with(interpreter, "wall_causes.py", &[program]);
-        let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--off-cpu").record();
+        let recording = Profiler::of(target.pid()).rate(399).milliseconds(800).arg("--off-cpu").record();
         let (right, queued) = (waiting(&recording, cause, &["waits"]), waiting(&recording, "cpu", &["waits"]));
         let recorded = &recording.recorded;
         let here = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "waits");

@@ -14,7 +14,7 @@ import time
 def sub_outer():
     sub_inner()
 def sub_inner():
-    end = time.thread_time() + 0.002
+    end = time.thread_time() + 0.01
     while time.thread_time() < end:
         pass
 """
@@ -29,7 +29,7 @@ def main_outer():
 
 
 def main_inner():
-    handshake.spin(0.002)
+    handshake.spin(0.01)
 
 
 run(DEFINE)

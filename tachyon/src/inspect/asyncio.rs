@@ -246,6 +246,7 @@ mod tests {
             layout,
             interp_size: 225_864,
             tstate_size: 832,
+            asyncio_built_in: false,
             awaits: None,
             entering: None,
             entering_error: None,

@@ -63,6 +63,8 @@ pub(super) struct PythonFile {
     pub(super) sizes: Sizes,
     /// Where what awaits keeps things.
     pub(super) awaits: Option<AwaitLayout>,
+    /// It may hold `asyncio`'s C module.
+    pub(super) asyncio_built_in: bool,
     /// The sizes of its structures are those of a version whose headers were seen.
     pub(super) known_build: bool,
     /// The window of instructions with an unfilled `cframe`; `None` for versions without a `cframe`.
@@ -104,7 +106,9 @@ impl ElfCache {
     /// are those of its mapping.
     #[must_use]
     pub fn is_no_python(&self, dev: (u32, u32), inode: u64, path: &OsStr, now: Instant) -> bool {
-        self.is_other((dev, inode, false), |known| known.is_file(path.as_bytes()), now)
+        // In an executable more is looked for.
+        let is_other = |is_exe| self.is_other((dev, inode, is_exe), |known| known.is_file(path.as_bytes()), now);
+        is_other(false) || is_other(true)
     }
 
     /// The same of a mapping.
@@ -216,6 +220,8 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         return Ok(Facts::Other);
     }
     let mut names = Names::dynamic(&elf)?;
+    // What exports its variables exports the first functions of its modules (`PyMODINIT_FUNC`), too.
+    let asyncio_built_in = names.runtime.is_none() || elf.dynamic_symbol("PyInit__asyncio")?.is_some();
     let section = elf.section(".PyRuntime").map(|section| Symbol { vaddr: section.vaddr, size: section.size });
     // Reading all of `.symtab` is dear: only for a file that has the section, or for a program that may be a static
     // CPython 3.8 or 3.9 without exports.
@@ -275,6 +281,7 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
             Some(published) if (major, minor) >= (3, 14) => AwaitLayout::published(published).ok().flatten(),
             _ => AwaitLayout::of_headers(&built.layout),
         },
+        asyncio_built_in,
         known_build: built.known_build,
         entering,
     })))

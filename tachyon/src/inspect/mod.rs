@@ -129,6 +129,8 @@ pub struct Interpreter {
     pub tstate_size: u64,
     /// Where sets, coroutines and lists keep things; `None` where what is published of them makes no sense.
     pub awaits: Option<AwaitLayout>,
+    /// Its file may hold `asyncio`'s C module, which then comes without one of its own.
+    pub asyncio_built_in: bool,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
     pub entering: Option<EnteringWindow>,
     /// Why there is no such range where one is needed.
@@ -363,6 +365,7 @@ fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping)
         interp_size: python.sizes.interp,
         tstate_size: python.sizes.tstate,
         awaits: python.awaits,
+        asyncio_built_in: python.asyncio_built_in,
         entering,
         entering_error,
         file,

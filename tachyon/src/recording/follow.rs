@@ -7,6 +7,7 @@
 mod decision;
 mod look;
 mod queue;
+mod starts;
 mod thread;
 mod watching;
 mod work;
@@ -15,6 +16,7 @@ pub(super) use thread::Follow;
 
 use self::decision::is_library;
 use self::queue::Queue;
+use self::starts::Starts;
 use super::expected::{Expected, files_of};
 use super::native::News;
 use super::registry::{ProcessInfo, Program, Registry, cpu_time_ns};
@@ -33,7 +35,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{ProcessRecord, kind};
-use tachyon_common::process::{ProcessEntry, flags};
+use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::walk::mix;
 use work::WorkLooks;
 
@@ -69,11 +71,13 @@ struct Undecided {
     since: Instant,
     /// It was looked at, and had mapped nothing that is CPython.
     has_told_all: bool,
+    /// Whom it is charged to, once that was asked.
+    user: Option<u32>,
 }
 
 impl Undecided {
     fn new() -> Self {
-        Self { since: Instant::now(), has_told_all: false }
+        Self { since: Instant::now(), has_told_all: false, user: None }
     }
 }
 
@@ -93,6 +97,10 @@ pub(super) struct Follower {
     unclear: HashSet<u32>,
     /// Looks that are asked for.
     queue: Queue,
+    /// Executables that need no look when they start.
+    starts: Starts,
+    /// Processes that have mapped something unknown since an `exec` of which nothing was heard yet: the rings have no order.
+    ahead: HashSet<u32>,
     /// Processes that found the kernel side's tables full, as far as they have been told of.
     without_room: u64,
     fresh: u64,
@@ -124,6 +132,8 @@ impl Follower {
             undecided,
             unclear: HashSet::new(),
             queue,
+            starts: Starts::default(),
+            ahead: HashSet::new(),
             without_room,
             fresh,
             mapper,
@@ -242,23 +252,12 @@ impl Follower {
                 self.is_gone(pid);
                 self.queue.forget(pid);
                 self.on_exec(record);
-                // At once, if it may: it may live for a few milliseconds only.
-                let user = user_of(pid);
-                let now = Instant::now();
-                if self.queue.may(pid, user, now) {
-                    self.look_for(pid, user, false);
-                } else {
-                    ledger::put_off(Work::Look, pid, user);
-                    self.queue.ask(pid, user);
-                }
-                // Until it is known to be CPython its samples are lost: names come second. It may end before it is looked at again.
-                if let Some(info) = lock(&self.registry).by_pid(pid) {
-                    info.read_names();
-                }
+                self.look_at_start(record);
             }
             kind::EXIT => {
                 self.decided(pid);
                 self.queue.forget(pid);
+                self.ahead.remove(&pid);
                 self.is_gone(pid);
                 lock(&self.registry).exit(record);
             }
@@ -280,6 +279,45 @@ impl Follower {
         lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
         self.decided(record.tgid);
         self.undecided.insert(record.tgid, Undecided::new());
+    }
+
+    /// Looks at a program that starts, if that may tell anything: at once, for it may live for a few milliseconds only.
+    fn look_at_start(&mut self, record: &ProcessRecord) {
+        let (pid, now) = (record.tgid, Instant::now());
+        let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
+        // A filter may have to be asked of each process.
+        if is_known && self.filter.is_empty() && self.is_open(pid) {
+            lock(&self.registry).looked_at(record.instance, record.image);
+            if let Some(open) = self.undecided.get_mut(&pid) {
+                open.has_told_all = true;
+            }
+            return;
+        }
+        let user = user_of(pid);
+        if !self.queue.may(pid, user, now) {
+            ledger::put_off(Work::Look, pid, user);
+            self.queue.ask(pid, user);
+            // What the kernel side has recognised may have ended by then.
+            if let Some(info) = lock(&self.registry).by_pid(pid) {
+                info.read_names();
+            }
+            return;
+        }
+        self.look_for(pid, user, false);
+        let runs_still = |life: Life| life.image == record.image && life.flags & flags::EXITED == 0;
+        if self.undecided.get(&pid).is_some_and(|open| open.has_told_all)
+            && lock(&self.kernel).process(pid).is_some_and(runs_still)
+        {
+            self.starts.was_other(record, now);
+        }
+    }
+
+    /// Whether a process is one of ours of which nothing has been decided.
+    fn is_open(&self, pid: u32) -> bool {
+        let kernel = lock(&self.kernel);
+        let Some(life) = kernel.process(pid) else { return false };
+        let flags = kernel.entry(&life).map_or(life.flags, |entry| entry.flags);
+        flags & (flags::SELECTED | flags::PYTHON | flags::NOT_PYTHON) == flags::SELECTED
     }
 
     /// Nothing is open any more about a process, or about the program that it ran.
@@ -318,6 +356,9 @@ impl Follower {
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.ask(pid.0),
             // A library loaded late may be CPython itself (an embedding program).
             WatchEvent::Mapped { pid, path, .. } if is_library(path) && self.is_other(pid.0) => self.ask(pid.0),
+            WatchEvent::Mapped { pid, .. } if self.is_open(pid.0) => {
+                self.ahead.insert(pid.0);
+            }
             WatchEvent::Lost { .. } => self.ask_for_undecided(),
             _ => {}
         }
@@ -341,7 +382,11 @@ impl Follower {
     }
 
     fn ask(&mut self, pid: u32) {
-        self.queue.ask(pid, user_of(pid));
+        let user = match self.undecided.get_mut(&pid) {
+            Some(open) => *open.user.get_or_insert_with(|| user_of(pid)),
+            None => user_of(pid),
+        };
+        self.queue.ask(pid, user);
     }
 
     fn ask_for_undecided(&mut self) {

@@ -28,7 +28,10 @@ impl Follower {
         let process = RemoteProcess::at(Pid(pid));
         let found = self.examine(&process);
         let (entry, program) = match (decide(&found, Before::LastLook), &found) {
-            (Step::Python, Found::Python(interpreter)) => (self.entry_of(&process, interpreter)?, program(interpreter)),
+            (Step::Python, Found::Python(interpreter)) => {
+                let running = self.tasks_of(&process, interpreter);
+                (self.entry_of(interpreter, running)?, program(interpreter))
+            }
             (Step::Other { .. }, _) => (other(), Program::Other),
             _ => return Err(found.into_error()),
         };
@@ -94,7 +97,7 @@ impl Follower {
         let step = decide(&found, before);
         self.note_what_was_clear(pid, &found);
         match (step, found) {
-            (Step::Python, Found::Python(interpreter)) => match self.entry_of(&process, &interpreter) {
+            (Step::Python, Found::Python(interpreter)) => match self.young_entry_of(&process, &interpreter) {
                 Ok(entry) => {
                     let entry = ProcessEntry { flags: entry.flags | (entry_flags & !DECIDED), ..entry };
                     self.write(pid, &life, before, &entry, Some(&interpreter));
@@ -249,8 +252,20 @@ impl Follower {
         }
     }
 
-    fn entry_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Result<ProcessEntry, KernelError> {
-        let Running { asyncio, current_tasks } = self.tasks_of(process, interpreter);
+    /// The entry of one that has just begun, or loaded CPython: until it has one its samples are lost, so what it imports later
+    /// is left for later.
+    fn young_entry_of(
+        &mut self,
+        process: &RemoteProcess,
+        interpreter: &Interpreter,
+    ) -> Result<ProcessEntry, KernelError> {
+        let is_in_file = interpreter.asyncio_built_in;
+        let running = if is_in_file { self.tasks_of_file(process, interpreter) } else { Running::default() };
+        self.entry_of(interpreter, running)
+    }
+
+    fn entry_of(&mut self, interpreter: &Interpreter, running: Running) -> Result<ProcessEntry, KernelError> {
+        let Running { asyncio, current_tasks } = running;
         let mut kernel = lock(&self.kernel);
         let layout = interpreter.layout.complete();
         let number = kernel.layout_number(&layout)?;
@@ -271,7 +286,7 @@ impl Follower {
             layout: number,
             asyncio,
             current_tasks,
-            flags: flags::PYTHON,
+            flags: flags::PYTHON | if interpreter.asyncio_built_in { flags::ASYNCIO_BUILT_IN } else { 0 },
             ..ProcessEntry::default()
         };
         // Which processes of it are wanted is known to user space alone.

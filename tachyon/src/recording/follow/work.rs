@@ -14,7 +14,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tachyon_common::process::{ProcessEntry, flags};
-use tachyon_common::whose::ThreadLocal;
+use tachyon_common::whose::{Asyncio, ThreadLocal};
 
 /// A process is looked at this long after it mapped something: most libraries come with others.
 const BURST: Duration = Duration::from_millis(20);
@@ -162,7 +162,7 @@ impl Follower {
         let published = self.work.spans.look(&process, &maps, Instant::now());
         let spans = published.thread.as_ref().map_or(0, |place| self.spans_number(place));
         let known = Running { asyncio: entry.asyncio, current_tasks: entry.current_tasks };
-        let running = if known.asyncio == 0 { self.tasks_of_mapped(&process, &maps, entry.layout) } else { known };
+        let running = if known.asyncio == 0 { self.tasks_of_mapped(&process, &maps, &entry) } else { known };
         if (spans, running) != (entry.spans, known) {
             let Running { asyncio, current_tasks } = running;
             let entry = ProcessEntry { spans, asyncio, current_tasks, ..entry };
@@ -180,11 +180,13 @@ impl Follower {
     }
 
     /// Where a process that may have loaded asyncio by now keeps its running tasks.
-    fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], layout: u32) -> Running {
+    fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], entry: &ProcessEntry) -> Running {
         // What is built in publishes its words with the interpreter's own (3.14+), or may be imported any time.
-        let any_time = lock(&self.registry).layout(layout).is_some_and(|layout| ModuleTasks::of(layout).is_some());
-        let may_have = has_asyncio(maps) || any_time && may_have_it_built_in(maps);
-        if !may_have {
+        let built_in = || {
+            entry.flags & flags::ASYNCIO_BUILT_IN != 0
+                && lock(&self.registry).layout(entry.layout).is_some_and(|layout| ModuleTasks::of(layout).is_some())
+        };
+        if !has_asyncio(maps) && !built_in() {
             return Running::default();
         }
         let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else {
@@ -196,19 +198,25 @@ impl Follower {
     /// Where a process keeps its running tasks.
     pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
-        let (asyncio, current_tasks) = match ModuleTasks::of(&interpreter.layout) {
-            Some(rows) => {
-                let maps = process.maps().unwrap_or_default();
-                let may_have = has_asyncio(&maps) || may_have_it_built_in(&maps);
-                let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
-                let Some(current) = current else { return Running::default() };
-                (rows.for_kernel(&interpreter.layout, awaits), current)
-            }
-            None => {
-                let offsets = inspect::asyncio_offsets(process, interpreter, &mut self.cache);
-                (offsets.and_then(|offsets| offsets.for_kernel(awaits)), 0)
-            }
-        };
+        let Some(rows) = ModuleTasks::of(&interpreter.layout) else { return self.tasks_of_file(process, interpreter) };
+        // To look for it, hundreds of words of `sys.modules` have to be read.
+        let may_have = interpreter.asyncio_built_in || has_asyncio(&process.maps().unwrap_or_default());
+        let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
+        let Some(current_tasks) = current else { return Running::default() };
+        self.running(rows.for_kernel(&interpreter.layout, awaits), current_tasks)
+    }
+
+    /// The same as far as the interpreter's own file tells: where that publishes it, or has asyncio built in (3.14+).
+    pub(super) fn tasks_of_file(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
+        let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
+        if ModuleTasks::of(&interpreter.layout).is_some() {
+            return Running::default();
+        }
+        let offsets = inspect::asyncio_offsets(process, interpreter, &mut self.cache);
+        self.running(offsets.and_then(|offsets| offsets.for_kernel(awaits)), 0)
+    }
+
+    fn running(&mut self, asyncio: Option<Asyncio>, current_tasks: u64) -> Running {
         let Some(asyncio) = asyncio else { return Running::default() };
         let number = lock(&self.kernel).asyncio_number(&asyncio);
         let number = self.number(number, "more builds of asyncio than there is room for: tasks of some are not told");
@@ -229,13 +237,6 @@ impl Follower {
         }
         0
     }
-}
-
-/// Whether a process without asyncio's C module may have that in its interpreter: a build that has such modules in files, of which most
-/// programs load some, has it in a file, too. (To look for it, hundreds of words of `sys.modules` have to be read.)
-fn may_have_it_built_in(maps: &[Mapping]) -> bool {
-    let is_module = |path: &Path| path.parent().is_some_and(|dir| dir.ends_with("lib-dynload"));
-    !maps.iter().filter_map(Mapping::file_path).any(is_module)
 }
 
 /// Whether a process has mapped asyncio's C module.

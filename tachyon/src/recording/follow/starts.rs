@@ -1,0 +1,89 @@
+//! Executables that start as no CPython does.
+//!
+//! On most hosts nine of ten programs that start are none, and are the same few again and again: to look at each takes longer
+//! than all else that is done for it, and whatever starts beside it waits for that long. What a process has mapped at its `exec`
+//! follows from its executable. So where that has turned out to be nothing of Python's, the next one is not looked at before it
+//! maps something more: that is told, and tells CPython in a library (`libpython`).
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tachyon_common::event::ProcessRecord;
+
+/// How long it holds: a file that is replaced may get the number of the one before. Should that be a CPython that is its own
+/// executable, it is found when it maps an unknown library, or is looked at because nothing has been decided for so long.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+/// Executables remembered. A host with more distinct ones at a time starts anew.
+const MOST: usize = 4096;
+
+/// Device and inode of an executable, as the kernel numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Executable {
+    dev: u64,
+    inode: u64,
+}
+
+impl Executable {
+    const fn of(record: &ProcessRecord) -> Self {
+        Self { dev: record.exe_dev, inode: record.exe_inode }
+    }
+}
+
+/// Executables whose processes had mapped no CPython when they were looked at after their `exec`, and when that was.
+#[derive(Debug, Default)]
+pub(super) struct Starts(HashMap<Executable, Instant>);
+
+impl Starts {
+    /// Whether a program that starts has mapped no CPython so far.
+    pub fn is_other(&self, exec: &ProcessRecord, now: Instant) -> bool {
+        let seen = self.0.get(&Executable::of(exec));
+        seen.is_some_and(|&seen| now.saturating_duration_since(seen) < KNOWN_FOR)
+    }
+
+    /// A program was looked at after it had started, and had mapped no CPython.
+    pub fn was_other(&mut self, exec: &ProcessRecord, now: Instant) {
+        // The kernel could not read which it is.
+        if exec.exe_inode == 0 {
+            return;
+        }
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(Executable::of(exec), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exec_of(dev: u64, inode: u64) -> ProcessRecord {
+        ProcessRecord { exe_dev: dev, exe_inode: inode, ..ProcessRecord::default() }
+    }
+
+    #[test]
+    fn what_was_looked_at_is_known_for_a_while() {
+        let (mut starts, now) = (Starts::default(), Instant::now());
+        starts.was_other(&exec_of(1, 2), now);
+        assert!(starts.is_other(&exec_of(1, 2), now + KNOWN_FOR / 2));
+        for other in [exec_of(1, 3), exec_of(2, 2)] {
+            assert!(!starts.is_other(&other, now), "{other:?}");
+        }
+        assert!(!starts.is_other(&exec_of(1, 2), now + KNOWN_FOR));
+    }
+
+    #[test]
+    fn nothing_is_known_of_what_the_kernel_could_not_read() {
+        let (mut starts, now) = (Starts::default(), Instant::now());
+        starts.was_other(&exec_of(0, 0), now);
+        assert!(!starts.is_other(&exec_of(0, 0), now));
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let (mut starts, now) = (Starts::default(), Instant::now());
+        for inode in 0..10 * MOST as u64 {
+            starts.was_other(&exec_of(1, inode), now);
+            assert!(starts.0.len() <= MOST);
+        }
+    }
+}
