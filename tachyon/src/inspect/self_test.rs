@@ -1,5 +1,6 @@
 //! Looks at a live runtime through a layout: does it read as an initialised CPython would?
 
+use std::time::Duration;
 use tachyon_common::layout::Layout;
 
 use super::Interpreter;
@@ -8,6 +9,11 @@ use crate::types::RemoteAddr;
 
 /// Interpreters and thread states looked at: enough to meet a wrong `next`.
 const MAX_LISTED: usize = 64;
+
+/// How often it is tried: a thread state may be linked, or freed, just while it is read.
+const TRIES: u32 = 10;
+/// What is in the making has this long to be made.
+const BETWEEN: Duration = Duration::from_micros(200);
 
 /// Largest interpreter id that is believed.
 const MAX_INTERPRETER_ID: u64 = 1 << 32;
@@ -39,11 +45,24 @@ pub enum SelfTestError {
 /// Reads the runtime's interpreters and the first one's threads, and checks what is known about them: ids, the way
 /// back from a thread to its interpreter, thread ids, the type of code objects.
 ///
-/// The target runs on meanwhile, so that a list can change under the reader: a failure is worth a second try.
+/// The target runs on meanwhile, so that a list can change under the reader: what fails is tried again. A wrong layout fails each
+/// time.
 ///
 /// # Errors
 /// [`SelfTestError::NotInitialized`] says nothing about the layout; the others speak against it.
 pub fn self_test(process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), SelfTestError> {
+    let mut tested = test_once(process, interpreter);
+    for _ in 1..TRIES {
+        if !matches!(tested, Err(SelfTestError::Implausible { .. } | SelfTestError::Unreadable { .. })) {
+            break;
+        }
+        std::thread::sleep(BETWEEN);
+        tested = test_once(process, interpreter);
+    }
+    tested
+}
+
+fn test_once(process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), SelfTestError> {
     let layout = &interpreter.layout;
     let read = Reader { process };
     let head = read.pointer("interpreters.head", interpreter.runtime, layout.runtime_interpreters_head)?;

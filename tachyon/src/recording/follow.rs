@@ -26,7 +26,7 @@ use crate::discover::watch::WatchEvent;
 use crate::inspect::ElfCache;
 use crate::kernel::{Kernel, KernelError};
 use crate::merge::comm_text;
-use crate::remote::ledger::{self, Work, user_of};
+use crate::remote::ledger::{self, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
@@ -35,7 +35,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tachyon_common::event::{ProcessRecord, kind};
-use tachyon_common::process::{Life, ProcessEntry, flags};
+use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::walk::mix;
 use work::WorkLooks;
 
@@ -99,7 +99,7 @@ pub(super) struct Follower {
     queue: Queue,
     /// Executables that need no look when they start.
     starts: Starts,
-    /// Processes that have mapped something unknown since an `exec` of which nothing was heard yet: the rings have no order.
+    /// Processes that have mapped something unknown since a fork or an `exec` that is still to be heard of: the rings have no order.
     ahead: HashSet<u32>,
     /// Processes that found the kernel side's tables full, as far as they have been told of.
     without_room: u64,
@@ -246,6 +246,9 @@ impl Follower {
                 }
                 if record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0 {
                     self.undecided.insert(pid, Undecided::new());
+                    if self.ahead.remove(&pid) {
+                        self.ask(pid);
+                    }
                 }
             }
             kind::EXEC => {
@@ -279,37 +282,6 @@ impl Follower {
         lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
         self.decided(record.tgid);
         self.undecided.insert(record.tgid, Undecided::new());
-    }
-
-    /// Looks at a program that starts, if that may tell anything: at once, for it may live for a few milliseconds only.
-    fn look_at_start(&mut self, record: &ProcessRecord) {
-        let (pid, now) = (record.tgid, Instant::now());
-        let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
-        // A filter may have to be asked of each process.
-        if is_known && self.filter.is_empty() && self.is_open(pid) {
-            lock(&self.registry).looked_at(record.instance, record.image);
-            if let Some(open) = self.undecided.get_mut(&pid) {
-                open.has_told_all = true;
-            }
-            return;
-        }
-        let user = user_of(pid);
-        if !self.queue.may(pid, user, now) {
-            ledger::put_off(Work::Look, pid, user);
-            self.queue.ask(pid, user);
-            // What the kernel side has recognised may have ended by then.
-            if let Some(info) = lock(&self.registry).by_pid(pid) {
-                info.read_names();
-            }
-            return;
-        }
-        self.look_for(pid, user, false);
-        let runs_still = |life: Life| life.image == record.image && life.flags & flags::EXITED == 0;
-        if self.undecided.get(&pid).is_some_and(|open| open.has_told_all)
-            && lock(&self.kernel).process(pid).is_some_and(runs_still)
-        {
-            self.starts.was_other(record, now);
-        }
     }
 
     /// Whether a process is one of ours of which nothing has been decided.

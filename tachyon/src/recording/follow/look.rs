@@ -9,7 +9,10 @@ use crate::kernel::{FileKey, KernelError};
 use crate::machine::target_hint;
 use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns, read_details};
 use crate::remote::RemoteProcess;
+use crate::remote::ledger::{self, Work, user_of};
 use crate::types::Pid;
+use std::time::Instant;
+use tachyon_common::event::ProcessRecord;
 use tachyon_common::process::{Life, ProcessEntry, flags};
 
 /// Flags that a decision sets or takes back.
@@ -53,6 +56,37 @@ impl Follower {
             Found::Python(interpreter) => Ok(Some(interpreter)),
             Found::Nothing => Ok(None),
             found => Err(found.into_error()),
+        }
+    }
+
+    /// Looks at a program that starts, if that may tell anything: at once, for it may live for a few milliseconds only.
+    pub(super) fn look_at_start(&mut self, record: &ProcessRecord) {
+        let (pid, now) = (record.tgid, Instant::now());
+        let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
+        // A filter may have to be asked of each process.
+        if is_known && self.filter.is_empty() && self.is_open(pid) {
+            lock(&self.registry).looked_at(record.instance, record.image);
+            if let Some(open) = self.undecided.get_mut(&pid) {
+                open.has_told_all = true;
+            }
+            return;
+        }
+        let user = user_of(pid);
+        if !self.queue.may(pid, user, now) {
+            ledger::put_off(Work::Look, pid, user);
+            self.queue.ask(pid, user);
+            // What the kernel side has recognised may have ended by then.
+            if let Some(info) = lock(&self.registry).by_pid(pid) {
+                info.read_names();
+            }
+            return;
+        }
+        self.look_for(pid, user, false);
+        let runs_still = |life: Life| life.image == record.image && life.flags & flags::EXITED == 0;
+        if self.undecided.get(&pid).is_some_and(|open| open.has_told_all)
+            && lock(&self.kernel).process(pid).is_some_and(runs_still)
+        {
+            self.starts.was_other(record, now);
         }
     }
 
