@@ -8,6 +8,7 @@ mod snapshot;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -119,15 +120,17 @@ fn record(child: &mut Child) -> Result<Captured> {
         }
     }
     let mut memory = recording.finish();
-    memory.0.values_mut().for_each(|range| blank_homes(range));
+    if let Some(home) = std::env::home_dir() {
+        memory.0.values_mut().for_each(|range| blank_home(range, home.as_os_str().as_bytes()));
+    }
     Ok(Captured { version: python.version_text(), layout, entry, threads, memory })
 }
 
-/// Blanks paths of the machine's users, which lie on stacks and beside the strings that are read. The program's own do
+/// Blanks paths below this machine's user's home, which lie on stacks and beside the strings that are read. The program's own do
 /// not begin so.
-fn blank_homes(range: &mut [u8]) {
+fn blank_home(range: &mut [u8], home: &[u8]) {
     for at in 0..range.len() {
-        if ["/root/", "/home/"].iter().any(|home| range[at..].starts_with(home.as_bytes())) {
+        if range[at..].strip_prefix(home).is_some_and(|rest| rest.starts_with(b"/")) {
             range[at..].iter_mut().take_while(|byte| **byte != 0).for_each(|byte| *byte = b'x');
         }
     }

@@ -29,7 +29,7 @@ pod!(
 );
 
 /// Key of the map of executables: device and inode as the kernel numbers them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct FileKey {
     /// `super_block.s_dev`: major in the upper bits, minor in the lower 20.

@@ -30,6 +30,7 @@ use crate::remote::ledger::{self, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -208,9 +209,7 @@ impl Follower {
 
     /// Whether a process has an entry that says what it is, of its own or from its parent.
     pub fn has_decided(&self, pid: u32) -> bool {
-        let kernel = lock(&self.kernel);
-        let entry = kernel.process(pid).and_then(|life| kernel.entry(&life));
-        entry.is_some_and(|entry| entry.flags & (flags::PYTHON | flags::NOT_PYTHON) != 0)
+        self.flags_of(pid) & DECIDED != 0
     }
 
     /// Marks a process as none of ours (a kernel thread, the profiler itself).
@@ -284,12 +283,11 @@ impl Follower {
         self.undecided.insert(record.tgid, Undecided::new());
     }
 
-    /// Whether a process is one of ours of which nothing has been decided.
-    fn is_open(&self, pid: u32) -> bool {
+    /// What the kernel side knows of a process: its entry's flags, and whether it has exited.
+    fn flags_of(&self, pid: u32) -> u32 {
         let kernel = lock(&self.kernel);
-        let Some(life) = kernel.process(pid) else { return false };
-        let flags = kernel.entry(&life).map_or(life.flags, |entry| entry.flags);
-        flags & (flags::SELECTED | flags::PYTHON | flags::NOT_PYTHON) == flags::SELECTED
+        let Some(life) = kernel.process(pid) else { return 0 };
+        kernel.entry(&life).map_or(life.flags, |entry| entry.flags | (life.flags & flags::EXITED))
     }
 
     /// Nothing is open any more about a process, or about the program that it ran.
@@ -326,11 +324,7 @@ impl Follower {
             WatchEvent::Mapped { pid, dev, inode, path, .. }
                 if self.has_told_all(pid.0) && self.cache.is_no_python(*dev, *inode, path, Instant::now()) => {}
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.ask(pid.0),
-            // A library loaded late may be CPython itself (an embedding program).
-            WatchEvent::Mapped { pid, path, .. } if is_library(path) && self.is_other(pid.0) => self.ask(pid.0),
-            WatchEvent::Mapped { pid, .. } if self.is_open(pid.0) => {
-                self.ahead.insert(pid.0);
-            }
+            WatchEvent::Mapped { pid, path, .. } => self.on_unexpected(pid.0, path),
             WatchEvent::Lost { .. } => self.ask_for_undecided(),
             _ => {}
         }
@@ -342,23 +336,33 @@ impl Follower {
         self.undecided.get(&pid).map_or_else(|| !self.unclear.contains(&pid), |open| open.has_told_all)
     }
 
-    /// Whether a process was taken for something else than CPython. The kernel's table knows; the registry has such a
-    /// process only if it was CPython once.
-    fn is_other(&self, pid: u32) -> bool {
-        if lock(&self.registry).by_pid(pid).is_some_and(|info| info.program != Program::Other) {
-            return false;
+    /// A process of which nothing was open has mapped something that is not known.
+    fn on_unexpected(&mut self, pid: u32, path: &OsStr) {
+        let flags = self.flags_of(pid);
+        if is_open(flags) {
+            self.ahead.insert(pid);
+        } else if is_library(path) && is_other(flags) && flags & flags::EXITED == 0 && !self.is_ours(pid) {
+            // A library loaded late may be CPython itself (an embedding program).
+            self.ask(pid);
         }
-        let kernel = lock(&self.kernel);
-        let Some(life) = kernel.process(pid).filter(|life| life.flags & flags::EXITED == 0) else { return false };
-        kernel.entry(&life).is_some_and(|entry| is_other(entry.flags))
+    }
+
+    /// Whether the registry has a process that may be CPython. It has others only if they were CPython once.
+    fn is_ours(&self, pid: u32) -> bool {
+        lock(&self.registry).by_pid(pid).is_some_and(|info| info.program != Program::Other)
     }
 
     fn ask(&mut self, pid: u32) {
-        let user = match self.undecided.get_mut(&pid) {
+        let user = self.charged_for(pid);
+        self.queue.ask(pid, user);
+    }
+
+    /// Who pays for looks at a process. Of one that begins that is asked once.
+    fn charged_for(&mut self, pid: u32) -> u32 {
+        match self.undecided.get_mut(&pid) {
             Some(open) => *open.user.get_or_insert_with(|| user_of(pid)),
             None => user_of(pid),
-        };
-        self.queue.ask(pid, user);
+        }
     }
 
     fn ask_for_undecided(&mut self) {
@@ -414,7 +418,7 @@ impl Follower {
             self.undecided.iter().filter(|(_, open)| open.since.elapsed() > UNDECIDED).map(|(&pid, _)| pid).collect();
         let until = Instant::now() + TURN;
         for pid in due {
-            let user = user_of(pid);
+            let user = self.charged_for(pid);
             if !self.queue.may(pid, user, Instant::now()) {
                 self.queue.ask(pid, user);
                 continue;
@@ -467,7 +471,15 @@ impl Follower {
     }
 }
 
+/// Flags that a decision sets or takes back.
+const DECIDED: u32 = flags::PYTHON | flags::NOT_PYTHON;
+
 /// Whether an entry says that a wanted process is no CPython.
 fn is_other(entry_flags: u32) -> bool {
-    entry_flags & (flags::SELECTED | flags::PYTHON | flags::NOT_PYTHON) == flags::SELECTED | flags::NOT_PYTHON
+    entry_flags & (flags::SELECTED | DECIDED) == flags::SELECTED | flags::NOT_PYTHON
+}
+
+/// Whether nothing has been decided of a wanted process.
+fn is_open(entry_flags: u32) -> bool {
+    entry_flags & (flags::SELECTED | DECIDED) == flags::SELECTED
 }

@@ -77,9 +77,9 @@ const THROWAWAY: &str = r#"set -eu
 root=$1 work=$2 given=$3
 shift 3
 mount -t tmpfs tmpfs "$work"
-mkdir "$work/upper" "$work/work" "$work/root"
-mount -t overlay -o "lowerdir=$root,upperdir=$work/upper,workdir=$work/work" overlay "$work/root"
-mount --bind "$given" "$work/root/mnt"
-mount -t proc proc "$work/root/proc"
-exec chroot "$work/root" sh /mnt/script "$@"
+mkdir "$work/upper" "$work/work" "$work/merged"
+mount -t overlay -o "lowerdir=$root,upperdir=$work/upper,workdir=$work/work" overlay "$work/merged"
+mount --bind "$given" "$work/merged/mnt"
+mount -t proc proc "$work/merged/proc"
+exec chroot "$work/merged" sh /mnt/script "$@"
 "#;

@@ -2,21 +2,18 @@
 
 use super::decision::{Before, Found, Step, decide};
 use super::work::Running;
-use super::{Follower, is_other, lock};
+use super::{DECIDED, Follower, is_open, is_other, lock};
 use crate::discover;
 use crate::inspect::{self, Interpreter};
 use crate::kernel::{FileKey, KernelError};
 use crate::machine::target_hint;
 use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns, read_details};
 use crate::remote::RemoteProcess;
-use crate::remote::ledger::{self, Work, user_of};
+use crate::remote::ledger::{self, Work};
 use crate::types::Pid;
 use std::time::Instant;
 use tachyon_common::event::ProcessRecord;
 use tachyon_common::process::{Life, ProcessEntry, flags};
-
-/// Flags that a decision sets or takes back.
-const DECIDED: u32 = flags::PYTHON | flags::NOT_PYTHON;
 
 impl Follower {
     /// Looks at a process that exists already and gives it an entry. `Ok(None)`: not CPython, or one that is not asked for.
@@ -64,14 +61,14 @@ impl Follower {
         let (pid, now) = (record.tgid, Instant::now());
         let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
         // A filter may have to be asked of each process.
-        if is_known && self.filter.is_empty() && self.is_open(pid) {
+        if is_known && self.filter.is_empty() && is_open(self.flags_of(pid)) {
             lock(&self.registry).looked_at(record.instance, record.image);
             if let Some(open) = self.undecided.get_mut(&pid) {
                 open.has_told_all = true;
             }
             return;
         }
-        let user = user_of(pid);
+        let user = self.charged_for(pid);
         if !self.queue.may(pid, user, now) {
             ledger::put_off(Work::Look, pid, user);
             self.queue.ask(pid, user);
@@ -293,8 +290,9 @@ impl Follower {
         process: &RemoteProcess,
         interpreter: &Interpreter,
     ) -> Result<ProcessEntry, KernelError> {
-        let is_in_file = interpreter.asyncio_built_in;
-        let running = if is_in_file { self.tasks_of_file(process, interpreter) } else { Running::default() };
+        // A module of its own is not loaded yet.
+        let built_in = interpreter.asyncio_built_in;
+        let running = if built_in { self.tasks_in_files(process, interpreter) } else { Running::default() };
         self.entry_of(interpreter, running)
     }
 

@@ -1,10 +1,11 @@
 //! Executables that start as no CPython does.
 //!
-//! On most hosts nine of ten programs that start are none, and are the same few again and again: to look at each takes longer
-//! than all else that is done for it, and whatever starts beside it waits for that long. What a process has mapped at its `exec`
+//! Most programs that start on a host are none, and are the same few again and again: to look at each takes longer than all
+//! else that is done for it, and whatever starts beside it waits for that long. What a process has mapped at its `exec`
 //! follows from its executable. So where that has turned out to be nothing of Python's, the next one is not looked at before it
 //! maps something more: that is told, and tells CPython in a library (`libpython`).
 
+use crate::kernel::FileKey;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tachyon_common::event::ProcessRecord;
@@ -15,27 +16,18 @@ const KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Executables remembered. A host with more distinct ones at a time starts anew.
 const MOST: usize = 4096;
 
-/// Device and inode of an executable, as the kernel numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Executable {
-    dev: u64,
-    inode: u64,
-}
-
-impl Executable {
-    const fn of(record: &ProcessRecord) -> Self {
-        Self { dev: record.exe_dev, inode: record.exe_inode }
-    }
-}
-
 /// Executables whose processes had mapped no CPython when they were looked at after their `exec`, and when that was.
 #[derive(Debug, Default)]
-pub(super) struct Starts(HashMap<Executable, Instant>);
+pub(super) struct Starts(HashMap<FileKey, Instant>);
+
+const fn executable(exec: &ProcessRecord) -> FileKey {
+    FileKey { dev: exec.exe_dev, inode: exec.exe_inode }
+}
 
 impl Starts {
     /// Whether a program that starts has mapped no CPython so far.
     pub fn is_other(&self, exec: &ProcessRecord, now: Instant) -> bool {
-        let seen = self.0.get(&Executable::of(exec));
+        let seen = self.0.get(&executable(exec));
         seen.is_some_and(|&seen| now.saturating_duration_since(seen) < KNOWN_FOR)
     }
 
@@ -48,7 +40,7 @@ impl Starts {
         if self.0.len() >= MOST {
             self.0.clear();
         }
-        self.0.insert(Executable::of(exec), now);
+        self.0.insert(executable(exec), now);
     }
 }
 

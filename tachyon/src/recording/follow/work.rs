@@ -198,7 +198,7 @@ impl Follower {
     /// Where a process keeps its running tasks.
     pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
-        let Some(rows) = ModuleTasks::of(&interpreter.layout) else { return self.tasks_of_file(process, interpreter) };
+        let Some(rows) = ModuleTasks::of(&interpreter.layout) else { return self.tasks_in_files(process, interpreter) };
         // To look for it, hundreds of words of `sys.modules` have to be read.
         let may_have = interpreter.asyncio_built_in || has_asyncio(&process.maps().unwrap_or_default());
         let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
@@ -206,8 +206,8 @@ impl Follower {
         self.running(rows.for_kernel(&interpreter.layout, awaits), current_tasks)
     }
 
-    /// The same as far as the interpreter's own file tells: where that publishes it, or has asyncio built in (3.14+).
-    pub(super) fn tasks_of_file(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
+    /// The same where the files that a process has mapped tell it (3.14+): the interpreter's, or the module's own.
+    pub(super) fn tasks_in_files(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
         if ModuleTasks::of(&interpreter.layout).is_some() {
             return Running::default();
