@@ -118,7 +118,8 @@ fn equal_content_is_equal() {
 /// What lies behind a string or a table is not its own, and may not be there.
 #[test]
 fn how_it_was_read_does_not_matter() {
-    for family in Family::ALL {
+    let families: &[Family] = if cfg!(miri) { &[Family::CFrame] } else { &Family::ALL };
+    for &family in families {
         for len in lengths(FIRST_OF_TABLE) {
             let mut image = Image::new(family);
             let code = image.code(1, &vec![9; len]);

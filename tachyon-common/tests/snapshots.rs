@@ -51,7 +51,8 @@ fn every_thread_has_the_stack_that_it_told() {
             if let Err(differs) = compare(&snapshot.memory, &snapshot.layout, thread, &first) {
                 panic!("{name}: {differs}");
             }
-            assert_eq!(walked(&snapshot, thread), first, "{name}: another walk, another result");
+            // A second one takes Miri as long again.
+            assert!(cfg!(miri) || walked(&snapshot, thread) == first, "{name}: another walk, another result");
             facts(&name, &snapshot, thread, &first);
             for (a, told_a) in first.frames.iter().zip(&thread.frames) {
                 for (b, told_b) in first.frames.iter().zip(&thread.frames) {

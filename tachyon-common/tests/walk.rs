@@ -362,7 +362,9 @@ fn a_thread_pointer_behind_the_descriptor() {
 #[test]
 fn a_search_goes_on_where_it_was_broken_off() {
     let wanted = ThreadPointer { address: THREAD, reach: 0 };
-    for family in [Family::FrameObjects, Family::CFrame, Family::CurrentFrame] {
+    let families: &[Family] =
+        if cfg!(miri) { &[Family::CFrame] } else { &[Family::FrameObjects, Family::CFrame, Family::CurrentFrame] };
+    for &family in families {
         let mut image = Image::new(family);
         let last = image.stack(1).0;
         let mut others = Vec::new();

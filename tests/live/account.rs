@@ -30,7 +30,7 @@ fn tiny_ring(interpreter: &Interpreter) {
 /// A caller's code object cannot be read: the leaf is named, the stack says that it was cut, and why.
 fn unreadable_page(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "unreadable.py");
-    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 1_500).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 750).record();
     let recorded = &recording.recorded;
     let cut = recording.stopped("unreadable_code");
     assert!(cut > 100, "{:#?}", recording.report.stops);

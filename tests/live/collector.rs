@@ -8,7 +8,7 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 pyenv_3_13 sid_3_15 bui
 /// The collector is above the function that asked for it, in nearly all samples of that function and in no other ones.
 fn collections_are_shown(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "collecting.py");
-    let recording = Profiler::of(target.pid()).native().rate(997).cpu_milliseconds(target.pid(), 1_500).record();
+    let recording = Profiler::of(target.pid()).native().rate(1_999).cpu_milliseconds(target.pid(), 750).record();
     let recorded = &recording.recorded.without_native();
     let (mut shown, mut asked, mut worked) = (0, 0, 0);
     for sample in &recorded.samples {
@@ -37,7 +37,7 @@ fn collections_are_shown(interpreter: &Interpreter) {
 fn finalizers_stand_above_the_collector(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "finalizing.py");
     let other = target.facts["other"].as_u64().expect("the program tells its thread");
-    let recording = Profiler::of(target.pid()).native().rate(997).cpu_milliseconds(target.pid(), 1_500).record();
+    let recording = Profiler::of(target.pid()).native().rate(1_999).cpu_milliseconds(target.pid(), 750).record();
     let recorded = &recording.recorded.without_native();
     let (mut others, mut finalizing) = (0, 0);
     for sample in &recorded.samples {

@@ -29,7 +29,7 @@ fn whose_job(interpreter: &Interpreter) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let [tach, again] = ["jobs.tach", "again.jsonl"].map(|name| dir.path().join(name));
     let record = |format: &str| {
-        let mut profiler = Profiler::of(server.pid()).milliseconds(2_000).rate(199).arg("--subprocesses");
+        let mut profiler = Profiler::of(server.pid()).milliseconds(1_000).rate(499).arg("--subprocesses");
         for pid in [job.pid(), other.pid()] {
             profiler = profiler.arg("-p").arg(pid.to_string());
         }

@@ -277,7 +277,7 @@ fn a_recording_cut_anywhere_is_recovered_or_refused() {
         anyhow::Ok(count)
     };
     // Every byte is the matter of `tachyon/tests/recover.rs`.
-    let places = |len: usize| (0..len).step_by(len / 150 + 1).chain([len]);
+    let places = |len: usize| (0..len).step_by(len / 60 + 1).chain([len]);
     let all = recovered(&file, &journal, &tail).expect("all of it is recovered");
     for of_tail in [&tail[..], &[]] {
         let mut before = 0;

@@ -22,7 +22,7 @@ fn without_copies(interpreter: &Interpreter) {
 }
 
 fn check(interpreter: &Interpreter, target: &Target) {
-    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 3_000).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 1_500).record();
     let recorded = &recording.recorded;
     expect::check_stacks(recorded, &target.facts, 0.99);
     let expected = expect::stacks(&target.facts);

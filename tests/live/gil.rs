@@ -3,7 +3,7 @@
 use std::process::Command;
 use tachyon_tests::{Interpreter, Place, Profiler, Sample, Target, binary, on_each_interpreter, statistics, status};
 
-on_each_interpreter!(with_gil: known_share, never_two_holders);
+on_each_interpreter!(of_each_kind_with_gil: known_share, never_two_holders);
 on_each_interpreter!(on [built_3_13t built_3_14t wheel_3_15t]: switched_on);
 
 /// 60 % of the CPU time with the GIL, 40 % in C code without it, which shows its Python stack all the same.
@@ -36,7 +36,7 @@ fn switched_on(interpreter: &Interpreter) {
 }
 
 fn check_share(interpreter: &Interpreter, target: &Target) {
-    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 2_500).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 1_250).record();
     let recorded = &recording.recorded;
     let (mut total, mut held, mut wrong) = (0, 0, 0);
     for sample in &recorded.samples {

@@ -26,7 +26,7 @@ const MOST_BYTES_NATIVE: u64 = MOST_BYTES + (112 << 20);
 const MOST_DELAY: Duration = Duration::from_secs(60);
 /// Most CPU time of the profiler, seconds, in a build that is not optimised.
 const MOST_CPU_S: f64 = 6.0;
-const LENGTH: Duration = Duration::from_millis(1_500);
+const LENGTH: Duration = Duration::from_millis(1_000);
 
 /// The pid in the outermost frame, `comm (pid)`.
 fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {

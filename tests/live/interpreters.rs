@@ -11,7 +11,7 @@ fn each_has_its_gil(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "own_gil.py");
     let owned: BTreeMap<String, u32> =
         serde_json::from_value(target.facts["interpreters"].clone()).expect("the program tells its interpreters");
-    let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 2_000).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 1_000).record();
     let recorded = &recording.recorded;
     let mut counts = BTreeMap::<u32, [usize; 3]>::new();
     for sample in &recorded.samples {

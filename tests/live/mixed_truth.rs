@@ -4,7 +4,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, on_each_interpreter, with_wheels};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15]
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 debian_3_11 sid_3_15] long [pyenv_3_10 pyenv_3_13 sid_3_14]
     and [tail_3_14 standalone_3_14]: every_way_from_python_to_c_and_back);
 on_each_interpreter!(on [pyenv_3_11 debian_3_11 sid_3_14]: in_many_threads);
 on_each_interpreter!(on [pyenv_3_11 sid_3_15]: hundreds_deep);
@@ -136,7 +136,7 @@ fn record(python: &Interpreter, arguments: &[&str], milliseconds: u64) -> (Truth
     let target = Target::start_with(python, "mixed_truth.py", &[&[library.text()], arguments].concat());
     target.make_urgent();
     let truth = serde_json::from_value(target.facts.clone()).expect("the program tells its paths");
-    let profiler = Profiler::of(target.pid()).native_whole().rate(999).arg("--format").arg("jsonl");
+    let profiler = Profiler::of(target.pid()).native_whole().rate(1_999).arg("--format").arg("jsonl");
     let profiler = profiler.milliseconds(milliseconds);
     let output = profiler.run();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -203,22 +203,22 @@ fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &L
 }
 
 fn every_way_from_python_to_c_and_back(python: &Interpreter) {
-    check(python, &["0"], 5_000, &STRICT);
+    check(python, &["0"], 2_500, &STRICT);
 }
 
 fn in_many_threads(python: &Interpreter) {
-    check(python, &["4"], 4_000, &THREADS);
+    check(python, &["4"], 2_000, &THREADS);
 }
 
 fn in_greenlets(python: &Interpreter) {
-    check(&with_wheels(python, &["greenlet==3.5.6"]), &["0", "6", "greenlets"], 5_000, &GREENLETS);
+    check(&with_wheels(python, &["greenlet==3.5.6"]), &["0", "6", "greenlets"], 2_500, &GREENLETS);
 }
 
 /// Native stacks have 256 frames at most: the inner part is right, the outer part has Python's frames only, and the
 /// stack says that it was cut.
 fn hundreds_deep(python: &Interpreter) {
     const DEPTH: usize = 200;
-    let (_, lines) = record(python, &["0", &DEPTH.to_string()], 4_000);
+    let (_, lines) = record(python, &["0", &DEPTH.to_string()], 1_500);
     let mut deep = 0;
     for line in &lines {
         let calls: Vec<_> = line.frames.iter().enumerate().filter(|(_, frame)| frame.function == "deeper").collect();

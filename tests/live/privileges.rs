@@ -81,7 +81,7 @@ impl Nobody {
         let mut command = Self::command(capabilities);
         // Of a whole host unwind tables come while samples do, which takes its time on a busy machine.
         let whole_host = capabilities.len() == ALL.len() && words.iter().any(|word| word == "--all-python");
-        let length = if whole_host { "4s" } else { "700ms" };
+        let length = if whole_host { "4s" } else { "500ms" };
         // A command ends the recording itself.
         if pid.is_some() {
             command.args([self.binary.as_os_str(), "-d".as_ref(), length.as_ref()]);

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, expect, live, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: pythons_part_is_the_same);
-on_each_interpreter!(on [pyenv_3_9 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15 musl_3_13 wheel_3_15t]:
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 musl_3_13 built_3_14t]
+    long [pyenv_3_10 sid_3_15]: pythons_part_is_the_same);
+on_each_interpreter!(on [pyenv_3_9 pyenv_3_11 sid_3_15 wheel_3_15t] long [pyenv_3_13 sid_3_14 musl_3_13]:
     c_stands_between_its_caller_and_its_callee);
 
 /// Whether the C library's code can be unwound from anywhere: musl's has no tables but for a part.

@@ -2,13 +2,13 @@
 
 use tachyon_tests::{Interpreter, Profiler, Target, live, on_each_interpreter, statistics, stretches};
 
-on_each_interpreter!(shares_and_counts);
+on_each_interpreter!(of_each_kind: shares_and_counts);
 
 /// 60/30/10 in the binomial interval, at both rates; counts within 5 % of rate x time on a CPU, and what chance makes of a
 /// thread that others interrupt.
 fn shares_and_counts(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "shares.py");
-    for (rate, milliseconds) in [(99, 3_500), (199, 2_000)] {
+    for (rate, milliseconds) in [(99, 2_500), (199, 1_500)] {
         let before = stretches(target.pid());
         let recording = Profiler::of(target.pid()).rate(rate).cpu_milliseconds(target.pid(), milliseconds).record();
         let (report, recorded) = (&recording.report, &recording.recorded);

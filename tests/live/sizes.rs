@@ -48,7 +48,7 @@ fn a_live_file_is_no_larger_than_cpythons() {
     ] {
         let target = Target::start(&Interpreter::named("pyenv_3_12"), program);
         let profiler = words.iter().fold(Profiler::of(target.pid()).native(), Profiler::arg);
-        let recording = profiler.rate(999).cpu_milliseconds(target.pid(), 2_500).record();
+        let recording = profiler.rate(1_999).cpu_milliseconds(target.pid(), 1_250).record();
         let path = &recording.path;
         let (plain, summary, live, records, sample_bytes) = again(path);
         assert!(summary.samples > 1_000, "{program}: {summary:?}");

@@ -7,7 +7,7 @@ on_each_interpreter!(deep_stack, generators, async_tasks, eight_threads, recursi
 
 fn deep_stack(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "deep_stack.py");
-    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 1500).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 750).record();
     let seen = expect::check_stacks(&recording.recorded, &target.facts, 0.99);
     matrix::note(interpreter, "deep_stack", seen.iter().sum(), &recording);
     assert!(recording.report.stored > 1000, "{:#?}", recording.report);
@@ -22,14 +22,14 @@ fn deep_stack(interpreter: &Interpreter) {
 
 fn generators(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "generators.py");
-    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 1500).record();
+    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 750).record();
     let seen = expect::check_stacks(&recording.recorded, &target.facts, 0.99);
     matrix::note(interpreter, "generators", seen.iter().sum(), &recording);
 }
 
 fn async_tasks(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "async_tasks.py");
-    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 1500).record();
+    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 750).record();
     let seen = expect::check_stacks(&recording.recorded, &target.facts, 0.99);
     matrix::note(interpreter, "async_tasks", seen.iter().sum(), &recording);
 }
@@ -37,7 +37,7 @@ fn async_tasks(interpreter: &Interpreter) {
 /// Each of eight threads has its own stack: the thread id of a sample says which.
 fn eight_threads(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "eight_threads.py");
-    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 1500).record();
+    let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 750).record();
     let recorded = &recording.recorded;
     let seen = expect::check_stacks(recorded, &target.facts, 0.99);
     assert_eq!(seen.len(), 8);
@@ -58,7 +58,7 @@ fn eight_threads(interpreter: &Interpreter) {
 /// 1,000 frames and the module: CPython's reader takes 256, so the file keeps both ends and says how many it left out.
 fn recursion(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "recursion.py");
-    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 800).record();
+    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 400).record();
     let recorded = &recording.recorded;
     let expected = &expect::stacks(&target.facts)[0];
     assert_eq!(expected.callers.len(), 1000);
@@ -86,7 +86,7 @@ fn recursion(interpreter: &Interpreter) {
 
 fn names(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "names.py");
-    let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 800).record();
+    let recording = Profiler::of(target.pid()).rate(999).cpu_milliseconds(target.pid(), 400).record();
     let seen = expect::check_stacks(&recording.recorded, &target.facts, 0.99);
     matrix::note(interpreter, "names", seen.iter().sum(), &recording);
     let process = &recording.report.processes[0];

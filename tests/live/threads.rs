@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, on_each_interpreter, status};
 
-on_each_interpreter!(thread_storm, subinterpreter);
+on_each_interpreter!(of_each_kind: thread_storm, subinterpreter);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t]: crowd);
 
 /// The number in names such as `thread_4242.<locals>.work_4242`, which before 3.11 is `work_4242`.

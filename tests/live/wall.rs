@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 use tachyon::report::TimeReport;
 use tachyon_tests::{
-    Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
+    Interpreter, Profiler, Recording, Sample, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
 };
 
-on_each_interpreter!(with_gil: gil);
+on_each_interpreter!(of_each_kind_with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]: shares);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: causes);
 
@@ -32,7 +32,7 @@ fn all_waiting(recording: &Recording) -> usize {
 /// which last a little longer than they were told; a thread that never runs is there all the time.
 fn shares(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "wall_shares.py");
-    let recording = Profiler::of(target.pid()).rate(100).milliseconds(8_000).arg("--wall").record();
+    let recording = Profiler::of(target.pid()).rate(100).milliseconds(5_000).arg("--wall").record();
     let sleeps = waiting(&recording, "sleep", &["sleeps"]);
     let locks = waiting(&recording, "lock", &["locks"]);
     let forever = waiting(&recording, "lock", &["forever"]);
@@ -131,7 +131,7 @@ fn a_sleep_from_before_the_recording() {
 
 /// Each program waits for one thing: nearly all its waits at that line are called by that name.
 fn causes(interpreter: &Interpreter) {
-    for (program, cause) in [
+    let programs = [
         ("sleep", "sleep"),
         ("lock", "lock"),
         ("poll", "poll"),
@@ -139,22 +139,31 @@ fn causes(interpreter: &Interpreter) {
         ("socket_with_timeout", "socket"),
         ("pipe", "pipe"),
         ("child", "child"),
-    ] {
-        let target = Target::start_with(interpreter, "wall_causes.py", &[program]);
-        let recording = Profiler::of(target.pid()).rate(399).milliseconds(800).arg("--off-cpu").record();
-        let (right, queued) = (waiting(&recording, cause, &["waits"]), waiting(&recording, "cpu", &["waits"]));
-        let recorded = &recording.recorded;
-        let here = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "waits");
-        let all = recorded.samples.iter().filter(here).count();
+    ];
+    let start = |(program, cause)| (Target::start_with(interpreter, "wall_causes.py", &[program]), program, cause);
+    let targets = programs.map(start);
+    let profiler = Profiler::new().rate(399).milliseconds(1_000).arg("--off-cpu");
+    let of = |profiler: Profiler, pid: u32| profiler.arg("-p").arg(pid.to_string());
+    let recording = targets.iter().fold(profiler, |profiler, (target, ..)| of(profiler, target.pid())).record();
+    let recorded = &recording.recorded;
+    for (target, program, cause) in &targets {
+        let has = |sample: &Sample, name: &str| recorded.frames_of(sample).any(|frame| frame.function == name);
+        let of_main = |sample: &&Sample| sample.thread_id == u64::from(target.pid()) && has(sample, "waits");
+        let here: Vec<&Sample> = recorded.samples.iter().filter(of_main).collect();
+        let called = |cause: &str| {
+            let mark = format!("<waiting: {cause}>");
+            here.iter().filter(|sample| recorded.leaf(sample).is_some_and(|leaf| leaf.function == mark)).count()
+        };
+        let (right, queued, all) = (called(cause), called("cpu"), here.len());
         println!("{} {program}: {right} of {all} are {cause}, {queued} for a CPU", interpreter.name);
         assert!(all > 100, "{program}: {all}");
         // Of two threads one waits for the other's GIL now and then.
-        let gil = waiting(&recording, "gil", &["waits"]);
+        let gil = called("gil");
         assert!(right * 100 >= (all - queued - gil) * 98, "{program}: {right} of {all}: {:#?}", recording.report.wall);
         // Where the machine is busy, woken threads wait for a processor as long as they were asleep.
         assert!(all - gil - queued > 40, "{program}: {gil} for the GIL, {queued} for a CPU, of {all}");
-        assert_eq!(recording.report.stored, 0, "only waits were asked for");
     }
+    assert_eq!(recording.report.stored, 0, "only waits were asked for");
 }
 
 /// Four threads that want the GIL: what is not for a CPU is for it.

@@ -39,6 +39,10 @@ pub use wheels::{package, with_wheels};
 /// a static one, which stand for all in what does not depend on the version: the profiler's command line and its account;
 /// `on [...]:` names them, and `and [...]` some of those that only `cargo xtask zoo --all` sets up. The latter are ignored
 /// unless asked for (`-- --ignored`): CI has no time for debug builds and for long builds.
+///
+/// `of_each_kind:` is for what is the same in all that keep their state alike: CI runs it on the oldest, a static and a shared
+/// one from 3.11 on, the newest, and one without a GIL; `cargo xtask test --every-interpreter` on the others too.
+/// `of_each_kind_with_gil:` is both, and `on [...] long [...]:` names the two groups.
 #[macro_export]
 macro_rules! on_each_interpreter {
     (at_home: $($function:ident),+ $(,)?) => {$(
@@ -50,6 +54,21 @@ macro_rules! on_each_interpreter {
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
                 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 musl_3_13);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d tail_3_14 standalone_3_14);
+        }
+    )+};
+    (of_each_kind: $($function:ident),+ $(,)?) => {$(
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15 built_3_14t);
+            $crate::on_each_interpreter!(@long $function: pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_13 sid_3_14 built_3_13t
+                musl_3_13 wheel_3_15t);
+            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d wheel_3_14t tail_3_14 standalone_3_14);
+        }
+    )+};
+    (of_each_kind_with_gil: $($function:ident),+ $(,)?) => {$(
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15);
+            $crate::on_each_interpreter!(@long $function: pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_13 sid_3_14 musl_3_13);
             $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d tail_3_14 standalone_3_14);
         }
     )+};
@@ -66,6 +85,19 @@ macro_rules! on_each_interpreter {
             $crate::on_each_interpreter!(@extra $function: $($extra)+);
         }
     };
+    (on [$($name:ident)+] long [$($long:ident)+] and [$($extra:ident)+]: $function:ident) => {
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: $($name)+);
+            $crate::on_each_interpreter!(@long $function: $($long)+);
+            $crate::on_each_interpreter!(@extra $function: $($extra)+);
+        }
+    };
+    (on [$($name:ident)+] long [$($long:ident)+]: $function:ident) => {
+        mod $function {
+            $crate::on_each_interpreter!(@one $function: $($name)+);
+            $crate::on_each_interpreter!(@long $function: $($long)+);
+        }
+    };
     (on [$($name:ident)+]: $function:ident) => {
         mod $function {
             $crate::on_each_interpreter!(@one $function: $($name)+);
@@ -74,6 +106,14 @@ macro_rules! on_each_interpreter {
     (@extra $function:ident: $($name:ident)+) => {$(
         #[test]
         #[ignore = "needs an interpreter of `cargo xtask zoo --all`"]
+        fn $name() {
+            let Some(_live) = $crate::live() else { return };
+            super::$function(&$crate::Interpreter::named(stringify!($name)));
+        }
+    )+};
+    (@long $function:ident: $($name:ident)+) => {$(
+        #[test]
+        #[ignore = "the long form: `cargo xtask test --every-interpreter`"]
         fn $name() {
             let Some(_live) = $crate::live() else { return };
             super::$function(&$crate::Interpreter::named(stringify!($name)));

@@ -40,6 +40,9 @@ pub(crate) struct PackageArgs {
     /// Pack the unoptimised build that the tests use: shows in seconds that an archive would be whole
     #[arg(long)]
     dev: bool,
+    /// The unoptimised build for this machine's processor, where there is one already
+    #[arg(long, value_name = "PROGRAM", requires = "dev")]
+    profiler: Option<PathBuf>,
     /// Archives alone: no Debian packages, no images and no trial of the wheel, which take minutes
     #[arg(long, conflicts_with = "suites")]
     archives_only: bool,
@@ -86,7 +89,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     let output = command::project_root().join(&args.output);
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     // The pages do not differ between processors, and this machine's own program can print them.
-    let own = Machine::X86_64.profiler(false)?;
+    let own = args.profiler.clone().map_or_else(|| Machine::X86_64.profiler(false), Ok)?;
     let targets = if args.systemd { vec![Machine::X86_64] } else { args.targets.clone() };
     for machine in targets {
         apt::ensure(machine.programs())?;
@@ -94,7 +97,8 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         if !args.systemd {
             // The short form has no static program.
             let (program, c_library) = if args.dev {
-                (machine.profiler(false)?, "gnu")
+                let built = args.profiler.clone().filter(|_| machine == Machine::X86_64);
+                (built.map_or_else(|| machine.profiler(false), Ok)?, "gnu")
             } else {
                 (static_program(machine, &args, work.path(), &output)?, "musl")
             };

@@ -14,6 +14,10 @@ pub(crate) struct TestArgs {
     /// Set everything up, run no test
     #[arg(long)]
     setup_only: bool,
+    /// Instead of the suite: the live tests on every interpreter, those that the suite runs on some of them too, and on those of
+    /// `cargo xtask zoo --all` that are there
+    #[arg(long, conflicts_with = "setup_only")]
+    every_interpreter: bool,
     /// Passed on to `cargo nextest run`, or to `cargo test` where nextest is missing
     #[arg(last = true)]
     args: Vec<String>,
@@ -53,6 +57,18 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tests = Command::new(&cargo);
     let nextest = command::find("cargo-nextest").is_some();
+    if args.every_interpreter {
+        let extras = zoo::missing_extras()?;
+        extras.iter().for_each(|name| eprintln!("without {name}, which is not set up"));
+        tests.env("TACHYON_LIVE_TESTS", "required").args(on_every_interpreter(nextest, &extras)).args(args.args);
+        // Which the tests run.
+        command::run(Command::new(&cargo).current_dir(command::project_root()).args([
+            "build",
+            "--workspace",
+            "--bins",
+        ]))?;
+        return command::run(tests.current_dir(command::project_root()));
+    }
     if nextest {
         flakes::forget()?;
         tests.args(["nextest", "run", "--workspace"]);
@@ -71,4 +87,36 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
         command::run(Command::new(cargo).current_dir(command::project_root()).args(["test", "--workspace", "--doc"]))?;
     }
     Ok(())
+}
+
+/// What runs the live tests, the long form's too, but for those on the interpreters with these names.
+fn on_every_interpreter(nextest: bool, without: &[String]) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let tests = ["--package", "tachyon-tests", "--test", "live"].map(str::to_owned);
+    if nextest {
+        words.extend(["nextest", "run"].map(str::to_owned).into_iter().chain(tests));
+        words.extend(["--run-ignored", "all"].map(str::to_owned));
+        if !without.is_empty() {
+            words.extend(["--filterset".to_owned(), format!("not test(/::({})$/)", without.join("|"))]);
+        }
+    } else {
+        words.extend(["test".to_owned()].into_iter().chain(tests));
+        words.extend(["--", "--include-ignored", "--test-threads", "1"].map(str::to_owned));
+        words.extend(without.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_that_are_missing_are_left_out() {
+        let words = on_every_interpreter(true, &["tail_3_14".to_owned(), "sid_3_15d".to_owned()]).join(" ");
+        assert!(words.ends_with("--run-ignored all --filterset not test(/::(tail_3_14|sid_3_15d)$/)"), "{words}");
+        let words = on_every_interpreter(false, &["tail_3_14".to_owned()]).join(" ");
+        assert!(words.ends_with("--include-ignored --test-threads 1 --skip tail_3_14"), "{words}");
+        assert!(on_every_interpreter(true, &[]).ends_with(&["--run-ignored".to_owned(), "all".to_owned()]));
+    }
 }

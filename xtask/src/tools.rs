@@ -189,6 +189,8 @@ pub(crate) fn from_crates(name: &str, version: &str) -> Result<PathBuf> {
         cargo.args(["install", "--locked", "--debug", "--force", "--root"]).arg(&dir);
         // What is set for this project's own builds is not for this one.
         cargo.env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
+        // Nobody looks for what is wrong in it.
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "false");
         command::run(cargo.arg(format!("{name}@{version}")))?;
         cache::finish(&dir, version)?;
     }

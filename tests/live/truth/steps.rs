@@ -13,7 +13,7 @@ use tachyon_tests::{Interpreter, Profiler, Stepper, Target, let_run, on_each_int
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_15]: every_instruction);
 
 /// Instructions in the short form: a turn of the kind `steps` has some 100,000.
-const SHORT: usize = 10_000;
+const SHORT: usize = 6_000;
 
 fn every_instruction(python: &Interpreter) {
     let Some(count) = long_form() else { return follow(python, &["steps"], SHORT) };

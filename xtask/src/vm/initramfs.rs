@@ -15,11 +15,11 @@ use crate::command::{self, project_root};
 
 const PYTHON: &str = "/usr/bin/python3.11";
 
-/// Builds the archive in `work`; it holds the profiler if `with_profiler` says so. `dir` is the cache.
+/// Builds the archive in `work`; it holds the profiler where one is given. `dir` is the cache.
 ///
 /// # Errors
-/// A file is missing, or the profiler does not build.
-pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bool) -> Result<PathBuf> {
+/// A file is missing.
+pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, profiler: Option<&Path>) -> Result<PathBuf> {
     let root = Root { inside: work.join("root"), from: machine.programs_root(dir)?, machine };
     for dir in ["bin", "dev", "proc", "sys", "tmp", "usr/bin"] {
         fs::create_dir_all(root.inside.join(dir)).with_context(|| format!("cannot create the guest's {dir}"))?;
@@ -41,8 +41,8 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, with_profiler: bo
     root.add_python(&program)?;
     root.add_program(&extension(work, machine)?, "extension.so")?;
     root.add_program(&kick(work, machine)?, "usr/bin/kick")?;
-    if with_profiler {
-        root.add_program(&profiler(work, machine)?, "usr/bin/tachyon-bpf")?;
+    if let Some(profiler) = profiler {
+        root.add_program(&stripped(profiler, work, machine)?, "usr/bin/tachyon-bpf")?;
     }
     pack(&root.inside, &work.join("initramfs.cpio"))
 }
@@ -66,12 +66,11 @@ fn kick(work: &Path, machine: Machine) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The profiler as the tests build it, without its debug information.
-fn profiler(work: &Path, machine: Machine) -> Result<PathBuf> {
-    let built = machine.profiler(false)?;
+/// A copy of the profiler without its debug information.
+fn stripped(profiler: &Path, work: &Path, machine: Machine) -> Result<PathBuf> {
     let stripped = work.join("tachyon-bpf");
     let mut strip = Command::new(machine.strip());
-    command::run_quietly("stripping tachyon-bpf", strip.arg("-o").arg(&stripped).arg(built))?;
+    command::run_quietly("stripping tachyon-bpf", strip.arg("-o").arg(&stripped).arg(profiler))?;
     Ok(stripped)
 }
 

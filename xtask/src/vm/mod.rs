@@ -32,6 +32,9 @@ pub(crate) struct VmTestArgs {
     /// Emulated processors of each guest
     #[arg(long, default_value_t = 2)]
     cpus: u32,
+    /// The profiler for guests of this machine's processor, where one is built already
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "without_profiler")]
+    profiler: Option<PathBuf>,
     /// Only boot, start Python and bring files back: a test of the harness itself
     #[arg(long)]
     without_profiler: bool,
@@ -61,8 +64,14 @@ pub(crate) fn run(args: VmTestArgs) -> Result<()> {
             Some((_, archive)) => PathBuf::clone(archive),
             None => {
                 apt::ensure(machine.programs())?;
-                let archive =
-                    initramfs::build(&dir, &work.path().join(machine.debian()), machine, !args.without_profiler)?;
+                let work = work.path().join(machine.debian());
+                let built = args.profiler.as_deref().filter(|_| machine == machine::Machine::X86_64);
+                let profiler = match built {
+                    _ if args.without_profiler => None,
+                    Some(built) => Some(built.to_owned()),
+                    None => Some(machine.profiler(false)?),
+                };
+                let archive = initramfs::build(&dir, &work, machine, profiler.as_deref())?;
                 archives.push((machine, archive.clone()));
                 archive
             }
