@@ -46,7 +46,9 @@ fn walked(snapshot: &Captured, thread: &Thread) -> Walked {
 fn every_thread_has_the_stack_that_it_told() {
     for (name, snapshot) in snapshots() {
         assert!(snapshot.threads.len() > 2 && snapshot.threads.iter().filter(|thread| thread.main).count() == 1);
-        for thread in &snapshot.threads {
+        // Each takes Miri ten seconds.
+        let most = if cfg!(miri) { 2 } else { snapshot.threads.len() };
+        for thread in &snapshot.threads[..most] {
             let first = walked(&snapshot, thread);
             if let Err(differs) = compare(&snapshot.memory, &snapshot.layout, thread, &first) {
                 panic!("{name}: {differs}");

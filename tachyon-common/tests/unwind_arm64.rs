@@ -179,6 +179,7 @@ fn each_read_that_fails_ends_the_walk_where_it_is() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "three minutes in the loop that x86-64's walks, too")]
 fn the_deepest_stack_is_whole_and_one_more_frame_is_told() {
     for (depth, expected) in [(MAX_NATIVE_FRAMES, StopReason::Complete), (MAX_NATIVE_FRAMES + 1, StopReason::TooDeep)] {
         let mut machine = Machine::with(&[rule(kind::SP, 16, saved::PAIR, -16), unwind::Rule::END], &[]);

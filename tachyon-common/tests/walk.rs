@@ -473,7 +473,7 @@ fn every_read_may_fail() {
         let mut image = Image::new(family);
         image.interpreter();
         image.thread(image.interp, THREAD + 8, 0);
-        let (tstate, _) = image.stack(5);
+        let (tstate, _) = image.stack(if cfg!(miri) { 2 } else { 5 });
         image.thread(image.interp, THREAD + 16, 0);
         let whole = image.walk();
         assert_eq!(whole.stop, StopReason::Complete);

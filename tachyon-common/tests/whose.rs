@@ -347,7 +347,7 @@ fn every_read_may_fail() {
             || task.flags & flags::NAME_UNREADABLE != 0 && task.name_bytes == 0
     };
     // Miri takes seconds for each.
-    for fails in (0..100).step_by(if cfg!(miri) { 25 } else { 1 }) {
+    for fails in (0..100).step_by(if cfg!(miri) { 50 } else { 1 }) {
         memory.fails = Some(fails);
         memory.reads.set(0);
         let (whose, _) = look(&memory);
