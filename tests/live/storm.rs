@@ -72,11 +72,11 @@ fn runs(recording: &Recording, pids: &BTreeMap<u32, usize>, interpreters: usize)
     runs
 }
 
-/// Five hundred processes, two at a time, shared out over the interpreters. The denominator is every run of the timer's
+/// A thousand processes, two at a time, shared out over the interpreters. The denominator is every run of the timer's
 /// program in them from `exec` to exit, those included that met them before they were inspected.
 #[test]
-fn hundreds_of_50_ms() {
-    const PROCESSES: usize = 504;
+fn thousand_of_50_ms() {
+    const PROCESSES: usize = 1_001;
     let Some(_live) = live() else { return };
     let interpreters = Interpreter::at_home();
     let running = Profiler::new().arg("--all-python").rate(999).start();

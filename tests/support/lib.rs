@@ -35,26 +35,19 @@ pub use target::{Target, program};
 pub use wheels::{package, with_wheels};
 
 /// Makes a test of a function for each interpreter of the fixed list, [`INTERPRETERS`]. The function takes the
-/// interpreter. `with_gil:` leaves the free-threaded ones out; `at_home:` takes two that run outside of a chroot, a shared and
-/// a static one, which stand for all in what does not depend on the version: the profiler's command line and its account;
-/// `on [...]:` names them, and `and [...]` some of those that only `cargo xtask zoo --all` sets up. The latter are ignored
-/// unless asked for (`-- --ignored`): CI has no time for debug builds and for long builds.
+/// interpreter. `at_home:` takes two that run outside of a chroot, a shared and a static one, which stand for all in what does
+/// not depend on the version: the profiler's command line and its account.
 ///
 /// `of_each_kind:` is for what is the same in all that keep their state alike: CI runs it on the oldest, a static and a shared
-/// one from 3.11 on, the newest, and one without a GIL; `cargo xtask test --every-interpreter` on the others too.
-/// `of_each_kind_with_gil:` is both, and `on [...] long [...]:` names the two groups.
+/// one from 3.11 on, the newest, and one without a GIL; `of_each_kind_with_gil:` leaves the free-threaded ones out.
+/// `on [...]:` names those that CI runs, `long [...]` others. `and [...]` are some of those that only `cargo xtask zoo --all`
+/// sets up, debug builds and long builds; the other forms take all of them. Those that CI has no time for are ignored, and run
+/// with `cargo xtask test --every-interpreter`.
 #[macro_export]
 macro_rules! on_each_interpreter {
     (at_home: $($function:ident),+ $(,)?) => {$(
         mod $function {
             $crate::on_each_interpreter!(@one $function: pyenv_3_12 debian_3_11);
-        }
-    )+};
-    (with_gil: $($function:ident),+ $(,)?) => {$(
-        mod $function {
-            $crate::on_each_interpreter!(@one $function: pyenv_3_8 pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12
-                pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 musl_3_13);
-            $crate::on_each_interpreter!(@extra $function: sid_3_14d sid_3_15d tail_3_14 standalone_3_14);
         }
     )+};
     (of_each_kind: $($function:ident),+ $(,)?) => {$(
@@ -103,17 +96,15 @@ macro_rules! on_each_interpreter {
             $crate::on_each_interpreter!(@one $function: $($name)+);
         }
     };
-    (@extra $function:ident: $($name:ident)+) => {$(
+    (@extra $function:ident: $($name:ident)+) => {
+        $crate::on_each_interpreter!(@ignored "needs an interpreter of `cargo xtask zoo --all`", $function: $($name)+);
+    };
+    (@long $function:ident: $($name:ident)+) => {
+        $crate::on_each_interpreter!(@ignored "the long form: `cargo xtask test --every-interpreter`", $function: $($name)+);
+    };
+    (@ignored $why:literal, $function:ident: $($name:ident)+) => {$(
         #[test]
-        #[ignore = "needs an interpreter of `cargo xtask zoo --all`"]
-        fn $name() {
-            let Some(_live) = $crate::live() else { return };
-            super::$function(&$crate::Interpreter::named(stringify!($name)));
-        }
-    )+};
-    (@long $function:ident: $($name:ident)+) => {$(
-        #[test]
-        #[ignore = "the long form: `cargo xtask test --every-interpreter`"]
+        #[ignore = $why]
         fn $name() {
             let Some(_live) = $crate::live() else { return };
             super::$function(&$crate::Interpreter::named(stringify!($name)));

@@ -89,7 +89,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     let output = command::project_root().join(&args.output);
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     // The pages do not differ between processors, and this machine's own program can print them.
-    let own = args.profiler.clone().map_or_else(|| Machine::X86_64.profiler(false), Ok)?;
+    let own = Machine::X86_64.profiler_or(args.profiler.as_deref())?;
     let targets = if args.systemd { vec![Machine::X86_64] } else { args.targets.clone() };
     for machine in targets {
         apt::ensure(machine.programs())?;
@@ -97,8 +97,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         if !args.systemd {
             // The short form has no static program.
             let (program, c_library) = if args.dev {
-                let built = args.profiler.clone().filter(|_| machine == Machine::X86_64);
-                (built.map_or_else(|| machine.profiler(false), Ok)?, "gnu")
+                (machine.profiler_or(args.profiler.as_deref())?, "gnu")
             } else {
                 (static_program(machine, &args, work.path(), &output)?, "musl")
             };
@@ -118,7 +117,8 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         }
         let stage = command::project_root().join(STAGE);
         cache::remove(&stage)?;
-        fill(&stage, machine, &own, &machine.profiler(!args.dev)?)?;
+        let program = if args.dev { machine.profiler_or(args.profiler.as_deref())? } else { machine.profiler(true)? };
+        fill(&stage, machine, &own, &program)?;
         if args.systemd {
             return systemd::try_out(&deb::build_for_trial(machine, args.dev, work.path())?);
         }

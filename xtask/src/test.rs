@@ -58,16 +58,13 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let mut tests = Command::new(&cargo);
     let nextest = command::find("cargo-nextest").is_some();
     if args.every_interpreter {
+        // Which the tests run.
+        let mut build = Command::new(&cargo);
+        command::run(build.current_dir(command::project_root()).args(["build", "--workspace", "--bins"]))?;
         let extras = zoo::missing_extras()?;
         extras.iter().for_each(|name| eprintln!("without {name}, which is not set up"));
-        tests.env("TACHYON_LIVE_TESTS", "required").args(on_every_interpreter(nextest, &extras)).args(args.args);
-        // Which the tests run.
-        command::run(Command::new(&cargo).current_dir(command::project_root()).args([
-            "build",
-            "--workspace",
-            "--bins",
-        ]))?;
-        return command::run(tests.current_dir(command::project_root()));
+        on_every_interpreter(&mut tests, nextest, &args.args, &extras);
+        return command::run(tests.current_dir(command::project_root()).env("TACHYON_LIVE_TESTS", "required"));
     }
     if nextest {
         flakes::forget()?;
@@ -89,22 +86,17 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     Ok(())
 }
 
-/// What runs the live tests, the long form's too, but for those on the interpreters with these names.
-fn on_every_interpreter(nextest: bool, without: &[String]) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let tests = ["--package", "tachyon-tests", "--test", "live"].map(str::to_owned);
+/// Adds what runs the live tests, the long form's too, but for those on the interpreters with these names.
+fn on_every_interpreter(cargo: &mut Command, nextest: bool, args: &[String], without: &[String]) {
+    cargo.args(if nextest { &["nextest", "run"][..] } else { &["test"] });
+    cargo.args(["--package", "tachyon-tests", "--test", "live"]);
     if nextest {
-        words.extend(["nextest", "run"].map(str::to_owned).into_iter().chain(tests));
-        words.extend(["--run-ignored", "all"].map(str::to_owned));
-        if !without.is_empty() {
-            words.extend(["--filterset".to_owned(), format!("not test(/::({})$/)", without.join("|"))]);
-        }
+        cargo.args(["--run-ignored", "all"]).args(args).arg("--");
     } else {
-        words.extend(["test".to_owned()].into_iter().chain(tests));
-        words.extend(["--", "--include-ignored", "--test-threads", "1"].map(str::to_owned));
-        words.extend(without.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
+        cargo.args(args).args(["--", "--include-ignored", "--test-threads", "1"]);
     }
-    words
+    // Both know this one, and leave out whatever else was asked for.
+    cargo.args(without.iter().flat_map(|name| ["--skip", name]));
 }
 
 #[cfg(test)]
@@ -113,10 +105,15 @@ mod tests {
 
     #[test]
     fn interpreters_that_are_missing_are_left_out() {
-        let words = on_every_interpreter(true, &["tail_3_14".to_owned(), "sid_3_15d".to_owned()]).join(" ");
-        assert!(words.ends_with("--run-ignored all --filterset not test(/::(tail_3_14|sid_3_15d)$/)"), "{words}");
-        let words = on_every_interpreter(false, &["tail_3_14".to_owned()]).join(" ");
-        assert!(words.ends_with("--include-ignored --test-threads 1 --skip tail_3_14"), "{words}");
-        assert!(on_every_interpreter(true, &[]).ends_with(&["--run-ignored".to_owned(), "all".to_owned()]));
+        let words = |nextest| {
+            let (args, without) = (["-j1".to_owned()], ["tail_3_14".to_owned(), "sid_3_15d".to_owned()]);
+            let mut cargo = Command::new("cargo");
+            on_every_interpreter(&mut cargo, nextest, &args, &without);
+            cargo.get_args().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let tests = "--package tachyon-tests --test live";
+        let skipped = "--skip tail_3_14 --skip sid_3_15d";
+        assert_eq!(words(true), format!("nextest run {tests} --run-ignored all -j1 -- {skipped}"));
+        assert_eq!(words(false), format!("test {tests} -j1 -- --include-ignored --test-threads 1 {skipped}"));
     }
 }

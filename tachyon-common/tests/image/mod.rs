@@ -194,6 +194,8 @@ pub const RUNTIME: u64 = 0x10_0000;
 pub const CODE_TYPE: u64 = 0x20_0000;
 /// The thread whose stack is walked.
 pub const THREAD: u64 = 0x7f00_0000_1000;
+/// The same as a search is told it.
+pub const WANTED: ThreadPointer = ThreadPointer { address: THREAD, reach: 0 };
 /// Code units of every code object.
 pub const UNITS: u32 = 50;
 /// `FRAME_OWNED_BY_CSTACK`.
@@ -364,6 +366,12 @@ impl Image {
         (self.thread(self.interp, THREAD, previous), frames)
     }
 
+    /// A thread state, copied.
+    pub fn copied(&self, tstate: u64) -> Result<ThreadBuffer, Unreadable> {
+        let mut thread = ThreadBuffer::default();
+        read_thread(&self.memory, &self.layout, tstate, &mut thread).map(|()| thread)
+    }
+
     /// Walks the stack of [`THREAD`] as the kernel side does, with its bounds.
     #[must_use]
     pub fn walk(&self) -> Outcome {
@@ -393,8 +401,8 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     let ended = |stop, sink: Sink, tstate| Outcome { stop, frames: sink.0, tstate };
     // Every address is on the thread's stack, where that matters and a `cframe` tells.
     let sp = u64::from(layout.has(flags::CFRAME));
-    let (wanted, stack) = (ThreadPointer { address: THREAD, reach: 0 }, OwnStack { sp, end: u64::MAX });
-    let mut search = match ThreadSearch::start(memory, layout, entry, wanted, stack) {
+    let stack = OwnStack { sp, end: u64::MAX };
+    let mut search = match ThreadSearch::start(memory, layout, entry, WANTED, stack) {
         Ok(search) => search,
         Err(stop) => return ended(stop, sink, 0),
     };

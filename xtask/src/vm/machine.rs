@@ -161,6 +161,17 @@ impl Machine {
             .context("cargo named no executable of tachyon-bpf")
     }
 
+    /// This unoptimised build of the profiler where one is given and the machine is the one that we run on; else builds it.
+    ///
+    /// # Errors
+    /// As [`Self::profiler`].
+    pub(crate) fn profiler_or(self, given: Option<&Path>) -> Result<PathBuf> {
+        match given {
+            Some(given) if self == Self::X86_64 => Ok(given.to_owned()),
+            _ => self.profiler(false),
+        }
+    }
+
     fn cargo(self, release: bool) -> Result<Command> {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(command::project_root()).args(["build", "--package", "tachyon", "--bin", "tachyon-bpf"]);

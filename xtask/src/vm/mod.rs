@@ -65,12 +65,8 @@ pub(crate) fn run(args: VmTestArgs) -> Result<()> {
             None => {
                 apt::ensure(machine.programs())?;
                 let work = work.path().join(machine.debian());
-                let built = args.profiler.as_deref().filter(|_| machine == machine::Machine::X86_64);
-                let profiler = match built {
-                    _ if args.without_profiler => None,
-                    Some(built) => Some(built.to_owned()),
-                    None => Some(machine.profiler(false)?),
-                };
+                let profiler =
+                    (!args.without_profiler).then(|| machine.profiler_or(args.profiler.as_deref())).transpose()?;
                 let archive = initramfs::build(&dir, &work, machine, profiler.as_deref())?;
                 archives.push((machine, archive.clone()));
                 archive
