@@ -196,6 +196,10 @@ pub mod flags {
 }
 
 impl Layout {
+    /// `_PyRuntimeState.interpreters.main` stands behind `interpreters.head`, in every version (`cargo xtask layouts` fails to
+    /// compile its C program where it does not).
+    pub const MAIN_AFTER_HEAD: u32 = 8;
+
     /// Marks a field that this build does not have.
     pub const ABSENT: u32 = u32::MAX;
 

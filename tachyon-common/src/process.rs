@@ -12,7 +12,7 @@ use crate::walk::mix;
 #[repr(C)]
 pub struct Life {
     /// [`flags::EXITED`]; [`flags::SELECTED`] and [`flags::FOLLOW`] as they were inherited, which hold until user space has
-    /// decided.
+    /// decided; [`flags::FORKED`].
     pub flags: u32,
     /// 1 when the process's own pid namespace numbers its threads as the profiler's does; 0: not known.
     pub same_numbers: u32,
@@ -128,6 +128,9 @@ pub mod flags {
     pub const EXITED: u32 = 1 << 4;
     /// Its interpreter may hold `asyncio`'s C module, which then comes without a file. For user space alone.
     pub const ASYNCIO_BUILT_IN: u32 = 1 << 5;
+    /// Of a [`Life`](super::Life) alone: its memory is shared with another process since a `fork`. What is written to for the
+    /// first time cannot be read for the moment in which the kernel makes a page of its own of it.
+    pub const FORKED: u32 = 1 << 6;
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 96);

@@ -2,7 +2,8 @@
 
 mod image;
 
-use image::{Family, Image, THREAD, WANTED};
+use image::{Family, Image, RUNTIME, THREAD, WANTED};
+use tachyon_common::layout::Layout;
 use tachyon_common::limits::{MAX_THREAD_STEPS, THREADS_PER_STEP};
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{
@@ -22,11 +23,63 @@ fn verified(image: &Image, wanted: ThreadPointer, tstate: u64) -> bool {
 
 /// The state that a search gives, or why there is none.
 fn searched(image: &Image, stack: OwnStack, slots: &SlotBuffer) -> Result<u64, StopReason> {
-    let search = ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, stack);
+    let search = ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, stack, false);
     match search.expect("it starts").step(&image.memory, &image.layout, slots) {
         Found::State { tstate, .. } => Ok(tstate),
         Found::Stop(reason) => Err(reason),
         other => panic!("{other:?}"),
+    }
+}
+
+/// A child that was just forked has an empty list and a main interpreter; where there is neither, nothing has begun.
+#[test]
+fn a_list_that_is_emptied_for_a_moment_has_the_main_interpreter() {
+    for family in Family::ALL {
+        let mut image = Image::new(family);
+        let (tstate, _) = image.stack(3);
+        let head = image.layout.runtime_interpreters_head;
+        image.memory.put_u64(RUNTIME, head, 0);
+        let started =
+            |image: &Image| ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, NOT_KNOWN, false);
+        assert_eq!(started(&image).expect_err("no interpreter"), StopReason::RuntimeNotInitialized, "{family:?}");
+        image.memory.put_u64(RUNTIME, head + Layout::MAIN_AFTER_HEAD, image.interp);
+        let mut search = started(&image).expect("an interpreter");
+        let found = search.step(&image.memory, &image.layout, &SlotBuffer::default());
+        assert!(matches!(found, Found::State { tstate: it, .. } if it == tstate), "{family:?}: {found:?}");
+    }
+}
+
+/// What cannot be read has not begun, or is being copied after a fork: that is no thread without a state.
+#[test]
+fn a_page_that_is_copied_is_no_runtime_that_has_not_begun() {
+    for family in Family::ALL {
+        let mut image = Image::new(family);
+        drop(image.memory.pieces.remove(&RUNTIME));
+        let why = |forked| {
+            let started = ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, NOT_KNOWN, forked);
+            started.expect_err("nothing to read")
+        };
+        assert_eq!(why(false), StopReason::RuntimeNotInitialized, "{family:?}");
+        assert_eq!(why(true), StopReason::UnreadableThread, "{family:?}");
+    }
+}
+
+/// Whoever has the memory of a state that was freed during the search may have a zero where the next one stood.
+#[test]
+fn a_freed_state_ends_no_list() {
+    for family in Family::ALL {
+        let mut image = Image::new(family);
+        image.stack(3);
+        let freed = image.thread(image.interp, THREAD + 4096, 0);
+        let (next, interp) = (image.layout.tstate_next, image.layout.tstate_interp);
+        image.memory.put_u64(freed, next, 0);
+        assert_eq!(searched(&image, NOT_KNOWN, &SlotBuffer::default()), Err(StopReason::NoThreadState), "{family:?}");
+        image.memory.put_u64(freed, interp, 0x1234);
+        assert_eq!(
+            searched(&image, NOT_KNOWN, &SlotBuffer::default()),
+            Err(StopReason::UnreadableThread),
+            "{family:?}"
+        );
     }
 }
 
@@ -113,8 +166,8 @@ fn a_thread_pointer_behind_the_descriptor() {
         image.thread(image.interp, THREAD + 0x2_0000, 0);
         let found = |address| {
             let wanted = ThreadPointer { address, reach };
-            let mut search =
-                ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted, NOT_KNOWN).expect("it starts");
+            let mut search = ThreadSearch::start(&image.memory, &image.layout, &image.entry, wanted, NOT_KNOWN, false)
+                .expect("it starts");
             search.step(&image.memory, &image.layout, &SlotBuffer::default())
         };
         assert_eq!(found(THREAD + GLIBC), Found::State { tstate, unique: true }, "{family:?}");
@@ -139,7 +192,7 @@ fn a_search_goes_on_where_it_was_broken_off() {
             others.push(image.thread(image.interp, THREAD + 64 + other, 0));
         }
         let start = |image: &Image| {
-            ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, NOT_KNOWN)
+            ThreadSearch::start(&image.memory, &image.layout, &image.entry, WANTED, NOT_KNOWN, false)
                 .expect("the search starts")
         };
         let mut earlier = start(&image);

@@ -76,9 +76,11 @@ fn entry_of(life: &Life) -> ProcessEntry {
 
 #[inline(always)]
 fn inherit(child: KernelPtr, parent_tgid: u32, child_tgid: u32) {
-    let Some(parent) = PROCESSES.get_ptr(&parent_tgid) else { return };
-    // SAFETY: a live map value, copied.
-    let parent = unsafe { *parent };
+    let Some(parent) = PROCESSES.get_ptr_mut(&parent_tgid) else { return };
+    // SAFETY: a live map value. Its flags are else written when its last thread exits, and this one is alive.
+    let parent = unsafe { &mut *parent };
+    parent.flags |= flags::FORKED;
+    let parent = *parent;
     let mut entry = entry_of(&parent);
     if !all_python() && entry.flags & flags::FOLLOW == 0 {
         return;
@@ -87,6 +89,7 @@ fn inherit(child: KernelPtr, parent_tgid: u32, child_tgid: u32) {
     // The rest is not handed down; the child may be in a pid namespace of its own.
     let mut life = Life::new(entry.flags & INHERITED, parent.image, fresh(ktime_ns, child_tgid));
     life.thread_starts = parent.thread_starts;
+    life.flags |= flags::FORKED;
     forget_former(child_tgid);
     if entry.flags & DECIDED != 0 {
         (entry.image, entry.instance) = (life.image, life.instance);

@@ -284,7 +284,8 @@ pub fn begin<C: Interrupt>(
         return enter(ctx, scratch, layout, tstate);
     }
     gather_evidence(ctx, layout, state);
-    match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer, state.own_stack) {
+    let forked = process.flags & process_flags::FORKED != 0;
+    match ThreadSearch::start(&CurrentProcess, layout, &state.process, state.thread_pointer, state.own_stack, forked) {
         Ok(search) => {
             state.search = search;
             thread::resume(&mut state.search, layout, &state.process, tid, token);

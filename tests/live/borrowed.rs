@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, binary, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 built_3_14t]
-    long [pyenv_3_9 pyenv_3_11 pyenv_3_13 sid_3_14]: borrowed_state);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 sid_3_15]
+    long [pyenv_3_9 pyenv_3_11 debian_3_11 pyenv_3_13 sid_3_14 built_3_14t]: borrowed_state);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13]
     long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12]: borrowed_interpreter);
 
-on_each_interpreter!(on [pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14 sid_3_15 built_3_14t]: dumped);
+on_each_interpreter!(on [pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_13 sid_3_14]: dumped);
 
 /// What a thread's samples show.
 #[derive(Debug, Default)]

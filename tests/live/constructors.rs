@@ -2,7 +2,7 @@
 
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_14 sid_3_15 built_3_14t]: constructors_are_called_by_their_callers);
+on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_15] long [sid_3_14 built_3_14t]: constructors_are_called_by_their_callers);
 
 /// From 3.13 on 98 % of the samples of a constructor showed `__init__ (file "__init__")` below it.
 fn constructors_are_called_by_their_callers(interpreter: &Interpreter) {

@@ -77,4 +77,4 @@ fn loaded_late(interpreter: &Interpreter) {
     check(&profiler.record(), None);
 }
 
-tachyon_tests::on_each_interpreter!(on [pyenv_3_9 pyenv_3_12]: loaded_late);
+tachyon_tests::on_each_interpreter!(on [pyenv_3_12] long [pyenv_3_9]: loaded_late);

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Place, Profiler, Recorded, Target, live, on_each_interpreter};
 
-on_each_interpreter!(entered_from_c);
-on_each_interpreter!(on [pyenv_3_10 pyenv_3_11 pyenv_3_12 debian_3_11 sid_3_14 sid_3_15 built_3_14t]: inlined_calls);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 debian_3_11 sid_3_15 built_3_14t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_13 sid_3_14 musl_3_13 built_3_13t wheel_3_15t]: entered_from_c);
+on_each_interpreter!(on [pyenv_3_10 pyenv_3_11 pyenv_3_12 sid_3_15] long [debian_3_11 sid_3_14 built_3_14t]: inlined_calls);
 
 /// All samples that the interpreters take together.
 const SAMPLES: usize = 100_000;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, live, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 sid_3_15]: whose_job);
+on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [debian_3_11]: whose_job);
 
 /// Of each sample its pid and what it says of two variables.
 fn labels(file: &Path) -> BTreeMap<(u64, Option<String>, Option<String>), u64> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, live, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12 built_3_14t sid_3_15]: each_is_where_it_happens);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 sid_3_15] long [pyenv_3_12 built_3_14t]: each_is_where_it_happens);
 
 const ROUNDS: u64 = 25;
 const FAULTS: &str = "page-faults";

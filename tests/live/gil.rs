@@ -4,7 +4,7 @@ use std::process::Command;
 use tachyon_tests::{Interpreter, Place, Profiler, Sample, Target, binary, on_each_interpreter, statistics, status};
 
 on_each_interpreter!(of_each_kind_with_gil: known_share, never_two_holders);
-on_each_interpreter!(on [built_3_13t built_3_14t wheel_3_15t]: switched_on);
+on_each_interpreter!(on [built_3_13t wheel_3_15t] long [built_3_14t]: switched_on);
 
 /// 60 % of the CPU time with the GIL, 40 % in C code without it, which shows its Python stack all the same.
 fn known_share(interpreter: &Interpreter) {

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tachyon::report::ProcessReport;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter};
 
-on_each_interpreter!(tenants);
-on_each_interpreter!(of_each_kind: recycled, recycled_after_fork, recycled_after_exec);
+on_each_interpreter!(of_each_kind: tenants, recycled, recycled_after_fork, recycled_after_exec);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 pyenv_3_13 sid_3_14]: workers);
 
 /// 2,000 template code objects: function, file and line of a frame are of the same page.

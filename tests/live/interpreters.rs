@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter, status};
 
-on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_14 sid_3_15 built_3_13t musl_3_13 built_3_14t
-    wheel_3_15t]: each_has_its_gil);
+on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_15 built_3_14t]
+    long [sid_3_14 built_3_13t musl_3_13 wheel_3_15t]: each_has_its_gil);
 
 /// Two interpreters run at the same time, each in its own thread: ids, stacks, and that both hold a GIL.
 fn each_has_its_gil(interpreter: &Interpreter) {

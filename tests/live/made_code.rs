@@ -4,10 +4,10 @@
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
 
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_perf_is_told);
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_as_a_jitdump_tells);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_as_perf_is_told);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_as_a_jitdump_tells);
 on_each_interpreter!(on [pyenv_3_12]: a_map_of_another_process_is_not_believed);
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12]: functions_are_named_and_unwound_as_debuggers_are_told);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_and_unwound_as_debuggers_are_told);
 
 /// Since the first sample that has this function above the Python function that called it, nearly all have. The profiler asks a
 /// program for its code a moment after it has found it: what comes before is no more than half.

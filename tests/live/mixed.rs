@@ -10,7 +10,8 @@ use tachyon::remote::elf::ReadAt as _;
 use tachyon::types::Pid;
 use tachyon_tests::{Interpreter, Target, binary, on_each_interpreter};
 
-on_each_interpreter!(each_way_through_c_is_shown_in_call_order, the_evaluator_is_found_also_without_symbols);
+on_each_interpreter!(of_each_kind: each_way_through_c_is_shown_in_call_order);
+on_each_interpreter!(the_evaluator_is_found_also_without_symbols);
 
 fn dump(pid: u32, more: &[&str]) -> Value {
     let mut command = Command::new(binary());

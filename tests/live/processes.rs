@@ -1,9 +1,11 @@
 //! Many processes: they start, fork and end while the recording runs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use tachyon::report::ProcessReport;
 use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, expect, live, on_each_interpreter};
 
 on_each_interpreter!(at_home: prefork_subprocesses, prefork_all_python);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 sid_3_15] long [pyenv_3_12 pyenv_3_13 built_3_14t]: a_forked_child_is_initialized);
 
 /// The process that a sample's outermost frame names, `comm (pid)`.
 pub fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
@@ -70,6 +72,27 @@ fn prefork_all_python(interpreter: &Interpreter) {
         .collect();
     check_workers(&recording, |pid| own.contains(&pid));
     drop(target);
+}
+
+/// After a fork, what either process writes to for the first time cannot be read while the kernel makes a page of its own of it:
+/// some samples of a thousand children meet `_PyRuntime` so. These are cut, and do not say that the runtime has not begun.
+fn a_forked_child_is_initialized(interpreter: &Interpreter) {
+    let mut target = Target::start(interpreter, "forks.py");
+    let running = Profiler::of(target.pid()).rate(4_999).arg("--subprocesses").start();
+    target.go();
+    assert_eq!(target.line(), "done");
+    running.signal(libc::SIGINT);
+    let report = running.finish().report;
+    let sum = |of: fn(&ProcessReport) -> u64| report.processes.iter().map(of).sum::<u64>();
+    println!(
+        "{}: {} processes, {} samples: {:?}",
+        interpreter.name,
+        report.processes.len(),
+        sum(|of| of.samples),
+        report.stops
+    );
+    assert!(report.processes.len() > 100 && sum(|of| of.samples) > 1_000, "{:#?}", report.stops);
+    assert_eq!(sum(|of| of.not_initialized), 0, "{:#?}", report.stops);
 }
 
 /// A program that was not CPython starts one, whose executable has a fixed address and was met before: the kernel side

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tachyon_common::stop::StopReason;
 use tachyon_tests::{Interpreter, SharedLibrary, Target, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13 debian_3_11]: gdb_finds_the_same_frames);
+on_each_interpreter!(on [pyenv_3_13 debian_3_11] long [pyenv_3_8 pyenv_3_11]: gdb_finds_the_same_frames);
 
 /// Samples in a row that must be the same.
 const SAME: usize = 10;

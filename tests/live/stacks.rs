@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use tachyon_tests::{Interpreter, Place, Profiler, Target, expect, matrix, on_each_interpreter};
 
-on_each_interpreter!(deep_stack, generators, async_tasks, eight_threads, recursion, names);
+on_each_interpreter!(generators, names);
+on_each_interpreter!(of_each_kind: deep_stack, async_tasks, eight_threads, recursion);
 
 fn deep_stack(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "deep_stack.py");

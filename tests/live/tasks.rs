@@ -11,8 +11,7 @@ use tachyon_tests::{Interpreter, Target, binary, on_each_interpreter};
 on_each_interpreter!(every_task_is_what_the_program_says);
 on_each_interpreter!(on [sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: the_tree_is_the_one_of_pstree);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_14 sid_3_15 built_3_14t wheel_3_15t]: tasks_that_await_each_other_are_told);
-on_each_interpreter!(a_thousand_tasks);
-on_each_interpreter!(of_each_kind: a_loop_that_never_rests);
+on_each_interpreter!(of_each_kind: a_thousand_tasks, a_loop_that_never_rests);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 sid_3_14 sid_3_15]: without_tasks_there_is_no_tree);
 
 fn dump(pid: u32, json: bool) -> Output {

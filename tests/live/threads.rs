@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, on_each_interpreter, status};
 
 on_each_interpreter!(of_each_kind: thread_storm, subinterpreter);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t]: crowd);
+on_each_interpreter!(on [pyenv_3_8 built_3_14t] long [pyenv_3_12 sid_3_15]: crowd);
 
 /// The number in names such as `thread_4242.<locals>.work_4242`, which before 3.11 is `work_4242`.
 fn named_tid(function: &str) -> Option<u64> {
@@ -26,11 +26,18 @@ fn thread_storm(interpreter: &Interpreter) {
         let shown = || recorded.shown(sample.stack);
         let root = recorded.root(sample).map(|frame| frame.function.as_str()).unwrap_or_default();
         let is_main = sample.thread_id == main;
-        // That it is the main thread is told by its thread state: of a sample whose search met one that was just freed, nothing is.
+        // That it is the main thread is told by its thread state: of a sample whose search met one that was just freed, or a
+        // word of its stack that may refer to another thread's frame (3.8, 3.9), nothing is, and the sample says so.
         let leaf = recorded.leaf(sample).map(|frame| frame.function.as_str()).unwrap_or_default();
-        let without_state = leaf == "<stack cut: unreadable_thread>" || leaf == "<stack cut: unknown_thread>";
+        let without_state = ["unreadable_thread", "unknown_thread", "ambiguous_thread"]
+            .iter()
+            .any(|reason| leaf == format!("<stack cut: {reason}>"));
         let told_main = sample.status & status::MAIN_THREAD != 0;
-        assert!(told_main == is_main || is_main && without_state, "{}", shown());
+        assert!(
+            told_main == is_main || is_main && without_state,
+            "main: {is_main}, told: {told_main}, {leaf}\n{}",
+            shown()
+        );
         for frame in recorded.frames_of(sample) {
             if let Some(tid) = named_tid(&frame.function) {
                 assert_eq!(tid, sample.thread_id, "another thread's stack:\n{}", shown());

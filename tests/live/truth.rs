@@ -22,16 +22,17 @@ use tachyon_tests::{
     Interpreter, Profiler, SharedLibrary, Target, cpu_time_of, on_each_interpreter, program, statistics, with_wheels,
 };
 
-on_each_interpreter!(every_stack_of_every_sample, what_is_called_anywhere);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_10 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_15 built_3_14t wheel_3_15t]
-    long [pyenv_3_9 pyenv_3_11 sid_3_14 built_3_13t]: threads_made_in_c);
+on_each_interpreter!(every_stack_of_every_sample);
+on_each_interpreter!(of_each_kind: what_is_called_anywhere);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_15 wheel_3_15t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 sid_3_14 built_3_13t built_3_14t]: threads_made_in_c);
 on_each_interpreter!(on [pyenv_3_12 sid_3_15 built_3_14t]: a_layout_is_tested_while_threads_come_and_go);
-on_each_interpreter!(on [pyenv_3_12 pyenv_3_13 sid_3_15]: interpreters_of_their_own);
+on_each_interpreter!(on [pyenv_3_12 sid_3_15] long [pyenv_3_13]: interpreters_of_their_own);
 // A minute each, of which most is the program's own trace.
 on_each_interpreter!(on [pyenv_3_11]: greenlets);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13] long [pyenv_3_9 pyenv_3_10 pyenv_3_12]: embedded);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_14 sid_3_15 built_3_14t]
-    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_13 built_3_13t wheel_3_15t]: who_holds_the_gil);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_13 sid_3_14 built_3_13t built_3_14t wheel_3_15t]: who_holds_the_gil);
 on_each_interpreter!(of_each_kind: threads_and_their_time, programs_of_one_process);
 
 /// Kinds of work of `programs/truth.py`.

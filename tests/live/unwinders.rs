@@ -19,7 +19,7 @@ use tachyon_common::walk::{Unreadable, UserMemory};
 use tachyon_tests::unwind::{Addresses, PlainTables};
 use tachyon_tests::{Interpreter, Target, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 debian_3_11 sid_3_15]: another_unwinder_finds_the_same_frames);
+on_each_interpreter!(on [pyenv_3_13 debian_3_11] long [pyenv_3_8 sid_3_15]: another_unwinder_finds_the_same_frames);
 
 /// Moments compared for each interpreter.
 const MOMENTS: usize = 1_200;

@@ -303,12 +303,12 @@ def storm(_folder):
 
 
 def threads(_folder):
-    """As many threads as this user may have, up to 30,000, which change their names all the time."""
+    """As many threads as this user may have, up to 17,000, which change their names all the time."""
     threading.stack_size(32 * 1024)
     gate = threading.Event()
     started = 0
     try:
-        for _ in range(30_000):
+        for _ in range(17_000):
             threading.Thread(target=gate.wait, daemon=True).start()
             started += 1
     except (RuntimeError, MemoryError):

@@ -54,6 +54,10 @@ int main(void) {
     VALUE(type_size, sizeof(PyTypeObject));
 
     FIELD(runtime_interpreters_head, _PyRuntimeState, interpreters.head);
+    // `Layout::MAIN_AFTER_HEAD`.
+    _Static_assert(
+        offsetof(_PyRuntimeState, interpreters.main) == offsetof(_PyRuntimeState, interpreters.head) + 8,
+        "interpreters.main is elsewhere");
     FIELD(runtime_next_interp_id, _PyRuntimeState, interpreters.next_id);
 #if PY_VERSION_HEX < 0x030F0000
     FIELD(runtime_main_thread, _PyRuntimeState, main_thread);

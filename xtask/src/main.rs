@@ -16,6 +16,7 @@ mod flakes;
 mod fuzz;
 mod layouts;
 mod manifests;
+mod miri;
 mod oracle;
 mod package;
 mod page;
@@ -75,6 +76,8 @@ enum Task {
     Tools,
     /// Fuzz the decoders of whole files and records, led by coverage
     Fuzz(fuzz::FuzzArgs),
+    /// Run the walk, and decoders with unsafe code, in Miri
+    Miri(miri::MiriArgs),
     /// Compare licences, versions and sources of all dependencies with deny.toml
     Dependencies,
     /// Set up what the tests need and run all of them, the live ones too
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Task::Manifests => manifests::run(),
         Task::Tools => tools::set_up(),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Miri(args) => miri::run(&args),
         Task::Dependencies => dependencies::run(),
         Task::Test(args) => test::run(args),
     };

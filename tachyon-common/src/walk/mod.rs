@@ -34,4 +34,6 @@ pub use owner::{OwnStack, REFERRED_WORDS, StackScan, entered_here, read_slots, r
 pub use span::{running_span, thread_variable};
 pub use task::{TaskReader, running_task};
 pub use text::{Text, text};
-pub use thread::{Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, read_thread, verify_thread};
+pub use thread::{
+    Found, THREAD_POINTER_REACH, ThreadPointer, ThreadSearch, newest_interpreter, read_thread, verify_thread,
+};

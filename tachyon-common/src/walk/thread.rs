@@ -94,7 +94,7 @@ pub enum Found {
 }
 
 impl ThreadSearch {
-    /// Starts a search for a thread.
+    /// Starts a search for a thread; `forked`: its process has [`flags::FORKED`](crate::process::flags::FORKED).
     ///
     /// # Errors
     /// [`StopReason::RuntimeNotInitialized`] or [`StopReason::UnreadableThread`].
@@ -105,13 +105,15 @@ impl ThreadSearch {
         process: &ProcessEntry,
         wanted: ThreadPointer,
         stack: OwnStack,
+        forked: bool,
     ) -> Result<Self, StopReason> {
         let unreadable = |_| StopReason::UnreadableThread;
-        // A page of `_PyRuntime` that cannot be read has not been touched yet, as a rule.
-        let interp = read_u64(memory, process.runtime, layout.runtime_interpreters_head).unwrap_or(0);
-        if interp == 0 {
-            return Err(StopReason::RuntimeNotInitialized);
-        }
+        let interp = match newest_interpreter(memory, layout, process.runtime) {
+            Ok(interp) if interp != 0 => interp,
+            Err(Unreadable) if forked => return Err(StopReason::UnreadableThread),
+            // A page of `_PyRuntime` that cannot be read has not been touched yet, as a rule.
+            _ => return Err(StopReason::RuntimeNotInitialized),
+        };
         let mut search = Self {
             wanted,
             stack,
@@ -185,10 +187,14 @@ impl ThreadSearch {
             self.tstate = self.after;
             return Found::More;
         }
-        match read_u64(memory, self.tstate, layout.tstate_next) {
-            Ok(next) => self.tstate = next,
-            Err(Unreadable) => return Found::Stop(StopReason::UnreadableThread),
+        let Ok(next) = read_u64(memory, self.tstate, layout.tstate_next) else {
+            return Found::Stop(StopReason::UnreadableThread);
+        };
+        // Whoever has the memory of a state that was just freed may have a zero there: that ends no list.
+        if next == 0 && read_u64(memory, self.tstate, layout.tstate_interp) != Ok(self.interp) {
+            return Found::Stop(StopReason::UnreadableThread);
         }
+        self.tstate = next;
         Found::More
     }
 
@@ -345,6 +351,26 @@ impl ThreadSearch {
             return Found::State { tstate: self.idle, unique: one };
         }
         Found::Stop(if self.elsewhere != 0 { StopReason::UnknownThread } else { StopReason::NoThreadState })
+    }
+}
+
+/// The first of a runtime's list of interpreters, 0 where there is none yet.
+///
+/// A forked child takes all but the main interpreter out of the list, which it empties first
+/// (`_PyInterpreterState_DeleteExceptMain` in `Python/pystate.c`); a page of its own, which it is given when it first writes to
+/// the main one's, comes between. So an empty list with a main interpreter has that one.
+///
+/// # Errors
+/// [`Unreadable`]: a page of `_PyRuntime` that has not been touched yet, as a rule.
+#[inline(always)]
+pub fn newest_interpreter<M: UserMemory + ?Sized>(
+    memory: &M,
+    layout: &Layout,
+    runtime: u64,
+) -> Result<u64, Unreadable> {
+    match read_u64(memory, runtime, layout.runtime_interpreters_head)? {
+        0 => read_u64(memory, runtime, layout.runtime_interpreters_head.wrapping_add(Layout::MAIN_AFTER_HEAD)),
+        head => Ok(head),
     }
 }
 

@@ -402,7 +402,7 @@ pub fn walk<M: UserMemory>(memory: &M, layout: &Layout, entry: &ProcessEntry) ->
     // Every address is on the thread's stack, where that matters and a `cframe` tells.
     let sp = u64::from(layout.has(flags::CFRAME));
     let stack = OwnStack { sp, end: u64::MAX };
-    let mut search = match ThreadSearch::start(memory, layout, entry, WANTED, stack) {
+    let mut search = match ThreadSearch::start(memory, layout, entry, WANTED, stack, false) {
         Ok(search) => search,
         Err(stop) => return ended(stop, sink, 0),
     };

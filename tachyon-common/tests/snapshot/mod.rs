@@ -199,7 +199,7 @@ fn search<M: UserMemory>(
     if !Layout::present(layout.tstate_cframe) && layout.status_bound_gilstate != 0 {
         read_slots(memory, layout, pointer, &mut slots);
     }
-    let mut search = ThreadSearch::start(memory, layout, entry, pointer, stack)?;
+    let mut search = ThreadSearch::start(memory, layout, entry, pointer, stack, false)?;
     let mut piece = StackBuffer::default();
     let mut steps = 0;
     let tstate = loop {

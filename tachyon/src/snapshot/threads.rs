@@ -4,7 +4,7 @@ use super::{Deadline, Target};
 use crate::remote::Task;
 use std::collections::{HashMap, HashSet};
 use tachyon_common::layout::Layout;
-use tachyon_common::walk::{Unreadable, UserMemory, read_u64};
+use tachyon_common::walk::{Unreadable, UserMemory, newest_interpreter, read_u64};
 
 /// Most thread states looked at: what a target says beyond them is not believed.
 const MAX_STATES: usize = 65_536;
@@ -69,7 +69,7 @@ fn collect<M: UserMemory + ?Sized>(
 ) -> Result<Option<ListProblem>, Unreadable> {
     let layout = &target.layout;
     let mut seen = HashSet::new();
-    let mut interp = read_u64(memory, target.entry.runtime, layout.runtime_interpreters_head)?;
+    let mut interp = newest_interpreter(memory, layout, target.entry.runtime)?;
     if interp == 0 {
         return Ok(Some(ListProblem::NotInitialized));
     }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use tachyon_tests::{Interpreter, Profiler, Stepper, Target, let_run, on_each_interpreter};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_15]: every_instruction);
+on_each_interpreter!(on [pyenv_3_11 pyenv_3_12 sid_3_15] long [pyenv_3_8]: every_instruction);
 
 /// Instructions in the short form: a turn of the kind `steps` has some 100,000.
 const SHORT: usize = 6_000;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use tachyon::report::Report;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, on_each_interpreter, package};
 
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13 sid_3_14 sid_3_15 wheel_3_15t]: each_task_waits_where_it_awaits);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 sid_3_15] long [debian_3_11 sid_3_14 wheel_3_15t]: each_task_waits_where_it_awaits);
 on_each_interpreter!(on [pyenv_3_13 sid_3_14]: of_uvloop_too);
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_12 built_3_13t]: of_a_loop_that_does_not_say_its_thread);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11 built_3_13t]: of_a_loop_that_does_not_say_its_thread);
 on_each_interpreter!(on [pyenv_3_12]: a_report_has_them_where_they_are_asked_for);
 
 /// The lines of a recording, and its account.
