@@ -3,7 +3,7 @@
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_13 built_3_13t]: collections_are_shown);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_13]: finalizers_stand_above_the_collector);
+on_each_interpreter!(on [pyenv_3_8 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_12 pyenv_3_13]: finalizers_stand_above_the_collector);
 
 /// The collector is above the function that asked for it, in nearly all samples of that function and in no other ones.
 fn collections_are_shown(interpreter: &Interpreter) {

@@ -4,11 +4,11 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, on_each_interpreter, with_wheels};
 
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 debian_3_11 sid_3_15] long [pyenv_3_10 pyenv_3_13 sid_3_14]
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15] long [pyenv_3_10 pyenv_3_11 pyenv_3_13 sid_3_14]
     and [tail_3_14 standalone_3_14]: every_way_from_python_to_c_and_back);
 on_each_interpreter!(on [debian_3_11 sid_3_14] long [pyenv_3_11]: in_many_threads);
 on_each_interpreter!(on [pyenv_3_11] long [sid_3_15]: hundreds_deep);
-on_each_interpreter!(on [pyenv_3_11 pyenv_3_13]: in_greenlets);
+on_each_interpreter!(on [pyenv_3_11] long [pyenv_3_13]: in_greenlets);
 
 /// What the program tells: `programs/mixed_truth.py` says what it means.
 #[derive(Debug, Deserialize)]

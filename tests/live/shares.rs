@@ -2,7 +2,9 @@
 
 use tachyon_tests::{Interpreter, Profiler, Target, live, on_each_interpreter, statistics, stretches};
 
-on_each_interpreter!(of_each_kind: shares_and_counts);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 built_3_14t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 sid_3_14 musl_3_13 built_3_13t sid_3_15 wheel_3_15t]
+    and [sid_3_14d sid_3_15d wheel_3_14t tail_3_14 standalone_3_14]: shares_and_counts);
 
 /// 60/30/10 in the binomial interval, at both rates; counts within 5 % of rate x time on a CPU, and what chance makes of a
 /// thread that others interrupt.

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, on_each_interpreter, status};
 
-on_each_interpreter!(of_each_kind: thread_storm, subinterpreter);
+on_each_interpreter!(on [pyenv_3_8 sid_3_15 built_3_14t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 sid_3_14 musl_3_13 built_3_13t debian_3_11 wheel_3_15t]
+    and [sid_3_14d sid_3_15d wheel_3_14t tail_3_14 standalone_3_14]: thread_storm);
+on_each_interpreter!(of_each_kind: subinterpreter);
 on_each_interpreter!(on [pyenv_3_8 built_3_14t] long [pyenv_3_12 sid_3_15]: crowd);
 
 /// The number in names such as `thread_4242.<locals>.work_4242`, which before 3.11 is `work_4242`.

@@ -24,8 +24,8 @@ use tachyon_tests::{
 
 on_each_interpreter!(every_stack_of_every_sample);
 on_each_interpreter!(of_each_kind: what_is_called_anywhere);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_15 wheel_3_15t]
-    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 sid_3_14 built_3_13t built_3_14t]: threads_made_in_c);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 wheel_3_15t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 debian_3_11 pyenv_3_13 sid_3_14 built_3_13t built_3_14t]: threads_made_in_c);
 on_each_interpreter!(on [pyenv_3_12 sid_3_15 built_3_14t]: a_layout_is_tested_while_threads_come_and_go);
 on_each_interpreter!(on [pyenv_3_12 sid_3_15] long [pyenv_3_13]: interpreters_of_their_own);
 // A minute each, of which most is the program's own trace.

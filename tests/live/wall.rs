@@ -10,7 +10,7 @@ use tachyon_tests::{
 
 on_each_interpreter!(of_each_kind_with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [pyenv_3_12 debian_3_11]: shares);
-on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15 musl_3_13 built_3_14t]: causes);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 musl_3_13 built_3_14t] long [pyenv_3_12 sid_3_15]: causes);
 
 /// Samples that have this cause, and all of these functions.
 fn waiting(recording: &Recording, cause: &str, functions: &[&str]) -> usize {

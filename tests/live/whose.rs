@@ -8,8 +8,8 @@ use std::time::Duration;
 use tachyon_common::whose::{MAX_AWAITING, NAME_BYTES};
 use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter, package};
 
-on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13 sid_3_14 sid_3_15 wheel_3_15t]
-    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 musl_3_13 built_3_13t built_3_14t]: each_sample_is_of_its_task);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 sid_3_14 sid_3_15 wheel_3_15t]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 debian_3_11 musl_3_13 built_3_13t built_3_14t]: each_sample_is_of_its_task);
 on_each_interpreter!(on [sid_3_14 wheel_3_15t] long [sid_3_15 built_3_14t]: stacks_go_on_with_those_that_await);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13]: who_awaits_is_not_known_before_3_14);
 on_each_interpreter!(on [pyenv_3_10 sid_3_15] long [sid_3_14]: a_task_that_waits_is_told);
