@@ -207,6 +207,11 @@ fn in_tests(name: &str) -> String {
     name.replace(['-', '.'], "_")
 }
 
+/// Those that only `--all` sets up, by the names that the tests give them.
+pub(crate) fn extras() -> Vec<String> {
+    ALL_TIER.into_iter().map(|(source, version)| in_tests(&format!("{}-{version}", source.kind()))).collect()
+}
+
 /// Those of `--all` that are not set up, by the names that the tests give them.
 ///
 /// # Errors
