@@ -24,7 +24,7 @@ use super::samples::SETTLED;
 use crate::discover::Filter;
 use crate::discover::watch::WatchEvent;
 use crate::inspect::ElfCache;
-use crate::kernel::{Kernel, KernelError};
+use crate::kernel::{FileKey, Kernel, KernelError};
 use crate::merge::comm_text;
 use crate::remote::ledger::{self, user_of};
 use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
@@ -74,11 +74,13 @@ struct Undecided {
     has_told_all: bool,
     /// Whom it is charged to, once that was asked.
     user: Option<u32>,
+    /// What it executes, where that may be CPython yet.
+    promising: Option<FileKey>,
 }
 
 impl Undecided {
     fn new() -> Self {
-        Self { since: Instant::now(), has_told_all: false, user: None }
+        Self { since: Instant::now(), has_told_all: false, user: None, promising: None }
     }
 }
 
@@ -296,6 +298,14 @@ impl Follower {
         self.unclear.remove(&pid);
     }
 
+    /// Whether events may gather for a moment: no program has just begun that may be CPython.
+    fn is_calm(&self, now: Instant) -> bool {
+        let is_hot = |open: &Undecided| {
+            open.promising.is_some() && now.saturating_duration_since(open.since) < thread::LIBRARIES_WITHIN
+        };
+        !self.undecided.values().any(is_hot)
+    }
+
     /// Whether mapping events may be heard a moment later: only those of known processes would concern us.
     fn may_rest(&self) -> bool {
         !self.all_python && self.undecided.is_empty()
@@ -308,9 +318,9 @@ impl Follower {
             WatchEvent::Lost { .. } => true,
         };
         match event {
-            WatchEvent::Mapped { pid, dev, inode, path, .. } if self.mapped.contains(&pid.0) => {
+            WatchEvent::Mapped { pid, time, dev, inode, path, .. } if self.mapped.contains(&pid.0) => {
                 self.work.mapped(pid.0, *dev, *inode, path);
-                self.news(|| News::Mapped { pid: pid.0, dev: *dev, inode: *inode });
+                self.news(|| News::Mapped { pid: pid.0, time: *time, dev: *dev, inode: *inode });
             }
             WatchEvent::Lost { .. } => {
                 self.work.lost();

@@ -138,7 +138,8 @@ impl Process {
         }
         let (interp, ident) = snapshot::identify(&self.process, layout, pending.sampled)?;
         let process = &self.process;
-        let names = self.names.entry(interp).or_insert_with(|| snapshot::thread_names(process, layout, interp, LIMIT));
+        let names =
+            self.names.entry(interp).or_insert_with(|| snapshot::thread_names_of(process, layout, interp, LIMIT));
         names.as_ref()?.get(&ident).cloned()
     }
 }

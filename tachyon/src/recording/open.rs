@@ -133,7 +133,7 @@ impl Request {
         targets::select(&request, &mut follower, &registry)?;
         let processes_s = clock.lap();
         let bells = Bells::new()?;
-        let follow = Follow::start(follower, events, watch, bells.clone(), end.clone())?;
+        let follow = Follow::start(follower, events, watch, request.samples_a_second(), bells.clone(), end.clone())?;
         let verified = verifying.wait()?;
         lock(&kernel).add_samplers(verified)?;
         let load_times = lock(&kernel).load_times();

@@ -79,6 +79,10 @@ impl RemoteProcess {
     /// # Errors
     /// When there is no such file, it cannot be reached, or it is not a regular file.
     pub fn mapped_file(&self, mapping: &Mapping) -> Result<MappedFile, RemoteError> {
+        if mapping.inode == 0 {
+            // Memory without a file, or the vdso: to ask would cost what a file costs.
+            return Err(RemoteError::NotRegular(self.proc_path("map_files")));
+        }
         let direct = self.proc_path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
         let (major, minor) = mapping.dev;
         let system = Debtor::FileSystem(libc::makedev(major, minor));

@@ -18,7 +18,7 @@ mod unwind;
 
 pub use idle::{Missing, TaskReader, TasksRead};
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
-pub use names::{SampledThread, identify, thread_names};
+pub use names::{SampledThread, identify, thread_names, thread_names_of};
 use tasks::TasksOf;
 pub use tasks::{EventLoop, RunningTask, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
 

@@ -7,6 +7,7 @@
 use super::memory::Pages;
 use super::objects::Objects;
 use crate::inspect::ObjectLayout;
+use crate::remote::{PAGE, RemoteProcess};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tachyon_common::layout::Layout;
@@ -14,6 +15,9 @@ use tachyon_common::walk::{UserMemory, read_u64};
 
 /// Bytes of all names of one process that are kept; beyond, its further threads keep the kernel's.
 const MAX_BYTES: usize = 1 << 20;
+
+/// Most pages of names of modules that are read at once: those of 50,000.
+const MAX_KEY_PAGES: usize = 512;
 
 /// Longest name, in characters; a longer one is cut.
 const MAX_CHARS: usize = 256;
@@ -28,10 +32,39 @@ pub fn thread_names<M: UserMemory + ?Sized>(
     interp: u64,
     limit: Duration,
 ) -> Option<HashMap<u64, String>> {
+    names_in(&Pages::new(memory), layout, interp, limit)
+}
+
+/// The same of a process, which is asked for all that a search needs at once.
+#[must_use]
+pub fn thread_names_of(
+    process: &RemoteProcess,
+    layout: &Layout,
+    interp: u64,
+    limit: Duration,
+) -> Option<HashMap<u64, String>> {
+    let objects = ObjectLayout::of(layout)?;
+    let mut pages = Pages::new(process);
+    let target = Objects { memory: &pages, layout, objects };
+    let modules = target.entries(target.pointer(interp, objects.interp_modules)?)?;
+    // Each key of `sys.modules` is another string, on some thirty pages.
+    let mut keys: Vec<u64> = modules.iter().map(|(key, _)| key / PAGE as u64).filter(|&page| page != 0).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys.truncate(MAX_KEY_PAGES);
+    pages.fill(keys.iter().copied().zip(process.read_pages(&keys)));
+    names_in(&pages, layout, interp, limit)
+}
+
+fn names_in<M: UserMemory + ?Sized>(
+    pages: &Pages<'_, M>,
+    layout: &Layout,
+    interp: u64,
+    limit: Duration,
+) -> Option<HashMap<u64, String>> {
     let start = Instant::now();
     let objects = ObjectLayout::of(layout)?;
-    let pages = Pages::new(memory);
-    let target = Objects { memory: &pages, layout, objects };
+    let target = Objects { memory: pages, layout, objects };
     let modules = target.pointer(interp, objects.interp_modules)?;
     let threading = target.find(modules, "threading")?;
     let active = target.find(target.pointer(threading, objects.module_dict)?, "_active")?;

@@ -87,6 +87,8 @@ pub struct UnwindTables {
     refusals: BTreeMap<String, String>,
     /// Windows for which there was no room, with the room they need.
     starved: HashMap<(Source, u64), u32>,
+    /// When what no process has any more was looked for last.
+    swept: Option<Instant>,
 }
 
 impl UnwindTables {
@@ -101,6 +103,7 @@ impl UnwindTables {
             calls: 0,
             refusals: BTreeMap::new(),
             starved: HashMap::new(),
+            swept: None,
         }
     }
 
@@ -163,7 +166,7 @@ impl UnwindTables {
         memory: &mut impl TableMemory,
     ) -> Result<(Space, bool), NoRoom> {
         self.calls += 1;
-        self.sweep(memory);
+        self.sweep_if_due(memory);
         let mut code: Vec<(&Mapping, Option<Source>)> =
             maps.iter().filter(|mapping| mapping.executable).map(|mapping| (mapping, None)).collect();
         let named_first = |mapping: &Mapping| {

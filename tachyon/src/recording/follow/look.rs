@@ -1,6 +1,7 @@
 //! Looks at a process, and writes what follows: the only place where an entry of the kernel side's table is decided.
 
 use super::decision::{Before, Found, Step, decide};
+use super::starts::executable;
 use super::work::Running;
 use super::{DECIDED, Follower, is_open, is_other, lock};
 use crate::discover;
@@ -60,8 +61,20 @@ impl Follower {
     pub(super) fn look_at_start(&mut self, record: &ProcessRecord) {
         let (pid, now) = (record.tgid, Instant::now());
         let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
+        if let Some(open) = self.undecided.get_mut(&pid).filter(|_| !self.starts.is_dull(record, now)) {
+            open.promising = Some(executable(record));
+        }
+        let flags = self.flags_of(pid);
+        // Its end is told of next; only what the kernel side has recognised has anything to look at then.
+        let has_ended = flags == 0 || flags & flags::EXITED != 0;
+        if has_ended && flags & flags::PYTHON == 0 {
+            if is_known {
+                lock(&self.registry).looked_at(record.instance, record.image);
+            }
+            return;
+        }
         // A filter may have to be asked of each process.
-        if is_known && self.filter.is_empty() && is_open(self.flags_of(pid)) {
+        if is_known && self.filter.is_empty() && is_open(flags) {
             lock(&self.registry).looked_at(record.instance, record.image);
             if let Some(open) = self.undecided.get_mut(&pid) {
                 open.has_told_all = true;
@@ -180,7 +193,10 @@ impl Follower {
 
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
-        self.undecided.remove(&pid);
+        let executable = self.undecided.remove(&pid).and_then(|open| open.promising);
+        if let Some(executable) = executable.filter(|_| found.is_some()) {
+            self.starts.became_python(executable);
+        }
         let mut kernel = lock(&self.kernel);
         let written = kernel.decide(pid, life, entry);
         // Read afterwards: from now on nothing is added to it.

@@ -16,19 +16,40 @@ const KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Executables remembered. A host with more distinct ones at a time starts anew.
 const MOST: usize = 4096;
 
-/// Executables whose processes had mapped no CPython when they were looked at after their `exec`, and when that was.
+/// Executables whose processes had mapped no CPython when they were looked at after their `exec`.
 #[derive(Debug, Default)]
-pub(super) struct Starts(HashMap<FileKey, Instant>);
+pub(super) struct Starts(HashMap<FileKey, Start>);
 
-const fn executable(exec: &ProcessRecord) -> FileKey {
+/// What is known of one.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    /// When that was.
+    seen: Instant,
+    /// Such a process has turned out to be CPython when it had mapped more.
+    becomes_python: bool,
+}
+
+pub(super) const fn executable(exec: &ProcessRecord) -> FileKey {
     FileKey { dev: exec.exe_dev, inode: exec.exe_inode }
 }
 
 impl Starts {
     /// Whether a program that starts has mapped no CPython so far.
     pub fn is_other(&self, exec: &ProcessRecord, now: Instant) -> bool {
-        let seen = self.0.get(&executable(exec));
-        seen.is_some_and(|&seen| now.saturating_duration_since(seen) < KNOWN_FOR)
+        let known = self.0.get(&executable(exec));
+        known.is_some_and(|known| now.saturating_duration_since(known.seen) < KNOWN_FOR)
+    }
+
+    /// Whether a program that starts is one of those of which nothing is expected.
+    pub fn is_dull(&self, exec: &ProcessRecord, now: Instant) -> bool {
+        self.is_other(exec, now) && self.0.get(&executable(exec)).is_some_and(|known| !known.becomes_python)
+    }
+
+    /// A process of this executable runs CPython.
+    pub fn became_python(&mut self, executable: FileKey) {
+        if let Some(known) = self.0.get_mut(&executable) {
+            known.becomes_python = true;
+        }
     }
 
     /// A program was looked at after it had started, and had mapped no CPython.
@@ -40,7 +61,7 @@ impl Starts {
         if self.0.len() >= MOST {
             self.0.clear();
         }
-        self.0.insert(executable(exec), now);
+        self.0.entry(executable(exec)).or_insert(Start { seen: now, becomes_python: false }).seen = now;
     }
 }
 
@@ -61,6 +82,20 @@ mod tests {
             assert!(!starts.is_other(&other, now), "{other:?}");
         }
         assert!(!starts.is_other(&exec_of(1, 2), now + KNOWN_FOR));
+    }
+
+    #[test]
+    fn what_became_python_is_waited_for() {
+        let (mut starts, now) = (Starts::default(), Instant::now());
+        let exec = exec_of(1, 2);
+        assert!(!starts.is_dull(&exec, now), "it is not known");
+        starts.was_other(&exec, now);
+        assert!(starts.is_dull(&exec, now) && !starts.is_dull(&exec, now + KNOWN_FOR));
+        starts.became_python(executable(&exec));
+        starts.became_python(executable(&exec_of(1, 3)));
+        starts.was_other(&exec, now + KNOWN_FOR);
+        assert!(starts.is_other(&exec, now + KNOWN_FOR) && !starts.is_dull(&exec, now + KNOWN_FOR));
+        assert_eq!(starts.0.len(), 1);
     }
 
     #[test]

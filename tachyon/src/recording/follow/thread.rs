@@ -26,6 +26,23 @@ const WATCH: u64 = 1;
 const STOP: u64 = 2;
 const BELL: u64 = 3;
 
+/// A program that may be CPython maps its libraries within this; meanwhile nothing is waited for.
+pub(super) const LIBRARIES_WITHIN: Duration = Duration::from_millis(20);
+/// Else events gather for this part of the time between two samples of a CPU: a program that is looked at so much later has lost
+/// a fiftieth of one.
+const PART_OF_INTERVAL: f64 = 0.02;
+/// But no longer: by then most of what starts has told of all that it maps, or of its end ...
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// ... and where that is so short, not at all.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
+
+/// How long events gather. Most programs that start are no CPython, and each tells of itself, of every file that it maps and of its
+/// end: a wake-up for each took half of what following a host with 1,000 starts a minute cost.
+fn pause_at(samples_a_second: f64) -> Duration {
+    let pause = Duration::try_from_secs_f64(PART_OF_INTERVAL / samples_a_second).unwrap_or(LONGEST_PAUSE);
+    if pause < SHORTEST_PAUSE { Duration::ZERO } else { pause.min(LONGEST_PAUSE) }
+}
+
 /// How long one kind of work goes on before the next has its turn.
 const SLICE: Duration = Duration::from_millis(50);
 /// What is left at the end has this long.
@@ -33,7 +50,7 @@ const LAST: Duration = Duration::from_millis(400);
 
 impl Follow {
     /// Starts following. `watch` is for recordings that new processes may join: it is told of every program start on the
-    /// host. Without it, a target that execs is looked at again and again until it is known.
+    /// host. Without it, a target that execs is looked at again and again until it is known. `samples_a_second` is of each CPU.
     ///
     /// # Errors
     /// When the thread or its descriptors cannot be made.
@@ -41,6 +58,7 @@ impl Follow {
         mut follower: Follower,
         mut events: RingBuf<MapData>,
         watch: Option<Watch>,
+        samples_a_second: f64,
         bells: Bells,
         end: End,
     ) -> std::io::Result<Self> {
@@ -56,6 +74,7 @@ impl Follow {
             let _refused = drop_privileges();
             let _concerned = end.concerns_this_thread(Patience::Short);
             let mut last_turn = Instant::now();
+            let pause = pause_at(samples_a_second);
             loop {
                 let quick = watching.is_none() && !follower.undecided.is_empty();
                 let timeout = match follower.undecided.is_empty() {
@@ -66,7 +85,10 @@ impl Follow {
                 let rests = watching.as_mut().and_then(|watching| watching.wait(&epoll));
                 let timeout = follower.until_next_look().into_iter().chain(rests).fold(timeout, Duration::min);
                 let mut more = false;
-                let mut stopped = has_stopped(&epoll, timeout);
+                let Woken { mut stopped, told, rung } = wait(&epoll, timeout);
+                if told && !stopped && !pause.is_zero() && follower.is_calm(Instant::now()) {
+                    std::thread::sleep(pause);
+                }
                 // However much there is to be dealt with, it is seen when the recording ends.
                 while !stopped {
                     // Process events first: a mapping means something only of a process that is known.
@@ -79,7 +101,7 @@ impl Follow {
                     if !more {
                         break;
                     }
-                    stopped = has_stopped(&epoll, Duration::ZERO);
+                    stopped = wait(&epoll, Duration::ZERO).stopped;
                 }
                 if stopped {
                     let until = Instant::now() + LAST;
@@ -95,7 +117,7 @@ impl Follow {
                 if quick {
                     follower.ask_for_undecided();
                 }
-                if bells.follow.heard() || last_turn.elapsed() >= TURN {
+                if (rung && bells.follow.heard()) || last_turn.elapsed() >= TURN {
                     last_turn = Instant::now();
                     follower.turn();
                 }
@@ -118,13 +140,24 @@ impl Follow {
     }
 }
 
-/// Waits until something is told; true when the recording has ended.
-fn has_stopped(epoll: &Epoll, timeout: Duration) -> bool {
+/// Why the thread goes on.
+struct Woken {
+    /// The recording has ended.
+    stopped: bool,
+    /// Of processes something is told.
+    told: bool,
+    /// Somebody else has work for it.
+    rung: bool,
+}
+
+/// Waits until something is told.
+fn wait(epoll: &Epoll, timeout: Duration) -> Woken {
     // In whole milliseconds, and one more: never before its time.
     let timeout = if timeout.is_zero() { timeout } else { timeout + Duration::from_millis(1) };
     let mut ready = [EpollEvent::empty(); 4];
     let count = epoll.wait(&mut ready, EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO)).unwrap_or(0);
-    ready.iter().take(count).any(|event| event.data() == STOP)
+    let is_ready = |token| ready.iter().take(count).any(|event| event.data() == token);
+    Woken { stopped: is_ready(STOP), told: is_ready(EVENTS) || is_ready(WATCH), rung: is_ready(BELL) }
 }
 
 /// Deals with process events until then; true when there may be more.
@@ -140,4 +173,16 @@ fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>, until: Instant)
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_gather_where_samples_are_rare() {
+        let us = |rate| pause_at(rate).as_micros();
+        assert_eq!((us(1.0), us(19.0), us(50.0), us(99.0), us(101.0), us(9_999.0)), (1000, 1000, 400, 202, 0, 0));
+        assert_eq!(pause_at(0.0), LONGEST_PAUSE, "a rate of none is no reason to panic");
+    }
 }

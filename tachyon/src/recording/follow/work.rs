@@ -38,6 +38,8 @@ struct OfProcess {
     due: Instant,
     /// Something was mapped since it was looked at.
     is_new: bool,
+    /// Whom it is charged to, once that was asked.
+    user: Option<u32>,
 }
 
 /// Where a process keeps its running tasks: parts of its [`ProcessEntry`].
@@ -61,7 +63,7 @@ impl WorkLooks {
     pub fn begin(&mut self, pid: u32, young: bool) {
         let now = Instant::now();
         let due = if young { now + YOUNG } else { now };
-        let process = OfProcess { published: None, not_before: due, mapped: now, due, is_new: true };
+        let process = OfProcess { published: None, not_before: due, mapped: now, due, is_new: true, user: None };
         self.processes.insert(pid, process);
     }
 
@@ -69,7 +71,7 @@ impl WorkLooks {
     pub fn fork(&mut self, parent: u32, child: u32) {
         let due = Instant::now() + YOUNG;
         if let Some(process) = self.processes.get(&parent).cloned() {
-            self.processes.insert(child, OfProcess { due, not_before: due, ..process });
+            self.processes.insert(child, OfProcess { due, not_before: due, user: None, ..process });
         }
     }
 
@@ -115,7 +117,9 @@ impl Follower {
             if begun.elapsed() > SLICE {
                 return true;
             }
-            let (user, now) = (super::user_of(pid), Instant::now());
+            let now = Instant::now();
+            let Some(process) = self.work.processes.get_mut(&pid) else { continue };
+            let user = *process.user.get_or_insert_with(|| super::user_of(pid));
             if !self.queue.may(pid, user, now) {
                 ledger::put_off(Work::Look, pid, user);
                 if let Some(process) = self.work.processes.get_mut(&pid) {

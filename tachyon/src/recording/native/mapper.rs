@@ -18,7 +18,7 @@ use crate::recording::follow::lock;
 use crate::remote::ledger::{self, Debts, Work};
 use crate::remote::{End, FileIdentity, MappedPath, Mapping, Patience, RemoteProcess};
 use crate::symbolize::native::NativeSymbols;
-use crate::types::Pid;
+use crate::types::{KtimeNs, Pid};
 use crate::unwind::{ARENA, Generated, UnwindTables, Wanted};
 use found::{Evaluated, Place, Seen, digest};
 use hints::{hints, main_stack, trampolines_of};
@@ -240,12 +240,16 @@ impl Worker {
             News::Forked { pid, image, instance } => {
                 self.processes.insert(pid, Process::new(pid, image, instance));
             }
-            News::Mapped { pid, dev, inode } => {
-                // It may be another file at the place of one that is known.
+            News::Mapped { pid, time, dev, inode } => {
+                let Some(process) = self.processes.get_mut(&pid) else { return };
+                // It may be another file at the place of one that was known before.
+                let mut is_new = process.seen_at < time;
                 if let Some(seen) = self.seen.get_mut(&pid) {
-                    seen.retain(|place, _| (place.dev, place.inode) != (dev, inode));
+                    let before = seen.len();
+                    seen.retain(|place, seen| (place.dev, place.inode) != (dev, inode) || seen.at >= time);
+                    is_new |= seen.len() < before;
                 }
-                if let Some(process) = self.processes.get_mut(&pid) {
+                if is_new {
                     process.ask(now + if process.spent < EAGER { EAGER_BURST } else { BURST });
                 }
             }
@@ -335,7 +339,11 @@ impl Worker {
     fn look(&mut self, pid: u32, mut known: Process, (mut met, stacks): (BTreeSet<u64>, BTreeSet<u64>)) {
         // One that is gone is told of soon.
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
+        let seen_at = KtimeNs::now();
         let Ok(mut maps) = process.maps() else { return };
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.seen_at = seen_at;
+        }
         // Before the first sample meets it: where the main thread is, and was a moment ago. Not at the first look, which the first
         // sample waits for.
         let main_stack = if known.looked_at && !known.hinted { main_stack(&maps) } else { None };
@@ -361,7 +369,7 @@ impl Worker {
                 }
                 let place = Place::of(mapping);
                 let known = place.and_then(|place| seen.remove(&place));
-                let found = known.unwrap_or_else(|| self.code(&process, mapping, &trampolines));
+                let found = known.unwrap_or_else(|| self.code((&process, seen_at), mapping, &trampolines));
                 code.push(found.code.clone());
                 // What was not found may be another time.
                 now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));

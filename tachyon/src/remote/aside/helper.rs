@@ -248,14 +248,22 @@ impl Answer<'_> {
         let path = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
         let file = self.timed(|| open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()))?;
         let mut left = asked.len as usize;
+        let mut filled = 0;
         loop {
-            let Some(into) = chunk.get_mut(..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+            let Some(into) = chunk.get_mut(filled..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+            // The kernel gives a page at a time.
             let got = if into.is_empty() { 0 } else { self.timed(|| read(&file, into))? };
-            left = left.saturating_sub(got);
-            self.send(0, got == 0, chunk.get(..got).unwrap_or_default(), None)?;
-            if got == 0 {
+            filled += got;
+            if got > 0 && filled < left.min(CHUNK) {
+                continue;
+            }
+            left = left.saturating_sub(filled);
+            let last = got == 0 || left == 0;
+            self.send(0, last, chunk.get(..filled).unwrap_or_default(), None)?;
+            if last {
                 return Ok(());
             }
+            filled = 0;
         }
     }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::OnceLock;
 
 use super::stock::Owner;
 use crate::remote::RemoteProcess;
@@ -32,9 +33,10 @@ pub fn owner_of(pid: u32) -> Owner {
 
 /// `None` where it is in our namespace, or cannot be asked.
 fn owner_of_namespace(pid: u32) -> Option<u32> {
-    let own = std::fs::metadata("/proc/self/ns/user").ok()?;
+    static OWN: OnceLock<Option<u64>> = OnceLock::new();
+    let own = (*OWN.get_or_init(|| std::fs::metadata("/proc/self/ns/user").ok().map(|own| own.ino())))?;
     let path = format!("/proc/{pid}/ns/user");
-    if std::fs::metadata(&path).ok()?.ino() == own.ino() {
+    if std::fs::metadata(&path).ok()?.ino() == own {
         return None;
     }
     let mut namespace = OwnedFd::from(File::open(path).ok()?);
@@ -43,7 +45,7 @@ fn owner_of_namespace(pid: u32) -> Option<u32> {
         let parent = unsafe { ns_get_parent(namespace.as_raw_fd()) }.ok()?;
         // SAFETY: the kernel has just made this descriptor for us.
         let parent = unsafe { OwnedFd::from_raw_fd(parent) };
-        if File::from(parent.try_clone().ok()?).metadata().ok()?.ino() == own.ino() {
+        if File::from(parent.try_clone().ok()?).metadata().ok()?.ino() == own {
             let mut owner = u32::MAX;
             // SAFETY: it writes one user id, for which there is room.
             unsafe { ns_get_owner(namespace.as_raw_fd(), &raw mut owner) }.ok()?;

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
 pub(super) const REST: Duration = Duration::from_secs(1);
+/// How often it is looked for while there is room: who has what is a system call for each process.
+const EVERY: Duration = Duration::from_secs(10);
 
 impl UnwindTables {
     /// Gives away the table that was used longest ago of those that no process has.
@@ -23,6 +25,15 @@ impl UnwindTables {
             placed.tables.values().for_each(|table| self.give_back(&table.parts));
         }
         Some(())
+    }
+
+    /// Finds blocks that no process has any more, if that was not done just now or their room is needed.
+    pub(super) fn sweep_if_due(&mut self, memory: &impl TableMemory) {
+        let is_due = self.swept.is_none_or(|swept| swept.elapsed() >= EVERY);
+        if is_due || self.ranges.used > self.ranges.size / 2 {
+            self.swept = Some(Instant::now());
+            self.sweep(memory);
+        }
     }
 
     /// Finds blocks that no process has any more, and gives away those that have rested.

@@ -197,6 +197,27 @@ fn ranges_rest_before_they_are_used_again() {
 }
 
 #[test]
+fn what_is_unused_is_looked_for_now_and_then_and_when_room_is_needed() {
+    let memory = Memory::default();
+    let mut tables = UnwindTables::new(1, 4);
+    let (first, unused) = (tables.ranges.take(1).expect("free"), Instant::now().checked_sub(REST));
+    let block = || Block { first, count: 1, sources: HashSet::new(), unused };
+    tables.swept = Some(Instant::now());
+    tables.blocks.push(block());
+    tables.sweep_if_due(&memory);
+    assert_eq!(tables.blocks.len(), 1, "it was done just now, and there is room");
+    assert_eq!(tables.ranges.take(2), Some(1));
+    tables.sweep_if_due(&memory);
+    assert!(tables.blocks.is_empty(), "more than half is in use");
+    assert_eq!(tables.ranges.take(1), Some(0));
+    tables.ranges.give_back(1, 2);
+    tables.blocks.push(block());
+    tables.swept = None;
+    tables.sweep_if_due(&memory);
+    assert!(tables.blocks.is_empty(), "it was never done");
+}
+
+#[test]
 fn room_is_joined_again() {
     let mut room = Room::new(10, 10);
     let parts: Vec<u32> = (0..5).map(|_| room.take(2).expect("free")).collect();

@@ -5,6 +5,7 @@ use super::Worker;
 use crate::inspect::Evaluator;
 use crate::remote::elf::Elf;
 use crate::remote::{FileIdentity, MappedFile, Mapping, RemoteProcess, TargetFile};
+use crate::types::KtimeNs;
 use crate::unwind::Table;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -41,6 +42,8 @@ impl Place {
 pub(super) struct Seen {
     pub code: Code,
     pub file: Option<FileIdentity>,
+    /// When, at the earliest: it is what was mapped there by then.
+    pub at: KtimeNs,
 }
 
 /// Finds the evaluator in an interpreter's file.
@@ -83,7 +86,7 @@ impl Worker {
     /// What stands behind an executable mapping.
     pub(super) fn code(
         &mut self,
-        process: &RemoteProcess,
+        (process, at): (&RemoteProcess, KtimeNs),
         mapping: &Mapping,
         trampolines: &HashMap<u64, Arc<Table>>,
     ) -> Seen {
@@ -99,6 +102,6 @@ impl Worker {
         let trampolines = trampolines.contains_key(&mapping.start);
         let (start, end, offset) = (mapping.start, mapping.end, mapping.offset);
         let code = Code { start, end, offset, object, path, file, interpreter, trampolines };
-        Seen { code, file: identity }
+        Seen { code, file: identity, at }
     }
 }

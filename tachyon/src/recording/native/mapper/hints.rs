@@ -1,6 +1,6 @@
 //! What a process's memory tells of the code that it runs: words of its stacks, and code that was generated.
 
-use crate::remote::{MappedPath, Mapping, RemoteProcess};
+use crate::remote::{MappedPath, Mapping, PAGE, RemoteProcess};
 use crate::types::RemoteAddr;
 use crate::unwind::{PREFIX, Slice, Table, trampolines};
 use gimli::LittleEndian;
@@ -27,13 +27,12 @@ pub(super) fn main_stack(maps: &[Mapping]) -> Option<u64> {
 pub(super) fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet<u64>) -> Vec<u64> {
     let mut found: HashMap<u64, u64> = HashMap::new();
     for &sp in stacks {
-        for page in (sp..sp.saturating_add(STACK)).step_by(4096) {
-            let mut bytes = [0; 4096];
-            if process.read_memory(RemoteAddr(page), &mut bytes).is_err() {
-                break;
-            }
-            for word in bytes.chunks_exact(8) {
-                let word = u64::from_le_bytes(word.try_into().expect("eight bytes")).wrapping_sub(1);
+        let first = sp / PAGE as u64;
+        let pages: Vec<u64> = (first..=sp.saturating_add(STACK - 1) / PAGE as u64).collect();
+        for (number, page) in pages.iter().zip(process.read_pages(&pages)) {
+            let begin = if *number == first { (sp % PAGE as u64) as usize & !7 } else { 0 };
+            for word in page[begin..].as_chunks::<8>().0 {
+                let word = u64::from_le_bytes(*word).wrapping_sub(1);
                 let at = maps.partition_point(|mapping| mapping.end <= word);
                 let of_file =
                     maps.get(at).is_some_and(|mapping| mapping.contains(word) && mapping.file_path().is_some());

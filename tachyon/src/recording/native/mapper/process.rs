@@ -1,6 +1,7 @@
 //! A process that is looked after, and when.
 
 use crate::remote::ledger::user_of;
+use crate::types::KtimeNs;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ pub(super) struct Process {
     pub due: Option<Instant>,
     /// When it was looked at last.
     pub looked: Option<Instant>,
+    /// The same by the clock of mapping events: it has all that was mapped before.
+    pub seen_at: KtimeNs,
     /// It is not looked at before, unless samples meet code without rules.
     pub rests_until: Option<Instant>,
     /// Nor for those before this: as long as the look before took.
@@ -47,6 +50,7 @@ impl Process {
             instance,
             due: None,
             looked: None,
+            seen_at: KtimeNs(0),
             rests_until: None,
             meets_from: None,
             mapped: 0,

@@ -1,6 +1,7 @@
 //! What the thread is told, and what it leaves behind.
 
 use crate::remote::{FileIdentity, MappedFile};
+use crate::types::KtimeNs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,8 +15,8 @@ pub(in crate::recording) enum News {
     Expected { file: Arc<MappedFile>, interpreter: bool },
     /// A process was forked from one that is.
     Forked { pid: u32, image: u64, instance: u64 },
-    /// A process mapped a file: device and inode, as mappings have them.
-    Mapped { pid: u32, dev: (u32, u32), inode: u64 },
+    /// A process mapped a file at this time: device and inode, as mappings have them.
+    Mapped { pid: u32, time: KtimeNs, dev: (u32, u32), inode: u64 },
     /// Mappings were missed.
     Lost,
     /// A process's samples meet code that is not known.
