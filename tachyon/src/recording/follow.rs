@@ -74,13 +74,15 @@ struct Undecided {
     has_told_all: bool,
     /// Whom it is charged to, once that was asked.
     user: Option<u32>,
-    /// What it executes, where that may be CPython yet.
-    promising: Option<FileKey>,
+    /// What it executes, once that was told.
+    executable: Option<FileKey>,
+    /// Its executable may be CPython yet, or become it.
+    is_promising: bool,
 }
 
 impl Undecided {
     fn new() -> Self {
-        Self { since: Instant::now(), has_told_all: false, user: None, promising: None }
+        Self { since: Instant::now(), has_told_all: false, user: None, executable: None, is_promising: false }
     }
 }
 
@@ -301,7 +303,7 @@ impl Follower {
     /// Whether events may gather for a moment: no program has just begun that may be CPython.
     fn is_calm(&self, now: Instant) -> bool {
         let is_hot = |open: &Undecided| {
-            open.promising.is_some() && now.saturating_duration_since(open.since) < thread::LIBRARIES_WITHIN
+            open.is_promising && now.saturating_duration_since(open.since) < thread::LIBRARIES_WITHIN
         };
         !self.undecided.values().any(is_hot)
     }

@@ -16,7 +16,7 @@ use tachyon_common::walk::{UserMemory, read_u64};
 /// Bytes of all names of one process that are kept; beyond, its further threads keep the kernel's.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Most pages of names of modules that are read at once: those of 50,000.
+/// Most pages of names of modules that are read at once: 2 MiB.
 const MAX_KEY_PAGES: usize = 512;
 
 /// Longest name, in characters; a longer one is cut.

@@ -61,21 +61,23 @@ impl Follower {
     pub(super) fn look_at_start(&mut self, record: &ProcessRecord) {
         let (pid, now) = (record.tgid, Instant::now());
         let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
-        if let Some(open) = self.undecided.get_mut(&pid).filter(|_| !self.starts.is_dull(record, now)) {
-            open.promising = Some(executable(record));
+        let is_dull = is_known && self.starts.is_dull(record, now);
+        if let Some(open) = self.undecided.get_mut(&pid) {
+            (open.executable, open.is_promising) = (Some(executable(record)), !is_dull);
         }
         let flags = self.flags_of(pid);
         // Its end is told of next; only what the kernel side has recognised has anything to look at then.
         let has_ended = flags == 0 || flags & flags::EXITED != 0;
+        // A filter may have to be asked of each process.
+        let is_left_out = is_known && self.filter.is_empty() && is_open(flags);
+        // Of what becomes CPython, one that ends before it was looked at was perhaps that.
+        if is_dull && (has_ended || is_left_out) {
+            lock(&self.registry).looked_at(record.instance, record.image);
+        }
         if has_ended && flags & flags::PYTHON == 0 {
-            if is_known {
-                lock(&self.registry).looked_at(record.instance, record.image);
-            }
             return;
         }
-        // A filter may have to be asked of each process.
-        if is_known && self.filter.is_empty() && is_open(flags) {
-            lock(&self.registry).looked_at(record.instance, record.image);
+        if is_left_out {
             if let Some(open) = self.undecided.get_mut(&pid) {
                 open.has_told_all = true;
             }
@@ -193,7 +195,7 @@ impl Follower {
 
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
-        let executable = self.undecided.remove(&pid).and_then(|open| open.promising);
+        let executable = self.undecided.remove(&pid).and_then(|open| open.executable);
         if let Some(executable) = executable.filter(|_| found.is_some()) {
             self.starts.became_python(executable);
         }

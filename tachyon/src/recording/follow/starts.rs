@@ -36,13 +36,17 @@ pub(super) const fn executable(exec: &ProcessRecord) -> FileKey {
 impl Starts {
     /// Whether a program that starts has mapped no CPython so far.
     pub fn is_other(&self, exec: &ProcessRecord, now: Instant) -> bool {
-        let known = self.0.get(&executable(exec));
-        known.is_some_and(|known| now.saturating_duration_since(known.seen) < KNOWN_FOR)
+        self.known(exec, now).is_some()
     }
 
     /// Whether a program that starts is one of those of which nothing is expected.
     pub fn is_dull(&self, exec: &ProcessRecord, now: Instant) -> bool {
-        self.is_other(exec, now) && self.0.get(&executable(exec)).is_some_and(|known| !known.becomes_python)
+        self.known(exec, now).is_some_and(|known| !known.becomes_python)
+    }
+
+    fn known(&self, exec: &ProcessRecord, now: Instant) -> Option<&Start> {
+        let known = self.0.get(&executable(exec));
+        known.filter(|known| now.saturating_duration_since(known.seen) < KNOWN_FOR)
     }
 
     /// A process of this executable runs CPython.

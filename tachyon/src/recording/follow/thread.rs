@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 
 /// How long events gather. Most programs that start are no CPython, and each tells of itself, of every file that it maps and of its
-/// end: a wake-up for each took half of what following a host with 1,000 starts a minute cost.
+/// end: to be woken for each took more than a third of what following a host with 1,000 starts a minute cost.
 fn pause_at(samples_a_second: f64) -> Duration {
     let pause = Duration::try_from_secs_f64(PART_OF_INTERVAL / samples_a_second).unwrap_or(LONGEST_PAUSE);
     if pause < SHORTEST_PAUSE { Duration::ZERO } else { pause.min(LONGEST_PAUSE) }

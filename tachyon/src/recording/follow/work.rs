@@ -122,9 +122,7 @@ impl Follower {
             let user = *process.user.get_or_insert_with(|| super::user_of(pid));
             if !self.queue.may(pid, user, now) {
                 ledger::put_off(Work::Look, pid, user);
-                if let Some(process) = self.work.processes.get_mut(&pid) {
-                    process.due = now + LATER;
-                }
+                process.due = now + LATER;
                 continue;
             }
             let worked = ledger::thread_time();

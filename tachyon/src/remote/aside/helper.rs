@@ -248,22 +248,20 @@ impl Answer<'_> {
         let path = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
         let file = self.timed(|| open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()))?;
         let mut left = asked.len as usize;
-        let mut filled = 0;
         loop {
-            let Some(into) = chunk.get_mut(filled..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+            let (mut filled, mut last) = (0, false);
             // The kernel gives a page at a time.
-            let got = if into.is_empty() { 0 } else { self.timed(|| read(&file, into))? };
-            filled += got;
-            if got > 0 && filled < left.min(CHUNK) {
-                continue;
+            while filled < left.min(CHUNK) && !last {
+                let Some(into) = chunk.get_mut(filled..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
+                let got = self.timed(|| read(&file, into))?;
+                (filled, last) = (filled + got, got == 0);
             }
             left = left.saturating_sub(filled);
-            let last = got == 0 || left == 0;
+            last |= left == 0;
             self.send(0, last, chunk.get(..filled).unwrap_or_default(), None)?;
             if last {
                 return Ok(());
             }
-            filled = 0;
         }
     }
 

@@ -30,7 +30,8 @@ impl UnwindTables {
     /// Finds blocks that no process has any more, if that was not done just now or their room is needed.
     pub(super) fn sweep_if_due(&mut self, memory: &impl TableMemory) {
         let is_due = self.swept.is_none_or(|swept| swept.elapsed() >= EVERY);
-        if is_due || self.ranges.used > self.ranges.size / 2 {
+        // Tables of what has a block are not given away either.
+        if is_due || [&self.ranges, &self.rows].iter().any(|room| room.used > room.size / 2) {
             self.swept = Some(Instant::now());
             self.sweep(memory);
         }

@@ -199,7 +199,7 @@ fn ranges_rest_before_they_are_used_again() {
 #[test]
 fn what_is_unused_is_looked_for_now_and_then_and_when_room_is_needed() {
     let memory = Memory::default();
-    let mut tables = UnwindTables::new(1, 4);
+    let mut tables = UnwindTables::new(2, 4);
     let (first, unused) = (tables.ranges.take(1).expect("free"), Instant::now().checked_sub(REST));
     let block = || Block { first, count: 1, sources: HashSet::new(), unused };
     tables.swept = Some(Instant::now());
@@ -215,6 +215,10 @@ fn what_is_unused_is_looked_for_now_and_then_and_when_room_is_needed() {
     tables.swept = None;
     tables.sweep_if_due(&memory);
     assert!(tables.blocks.is_empty(), "it was never done");
+    assert_eq!((tables.ranges.take(1), tables.rows.take(2)), (Some(0), Some(0)));
+    tables.blocks.push(block());
+    tables.sweep_if_due(&memory);
+    assert!(tables.blocks.is_empty(), "the room of tables is needed");
 }
 
 #[test]
