@@ -9,21 +9,33 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are
 on_each_interpreter!(on [pyenv_3_12]: a_map_of_another_process_is_not_believed);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11]: functions_are_named_and_unwound_as_debuggers_are_told);
 
-/// Since the first sample that has this function above the Python function that called it, nearly all have. The profiler asks a
-/// program for its code a moment after it has found it: what comes before is no more than half.
+/// Since the first sample that has this function above the Python function that called it, nearly all have that are of code which the
+/// program made, and most samples are: `ctypes` works between two calls, too. The profiler asks a program for its code a moment after
+/// it has found it: what comes before is no more than half.
 fn is_named(recording: &Recording, function: &str) {
     let recorded = &recording.recorded;
-    let is_it = |sample: &_| {
-        let names: Vec<_> = recorded.frames_of(sample).map(|frame| frame.function.clone()).collect();
-        let at = names.iter().position(|name| name == function);
-        at.is_some_and(|at| names[at..].iter().any(|name| name == "work"))
+    let stacks: Vec<Vec<_>> = recorded
+        .samples
+        .iter()
+        .map(|sample| recorded.frames_of(sample).map(|frame| &frame.function[..]).collect())
+        .collect();
+    let is_named = |names: &[&str]| {
+        let at = names.iter().position(|name| *name == function);
+        at.is_some_and(|at| names[at..].contains(&"work"))
     };
-    let named: Vec<bool> = recorded.samples.iter().map(is_it).collect();
-    let first = named.iter().position(|named| *named).unwrap_or(named.len());
-    let (all, since) = (named.len(), named[first..].iter().filter(|named| **named).count());
-    println!("{since} of {} samples since the first are named, of {all} in all", all - first);
+    let is_made = |names: &[&str]| {
+        names.first().is_some_and(|name| ["[jit]!", "[anonymous]!"].iter().any(|made| name.starts_with(made)))
+    };
+    let (all, first) = (stacks.len(), stacks.iter().position(|names| is_named(names)).unwrap_or(stacks.len()));
+    let (named, others): (Vec<_>, Vec<_>) = stacks[first..].iter().partition(|names| is_named(names));
+    let unnamed: Vec<_> = others.iter().filter(|names| is_made(names)).collect();
+    println!("{all} in all, {first} before the first, {} named, {} unnamed", named.len(), unnamed.len());
     assert!(all > 300 && first * 2 < all, "{first} of {all} before the first");
-    assert!(since * 100 >= (all - first) * 98, "{since} of {}", all - first);
+    assert!(
+        unnamed.len() * 50 <= named.len() && others.len() * 5 <= named.len(),
+        "{} named, not these: {others:?}",
+        named.len()
+    );
 }
 
 fn functions_are_named_as_perf_is_told(interpreter: &Interpreter) {

@@ -98,9 +98,10 @@ def told_code(library, path):
 
 
 def work(called, then):
+    # Each call takes some 20 ms, so that what `ctypes` does between two of them is rarely sampled.
     start = time.monotonic()
     while True:
-        called(2_000_000)
+        called(20_000_000)
         if then and time.monotonic() > start + 0.5:
             called, then = then(), None
 
