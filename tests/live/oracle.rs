@@ -99,9 +99,9 @@ fn compare(turns: &[&str]) {
     let (ours, theirs) = (shares(&recording.recorded, two), shares(&Recorded::read(&file), two));
     assert!(ours.samples > 300 && theirs.samples > 300, "{} and {} samples", ours.samples, theirs.samples);
     for ((name, ours_share), (_, theirs_share)) in ours.shares.iter().zip(&theirs.shares) {
-        // 99.9 % of the difference of two shares, by the normal distribution.
+        // 99.999 % of the difference of two shares, by the normal distribution.
         let mean = f64::midpoint(*ours_share, *theirs_share);
-        let error = 3.29 * (mean * (1.0 - mean) * (1.0 / ours.samples as f64 + 1.0 / theirs.samples as f64)).sqrt();
+        let error = 4.4172 * (mean * (1.0 - mean) * (1.0 / ours.samples as f64 + 1.0 / theirs.samples as f64)).sqrt();
         println!("{name}: ours {ours_share:.3}, theirs {theirs_share:.3}, sampling error {error:.3}");
         assert!((ours_share - theirs_share).abs() <= error + MARGIN, "{name}: {ours_share:.3} and {theirs_share:.3}");
     }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Share of the samples within which two shares count as the same, beside the sampling error.
 pub const TOLERATED: f64 = 0.03;
 
-/// Of a normal distribution, 99.9 % lie within so many deviations from its mean.
-const DEVIATIONS: f64 = 3.29;
+/// Of a normal distribution, 99.999 % lie within so many deviations from its mean.
+const DEVIATIONS: f64 = 4.4172;
 
 #[derive(Deserialize)]
 struct Sample {
