@@ -1,5 +1,8 @@
 //! Depth, map and buffer sizes, each with its arithmetic.
 
+/// Executables that are expected to be no CPython; those that have started longest ago make room.
+pub const MAX_DULL: u32 = 1024;
+
 /// Stacks of waits that one CPU takes in a tenth of a second; when there are more, threads that begin to wait have longer periods.
 pub const WAITS_A_TENTH: u64 = 100;
 /// Stacks beyond which none are taken in a tenth of a second, while that takes effect; these are counted.

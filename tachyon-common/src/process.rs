@@ -131,6 +131,8 @@ pub mod flags {
     /// Of a [`Life`](super::Life) alone: its memory is shared with another process since a `fork`. What is written to for the
     /// first time cannot be read for the moment in which the kernel makes a page of its own of it.
     pub const FORKED: u32 = 1 << 6;
+    /// Of a [`Life`](super::Life) alone: it executes what is expected to be no CPython. Its start and its end wake nobody.
+    pub const DULL: u32 = 1 << 7;
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 96);

@@ -2,13 +2,13 @@
 
 use crate::kernel::KernelPtr;
 use crate::maps::{
-    COUNTERS, ENTRIES, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, LOST_PROCESSES, LOST_RECORDS, PROCESSES,
-    SPACES, TOLD, TOLD_SLOTS, config,
+    COUNTERS, DULL, ENTRIES, EVENTS, EVENTS_LOST, EXECUTABLES, FileKey, LEADERS, LOST_PROCESSES, LOST_RECORDS,
+    PROCESSES, SPACES, TOLD, TOLD_SLOTS, config,
 };
 use crate::thread;
 use crate::verdicts::{self, add};
 use crate::wall;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{ProcessRecord, RecordHeader, kind};
@@ -196,6 +196,13 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         // Without room it is inspected as any other.
         let _full = ENTRIES.insert(&life.entry, &known, ANY);
     }
+    // The end of what was CPython is waited for.
+    // SAFETY: copied; another's value does no harm.
+    let dull =
+        old_flags & flags::PYTHON == 0 && unsafe { DULL.get(&exe).copied() }.is_some_and(|until| ktime_ns < until);
+    if dull {
+        life.flags |= flags::DULL;
+    }
     let inserted = PROCESSES.insert(&tgid, &life, ANY);
     // Last: whoever writes to it from now on finds that it is nobody's any more.
     let _none = ENTRIES.remove(&old.entry);
@@ -204,7 +211,7 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         let _none = ENTRIES.remove(&life.entry);
         return no_room();
     }
-    tell(&ProcessRecord {
+    let record = ProcessRecord {
         ktime_ns,
         image,
         instance,
@@ -215,7 +222,8 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
         flags: old_flags,
         comm: task.read(config!(task_comm)),
         ..ProcessRecord::of(kind::EXEC)
-    });
+    };
+    tell_when(&record, dull);
 }
 
 /// The executable just started.
@@ -275,7 +283,7 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
     if entry.flags & flags::NOT_PYTHON != 0 {
         return;
     }
-    tell(&ProcessRecord {
+    let record = ProcessRecord {
         ktime_ns: now,
         image: life.image,
         instance: life.instance,
@@ -288,7 +296,8 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         layout: entry.layout,
         comm: task.read(config!(task_comm)),
         ..ProcessRecord::of(kind::EXIT)
-    });
+    };
+    tell_when(&record, life.flags & flags::DULL != 0 && entry.flags & flags::PYTHON == 0);
 }
 
 /// Tells what a thread of a CPython came to, without waking anybody: who reads of processes reads of it soon.
@@ -375,9 +384,24 @@ pub fn tell_unknown(tgid: u32) {
 
 #[inline(always)]
 fn tell(record: &ProcessRecord) {
-    if !output(record, FORCE_WAKEUP) {
+    tell_when(record, false);
+}
+
+/// Tells it, with what is told next where that is soon enough and there is room.
+#[inline(always)]
+fn tell_when(record: &ProcessRecord, later: bool) {
+    let wake = if later && has_room() { NO_WAKEUP } else { FORCE_WAKEUP };
+    if !output(record, wake) {
         lose(LOST_RECORDS);
     }
+}
+
+/// Whether less than a quarter of the ring waits to be read.
+#[inline(always)]
+fn has_room() -> bool {
+    // SAFETY: a ring, and what the helper may be asked of one.
+    let ask = |what| unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), what) };
+    ask(AVAIL_DATA) < ask(RING_SIZE) / 4
 }
 
 /// Counts a process that found the tables full.
@@ -404,6 +428,10 @@ fn output(record: &ProcessRecord, wake: u64) -> bool {
     }
 }
 
+/// `BPF_RB_AVAIL_DATA`.
+const AVAIL_DATA: u64 = 0;
+/// `BPF_RB_RING_SIZE`.
+const RING_SIZE: u64 = 1;
 /// `BPF_RB_FORCE_WAKEUP`.
 const FORCE_WAKEUP: u64 = 2;
 /// `BPF_RB_NO_WAKEUP`.

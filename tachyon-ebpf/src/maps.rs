@@ -3,7 +3,7 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, ProgramArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use tachyon_common::{
     budget::{PROCESS_SLOTS, Share, USER_SLOTS},
@@ -12,8 +12,8 @@ use tachyon_common::{
     event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
     layout::Layout,
     limits::{
-        FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, MAX_SPANS, RULE_SLOTS,
-        SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
+        FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_DULL, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, MAX_SPANS,
+        RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
     process::{Life, ProcessEntry},
     segment::BANKS,
@@ -128,6 +128,12 @@ pub static SPANS: Array<ThreadLocal> = Array::with_max_entries(MAX_SPANS, 0);
 /// Writer: user space; reader: `on_exec`.
 #[map]
 pub static EXECUTABLES: HashMap<FileKey, ProcessEntry> = HashMap::with_max_entries(256, 0);
+
+/// (device, inode) of an executable that is expected to be no CPython -> until when, in nanoseconds of `bpf_ktime_get_ns`. What is
+/// torn or out of date lets a start be heard of with the next one that is not.
+/// Writer: user space; reader: `on_exec`.
+#[map]
+pub static DULL: LruHashMap<FileKey, u64> = LruHashMap::with_max_entries(MAX_DULL, 0);
 
 /// Slot -> thread state found for a thread. Direct-mapped and verified at each hit, so writers need no lock and a
 /// torn entry is a miss. Writer and reader: the timer's program.

@@ -56,4 +56,10 @@ impl KtimeNs {
     pub fn as_micros(self) -> u64 {
         self.0 / 1000
     }
+
+    /// So much later.
+    #[must_use]
+    pub fn after(self, time: std::time::Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+    }
 }

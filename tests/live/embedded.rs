@@ -40,18 +40,24 @@ fn renamed_and_deleted() {
     check(&target);
 }
 
-/// A program that loads libpython when it has been taken for something else for long: noticed all the same, met by
-/// chance or started by us.
-fn loaded_late(interpreter: &Interpreter) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let late = folder.path().join("late");
+/// The program of `late_python.c`, the installation whose library it loads, and that.
+fn late_python(folder: &Path, interpreter: &Interpreter) -> (String, String, String) {
+    let late = folder.join("late");
     let built = Command::new("cc").arg("-o").arg(&late).arg(program("late_python.c")).arg("-ldl").status();
     assert!(built.is_ok_and(|status| status.success()), "a C compiler is needed, as for building the profiler");
     let home = interpreter.path.parent().and_then(Path::parent).expect("bin lies in the installation");
     let library = home.join("lib").join(format!("libpython3.{}.so.1.0", interpreter.minor));
-    let library = library.to_str().expect("ASCII");
+    let text = |path: &Path| path.to_str().expect("ASCII").to_owned();
+    (text(&late), text(home), text(&library))
+}
+
+/// A program that loads libpython when it has been taken for something else for long: noticed all the same, met by
+/// chance or started by us.
+fn loaded_late(interpreter: &Interpreter) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (late, home, library) = late_python(folder.path(), interpreter);
+    let (late, library) = (&late[..], &library[..]);
     let script = "import time\ndef late():\n    end = time.thread_time() + 1.0\n    while time.thread_time() < end: pass\nlate()\n";
-    let late = late.to_str().expect("ASCII");
     let check = |recording: &Recording, pid: Option<u32>| {
         assert_eq!(recording.status, 0, "{}", recording.stderr);
         let found = recording.report.processes.iter().find(|process| pid.is_none_or(|pid| pid == process.pid));
@@ -65,16 +71,45 @@ fn loaded_late(interpreter: &Interpreter) {
         assert!(in_late > 300 && found.named >= in_late, "{found:?}");
         assert!(recording.report.not_python > 300, "before it was none: {:#?}", recording.report);
     };
-    let home = home.to_str().expect("ASCII");
     // `UNDECIDED` in `recording/follow.rs` is two seconds.
     let running = Profiler::new().arg("--all-python").rate(499).start();
-    let child = Command::new(late).args(["3500", library, script]).env("PYTHONHOME", home).spawn();
+    let child = Command::new(late).args(["3500", library, script]).env("PYTHONHOME", &home).spawn();
     let mut child = child.expect("it was built");
     assert!(child.wait().expect("it can be waited for").success());
     running.signal(libc::SIGINT);
     check(&running.finish(), Some(child.id()));
-    let profiler = Profiler::new().rate(499).env("PYTHONHOME", home).command(&[late, "3500", library, script]);
+    let profiler = Profiler::new().rate(499).env("PYTHONHOME", &home).command(&[late, "3500", library, script]);
     check(&profiler.record(), None);
 }
 
+/// Starts of an executable that has been no CPython so far wake nobody: it is one then all the same.
+fn often_none_before(interpreter: &Interpreter) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (late, home, library) = late_python(folder.path(), interpreter);
+    let script = "import time\ndef late():\n    end = time.thread_time() + 0.5\n    while time.thread_time() < end: pass\nlate()\n";
+    // Where events gather: up to 100 Hz.
+    let running = Profiler::new().arg("--all-python").rate(97).start();
+    let mut pids = Vec::new();
+    for arguments in [&[][..], &["1", &library, script]] {
+        for _ in 0..8 {
+            let mut child = Command::new(&late).args(arguments).env("PYTHONHOME", &home).spawn().expect("it was built");
+            assert_eq!(child.wait().expect("it can be waited for").success(), !arguments.is_empty());
+            if !arguments.is_empty() {
+                pids.push(u64::from(child.id()));
+            }
+        }
+    }
+    running.signal(libc::SIGINT);
+    let recording = running.finish();
+    let recorded = &recording.recorded;
+    let in_late = |pid: &u64| {
+        let of_it = recorded.samples.iter().filter(|sample| sample.thread_id == *pid);
+        of_it.filter(|sample| recorded.frames_of(sample).any(|frame| frame.function == "late")).count()
+    };
+    let met: Vec<_> = pids.iter().map(in_late).collect();
+    println!("{}: {met:?} samples in `late`, lost {:?}", interpreter.name, recording.report.loss);
+    assert!(met.iter().all(|met| *met > 20), "{met:?}: {:#?}", recording.report);
+}
+
 tachyon_tests::on_each_interpreter!(on [pyenv_3_12] long [pyenv_3_9]: loaded_late);
+tachyon_tests::on_each_interpreter!(on [pyenv_3_12]: often_none_before);

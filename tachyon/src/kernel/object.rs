@@ -14,6 +14,7 @@ use super::programs::{TRACEPOINTS, has_tracepoints, hooks, load_programs, sample
 use super::rows::RowChunks;
 use super::sampling::TraceMaps;
 use super::waits::{WaitMaps, Waits};
+use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
@@ -56,6 +57,7 @@ pub struct Kernel {
     /// Made to the process table by user space.
     changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
+    dull: HashMap<MapData, Pod<FileKey>, u64>,
     layouts: Numbered<Layout>,
     asyncio: Numbered<Asyncio>,
     spans: Numbered<ThreadLocal>,
@@ -178,6 +180,7 @@ impl Kernel {
             verdicts: take(&mut ebpf, "VERDICTS")?,
             changes: 0,
             executables: take(&mut ebpf, "EXECUTABLES")?,
+            dull: take(&mut ebpf, "DULL")?,
             layouts: Numbered::of(&mut ebpf, "LAYOUTS", 0, MAX_LAYOUTS)?,
             asyncio: Numbered::of(&mut ebpf, "ASYNCIO", 1, MAX_ASYNCIO)?,
             spans: Numbered::of(&mut ebpf, "SPANS", 1, MAX_SPANS)?,
@@ -345,6 +348,13 @@ impl Kernel {
     /// When the table is full.
     pub fn set_executable(&mut self, key: FileKey, entry: &ProcessEntry) -> Result<(), KernelError> {
         self.executables.insert(Pod(key), Pod(*entry), 0).map_err(KernelError::map("EXECUTABLES"))
+    }
+
+    /// Until then starts and ends of this executable's processes wake nobody: they are told with what is told next, or when a quarter
+    /// of the ring is full.
+    pub fn let_wait(&mut self, key: FileKey, until: KtimeNs) {
+        // Where that fails they wake.
+        let _woken = self.dull.insert(Pod(key), until.0, 0);
     }
 
     /// The number of a layout, which is stored if it is new.

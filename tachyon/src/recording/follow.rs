@@ -124,24 +124,22 @@ impl Follower {
         let Wanted { all_python, follow_children, filter, variables } = wanted;
         let flags = flags::SELECTED | if follow_children { flags::FOLLOW } else { 0 };
         let fresh = lock(&kernel).seed();
-        let (cache, undecided, queue) = (ElfCache::default(), HashMap::new(), Queue::default());
-        let (without_room, mapper) = (0, None);
         Self {
             kernel,
             registry,
-            cache,
+            cache: ElfCache::default(),
             flags,
             all_python,
             filter,
             variables,
-            undecided,
+            undecided: HashMap::new(),
             unclear: HashSet::new(),
-            queue,
+            queue: Queue::default(),
             starts: Starts::default(),
             ahead: HashSet::new(),
-            without_room,
+            without_room: 0,
             fresh,
-            mapper,
+            mapper: None,
             mapped: HashSet::new(),
             work: WorkLooks::default(),
             any_alive: true,
@@ -308,9 +306,13 @@ impl Follower {
         !self.undecided.values().any(is_hot)
     }
 
-    /// Whether mapping events may be heard a moment later: only those of known processes would concern us.
-    fn may_rest(&self) -> bool {
-        !self.all_python && self.undecided.is_empty()
+    /// How much later mapping events may be heard at most; of all processes where they may `gather`. `None`: not at all.
+    fn may_rest(&self, gather: bool, now: Instant) -> Option<Duration> {
+        if self.all_python {
+            return (gather && self.is_calm(now)).then_some(watching::LONGEST_OF_ALL);
+        }
+        // Only those of known processes would concern us.
+        self.undecided.is_empty().then_some(watching::LONGEST)
     }
 
     /// Hears of a mapping. Whether it concerned a process that is recorded.

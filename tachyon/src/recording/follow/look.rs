@@ -1,7 +1,7 @@
 //! Looks at a process, and writes what follows: the only place where an entry of the kernel side's table is decided.
 
 use super::decision::{Before, Found, Step, decide};
-use super::starts::executable;
+use super::starts::{KNOWN_FOR, executable};
 use super::work::Running;
 use super::{DECIDED, Follower, is_open, is_other, lock};
 use crate::discover;
@@ -11,7 +11,7 @@ use crate::machine::target_hint;
 use crate::recording::registry::{ProcessInfo, Program, cpu_time_ns, read_details};
 use crate::remote::RemoteProcess;
 use crate::remote::ledger::{self, Work};
-use crate::types::Pid;
+use crate::types::{KtimeNs, Pid};
 use std::time::Instant;
 use tachyon_common::event::ProcessRecord;
 use tachyon_common::process::{Life, ProcessEntry, flags};
@@ -99,6 +99,10 @@ impl Follower {
             && lock(&self.kernel).process(pid).is_some_and(runs_still)
         {
             self.starts.was_other(record, now);
+            // Elsewhere perhaps nothing else would wake us.
+            if self.all_python && self.filter.is_empty() && self.starts.is_dull(record, now) {
+                lock(&self.kernel).let_wait(executable(record), KtimeNs::now().after(KNOWN_FOR));
+            }
         }
     }
 
@@ -200,6 +204,9 @@ impl Follower {
             self.starts.became_python(executable);
         }
         let mut kernel = lock(&self.kernel);
+        if let Some(executable) = executable.filter(|_| found.is_some()) {
+            kernel.let_wait(executable, KtimeNs(0));
+        }
         let written = kernel.decide(pid, life, entry);
         // Read afterwards: from now on nothing is added to it.
         let uninspected = kernel.process(pid).filter(|now| now.entry == life.entry).map_or(0, |now| now.uninspected);

@@ -12,7 +12,7 @@ use tachyon_common::event::ProcessRecord;
 
 /// How long it holds: a file that is replaced may get the number of the one before. Should that be a CPython that is its own
 /// executable, it is found when it maps an unknown library, or is looked at because nothing has been decided for so long.
-const KNOWN_FOR: Duration = Duration::from_secs(10);
+pub(super) const KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Executables remembered. A host with more distinct ones at a time starts anew.
 const MOST: usize = 4096;
 

@@ -65,7 +65,8 @@ impl Follow {
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(events.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, EVENTS))?;
-        let mut watching = watch.map(|watch| Watching::new(watch, &epoll, WATCH)).transpose()?;
+        let pause = pause_at(samples_a_second);
+        let mut watching = watch.map(|watch| Watching::new(watch, &epoll, WATCH, !pause.is_zero())).transpose()?;
         epoll.add(stop.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         epoll.add(bells.follow.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
         let thread = std::thread::Builder::new().name("tachyon-follow".to_owned()).spawn(move || {
@@ -74,7 +75,6 @@ impl Follow {
             let _refused = drop_privileges();
             let _concerned = end.concerns_this_thread(Patience::Short);
             let mut last_turn = Instant::now();
-            let pause = pause_at(samples_a_second);
             loop {
                 let quick = watching.is_none() && !follower.undecided.is_empty();
                 let timeout = match follower.undecided.is_empty() {
@@ -86,8 +86,12 @@ impl Follow {
                 let timeout = follower.until_next_look().into_iter().chain(rests).fold(timeout, Duration::min);
                 let mut more = false;
                 let Woken { mut stopped, told, rung } = wait(&epoll, timeout);
-                if told && !stopped && !pause.is_zero() && follower.is_calm(Instant::now()) {
-                    std::thread::sleep(pause);
+                if told && !stopped && !pause.is_zero() {
+                    // What starts and is not known is looked at while it is there.
+                    more = drain(&mut follower, &mut events, Instant::now() + SLICE);
+                    if !more && follower.is_calm(Instant::now()) {
+                        std::thread::sleep(pause);
+                    }
                 }
                 // However much there is to be dealt with, it is seen when the recording ends.
                 while !stopped {

@@ -2,7 +2,8 @@
 //!
 //! The kernel tells of every process that maps a file: a build beside a recording would wake the profiler a hundred times a second.
 //! So where only some processes are recorded and all of them are known, the rings rest for a moment after events that were none
-//! of theirs, and longer the longer there are no others. Nothing is lost: what comes meanwhile is read after the rest.
+//! of theirs, and longer the longer there are no others. Nothing is lost: what comes meanwhile is read after the rest. Where all
+//! are recorded and samples are rare they rest, too, unless a program has just begun that may be CPython.
 
 use super::Follower;
 use crate::discover::watch::{Drained, Watch};
@@ -12,8 +13,10 @@ use std::time::{Duration, Instant};
 
 /// The first rest ...
 const SHORTEST: Duration = Duration::from_millis(25);
-/// ... and the longest: a library that is loaded is known so much later at most.
-const LONGEST: Duration = Duration::from_millis(200);
+/// ... and the longest: a library that is loaded is known so much later at most ...
+pub(super) const LONGEST: Duration = Duration::from_millis(200);
+/// ... and this much where it may be that of a CPython of which nobody knows: two samples of 19 a second.
+pub(super) const LONGEST_OF_ALL: Duration = Duration::from_millis(100);
 
 /// After so long without any event the rests begin with the shortest.
 const QUIET: Duration = Duration::from_secs(1);
@@ -24,17 +27,19 @@ pub(super) struct Watching {
     /// How the descriptor is known to `epoll`.
     token: u64,
     listening: bool,
+    /// Whether samples are so rare that events of all processes may gather.
+    gather: bool,
     rest: Rest,
 }
 
 impl Watching {
-    /// They wake whoever waits for `epoll`, with this `token`.
+    /// They wake whoever waits for `epoll`, with this `token`. Events of all processes may `gather`.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn new(watch: Watch, epoll: &Epoll, token: u64) -> nix::Result<Self> {
+    pub fn new(watch: Watch, epoll: &Epoll, token: u64, gather: bool) -> nix::Result<Self> {
         epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, token))?;
-        Ok(Self { watch, token, listening: true, rest: Rest::default() })
+        Ok(Self { watch, token, listening: true, gather, rest: Rest::default() })
     }
 
     /// Lets the follower hear what has happened.
@@ -45,8 +50,9 @@ impl Watching {
             ours |= follower.on_watch(&event);
         });
         if any || !self.listening {
-            let may_rest = follower.may_rest() && !ours && drained == Drained::All;
-            self.rest.after(any, may_rest, Instant::now());
+            let now = Instant::now();
+            let longest = follower.may_rest(self.gather, now).filter(|_| !ours && drained == Drained::All);
+            self.rest.after(any, longest, now);
         }
         drained
     }
@@ -81,13 +87,15 @@ struct Rest {
 }
 
 impl Rest {
-    /// The rings have been read: there was `any` event.
-    fn after(&mut self, any: bool, may_rest: bool, now: Instant) {
-        if !may_rest {
+    /// The rings have been read: there was `any` event. They may rest for as long as the `longest`.
+    fn after(&mut self, any: bool, longest: Option<Duration>, now: Instant) {
+        let Some(longest) = longest else {
             *self = Self::default();
-        } else if any {
+            return;
+        };
+        if any {
             let long_ago = self.over.take().is_some_and(|over| now.saturating_duration_since(over) > QUIET);
-            self.length = if long_ago { SHORTEST } else { (self.length * 2).clamp(SHORTEST, LONGEST) };
+            self.length = if long_ago { SHORTEST } else { (self.length * 2).clamp(SHORTEST, longest) };
             self.until = Some(now + self.length);
         } else if self.until.is_some_and(|until| until <= now) {
             (self.until, self.over) = (None, Some(now));
@@ -110,11 +118,11 @@ mod tests {
             Err(error) => return crate::not_run::not_run(&format!("root: {error}")),
         };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("a descriptor");
-        let mut watching = Watching::new(watch, &epoll, 1).expect("it can be waited for");
-        watching.rest.after(true, true, Instant::now());
+        let mut watching = Watching::new(watch, &epoll, 1, false).expect("it can be waited for");
+        watching.rest.after(true, Some(LONGEST), Instant::now());
         assert!(watching.wait(&epoll).is_some() && !watching.listening, "others have mapped something");
         while watching.watch.drain(&mut |_| ()) == Drained::More {}
-        watching.rest.after(false, false, Instant::now());
+        watching.rest.after(false, None, Instant::now());
         assert!(Command::new("true").status().is_ok_and(|status| status.success()), "it maps its libraries");
         let pause = watching.wait(&epoll);
         let woken = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
@@ -150,8 +158,10 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            rest.after(any, may_rest, start + ms(at));
+            rest.after(any, may_rest.then_some(LONGEST), start + ms(at));
             assert_eq!(rest.until, until.map(|until| start + ms(until)), "line {line}");
         }
+        rest.after(true, Some(LONGEST_OF_ALL), start + ms(3600));
+        assert_eq!(rest.until, Some(start + ms(3700)), "no longer than others allow");
     }
 }
