@@ -199,12 +199,10 @@ impl Follower {
 
     /// Writes a decision, if the program that it is about still runs, and lets everybody know.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
-        let executable = self.undecided.remove(&pid).and_then(|open| open.executable);
-        if let Some(executable) = executable.filter(|_| found.is_some()) {
-            self.starts.became_python(executable);
-        }
+        let executable = self.undecided.remove(&pid).and_then(|open| open.executable).filter(|_| found.is_some());
+        let unexpected = executable.filter(|executable| self.starts.became_python(*executable));
         let mut kernel = lock(&self.kernel);
-        if let Some(executable) = executable.filter(|_| found.is_some()) {
+        if let Some(executable) = unexpected {
             kernel.let_wait(executable, KtimeNs(0));
         }
         let written = kernel.decide(pid, life, entry);

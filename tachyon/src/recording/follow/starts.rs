@@ -49,11 +49,10 @@ impl Starts {
         known.filter(|known| now.saturating_duration_since(known.seen) < KNOWN_FOR)
     }
 
-    /// A process of this executable runs CPython.
-    pub fn became_python(&mut self, executable: FileKey) {
-        if let Some(known) = self.0.get_mut(&executable) {
-            known.becomes_python = true;
-        }
+    /// A process of this executable runs CPython. True: nothing of the kind was expected.
+    pub fn became_python(&mut self, executable: FileKey) -> bool {
+        let known = self.0.get_mut(&executable);
+        known.is_some_and(|known| !std::mem::replace(&mut known.becomes_python, true))
     }
 
     /// A program was looked at after it had started, and had mapped no CPython.
@@ -95,8 +94,8 @@ mod tests {
         assert!(!starts.is_dull(&exec, now), "it is not known");
         starts.was_other(&exec, now);
         assert!(starts.is_dull(&exec, now) && !starts.is_dull(&exec, now + KNOWN_FOR));
-        starts.became_python(executable(&exec));
-        starts.became_python(executable(&exec_of(1, 3)));
+        assert!(starts.became_python(executable(&exec)) && !starts.became_python(executable(&exec)));
+        assert!(!starts.became_python(executable(&exec_of(1, 3))), "it is not known");
         starts.was_other(&exec, now + KNOWN_FOR);
         assert!(starts.is_other(&exec, now + KNOWN_FOR) && !starts.is_dull(&exec, now + KNOWN_FOR));
         assert_eq!(starts.0.len(), 1);
