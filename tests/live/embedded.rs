@@ -106,9 +106,10 @@ fn often_none_before(interpreter: &Interpreter) {
         let of_it = recorded.samples.iter().filter(|sample| sample.thread_id == *pid);
         of_it.filter(|sample| recorded.frames_of(sample).any(|frame| frame.function == "late")).count()
     };
+    // About 48 of each; the first may be looked at 100 ms late, and a timer's interval is drawn within a fifth.
     let met: Vec<_> = pids.iter().map(in_late).collect();
     println!("{}: {met:?} samples in `late`, lost {:?}", interpreter.name, recording.report.loss);
-    assert!(met.iter().all(|met| *met > 20), "{met:?}: {:#?}", recording.report);
+    assert!(met.iter().all(|met| *met > 12), "{met:?}: {:#?}", recording.report);
 }
 
 tachyon_tests::on_each_interpreter!(on [pyenv_3_12] long [pyenv_3_9]: loaded_late);
