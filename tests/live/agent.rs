@@ -356,7 +356,8 @@ fn a_full_disk_stops_files_and_not_the_agent() {
     let mut file = fs::File::create(&filler).unwrap();
     let _full = std::io::copy(&mut std::io::repeat(0).take(4 << 20), &mut file);
     in_time("the complaint", || agent.log().to_lowercase().contains("no space left").then_some(()));
-    std::thread::sleep(Duration::from_secs(1));
+    // Several segments begin meanwhile: the complaint may have been about the state alone.
+    std::thread::sleep(Duration::from_secs(4));
     drop(file);
     fs::remove_file(&filler).unwrap();
     let state = in_time("a state that has room again", || {
