@@ -98,7 +98,7 @@ def told_code(library, path):
 
 
 def work(called, then):
-    # Each call takes some 20 ms, so that what `ctypes` does between two of them is rarely sampled.
+    # Each call takes 10 ms or more, so that what `ctypes` does between two of them is rarely sampled.
     start = time.monotonic()
     while True:
         called(20_000_000)
