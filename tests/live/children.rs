@@ -71,25 +71,39 @@ fn chains(interpreter: &Interpreter) {
 }
 
 /// A server that is ended when dropped.
-struct Server {
+pub(super) struct Server {
     master: Child,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
+}
+
+/// gunicorn from PyPI.
+fn gunicorn_program() -> PathBuf {
+    let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/tachyon-bpf")));
+    let gunicorn = cache.expect("there is a home directory").join("gunicorn/bin/gunicorn");
+    assert!(gunicorn.is_file(), "{} is missing\nhint: cargo xtask tools", gunicorn.display());
+    gunicorn
 }
 
 impl Server {
-    /// gunicorn with three workers, on a port of its own.
-    fn start(gunicorn: &PathBuf) -> Self {
+    /// gunicorn on a port of its own.
+    pub(super) fn start(words: &[&str]) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let address = free.expect("loopback has a free port");
-        let mut command = Command::new(gunicorn);
-        command.args(["--workers", "3", "--bind", &address.to_string(), "--chdir"]).arg(program(""));
-        command.arg("served:application").env("PYTHONDONTWRITEBYTECODE", "1");
+        let mut command = Command::new(gunicorn_program());
+        command.args(["--bind", &address.to_string(), "--chdir"]).arg(program("")).args(words);
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
         let master = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("gunicorn can be run");
         Self { master, address }
     }
 
+    /// Its first process, whose children work.
+    pub(super) fn pid(&self) -> u32 {
+        self.master.id()
+    }
+
     /// The pid of the worker that answered.
-    fn ask(&self) -> Option<u32> {
+    pub(super) fn ask(&self) -> Option<u32> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
         let mut answer = String::new();
@@ -130,12 +144,8 @@ impl Drop for Server {
 #[test]
 fn gunicorn() {
     let Some(_live) = live() else { return };
-    let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/tachyon-bpf")));
-    let gunicorn = cache.expect("there is a home directory").join("gunicorn/bin/gunicorn");
-    assert!(gunicorn.is_file(), "{} is missing\nhint: cargo xtask tools", gunicorn.display());
     let running = Profiler::new().arg("--all-python").rate(499).start();
-    let server = Server::start(&gunicorn);
+    let server = Server::start(&["--workers", "3", "served:application"]);
     let first = server.serve(&BTreeSet::new());
     server.signal(libc::SIGHUP);
     let second = server.serve(&first);

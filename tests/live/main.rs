@@ -49,6 +49,7 @@ mod replayed;
 mod reuse;
 mod roots;
 mod segments;
+mod served_waits;
 mod shares;
 mod sizes;
 mod spans;

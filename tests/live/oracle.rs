@@ -1,11 +1,42 @@
 //! CPython 3.15's own sampling profiler, attached to the same program at the same time, sees the same shares.
 
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, live, status};
 
 /// Shares that the two may differ by besides their sampling errors: theirs are shares of the time in which the thread
 /// is runnable, ours of that in which it runs, and some of their reads fail.
 const MARGIN: f64 = 0.05;
+
+/// CPython's profiler at work, for six seconds.
+struct Theirs {
+    child: Child,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Theirs {
+    /// On the last processor.
+    fn start(interpreter: &Interpreter, target: &Target, mode: &str) -> Self {
+        let root = interpreter.root.clone().expect("it lies in a chroot");
+        let other = (std::thread::available_parallelism().map_or(1, std::num::NonZero::get) - 1).to_string();
+        let folder = tempfile::Builder::new().prefix("oracle").tempdir_in(root.join("tmp"));
+        let folder = folder.expect("the chroot has a /tmp");
+        let file = folder.path().join("theirs.tach");
+        let inside = Path::new("/").join(file.strip_prefix(&root).expect("it was made there"));
+        let mut line = Command::new("taskset");
+        line.args(["-c", &other, "chroot"]).arg(&root).args(["/usr/bin/python3.15", "-m", "profiling.sampling"]);
+        line.args(["attach", "-a", "--mode", mode, "-r", "500", "-d", "6", "--binary", "-o"]).arg(inside);
+        line.arg(target.pid().to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = line.spawn().expect("CPython's profiler can be run");
+        Self { child, file, _folder: folder }
+    }
+
+    fn finish(mut self) -> Recorded {
+        assert!(self.child.wait().expect("a child can be waited for").success());
+        Recorded::read(&self.file)
+    }
+}
 
 struct Shares {
     samples: usize,
@@ -55,48 +86,42 @@ fn handling_exceptions() {
     compare(&["handling", "held"]);
 }
 
+/// Where threads wait, by the clock on the wall.
+#[test]
+fn shares_of_waits_agree() {
+    let Some(_live) = live() else { return };
+    let interpreter = Interpreter::named("sid_3_15");
+    let target = Target::start(&interpreter, "wall_shares.py");
+    let theirs = Theirs::start(&interpreter, &target, "wall");
+    let recording = Profiler::of(target.pid()).arg("--wall").rate(499).milliseconds(6_000).record();
+    let theirs = theirs.finish();
+    let all = [recording.recorded.samples.len(), theirs.samples.len()];
+    assert!(all.iter().all(|&all| all > 3_000), "{all:?} samples");
+    for name in ["forever", "sleeps", "locks"] {
+        let [ours, theirs] = [&recording.recorded, &theirs].map(|recorded| {
+            let is_in = |sample: &&Sample| recorded.frames_of(sample).any(|frame| frame.function == name);
+            recorded.samples.iter().filter(is_in).count() as f64 / recorded.samples.len() as f64
+        });
+        println!("{name}: ours {ours:.3}, theirs {theirs:.3}");
+        assert!((ours - theirs).abs() <= 0.03, "{name}: {ours:.3} and {theirs:.3}");
+    }
+}
+
 fn compare(turns: &[&str]) {
     let Some(_live) = live() else { return };
     let interpreter = Interpreter::named("sid_3_15");
-    let root = interpreter.root.clone().expect("it lies in a chroot");
     let target = Target::start_with(&interpreter, "three_states.py", turns);
     // A thread that waits for a processor counts for them and not for us; and where their sampler waits for the target's
     // processor, it gets it when the target makes a system call, which C code that computes does not.
     target.make_urgent();
     let pinned = Command::new("taskset").args(["-a", "-c", "-p", "0", &target.pid().to_string()]).output();
     assert!(pinned.expect("taskset can be run").status.success());
-    let other = (std::thread::available_parallelism().map_or(1, std::num::NonZero::get) - 1).to_string();
-    let dir = tempfile::Builder::new().prefix("oracle").tempdir_in(root.join("tmp")).expect("the chroot has a /tmp");
-    let file = dir.path().join("theirs.tach");
-    let inside = std::path::Path::new("/").join(file.strip_prefix(&root).expect("it was made there"));
-    let mut theirs = Command::new("taskset")
-        .args(["-c", &other, "chroot"])
-        .arg(&root)
-        .args([
-            "/usr/bin/python3.15",
-            "-m",
-            "profiling.sampling",
-            "attach",
-            "-a",
-            "--mode",
-            "cpu",
-            "-r",
-            "500",
-            "-d",
-            "6",
-        ])
-        .args(["--binary", "-o"])
-        .arg(inside)
-        .arg(target.pid().to_string())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("CPython's profiler can be run");
+    let theirs = Theirs::start(&interpreter, &target, "cpu");
     let recording = Profiler::of(target.pid()).rate(499).milliseconds(6_000).record();
-    assert!(theirs.wait().expect("a child can be waited for").success());
+    let theirs = theirs.finish();
     // The one that waits wakes up now and then and needs a processor for that: only the holders' shares are known.
     let two = turns.contains(&"two");
-    let (ours, theirs) = (shares(&recording.recorded, two), shares(&Recorded::read(&file), two));
+    let (ours, theirs) = (shares(&recording.recorded, two), shares(&theirs, two));
     assert!(ours.samples > 300 && theirs.samples > 300, "{} and {} samples", ours.samples, theirs.samples);
     for ((name, ours_share), (_, theirs_share)) in ours.shares.iter().zip(&theirs.shares) {
         // 99.999 % of the difference of two shares, by the normal distribution.

@@ -5,11 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 use tachyon::report::TimeReport;
 use tachyon_tests::{
-    Interpreter, Profiler, Recording, Sample, Target, binary, live, on_each_interpreter, status, waited_for_cpu,
+    Interpreter, Profiler, Recording, Sample, ShownFrame, Target, binary, live, on_each_interpreter, status,
+    waited_for_cpu,
 };
 
 on_each_interpreter!(of_each_kind_with_gil: gil);
 on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [pyenv_3_12 debian_3_11]: shares);
+on_each_interpreter!(on [pyenv_3_12] long [pyenv_3_8 debian_3_11 built_3_14t sid_3_15]: right);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 musl_3_13 built_3_14t] long [pyenv_3_12 sid_3_15]: causes);
 
 /// Samples that have this cause, and all of these functions.
@@ -164,6 +166,37 @@ fn causes(interpreter: &Interpreter) {
         assert!(all - gil - queued > 40, "{program}: {gil} for the GIL, {queued} for a CPU, of {all}");
     }
     assert_eq!(recording.report.stored, 0, "only waits were asked for");
+}
+
+/// The stack of a wait is that of the thread while it waits, not of what it does next. `TACHYON_ORACLE_SAMPLES` are met.
+fn right(interpreter: &Interpreter) {
+    const RATE: u32 = 999;
+    let wanted =
+        std::env::var("TACHYON_ORACLE_SAMPLES").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(5_000);
+    let target = Target::start(interpreter, "wall_right.py");
+    let line = target.facts["line"].as_i64().expect("it tells its line");
+    // Eight threads, of whose time some goes to waits for a CPU and for the GIL.
+    let milliseconds = 1_000 + u64::from(wanted) * 1_000 / u64::from(4 * RATE);
+    let recording = Profiler::of(target.pid()).rate(RATE).milliseconds(milliseconds).arg("--off-cpu").record();
+    let recorded = &recording.recorded;
+    let (mut all, mut wrong) = (0, Vec::new());
+    for sample in &recorded.samples {
+        let mut frames = recorded.frames_of(sample);
+        if frames.next().is_none_or(|leaf| leaf.function != "<waiting: sleep>") {
+            continue;
+        }
+        all += 1;
+        let python = frames.find(|frame| !frame.is_special());
+        let fits = |frame: &ShownFrame| {
+            frame.function == "waits" && frame.place.is_some_and(|place| i64::from(place[0]) == line)
+        };
+        if !python.is_some_and(fits) {
+            wrong.push(recorded.frames_of(sample).map(|frame| frame.function.clone()).collect::<Vec<_>>());
+        }
+    }
+    println!("{}: {} of {all} wrong", interpreter.name, wrong.len());
+    assert!(all >= wanted, "{all} samples: {:#?}", recording.report.wall);
+    assert!(wrong.is_empty(), "{} of {all}: {:?}", wrong.len(), wrong.first());
 }
 
 /// Four threads that want the GIL: what is not for a CPU is for it.

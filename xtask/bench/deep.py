@@ -7,7 +7,8 @@ in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 by
 far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
 
 WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
-`span` in a span of ddtrace. The frames that this takes are of the DEPTH.
+`span` in a span of ddtrace. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
+child, which sends it back, and counts the ways there and back.
 """
 
 import mmap
@@ -78,5 +79,25 @@ elif whose == "span":
 
     with tracer.trace("work"):
         chain()()
+elif whose == "pipe":
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.close(ask)
+        os.close(answered)
+        while os.read(asked, 1):
+            os.write(answer, b"!")
+        os._exit(0)
+    os.close(asked)
+    os.close(answer)
+
+    def leaf(_=0):
+        done = 0
+        while done & 0xFFF or os.getppid() == parent:
+            os.write(ask, b"?")
+            os.read(answered, 1)
+            done += 1
+            counter[0:8] = done.to_bytes(8, "little")
+
+    chain()()
 else:
     chain()()

@@ -22,18 +22,19 @@ pub(crate) struct OracleArgs {
     results: Option<PathBuf>,
 }
 
-/// The tests of `tests/live/truth.rs`.
-const KINDS: [&str; 10] = [
-    "every_stack_of_every_sample",
-    "what_is_called_anywhere",
-    "steps::every_instruction",
-    "threads_made_in_c",
-    "interpreters_of_their_own",
-    "greenlets",
-    "embedded",
-    "who_holds_the_gil",
-    "threads_and_their_time",
-    "programs_of_one_process",
+/// The tests.
+const KINDS: [&str; 11] = [
+    "truth::every_stack_of_every_sample",
+    "truth::what_is_called_anywhere",
+    "truth::steps::every_instruction",
+    "truth::threads_made_in_c",
+    "truth::interpreters_of_their_own",
+    "truth::greenlets",
+    "truth::embedded",
+    "truth::who_holds_the_gil",
+    "truth::threads_and_their_time",
+    "truth::programs_of_one_process",
+    "wall::right",
 ];
 
 /// Runs `cargo xtask oracle`.
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &OracleArgs) -> Result<()> {
     let mut tests = cargo();
     // Not nextest, which ends a test after five minutes.
     tests.args(["test", "--release", "--package", "tachyon-tests", "--test", "live", "--"]);
-    tests.args(KINDS.map(|kinds| format!("truth::{kinds}::{}", args.interpreter)));
+    tests.args(KINDS.map(|kinds| format!("{kinds}::{}", args.interpreter)));
     tests.args(["--test-threads", "1", "--nocapture"]);
     tests.env("TACHYON_LIVE_TESTS", "required").env("TACHYON_ORACLE_SAMPLES", args.samples.to_string());
     if let Some(results) = &args.results {

@@ -27,7 +27,7 @@ use crate::inspect::ElfCache;
 use crate::kernel::{FileKey, Kernel, KernelError};
 use crate::merge::comm_text;
 use crate::remote::ledger::{self, user_of};
-use crate::remote::{FileIdentity, RemoteError, RemoteProcess};
+use crate::remote::{FileIdentity, RemoteError, RemoteProcess, let_go_of_files};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -444,6 +444,7 @@ impl Follower {
             }
         }
         self.tell_of_full_tables();
+        let_go_of_files();
         let mut registry = lock(&self.registry);
         registry.forget_left(SETTLED);
         if std::mem::take(&mut registry.shrink) {

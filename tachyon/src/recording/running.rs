@@ -31,7 +31,7 @@ use crate::events::{Reader, ReaderStats, Sent};
 use crate::kernel::{self, Event, Kernel, WaitTotals, Waits};
 use crate::machine::max_sample_rate;
 use crate::profile::Profile;
-use crate::remote::{End, Patience, ledger};
+use crate::remote::{End, Patience, forget_files, ledger};
 use crate::report::{SegmentReport, StartReport};
 use crate::sinks::Sink;
 use crate::types::KtimeNs;
@@ -440,7 +440,15 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // Only where it was not finished.
-        let Some(threads) = self.threads.take() else { return };
+        if let Some(threads) = self.threads.take() {
+            self.abandon(threads);
+        }
+        forget_files();
+    }
+}
+
+impl Running {
+    fn abandon(&mut self, threads: Threads) {
         let Threads { reader, follow, sender, maker, mapper, second_look, task_looks } = threads;
         [second_look, task_looks].into_iter().flatten().for_each(Looker::stop);
         self.parts.limiter.stop();

@@ -7,13 +7,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::aside::{self, For, Found};
 use super::elf::ReadAt;
 use super::ledger::Debtor;
-use super::{Mapping, RemoteError, RemoteProcess};
+use super::{Mapping, RemoteError, RemoteProcess, known};
 use crate::types::Pid;
 
 /// File systems of this machine's own disks and memory, by their numbers (`linux/magic.h`, statfs(2)): whoever could stall one
@@ -38,6 +39,9 @@ const LOCAL: [i64; 16] = [
     0x2405_1905, // UBIFS
 ];
 
+/// Local file systems on which files of several subvolumes or snapshots may have one inode number and one device in mappings.
+const NUMBERED_TWICE: [i64; 3] = [0x9123_683e, 0xca45_1a4e, 0x3434];
+
 /// How much of a file is read by a helper at once.
 const BLOCK: usize = 64 << 10;
 
@@ -54,8 +58,21 @@ pub struct FileIdentity {
     pub size: u64,
 }
 
+impl FileIdentity {
+    /// Of what `stat` tells of a file.
+    #[must_use]
+    pub(super) fn of(stat: &FileStat) -> Self {
+        Self {
+            dev: stat.st_dev,
+            inode: stat.st_ino,
+            mtime_ns: i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec),
+            size: stat.st_size.unsigned_abs(),
+        }
+    }
+}
+
 /// A regular file behind a mapping. Finding it costs no read; [`MappedFile::open`] makes it readable.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct MappedFile {
     /// An `O_PATH` descriptor: it names the file without opening it, so that no driver is woken.
     handle: Arc<OwnedFd>,
@@ -63,6 +80,8 @@ pub struct MappedFile {
     pid: Pid,
     /// Its bytes are this machine's own.
     local: bool,
+    /// Device and inode number tell it from all files that are there at the same time.
+    numbered: bool,
     /// The path by which it was found, for messages.
     found_at: PathBuf,
     identity: FileIdentity,
@@ -83,14 +102,26 @@ impl RemoteProcess {
             // Memory without a file, or the vdso: to ask would cost what a file costs.
             return Err(RemoteError::NotRegular(self.proc_path("map_files")));
         }
-        let direct = self.proc_path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
+        if let Some(file) = known::find(self, mapping) {
+            return Ok(file);
+        }
+        let direct = self.map_file_path(mapping);
         let (major, minor) = mapping.dev;
         let system = Debtor::FileSystem(libc::makedev(major, minor));
-        match self.find(system, &[direct.as_os_str().as_bytes()], &direct) {
+        let found = match self.find(system, &[direct.as_os_str().as_bytes()], &direct) {
             Err(error) if error.is_not_waited_for() => Err(error),
             Err(RemoteError::File { source, .. }) => self.file_by_path(mapping, source),
             found => found,
+        };
+        if let Ok(file) = &found {
+            known::remember(mapping, file);
         }
+        found
+    }
+
+    /// Where the kernel shows the file behind a mapping.
+    fn map_file_path(&self, mapping: &Mapping) -> PathBuf {
+        self.proc_path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end))
     }
 
     /// The file at the mapping's path, below the target's root or (the kernel shows a chrooted process's paths
@@ -162,8 +193,28 @@ impl MappedFile {
             size: found.size,
         };
         let local = LOCAL.contains(&found.system);
+        let numbered = local && !NUMBERED_TWICE.contains(&found.system);
         let owner = found.owner as u32;
-        Ok(Self { handle: Arc::new(handle), pid, local, found_at: found_at.to_owned(), identity, owner })
+        Ok(Self { handle: Arc::new(handle), pid, local, numbered, found_at: found_at.to_owned(), identity, owner })
+    }
+
+    /// The same file behind another process's mapping.
+    pub(super) fn behind(&self, process: &RemoteProcess, mapping: &Mapping, owner: u32) -> Self {
+        Self { pid: process.pid(), found_at: process.map_file_path(mapping), owner, ..self.clone() }
+    }
+
+    /// Whether device and inode number tell it from all files that are there at the same time, and this machine knows at once what
+    /// it is.
+    pub(super) fn is_numbered(&self) -> bool {
+        self.numbered
+    }
+
+    /// What `stat` tells of it now.
+    ///
+    /// # Errors
+    /// When its file system cannot tell.
+    pub(super) fn stat(&self) -> Result<FileStat, Errno> {
+        fstat(&*self.handle)
     }
 
     /// What tells it from other files.

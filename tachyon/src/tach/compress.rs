@@ -59,6 +59,8 @@ impl SampleOutput {
             Compression::Zstd => {
                 let mut encoder = Encoder::new(LEVEL)?;
                 encoder.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
+                // CPython's frames do not say how long they are either.
+                encoder.set_parameter(CParameter::ContentSizeFlag(false))?;
                 Some(Zstd { encoder, out: Vec::with_capacity(CCtx::out_size()) })
             }
         };
@@ -105,6 +107,12 @@ impl SampleOutput {
 
     /// Brings all bytes to the file and ends the zstd frame.
     pub(super) fn finish(&mut self, file: &mut impl Write) -> io::Result<()> {
+        if self.taken == 0
+            && let Some(Zstd { encoder, .. }) = &mut self.zstd
+        {
+            // So little needs no tables for a window of 2 MiB: to make and clear those takes longer than the bytes.
+            encoder.set_pledged_src_size(Some(self.buffer.len() as u64))?;
+        }
         self.drain(file)?;
         self.kept = None;
         let Some(Zstd { mut encoder, mut out }) = self.zstd.take() else { return Ok(()) };
@@ -139,5 +147,39 @@ impl SampleOutput {
         }
         self.buffer.clear();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written of so many bytes, and the size of its frame's window.
+    fn frame(len: usize) -> (Vec<u8>, Vec<u8>, u64) {
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + at / 1000) as u8).collect();
+        let (mut output, mut file) = (SampleOutput::new(Compression::Zstd).expect("it can be made"), Vec::new());
+        for part in bytes.chunks(1000) {
+            output.buffer().extend_from_slice(part);
+            output.record_end(&mut file).expect("there is room");
+        }
+        output.finish(&mut file).expect("there is room");
+        assert_eq!(output.written(), file.len() as u64);
+        // RFC 8878, 3.1.1.1: after the magic number a descriptor, whose bits 5 to 7 say whether the content's size is told; then,
+        // as it is not, the window's size.
+        let [descriptor, window] = [file[4], file[5]];
+        assert_eq!(descriptor >> 5, 0, "the content's size is not told");
+        let base = 1 << (10 + (window >> 3));
+        (bytes, file, base + (base / 8) * u64::from(window & 7))
+    }
+
+    #[test]
+    fn little_is_compressed_with_small_tables_and_much_as_cpython_does() {
+        for (len, least, most) in
+            [(0, 0, 1 << 17), (1000, 0, 1 << 17), (60_000, 0, 1 << 17), (1 << 20, 1 << 21, 1 << 21)]
+        {
+            let (bytes, file, window) = frame(len);
+            assert_eq!(zstd::decode_all(&file[..]).expect("a frame"), bytes);
+            assert!((least..=most).contains(&window), "{len} bytes: a window of {window}");
+        }
     }
 }

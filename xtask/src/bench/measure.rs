@@ -61,8 +61,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 /// The same where the profiler's own CPU time is measured: symbols are read when the first samples are, which may be 0.8 s later.
 const STEADY: Duration = Duration::from_secs(2);
-/// py-spy does not show when it has begun.
-const PY_SPY_START: Duration = Duration::from_secs(1);
+/// The others do not show when they have begun.
+const OTHERS_START: Duration = Duration::from_secs(1);
 
 /// One tool at one rate.
 pub(crate) struct ToolCost {
@@ -132,8 +132,10 @@ impl Bench {
     pub(crate) fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let mut run = self.tools.start(tool, aim, rate_hz)?;
         match tool {
-            Tool::Tachyon | Tool::Native | Tool::Awaiting => drop(start_phases(&mut run, Duration::from_millis(5))?),
-            Tool::PySpy => sleep(PY_SPY_START),
+            // It samples nobody who runs: nothing tells that it has begun but that its tracepoints run.
+            Tool::OffCpu => sleep(OTHERS_START),
+            _ if tool.is_ours() => drop(start_phases(&mut run, Duration::from_millis(5))?),
+            _ => sleep(OTHERS_START),
         }
         sleep(SETTLE);
         run.check()?;

@@ -16,6 +16,7 @@ pub(crate) mod tach;
 mod target;
 mod tools;
 mod turns;
+mod waits;
 mod whose;
 
 use std::path::PathBuf;
@@ -48,11 +49,14 @@ pub(crate) struct BenchArgs {
     /// Only what it costs to tell the asyncio task and the span of a sample
     #[arg(long, conflicts_with_all = ["tach", "agreement"])]
     whose: bool,
+    /// Only what it costs to sample waiting threads
+    #[arg(long, conflicts_with_all = ["tach", "agreement", "whose"])]
+    waits: bool,
     /// Pairs of windows with and without a profiler, at least 2
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..), conflicts_with = "quick")]
     pairs: u16,
     /// Another build's `tachyon-bpf`: measure both by turns and print the ratios, nothing else
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement", "whose"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["write", "tach", "agreement", "whose", "waits"])]
     against: Option<PathBuf>,
     /// Rounds of `--against`
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), requires = "against")]
@@ -74,7 +78,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         return one_section(&args);
     }
     command::require_root("loading BPF programs and stopping processes")?;
-    apt::ensure(&[("taskset", "util-linux")])?;
+    apt::ensure(&[("taskset", "util-linux"), ("perf", "linux-perf")])?;
     let effort = if args.quick {
         Effort {
             cost: Duration::from_secs(2),
@@ -108,6 +112,9 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         bench.effort.cost = Duration::from_secs(3);
         return turns::run(&mut bench, other, args.rounds.into());
     }
+    if args.waits {
+        return put(&args, waits::HEADING, &waits::section(&bench, args.quick)?);
+    }
     let nothing = measure::nothing_selected(&bench)?;
     if args.whose {
         return put(&args, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
@@ -124,6 +131,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let agreement = agreement::section(&bench.tools, &bench.python, args.quick)?;
     let page = replace(&results.page(&bench), agreement::HEADING, &agreement);
     let page = replace(&page, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
+    let page = replace(&page, waits::HEADING, &waits::section(&bench, args.quick)?);
     let section = tach::section(&bench.tools.tachyon, args.quick)?;
     let page = replace(&page, tach::HEADING, &section);
     print!("{page}");

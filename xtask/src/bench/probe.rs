@@ -10,8 +10,10 @@ use anyhow::{Context, Result};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h): the timer's programs.
+/// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h): the timer's programs, and the kicks'.
 const PERF_EVENT: u64 = 7;
+/// `BPF_PROG_TYPE_RAW_TRACEPOINT`: what hears of starts, ends and switches.
+const RAW_TRACEPOINT: u64 = 17;
 
 /// BPF objects behind the descriptors of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +30,10 @@ pub(crate) struct BpfObjects {
     pub(crate) timer_ns: u64,
     /// Nanoseconds of all other programs.
     pub(crate) other_ns: u64,
+    /// Runs of the raw tracepoint that has run most: where waits are sampled, that of the switches.
+    pub(crate) tracepoint_runs: u64,
+    /// Nanoseconds of these runs.
+    pub(crate) tracepoint_ns: u64,
 }
 
 impl BpfObjects {
@@ -56,12 +62,16 @@ impl BpfObjects {
             let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
         };
+        let (runs, nanoseconds) = (field("run_cnt"), field("run_time_ns"));
         if field("prog_type") == PERF_EVENT {
             // A tail-called program's time is its caller's; only the attached one has runs.
-            self.timer_runs += field("run_cnt");
-            self.timer_ns += field("run_time_ns");
-        } else {
-            self.other_ns += field("run_time_ns");
+            self.timer_runs += runs;
+            self.timer_ns += nanoseconds;
+            return;
+        }
+        self.other_ns += nanoseconds;
+        if field("prog_type") == RAW_TRACEPOINT && runs > self.tracepoint_runs {
+            (self.tracepoint_runs, self.tracepoint_ns) = (runs, nanoseconds);
         }
     }
 
@@ -71,6 +81,8 @@ impl BpfObjects {
             timer_runs: self.timer_runs.saturating_sub(before.timer_runs),
             timer_ns: self.timer_ns.saturating_sub(before.timer_ns),
             other_ns: self.other_ns.saturating_sub(before.other_ns),
+            tracepoint_runs: self.tracepoint_runs.saturating_sub(before.tracepoint_runs),
+            tracepoint_ns: self.tracepoint_ns.saturating_sub(before.tracepoint_ns),
             ..*self
         }
     }
@@ -132,6 +144,8 @@ mod tests {
         objects.add_program("prog_type:\t7\nrun_time_ns:\t0\nrun_cnt:\t0\n");
         objects.add_program("prog_type:\t17\nrun_time_ns:\t12469\nrun_cnt:\t37\n");
         assert_eq!((objects.timer_runs, objects.timer_ns, objects.other_ns), (1530, 3_583_747, 12_469));
+        objects.add_program("prog_type:\t17\nrun_time_ns:\t900\nrun_cnt:\t9\n");
+        assert_eq!((objects.tracepoint_runs, objects.tracepoint_ns, objects.other_ns), (37, 12_469, 13_369));
         let later = BpfObjects { timer_runs: 2000, timer_ns: 4_000_000, ..objects };
         assert_eq!(later.since(&objects).timer_runs, 470);
     }

@@ -186,10 +186,7 @@ impl Results {
              |---|---:|---:|---:|---:|---:|---:|---:|\n"
         );
         for cost in &self.tools {
-            let bpf = match cost.tool {
-                Tool::Tachyon | Tool::Native | Tool::Awaiting => format!("{:.3} %", cost.bpf_share * 100.0),
-                Tool::PySpy => "–".to_owned(),
-            };
+            let bpf = if cost.tool.is_ours() { format!("{:.3} %", cost.bpf_share * 100.0) } else { "–".to_owned() };
             let _ = writeln!(
                 page,
                 "| {} | {} Hz | {:.3} % | {bpf} | {:.3} % | {:.2} s of {:.1} s | {:.1} MiB | {} |",

@@ -137,6 +137,11 @@ impl Mark {
         self.iterations.saturating_sub(before.iterations) as f64 / free.as_secs_f64()
     }
 
+    /// Iterations a second since `before`: of a program that waits most of the time, for others.
+    pub(crate) fn trips_since(&self, before: &Self) -> f64 {
+        self.iterations.saturating_sub(before.iterations) as f64 / (self.at - before.at).as_secs_f64()
+    }
+
     /// Time since `before`, and the target's CPU time in it.
     pub(crate) fn since(&self, before: &Self) -> (Duration, Duration) {
         (self.at - before.at, self.cpu.saturating_sub(before.cpu))

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use crate::{cache, command};
+use crate::{cache, command, zoo};
 
 /// The other profiler, from PyPI.
 const PY_SPY: &str = "py-spy==0.4.2";
@@ -101,16 +101,33 @@ pub(crate) enum Tool {
     Native,
     /// Python frames, and the tasks that await the running one.
     Awaiting,
+    /// Waiting threads too, and children of the process.
+    Wall,
+    /// Waiting threads alone.
+    OffCpu,
     PySpy,
+    /// py-spy, with threads that wait and children of the process.
+    PySpyIdle,
+    /// CPython 3.15's own, by the clock on the wall, with children of the process.
+    Sampling,
 }
 
 impl Tool {
+    /// Whether it is this project's.
+    pub(crate) fn is_ours(self) -> bool {
+        !matches!(self, Self::PySpy | Self::PySpyIdle | Self::Sampling)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tachyon => "tachyon-bpf",
             Self::Native => "tachyon-bpf, native frames too",
             Self::Awaiting => "tachyon-bpf --async",
+            Self::Wall => "tachyon-bpf --wall",
+            Self::OffCpu => "tachyon-bpf --off-cpu",
             Self::PySpy => "py-spy",
+            Self::PySpyIdle => "py-spy --idle",
+            Self::Sampling => "profiling.sampling --mode wall",
         }
     }
 }
@@ -131,36 +148,57 @@ impl Tools {
     /// It cannot be started.
     pub(crate) fn start(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let program = match tool {
-            Tool::Tachyon | Tool::Native | Tool::Awaiting => &self.tachyon,
-            Tool::PySpy => &self.py_spy,
+            Tool::PySpy | Tool::PySpyIdle => self.py_spy.clone(),
+            Tool::Sampling => "chroot".into(),
+            _ => self.tachyon.clone(),
         };
         let path = |name: &str| self.work.path().join(format!("{}.{name}", tool.name()));
         let (profile, report, log) = (path("profile"), path("report.json"), path("log"));
         let mut line = Command::new("taskset");
-        line.args(["-c", &self.cpus]).arg(program).arg("record");
+        line.args(["-c", &self.cpus]).arg(&program);
+        if tool == Tool::Sampling {
+            let Aim::Pid(pid) = aim else { bail!("{} profiles one process", tool.name()) };
+            let python = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
+            line.arg(python.root.as_deref().unwrap_or(Path::new("/"))).arg(&python.path);
+            line.args(["-m", "profiling.sampling", "attach", "--mode", "wall", "--subprocesses", "-d", "86400"]);
+            line.args(["-r", &rate_hz.to_string(), "--collapsed", "-o", "/tmp/bench.collapsed", &pid.to_string()]);
+            return self.run(tool, line, report, &log);
+        }
+        line.arg("record");
         match aim {
             Aim::Pid(pid) => line.args(["--pid", &pid.to_string()]),
             Aim::AllPython => line.arg("--all-python"),
             Aim::Named(pattern) => line.args(["--all-python", "--comm", pattern]),
         };
         let rate = rate_hz.to_string();
-        match tool {
-            Tool::Tachyon | Tool::Native | Tool::Awaiting => {
-                line.arg(if tool == Tool::Native { "--native" } else { "--no-native" });
-                line.args((tool == Tool::Awaiting).then_some("--async"));
-                line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
-            }
+        if tool.is_ours() {
+            line.arg(if tool == Tool::Native { "--native" } else { "--no-native" });
+            line.args(match tool {
+                Tool::Awaiting => Some("--async"),
+                Tool::Wall => Some("--wall"),
+                Tool::OffCpu => Some("--off-cpu"),
+                _ => None,
+            });
+            let has_children = matches!((tool, aim), (Tool::Wall | Tool::OffCpu, Aim::Pid(_)));
+            line.args(has_children.then_some("--subprocesses"));
+            line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
+        } else {
             // Longer than any measurement: without a duration it asks for one on the terminal's behalf.
-            Tool::PySpy => {
-                line.args(["--rate", &rate, "--format", "raw", "--duration", "86400"]);
+            line.args(["--rate", &rate, "--format", "raw", "--duration", "86400"]);
+            if tool == Tool::PySpyIdle {
+                line.args(["--idle", "--subprocesses"]);
             }
         }
-        let log_file = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        line.arg("--output").arg(profile).stdin(Stdio::null());
-        line.stdout(log_file.try_clone().context("cannot share a log file")?).stderr(log_file);
+        line.arg("--output").arg(profile);
+        self.run(tool, line, report, &log)
+    }
+
+    fn run(&self, tool: Tool, mut line: Command, report: PathBuf, log: &Path) -> Result<Run> {
+        let log_file = fs::File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+        line.stdin(Stdio::null()).stdout(log_file.try_clone().context("cannot share a log file")?).stderr(log_file);
         let started = Instant::now();
-        let child = line.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Run { tool, child: Some(child), started, report, log })
+        let child = line.spawn().with_context(|| format!("cannot start {}", tool.name()))?;
+        Ok(Run { tool, child: Some(child), started, report, log: log.to_owned() })
     }
 }
 
@@ -264,16 +302,15 @@ impl Run {
         if !status.success() {
             return Err(self.failed(status));
         }
-        match self.tool {
-            Tool::Tachyon | Tool::Native | Tool::Awaiting => {
-                let path = &self.report;
-                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-                let report: Report =
-                    serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))?;
-                usage.samples = Some(report.stored);
-                usage.report = Some(report);
-            }
-            Tool::PySpy => usage.samples = py_spy_samples(&fs::read_to_string(&self.log).unwrap_or_default()),
+        if self.tool.is_ours() {
+            let path = &self.report;
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let report: Report =
+                serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))?;
+            usage.samples = Some(report.stored);
+            usage.report = Some(report);
+        } else {
+            usage.samples = py_spy_samples(&fs::read_to_string(&self.log).unwrap_or_default());
         }
         Ok(usage)
     }

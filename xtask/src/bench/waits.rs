@@ -1,0 +1,189 @@
+//! What it costs to sample waiting threads: where threads are switched ten thousand times a second, beside the other profilers.
+
+use std::fmt::Write as _;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::measure::{Bench, RATES_HZ, Watched};
+use super::stats::Interval;
+use super::target::{Idle, Shape, Target};
+use super::tools::{Aim, Tool};
+use crate::zoo::{self, Python};
+
+/// The section's heading.
+pub(crate) const HEADING: &str = "## Waiting threads\n";
+
+/// Frames of the process that asks.
+const DEPTH: usize = 10;
+/// Round trips of `perf bench sched pipe`: some seconds.
+const TRIPS: u32 = 200_000;
+
+/// A figure and the most that it should be.
+struct Row {
+    what: String,
+    value: f64,
+    aim: f64,
+    unit: &'static str,
+    decimals: usize,
+}
+
+impl Row {
+    fn shown(&self) -> String {
+        let Self { what, value, aim, unit, decimals } = self;
+        let verdict = if value > aim { "**over**" } else { "ok" };
+        format!("| {what} | {value:.decimals$} {unit} | {aim} {unit} | {verdict} |\n")
+    }
+}
+
+/// The page's section.
+///
+/// # Errors
+/// An interpreter is missing, or a profiler failed.
+pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
+    let [rate_hz, _] = RATES_HZ;
+    let python = bench.ordinary();
+    let switches = switches(bench, &python, rate_hz)?;
+    let mut page = format!(
+        "{HEADING}\nTwo processes of {} send each other a byte on one CPU, {:.0} switches a second. In the kernel (`run_time_ns` ÷ `run_cnt`), at {rate_hz} Hz:\n\n\
+         | what | measured | aim | |\n|---|---:|---:|---|\n",
+        python.name(),
+        switches.a_second,
+    );
+    for row in &switches.rows {
+        page.push_str(&row.shown());
+    }
+    page.push_str(&beside_perf_bench(bench, rate_hz, if quick { 2 } else { bench.effort.pairs.min(10) })?.shown());
+    let newest = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
+    page.push_str(
+        "\nBeside the others: CPU time of the profiler, BPF included, and what the two processes lose of their speed, each window with the profiler \
+         beside the two without; mean and 95 % interval.\n\n| profiler | program | CPU, % of a core | slowdown | 95 % interval |\n|---|---|---:|---:|---:|\n",
+    );
+    let others = [(&python, Tool::Wall), (&python, Tool::PySpyIdle), (&newest, Tool::Wall), (&newest, Tool::Sampling)];
+    for (python, tool) in others {
+        page.push_str(&compared(bench, python, tool, rate_hz, if quick { 2 } else { bench.effort.pairs.min(10) })?);
+    }
+    Ok(page)
+}
+
+/// Two processes that wait for each other.
+fn pair(bench: &Bench, python: &Python) -> Result<Target> {
+    let target = Target::start(python, bench.cpu, Shape { whose: "pipe", ..Shape::deep(DEPTH) })?;
+    // Its speed is steady by then.
+    sleep(Duration::from_millis(300));
+    Ok(target)
+}
+
+struct Switches {
+    a_second: f64,
+    rows: Vec<Row>,
+}
+
+/// A switch of threads that are not recorded, and of those that are; a stack; and all of the profiler.
+fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
+    let target = pair(bench, python)?;
+    let idle = Idle::pythons(&bench.python, 1)?;
+    let other = Aim::Pid(idle.pid().context("one idle process was started")?);
+    sleep(Duration::from_millis(300));
+    let watch = |tool: Tool, aim: Aim| -> Result<Watched> {
+        eprintln!("{} where threads are switched", tool.name());
+        let run = bench.begin(tool, aim, rate_hz)?;
+        let watched = bench.watch(&run, &target, bench.effort.kernel)?;
+        run.finish()?;
+        ensure!(watched.bpf.tracepoint_runs > 0, "no switch was heard of");
+        Ok(watched)
+    };
+    let others = watch(Tool::OffCpu, other)?.bpf;
+    let off_cpu = watch(Tool::OffCpu, Aim::Pid(target.pid()))?;
+    let (own, seconds) = (off_cpu.bpf, off_cpu.wall.as_secs_f64());
+    let wall = watch(Tool::Wall, Aim::Pid(target.pid()))?;
+    let whole = wall.tool_cpu.as_secs_f64() + (wall.bpf.timer_ns + wall.bpf.other_ns) as f64 / 1e9;
+    let each = |nanoseconds: u64, runs: u64| nanoseconds as f64 / runs.max(1) as f64;
+    let row = |what: &str, value: f64, aim: f64, unit: &'static str, decimals: usize| Row {
+        what: what.to_owned(),
+        value,
+        aim,
+        unit,
+        decimals,
+    };
+    let rows = vec![
+        row("a switch, neither thread recorded", each(others.tracepoint_ns, others.tracepoint_runs), 80.0, "ns", 0),
+        row("a switch, both threads recorded", each(own.tracepoint_ns, own.tracepoint_runs), 250.0, "ns", 0),
+        row("a wait's stack, with the interrupt for it", each(own.timer_ns, own.timer_runs) / 1e3, 15.0, "µs", 1),
+        row("the whole profiler, `--wall`", whole / wall.wall.as_secs_f64() * 100.0, 1.0, "% of a core", 2),
+    ];
+    Ok(Switches { a_second: own.tracepoint_runs as f64 / seconds, rows })
+}
+
+/// What `perf bench sched pipe`, which is no Python, loses beside a recording of the whole host.
+fn beside_perf_bench(bench: &Bench, rate_hz: u32, pairs: usize) -> Result<Row> {
+    let took = || -> Result<f64> {
+        let begun = Instant::now();
+        let mut line = Command::new("taskset");
+        line.args(["-c", &bench.cpu.to_string(), "perf", "bench", "sched", "pipe", "-l", &TRIPS.to_string()]);
+        let output = line.output().context("cannot start perf\nhint: apt-get install linux-perf")?;
+        ensure!(output.status.success(), "perf bench: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(begun.elapsed().as_secs_f64())
+    };
+    let mut slower = Vec::new();
+    let mut before = took()?;
+    for pair in 1..=pairs {
+        eprintln!("perf bench sched pipe, pair {pair} of {pairs}");
+        let run = bench.begin(Tool::Wall, Aim::AllPython, rate_hz)?;
+        let with = took()?;
+        run.finish()?;
+        let after = took()?;
+        slower.push((with / f64::midpoint(before, after) - 1.0) * 100.0);
+        before = after;
+    }
+    let interval = Interval::of(&slower).context("an interval needs two pairs")?;
+    let [low, high] = [interval.mean - interval.half, interval.upper()];
+    let what =
+        format!("`perf bench sched pipe` is slower beside `--all-python --wall` (95 % interval {low:.1} to {high:.1})");
+    Ok(Row { what, value: interval.mean, aim: 5.0, unit: "%", decimals: 1 })
+}
+
+/// A row of one profiler.
+fn compared(bench: &Bench, python: &Python, tool: Tool, rate_hz: u32, pairs: usize) -> Result<String> {
+    let target = pair(bench, python)?;
+    let (mut cpu, mut slower) = (Vec::new(), Vec::new());
+    let window = || -> Result<f64> {
+        let begin = target.mark()?;
+        sleep(bench.effort.window);
+        Ok(target.mark()?.trips_since(&begin))
+    };
+    let mut before = window()?;
+    for pair in 1..=pairs {
+        eprintln!("{}, {}, pair {pair} of {pairs}", tool.name(), python.name());
+        let run = bench.begin(tool, Aim::Pid(target.pid()), rate_hz)?;
+        let begin = target.mark()?;
+        let watched = bench.watch(&run, &target, bench.effort.window)?;
+        let with = target.mark()?.trips_since(&begin);
+        let busy = watched.tool_cpu.as_secs_f64() + (watched.bpf.timer_ns + watched.bpf.other_ns) as f64 / 1e9;
+        cpu.push(busy / watched.wall.as_secs_f64() * 100.0);
+        run.finish()?;
+        let after = window()?;
+        slower.push((1.0 - with / f64::midpoint(before, after)) * 100.0);
+        before = after;
+    }
+    let mut row = String::new();
+    let (Some(cpu), Some(slower)) = (Interval::of(&cpu), Interval::of(&slower)) else { return Ok(row) };
+    let [low, high] = [slower.mean - slower.half, slower.upper()];
+    let (tool, python) = (tool.name(), python.name());
+    let _ = writeln!(row, "| {tool} | {python} | {:.2} | {:.1} % | {low:.1} to {high:.1} % |", cpu.mean, slower.mean);
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_its_verdict() {
+        let row = |value| Row { what: "a switch".to_owned(), value, aim: 80.0, unit: "ns", decimals: 0 }.shown();
+        assert_eq!(row(79.6), "| a switch | 80 ns | 80 ns | ok |\n");
+        assert_eq!(row(81.2), "| a switch | 81 ns | 80 ns | **over** |\n");
+    }
+}
