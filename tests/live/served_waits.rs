@@ -105,13 +105,18 @@ fn an_event_loop_waits_for_its_users() {
     assert!(share > 80.0, "{share} %");
 }
 
+/// The share of threads' lives that a pool's first wait has.
+fn pool(interpreter: &str, wants: &str, cause: &str, place: &str) -> f64 {
+    let target = Target::start_with(&Interpreter::named(interpreter), "waits_pool.py", &[wants]);
+    let recording = Profiler::of(target.pid()).arg("--wall").rate(199).milliseconds(2_500).record();
+    first_wait(&recording, cause, place)
+}
+
 /// Threads that want to run all the time wait for the GIL, and who holds it is the one that they wait for.
 #[test]
 fn a_pool_waits_for_the_gil() {
     let Some(_live) = live() else { return };
-    let target = Target::start_with(&Interpreter::named("pyenv_3_12"), "waits_pool.py", &["gil"]);
-    let recording = Profiler::of(target.pid()).arg("--wall").rate(199).milliseconds(2_500).record();
-    let share = first_wait(&recording, "GIL", "held by encode, waits_pool.py:");
+    let share = pool("pyenv_3_12", "gil", "GIL", "held by encode, waits_pool.py:");
     // Three of five threads; the fifth waits for their ends.
     assert!((40.0..66.0).contains(&share), "{share} %");
 }
@@ -120,9 +125,7 @@ fn a_pool_waits_for_the_gil() {
 #[test]
 fn a_free_threaded_pool_waits_for_its_lock() {
     let Some(_live) = live() else { return };
-    let target = Target::start_with(&Interpreter::named("built_3_14t"), "waits_pool.py", &["lock"]);
-    let recording = Profiler::of(target.pid()).arg("--wall").rate(199).milliseconds(2_500).record();
-    let share = first_wait(&recording, "lock", "waits_pool.py:");
+    let share = pool("built_3_14t", "lock", "lock", "waits_pool.py:");
     // Three of five threads, and the fifth, which waits for their ends: for a lock, too.
     assert!((60.0..86.0).contains(&share), "{share} %");
 }

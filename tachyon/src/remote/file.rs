@@ -342,7 +342,7 @@ impl ReadAt for TargetFile {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
 
@@ -350,7 +350,8 @@ mod tests {
     use crate::remote::MappedPath;
     use crate::types::Pid;
 
-    fn mapping_of(path: &Path, inode: u64) -> Mapping {
+    /// As if a process had mapped it.
+    pub(in crate::remote) fn mapping_of(path: &Path, inode: u64) -> Mapping {
         let path = MappedPath::File { path: path.as_os_str().as_encoded_bytes().to_vec(), deleted: false };
         Mapping {
             start: 0x1000,

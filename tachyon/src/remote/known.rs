@@ -104,29 +104,23 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::remote::MappedPath;
+    use crate::remote::file::tests;
     use crate::types::Pid;
 
-    /// As if a process had mapped a file that is on this machine for sure.
+    /// A folder that is on this machine for sure, where there is one.
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
+    }
+
     fn mapping_of(path: &Path) -> Mapping {
         let metadata = std::fs::metadata(path).expect("it is there");
-        Mapping {
-            start: 0x1000,
-            end: 0x2000,
-            readable: true,
-            writable: false,
-            executable: true,
-            private: true,
-            offset: 0,
-            dev: (libc::major(metadata.dev()), libc::minor(metadata.dev())),
-            inode: metadata.ino(),
-            path: MappedPath::File { path: path.as_os_str().as_encoded_bytes().to_vec(), deleted: false },
-        }
+        let dev = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
+        Mapping { dev, ..tests::mapping_of(path, metadata.ino()) }
     }
 
     #[test]
     fn a_file_that_was_found_is_known_until_it_changes() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = folder();
         let path = folder.path().join("library.so");
         File::create(&path).and_then(|mut file| file.write_all(b"text")).expect("a file");
         let (process, mapping) = (RemoteProcess::at(Pid(std::process::id())), mapping_of(&path));
@@ -154,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_nobody_meets_any_more_is_let_go_of() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = folder();
         let path = folder.path().join("library.so");
         File::create(&path).expect("a file");
         let (process, mapping) = (RemoteProcess::at(Pid(std::process::id())), mapping_of(&path));
