@@ -3,6 +3,7 @@
 use super::children::Server;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, live};
 
@@ -59,10 +60,11 @@ fn a_server_waits_for_its_database() {
         assert!(Instant::now() < deadline, "it does not answer");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let end = Instant::now() + Duration::from_millis(4_500);
+    // Users go on until the recording has ended, and should that fail, for a while.
+    let (is_over, end) = (AtomicBool::new(false), Instant::now() + Duration::from_secs(30));
     let ask = || {
         let mut answered = 0;
-        while Instant::now() < end {
+        while !is_over.load(Ordering::Relaxed) && Instant::now() < end {
             answered += u32::from(server.ask().is_some());
         }
         answered
@@ -73,6 +75,7 @@ fn a_server_waits_for_its_database() {
         std::thread::sleep(Duration::from_millis(500));
         let profiler = Profiler::of(server.pid()).arg("--subprocesses").arg("--wall").rate(199).milliseconds(3_000);
         let recording = profiler.record();
+        is_over.store(true, Ordering::Relaxed);
         (users.into_iter().map(|user| user.join().expect("it asks")).sum::<u32>(), recording)
     });
     println!("{answered} answers");

@@ -10,6 +10,8 @@ use zstd::zstd_safe::{CCtx, InBuffer, OutBuffer};
 const BUFFER_LEN: usize = 64 * 1024;
 /// CPython's compression level.
 const LEVEL: i32 = 5;
+/// The level for what fits into the buffer: with small tables CPython's would come out larger than CPython's own.
+const LEVEL_OF_LITTLE: i32 = 9;
 /// CPython's window: 2 MiB.
 const WINDOW_LOG: u32 = 21;
 /// The compressor gathers so many bytes, then it gives all blocks made of them at once (`inBuffTarget` in
@@ -111,6 +113,7 @@ impl SampleOutput {
             && let Some(Zstd { encoder, .. }) = &mut self.zstd
         {
             // So little needs no tables for a window of 2 MiB: to make and clear those takes longer than the bytes.
+            encoder.set_parameter(CParameter::CompressionLevel(LEVEL_OF_LITTLE))?;
             encoder.set_pledged_src_size(Some(self.buffer.len() as u64))?;
         }
         self.drain(file)?;
