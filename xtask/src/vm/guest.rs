@@ -28,12 +28,6 @@ impl Given {
     }
 }
 
-/// How long a guest may take; where other builds want the processors too, as `TACHYON_VM_SECONDS` says.
-fn at_most(given: Given) -> Duration {
-    let seconds = std::env::var("TACHYON_VM_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    seconds.map_or(given.at_most, Duration::from_secs)
-}
-
 /// Lines of the console shown when a guest fails.
 const TAIL_LINES: usize = 40;
 
@@ -47,23 +41,74 @@ fn died_of_emulation(console: &str) -> bool {
     console.contains("Kernel panic") && (!console.contains(BOOTED) || console.contains("Oops: int3:"))
 }
 
+/// Whether the kernel complained that a processor did nothing else for longer than its watchdog waits (20 s). On some machines
+/// each boot of 5.10 ended so, also where nothing of ours ran: two emulated processors that wait for each other come to nothing
+/// there. With one thread for both of them they get on.
+fn locked_up(console: &str) -> bool {
+    console.contains("BUG: soft lockup")
+}
+
+/// How QEMU emulates several processors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Threads {
+    OnePerProcessor,
+    /// They take turns: slower, and never at odds with each other.
+    One,
+}
+
+impl Threads {
+    fn accelerator(self) -> &'static str {
+        match self {
+            Self::OnePerProcessor => "tcg,thread=multi",
+            Self::One => "tcg,thread=single",
+        }
+    }
+
+    /// How long a guest may take; where other builds want the processors too, as `TACHYON_VM_SECONDS` says.
+    fn at_most(self, given: Given) -> Duration {
+        let seconds = std::env::var("TACHYON_VM_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+        let at_most = seconds.map_or(given.at_most, Duration::from_secs);
+        match self {
+            Self::OnePerProcessor => at_most,
+            Self::One => at_most * 2,
+        }
+    }
+}
+
 /// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation is booted once
-/// more.
+/// more; one whose processors were locked up as well, with one thread for all of them, which a lockup of our making outlives.
 ///
 /// # Errors
 /// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
 pub(crate) fn run(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
-    let first = boot(kernel, given, image, initramfs, work);
+    let first = boot(kernel, given, Threads::OnePerProcessor, image, initramfs, work);
     let Err(error) = &first else { return first };
-    let console = fs::read(directory(work, kernel).join("console")).unwrap_or_default();
-    if !died_of_emulation(&String::from_utf8_lossy(&console)) {
-        return first;
+    let console = read(&directory(work, kernel).join("console"));
+    if died_of_emulation(&console) {
+        eprintln!("it died of its emulation, and is booted once more: {error:#}");
+        return boot(kernel, given, Threads::OnePerProcessor, image, initramfs, work);
     }
-    eprintln!("it died of its emulation, and is booted once more: {error:#}");
-    boot(kernel, given, image, initramfs, work)
+    if locked_up(&console) {
+        eprintln!(
+            "its processors were locked up, and it is booted once more, with one thread for all of them: {error:#}"
+        );
+        command::notice(&format!(
+            "kernel {}: its emulated processors were locked up; what is told of it is of a boot with one thread for them",
+            kernel.name()
+        ))?;
+        return boot(kernel, given, Threads::One, image, initramfs, work);
+    }
+    first
 }
 
-fn boot(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
+fn boot(
+    kernel: Kernel,
+    given: Given,
+    threads: Threads,
+    image: &Path,
+    initramfs: &Path,
+    work: &Path,
+) -> Result<PathBuf> {
     let dir = directory(work, kernel);
     crate::cache::remove(&dir)?;
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -71,9 +116,10 @@ fn boot(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Pat
     let (cpus, memory) = (given.cpus.to_string(), given.memory_mib.to_string());
     eprint!("booting kernel {} on {cpus} cpus {} ... ", kernel.name(), kernel.cpu());
     let start = Instant::now();
+    let at_most = threads.at_most(given);
     let mut qemu = Guest(
         Command::new(kernel.machine.qemu())
-            .args(["-accel", "tcg,thread=multi", "-m", &memory, "-cpu", kernel.cpu(), "-smp", &cpus])
+            .args(["-accel", threads.accelerator(), "-m", &memory, "-cpu", kernel.cpu(), "-smp", &cpus])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .arg("-serial")
             .arg(format!("file:{}", console.display()))
@@ -94,7 +140,7 @@ fn boot(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Pat
         if let Some(status) = qemu.0.try_wait().context("cannot wait for QEMU")? {
             break status.success();
         }
-        if start.elapsed() > at_most(given) {
+        if start.elapsed() > at_most || (threads == Threads::OnePerProcessor && locked_up(&read(&console))) {
             break false;
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -144,9 +190,13 @@ fn unpack(results: &Path, received: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Of a console, whose bytes are not always text; nothing where there is none yet.
+fn read(console: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned()
+}
+
 fn tail(console: &Path) -> String {
-    let bytes = fs::read(console).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
+    let text = read(console);
     let lines: Vec<&str> = text.lines().collect();
     lines.get(lines.len().saturating_sub(TAIL_LINES)..).unwrap_or_default().join("\n")
 }
@@ -163,5 +213,9 @@ mod tests {
         assert!(of(&[BOOTED, "[   12.413099] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI", panic]));
         assert!(!of(&[BOOTED, "BUG: kernel NULL pointer dereference", "Oops: Oops: 0002 [#1] SMP", panic]));
         assert!(!of(&[BOOTED, "the verifier refuses it"]), "it did not die");
+        assert!(locked_up(&format!(
+            "{BOOTED}\n[   81.2] watchdog: BUG: soft lockup - CPU#0 stuck for 22s! [kick:100]"
+        )));
+        assert!(!locked_up(&format!("{BOOTED}\n{panic}")));
     }
 }
