@@ -339,6 +339,8 @@ def main():
     if here:
         # A greenlet's Python stack ends where it began; what C is below that is its caller's.
         paths += [[["py", name(switched)], ["py", name(busy)]]]
+        # What starts it.
+        paths += [[["py", function] for function in [*root, name(by_greenlet)]] for root in roots]
         leaves[by_greenlet] = here
     if DEPTH > 6:
         del STATES[:-1]

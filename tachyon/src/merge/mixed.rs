@@ -321,7 +321,10 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     let both_whole = native_whole && python_whole;
     if activations == 0 && evaluators > 0 {
         let entering = evaluators == 1 && entering && both_whole;
-        return (Some(evaluators), Quality::Repaired(if entering { Repair::Entering } else { Repair::NoPython }));
+        // The thread state has no frame, so it is its first one that is entered or left.
+        let sure = entering && python.stop == StopReason::NoFrame && !native.foreign && !native.switching;
+        let repair = if entering { Repair::Entering } else { Repair::NoPython };
+        return (Some(evaluators), if sure { Quality::Exact } else { Quality::Repaired(repair) });
     }
     let without_python = native.without_python();
     if let Some(empty) = without_python.filter(|&empty| empty > 0) {

@@ -199,6 +199,9 @@ fn what_differs_is_repaired_and_labelled() {
     for (native, folded) in [("nEpEn", "n01n"), ("epiEn", "01n")] {
         assert_eq!(whole(EntryFrame, native, "fF").run(false), (folded.to_owned(), Quality::Exact), "{native}");
     }
+    // A thread or greenlet that enters Python for the first time.
+    assert_eq!(whole(Shim, "en", "").run(false), ("en".to_owned(), Quality::Exact));
+    assert_eq!(whole(Shim, "En", "").run(false), ("En".to_owned(), Quality::Repaired(Repair::NoPython)));
     let failed = whole(Shim, "nEpn", "fSfS");
     assert_eq!(failed.run(false), ("n01".to_owned(), Quality::Failed));
     assert_eq!(failed.run(true), ("n01".to_owned(), Quality::Failed));

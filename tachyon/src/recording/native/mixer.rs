@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
+use tachyon_common::stop::StopReason;
 
 /// Most addresses whose frames are remembered; then all are looked up anew.
 const MAX_KNOWN: usize = 1 << 20;
@@ -28,6 +29,14 @@ const GREENLET: &str = "_greenlet.";
 /// The function of that library that starts a greenlet (`TGreenlet.cpp`, `TUserGreenlet.cpp`, before 2.0 `greenlet.c`). Its caller,
 /// `g_switch`, is a greenlet's first: what lies below on the stack belongs to whoever ran there, and is exchanged beneath it.
 const GREENLET_START: &str = "g_initialstub";
+/// What saves a greenlet's stack and Python state there: until it is done both are its own.
+const GREENLET_SAVES: [&str; 3] = ["slp_save", "copy_stack_to_heap", "operator<<"];
+/// What puts another's stack in its place, byte by byte. (`slp_switch` is written for each processor, and calls both.)
+const GREENLET_RESTORES: [&str; 3] = ["slp_restore", "copy_heap_to_stack", "slp_switch"];
+/// What calls that, and then changes what the thread state tells of Python frames.
+const GREENLET_EXCHANGES: [&str; 3] = ["g_switchstack", "StackState", "operator>>"];
+/// Calls the first of those, which may be part of it.
+const GREENLET_SWITCH: &str = "g_switch";
 const ANONYMOUS: &str = "[anonymous]";
 /// What stands before the name of a function that the process made, where others have their file.
 const MADE: &str = "[jit]";
@@ -50,8 +59,10 @@ pub(in crate::recording) struct Mixer {
     pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
     pub foreign: bool,
-    /// Whether its innermost activation has called such code.
+    /// Whether its innermost activation has called such code, and the stacks may just be exchanged.
     pub switching: bool,
+    /// The same by the innermost function that tells.
+    exchange: Option<Exchange>,
     /// Whether its stack has been followed to the first function of a greenlet, where it ends.
     pub rooted: bool,
     /// Of the present sample: what each native frame is.
@@ -77,10 +88,59 @@ struct Known {
     kind: NativeKind,
     /// Indices into [`Mixer::frames`], once it was shown.
     frames: Option<Range<usize>>,
-    /// It is [`GREENLET_START`].
-    starts_greenlet: bool,
+    greenlet: Greenlet,
     /// It has no name because this process has cost enough; until when nobody asks again for it.
     refused: Option<(ProcessId, Instant)>,
+}
+
+/// What a function is to greenlets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greenlet {
+    /// It is not of greenlet's library.
+    None,
+    /// [`GREENLET_SAVES`].
+    Saves,
+    /// [`GREENLET_RESTORES`].
+    Restores,
+    /// [`GREENLET_EXCHANGES`], or without a name.
+    Exchanges,
+    /// [`GREENLET_SWITCH`].
+    Switches,
+    /// [`GREENLET_START`].
+    Starts,
+    /// Another one of the library: its caller has not exchanged anything yet, or has done so.
+    Other,
+}
+
+/// How far one greenlet has given way to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exchange {
+    /// Both stacks are one greenlet's.
+    Apart,
+    /// The native stack is being overwritten.
+    Restoring,
+    /// The native stack may be the one's and the Python stack the other's.
+    UnderWay,
+}
+
+impl Greenlet {
+    fn of(function: Option<&str>) -> Self {
+        let Some(function) = function else { return Self::Exchanges };
+        let is_of = |parts: &[&str]| parts.iter().any(|part| function.contains(part));
+        if is_of(&GREENLET_SAVES) {
+            Self::Saves
+        } else if is_of(&GREENLET_RESTORES) {
+            Self::Restores
+        } else if is_of(&GREENLET_EXCHANGES) {
+            Self::Exchanges
+        } else if function.contains(GREENLET_START) {
+            Self::Starts
+        } else if function.contains(GREENLET_SWITCH) {
+            Self::Switches
+        } else {
+            Self::Other
+        }
+    }
 }
 
 impl Known {
@@ -106,6 +166,7 @@ impl Mixer {
             unnamed: None,
             foreign: false,
             switching: false,
+            exchange: None,
             rooted: false,
             kinds: Vec::new(),
             places: Vec::new(),
@@ -118,7 +179,7 @@ impl Mixer {
     pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
         self.kinds.clear();
         self.places.clear();
-        (self.foreign, self.switching, self.rooted, self.unnamed) = (false, false, false, None);
+        (self.foreign, self.switching, self.exchange, self.rooted, self.unnamed) = (false, false, None, false, None);
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
@@ -132,11 +193,13 @@ impl Mixer {
             self.made.clear();
         }
         (self.space, self.process) = (Arc::clone(&space), (process, Pid(record.tgid)));
+        // What a thread state is given that changes to a greenlet which has not called Python yet.
+        let no_frame = record.stop == StopReason::NoFrame as u8;
         for address in addresses {
             let root = self.rooted;
             let kind = match space.at(address) {
                 Some(code) if code.is_made() => self.made(profile, &space, address),
-                Some(code) => self.in_code(profile, code, address),
+                Some(code) => self.in_code(profile, code, address, no_frame),
                 None => self.nameless(profile, ANONYMOUS, NativeKind::Other),
             };
             self.kinds.push(kind);
@@ -147,7 +210,7 @@ impl Mixer {
                     NativeKind::Evaluator { entering } => Some(*entering),
                     _ => None,
                 });
-                self.switching |= evaluators.next() == Some(true) && evaluators.next().is_none();
+                self.switching |= evaluators.next() == Some(true) && evaluators.next().is_none() && !no_frame;
                 self.foreign = false;
                 break;
             }
@@ -167,12 +230,11 @@ impl Mixer {
         self.spaces.forget_image(image);
     }
 
-    fn in_code(&mut self, profile: &mut Profile, code: &Code, address: u64) -> NativeKind {
-        if code.object.starts_with(GREENLET) {
-            let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
-            (self.foreign, self.switching) = (true, self.switching || !self.kinds.iter().any(activation));
-        }
+    fn in_code(&mut self, profile: &mut Profile, code: &Code, address: u64, no_frame: bool) -> NativeKind {
         let Some(file) = &code.file else {
+            if code.object.starts_with(GREENLET) {
+                self.in_greenlet(Greenlet::Exchanges, no_frame);
+            }
             let object = if code.object.is_empty() { ANONYMOUS } else { &code.object };
             let plumbing = code.interpreter.is_some() || code.trampolines;
             let kind = if plumbing { NativeKind::Plumbing } else { NativeKind::Other };
@@ -188,22 +250,51 @@ impl Mixer {
                 known
             }
         };
-        // A greenlet that has not called Python yet: whose Python stack it is nobody can tell.
-        self.rooted |= known.starts_greenlet && !self.switching;
+        if known.greenlet != Greenlet::None {
+            self.in_greenlet(known.greenlet, no_frame);
+        }
         known.kind
+    }
+
+    /// A frame of greenlet's library: the innermost one that tells of an exchange says whether it is under way.
+    fn in_greenlet(&mut self, greenlet: Greenlet, no_frame: bool) {
+        let innermost = !self.foreign;
+        self.foreign = true;
+        let activation = |kind: &NativeKind| matches!(kind, NativeKind::Evaluator { .. } | NativeKind::Handler);
+        let called_python = self.kinds.iter().any(activation);
+        if !called_python {
+            self.exchange = self.exchange.or(match greenlet {
+                Greenlet::Saves => Some(Exchange::Apart),
+                Greenlet::Restores => Some(Exchange::Restoring),
+                Greenlet::Exchanges => Some(Exchange::UnderWay),
+                Greenlet::Switches if innermost => Some(Exchange::UnderWay),
+                Greenlet::Switches | Greenlet::Starts | Greenlet::Other | Greenlet::None => None,
+            });
+        }
+        if greenlet == Greenlet::Starts {
+            // Without Python frames, as the thread state has none, it is whole: it has not called Python yet, or not any more. One
+            // that has Python frames and has not called Python is its starter, whose stack goes on below.
+            let without_python = no_frame && !called_python && self.exchange != Some(Exchange::Restoring);
+            if without_python {
+                self.exchange = Some(Exchange::Apart);
+            }
+            self.rooted |=
+                without_python || (called_python && self.exchange.is_none_or(|exchange| exchange == Exchange::Apart));
+        }
+        self.switching = self.exchange.is_some_and(|exchange| exchange != Exchange::Apart);
     }
 
     /// What lies at an offset of a file, and not yet what its frames are.
     fn look_up(&self, code: &Code, file: &Pinned, offset: u64) -> Known {
         let (process, pid) = self.process;
         let by_name = code.interpreter.as_ref().is_some_and(|interpreter| interpreter.kind_at(offset).is_none());
-        let asks = by_name || code.object.starts_with(GREENLET);
+        let in_greenlet = code.object.starts_with(GREENLET);
+        let asks = by_name || in_greenlet;
         // Of all other code the name is not needed before it is shown.
         let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
-        let starts_greenlet = code.object.starts_with(GREENLET)
-            && name.function.as_deref().is_some_and(|function| function.contains(GREENLET_START));
+        let greenlet = if in_greenlet { Greenlet::of(name.function.as_deref()) } else { Greenlet::None };
         let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
-        Known { kind: kind(code, offset, &name), frames: None, starts_greenlet, refused }
+        Known { kind: kind(code, offset, &name), frames: None, greenlet, refused }
     }
 
     /// A function's name; DWARF may know one where no symbol does.
