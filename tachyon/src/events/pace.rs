@@ -21,6 +21,8 @@ const PROMPT_FOR: Duration = Duration::from_secs(5);
 const BRISK: Duration = Duration::from_millis(20);
 /// How long such a sample makes the reader look sooner.
 const BRISK_FOR: Duration = Duration::from_millis(500);
+/// How long the same is done after the beginning: none of what samples meet first has rules, and a short program is over by then.
+const BEGINNING: Duration = Duration::from_secs(1);
 
 /// Threads of which is remembered that they have been met; where two share a place each is new again and again.
 const THREADS: usize = 1 << 10;
@@ -30,6 +32,7 @@ const THREADS: usize = 1 << 10;
 pub(super) struct Pace {
     /// Thread ids, each in the place that it says itself.
     threads: Box<[u32]>,
+    begun: Instant,
     /// When something new was met last, and code without rules.
     new: Instant,
     without_rules: Option<Instant>,
@@ -39,7 +42,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Everything is new.
     pub fn new(now: Instant) -> Self {
-        Self { threads: vec![0; THREADS].into(), new: now, without_rules: None, now }
+        Self { threads: vec![0; THREADS].into(), begun: now, new: now, without_rules: None, now }
     }
 
     /// A look at the ring begins.
@@ -71,7 +74,8 @@ impl Pace {
     /// How long after this look the next one is due.
     pub fn wait(&self) -> Duration {
         let within = |since: Instant, time: Duration| self.now.saturating_duration_since(since) < time;
-        if self.without_rules.is_some_and(|since| within(since, BRISK_FOR)) {
+        let brisk = self.without_rules.is_some_and(|since| within(since, BRISK_FOR));
+        if brisk || within(self.begun, BEGINNING) {
             BRISK
         } else if within(self.new, PROMPT_FOR) {
             PROMPT
@@ -106,10 +110,11 @@ mod tests {
         let known = sample(7, StopReason::Complete);
         let code = [kind::CODE.to_ne_bytes().to_vec(), vec![0; 60]].concat();
         for (line, (seconds, records, expected)) in [
-            (0.0, vec![], PROMPT),
-            (0.2, vec![known.clone()], PROMPT),
-            (5.0, vec![known.clone()], PROMPT),
-            (5.3, vec![known.clone()], CALM),
+            (0.0, vec![], BRISK),
+            (0.9, vec![known.clone()], BRISK),
+            (1.2, vec![known.clone()], PROMPT),
+            (5.8, vec![known.clone()], PROMPT),
+            (5.95, vec![known.clone()], CALM),
             (6.0, vec![known.clone(), sample(8, StopReason::Complete)], PROMPT),
             (10.0, vec![known.clone(), sample(8, StopReason::Complete)], PROMPT),
             (11.1, vec![known.clone()], CALM),

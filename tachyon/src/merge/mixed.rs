@@ -341,8 +341,13 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     let sure = without_python == Some(0);
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
-        // A thread that never entered Python has no thread state: then nothing is missing either.
-        std::cmp::Ordering::Equal if native_whole && python.stop.is_whole() => (Some(0), Quality::Exact),
+        // A thread that never entered Python has no thread state: then nothing is missing either. Nor where there is no
+        // interpreter, before it has begun and after it has ended.
+        std::cmp::Ordering::Equal
+            if native_whole && (python.stop.is_whole() || python.stop == StopReason::RuntimeNotInitialized) =>
+        {
+            (Some(0), Quality::Exact)
+        }
         // Its Python frame is not linked yet, so what was cut off has one evaluator more than is seen.
         std::cmp::Ordering::Equal if !native_whole && python_whole && entering && !sure => {
             (Some(1), Quality::Repaired(Repair::OuterPython))

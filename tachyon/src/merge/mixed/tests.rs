@@ -239,6 +239,17 @@ fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
     assert_eq!(case.run(false), ("0n1n".to_owned(), Quality::Exact));
 }
 
+/// What a program does before it has an interpreter, and what its libraries do after that has ended.
+#[test]
+fn without_an_interpreter_native_frames_are_all_there_is() {
+    let case = Case { stop: StopReason::RuntimeNotInitialized, ..whole(Boundaries::Shim, "nnn", "") };
+    assert_eq!(case.run(false), ("nnn".to_owned(), Quality::Exact));
+    assert_eq!(Case { native_whole: false, ..case }.run(false).1, Quality::Repaired(Repair::Cut));
+    // It has one, which could not be read.
+    let case = Case { stop: StopReason::RuntimeNotInitialized, ..whole(Boundaries::Shim, "nEn", "") };
+    assert_eq!(case.run(false).1, Quality::Repaired(Repair::NoPython));
+}
+
 /// musl has no unwind tables for what calls the interpreter's first function, where Python's part is whole.
 #[test]
 fn a_stack_that_is_cut_below_the_interpreters_first_function_is_exact() {

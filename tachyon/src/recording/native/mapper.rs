@@ -47,7 +47,10 @@ const SLICE: Duration = Duration::from_millis(100);
 /// The same where all that are due are wanted.
 const ALL: Duration = Duration::from_secs(10);
 
-/// Until looks at it have taken so long it rests less: a program that has just begun, or that was just found, maps many files.
+/// Until looks at it have taken so long it does not rest: a program that imports libraries runs each as soon as it is mapped, and
+/// most of what it does by then is done there.
+const FRESH: Duration = Duration::from_millis(300);
+/// Until they have taken so long it rests less: a program that has just begun, or that was just found, maps many files.
 const EAGER: Duration = Duration::from_secs(3);
 const EAGER_REST: u32 = 3;
 const EAGER_BURST: Duration = Duration::from_millis(5);
@@ -65,7 +68,7 @@ const MEETING: Duration = Duration::from_millis(2);
 
 /// Most bytes of `.eh_frame` that rows are made of at a time, beside those of interpreters: some 25 ms. The first sample waits for
 /// this once, what samples meet is made between.
-const AT_A_TIME: u64 = 1 << 20;
+const AT_A_TIME: u64 = 256 << 10;
 
 /// Most addresses of one process that are looked at at a time, and most stacks.
 const MAX_MET: usize = 256;
@@ -326,8 +329,9 @@ impl Worker {
                 let (now, took) = (Instant::now(), begun.elapsed());
                 process.spent += took;
                 let rest = if process.spent < EAGER { EAGER_REST } else { REST };
-                process.rests_until = Some(now + (took * rest).min(LONGEST_REST));
-                process.meets_from = Some(now + took.min(LONGEST_REST));
+                let fresh = process.spent < FRESH;
+                process.rests_until = (!fresh).then(|| now + (took * rest).min(LONGEST_REST));
+                process.meets_from = (!fresh).then(|| now + took.min(LONGEST_REST));
                 self.debts.spent(pid, user, ledger::thread_time().saturating_sub(worked), now);
                 if process.more {
                     process.ask(now + MEETING);
