@@ -66,8 +66,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Code that samples were met in has its rules this long after it was told of at the earliest: samples come in bursts.
 const MEETING: Duration = Duration::from_millis(2);
 
-/// Most bytes of `.eh_frame` that rows are made of at a time, beside those of interpreters: some 25 ms. The first sample waits for
-/// this once, what samples meet is made between.
+/// Most bytes of `.eh_frame` that rows are made of at the first look at a process, beside those of interpreters: some 25 ms, which
+/// its first sample waits for.
+const AT_FIRST: u64 = 1 << 20;
+/// The same at each later one: what samples meet is made between, and what is made is published after each.
 const AT_A_TIME: u64 = 256 << 10;
 
 /// Most addresses of one process that are looked at at a time, and most stacks.
@@ -403,7 +405,11 @@ impl Worker {
         }
         // What samples wait for comes first, and what nobody has asked for later.
         let waited_for = !met.is_empty();
-        let allowance = if waited_for { 0 } else { AT_A_TIME };
+        let allowance = match known.looked_at {
+            _ if waited_for => 0,
+            false => AT_FIRST,
+            true => AT_A_TIME,
+        };
         if waited_for {
             met.extend(hints(&process, &maps, &stacks));
         }
