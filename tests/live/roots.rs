@@ -71,8 +71,8 @@ fn a_greenlet_ends_at_its_first_function() {
     assert!(native.exact * 100 >= total as u64 * 97, "{native:?}");
 }
 
-/// gevent's functions that begin and end a greenlet are C. Of 577 stacks of such greenlets none was exact: each went on into the
-/// evaluator of whoever had started them, and had no Python stack for it.
+/// gevent's functions that begin and end a greenlet are C. Of 589 stacks of a server 131 went on into the evaluator of whoever had
+/// started such a greenlet, and had no Python stack for it.
 #[test]
 fn a_greenlet_that_runs_no_python_is_whole() {
     let Some(_live) = live() else { return };
