@@ -39,6 +39,24 @@ fn a_limit_with_room_changes_nothing() {
     assert!(report.notes.iter().all(|note| !note.contains("CPU limit")), "{:?}", report.notes);
 }
 
+/// What the program that executes the profiler used is not the profiler's: 525 MiB were told here, for 40.
+#[test]
+fn peak_memory_is_of_the_profiler_alone() {
+    let Some(_live) = live() else { return };
+    const BEFORE: u64 = 512 << 20;
+    let python = Interpreter::named("debian_3_11");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let (report, output) = (dir.path().join("report.json"), dir.path().join("out.tach"));
+    let code = format!("import os, sys; held = b'x' * {BEFORE}; os.execv(sys.argv[1], sys.argv[1:])");
+    let mut command = python.command();
+    command.args(["-c", &code]).arg(binary()).args(["record", "-o"]).arg(output).arg("--report").arg(&report);
+    let status = command.args(["--", "sleep", "0.1"]).status().expect("it starts");
+    let text = std::fs::read_to_string(&report).unwrap_or_else(|error| panic!("{status}: {error}"));
+    let report: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let peak = report["cost"]["peak_rss_bytes"].as_u64().expect("a number");
+    assert!(peak > 1 << 20 && peak < BEFORE / 2, "{peak}");
+}
+
 /// A program that makes functions without end would take memory without end: names are given up in time, then the
 /// recording. What it has is written, and memory never was above the limit.
 #[test]

@@ -75,13 +75,21 @@ impl Stats {
             bpf_run_ns: since(before.run_ns, now.run_ns),
             bpf_stats: self.held.as_ref().map_or_else(Clone::clone, |_| "on".to_owned()),
             user_cpu_s: now.cpu_s - before.cpu_s,
-            // Linux counts `ru_maxrss` in KiB (getrusage(2)).
-            peak_rss_bytes: usage().map_or(0, |usage| usage.max_rss().unsigned_abs() * 1024),
+            peak_rss_bytes: peak_rss_bytes(),
             map_bytes: kernel.map_bytes(),
             ring_bytes: u64::from(ring_bytes),
             start,
         }
     }
+}
+
+/// Peak resident memory of this program: `VmHWM`, in kB (proc_pid_status(5)). `ru_maxrss` outlives `exec`, and would be that of
+/// whatever started the program where that had more.
+fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    peak.unwrap_or(0) * 1024
 }
 
 fn usage() -> Option<Usage> {

@@ -185,7 +185,8 @@ tables come late, the first seconds have more stacks that are cut, and py-spy co
 - *unknown*: the innermost frame has neither a name nor an address in a file.
 - *lost*: runs of the timer's program that left no sample, of all causes.
 - *first sample*: from the start of the profiler. A program that is idle at that moment has its first sample later.
-- *memory*: the profiler's resident memory at its peak and its BPF maps.
+- *memory*: the profiler's resident memory at its peak and its BPF maps. (Rows of 2026-11-27 and before: or the memory at its peak of the command
+  that started it, where that had more. It is too high in rows after those with more packages.)
 - *as py-spy*: of the ten Python functions that py-spy meets most often, how many have the same share of samples, give or take {POINTS} points. Servers
   are compared by the threads that hold the GIL (`--gil`), libraries by the threads that run.
 ";

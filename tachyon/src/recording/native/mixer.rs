@@ -88,16 +88,15 @@ struct Known {
     kind: NativeKind,
     /// Indices into [`Mixer::frames`], once it was shown.
     frames: Option<Range<usize>>,
-    greenlet: Greenlet,
+    /// Of greenlet's library alone.
+    greenlet: Option<Greenlet>,
     /// It has no name because this process has cost enough; until when nobody asks again for it.
     refused: Option<(ProcessId, Instant)>,
 }
 
-/// What a function is to greenlets.
+/// What a function of greenlet's library does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Greenlet {
-    /// It is not of greenlet's library.
-    None,
     /// [`GREENLET_SAVES`].
     Saves,
     /// [`GREENLET_RESTORES`].
@@ -108,7 +107,7 @@ enum Greenlet {
     Switches,
     /// [`GREENLET_START`].
     Starts,
-    /// Another one of the library: its caller has not exchanged anything yet, or has done so.
+    /// Anything else: its caller has not exchanged anything yet, or has done so.
     Other,
 }
 
@@ -250,8 +249,8 @@ impl Mixer {
                 known
             }
         };
-        if known.greenlet != Greenlet::None {
-            self.in_greenlet(known.greenlet, no_frame);
+        if let Some(greenlet) = known.greenlet {
+            self.in_greenlet(greenlet, no_frame);
         }
         known.kind
     }
@@ -268,7 +267,7 @@ impl Mixer {
                 Greenlet::Restores => Some(Exchange::Restoring),
                 Greenlet::Exchanges => Some(Exchange::UnderWay),
                 Greenlet::Switches if innermost => Some(Exchange::UnderWay),
-                Greenlet::Switches | Greenlet::Starts | Greenlet::Other | Greenlet::None => None,
+                Greenlet::Switches | Greenlet::Starts | Greenlet::Other => None,
             });
         }
         if greenlet == Greenlet::Starts {
@@ -292,7 +291,7 @@ impl Mixer {
         let asks = by_name || in_greenlet;
         // Of all other code the name is not needed before it is shown.
         let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
-        let greenlet = if in_greenlet { Greenlet::of(name.function.as_deref()) } else { Greenlet::None };
+        let greenlet = in_greenlet.then(|| Greenlet::of(name.function.as_deref()));
         let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
         Known { kind: kind(code, offset, &name), frames: None, greenlet, refused }
     }
