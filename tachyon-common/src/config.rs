@@ -75,7 +75,12 @@ pub struct Config {
     pub task_start_time: u32,
     /// `task_struct.sched_info` + `sched_info.run_delay`; 0: the kernel does not count it.
     pub task_run_delay: u32,
-    /// `task_struct.se` + `sched_entity.cfs_rq`, where [`Config::preempt_count`] needs it.
+    /// `task_struct.sched_info` + `sched_info.last_queued`, where the kernel's own clocks tell how long a thread was ready to run; 0: a
+    /// hook on wake-ups does.
+    pub task_last_queued: u32,
+    /// `rq.clock`, likewise.
+    pub rq_clock: u32,
+    /// `task_struct.se` + `sched_entity.cfs_rq`, where that or [`Config::preempt_count`] needs it.
     pub task_cfs_rq: u32,
     /// `cfs_rq.rq`, likewise.
     pub cfs_rq_rq: u32,
@@ -117,4 +122,4 @@ pub mod machine {
     pub const ARM64: u32 = 1;
 }
 
-const _: () = assert!(core::mem::size_of::<Config>() == 16 + 40 * 4);
+const _: () = assert!(core::mem::size_of::<Config>() == 16 + 42 * 4);

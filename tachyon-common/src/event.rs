@@ -316,6 +316,8 @@ pub struct ProcessRecord {
     pub lives_ns: u64,
     /// [`crate::process::Life::queued_ns`], likewise.
     pub queued_ns: u64,
+    /// [`crate::process::Life::waited_ns`], likewise.
+    pub waited_ns: u64,
     /// [`crate::process::Life::uninspected`] of the program that ends (exec and exit),
     /// [`crate::process::Life::after_exit`] (free), else 0.
     pub uninspected: u64,
@@ -373,7 +375,7 @@ const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);
 const _: () = assert!(core::mem::size_of::<RawFrame>() == 24);
 const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
-const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 112);
+const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 120);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 64);

@@ -36,6 +36,8 @@ pub struct Life {
     pub lives_ns: u64,
     /// How long of that they were ready to run and had no CPU, nanoseconds.
     pub queued_ns: u64,
+    /// How long of it they waited, for a CPU or anything else, where waits are sampled: as their switches tell.
+    pub waited_ns: u64,
     /// Threads started so far: drops the thread cache of 3.11 and before, where a new thread's state is ambiguous.
     pub thread_starts: u32,
     /// Explicit padding.
@@ -60,6 +62,7 @@ impl Life {
             released_ns: 0,
             lives_ns: 0,
             queued_ns: 0,
+            waited_ns: 0,
             thread_starts: 0,
             _pad: 0,
         }
@@ -135,5 +138,5 @@ pub mod flags {
     pub const DULL: u32 = 1 << 7;
 }
 
-const _: () = assert!(core::mem::size_of::<Life>() == 96);
+const _: () = assert!(core::mem::size_of::<Life>() == 104);
 const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 96);

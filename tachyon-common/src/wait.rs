@@ -57,8 +57,13 @@ pub const BY_INTERRUPT: u32 = u32::MAX;
 pub struct SeenThread {
     /// When it left its CPU, `bpf_ktime_get_ns()`; 0: it runs.
     pub left_ns: u64,
-    /// When it was woken; 0: it has not been, or was ready to run all the time.
+    /// When it was woken; 0: it has not been, or was ready to run all the time, or only its wait's end tells ([`SeenThread::delay_ns`]).
     pub woken_ns: u64,
+    /// How long it had been ready to run in all its life when it left, as the kernel counts it (`sched_info.run_delay`); where a hook
+    /// on wake-ups tells when it was woken, 0.
+    pub delay_ns: u64,
+    /// How long the waits lasted that are over, since waits are sampled.
+    pub waited_ns: u64,
     /// Its first tick after that, as long as its period is [`SeenThread::period_ns`].
     pub next_tick_ns: u64,
     /// `P << widening` when that was worked out; 0: it never was.
@@ -111,6 +116,14 @@ impl SeenThread {
     #[must_use]
     pub fn has_no_tick(&self, now: u64, period_ns: u64) -> bool {
         now < self.next_tick_ns && period_ns << capped(self.widening) == self.period_ns
+    }
+
+    /// Notes when it was woken, if it was ready to run for so long before now.
+    #[inline(always)]
+    pub fn was_ready_for(&mut self, ready_ns: u64, now: u64) {
+        let woken_ns = now.wrapping_sub(ready_ns);
+        // The clocks of two CPUs are not quite one.
+        self.woken_ns = if woken_ns > now || woken_ns < self.left_ns { self.left_ns } else { woken_ns };
     }
 
     /// When a wait that ends now, at `ended_ns`, became one for a CPU.
@@ -211,7 +224,7 @@ pub fn widened_ticks(key: u64, tid: u32, (period_ns, widening): (u64, u32), bega
     ticks(key, tid, period_ns << widening, began_ns, ended_ns) << widening
 }
 
-const _: () = assert!(core::mem::size_of::<SeenThread>() == 64);
+const _: () = assert!(core::mem::size_of::<SeenThread>() == 80);
 
 #[cfg(test)]
 mod tests {
@@ -312,6 +325,15 @@ mod tests {
             (seen(1, 10), 20),
         ] {
             assert_eq!(thread.queued_from(20, 90), expected, "{thread:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_was_woken_within_its_wait() {
+        let mut thread = SeenThread { left_ns: 50, ..SeenThread::default() };
+        for (ready_ns, expected) in [(0, 90), (10, 80), (40, 50), (41, 50), (u64::MAX - 5, 50)] {
+            thread.was_ready_for(ready_ns, 90);
+            assert_eq!(thread.woken_ns, expected, "{ready_ns}");
         }
     }
 

@@ -149,6 +149,7 @@ impl OfKind for ProcessRecord {
             cpu_ns: 0,
             lives_ns: 0,
             queued_ns: 0,
+            waited_ns: 0,
             uninspected: 0,
             exe_dev: 0,
             exe_inode: 0,
@@ -263,9 +264,13 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
     // SAFETY: likewise.
     let queued_ns = unsafe { &raw mut (*life).queued_ns };
     add(queued_ns, queued);
+    let waited = wall::waited_ns(task.0);
+    // SAFETY: likewise.
+    let waited_ns = unsafe { &raw mut (*life).waited_ns };
+    add(waited_ns, waited);
     if config!(flags) & config_flags::THREAD_TIMES != 0 {
         // SAFETY: likewise.
-        tell_thread(task, tgid, unsafe { &*life }, now, (ran, lived, queued));
+        tell_thread(task, tgid, unsafe { &*life }, now, [ran, lived, queued, waited]);
     }
     // Fires for each thread; `live` has been lowered before.
     if signal.read::<u32>(config!(signal_live)) != 0 {
@@ -290,6 +295,7 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
         cpu_ns: life.released_ns.wrapping_add(life.exited_ns),
         lives_ns: life.lives_ns,
         queued_ns: life.queued_ns,
+        waited_ns: life.waited_ns,
         uninspected: life.uninspected,
         tgid,
         flags: entry.flags,
@@ -302,7 +308,7 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
 
 /// Tells what a thread of a CPython came to, without waking anybody: who reads of processes reads of it soon.
 #[inline(always)]
-fn tell_thread(task: KernelPtr, tgid: u32, life: &Life, ktime_ns: u64, (ran, lived, queued): (u64, u64, u64)) {
+fn tell_thread(task: KernelPtr, tgid: u32, life: &Life, ktime_ns: u64, [ran, lived, queued, waited]: [u64; 4]) {
     let Some(entry) = ENTRIES.get_ptr(&life.entry) else { return };
     // SAFETY: a live map value.
     if unsafe { (*entry).flags } & flags::PYTHON == 0 {
@@ -315,6 +321,7 @@ fn tell_thread(task: KernelPtr, tgid: u32, life: &Life, ktime_ns: u64, (ran, liv
         cpu_ns: ran,
         lives_ns: lived,
         queued_ns: queued,
+        waited_ns: waited,
         tgid,
         parent: thread::tid(task),
         ..ProcessRecord::of(kind::THREAD)
@@ -456,6 +463,7 @@ const NOBODY: Life = Life {
     released_ns: 0,
     lives_ns: 0,
     queued_ns: 0,
+    waited_ns: 0,
     thread_starts: 0,
     _pad: 0,
 };

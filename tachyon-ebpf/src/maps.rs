@@ -63,6 +63,8 @@ pub static CONFIG: Config = Config {
     task_state: 0,
     task_start_time: 0,
     task_run_delay: 0,
+    task_last_queued: 0,
+    rq_clock: 0,
     task_cfs_rq: 0,
     cfs_rq_rq: 0,
     preempt_count: 0,

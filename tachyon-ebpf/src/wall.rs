@@ -116,6 +116,8 @@ fn arrive_first(task: KernelPtr, now: u64, changes: u64) {
 const NOTHING_SEEN: SeenThread = SeenThread {
     left_ns: 0,
     woken_ns: 0,
+    delay_ns: 0,
+    waited_ns: 0,
     next_tick_ns: 0,
     period_ns: 0,
     told_ns: 0,
@@ -131,6 +133,13 @@ const NOTHING_SEEN: SeenThread = SeenThread {
 #[inline(always)]
 fn period() -> (u64, u32) {
     (verdicts::word(wait::PERIOD), verdicts::word(wait::WIDENING) as u32)
+}
+
+/// How long the thread that exits has waited since waits are sampled ([`SeenThread::waited_ns`]).
+#[inline(always)]
+pub fn waited_ns(task: u64) -> u64 {
+    // SAFETY: a live map value of a thread that this CPU alone switches.
+    THREADS_SEEN.get_ptr(&task).map_or(0, |seen| unsafe { (*seen).waited_ns })
 }
 
 /// Follows a thread from now on; false when there is no room.
@@ -157,6 +166,7 @@ fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
         // A thread that is preempted on its way to a wait is ready to run.
         seen.state = if preempted { 0 } else { state };
         seen.woken_ns = 0;
+        seen.delay_ns = delay_at_leave(task, seen.state);
         seen.waker = 0;
         seen.leave(config!(seed), now, period());
         let chosen = choose(task, seen, now);
@@ -177,10 +187,30 @@ fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
         return false;
     }
     let state = if preempted { 0 } else { state };
-    let mut seen = SeenThread { left_ns: now, tid, tgid, state, ..NOTHING_SEEN };
+    let delay_ns = delay_at_leave(task, state);
+    let mut seen = SeenThread { left_ns: now, delay_ns, tid, tgid, state, ..NOTHING_SEEN };
     seen.leave(config!(seed), now, period());
     let chosen = choose(task, &mut seen, now);
     see(task, seen) && chosen
+}
+
+/// [`SeenThread::delay_ns`] of one that leaves. One that is ready to run all the time needs none.
+#[inline(always)]
+fn delay_at_leave(task: KernelPtr, state: u32) -> u64 {
+    if config!(task_last_queued) == 0 || state == 0 { 0 } else { task.read(config!(task_run_delay)) }
+}
+
+/// For how long a thread that arrives has been ready to run since it left: on the CPUs that it was moved away from meanwhile, which its
+/// count has already, and on this one, since `last_queued`. The kernel adds that when it has been switched.
+#[inline(always)]
+fn ready_ns(task: KernelPtr, delay_ns: u64) -> u64 {
+    let elsewhere = task.read::<u64>(config!(task_run_delay)).wrapping_sub(delay_ns);
+    let since: u64 = task.read(config!(task_last_queued));
+    if since == 0 {
+        return elsewhere;
+    }
+    let queue = task.follow(config!(task_cfs_rq)).follow(config!(cfs_rq_rq));
+    elsewhere.wrapping_add(queue.read::<u64>(config!(rq_clock)).wrapping_sub(since))
 }
 
 /// Where stacks are taken when threads leave: whether this one's is. The choice knows nothing of the wait's length.
@@ -256,10 +286,14 @@ fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
     if left_ns == 0 {
         return;
     }
+    seen.waited_ns = seen.waited_ns.wrapping_add(now.wrapping_sub(left_ns));
     if counts_for_nothing(seen, now) {
         // SAFETY: a field of a live map value.
         unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, 0) };
         return;
+    }
+    if config!(task_last_queued) != 0 && seen.state != 0 && seen.state & wait::NOT_SEEN == 0 {
+        seen.was_ready_for(ready_ns(KernelPtr(task), seen.delay_ns), now);
     }
     let mut began_ns = left_ns;
     let mut parts = Parts::of(seen, began_ns, now);

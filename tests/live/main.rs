@@ -69,5 +69,6 @@ mod unwinders;
 mod waits;
 mod wakeups;
 mod wall;
+mod wall_truth;
 mod wheels;
 mod whose;

@@ -52,6 +52,38 @@ fn who_ends_a_wait() {
     assert!(told.contains("\nwoken by wall_wakers.py:"), "{told}");
 }
 
+/// Where nothing else runs, a thread that is woken on another CPU has it once that CPU has woken too: that is a part of its wait, and no wait
+/// for a CPU. The kernel says so as well, which counts how long each thread is ready to run.
+#[test]
+fn an_idle_cpu_is_not_waited_for() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_echo.py");
+    let profiler = || Profiler::of(target.pid()).rate(499).milliseconds(3_000).arg("--off-cpu").arg("--subprocesses");
+    for (profiler, is_kernels) in [
+        (profiler(), true),
+        (profiler().arg("--wakers"), true),
+        // Where the kernel does not count it, the moment of the wake-up is taken, which is before that.
+        (profiler().env("TACHYON_WAIT_DELAYS", "hook"), false),
+    ] {
+        let recording = profiler.record();
+        let wall = recording.report.wall.as_ref().expect("waits were sampled");
+        let for_a_cpu = wall.causes.get("cpu").map_or(0, |cause| cause.stored) as f64 / wall.stored as f64;
+        let times = recording.report.processes.iter().filter_map(|process| process.time.as_ref());
+        let (queued, blocked) = times.fold((0.0, 0.0), |(queued, blocked), time| {
+            (queued + time.queued_s, blocked + time.blocked_s.values().sum::<f64>())
+        });
+        let kernels = queued / (queued + blocked);
+        println!("{for_a_cpu:.3} of {} ticks for a CPU; {kernels:.3} as the kernel counts it", wall.stored);
+        assert!(wall.stored > 500, "{wall:#?}");
+        let wide = 4.4 * (kernels * (1.0 - kernels) / wall.stored as f64).sqrt() + 0.03;
+        if is_kernels {
+            assert!((for_a_cpu - kernels).abs() < wide, "{for_a_cpu} or {kernels}: {wall:#?}");
+        } else {
+            assert!(for_a_cpu > 0.0, "the hook saw no wake-up: {wall:#?}");
+        }
+    }
+}
+
 /// A thread that is asleep before the recording begins and is never woken shows up while the recording lasts: the file of a profiler
 /// that is killed has it up to two seconds before.
 #[test]

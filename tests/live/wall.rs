@@ -268,7 +268,9 @@ fn the_times_of_a_process_add_up_to_its_threads_lives() {
     // What the kernel tells of threads that are still there is a part of what all of them waited for a CPU.
     let queued = (delay_after - delay_before).as_secs_f64();
     assert!(time.queued_s > queued * 0.95 - 0.01 && time.queued_s < queued + 0.1 * lives, "{queued} s: {time:#?}");
-    assert_eq!(Some(time.running_s), report.processes[0].cpu_s);
+    // By the threads' switches, which the kernel's own count differs from by a little.
+    let cpu_s = report.processes[0].cpu_s.expect("the kernel tells it");
+    assert!(time.running_s <= cpu_s && time.running_s > cpu_s * 0.95 - 0.05, "{cpu_s} s: {time:#?}");
     // Each thread has its part of it, the visitors too.
     let threads = &report.processes[0].threads;
     let life = |time: &TimeReport| time.running_s + time.queued_s + time.blocked_s.values().sum::<f64>();

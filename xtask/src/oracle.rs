@@ -23,7 +23,7 @@ pub(crate) struct OracleArgs {
 }
 
 /// The tests.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "truth::every_stack_of_every_sample",
     "truth::what_is_called_anywhere",
     "truth::steps::every_instruction",
@@ -35,6 +35,7 @@ const KINDS: [&str; 11] = [
     "truth::threads_and_their_time",
     "truth::programs_of_one_process",
     "wall::right",
+    "wall_truth",
 ];
 
 /// Runs `cargo xtask oracle`.

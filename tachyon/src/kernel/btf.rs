@@ -55,7 +55,7 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
     let btf = read()?;
     let kernel = Kernel { btf, structures: RefCell::default() };
     let offset = |structure, path| kernel.offset(structure, path);
-    let preempt = if waits { kernel.preempt_count() } else { PreemptCount::default() };
+    let queue = if waits { kernel.queue() } else { RunQueue::default() };
     // `struct thread_struct` is the architecture's own.
     let thread_pointer = offset("task_struct", &["thread", "fsbase"])
         .or_else(|_| offset("task_struct", &["thread", "uw", "tp_value"]))?;
@@ -75,9 +75,11 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         task_start_time: offset("task_struct", &["start_time"])?,
         // Without CONFIG_SCHED_INFO there is none.
         task_run_delay: offset("task_struct", &["sched_info", "run_delay"]).unwrap_or(0),
-        task_cfs_rq: preempt.task_cfs_rq,
-        cfs_rq_rq: preempt.cfs_rq_rq,
-        preempt_count: preempt.at,
+        task_last_queued: queue.task_last_queued,
+        rq_clock: queue.clock,
+        task_cfs_rq: queue.task_cfs_rq,
+        cfs_rq_rq: queue.cfs_rq_rq,
+        preempt_count: queue.preempt_count,
         signal_live: offset("signal_struct", &["live"])?,
         signal_sum_sched_runtime: offset("signal_struct", &["sum_sched_runtime"])?,
         pid_level: offset("pid", &["level"])?,
@@ -98,6 +100,17 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         code_mask: if ARM64 { code_mask(first_stack()) } else { u64::MAX },
         ..Config::default()
     })
+}
+
+/// Whether this kernel counts how long threads are ready to run: it does where it has counted that this one was given a CPU, the third
+/// number. (Some kernels have the fields and count only when told so at boot: `CONFIG_TASK_DELAY_ACCT` without `CONFIG_SCHEDSTATS`.)
+/// `TACHYON_WAIT_DELAYS=hook` says no, for tests of what is done then.
+fn are_delays_counted() -> bool {
+    if std::env::var_os("TACHYON_WAIT_DELAYS").is_some_and(|asked| asked == "hook") {
+        return false;
+    }
+    let counts = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    counts.split_ascii_whitespace().nth(2).is_some_and(|turns| turns != "0")
 }
 
 /// An address in this process's first stack, which the kernel puts at the end of user space, below at most 2^30 bytes of
@@ -138,21 +151,25 @@ fn copy() -> std::io::Result<File> {
     Ok(copy)
 }
 
-/// Where `preempt_count()` lies ([`Config::preempt_count`]); zeros where that is not known.
+/// What a task leads to of its CPU's run queue; zeros where the kernel does not have it.
 #[derive(Default)]
-struct PreemptCount {
+struct RunQueue {
     task_cfs_rq: u32,
     cfs_rq_rq: u32,
-    at: u32,
+    clock: u32,
+    task_last_queued: u32,
+    /// [`Config::preempt_count`].
+    preempt_count: u32,
 }
 
 /// Structures that others lead to: the structure, its fields from the outermost one on, and what the last one is, points to or is
 /// an array of. To find a structure by its name takes reading the names of all types.
-const LED_TO: [(&str, &[&str], &str); 9] = [
+const LED_TO: [(&str, &[&str], &str); 10] = [
     ("task_struct", &["signal"], "signal_struct"),
     ("task_struct", &["thread_pid"], "pid"),
     ("task_struct", &["mm"], "mm_struct"),
     ("task_struct", &["se", "cfs_rq"], "cfs_rq"),
+    ("cfs_rq", &["rq"], "rq"),
     ("pid", &["numbers"], "upid"),
     ("upid", &["ns"], "pid_namespace"),
     ("mm_struct", &["exe_file"], "file"),
@@ -201,26 +218,32 @@ impl Kernel {
         })
     }
 
-    /// On arm64 it lies in the task; on x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance
-    /// from another one that tasks lead to.
-    fn preempt_count(&self) -> PreemptCount {
-        if ARM64 {
-            let at = self.offset("task_struct", &["thread_info", "preempt_count"]).unwrap_or(0);
-            return PreemptCount { at, ..PreemptCount::default() };
-        }
-        let count = || {
-            self.cpu_variable("__preempt_count")
-                .or_else(|| Some(self.cpu_variable("pcpu_hot")? + self.offset("pcpu_hot", &["preempt_count"]).ok()?))
-        };
+    fn queue(&self) -> RunQueue {
+        let in_task =
+            if ARM64 { self.offset("task_struct", &["thread_info", "preempt_count"]).unwrap_or(0) } else { 0 };
         let found = || {
-            Some(PreemptCount {
-                // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
-                task_cfs_rq: self.offset("task_struct", &["se", "cfs_rq"]).ok()?,
-                cfs_rq_rq: self.offset("cfs_rq", &["rq"]).ok()?,
-                at: count()?.wrapping_sub(self.cpu_variable("runqueues")?),
-            })
+            // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
+            let (task_cfs_rq, cfs_rq_rq) =
+                (self.offset("task_struct", &["se", "cfs_rq"]).ok()?, self.offset("cfs_rq", &["rq"]).ok()?);
+            let times = || {
+                Some((
+                    self.offset("task_struct", &["sched_info", "last_queued"]).ok()?,
+                    self.offset("rq", &["clock"]).ok()?,
+                ))
+            };
+            let (task_last_queued, clock) = times().filter(|_| are_delays_counted()).unwrap_or_default();
+            let preempt_count = if ARM64 { in_task } else { self.preempt_count().unwrap_or(0) };
+            Some(RunQueue { task_cfs_rq, cfs_rq_rq, clock, task_last_queued, preempt_count })
         };
-        found().unwrap_or_default()
+        found().unwrap_or_else(|| RunQueue { preempt_count: in_task, ..RunQueue::default() })
+    }
+
+    /// On x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance from another one that tasks
+    /// lead to.
+    fn preempt_count(&self) -> Option<u32> {
+        let in_hot = || Some(self.cpu_variable("pcpu_hot")? + self.offset("pcpu_hot", &["preempt_count"]).ok()?);
+        let at = self.cpu_variable("__preempt_count").or_else(in_hot)?;
+        Some(at.wrapping_sub(self.cpu_variable("runqueues")?))
     }
 
     /// Where a variable lies that each CPU has of its own, from the start of those.
@@ -310,6 +333,7 @@ mod tests {
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
+        assert_ne!((config.task_last_queued, config.rq_clock), (0, 0), "likewise");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
 

@@ -13,7 +13,7 @@ use super::pod::{FileKey, Pod};
 use super::programs::{TRACEPOINTS, has_tracepoints, hooks, load_programs, samplers, tracepoint};
 use super::rows::RowChunks;
 use super::sampling::TraceMaps;
-use super::waits::{WaitMaps, Waits};
+use super::waits::{WAKE, WaitMaps, Waits};
 use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
@@ -140,6 +140,7 @@ impl Kernel {
         if options.wakers {
             config.flags |= config_flags::WAKERS;
         }
+        let wakes = waits && (options.wakers || config.task_last_queued == 0);
         if options.thread_times {
             config.flags |= config_flags::THREAD_TIMES;
         }
@@ -149,6 +150,8 @@ impl Kernel {
                 *period = event.period();
             }
         }
+        let mut samplers = samplers(options.unwind_memory.is_some(), options.awaiting, waits, &options.events);
+        samplers.retain(|&name| wakes || name != WAKE);
         let native = |entries: u32| if options.unwind_memory.is_some() { entries } else { 1 };
         let seed = config.seed;
         let config = Pod(config);
@@ -188,7 +191,7 @@ impl Kernel {
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
             stages: take(&mut ebpf, "STAGES")?,
-            samplers: samplers(options.unwind_memory.is_some(), options.awaiting, waits, &options.events),
+            samplers,
             events: options.events.clone(),
             traces: has_tracepoints(&options.events).then(|| TraceMaps::of(&mut ebpf)).transpose()?,
             running: options.waits != Waits::Alone,

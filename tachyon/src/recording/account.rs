@@ -6,99 +6,17 @@ use super::registry::{ProcessInfo, SegmentCounts};
 use super::request::Request;
 use super::times::{self, Passed, ThreadLife};
 use super::waits;
-use crate::kernel::{ChosenEvent, Event, Kernel, WaitMethod, WaitTotals};
+use crate::kernel::{ChosenEvent, Event, WaitMethod, WaitTotals};
 use crate::merge::ProgramKey;
 use crate::profile::{Process, ThreadId, script};
-use crate::remote::helpers_cpu_time;
-use crate::report::{CostReport, EventReport, NativeReport, ProcessReport, Report, StartReport, ThreadReport};
-use nix::sys::resource::{Usage, UsageWho, getrusage};
-use nix::sys::time::TimeVal;
+use crate::report::{CostReport, EventReport, NativeReport, ProcessReport, Report, ThreadReport};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 use tachyon_common::event::Counters;
 use tachyon_common::stop::{LossCause, StopReason};
 
 /// Version of the report's schema.
 pub(super) const SCHEMA: u32 = 1;
-
-/// The kernel's own measuring of BPF programs, on while this lives.
-pub(super) struct Stats {
-    held: Result<OwnedFd, String>,
-}
-
-/// What was used by a moment, since the start of everything.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Used {
-    /// Runs of the timer's program since the object was loaded, as the kernel counted them.
-    pub runs: Option<u64>,
-    run_ns: Option<u64>,
-    /// User and system time of this process, seconds.
-    cpu_s: f64,
-}
-
-impl Stats {
-    /// Asks the kernel to measure.
-    pub fn start() -> Self {
-        let held = aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| {
-            // The kernel wants CAP_SYS_ADMIN for it, always.
-            format!("off: {}", error.io_error)
-        });
-        Self { held }
-    }
-
-    /// Whether the kernel tells what BPF programs cost.
-    pub fn are_on(&self) -> bool {
-        self.held.is_ok()
-    }
-
-    /// CPU time of this process, and of the BPF programs where the kernel tells it, up to now.
-    pub fn time(&self, kernel: &Kernel) -> Duration {
-        let bpf_ns = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok()).map_or(0, |stats| stats.run_ns);
-        Duration::from_nanos(bpf_ns + super::registry::cpu_time_ns(std::process::id()).unwrap_or(0))
-            + helpers_cpu_time()
-    }
-
-    /// What was used up to now.
-    pub fn used(&self, kernel: &Kernel) -> Used {
-        let measured = self.held.as_ref().ok().and_then(|_| kernel.run_stats().ok());
-        let own_s = usage().map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()));
-        let cpu_s = own_s + helpers_cpu_time().as_secs_f64();
-        Used { runs: measured.map(|it| it.run_count), run_ns: measured.map(|it| it.run_ns), cpu_s }
-    }
-
-    /// What was used between two moments.
-    pub fn cost(&self, before: &Used, now: &Used, kernel: &Kernel, ring_bytes: u32, start: StartReport) -> CostReport {
-        let since = |before: Option<u64>, now: Option<u64>| now.map(|now| now.saturating_sub(before.unwrap_or(0)));
-        CostReport {
-            bpf_run_count: since(before.runs, now.runs),
-            bpf_run_ns: since(before.run_ns, now.run_ns),
-            bpf_stats: self.held.as_ref().map_or_else(Clone::clone, |_| "on".to_owned()),
-            user_cpu_s: now.cpu_s - before.cpu_s,
-            peak_rss_bytes: peak_rss_bytes(),
-            map_bytes: kernel.map_bytes(),
-            ring_bytes: u64::from(ring_bytes),
-            start,
-        }
-    }
-}
-
-/// Peak resident memory of this program: `VmHWM`, in kB (proc_pid_status(5)). `ru_maxrss` outlives `exec`, and would be that of
-/// whatever started the program where that had more.
-fn peak_rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak =
-        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    peak.unwrap_or(0) * 1024
-}
-
-fn usage() -> Option<Usage> {
-    getrusage(UsageWho::RUSAGE_SELF).ok()
-}
-
-fn seconds(time: TimeVal) -> f64 {
-    time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6
-}
 
 /// What the account of a segment is made of.
 pub(super) struct Facts<'a> {

@@ -62,6 +62,7 @@ mod segment;
 mod settled;
 mod sleepers;
 mod start;
+mod stats;
 mod targets;
 mod task_waits;
 mod throttle;

@@ -3,7 +3,6 @@
 //! The order at the start is part of the account: mappings and lifecycle hooks first, then the processes that exist, so that
 //! one that starts between is seen twice rather than never; the sampling event last.
 
-use super::account::Stats;
 use super::bell::Bells;
 use super::follow::{Follow, Follower, Wanted, lock};
 use super::made::Made;
@@ -15,6 +14,7 @@ use super::running::{Parts, Running, Threads};
 use super::samples::{Live, Maker, NativeSide};
 use super::sleepers::{self, Choice, Sleepers};
 use super::start::Clock;
+use super::stats::Stats;
 use super::targets::{self, Children};
 use super::task_waits;
 use super::throttle::Limiter;
@@ -250,6 +250,9 @@ impl Opened {
         let start_unix = unix_now();
         let event = lock(&kernel).attach_sampling(request.interval)?;
         lock(&kernel).attach_waits()?;
+        if request.waits.are_wanted() {
+            stats.waits_begin(&lock(&kernel));
+        }
         let start = clock.finish(self.machine_s, self.load_times, self.processes_s);
         let limiter = Limiter::start(&request, &stats, &kernel, &registry, &bells.news)?;
         let choice = Choice { native: request.native.zip(symbols).map(look_with), kernel: request.kernel };
@@ -274,7 +277,7 @@ impl Opened {
             task_waits::start(means, end.clone())
         });
         let task_looks = task_looks.transpose()?;
-        let timer = Timer::start(&kernel, &registry)?;
+        let timer = Timer::start(&kernel, &registry, &stats)?;
         let threads = Threads { reader, follow, sender, maker, mapper, second_look, task_looks };
         let parts = Parts {
             request,

@@ -76,6 +76,7 @@ pub(super) struct EndedThread {
     pub ran_ns: u64,
     pub lives_ns: u64,
     pub queued_ns: u64,
+    pub waited_ns: u64,
 }
 
 /// Ended threads of one process that are listed one by one in a segment, and processes that have such.
@@ -415,6 +416,7 @@ impl Registry {
                 ran_ns: record.cpu_ns,
                 lives_ns: record.lives_ns,
                 queued_ns: record.queued_ns,
+                waited_ns: record.waited_ns,
             });
         }
     }
@@ -434,7 +436,8 @@ impl Registry {
             return;
         };
         info.cpu_end_ns.get_or_insert(cpu_ns);
-        info.lives_end = Some(Lives { lives_ns: record.lives_ns, queued_ns: record.queued_ns });
+        info.lives_end =
+            Some(Lives { lives_ns: record.lives_ns, queued_ns: record.queued_ns, waited_ns: record.waited_ns });
         let looked_at = info.looked_at;
         self.add_uninspected_of_ended(record.instance, record.uninspected);
         if looked_at && !decided {

@@ -9,7 +9,7 @@ mod status;
 
 pub use status::{Over, Status};
 
-use super::account::{self, Facts, Read, Stats, Used};
+use super::account::{self, Facts, Read};
 use super::bell::Bells;
 use super::follow::{Follow, lock};
 use super::looker::Looker;
@@ -22,6 +22,7 @@ use super::request::{Request, Targets};
 use super::samples::{Cut, Lasting, Live, SETTLED, Told};
 use super::segment::Segment;
 use super::sleepers::{self, Sleepers};
+use super::stats::{Stats, Used};
 use super::targets::{self, Children};
 use super::throttle::Limiter;
 use super::timer::Timer;

@@ -3,11 +3,11 @@
 //!
 //! Also keeps account of how often was sampled when: what to expect is the sum over the times of one rate each.
 
-use super::account::Stats;
 use super::bell::Bell;
 use super::follow::lock;
 use super::registry::Registry;
 use super::request::Request;
+use super::stats::Stats;
 use crate::kernel::{Kernel, KernelError, drop_privileges_but_sampling};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;

@@ -1,10 +1,11 @@
 //! What is to be done again and again while a recording runs, on one thread that wakes about twice a second.
 //!
 //! The intervals between samples are drawn anew ([`Kernel::vary_intervals`]). And CPUs are looked for that have gone away and come
-//! back: the kernel ends the sampling event of one that goes, and gives it none when it is back, so the event is attached anew.
+//! back: the kernel ends the sampling event of one that goes, and gives it none when it is back, so the event is attached anew. Where waits are sampled, BPF is measured for its first turns only ([`Stats`]).
 
 use super::follow::lock;
 use super::registry::Registry;
+use super::stats::Stats;
 use crate::kernel::{Kernel, drop_privileges_but_sampling, online_cpus};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, mpsc};
@@ -27,9 +28,13 @@ impl Timer {
     ///
     /// # Errors
     /// When the thread cannot be made.
-    pub fn start(kernel: &Arc<Mutex<Kernel>>, registry: &Arc<Mutex<Registry>>) -> std::io::Result<Self> {
+    pub fn start(
+        kernel: &Arc<Mutex<Kernel>>,
+        registry: &Arc<Mutex<Registry>>,
+        stats: &Arc<Stats>,
+    ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let (kernel, registry) = (Arc::clone(kernel), Arc::clone(registry));
+        let (kernel, registry, stats) = (Arc::clone(kernel), Arc::clone(registry), Arc::clone(stats));
         let mut known = Known::of(online_cpus().unwrap_or_default());
         let thread = std::thread::Builder::new().name("tachyon-timer".to_owned()).spawn(move || {
             // Where the kernel refuses, the main thread says so.
@@ -41,6 +46,7 @@ impl Timer {
                     return;
                 }
                 look_for_cpus(&mut known, &kernel, &registry);
+                stats.turn(&lock(&kernel));
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })

@@ -1,26 +1,36 @@
-//! What the threads of each process did with their lives, as the kernel itself counts it: ran, waited for a CPU, or waited for
-//! something else. Counted beside the samples of waiting threads, and not from them.
+//! What the threads of each process did with their lives: ran, waited for a CPU, or waited for something else. Counted beside the
+//! samples of waiting threads, and not from them: for how long a thread waited its switches tell ([`SeenThread::waited_ns`]), for how
+//! long of that it was ready to run the kernel.
+//!
+//! The kernel's own CPU time is no measure of waits that are short: where a thread is woken on a CPU that is idle, it is the thread's from
+//! the moment at which that CPU puts it into its queue, some microseconds before it runs.
 
 use super::registry::{EndedThread, SegmentCounts};
 use crate::kernel::Kernel;
 use crate::merge::ProgramKey;
-use crate::remote::RemoteProcess;
+use crate::remote::{RemoteProcess, TaskTimes};
 use crate::report::TimeReport;
 use crate::types::{KtimeNs, Pid};
 use std::collections::{BTreeMap, HashMap};
+use tachyon_common::wait::SeenThread;
 
-/// How long all threads of a process together have lived, and been ready to run without a CPU, nanoseconds.
+/// How long all threads of a process together have lived, waited since waits are sampled, and been ready to run without a CPU, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lives {
     pub lives_ns: u64,
     pub queued_ns: u64,
+    pub waited_ns: u64,
 }
 
 impl std::ops::Add for Lives {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { lives_ns: self.lives_ns + other.lives_ns, queued_ns: self.queued_ns + other.queued_ns }
+        Self {
+            lives_ns: self.lives_ns + other.lives_ns,
+            queued_ns: self.queued_ns + other.queued_ns,
+            waited_ns: self.waited_ns + other.waited_ns,
+        }
     }
 }
 
@@ -29,6 +39,7 @@ impl Lives {
         Self {
             lives_ns: self.lives_ns.saturating_sub(earlier.lives_ns),
             queued_ns: self.queued_ns.saturating_sub(earlier.queued_ns),
+            waited_ns: self.waited_ns.saturating_sub(earlier.waited_ns),
         }
     }
 }
@@ -66,11 +77,14 @@ pub(super) struct Known {
 
 impl Known {
     /// A process so far. A thread that ends meanwhile is counted once: where one has, all are asked again.
-    fn of(pid: u32, kernel: &Kernel) -> Option<Self> {
+    fn of(pid: u32, kernel: &Kernel, waits: &Waits) -> Option<Self> {
         const TRIES: usize = 3;
-        let ended = || kernel.process(pid).map(|life| Lives { lives_ns: life.lives_ns, queued_ns: life.queued_ns });
+        let ended = || {
+            let life = kernel.process(pid)?;
+            Some(Lives { lives_ns: life.lives_ns, queued_ns: life.queued_ns, waited_ns: life.waited_ns })
+        };
         for _ in 0..TRIES {
-            let (before, living, after) = (ended()?, Self::of_living(pid)?, ended()?);
+            let (before, living, after) = (ended()?, Self::of_living(pid, waits)?, ended()?);
             if before == after {
                 return Some(Self { lives: living.lives + after, ..living });
             }
@@ -78,18 +92,40 @@ impl Known {
         None
     }
 
-    fn of_living(pid: u32) -> Option<Self> {
+    fn of_living(pid: u32, waits: &Waits) -> Option<Self> {
         let process = RemoteProcess::at(Pid(pid));
         let mut sum = Self::default();
         for tid in process.thread_ids().ok()? {
             // One that has ended the kernel side tells of.
             let Some(times) = process.task_times(tid) else { continue };
-            let lives_ns = KtimeNs::now().0.saturating_sub(times.start_ns);
-            let lives = Lives { lives_ns, queued_ns: times.queued_ns };
+            let now_ns = KtimeNs::now().0;
+            let lives_ns = now_ns.saturating_sub(times.start_ns);
+            let waited_ns = waits.of(tid, &times, now_ns);
+            let lives = Lives { lives_ns, queued_ns: times.queued_ns, waited_ns };
             sum.lives = sum.lives + lives;
             sum.threads.insert(tid, ThreadLife { ran_ns: times.ran_ns, lives, start_ns: times.start_ns });
         }
         Some(sum)
+    }
+}
+
+/// What is known of waits at one moment.
+struct Waits {
+    /// Threads that have been switched since waits are sampled.
+    seen: BTreeMap<u32, SeenThread>,
+    began_ns: u64,
+}
+
+impl Waits {
+    /// How long a living thread has waited since waits are sampled.
+    fn of(&self, tid: u32, times: &TaskTimes, now_ns: u64) -> u64 {
+        match self.seen.get(&tid) {
+            Some(seen) if seen.left_ns == 0 => seen.waited_ns,
+            Some(seen) => seen.waited_ns + now_ns.saturating_sub(seen.left_ns),
+            // It has been on its CPU all the time, or asleep.
+            None if times.runs => 0,
+            None => now_ns.saturating_sub(self.began_ns.max(times.start_ns)),
+        }
     }
 }
 
@@ -107,7 +143,8 @@ pub(super) type Read = HashMap<u64, Known>;
 
 /// What all processes that are recorded and live have come to.
 pub(super) fn read(programs: &[(ProgramKey, u32)], kernel: &Kernel) -> Read {
-    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel)?))).collect()
+    let waits = Waits { seen: kernel.seen_threads(), began_ns: kernel.waits_began().0 };
+    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel, &waits)?))).collect()
 }
 
 /// What a process came to in a segment.
@@ -120,7 +157,12 @@ pub(super) struct Passed {
 
 impl Times {
     /// The recording begins.
-    pub fn begin(&mut self, now: Read) {
+    pub fn begin(&mut self, mut now: Read) {
+        // Nobody has counted waits so far.
+        for known in now.values_mut() {
+            known.lives.waited_ns = 0;
+            known.threads.values_mut().for_each(|thread| thread.lives.waited_ns = 0);
+        }
         (self.counted, self.began_ns) = (now, KtimeNs::now().0);
     }
 
@@ -158,15 +200,18 @@ impl Times {
 }
 
 fn of_ended(thread: &EndedThread) -> (u32, ThreadLife) {
-    let lives = Lives { lives_ns: thread.lives_ns, queued_ns: thread.queued_ns };
+    let lives = Lives { lives_ns: thread.lives_ns, queued_ns: thread.queued_ns, waited_ns: thread.waited_ns };
     let start_ns = thread.ended_ns.saturating_sub(thread.lives_ns);
     (thread.tid, ThreadLife { ran_ns: thread.ran_ns, lives, start_ns })
 }
 
-/// What a process or a thread did with its time: `cpu_ns` of it on a CPU; `ticks` of its waits, by cause, tell what for.
+/// What a process or a thread did with its time: `cpu_ns` of it on a CPU as the kernel counts it, or less, where it waited longer than
+/// that leaves; `ticks` of its waits, by cause, tell what for.
 pub(super) fn told(lives: Lives, cpu_ns: u64, ticks: &BTreeMap<&'static str, u64>) -> TimeReport {
     let seconds = |ns: u64| ns as f64 / 1e9;
-    let blocked = seconds(lives.lives_ns.saturating_sub(cpu_ns).saturating_sub(lives.queued_ns));
+    // What nobody watched yet, in the first moments of a process, was no wait that was counted.
+    let ran_ns = cpu_ns.min(lives.lives_ns.saturating_sub(lives.waited_ns));
+    let blocked = seconds(lives.lives_ns.saturating_sub(ran_ns).saturating_sub(lives.queued_ns));
     let of_waits = ticks.iter().filter(|(cause, _)| **cause != super::waits::FOR_A_CPU);
     let all: u64 = of_waits.clone().map(|(_, ticks)| ticks).sum();
     let mut blocked_s: BTreeMap<String, f64> =
@@ -176,7 +221,7 @@ pub(super) fn told(lives: Lives, cpu_ns: u64, ticks: &BTreeMap<&'static str, u64
         blocked_s.insert("other".to_owned(), blocked);
     }
     let gil_wait_s = blocked_s.get(super::waits::GIL).copied().unwrap_or(0.0);
-    TimeReport { running_s: seconds(cpu_ns), queued_s: seconds(lives.queued_ns), blocked_s, gil_wait_s }
+    TimeReport { running_s: seconds(ran_ns), queued_s: seconds(lives.queued_ns), blocked_s, gil_wait_s }
 }
 
 #[cfg(test)]
@@ -186,25 +231,38 @@ mod tests {
     #[test]
     fn parts_add_up_to_the_threads_lives() {
         let ticks = BTreeMap::from([("gil", 30), ("socket", 10), ("cpu", 7)]);
-        let lives = Lives { lives_ns: 10_000_000_000, queued_ns: 1_000_000_000 };
+        let lives = Lives { lives_ns: 10_000_000_000, queued_ns: 1_000_000_000, waited_ns: 4_000_000_000 };
         let time = told(lives, 5_000_000_000, &ticks);
         assert_eq!((time.running_s, time.queued_s, time.gil_wait_s), (5.0, 1.0, 3.0));
         assert_eq!(time.blocked_s, BTreeMap::from([("gil".to_owned(), 3.0), ("socket".to_owned(), 1.0)]));
         let time = told(lives, 5_000_000_000, &BTreeMap::new());
         assert_eq!(time.blocked_s, BTreeMap::from([("other".to_owned(), 4.0)]));
+        // The kernel calls it running that a thread is to run on a CPU that still wakes.
+        let time = told(Lives { waited_ns: 6_000_000_000, ..lives }, 5_000_000_000, &ticks);
+        assert_eq!((time.running_s, time.queued_s, time.gil_wait_s), (4.0, 1.0, 3.75));
         // What was measured one after the other never gives less than nothing.
         assert!(told(lives, 20_000_000_000, &ticks).blocked_s.values().all(|&seconds| seconds == 0.0));
     }
 
     #[test]
+    fn a_thread_waits_since_its_last_switch() {
+        let seen = |tid, left_ns| (tid, SeenThread { tid, left_ns, waited_ns: 30, ..SeenThread::default() });
+        let waits = Waits { seen: BTreeMap::from([seen(1, 0), seen(2, 150)]), began_ns: 100 };
+        let of = |tid, start_ns, runs| waits.of(tid, &TaskTimes { start_ns, runs, ..TaskTimes::default() }, 200);
+        assert_eq!((of(1, 5, true), of(2, 5, false)), (30, 80));
+        // Never switched: on a CPU all the time, asleep since before, asleep since it started.
+        assert_eq!((of(3, 5, true), of(3, 5, false), of(3, 120, false)), (0, 100, 80));
+    }
+
+    #[test]
     fn a_thread_is_told_from_an_earlier_one_with_its_id() {
         let life = |start_ns, ran_ns, lives_ns| {
-            let lives = Lives { lives_ns, queued_ns: ran_ns / 2 };
+            let lives = Lives { lives_ns, queued_ns: ran_ns / 2, waited_ns: ran_ns };
             ThreadLife { ran_ns, lives, start_ns }
         };
         let (before, now) = (life(1_000_000_000, 40, 100), life(1_009_000_000, 100, 400));
         let since = now.since(Some(&before));
-        assert_eq!((since.ran_ns, since.lives), (60, Lives { lives_ns: 300, queued_ns: 30 }));
+        assert_eq!((since.ran_ns, since.lives), (60, Lives { lives_ns: 300, queued_ns: 30, waited_ns: 60 }));
         assert_eq!(life(2_000_000_000, 100, 400).since(Some(&before)).ran_ns, 100);
         assert_eq!(now.since(None), now);
     }

@@ -28,6 +28,8 @@ pub struct TaskTimes {
     pub ran_ns: u64,
     /// How long it has been ready to run without a CPU (the second one; 0 where the kernel does not count that).
     pub queued_ns: u64,
+    /// Whether it is on a CPU or ready to run.
+    pub runs: bool,
 }
 
 /// Where a thread is, as far as it can be told without stopping it.
@@ -87,7 +89,8 @@ impl RemoteProcess {
         let schedstat = self.proc_file(&format!("task/{tid}/schedstat")).ok()?;
         let mut numbers = std::str::from_utf8(&schedstat).ok()?.split_ascii_whitespace();
         let mut number = || numbers.next()?.parse().ok();
-        Some(TaskTimes { start_ns: stat.start_ticks * 10_000_000, ran_ns: number()?, queued_ns: number()? })
+        let start_ns = stat.start_ticks * 10_000_000;
+        Some(TaskTimes { start_ns, ran_ns: number()?, queued_ns: number()?, runs: stat.state == 'R' })
     }
 
     /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 where it sleeps outside of

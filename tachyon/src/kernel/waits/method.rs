@@ -92,7 +92,9 @@ impl Kernel {
             }
             self.verdicts.set(METHOD, method::SWITCH_OUT, 0).map_err(KernelError::map("VERDICTS"))?;
         }
-        self.attach_wait_program(WAKE, "sched_waking")?;
+        if self.samplers.contains(&WAKE) {
+            self.attach_wait_program(WAKE, "sched_waking")?;
+        }
         self.attach_wait_program(SWITCH, "sched_switch")?;
         Ok(method)
     }

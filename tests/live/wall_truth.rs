@@ -1,0 +1,154 @@
+//! Shares and times of waits, held against what is known of them otherwise: by the program, by its construction, by each switch.
+//!
+//! `cargo xtask oracle` sets `TACHYON_ORACLE_SAMPLES`: then each takes as long as a bias of a hundredth needs to show.
+
+use serde_json::Value;
+use std::time::Duration;
+use tachyon_tests::{
+    Interpreter, Profiler, Recording, SharedLibrary, Target, live, on_each_interpreter, waited_for_cpu,
+};
+
+on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [pyenv_3_9 pyenv_3_10 pyenv_3_11 pyenv_3_12 pyenv_3_13 debian_3_11 sid_3_14]:
+    as_long_as_threads_wait_for_the_gil);
+
+/// 4.4 deviations of a normal distribution leave one run in 90,000 outside.
+const WIDE: f64 = 4.4;
+
+fn is_long() -> bool {
+    std::env::var_os("TACHYON_ORACLE_SAMPLES").is_some()
+}
+
+/// Samples of a cause with these functions.
+fn waiting(recording: &Recording, cause: &str, function: &str) -> f64 {
+    let (recorded, mark) = (&recording.recorded, format!("<waiting: {cause}>"));
+    let fits = |sample: &&_| {
+        recorded.leaf(sample).is_some_and(|leaf| leaf.function == mark)
+            && recorded.frames_of(sample).any(|frame| frame.function == function)
+    };
+    recorded.samples.iter().filter(fits).count() as f64
+}
+
+/// Waits of some tens of microseconds, of which one in hundreds has a sample: together these say how long all of them lasted, which is
+/// counted at each switch beside them.
+#[test]
+fn short_waits() {
+    const RATE_HZ: u32 = 499;
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_echo.py");
+    let milliseconds = if is_long() { 30_000 } else { 5_000 };
+    let profiler = Profiler::of(target.pid()).rate(RATE_HZ).milliseconds(milliseconds);
+    let recording = profiler.arg("--wall").arg("--subprocesses").record();
+    let report = &recording.report;
+    let times = || report.processes.iter().filter_map(|process| process.time.as_ref());
+    let waited: f64 = times().map(|time| time.queued_s + time.blocked_s.values().sum::<f64>()).sum();
+    let running: f64 = times().map(|time| time.running_s).sum();
+    let wall = report.wall.as_ref().expect("waits were sampled");
+    let sampled = wall.ticks_due as f64 / f64::from(RATE_HZ);
+    let lives = 2.0 * report.duration_s;
+    println!("{sampled:.3} s by samples, {waited:.3} s counted, {running:.3} s on a CPU, of {lives:.3} s");
+    let share = waited / lives;
+    let wide = WIDE * (share * (1.0 - share) / (lives * f64::from(RATE_HZ))).sqrt() / share + 0.01;
+    assert!(!is_long() || wide < 0.05, "{wide}: too short to tell");
+    assert!((sampled / waited - 1.0).abs() < wide, "{sampled} s by samples, {waited} s counted: {report:#?}");
+    assert!(((waited + running) / lives - 1.0).abs() < 0.03, "{waited} s and {running} s of {lives} s: {report:#?}");
+}
+
+/// A program in step with the rate, 7 ms of sleep and 3 ms of waiting for a lock: whenever the recording begins, 7 of 10 waits are
+/// the sleep.
+#[test]
+fn each_start_is_as_good_as_any() {
+    let Some(_live) = live() else { return };
+    let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_shares.py");
+    let (starts, milliseconds) = if is_long() { (20, 10_000) } else { (4, 1_000) };
+    let mut shares = Vec::new();
+    let mut all = 0.0;
+    for _ in 0..starts {
+        let recording = Profiler::of(target.pid()).rate(100).milliseconds(milliseconds).arg("--off-cpu").record();
+        let (sleeps, locks) = (waiting(&recording, "sleep", "sleeps"), waiting(&recording, "lock", "locks"));
+        let both = sleeps + locks;
+        all += both;
+        let wide = WIDE * (0.7 * 0.3 / both).sqrt() + 0.01;
+        assert!(!is_long() || wide < 0.0755, "{both} samples are too few");
+        assert!((sleeps / both - 0.7).abs() < wide, "{sleeps} of {both}");
+        shares.push(sleeps / both);
+    }
+    let mean = shares.iter().sum::<f64>() / f64::from(starts);
+    println!("{shares:.3?}: {mean:.4}");
+    // Each wait lasts a little longer than it was told, which is more of 3 ms than of 7.
+    assert!((mean - 0.7).abs() < WIDE * (0.7 * 0.3 / all).sqrt() + 0.005, "{shares:?}");
+}
+
+/// Threads that go from CPU to CPU lose nothing that is not counted, and their shares are those of threads that stay.
+#[test]
+fn threads_that_migrate() {
+    let Some(_live) = live() else { return };
+    let milliseconds = if is_long() { 15_000 } else { 3_000 };
+    for what in ["stays", "moves"] {
+        let target = Target::start_with(&Interpreter::named("pyenv_3_12"), "wall_migrating.py", &[what]);
+        let recording = Profiler::of(target.pid()).rate(99).milliseconds(milliseconds).arg("--off-cpu").record();
+        let (long, short) = (waiting(&recording, "sleep", "sleeps_long"), waiting(&recording, "sleep", "sleeps"));
+        let wall = recording.report.wall.as_ref().expect("waits were sampled");
+        let lost: u64 = wall.loss.values().sum();
+        println!(
+            "{what}: {long} and {short} of {} ticks, {lost} lost, {} with a longer period",
+            wall.ticks_due, wall.widened
+        );
+        // Half a wait at each end, of 500 threads that are not in step.
+        let share = long / (long + short);
+        assert!((share - 2.0 / 3.0).abs() < 0.02, "{long} and {short}: {wall:#?}");
+        let lives = 500.0 * 99.0 * recording.report.duration_s;
+        assert!((wall.ticks_due as f64 / lives - 1.0).abs() < 0.03, "{lives}: {wall:#?}");
+        // But for the waits that last at the end, of which not all can be read in time.
+        assert_eq!(lost, wall.loss["unread"], "{wall:#?}");
+        assert!(lost as f64 <= 0.4 * 99.0 * 500.0 * 1.1, "{wall:#?}");
+    }
+}
+
+/// What threads themselves measure around `PyEval_RestoreThread`. A thread that has been given the GIL waits for a CPU, where others want those.
+fn as_long_as_threads_wait_for_the_gil(interpreter: &Interpreter) {
+    const RATE_HZ: u32 = 199;
+    let library = SharedLibrary::compile("gil_waits", interpreter);
+    let (counts, seconds): (&[u32], u64) = if is_long() { (&[2, 4, 16], 10) } else { (&[4], 3) };
+    for &threads in counts {
+        let words = [library.text(), &threads.to_string()];
+        let mut target = Target::start_with(interpreter, "wall_gil_truth.py", &words);
+        let pid = target.pid();
+        let running = Profiler::of(pid).rate(RATE_HZ).arg("--wall").start();
+        let mut told = || {
+            target.go();
+            serde_json::from_str::<Value>(&target.line()).expect("it tells what it counted")
+        };
+        let (before, delay_before) = (told(), waited_for_cpu(pid));
+        std::thread::sleep(Duration::from_secs(seconds));
+        let (after, delay_after) = (told(), waited_for_cpu(pid));
+        running.signal(libc::SIGINT);
+        let recording = running.finish();
+
+        let passed = |key: &str| after[key].as_f64().expect("a number") - before[key].as_f64().expect("likewise");
+        let truth = passed("waited_s") / passed("now_s") / f64::from(threads);
+        let queued = (delay_after - delay_before).as_secs_f64() / passed("now_s") / f64::from(threads);
+        let lives = recording.report.duration_s * f64::from(RATE_HZ) * f64::from(threads);
+        let gil = waiting(&recording, "gil", "works") / lives;
+        println!(
+            "{}, {threads} threads: {gil:.4} for the GIL, {truth:.4} as they measure it; {queued:.4} for a CPU",
+            interpreter.name
+        );
+        // One tick in each period of each thread.
+        let wide = WIDE * (truth * (1.0 - truth) / lives).sqrt().min(0.01) + 0.01;
+        assert!(gil < truth + wide && gil + queued > truth - wide, "{gil} for {truth}: {:#?}", recording.report.wall);
+    }
+}
+
+/// Who waits for locks alone waits for no GIL.
+#[test]
+fn locks_are_no_gil() {
+    let Some(_live) = live() else { return };
+    for interpreter in ["pyenv_3_8", "debian_3_11", "sid_3_15"] {
+        let target = Target::start(&Interpreter::named(interpreter), "wall_shares.py");
+        let recording = Profiler::of(target.pid()).rate(499).milliseconds(2_000).arg("--off-cpu").record();
+        let wall = recording.report.wall.as_ref().expect("waits were sampled");
+        let gil = wall.causes.get("gil").map_or(0, |cause| cause.stored);
+        println!("{interpreter}: {gil} of {} for the GIL", wall.stored);
+        assert!(wall.stored > 1_000 && gil * 200 < wall.stored, "{wall:#?}");
+    }
+}
