@@ -143,6 +143,8 @@ impl Bench {
     }
 
     pub(crate) fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
+        // Where waits are sampled the profiler does not keep it on.
+        let _measured = probe::measure_bpf()?;
         let before = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
         sleep(length);
         let (mark, cpu, bpf) = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));

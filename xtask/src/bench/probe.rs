@@ -3,6 +3,8 @@
 //! The profiler is watched from outside, so that it needs no code for its own benchmark.
 
 use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,6 +16,19 @@ use nix::unistd::Pid;
 const PERF_EVENT: u64 = 7;
 /// `BPF_PROG_TYPE_RAW_TRACEPOINT`: what hears of starts, ends and switches.
 const RAW_TRACEPOINT: u64 = 17;
+
+/// Has the kernel measure the runs of BPF programs as long as what it gives lives (`BPF_ENABLE_STATS`, bpf(2)).
+pub(crate) fn measure_bpf() -> Result<OwnedFd> {
+    const BPF_ENABLE_STATS: libc::c_long = 32;
+    // `attr.enable_stats.type`: `BPF_STATS_RUN_TIME`.
+    let run_time = 0_u32;
+    // SAFETY: the command reads the word, as long as it says it is.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_ENABLE_STATS, &raw const run_time, size_of::<u32>()) };
+    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0);
+    let fd = fd.ok_or_else(io::Error::last_os_error).context("the kernel does not measure BPF programs (5.8)")?;
+    // SAFETY: a descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
 /// BPF objects behind the descriptors of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
