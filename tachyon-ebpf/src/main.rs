@@ -102,7 +102,7 @@ pub fn on_switch(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// A thread is woken (`--wall`): from then on it waits for a CPU.
+/// A thread is woken (`--wakers`, and on a kernel that does not count for how long threads are ready to run).
 #[raw_tracepoint(tracepoint = "sched_waking")]
 pub fn on_wake(ctx: RawTracePointContext) -> i32 {
     wall::on_wake(&ctx);

@@ -223,7 +223,7 @@ pub static TRACE_HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_EVEN
 pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
 
 /// `task_struct` -> a thread that is recorded, and since when it waits. One entry and not used where waits are not wanted.
-/// Writers: `on_switch`, which removes it at the thread's last switch, and `on_wake`; readers: those and user space.
+/// Writers: `on_switch`, which removes it at the thread's last switch, and `on_wake`; readers: those, `on_exit` and user space.
 #[map]
 pub static THREADS_SEEN: HashMap<u64, SeenThread> = HashMap::with_max_entries(1, 0);
 

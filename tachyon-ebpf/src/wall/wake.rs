@@ -1,4 +1,4 @@
-//! Who wakes a thread, and when: from then on it waits for a CPU.
+//! Who wakes a thread; and when, where the kernel does not count for how long it is ready to run then.
 
 use super::{counts_for_nothing, is_unwatched, now, record};
 use crate::kernel::{KernelPtr, UserRegs, arm64};

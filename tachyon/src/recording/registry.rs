@@ -74,9 +74,7 @@ pub(super) struct EndedThread {
     pub tid: u32,
     pub ended_ns: u64,
     pub ran_ns: u64,
-    pub lives_ns: u64,
-    pub queued_ns: u64,
-    pub waited_ns: u64,
+    pub lives: Lives,
 }
 
 /// Ended threads of one process that are listed one by one in a segment, and processes that have such.
@@ -414,9 +412,7 @@ impl Registry {
                 tid: record.parent,
                 ended_ns: record.ktime_ns,
                 ran_ns: record.cpu_ns,
-                lives_ns: record.lives_ns,
-                queued_ns: record.queued_ns,
-                waited_ns: record.waited_ns,
+                lives: Lives::of_ended(record),
             });
         }
     }
@@ -436,8 +432,7 @@ impl Registry {
             return;
         };
         info.cpu_end_ns.get_or_insert(cpu_ns);
-        info.lives_end =
-            Some(Lives { lives_ns: record.lives_ns, queued_ns: record.queued_ns, waited_ns: record.waited_ns });
+        info.lives_end = Some(Lives::of_ended(record));
         let looked_at = info.looked_at;
         self.add_uninspected_of_ended(record.instance, record.uninspected);
         if looked_at && !decided {

