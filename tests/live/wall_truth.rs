@@ -86,7 +86,7 @@ fn threads_that_migrate() {
     let seconds = if is_long() { 15 } else { 3 };
     for what in ["stays", "moves"] {
         let mut target = Target::start_with(&Interpreter::named("pyenv_3_12"), "wall_migrating.py", &[what]);
-        let running = Profiler::of(target.pid()).rate(99).arg("--off-cpu").start();
+        let running = Profiler::of(target.pid()).rate(99).arg("--wall").start();
         let before = told(&mut target);
         std::thread::sleep(Duration::from_secs(seconds));
         let after = told(&mut target);

@@ -9,6 +9,10 @@ use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::{flags as config_flags, machine};
 use tachyon_common::wait::BY_INTERRUPT;
 
+/// A thread that is woken is ready to run only once it is in a CPU's queue, nanoseconds later: a tick until then is one of the wait that
+/// its waker ends.
+const UNTIL_QUEUED: u64 = 200_000;
+
 /// Somebody wakes a thread.
 #[inline(always)]
 pub fn on_wake(ctx: &RawTracePointContext) {
@@ -25,7 +29,7 @@ pub fn on_wake(ctx: &RawTracePointContext) {
     }
     let now = now();
     // Of a wait that counts for nothing nobody asks who ended it.
-    let counts = !counts_for_nothing(seen, now);
+    let counts = !counts_for_nothing(seen, now.wrapping_add(UNTIL_QUEUED));
     if counts {
         seen.waker = waker();
     }
