@@ -6,16 +6,6 @@ use std::process::Command;
 use std::time::Duration;
 use tachyon_tests::{Interpreter, Profiler, Recorded, Target, binary, live};
 
-/// Samples whose leaf is that cause, in a function.
-fn waiting(recorded: &Recorded, cause: &str, function: &str) -> usize {
-    let mark = format!("<waiting: {cause}>");
-    let fits = |sample: &&_| {
-        recorded.leaf(sample).is_some_and(|leaf| leaf.function == mark)
-            && recorded.frames_of(sample).any(|frame| frame.function == function)
-    };
-    recorded.samples.iter().filter(fits).count()
-}
-
 fn has_frame(of: &Value, function: &str) -> bool {
     of["frames"].as_array().is_some_and(|frames| frames.iter().any(|frame| frame["function"] == function))
 }
@@ -97,7 +87,7 @@ fn a_long_wait_is_told_of_while_it_lasts() {
     let output = Command::new(binary()).arg("recover").args([&part, Path::new("-o"), &good]).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let recorded = Recorded::read(&good);
-    let forever = waiting(&recorded, "lock", "forever");
+    let forever = recorded.waiting("lock", &["forever"]);
     println!("{forever} of 600");
     // Where the machine is busy, a look is late.
     assert!((200..=620).contains(&forever), "{forever}");
@@ -114,8 +104,8 @@ fn stacks_taken_where_waits_begin() {
     assert_eq!(wall.method, "switch_out");
     assert_eq!(wall.ticks_due, wall.stored + wall.loss.values().sum::<u64>(), "{wall:#?}");
     let recorded = &recording.recorded;
-    let (sleeps, locks) = (waiting(recorded, "sleep", "sleeps"), waiting(recorded, "lock", "locks"));
-    let forever = waiting(recorded, "lock", "forever");
+    let (sleeps, locks) = (recorded.waiting("sleep", &["sleeps"]), recorded.waiting("lock", &["locks"]));
+    let forever = recorded.waiting("lock", &["forever"]);
     println!("{sleeps} sleep, {locks} lock, {forever} forever");
     let both = (sleeps + locks) as f64;
     let wide = 4.4 * (0.7 * 0.3 / both).sqrt() + 0.04;

@@ -14,18 +14,6 @@ on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [pyenv_3_12 debian_3_11]: shar
 on_each_interpreter!(on [pyenv_3_12] long [pyenv_3_8 debian_3_11 built_3_14t sid_3_15]: right);
 on_each_interpreter!(on [pyenv_3_8 debian_3_11 musl_3_13 built_3_14t] long [pyenv_3_12 sid_3_15]: causes);
 
-/// Samples that have this cause, and all of these functions.
-fn waiting(recording: &Recording, cause: &str, functions: &[&str]) -> usize {
-    let mark = format!("<waiting: {cause}>");
-    let recorded = &recording.recorded;
-    let fits = |sample: &&_| {
-        let mut frames = recorded.frames_of(sample).map(|frame| frame.function.as_str());
-        let names: Vec<&str> = frames.by_ref().collect();
-        names.first() == Some(&mark.as_str()) && functions.iter().all(|wanted| names.contains(wanted))
-    };
-    recorded.samples.iter().filter(fits).count()
-}
-
 fn all_waiting(recording: &Recording) -> usize {
     usize::try_from(recording.report.wall.as_ref().expect("waits were sampled").stored).expect("not that many")
 }
@@ -35,9 +23,9 @@ fn all_waiting(recording: &Recording) -> usize {
 fn shares(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "wall_shares.py");
     let recording = Profiler::of(target.pid()).rate(100).milliseconds(5_000).arg("--wall").record();
-    let sleeps = waiting(&recording, "sleep", &["sleeps"]);
-    let locks = waiting(&recording, "lock", &["locks"]);
-    let forever = waiting(&recording, "lock", &["forever"]);
+    let sleeps = recording.recorded.waiting("sleep", &["sleeps"]);
+    let locks = recording.recorded.waiting("lock", &["locks"]);
+    let forever = recording.recorded.waiting("lock", &["forever"]);
     let seconds = recording.report.duration_s;
     println!("{}: {sleeps} sleep, {locks} lock, {forever} forever in {seconds} s", interpreter.name);
     let both = sleeps + locks;
@@ -116,7 +104,8 @@ fn a_sleep_from_before_the_recording() {
     let Some(_live) = live() else { return };
     let target = Target::start_with(&Interpreter::named("pyenv_3_12"), "wall_asleep.py", &["4"]);
     let recording = Profiler::of(target.pid()).rate(100).milliseconds(6_000).arg("--wall").record();
-    let (first, then) = (waiting(&recording, "sleep", &["first"]), waiting(&recording, "lock", &["then"]));
+    let (first, then) =
+        (recording.recorded.waiting("sleep", &["first"]), recording.recorded.waiting("lock", &["then"]));
     let periods = recording.report.duration_s * 100.0;
     println!("{first} first, {then} then, of {periods}");
     let both = (first + then) as f64;
@@ -203,7 +192,7 @@ fn right(interpreter: &Interpreter) {
 fn gil(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "wall_gil.py");
     let recording = Profiler::of(target.pid()).rate(199).milliseconds(1_500).arg("--wall").record();
-    let (gil, cpu) = (waiting(&recording, "gil", &["spins"]), waiting(&recording, "cpu", &["spins"]));
+    let (gil, cpu) = (recording.recorded.waiting("gil", &["spins"]), recording.recorded.waiting("cpu", &["spins"]));
     let all = all_waiting(&recording);
     println!("{}: {gil} of {all} for the GIL, {cpu} for a CPU", interpreter.name);
     assert!(gil * 100 >= (all - cpu) * 97, "{gil} of {all}, {cpu} for a CPU: {:#?}", recording.report.wall);
@@ -224,7 +213,7 @@ fn a_recording_without_waits_is_as_before() {
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_shares.py");
     let recording = Profiler::of(target.pid()).rate(100).milliseconds(500).record();
     assert!(recording.report.wall.is_none());
-    assert_eq!(waiting(&recording, "sleep", &[]), 0);
+    assert_eq!(recording.recorded.waiting("sleep", &[]), 0);
 }
 
 /// A thread that holds the GIL does not wait for anything: both together make no sense.
@@ -244,14 +233,10 @@ fn bad_input() {
 fn the_times_of_a_process_add_up_to_its_threads_lives() {
     let Some(_live) = live() else { return };
     let mut target = Target::start(&Interpreter::named("pyenv_3_12"), "wall_lives.py");
-    let told = |target: &mut Target| {
-        target.go();
-        serde_json::from_str::<Value>(&target.line()).expect("the program tells its threads' lives")
-    };
     let running = Profiler::of(target.pid()).arg("--wall").start();
-    let (before, delay_before) = (told(&mut target), waited_for_cpu(target.pid()));
+    let (before, delay_before) = (target.ask(), waited_for_cpu(target.pid()));
     std::thread::sleep(Duration::from_secs(3));
-    let (after, delay_after) = (told(&mut target), waited_for_cpu(target.pid()));
+    let (after, delay_after) = (target.ask(), waited_for_cpu(target.pid()));
     running.signal(libc::SIGINT);
     let recording = running.finish();
 

@@ -18,14 +18,8 @@ fn is_long() -> bool {
     std::env::var_os("TACHYON_ORACLE_SAMPLES").is_some()
 }
 
-/// Samples of a cause with these functions.
 fn waiting(recording: &Recording, cause: &str, function: &str) -> f64 {
-    let (recorded, mark) = (&recording.recorded, format!("<waiting: {cause}>"));
-    let fits = |sample: &&_| {
-        recorded.leaf(sample).is_some_and(|leaf| leaf.function == mark)
-            && recorded.frames_of(sample).any(|frame| frame.function == function)
-    };
-    recorded.samples.iter().filter(fits).count() as f64
+    recording.recorded.waiting(cause, &[function]) as f64
 }
 
 /// Waits of some tens of microseconds, of which one in hundreds has a sample: together these say how long all of them lasted, which is
@@ -87,9 +81,9 @@ fn threads_that_migrate() {
     for what in ["stays", "moves"] {
         let mut target = Target::start_with(&Interpreter::named("pyenv_3_12"), "wall_migrating.py", &[what]);
         let running = Profiler::of(target.pid()).rate(99).arg("--wall").start();
-        let before = told(&mut target);
+        let before = target.ask();
         std::thread::sleep(Duration::from_secs(seconds));
-        let after = told(&mut target);
+        let after = target.ask();
         running.signal(libc::SIGINT);
         let recording = running.finish();
 
@@ -114,12 +108,7 @@ fn threads_that_migrate() {
     }
 }
 
-/// What a program says of itself.
-fn told(target: &mut Target) -> Value {
-    target.go();
-    serde_json::from_str(&target.line()).expect("it tells what it counted")
-}
-
+/// What a program counted meanwhile.
 fn passed(before: &Value, after: &Value, key: &str) -> f64 {
     after[key].as_f64().expect("a number") - before[key].as_f64().expect("likewise")
 }
@@ -135,9 +124,9 @@ fn as_long_as_threads_wait_for_the_gil(interpreter: &Interpreter) {
         let mut target = Target::start_with(interpreter, "wall_gil_truth.py", &words);
         let pid = target.pid();
         let running = Profiler::of(pid).rate(rate_hz).arg("--wall").start();
-        let (before, delay_before) = (told(&mut target), waited_for_cpu(pid));
+        let (before, delay_before) = (target.ask(), waited_for_cpu(pid));
         std::thread::sleep(Duration::from_secs(seconds));
-        let (after, delay_after) = (told(&mut target), waited_for_cpu(pid));
+        let (after, delay_after) = (target.ask(), waited_for_cpu(pid));
         running.signal(libc::SIGINT);
         let recording = running.finish();
 

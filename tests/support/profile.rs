@@ -161,6 +161,17 @@ impl Recorded {
         self.frames_of(sample).next()
     }
 
+    /// Samples of threads that waited for this, in all of these functions.
+    #[must_use]
+    pub fn waiting(&self, cause: &str, functions: &[&str]) -> usize {
+        let mark = format!("<waiting: {cause}>");
+        let fits = |sample: &&_| {
+            let is_in = |wanted: &&str| self.frames_of(sample).any(|frame| frame.function == *wanted);
+            self.leaf(sample).is_some_and(|leaf| leaf.function == mark) && functions.iter().all(is_in)
+        };
+        self.samples.iter().filter(fits).count()
+    }
+
     /// A sample's outermost frame.
     #[must_use]
     pub fn root(&self, sample: &Sample) -> Option<&ShownFrame> {

@@ -146,6 +146,15 @@ impl Target {
         stdin.write_all(format!("{words}\n").as_bytes()).expect("the program reads its input");
     }
 
+    /// What it says to an empty line, in JSON.
+    ///
+    /// # Panics
+    /// When it says something else, or nothing.
+    pub fn ask(&mut self) -> serde_json::Value {
+        self.go();
+        serde_json::from_str(&self.line()).expect("the program answers in JSON")
+    }
+
     /// Closes its input and waits for its end.
     ///
     /// # Panics

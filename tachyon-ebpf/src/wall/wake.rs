@@ -9,8 +9,8 @@ use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::{flags as config_flags, machine};
 use tachyon_common::wait::BY_INTERRUPT;
 
-/// A thread that is woken is ready to run only once it is in a CPU's queue, nanoseconds later: a tick until then is one of the wait that
-/// its waker ends.
+/// A thread that is woken is ready to run only once it is in a CPU's queue, which may have to wake first; nanoseconds that this takes, and
+/// more. A tick until then is one of the wait that its waker ends.
 const UNTIL_QUEUED: u64 = 200_000;
 
 /// Somebody wakes a thread.

@@ -219,23 +219,22 @@ impl Kernel {
     }
 
     fn queue(&self) -> RunQueue {
-        let in_task =
-            if ARM64 { self.offset("task_struct", &["thread_info", "preempt_count"]).unwrap_or(0) } else { 0 };
-        let found = || {
-            // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
-            let (task_cfs_rq, cfs_rq_rq) =
-                (self.offset("task_struct", &["se", "cfs_rq"]).ok()?, self.offset("cfs_rq", &["rq"]).ok()?);
-            let times = || {
-                Some((
-                    self.offset("task_struct", &["sched_info", "last_queued"]).ok()?,
-                    self.offset("rq", &["clock"]).ok()?,
-                ))
-            };
-            let (task_last_queued, clock) = times().filter(|_| are_delays_counted()).unwrap_or_default();
-            let preempt_count = if ARM64 { in_task } else { self.preempt_count().unwrap_or(0) };
-            Some(RunQueue { task_cfs_rq, cfs_rq_rq, clock, task_last_queued, preempt_count })
-        };
-        found().unwrap_or_else(|| RunQueue { preempt_count: in_task, ..RunQueue::default() })
+        let offset = |structure, path| self.offset(structure, path).unwrap_or(0);
+        // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
+        let task_cfs_rq = offset("task_struct", &["se", "cfs_rq"]);
+        let leads = task_cfs_rq != 0;
+        let last_queued = || offset("task_struct", &["sched_info", "last_queued"]);
+        RunQueue {
+            task_cfs_rq,
+            cfs_rq_rq: offset("cfs_rq", &["rq"]),
+            clock: offset("rq", &["clock"]),
+            task_last_queued: if leads && are_delays_counted() { last_queued() } else { 0 },
+            preempt_count: match (ARM64, leads) {
+                (true, _) => offset("task_struct", &["thread_info", "preempt_count"]),
+                (false, true) => self.preempt_count().unwrap_or(0),
+                (false, false) => 0,
+            },
+        }
     }
 
     /// On x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance from another one that tasks
@@ -333,7 +332,7 @@ mod tests {
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
-        assert_ne!((config.task_last_queued, config.rq_clock), (0, 0), "likewise");
+        assert!(config.task_last_queued != 0 && config.rq_clock != 0, "likewise");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
 

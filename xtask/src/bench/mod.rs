@@ -113,11 +113,11 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         return turns::run(&mut bench, other, args.rounds.into());
     }
     if args.waits {
-        return put(&args, waits::HEADING, &waits::section(&bench, args.quick)?);
+        return put(&args, waits::HEADING, &alone(machine, waits::section(&bench, args.quick)?));
     }
     let nothing = measure::nothing_selected(&bench)?;
     if args.whose {
-        return put(&args, whose::HEADING, &whose::section(&bench, nothing, args.quick)?);
+        return put(&args, whose::HEADING, &alone(machine, whose::section(&bench, nothing, args.quick)?));
     }
     let samples = measure::sample_costs(&bench, &bench.ordinary(), nothing)?;
     let counting = measure::sample_costs(&bench, &bench.counting, nothing)?;
@@ -171,6 +171,14 @@ fn one_section(args: &BenchArgs) -> Result<()> {
         (agreement::HEADING, agreement::section(&tools, &python, args.quick)?)
     };
     put(args, heading, &section)
+}
+
+/// A section that is measured without the others, with what that was on.
+fn alone(mut machine: Machine, mut section: String) -> String {
+    machine.end();
+    section.push_str("\nMeasured by itself:\n\n");
+    machine.describe(&mut section);
+    section
 }
 
 /// Shows a section, and where that was asked for puts it into the page.

@@ -276,8 +276,8 @@ fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {
 const HEAD: &str = "\
 # Performance
 
-Written by `cargo xtask bench --write`: every figure on this page is of one run on one machine, and only figures of the
-same run compare. Nothing here is a promise, and no test asserts on it.
+Written by `cargo xtask bench --write`: every figure of a section is of one run on one machine, the one below or the
+section's own, and only figures of the same run compare. Nothing here is a promise, and no test asserts on it.
 
 ";
 
