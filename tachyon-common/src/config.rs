@@ -112,6 +112,8 @@ pub mod flags {
     pub const THREAD_TIMES: u32 = 1 << 8;
     /// Who awaits the running task is wanted too (`--async`).
     pub const AWAITING: u32 = 1 << 9;
+    /// The kernel's `sched_switch` tells the state in which a thread leaves, as its fourth argument (5.18).
+    pub const SWITCH_TELLS_STATE: u32 = 1 << 10;
 }
 
 /// Processors: values of [`Config::machine`].

@@ -11,7 +11,9 @@ pub const MAX_WAITS_A_TENTH: u64 = 400;
 pub const TOLD_WAITS: u32 = 32 * 1024;
 /// Slots for tasks that are known not to be recorded (a power of two): 2^13 * 8 bytes = 64 KiB.
 pub const UNWATCHED_SLOTS: u32 = 8_192;
-/// Threads whose waits are followed at the same time.
+/// Slots for threads whose waits are followed (a power of two): 2^12 * 128 bytes = 512 KiB.
+pub const THREAD_SLOTS: u32 = 4_096;
+/// Threads whose waits are followed at the same time, beside those that have a slot.
 pub const MAX_SEEN_THREADS: u32 = 32 * 1024;
 
 /// Python frames kept for one sample. The kernel allows 33 tail calls; see [`PY_FRAMES_PER_STEP`].

@@ -5,7 +5,7 @@
 //! Where too many threads wait, those that begin to wait have longer periods, a power of two times `P`, and each of their ticks counts
 //! that often: the average stays.
 
-use crate::limits::{TOLD_WAITS, UNWATCHED_SLOTS};
+use crate::limits::{THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS};
 use crate::walk::mix;
 
 /// Index in the `VERDICTS` map of the period in which each waiting thread has one tick, nanoseconds; 0: waits are not sampled.
@@ -51,38 +51,49 @@ pub const NOT_SEEN: u32 = 1 << 31;
 /// [`SeenThread::waker`]: an interrupt woke it: a timer, a device, a packet from outside.
 pub const BY_INTERRUPT: u32 = u32::MAX;
 
-/// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map.
+/// A thread that is recorded, and since when it waits. Value of the `THREADS_SEEN` map. What each switch needs comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SeenThread {
     /// When it left its CPU, `bpf_ktime_get_ns()`; 0: it runs.
     pub left_ns: u64,
-    /// When it was woken; 0: it has not been, or was ready to run all the time, or only its wait's end tells ([`SeenThread::delay_ns`]).
-    pub woken_ns: u64,
-    /// How long it had been ready to run in all its life when it left, as the kernel counts it (`sched_info.run_delay`); where a hook
-    /// on wake-ups tells when it was woken, 0.
-    pub delay_ns: u64,
     /// How long the waits lasted that are over, since waits are sampled.
     pub waited_ns: u64,
-    /// Its first tick after that, as long as its period is [`SeenThread::period_ns`].
+    /// Its first tick after it left, as long as its period is [`SeenThread::period_ns`].
     pub next_tick_ns: u64,
     /// `P << widening` when that was worked out; 0: it never was.
     pub period_ns: u64,
+    /// How long it had been ready to run in all its life when it left, as the kernel counts it (`sched_info.run_delay`); where a hook
+    /// on wake-ups tells when it was woken, 0.
+    pub delay_ns: u64,
+    /// When it was woken; 0: it has not been, or was ready to run all the time, or only its wait's end tells ([`SeenThread::delay_ns`]).
+    pub woken_ns: u64,
+    /// The kernel's `__state` when it left; 0: it was ready to run.
+    pub state: u32,
+    /// Its period in this wait: `P << widening`.
+    pub widening: u32,
     /// The moment in `WAITS_TOLD` that cut its last wait short; 0: none ever did. Written before `left_ns` is.
     pub told_ns: u64,
     /// Thread id in the profiler's namespace.
     pub tid: u32,
     /// Process id, likewise.
     pub tgid: u32,
-    /// The kernel's `__state` when it left; 0: it was ready to run.
-    pub state: u32,
     /// Thread that woke it, in the profiler's namespace; 0: not known, or [`BY_INTERRUPT`].
     pub waker: u32,
-    /// Its period in this wait: `P << widening`.
-    pub widening: u32,
     /// Where stacks are taken when threads leave: one more than the binary logarithm of how many waits this one stands for;
     /// 0: it was not chosen.
     pub chosen: u32,
+}
+
+/// A thread and its `task_struct`. Value of the `THREAD_SLOTS` map, which begins at a page: the first half is a cache line with all that
+/// a switch needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct ThreadSlot {
+    /// 0: the slot is free.
+    pub task: u64,
+    /// What is known of the thread.
+    pub thread: SeenThread,
 }
 
 impl SeenThread {
@@ -155,8 +166,39 @@ pub const fn unwatched(task: u64, changes: u64) -> u64 {
 #[inline(always)]
 #[must_use]
 pub const fn unwatched_slot(task: u64) -> u32 {
-    // Tasks lie in cache lines of their own, several thousand bytes apart.
-    (((task >> 6) ^ (task >> 18)) as u32) & (UNWATCHED_SLOTS - 1)
+    spread(task) & (UNWATCHED_SLOTS - 1)
+}
+
+/// The slot that a task has if it is the first to ask for it.
+#[inline(always)]
+#[must_use]
+pub const fn thread_slot(task: u64) -> u32 {
+    spread(task) & (THREAD_SLOTS - 1)
+}
+
+/// Tasks lie in cache lines of their own, several thousand bytes apart.
+#[inline(always)]
+const fn spread(task: u64) -> u32 {
+    ((task >> 6) ^ (task >> 18)) as u32
+}
+
+/// What [`foreseen`] gives for a stack that would be taken.
+pub const ONE_STACK: u64 = 256;
+
+/// How often the stack of a wait that had one would have been taken if the wait had had the widening of those that begin now, instead of
+/// its own, in parts of [`ONE_STACK`]. A wait of length `d` has a stack with probability `min(1, d / (P << widening))`.
+#[inline(always)]
+#[must_use]
+pub fn foreseen(period_ns: u64, (own, of_now): (u32, u32), wait_ns: u64) -> u64 {
+    let (own, of_now) = (capped(own), capped(of_now));
+    let (own_ns, of_now_ns) = (period_ns << own, period_ns << of_now);
+    let within = |period_ns: u64| if wait_ns < period_ns { wait_ns } else { period_ns };
+    let least = within(own_ns);
+    if least == 0 {
+        return ONE_STACK;
+    }
+    let times = within(of_now_ns).wrapping_mul(ONE_STACK) / least;
+    if of_now > own { times >> (of_now - own) } else { times << (own - of_now) }
 }
 
 /// The word that says up to when user space has told of a thread's wait, and back: [`told`] of it is that moment. Under another thread's
@@ -225,6 +267,8 @@ pub fn widened_ticks(key: u64, tid: u32, (period_ns, widening): (u64, u32), bega
 }
 
 const _: () = assert!(core::mem::size_of::<SeenThread>() == 80);
+const _: () = assert!(core::mem::size_of::<ThreadSlot>() == 128);
+const _: () = assert!(core::mem::offset_of!(ThreadSlot, thread.widening) < 64);
 
 #[cfg(test)]
 mod tests {
@@ -344,7 +388,36 @@ mod tests {
         for (task, changes) in [(0xffff_8880_0123_4000, 8), (0xffff_8880_0123_4040, 7), (0xffff_8880_0123_4000, 0)] {
             assert_ne!(word, unwatched(task, changes << 32));
         }
-        assert!(unwatched_slot(u64::MAX) < UNWATCHED_SLOTS);
+        assert!(unwatched_slot(u64::MAX) < UNWATCHED_SLOTS && thread_slot(u64::MAX) < THREAD_SLOTS);
+    }
+
+    #[test]
+    fn stacks_are_foreseen_by_the_chance_that_each_had() {
+        const MS: u64 = 1_000_000;
+        let of = |wait_ns, own, of_now| foreseen(10 * MS, (own, of_now), wait_ns);
+        for (wait_ns, own, of_now, expected) in [
+            (MS, 0, 0, ONE_STACK),
+            // One in ten such waits has a stack, then one in twenty.
+            (MS, 0, 1, ONE_STACK / 2),
+            (MS, 0, 3, ONE_STACK / 8),
+            // Each has one, then three of four: 60 ms in 80 ms.
+            (60 * MS, 0, 2, ONE_STACK),
+            (60 * MS, 0, 3, ONE_STACK * 3 / 4),
+            (60 * MS, 3, 2, ONE_STACK * 4 / 3),
+            (60 * MS, 4, 2, ONE_STACK * 8 / 3),
+            (0, 0, 5, ONE_STACK),
+            (u64::MAX >> 9, 0, MAX_WIDENING, ONE_STACK),
+        ] {
+            assert!(of(wait_ns, own, of_now).abs_diff(expected) <= 2, "{wait_ns}: {own} to {of_now}");
+        }
+        // The sum of what is foreseen is what comes: waits of a thousand lengths, each with a stack as often as it has one.
+        let (mut seen, mut later) = (0.0, 0.0);
+        for wait_ns in (1..=1_000).map(|part| part * MS / 10) {
+            let chance = |widening: u32| (wait_ns as f64 / f64::from(10 << widening) / MS as f64).min(1.0);
+            seen += chance(1) * of(wait_ns, 1, 4) as f64 / ONE_STACK as f64;
+            later += chance(4);
+        }
+        assert!((seen / later - 1.0).abs() < 0.01, "{seen} for {later}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tachyon_common::{
     process::{Life, ProcessEntry},
     segment::BANKS,
     unwind::{NativeWalk, Range, Space, StackBuffer},
-    wait::SeenThread,
+    wait::{SeenThread, ThreadSlot},
     walk::{
         Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, TaskReader,
         ThreadBuffer, ThreadPointer, ThreadSearch,
@@ -222,8 +222,19 @@ pub static TRACE_HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_EVEN
 #[map]
 pub static WAIT_STAGES: ProgramArray = ProgramArray::with_max_entries(7, 0);
 
-/// `task_struct` -> a thread that is recorded, and since when it waits. One entry and not used where waits are not wanted.
-/// Writers: `on_switch`, which removes it at the thread's last switch, and `on_wake`; readers: those, `on_exit` and user space.
+/// Slot -> a thread that is recorded, and since when it waits ([`tachyon_common::wait::thread_slot`]). One entry and not used where waits
+/// are not wanted. Writers: `on_switch`, which frees it at the thread's last switch, and `on_wake`; readers: those, `on_exit` and, in
+/// memory, user space.
+#[map]
+pub static THREAD_SLOTS: Array<ThreadSlot> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Slot of `THREAD_SLOTS` that is taken -> its `task_struct`, as long as it is: of several CPUs that find it free one can make the entry.
+/// Writer: `on_switch`; nobody reads it.
+#[map]
+pub static SLOTS_TAKEN: HashMap<u32, u64> = HashMap::with_max_entries(1, 0);
+
+/// `task_struct` -> a thread as in `THREAD_SLOTS`, whose slot was another one's. One entry and not used where waits are not wanted.
+/// Writers and readers: as there.
 #[map]
 pub static THREADS_SEEN: HashMap<u64, SeenThread> = HashMap::with_max_entries(1, 0);
 
@@ -323,6 +334,8 @@ pub struct Waiting {
     /// The tenth of a second in which stacks are counted, and how many there were.
     pub tenth: u64,
     pub stacks: u64,
+    /// How many there would have been with the periods of waits that begin now ([`tachyon_common::wait::foreseen`]).
+    pub foreseen: u64,
     /// The bank that the wait counts in.
     pub bank: u32,
     /// Of waits that begin: one in `1 << sparse` has its stack taken. Of one that is over: whether the kick is only a try.

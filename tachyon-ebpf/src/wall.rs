@@ -2,10 +2,12 @@
 //!
 //! Each thread has one tick in each period, at a random moment of it. A wait that holds `n` ticks is a sample of weight `n`.
 
+mod bound;
 mod facts;
 mod holder;
 mod kick;
 mod record;
+mod threads;
 mod wake;
 
 pub use facts::append;
@@ -15,17 +17,16 @@ pub use record::{begin, sent, weight};
 pub use wake::on_wake;
 
 use crate::kernel::KernelPtr;
-use crate::maps::{
-    ENTRIES, PROCESSES, THREADS_SEEN, UNWATCHED, WAIT_BEGINS, WAIT_COUNTS, WAIT_ENDS, WAITING, WAITS_TOLD, Waiting,
-    config,
-};
+use crate::maps::{ENTRIES, PROCESSES, UNWATCHED, WAIT_BEGINS, WAIT_COUNTS, WAIT_ENDS, WAITING, WAITS_TOLD, config};
 use crate::sample;
 use crate::{thread, verdicts};
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::RawTracePointContext;
+use bound::TENTH;
+use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::WaitCounters;
-use tachyon_common::limits::{MAX_WAITS_A_TENTH, WAITS_A_TENTH};
+use tachyon_common::limits::WAITS_A_TENTH;
 use tachyon_common::process::flags;
 use tachyon_common::wait::{self, SeenThread, method};
 use tachyon_common::walk::mix;
@@ -77,14 +78,13 @@ pub fn on_switch(ctx: &RawTracePointContext) {
     }
     let now = now();
     if !next_is_out {
-        if let Some(seen) = THREADS_SEEN.get_ptr_mut(&next) {
-            // SAFETY: a live map value of a thread that this CPU alone switches.
-            arrive(next, unsafe { &mut *seen }, now);
+        if let Some(seen) = threads::find(next) {
+            arrive(next, seen, now);
         } else {
             arrive_first(KernelPtr(next), now, changes);
         }
     }
-    if !prev_is_out && leave(KernelPtr(prev), preempt & 0xff != 0, now, changes) {
+    if !prev_is_out && leave(ctx, KernelPtr(prev), preempt & 0xff != 0, now, changes) {
         record::make(ctx, WAIT_BEGINS);
     }
 }
@@ -104,12 +104,12 @@ fn arrive_first(task: KernelPtr, now: u64, changes: u64) {
     let tid = thread::tid(task);
     let state = TASK_INTERRUPTIBLE | wait::NOT_SEEN;
     // Where stacks are taken at the beginning there is none of it, which its end will tell.
-    if tid == 0 || !see(task, SeenThread { left_ns: began_ns, tid, tgid, state, chosen: 1, ..NOTHING_SEEN }) {
+    let seen = SeenThread { left_ns: began_ns, tid, tgid, state, chosen: 1, ..NOTHING_SEEN };
+    if tid == 0 || !threads::follow(task.0, &seen) {
         return;
     }
-    if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
-        // SAFETY: a live map value of a thread that this CPU alone switches.
-        arrive(task.0, unsafe { &mut *seen }, now);
+    if let Some(seen) = threads::find(task.0) {
+        arrive(task.0, seen, now);
     }
 }
 
@@ -138,36 +138,41 @@ fn period() -> (u64, u32) {
 /// How long the thread that exits has waited since waits are sampled ([`SeenThread::waited_ns`]).
 #[inline(always)]
 pub fn waited_ns(task: u64) -> u64 {
-    // SAFETY: a live map value of a thread that this CPU alone switches.
-    THREADS_SEEN.get_ptr(&task).map_or(0, |seen| unsafe { (*seen).waited_ns })
+    threads::find(task).map_or(0, |seen| seen.waited_ns)
 }
 
-/// Follows a thread from now on; false when there is no room.
+/// The state that a thread leaves in, which newer kernels tell.
 #[inline(always)]
-fn see(task: KernelPtr, seen: SeenThread) -> bool {
-    let done = THREADS_SEEN.insert(&task.0, &seen, 0).is_ok();
-    if !done {
-        counts(sample::bank(), |counts| counts.threads_without_room += 1);
+fn state_of(ctx: &RawTracePointContext, task: KernelPtr) -> u32 {
+    // A constant for the verifier: older kernels refuse a program that reads more than there is.
+    if config!(flags) & config_flags::SWITCH_TELLS_STATE != 0 {
+        return ctx.arg::<u64>(3) as u32;
     }
-    done
+    task.read(config!(task_state))
+}
+
+/// Whether a hook on wake-ups writes into what is known of a thread.
+#[inline(always)]
+fn are_wakes_hooked() -> bool {
+    config!(task_last_queued) == 0 || config!(flags) & config_flags::WAKERS != 0
 }
 
 /// Notes since when a thread waits. True when its stack is to be taken now.
 #[inline(always)]
-fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
-    if let Some(seen) = THREADS_SEEN.get_ptr_mut(&task.0) {
-        let state: u32 = task.read(config!(task_state));
+fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
+    if let Some(seen) = threads::find(task.0) {
+        let state = state_of(ctx, task);
         if state & TASK_DEAD != 0 {
-            let _gone = THREADS_SEEN.remove(&task.0);
+            threads::forget(task.0);
             return false;
         }
-        // SAFETY: a live map value of a thread that this CPU alone switches.
-        let seen = unsafe { &mut *seen };
         // A thread that is preempted on its way to a wait is ready to run.
         seen.state = if preempted { 0 } else { state };
         seen.woken_ns = 0;
         seen.delay_ns = delay_at_leave(task, seen.state);
-        seen.waker = 0;
+        if are_wakes_hooked() {
+            seen.waker = 0;
+        }
         seen.leave(config!(seed), now, period());
         let chosen = choose(task, seen, now);
         // Last: who wakes it looks here first.
@@ -181,7 +186,7 @@ fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
         set_unwatched(task.0, changes);
         return false;
     }
-    let state: u32 = task.read(config!(task_state));
+    let state = state_of(ctx, task);
     let tid = thread::own_tid(task, pid_tgid);
     if state & TASK_DEAD != 0 || tid == 0 {
         return false;
@@ -191,7 +196,7 @@ fn leave(task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
     let mut seen = SeenThread { left_ns: now, delay_ns, tid, tgid, state, ..NOTHING_SEEN };
     seen.leave(config!(seed), now, period());
     let chosen = choose(task, &mut seen, now);
-    see(task, seen) && chosen
+    threads::follow(task.0, &seen) && chosen
 }
 
 /// [`SeenThread::delay_ns`] of one that leaves. One that is ready to run all the time needs none.
@@ -326,7 +331,7 @@ fn arrive(task: u64, seen: &mut SeenThread, now: u64) {
         counts(waiting.bank, |counts| counts.not_met += lost);
         waiting.task = 0;
     }
-    if !at_beginning && is_too_much(waiting, now) {
+    if !at_beginning && bound::is_too_much(waiting, seen, now.wrapping_sub(left_ns), now) {
         counts(bank, |counts| counts.too_many += parts.all());
         return;
     }
@@ -389,46 +394,4 @@ fn not_told(seen: &mut SeenThread, began_ns: u64, now: u64) -> u64 {
     // SAFETY: a field of a live map value.
     unsafe { core::ptr::write_volatile(&raw mut seen.told_ns, told_ns) };
     told_ns
-}
-
-/// A tenth of a second, nanoseconds: for so long stacks are counted.
-const TENTH: u64 = 100_000_000;
-
-/// Whether this CPU has taken as many stacks lately as it may at most. Before that, threads that begin to wait get longer periods.
-#[inline(always)]
-fn is_too_much(waiting: &mut Waiting, now: u64) -> bool {
-    if waiting.tenth != now / TENTH {
-        waiting.tenth = now / TENTH;
-        waiting.stacks = 0;
-        relax(now);
-    }
-    waiting.stacks += 1;
-    if waiting.stacks == WAITS_A_TENTH / 2 {
-        verdicts::set_word(wait::BUSY_AT, now);
-    }
-    if waiting.stacks > WAITS_A_TENTH {
-        widen(now);
-    }
-    waiting.stacks > MAX_WAITS_A_TENTH
-}
-
-/// Doubles the periods of waits that begin from now on, at most once in a tenth of a second.
-#[inline(always)]
-fn widen(now: u64) {
-    let widening = verdicts::word(wait::WIDENING);
-    if widening < u64::from(wait::MAX_WIDENING) && now.wrapping_sub(verdicts::word(wait::WIDENED_AT)) >= TENTH {
-        verdicts::set_word(wait::WIDENED_AT, now);
-        verdicts::set_word(wait::WIDENING, widening + 1);
-    }
-}
-
-/// Halves them when no CPU has taken half as many stacks as it may for a second.
-#[inline(always)]
-fn relax(now: u64) {
-    let widening = verdicts::word(wait::WIDENING);
-    let since = |word| now.wrapping_sub(verdicts::word(word));
-    if widening > 0 && since(wait::BUSY_AT) >= 10 * TENTH && since(wait::WIDENED_AT) >= 10 * TENTH {
-        verdicts::set_word(wait::WIDENED_AT, now);
-        verdicts::set_word(wait::WIDENING, widening - 1);
-    }
 }

@@ -1,8 +1,8 @@
 //! Who wakes a thread; and when, where the kernel does not count for how long it is ready to run then.
 
-use super::{counts_for_nothing, is_unwatched, now, record};
+use super::{counts_for_nothing, is_unwatched, now, record, threads};
 use crate::kernel::{KernelPtr, UserRegs, arm64};
-use crate::maps::{THREADS_SEEN, WAIT_WAKES, WAITING, config};
+use crate::maps::{WAIT_WAKES, WAITING, config};
 use crate::{sample, thread, verdicts};
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::programs::RawTracePointContext;
@@ -20,9 +20,8 @@ pub fn on_wake(ctx: &RawTracePointContext) {
     if is_unwatched(task, verdicts::changes()) {
         return;
     }
-    let Some(seen) = THREADS_SEEN.get_ptr_mut(&task) else { return };
-    // SAFETY: a live map value; the kernel holds the thread's `pi_lock`, so it is woken by one at a time.
-    let seen = unsafe { &mut *seen };
+    // The kernel holds the thread's `pi_lock`, so it is woken by one at a time.
+    let Some(seen) = threads::find(task) else { return };
     // A thread that has not left its CPU yet goes on, or notes itself that it was ready to run.
     if seen.left_ns == 0 || seen.state == 0 || seen.woken_ns != 0 {
         return;

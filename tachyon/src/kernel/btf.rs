@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
-use tachyon_common::config::{Config, machine};
+use tachyon_common::config::{Config, flags, machine};
 use tachyon_common::walk::THREAD_POINTER_REACH;
 
 /// The other machine is x86-64.
@@ -98,6 +98,7 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         machine: if ARM64 { machine::ARM64 } else { machine::X86_64 },
         thread_pointer_reach: if ARM64 { THREAD_POINTER_REACH } else { 0 },
         code_mask: if ARM64 { code_mask(first_stack()) } else { u64::MAX },
+        flags: if waits && kernel.tells_state() { flags::SWITCH_TELLS_STATE } else { 0 },
         ..Config::default()
     })
 }
@@ -237,6 +238,30 @@ impl Kernel {
         }
     }
 
+    /// Whether `sched_switch` ends with the state of the thread that leaves: `(void *, bool, struct task_struct *, struct task_struct *,
+    /// unsigned int)`. In the first releases of 5.18 that number came second.
+    fn tells_state(&self) -> bool {
+        let is_word = |parameter: &btf_rs::Parameter| {
+            let found = self.btf.resolve_chained_type(parameter);
+            matches!(found, Ok(Type::Int(number)) if number.size() == 4)
+        };
+        let parameters = self.tracepoint("btf_trace_sched_switch").unwrap_or_default();
+        parameters.len() == 5 && parameters.last().is_some_and(is_word)
+    }
+
+    /// What a tracepoint's programs are called with, behind one word of the kernel's own.
+    fn tracepoint(&self, name: &str) -> Option<Vec<btf_rs::Parameter>> {
+        let named = self.btf.resolve_types_by_name(name).ok()?.into_iter().find_map(|found| match found {
+            Type::Typedef(found) => Some(found),
+            _ => None,
+        })?;
+        let Type::Ptr(pointer) = self.btf.resolve_chained_type(&named).ok()? else { return None };
+        match self.btf.resolve_chained_type(&pointer).ok()? {
+            Type::FuncProto(found) => Some(found.parameters),
+            _ => None,
+        }
+    }
+
     /// On x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance from another one that tasks
     /// lead to.
     fn preempt_count(&self) -> Option<u32> {
@@ -333,6 +358,7 @@ mod tests {
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
         assert!(config.task_last_queued != 0 && config.rq_clock != 0, "likewise");
+        assert_eq!(config.flags, flags::SWITCH_TELLS_STATE, "this kernel is newer than 5.18");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
 

@@ -27,7 +27,7 @@ use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
     CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, MAX_SPANS,
-    RULE_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
+    RULE_SLOTS, THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
@@ -163,6 +163,8 @@ impl Kernel {
             .map_max_entries("SAMPLES", options.ring_bytes)
             .map_max_entries("COUNTERS", if waits { ALL_BANKS } else { BANKS })
             .map_max_entries("THREADS_SEEN", if waits { MAX_SEEN_THREADS } else { 1 })
+            .map_max_entries("THREAD_SLOTS", if waits { THREAD_SLOTS } else { 1 })
+            .map_max_entries("SLOTS_TAKEN", if waits { THREAD_SLOTS } else { 1 })
             .map_max_entries("UNWATCHED", if waits { UNWATCHED_SLOTS } else { 1 })
             .map_max_entries("WAITS_TOLD", if waits { TOLD_WAITS } else { 1 })
             .map_max_entries("LEADERS", if options.pid_namespace.is_some() { MAX_PROCESSES } else { 1 })

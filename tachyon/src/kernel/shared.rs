@@ -49,6 +49,16 @@ impl<T: Copy> SharedArray<T> {
         self.entries
     }
 
+    /// Reads entries that the other side may be writing: each word of one is old or new.
+    pub fn read_all(&self) -> impl Iterator<Item = T> {
+        (0..self.entries as usize).map(|index| {
+            // SAFETY: the mapping holds as many entries, and lives as long as `self` is borrowed.
+            let entry = unsafe { self.address.as_ptr().add(index) };
+            // SAFETY: as above; plain data, of which any bytes are some.
+            unsafe { entry.read_volatile() }
+        })
+    }
+
     /// Writes entries from `first` on; false, and nothing is written, when they do not fit.
     pub fn write(&mut self, first: u32, entries: &[T]) -> bool {
         let fits = (first as usize).checked_add(entries.len()).is_some_and(|end| end <= self.entries as usize);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::measure::{Bench, RATES_HZ, Watched};
-use super::stats::Interval;
+use super::stats::{Interval, Longer};
 use super::target::{Idle, Shape, Target};
 use super::tools::{Aim, Tool};
 use crate::zoo::{self, Python};
@@ -18,9 +18,10 @@ pub(crate) const HEADING: &str = "## Waiting threads\n";
 
 /// Frames of the process that asks.
 const DEPTH: usize = 10;
-/// Round trips of one run of `perf bench sched pipe`, a quarter of a second, and runs of which the fastest counts.
-const TRIPS: u32 = 20_000;
-const RUNS: usize = 8;
+/// Runs of `perf bench sched pipe` in each round, without the profiler and with it.
+const RUNS: usize = 4;
+/// By then the profiler does what it does from then on: in its first second it also has the kernel measure what a switch costs.
+const STEADY: Duration = Duration::from_millis(1_500);
 
 /// A figure and the most that it should be.
 struct Row {
@@ -57,8 +58,8 @@ pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
         page.push_str(&row.shown());
     }
     for place in [Where::Anywhere, Where::OneCpu] {
-        let pairs = if quick { 2 } else { bench.effort.pairs.min(10) };
-        page.push_str(&beside_perf_bench(bench, place, rate_hz, pairs)?.shown());
+        let rounds = if quick { 2 } else { 2 * bench.effort.pairs };
+        page.push_str(&beside_perf_bench(bench, place, rate_hz, rounds)?.shown());
     }
     let newest = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
     page.push_str(
@@ -136,10 +137,20 @@ enum Where {
     OneCpu,
 }
 
+impl Where {
+    /// Round trips of half a second.
+    const fn trips(self) -> u32 {
+        match self {
+            Self::Anywhere => 50_000,
+            Self::OneCpu => 150_000,
+        }
+    }
+}
+
 /// What `perf bench sched pipe` loses beside a recording of the whole host. (Debian's perf contains CPython: its threads are watched.)
-fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, pairs: usize) -> Result<Row> {
+fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, rounds: usize) -> Result<Row> {
     let once = || -> Result<f64> {
-        let trips = TRIPS.to_string();
+        let trips = place.trips().to_string();
         let mut words = vec!["perf", "bench", "-f", "simple", "sched", "pipe", "-l", &trips];
         let cpu = bench.cpu.to_string();
         if let Where::OneCpu = place {
@@ -152,27 +163,27 @@ fn beside_perf_bench(bench: &Bench, place: Where, rate_hz: u32, pairs: usize) ->
         ensure!(output.status.success(), "perf bench: {}", String::from_utf8_lossy(&output.stderr));
         told.trim().parse().with_context(|| format!("perf bench said {told:?}, and no seconds"))
     };
-    // What else the machine does makes a run longer, and none shorter.
-    let took = || (0..RUNS).map(|_| once()).try_fold(f64::INFINITY, |least, took| took.map(|took| least.min(took)));
+    let runs = || (0..RUNS).map(|_| once()).collect::<Result<Vec<f64>>>();
     let what = match place {
         Where::Anywhere => "`perf bench sched pipe`",
         Where::OneCpu => "the same with both of its processes on one CPU",
     };
-    let mut slower = Vec::new();
-    let mut before = took()?;
-    for pair in 1..=pairs {
-        eprintln!("{what}, pair {pair} of {pairs}");
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        eprintln!("{what}, round {round} of {rounds}");
+        without.push(runs()?);
         let run = bench.begin(Tool::Wall, Aim::AllPython, rate_hz)?;
-        let with = took()?;
+        sleep(STEADY);
+        with.push(runs()?);
         run.finish()?;
-        let after = took()?;
-        slower.push((with / f64::midpoint(before, after) - 1.0) * 100.0);
-        before = after;
     }
-    let interval = Interval::of(&slower).context("an interval needs two pairs")?;
-    let [low, high] = [interval.mean - interval.half, interval.upper()];
-    let what = format!("{what} is slower beside `--all-python --wall` (95 % interval {low:.1} to {high:.1})");
-    Ok(Row { what, value: interval.mean, aim: 5.0, unit: "%", decimals: 1 })
+    let Longer { percent, interval: [low, high] } =
+        Longer::of(&without, &with).context("an interval needs two rounds")?;
+    let what = format!(
+        "{what}, the fastest tenth of {} runs each way by turns, is slower beside `--all-python --wall` (95 % interval {low:.1} to {high:.1})",
+        rounds * RUNS
+    );
+    Ok(Row { what, value: percent, aim: 5.0, unit: "%", decimals: 1 })
 }
 
 /// A row of one profiler.

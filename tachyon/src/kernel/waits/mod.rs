@@ -9,11 +9,13 @@ pub(super) use method::TRY;
 pub use method::{WaitMethod, wait_method};
 
 use super::error::{KernelError, program_error};
+use super::native::shared;
 use super::object::{Kernel, take};
 use super::pod::Pod;
 use super::programs::tracepoint;
 use super::rows::{array_of_maps, put_in_place};
 use super::segment::since;
+use super::shared::SharedArray;
 use crate::types::KtimeNs;
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf};
@@ -26,8 +28,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
+use tachyon_common::limits::THREAD_SLOTS;
 use tachyon_common::segment::WAIT_BANKS;
-use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, widened_ticks};
+use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, ThreadSlot, widened_ticks};
 use told::Told;
 
 /// Whether waiting threads are sampled.
@@ -72,6 +75,8 @@ const LAST_KICKS: Duration = Duration::from_millis(20);
 /// What there is only where waits are wanted.
 pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
+    slots: SharedArray<ThreadSlot>,
+    /// Threads without a slot.
     threads: HashMap<MapData, u64, Pod<SeenThread>>,
     /// The same map.
     threads_fd: OwnedFd,
@@ -196,6 +201,7 @@ impl WaitMaps {
         let threads_fd = seen.fd().as_fd().try_clone_to_owned().map_err(share)?;
         Ok(Self {
             counts: take(ebpf, "WAIT_COUNTS")?,
+            slots: shared(ebpf, "THREAD_SLOTS", THREAD_SLOTS)?,
             threads: take(ebpf, "THREADS_SEEN")?,
             threads_fd,
             told: Told::of(ebpf)?,

@@ -78,11 +78,12 @@ impl Kernel {
     }
 }
 
-/// All threads in the map. One system call for some hundreds of them, where the kernel can (5.6).
+/// All threads: those with a slot, and those in the map, of which one system call gets some hundreds, where the kernel can (5.6).
 fn all(waits: &WaitMaps) -> BTreeMap<u32, SeenThread> {
     let one_by_one = || waits.threads.iter().filter_map(Result::ok).map(|(_, Pod(seen))| seen).collect();
     let seen: Vec<SeenThread> = in_batches(waits.threads_fd.as_raw_fd()).unwrap_or_else(one_by_one);
-    seen.into_iter().map(|seen| (seen.tid, seen)).collect()
+    let slots = waits.slots.read_all().filter(|slot| slot.task != 0).map(|slot| slot.thread);
+    slots.chain(seen).map(|seen| (seen.tid, seen)).collect()
 }
 
 /// `BPF_MAP_LOOKUP_BATCH`, which the library does not have; `None` where the kernel refuses.
