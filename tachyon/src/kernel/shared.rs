@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// An array map made with `BPF_F_MMAPABLE` (Linux 5.5), mapped for writing.
 ///
 /// The kernel side may read while user space writes: what is written must not be in use yet, and it is published by
-/// another map's update, which orders the two.
+/// another map's update, which orders the two. What the kernel side writes can be read at any time, see [`SharedArray::read_all`].
 #[doc(alias = "BPF_F_MMAPABLE")]
 #[derive(Debug)]
 pub struct SharedArray<T> {

@@ -2,6 +2,7 @@
 //!
 //! The profiler is watched from outside, so that it needs no code for its own benchmark.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd};
@@ -9,13 +10,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use aya::programs::{ProgramInfo, loaded_programs};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h): the timer's programs, and the kicks'.
+/// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h): the timer's programs.
 const PERF_EVENT: u64 = 7;
-/// `BPF_PROG_TYPE_RAW_TRACEPOINT`: what hears of starts, ends and switches.
-const RAW_TRACEPOINT: u64 = 17;
+/// What hears of switches.
+const SWITCH: &str = "on_switch";
+/// What an interrupt runs, to take the stack of a thread that has waited.
+const KICK: &str = "on_kick";
 
 /// Has the kernel measure the runs of BPF programs as long as what it gives lives (`BPF_ENABLE_STATS`, bpf(2)).
 pub(crate) fn measure_bpf() -> Result<OwnedFd> {
@@ -45,10 +49,20 @@ pub(crate) struct BpfObjects {
     pub(crate) timer_ns: u64,
     /// Nanoseconds of all other programs.
     pub(crate) other_ns: u64,
-    /// Runs of the raw tracepoint that has run most: where waits are sampled, that of the switches.
-    pub(crate) tracepoint_runs: u64,
+    /// Runs of the program that hears of switches, where waits are sampled.
+    pub(crate) switch_runs: u64,
     /// Nanoseconds of these runs.
-    pub(crate) tracepoint_ns: u64,
+    pub(crate) switch_ns: u64,
+    /// Runs of the program that takes stacks of threads that have waited.
+    pub(crate) kick_runs: u64,
+    /// Nanoseconds of these runs.
+    pub(crate) kick_ns: u64,
+}
+
+/// Names of the programs that the kernel has, by their ids.
+fn program_names() -> HashMap<u64, String> {
+    let named = |program: ProgramInfo| Some((u64::from(program.id()), program.name_as_str()?.to_owned()));
+    loaded_programs().filter_map(std::result::Result::ok).filter_map(named).collect()
 }
 
 impl BpfObjects {
@@ -56,6 +70,7 @@ impl BpfObjects {
     pub(crate) fn of(pid: u32) -> Self {
         let mut objects = Self::default();
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return objects };
+        let names = program_names();
         for descriptor in descriptors.filter_map(std::result::Result::ok) {
             let Ok(link) = fs::read_link(descriptor.path()) else { continue };
             match link.to_str() {
@@ -64,7 +79,7 @@ impl BpfObjects {
                 Some("anon_inode:[perf_event]") => objects.perf_events += 1,
                 Some("anon_inode:bpf-prog") => {
                     let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(descriptor.file_name());
-                    objects.add_program(&fs::read_to_string(info).unwrap_or_default());
+                    objects.add_program(&fs::read_to_string(info).unwrap_or_default(), &names);
                 }
                 _ => {}
             }
@@ -72,7 +87,7 @@ impl BpfObjects {
         objects
     }
 
-    fn add_program(&mut self, info: &str) {
+    fn add_program(&mut self, info: &str, names: &HashMap<u64, String>) {
         let field = |name| {
             let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.and_then(|value| value.trim().parse::<u64>().ok()).unwrap_or(0)
@@ -85,8 +100,10 @@ impl BpfObjects {
             return;
         }
         self.other_ns += nanoseconds;
-        if field("prog_type") == RAW_TRACEPOINT && runs > self.tracepoint_runs {
-            (self.tracepoint_runs, self.tracepoint_ns) = (runs, nanoseconds);
+        match names.get(&field("prog_id")).map(String::as_str) {
+            Some(SWITCH) => (self.switch_runs, self.switch_ns) = (runs, nanoseconds),
+            Some(KICK) => (self.kick_runs, self.kick_ns) = (runs, nanoseconds),
+            _ => {}
         }
     }
 
@@ -96,8 +113,10 @@ impl BpfObjects {
             timer_runs: self.timer_runs.saturating_sub(before.timer_runs),
             timer_ns: self.timer_ns.saturating_sub(before.timer_ns),
             other_ns: self.other_ns.saturating_sub(before.other_ns),
-            tracepoint_runs: self.tracepoint_runs.saturating_sub(before.tracepoint_runs),
-            tracepoint_ns: self.tracepoint_ns.saturating_sub(before.tracepoint_ns),
+            switch_runs: self.switch_runs.saturating_sub(before.switch_runs),
+            switch_ns: self.switch_ns.saturating_sub(before.switch_ns),
+            kick_runs: self.kick_runs.saturating_sub(before.kick_runs),
+            kick_ns: self.kick_ns.saturating_sub(before.kick_ns),
             ..*self
         }
     }
@@ -153,14 +172,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_apart_by_type() {
+    fn programs_are_told_apart_by_type_and_name() {
+        let names = HashMap::from([(6, SWITCH), (7, KICK), (8, "on_fork")].map(|(id, name)| (id, name.to_owned())));
         let mut objects = BpfObjects::default();
-        objects.add_program("prog_type:\t7\nrun_time_ns:\t3583747\nrun_cnt:\t1530\n");
-        objects.add_program("prog_type:\t7\nrun_time_ns:\t0\nrun_cnt:\t0\n");
-        objects.add_program("prog_type:\t17\nrun_time_ns:\t12469\nrun_cnt:\t37\n");
-        assert_eq!((objects.timer_runs, objects.timer_ns, objects.other_ns), (1530, 3_583_747, 12_469));
-        objects.add_program("prog_type:\t17\nrun_time_ns:\t900\nrun_cnt:\t9\n");
-        assert_eq!((objects.tracepoint_runs, objects.tracepoint_ns, objects.other_ns), (37, 12_469, 13_369));
+        let mut add = |info: &str| objects.add_program(info, &names);
+        add("prog_type:\t7\nprog_id:\t5\nrun_time_ns:\t3583747\nrun_cnt:\t1530\n");
+        add("prog_type:\t7\nprog_id:\t4\nrun_time_ns:\t0\nrun_cnt:\t0\n");
+        add("prog_type:\t17\nprog_id:\t6\nrun_time_ns:\t12469\nrun_cnt:\t37\n");
+        add("prog_type:\t17\nprog_id:\t7\nrun_time_ns:\t900\nrun_cnt:\t9\n");
+        add("prog_type:\t17\nprog_id:\t8\nrun_time_ns:\t70\nrun_cnt:\t50\n");
+        assert_eq!((objects.timer_runs, objects.timer_ns, objects.other_ns), (1530, 3_583_747, 13_439));
+        assert_eq!((objects.switch_runs, objects.switch_ns), (37, 12_469));
+        assert_eq!((objects.kick_runs, objects.kick_ns), (9, 900));
         let later = BpfObjects { timer_runs: 2000, timer_ns: 4_000_000, ..objects };
         assert_eq!(later.since(&objects).timer_runs, 470);
     }

@@ -86,8 +86,7 @@ struct Switches {
     rows: Vec<Row>,
 }
 
-/// A switch of threads that are not recorded, and of those that are; and all of the profiler. What a stack costs is not told: of the
-/// programs' descriptors the kernel does not say which is the interrupt's.
+/// A switch of threads that are not recorded, and of those that are; a stack; and all of the profiler.
 fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
     let target = pair(bench, python)?;
     let idle = Idle::pythons(&bench.python, 1)?;
@@ -98,7 +97,7 @@ fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
         let run = bench.begin(tool, aim, rate_hz)?;
         let watched = bench.watch(&run, &target, bench.effort.kernel)?;
         run.finish()?;
-        ensure!(watched.bpf.tracepoint_runs > 0, "no switch was heard of");
+        ensure!(watched.bpf.switch_runs > 0, "no switch was heard of");
         Ok(watched)
     };
     let others = watch(Tool::OffCpu, other)?.bpf;
@@ -115,17 +114,18 @@ fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
         decimals,
     };
     let rows = vec![
-        row("a switch, neither thread recorded", each(others.tracepoint_ns, others.tracepoint_runs), 80.0, "ns", 0),
-        row("a switch, both threads recorded", each(own.tracepoint_ns, own.tracepoint_runs), 250.0, "ns", 0),
+        row("a switch, neither thread recorded", each(others.switch_ns, others.switch_runs), 80.0, "ns", 0),
+        row("a switch, both threads recorded", each(own.switch_ns, own.switch_runs), 250.0, "ns", 0),
+        row("a stack, by the interrupt that meets its thread", each(own.kick_ns, own.kick_runs) / 1e3, 15.0, "µs", 1),
         row(
             "the whole profiler, `--wall`, for each 20,000 switches a second",
-            whole / wall.bpf.tracepoint_runs as f64 * 20_000.0 * 100.0,
+            whole / wall.bpf.switch_runs as f64 * 20_000.0 * 100.0,
             1.0,
             "% of a core",
             2,
         ),
     ];
-    Ok(Switches { a_second: own.tracepoint_runs as f64 / seconds, rows })
+    Ok(Switches { a_second: own.switch_runs as f64 / seconds, rows })
 }
 
 /// Where the two processes of `perf bench sched pipe` run.
