@@ -1,5 +1,6 @@
 //! What may be typed. Each flag is described here and nowhere else: `--help` is made from this module.
 
+use crate::questions::Question;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -260,6 +261,10 @@ pub struct SqlArgs {
     /// Run it on these tables and print the rows
     #[arg(long, value_name = "DIR|URL", conflicts_with = "from", value_parser = root)]
     pub run: Option<String>,
+
+    /// Only this one of the questions
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub question: Option<Question>,
 
     /// Functions of each service
     #[arg(long, value_name = "N", default_value_t = 10)]

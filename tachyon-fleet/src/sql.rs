@@ -74,13 +74,14 @@ impl Question {
 /// When the engine is not there or fails, or `out` does.
 pub fn run(args: &SqlArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let root = args.run.as_deref().unwrap_or(&args.from);
-    let script = script(args.engine, root, args.lines, args.period);
+    let questions = args.question.map_or_else(|| Question::ALL.to_vec(), |question| vec![question]);
+    let script = script(args.engine, root, &questions, args.lines, args.period);
     if args.run.is_some() { execute(args.engine, &script, out) } else { Ok(out.write_all(script.as_bytes())?) }
 }
 
 /// Views and questions, each statement ended by a semicolon.
 #[must_use]
-pub fn script(engine: Engine, root: &str, lines: usize, period: Period) -> String {
+pub fn script(engine: Engine, root: &str, questions: &[Question], lines: usize, period: Period) -> String {
     let root = engine.quoted(root.trim_end_matches('/'));
     let bounds = [(">=", period.since), ("<", period.until)];
     let bounds = bounds.map(|(is, time)| Some(format!("slice_start {is} {}", engine.moment(time?))));
@@ -88,7 +89,7 @@ pub fn script(engine: Engine, root: &str, lines: usize, period: Period) -> Strin
     let bounds = if bounds.is_empty() { String::new() } else { format!("\nWHERE {}", bounds.join(" AND ")) };
     // The root comes last: it may hold anything.
     let mut script = engine.views().replace("{where}", &bounds).replace("{root}", &root);
-    for question in Question::ALL {
+    for question in questions {
         script += "\n";
         script += &question.sql().replace("{lines}", &lines.to_string());
     }
@@ -136,7 +137,7 @@ mod tests {
             (Engine::Spark, "`a'b``{lines}\\/samples/", "TIMESTAMP '2026-11-22T19:01:13Z'"),
             (Engine::Trino, "'a''b`{lines}\\/samples'", "TIMESTAMP '2026-11-22 19:01:13 UTC'"),
         ] {
-            let script = script(engine, "a'b`{lines}\\/", 7, Period { since, until });
+            let script = script(engine, "a'b`{lines}\\/", &Question::ALL, 7, Period { since, until });
             assert!(script.contains(path), "{script}");
             assert_eq!(
                 script.matches(&format!("WHERE slice_start >= {moment} AND slice_start < ")).count(),
@@ -144,7 +145,7 @@ mod tests {
                 "{script}"
             );
             assert_eq!(script.matches("place <= 7").count(), 2);
-            let all = super::script(engine, ".", 7, Period::default());
+            let all = super::script(engine, ".", &Question::ALL, 7, Period::default());
             assert!(!all.contains("WHERE slice_start") && !all.contains('{'), "{all}");
         }
     }

@@ -11,8 +11,8 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::arrow_writer::{ArrowWriter, ArrowWriterOptions};
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::schema::types::ColumnPath;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -200,6 +200,9 @@ fn batch(columns: Vec<(&str, ArrayRef, bool)>) -> anyhow::Result<RecordBatch> {
 fn write(batch: &RecordBatch, dictionary: bool) -> anyhow::Result<Vec<u8>> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
+        // In pages of the first version columns of a fixed length have no dictionary, and engines read each row's 16 bytes.
+        .set_writer_version(WriterVersion::PARQUET_2_0)
+        .set_encoding(Encoding::PLAIN)
         // A file is one page of each column or a few: their index would be larger than what it saves, and so would be smallest and
         // largest values of columns that nobody looks for ranges in.
         .set_statistics_enabled(EnabledStatistics::None)

@@ -163,6 +163,8 @@ fn sql_is_printed_for_every_engine_and_run_where_it_can_be() {
         let sql = succeeds(&["sql", engine, "--from", "/lake"]);
         assert!(sql.contains("/lake/samples") && sql.contains("-- Which hosts lose samples"), "{sql}");
     }
+    let sql = succeeds(&["sql", "duckdb", "--question", "losses"]);
+    assert!(sql.contains("-- Which hosts lose samples") && !sql.contains("-- Top functions"), "{sql}");
     let told = support::fails(&["sql", "trino", "--run", "/lake"], 1);
     assert!(told.starts_with("tachyon-fleet: Trino is not run from here\nhint: "), "{told}");
     let told = support::fails(&["sql", "duckdb", "--run", "a\nb"], 2);

@@ -13,6 +13,7 @@ mod differences;
 mod digest;
 mod docs;
 mod flakes;
+mod fleet;
 mod fuzz;
 mod layouts;
 mod manifests;
@@ -64,6 +65,8 @@ enum Task {
     Soak(bench::soak::SoakArgs),
     /// Compare tens of thousands of stacks of each kind of work with what their programs tell
     Oracle(oracle::OracleArgs),
+    /// Ask a fleet of a thousand hosts, made from real segments, what fleets are asked, on every engine
+    Fleet(fleet::FleetArgs),
     /// Profile what people really run, beside py-spy, and write how well: servers, workers, libraries, short programs
     Programs(programs::ProgramsArgs),
     /// Record the snapshots of interpreters that tests walk
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Task::Differences(args) => differences::run(&args),
         Task::Soak(args) => bench::soak::run(args),
         Task::Oracle(args) => oracle::run(&args),
+        Task::Fleet(args) => fleet::run(&args),
         Task::Programs(args) => programs::run(&args),
         Task::Snapshots(args) => snapshots::run(&args),
         Task::Package(args) => package::run(args),

@@ -79,6 +79,17 @@ pub(crate) fn set_up() -> Result<()> {
     from_npm("azurite", &[AZURITE]).map(drop)
 }
 
+/// Of all that only the engines for tables.
+///
+/// # Errors
+/// A package cannot be had.
+pub(crate) fn set_up_engines() -> Result<()> {
+    apt::ensure(&[("java", "default-jre-headless")])?;
+    let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
+    engines(&python)?;
+    in_venv(&python, &cache::dir()?.join("spark"), SPARK).map(drop)
+}
+
 /// Of all that only a browser and the viewers. The directory that has them.
 ///
 /// # Errors

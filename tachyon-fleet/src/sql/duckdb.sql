@@ -1,10 +1,11 @@
+-- A number of 8 bytes in place of the 16: DuckDB groups by it in less time.
 CREATE OR REPLACE VIEW samples AS
-SELECT * FROM read_parquet('{root}/samples/*/*/*/*.parquet', hive_partitioning = false){where};
+SELECT * REPLACE (hash(stack_id) AS stack_id) FROM read_parquet('{root}/samples/*/*/*/*.parquet', hive_partitioning = false){where};
 
 CREATE OR REPLACE VIEW stacks AS
-SELECT stack_id, any_value(frame_ids) AS frame_ids
+SELECT hash(stack_id) AS stack_id, any_value(frame_ids) AS frame_ids
 FROM read_parquet('{root}/stacks/*/*/*/*.parquet', hive_partitioning = false)
-GROUP BY stack_id;
+GROUP BY ALL;
 
 CREATE OR REPLACE VIEW frames AS
 SELECT frame_id, any_value(function) AS function, any_value(file) AS file, any_value(line) AS line, any_value(type) AS type

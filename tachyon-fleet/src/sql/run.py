@@ -1,4 +1,5 @@
 # Runs a script of SQL with the Python module of an engine; the rows of each query are lines of JSON.
+import atexit
 import json
 import os
 import re
@@ -26,6 +27,8 @@ try:
         builder = builder.config("spark.sql.session.timeZone", "UTC").config("spark.ui.enabled", "false")
         spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
+        # Otherwise it says of a cluster of its own that the application failed.
+        atexit.register(spark.stop)
 
         def rows(statement):
             return [row.asDict() for row in spark.sql(statement).collect()]

@@ -29,7 +29,7 @@ use machine::Machine;
 use measure::{Bench, Effort};
 use results::Results;
 use tools::Tools;
-pub(crate) use tools::{benchmark, build, build_unoptimised};
+pub(crate) use tools::{benchmark, build, build_unoptimised, target_directory, wait4};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
@@ -193,7 +193,7 @@ fn put(args: &BenchArgs, heading: &str, section: &str) -> Result<()> {
 }
 
 /// The page with another section in the place of its own; at its end, where it had none.
-fn replace(page: &str, heading: &str, section: &str) -> String {
+pub(crate) fn replace(page: &str, heading: &str, section: &str) -> String {
     let Some(start) = page.find(heading) else { return format!("{}\n\n{section}", page.trim_end()) };
     let after = &page[start + heading.len()..];
     let end = after.find("\n## ").map_or(page.len(), |end| start + heading.len() + end + 1);

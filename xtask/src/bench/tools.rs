@@ -35,18 +35,26 @@ pub(crate) fn build_unoptimised() -> Result<PathBuf> {
 
 fn built(options: &[&str], profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut line = Command::new(&cargo);
+    let mut line = Command::new(cargo);
     line.current_dir(command::project_root()).arg("build").args(options);
     command::run(line.args(["--locked", "-p", "tachyon"]))?;
+    Ok(target_directory()?.join(profile).join("tachyon-bpf"))
+}
+
+/// Where cargo puts what it builds.
+///
+/// # Errors
+/// It does not say.
+pub(crate) fn target_directory() -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Metadata {
         target_directory: PathBuf,
     }
-    let mut line = Command::new(cargo);
+    let mut line = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     line.current_dir(command::project_root()).args(["metadata", "--format-version", "1", "--no-deps", "--locked"]);
     let metadata: Metadata =
         serde_json::from_str(&command::stdout(&mut line)?).context("cannot read cargo metadata")?;
-    Ok(metadata.target_directory.join(profile).join("tachyon-bpf"))
+    Ok(metadata.target_directory)
 }
 
 /// Builds a benchmark of `tachyon/benches`. Its executable.
@@ -333,7 +341,7 @@ fn py_spy_samples(log: &str) -> Option<u64> {
 }
 
 /// Waits for a child, with what that child alone has cost: `getrusage` knows only all children together.
-pub(super) fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
+pub(crate) fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
     let mut status = 0;
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     loop {

@@ -13,8 +13,8 @@ use statrs::function::beta::beta_reg;
 pub(super) struct Counts {
     /// By side: samples, and the exposure: how many it would be if the row's value were 1.
     pub sides: [(f64, f64); 2],
-    /// Samples of all rows on both sides.
-    pub samples: f64,
+    /// Samples of all rows on both sides; infinite where rows are no parts of a whole: CPU time of a second or of a request.
+    pub shared: f64,
 }
 
 impl Counts {
@@ -23,7 +23,7 @@ impl Counts {
         let [(a, of_a), (b, of_b)] = self.sides;
         let value = (a + b) / (of_a + of_b).max(f64::MIN_POSITIVE);
         // Samples of the whole are as many as they are: what one row has, others do not.
-        let others = (1.0 - (a + b) / self.samples.max(1.0)).max(0.0);
+        let others = (1.0 - (a + b) / self.shared.max(1.0)).max(0.0);
         [of_a, of_b].map(|exposure| value * others / exposure.max(f64::MIN_POSITIVE))
     }
 
@@ -60,21 +60,21 @@ mod tests {
     #[test]
     fn exact_probabilities() {
         // Ten tosses: none or ten heads, 2 / 1,024.
-        let counts = Counts { sides: [(10.0, 500.0), (0.0, 500.0)], samples: 1e6 };
+        let counts = Counts { sides: [(10.0, 500.0), (0.0, 500.0)], shared: 1e6 };
         assert!((counts.exact(1.0) - 2.0 / 1024.0).abs() < 1e-12);
         // R: binom.test(8, 10, 0.25)'s upper tail, 0.000415802001953125, twice.
-        let counts = Counts { sides: [(8.0, 100.0), (2.0, 300.0)], samples: 1e6 };
+        let counts = Counts { sides: [(8.0, 100.0), (2.0, 300.0)], shared: 1e6 };
         assert!((counts.exact(1.0) - 2.0 * 0.000_415_802_001_953_125).abs() < 1e-12);
     }
 
     #[test]
     fn none_of_few_is_no_change() {
         // 20 of 10,000 before, none of 1,000 after: two are expected.
-        let counts = Counts { sides: [(20.0, 10_000.0), (0.0, 1_000.0)], samples: 11_000.0 };
+        let counts = Counts { sides: [(20.0, 10_000.0), (0.0, 1_000.0)], shared: 11_000.0 };
         let (tested, _) = test([estimate(0.002, 0.002 / 10_000.0), estimate(0.0, 0.0)], &counts);
         assert!(tested.p > 0.1, "{tested:?}");
         // Of many it is one.
-        let counts = Counts { sides: [(2_000.0, 1e6), (0.0, 1e5)], samples: 1.1e6 };
+        let counts = Counts { sides: [(2_000.0, 1e6), (0.0, 1e5)], shared: 1.1e6 };
         let (tested, _) = test([estimate(0.002, 0.002 / 1e6), estimate(0.0, 0.0)], &counts);
         assert!(tested.p < 1e-9, "{tested:?}");
     }

@@ -200,9 +200,10 @@ pub fn diff(before: &Aggregate, after: &Aggregate, options: Options, distributio
 struct Measure {
     replicates: [Replicates; 2],
     scale: [f64; 2],
-    /// What a sample weighs, and how many there are.
+    /// What a sample weighs.
     sample: [f64; 2],
-    samples: [f64; 2],
+    /// Samples that rows share: infinite, where one row may have more without another having less.
+    shared: f64,
 }
 
 /// The replicates of a side, whose blocks are as long as its rows show that they must be.
@@ -218,7 +219,7 @@ impl Measure {
         let samples = [0, 1].map(|side| sides[side].samples.iter().sum::<u64>() as f64);
         let weight = [0, 1].map(|side| sides[side].units.iter().map(|(_, weight)| weight).sum::<f64>());
         let sample = [0, 1].map(|side: usize| weight[side] / f64::max(samples[side], 1.0));
-        Self { replicates, scale, sample, samples }
+        Self { replicates, scale, sample, shared: samples.iter().sum() }
     }
 
     /// Shares of the samples' CPU time.
@@ -236,7 +237,7 @@ impl Measure {
             None => [1.0, 1.0],
         };
         // Values are microseconds.
-        Self::new(sides, replicates, scale.map(|scale| scale / 1e6))
+        Self { shared: f64::INFINITY, ..Self::new(sides, replicates, scale.map(|scale| scale / 1e6)) }
     }
 
     fn are_enough(&self) -> bool {
@@ -275,7 +276,7 @@ impl Measure {
             let exposure = self.replicates[side].denominator() / (sample * self.scale[side].max(f64::MIN_POSITIVE));
             (count, exposure)
         };
-        Counts { sides: [side(0), side(1)], samples: self.samples.iter().sum() }
+        Counts { sides: [side(0), side(1)], shared: self.shared }
     }
 }
 

@@ -323,6 +323,21 @@ fn load_is_told_apart_from_cost() {
     assert!(names(&each).is_empty() && each.changes.iter().any(|change| change.other.significant));
 }
 
+/// Each request takes half as much again, in a program that is one function.
+#[test]
+fn more_of_everything_is_a_change_though_no_share_is() {
+    const ALL: Program<'_> = &[(&["main"], 1.0)];
+    let mut random = fastrand::Rng::with_seed(31);
+    let more = Sampling { samples: 30_000.0, ..USUAL };
+    let sides = [USUAL, more].map(|sampling| sampled(ALL, sampling, &mut random));
+    let difference = compare(&sides[0], &sides[1], By::Function, 1000);
+    let [main] = &difference.changes[..] else { panic!("{difference:?}") };
+    assert!(!main.measured.significant && main.other.significant, "{main:?}");
+    let again = sampled(ALL, USUAL, &mut random);
+    let [main] = &compare(&sides[0], &again, By::Function, 1000).changes[..] else { panic!("one function") };
+    assert!(!main.other.significant, "{main:?}");
+}
+
 #[test]
 fn too_little_to_tell() {
     let mut random = fastrand::Rng::with_seed(29);

@@ -1,0 +1,450 @@
+//! A thousand hosts for a week: tables made from segments of real programs, asked the three questions on every engine and in plain Rust, and
+//! `regressions`, which has to find what was planted and nothing else. The tests in `tachyon-fleet/tests/engines.rs` are the short form, of
+//! three hosts with awkward names.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::bench::machine::Machine;
+use crate::{bench, cache, command, tools, zoo};
+
+/// Arguments of `cargo xtask fleet`.
+#[derive(clap::Args)]
+pub(crate) struct FleetArgs {
+    /// Hosts
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    hosts: u32,
+    /// Days, from a Monday on
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    days: u32,
+    /// Make the hosts' programs from these segments, instead of recording some
+    #[arg(long, value_name = "DIR")]
+    segments: Option<PathBuf>,
+    /// Keep the tables in this directory, and use those that are there
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// 20 hosts for a day, unoptimised, without Spark: whether this works. What `regressions` finds there is told and not judged
+    #[arg(long, conflicts_with_all = ["hosts", "days", "write"])]
+    quick: bool,
+    /// This build of the profiler, instead of one that is made now
+    #[arg(long, value_name = "PATH")]
+    profiler: Option<PathBuf>,
+    /// Write the section to docs/fleet.md
+    #[arg(long)]
+    write: bool,
+}
+
+const PAGE: &str = "docs/fleet.md";
+const HEADING: &str = "## A thousand hosts for a week\n";
+/// Programs of one recording, each with work of its own; and how long they are recorded, in segments of a third of that.
+const PROGRAMS: u32 = 8;
+const RECORDED: Duration = Duration::from_secs(60);
+/// The first question on DuckDB, seconds; bytes of Parquet a sample.
+const FIRST_ON_DUCKDB: f64 = 5.0;
+const BYTES_A_SAMPLE: f64 = 4.0;
+
+/// The questions by the name that `sql --question` knows, with `top`'s option.
+const QUESTIONS: [(&str, Option<&str>); 3] =
+    [("functions", None), ("changes", Some("--changes")), ("losses", Some("--losses"))];
+
+/// Who answers: as readers know it, as `sql` does (none: plain Rust), and the virtual environment.
+const ENGINES: [(&str, Option<(&str, &str)>); 4] = [
+    ("DuckDB", Some(("duckdb", "engines"))),
+    ("ClickHouse (chDB)", Some(("clickhouse", "engines"))),
+    ("Spark, `local-cluster[2,1,2048]`", Some(("spark", "spark"))),
+    ("`tachyon-fleet top`", None),
+];
+
+/// What the generator says of what it made.
+#[derive(Debug, Deserialize)]
+struct Made {
+    hosts: u64,
+    days: u64,
+    services: u64,
+    samples: u64,
+    rows: u64,
+    bytes: u64,
+    files: u64,
+    bytes_a_sample: f64,
+    seconds: f64,
+}
+
+/// What a program cost.
+struct Cost {
+    took: Duration,
+    peak_bytes: u64,
+}
+
+/// Runs `cargo xtask fleet`.
+///
+/// # Errors
+/// Not root, something cannot be built, recorded or asked, engines disagree, or what was promised does not hold.
+pub(crate) fn run(args: &FleetArgs) -> Result<()> {
+    command::require_root("loading BPF programs")?;
+    tools::set_up_engines()?;
+    let programs = Programs::build(args)?;
+    let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
+    let mut machine = Machine::look_at(("recorded", &python), ("programs", &[&programs.fleet]))?;
+    let temporary = tempfile::tempdir().context("cannot make a directory")?;
+    let tables = args.keep.clone().unwrap_or_else(|| temporary.path().join("tables"));
+    let made = programs.tables(args, &python, &tables)?;
+    let mut broken = Vec::new();
+    let mut page = format!("{HEADING}\n{}\n", introduction(&made));
+    if made.bytes_a_sample > BYTES_A_SAMPLE {
+        broken.push(format!("{:.2} bytes a sample", made.bytes_a_sample));
+    }
+    questions(&programs, &tables, args.quick, &mut page, &mut broken)?;
+    regressions(&programs, &tables, &mut page, &mut broken)?;
+    machine.end();
+    page.push('\n');
+    machine.describe(&mut page);
+    print!("{page}");
+    if args.write {
+        let path = command::project_root().join(PAGE);
+        let whole = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        fs::write(&path, bench::replace(&whole, HEADING, &page))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.quick {
+        broken.retain(|what| what.contains(DISAGREES));
+    }
+    ensure!(broken.is_empty(), "not as promised: {}", broken.join("; "));
+    Ok(())
+}
+
+const DISAGREES: &str = "answers otherwise";
+
+fn introduction(made: &Made) -> String {
+    let Made { hosts, days, services, rows, files, bytes_a_sample, seconds, .. } = made;
+    format!(
+        "`cargo xtask fleet --write` records {PROGRAMS} programs for {} s, makes {hosts} hosts of them that run {services} services for {days} days, two on each host, with \
+         versions, noise, slow hosts and losses drawn at random, and asks every engine. There are {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) \
+         and {files} files of {:.2} GB: **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
+        RECORDED.as_secs(),
+        made.samples as f64 / 1e6,
+        *rows as f64 / 1e6,
+        made.bytes as f64 / 1e9,
+    )
+}
+
+/// What is run.
+struct Programs {
+    profiler: PathBuf,
+    fleet: PathBuf,
+    generate: PathBuf,
+}
+
+impl Programs {
+    fn build(args: &FleetArgs) -> Result<Self> {
+        let profiler = match &args.profiler {
+            Some(profiler) => std::path::absolute(profiler).context("the profiler's path is none")?,
+            None if args.quick => bench::build_unoptimised()?,
+            None => bench::build()?,
+        };
+        // As the tests' build is, which CI has made already.
+        let (options, profile): (&[&str], _) =
+            if args.quick { (&["--workspace"], "debug") } else { (&["--release", "-p", "tachyon-fleet"], "release") };
+        let mut line = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        line.current_dir(command::project_root()).arg("build").args(options);
+        command::run(line.args(["--locked", "--bins", "--example", "generate"]))?;
+        let built = bench::target_directory()?.join(profile);
+        Ok(Self { profiler, fleet: built.join("tachyon-fleet"), generate: built.join("examples/generate") })
+    }
+
+    /// The tables, unless they are there.
+    fn tables(&self, args: &FleetArgs, python: &Path, tables: &Path) -> Result<Made> {
+        let told = tables.join("made.json");
+        if !told.exists() {
+            let temporary = tempfile::tempdir().context("cannot make a directory")?;
+            let segments = match &args.segments {
+                Some(segments) => segments.clone(),
+                None => self.record(python, &temporary.path().join("segments"))?,
+            };
+            let (hosts, days) = if args.quick { (20, 1) } else { (args.hosts, args.days) };
+            eprintln!("{hosts} hosts, {days} days ...");
+            let mut line = Command::new(&self.generate);
+            line.arg(&segments).arg(tables).args(["--hosts", &hosts.to_string(), "--days", &days.to_string()]);
+            let made = command::stdout(&mut line)?;
+            fs::write(&told, made).with_context(|| format!("cannot write {}", told.display()))?;
+        }
+        let made = fs::read(&told).with_context(|| format!("cannot read {}", told.display()))?;
+        serde_json::from_slice(&made).with_context(|| format!("{} is not the generator's", told.display()))
+    }
+
+    /// Segments of programs that do many kinds of work.
+    fn record(&self, python: &Path, directory: &Path) -> Result<PathBuf> {
+        struct Ended(Vec<Child>);
+        impl Drop for Ended {
+            fn drop(&mut self) {
+                for child in &mut self.0 {
+                    let _gone = (child.kill(), child.wait());
+                }
+            }
+        }
+        let source = command::project_root().join("tests/programs/many_kinds.py");
+        let mut running = Ended(Vec::new());
+        let mut line = Command::new(&self.profiler);
+        line.arg("record");
+        for seed in 1..=PROGRAMS {
+            let mut program = Command::new(python);
+            program.arg(&source).args([seed.to_string(), (2 * RECORDED).as_secs().to_string()]);
+            let child = program.stdin(Stdio::null()).spawn().context("cannot start a program")?;
+            line.args(["-p", &child.id().to_string()]);
+            running.0.push(child);
+        }
+        let [length, third] = [RECORDED, RECORDED / 3].map(|length| format!("{}s", length.as_secs()));
+        line.args(["--duration", &length, "--rotate", &third, "-F", "99", "-o"]).arg(directory);
+        command::run_quietly(&format!("recording {PROGRAMS} programs for {length}"), &mut line)?;
+        Ok(directory.to_owned())
+    }
+
+    /// Runs the fleet's program. What it says, and what it cost.
+    fn ask(&self, words: &[&str], tables: &Path, environment: Option<&str>) -> Result<(String, Cost)> {
+        let [verb, options @ ..] = words else { bail!("no verb") };
+        let mut line = Command::new(&self.fleet);
+        line.arg(verb).args(options);
+        if let Some(environment) = environment {
+            let programs = cache::dir()?.join(environment).join("bin");
+            let path = std::env::var("PATH").unwrap_or_default();
+            line.env("PATH", format!("{}:{path}", programs.display())).env("SPARK_MASTER", "local-cluster[2,1,2048]");
+            line.arg("--run");
+        }
+        line.arg(tables);
+        eprint!("{} ... ", words.join(" "));
+        let (started, shown) = (Instant::now(), command::shown(&line));
+        let mut child =
+            line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start tachyon-fleet")?;
+        let mut told = String::new();
+        child.stdout.take().context("it has no output")?.read_to_string(&mut told).context("cannot read its answer")?;
+        let (status, usage) = bench::wait4(i32::try_from(child.id())?).context("cannot wait for tachyon-fleet")?;
+        let took = started.elapsed();
+        eprintln!("{:.1} s", took.as_secs_f64());
+        ensure!(status.success(), "`{shown}` failed: {status}");
+        // In KiB (getrusage(2)); of the largest of the processes that it waited for.
+        Ok((told, Cost { took, peak_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024 }))
+    }
+
+    /// The same three times; what the one took that is neither the fastest nor the slowest.
+    fn ask_thrice(&self, words: &[&str], tables: &Path, environment: &str) -> Result<(String, Cost)> {
+        let mut answers =
+            (0..3).map(|_| self.ask(words, tables, Some(environment))).collect::<Result<Vec<(String, Cost)>>>()?;
+        answers.sort_by_key(|(_, cost)| cost.took);
+        Ok(answers.swap_remove(1))
+    }
+}
+
+/// The three questions on each engine: a table, whose rows have to agree.
+fn questions(
+    programs: &Programs,
+    tables: &Path,
+    quick: bool,
+    page: &mut String,
+    broken: &mut Vec<String>,
+) -> Result<()> {
+    page.push_str(
+        "| engine | top functions by service | what changed | who loses | most memory of a process |\n|---|--:|--:|--:|--:|\n",
+    );
+    let mut expected: Vec<Value> = Vec::new();
+    let mut rows = String::new();
+    for (name, engine) in ENGINES.iter().rev().filter(|(name, _)| !quick || !name.starts_with("Spark")) {
+        let (mut cells, mut peak_bytes) = (String::new(), 0);
+        for (number, (question, option)) in QUESTIONS.into_iter().enumerate() {
+            let promised = *name == "DuckDB" && number == 0;
+            let (answer, cost) = match engine {
+                Some((engine, environment)) => {
+                    let words = ["sql", engine, "--question", question];
+                    let (told, cost) = if promised {
+                        programs.ask_thrice(&words, tables, environment)?
+                    } else {
+                        programs.ask(&words, tables, Some(environment))?
+                    };
+                    (serde_json::from_str(&told).with_context(|| format!("{name} says {told:.200}"))?, cost)
+                }
+                None => {
+                    let words: Vec<&str> = ["top", "--json"].into_iter().chain(option).collect();
+                    let (told, cost) = programs.ask(&words, tables, None)?;
+                    let mut answer: Value = serde_json::from_str(&told).context("`top` prints JSON")?;
+                    (answer["rows"].take(), cost)
+                }
+            };
+            match expected.get(number) {
+                None => {
+                    ensure!(answer.as_array().is_some_and(|rows| !rows.is_empty()), "{question}: no rows");
+                    expected.push(answer);
+                }
+                Some(plain) if *plain == answer => {}
+                Some(_) => broken.push(format!("{name} {DISAGREES}: {question}")),
+            }
+            let seconds = cost.took.as_secs_f64();
+            if promised && seconds > FIRST_ON_DUCKDB {
+                broken.push(format!("the first question takes {seconds:.1} s on DuckDB"));
+            }
+            let _ = write!(cells, " {seconds:.1} s |");
+            peak_bytes = peak_bytes.max(cost.peak_bytes);
+        }
+        // DuckDB first: what is promised is its.
+        rows.insert_str(0, &format!("| {name} |{cells} {:.2} GB |\n", peak_bytes as f64 / 1e9));
+    }
+    page.push_str(&rows);
+    let counts: Vec<usize> = expected.iter().filter_map(Value::as_array).map(Vec::len).collect();
+    let all = if broken.iter().any(|what| what.contains(DISAGREES)) { "**not all**" } else { "all" };
+    let _ = writeln!(
+        page,
+        "\nWith each program's start, two processors; {FIRST_ON_DUCKDB:.0} s were promised for the first question on DuckDB, whose time is the median of three. The rows ({}) are the same in {all} of them.\n",
+        counts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    );
+    Ok(())
+}
+
+/// What was planted in a service.
+#[derive(Debug, Deserialize)]
+struct Planted {
+    service: String,
+    what: String,
+    real: bool,
+    before: f64,
+    after: f64,
+}
+
+/// A service as `regressions --json` tells of it.
+#[derive(Debug, Deserialize)]
+struct Compared {
+    service: String,
+    cpu_seconds_per_process_second: Measured,
+    changes: Vec<Change>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Change {
+    function: String,
+    #[serde(flatten)]
+    share: Measured,
+    moved_to: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct Measured {
+    before: f64,
+    after: f64,
+    significant: bool,
+}
+
+impl Planted {
+    /// What `regressions` says of it, in words; and whether that is right.
+    fn judge(&self, compared: Option<&Compared>) -> (String, bool) {
+        let Some(compared) = compared else { return ("not compared".to_owned(), false) };
+        let whole = compared.cpu_seconds_per_process_second;
+        let significant: Vec<&Change> = compared.changes.iter().filter(|change| change.share.significant).collect();
+        let of_all = format!("CPU time of a process-hour {:+.1} %", (whole.after / whole.before - 1.0) * 100.0);
+        if !self.real {
+            if let Some(change) = significant.first() {
+                return (format!("{} of {} changed", significant.len(), change.function), false);
+            }
+            let moved = compared.changes.iter().find_map(|change| Some((&change.function, change.moved_to.as_ref()?)));
+            let told = match moved {
+                Some((from, to)) => format!("`{from}` only moved to `{to}`"),
+                None => "no change".to_owned(),
+            };
+            return if whole.significant { (of_all, false) } else { (told, true) };
+        }
+        if self.before == self.after {
+            return (of_all, whole.significant && (whole.after > whole.before));
+        }
+        let found = significant.iter().find(|change| change.function == "planted");
+        found.map_or_else(
+            || ("not found".to_owned(), false),
+            |Change { share, .. }| {
+                let told = format!("{:.3} % → {:.3} %", share.before * 100.0, share.after * 100.0);
+                (told, (share.after > share.before) == (self.after > self.before))
+            },
+        )
+    }
+}
+
+/// What `regressions` finds of what was planted.
+fn regressions(programs: &Programs, tables: &Path, page: &mut String, broken: &mut Vec<String>) -> Result<()> {
+    #[derive(Deserialize)]
+    struct All {
+        planted: Vec<Planted>,
+    }
+    #[derive(Deserialize)]
+    struct Answer {
+        services: Vec<Compared>,
+    }
+    let planted = fs::read(tables.join("planted.json")).context("the generator tells what it planted")?;
+    let All { planted } = serde_json::from_slice(&planted).context("the generator tells what it planted")?;
+    let (told, Cost { took, peak_bytes }) = programs.ask(&["regressions", "--json"], tables, None)?;
+    let Answer { services } = serde_json::from_str(&told).context("`regressions` prints JSON")?;
+    let _ = writeln!(
+        page,
+        "`tachyon-fleet regressions` compares {} services in {:.0} s with {:.2} GB:\n\n| planted in the new version | share before, after | said | |\n|---|---|---|---|",
+        services.len(),
+        took.as_secs_f64(),
+        peak_bytes as f64 / 1e9
+    );
+    for planted in &planted {
+        let Planted { service, what, before, after, .. } = planted;
+        let (said, right) = planted.judge(services.iter().find(|compared| compared.service == *service));
+        let verdict = if right { "ok" } else { "**wrong**" };
+        if !right {
+            broken.push(format!("{what} ({service}): {said}"));
+        }
+        let _ = writeln!(page, "| {what} | {:.3} %, {:.3} % | {said} | {verdict} |", before * 100.0, after * 100.0);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planted(real: bool, after: f64) -> Planted {
+        Planted { service: "s".to_owned(), what: "w".to_owned(), real, before: 0.01, after }
+    }
+
+    fn compared(function: &str, (before, after, significant): (f64, f64, bool), moved_to: Option<&str>) -> Compared {
+        Compared {
+            service: "s".to_owned(),
+            cpu_seconds_per_process_second: Measured { before: 0.5, after: 0.55, significant: false },
+            changes: vec![Change {
+                function: function.to_owned(),
+                share: Measured { before, after, significant },
+                moved_to: moved_to.map(ToOwned::to_owned),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_judged() {
+        let twice = |function, measured| compared(function, measured, None);
+        for (planted, compared, expected) in [
+            (planted(true, 0.02), twice("planted", (0.01, 0.02, true)), ("1.000 % → 2.000 %", true)),
+            (planted(true, 0.02), twice("planted", (0.01, 0.005, true)), ("1.000 % → 0.500 %", false)),
+            (planted(true, 0.02), twice("planted", (0.01, 0.02, false)), ("not found", false)),
+            (planted(true, 0.02), twice("other", (0.01, 0.02, true)), ("not found", false)),
+            (planted(true, 0.01), twice("planted", (0.01, 0.01, false)), ("CPU time of a process-hour +10.0 %", false)),
+            (planted(false, 0.01), twice("other", (0.01, 0.02, true)), ("1 of other changed", false)),
+            (planted(false, 0.01), twice("other", (0.01, 0.02, false)), ("no change", true)),
+            (
+                planted(false, 0.0),
+                compared("planted", (0.01, 0.0, false), Some("new")),
+                ("`planted` only moved to `new`", true),
+            ),
+        ] {
+            let (said, right) = planted.judge(Some(&compared));
+            assert_eq!((&*said, right), expected, "{planted:?} {compared:?}");
+        }
+        let mut slower = compared("planted", (0.01, 0.01, false), None);
+        slower.cpu_seconds_per_process_second.significant = true;
+        assert!(planted(true, 0.01).judge(Some(&slower)).1 && !planted(false, 0.01).judge(Some(&slower)).1);
+        assert!(!planted(false, 0.01).judge(None).1);
+    }
+}
