@@ -10,7 +10,9 @@ try:
     if module == "duckdb":
         import duckdb
 
+        # What it draws of a query that takes longer would be between the rows.
         connection = duckdb.connect()
+        connection.execute("SET enable_progress_bar = false")
 
         def rows(statement):
             result = connection.execute(statement)
