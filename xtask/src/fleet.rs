@@ -115,6 +115,7 @@ pub(crate) fn run(args: &FleetArgs) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.quick {
+        println!("\na day of 20 hosts has too few samples for most of what was planted: only the rows are judged");
         broken.retain(|what| what.contains(DISAGREES));
     }
     ensure!(broken.is_empty(), "not as promised: {}", broken.join("; "));
@@ -291,10 +292,16 @@ fn questions(
             if promised && seconds > FIRST_ON_DUCKDB {
                 broken.push(format!("the first question takes {seconds:.1} s on DuckDB"));
             }
-            let _ = write!(cells, " {seconds:.1} s |");
+            let verdict = if promised && seconds > FIRST_ON_DUCKDB { ", **over**" } else { "" };
+            let _ = write!(cells, " {seconds:.1} s{verdict} |");
             peak_bytes = peak_bytes.max(cost.peak_bytes);
         }
-        let _ = writeln!(rows, "| {name} |{cells} {:.2} GB |", peak_bytes as f64 / 1e9);
+        // Nobody waits for the processes of Spark's Java, so nothing tells what they had.
+        let memory = match engine {
+            Some(("spark", _)) => "two executors of 2 GiB".to_owned(),
+            _ => format!("{:.2} GB", peak_bytes as f64 / 1e9),
+        };
+        let _ = writeln!(rows, "| {name} |{cells} {memory} |");
     }
     page.push_str(&rows);
     let counts: Vec<usize> = expected.iter().filter_map(Value::as_array).map(Vec::len).collect();
@@ -400,7 +407,9 @@ fn regressions(programs: &Programs, tables: &Path, page: &mut String, broken: &m
         if !right {
             broken.push(format!("{what} ({service}): {said}"));
         }
-        let _ = writeln!(page, "| {what} | {:.3} %, {:.3} % | {said} | {verdict} |", before * 100.0, after * 100.0);
+        // The sum of nothing is -0.
+        let [before, after] = [before, after].map(|share| (share + 0.0) * 100.0);
+        let _ = writeln!(page, "| {what} | {before:.3} %, {after:.3} % | {said} | {verdict} |");
     }
     Ok(())
 }
