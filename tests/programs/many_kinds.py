@@ -1,6 +1,6 @@
 """Work as services have it, all over the standard library: many_kinds.py SEED SECONDS. How much of each kind there is, is the seed's.
 
-The figures of `docs/fleet.md` were made with it; no test runs it.
+The figures of `docs/fleet.md` were made with it; `cargo xtask fleet` records it.
 """
 import ast
 import csv
