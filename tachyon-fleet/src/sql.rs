@@ -74,8 +74,8 @@ impl Question {
 /// When the engine is not there or fails, or `out` does.
 pub fn run(args: &SqlArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let root = args.run.as_deref().unwrap_or(&args.from);
-    let questions = args.question.map_or_else(|| Question::ALL.to_vec(), |question| vec![question]);
-    let script = script(args.engine, root, &questions, args.lines, args.period);
+    let questions = args.question.as_ref().map_or(&Question::ALL[..], std::slice::from_ref);
+    let script = script(args.engine, root, questions, args.lines, args.period);
     if args.run.is_some() { execute(args.engine, &script, out) } else { Ok(out.write_all(script.as_bytes())?) }
 }
 

@@ -6,14 +6,15 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::bench::machine::Machine;
+use crate::bench::soak::Crowd;
 use crate::{bench, cache, command, tools, zoo};
 
 /// Arguments of `cargo xtask fleet`.
@@ -25,9 +26,6 @@ pub(crate) struct FleetArgs {
     /// Days, from a Monday on
     #[arg(long, value_name = "N", default_value_t = 7)]
     days: u32,
-    /// Make the hosts' programs from these segments, instead of recording some
-    #[arg(long, value_name = "DIR")]
-    segments: Option<PathBuf>,
     /// Keep the tables in this directory, and use those that are there
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -37,9 +35,15 @@ pub(crate) struct FleetArgs {
     /// This build of the profiler, instead of one that is made now
     #[arg(long, value_name = "PATH")]
     profiler: Option<PathBuf>,
-    /// Write the section to docs/fleet.md
-    #[arg(long)]
+    /// Write the section to docs/fleet.md, of tables that are made now
+    #[arg(long, conflicts_with = "keep")]
     write: bool,
+}
+
+impl FleetArgs {
+    const fn recorded(&self) -> Duration {
+        if self.quick { RECORDED_QUICKLY } else { RECORDED }
+    }
 }
 
 const PAGE: &str = "docs/fleet.md";
@@ -56,13 +60,36 @@ const BYTES_A_SAMPLE: f64 = 4.0;
 const QUESTIONS: [(&str, Option<&str>); 3] =
     [("functions", None), ("changes", Some("--changes")), ("losses", Some("--losses"))];
 
-/// Who answers: as readers know it, as `sql` does (none: plain Rust, which the others are held against), and the virtual environment.
-const ENGINES: [(&str, Option<(&str, &str)>); 4] = [
-    ("`tachyon-fleet top`", None),
-    ("DuckDB", Some(("duckdb", "engines"))),
-    ("ClickHouse (chDB)", Some(("clickhouse", "engines"))),
-    ("Spark, `local-cluster[2,1,2048]`", Some(("spark", "spark"))),
-];
+/// Who answers, beside plain Rust.
+struct Engine {
+    /// As readers know it, and as `sql` does.
+    name: &'static str,
+    word: &'static str,
+    /// The virtual environment that has it.
+    environment: &'static str,
+    /// What it may have, where its processes are not waited for and nothing tells what they had.
+    memory: Option<&'static str>,
+}
+
+const DUCKDB: Engine = Engine { name: "DuckDB", word: "duckdb", environment: "engines", memory: None };
+const CLICKHOUSE: Engine =
+    Engine { name: "ClickHouse (chDB)", word: "clickhouse", environment: "engines", memory: None };
+const SPARK: Engine = Engine {
+    name: "Spark, `local-cluster[2,1,2048]`",
+    word: "spark",
+    environment: "spark",
+    memory: Some("two executors of 2 GiB"),
+};
+
+/// What came out.
+#[derive(Default)]
+struct Found {
+    page: String,
+    /// Where an engine has other rows than plain Rust.
+    other_rows: Vec<String>,
+    /// What was promised and does not hold.
+    broken: Vec<String>,
+}
 
 /// What the generator says of what it made.
 #[derive(Debug, Deserialize)]
@@ -97,13 +124,15 @@ pub(crate) fn run(args: &FleetArgs) -> Result<()> {
     let temporary = tempfile::tempdir().context("cannot make a directory")?;
     let tables = args.keep.clone().unwrap_or_else(|| temporary.path().join("tables"));
     let made = programs.tables(args, &python, &tables)?;
-    let mut broken = Vec::new();
-    let mut page = format!("{HEADING}\n{}\n", introduction(&made));
+    let mut found =
+        Found { page: format!("{HEADING}\n{}\n", introduction(&made, args.recorded())), ..Found::default() };
     if made.bytes_a_sample > BYTES_A_SAMPLE {
-        broken.push(format!("{:.2} bytes a sample", made.bytes_a_sample));
+        found.broken.push(format!("{:.2} bytes a sample", made.bytes_a_sample));
     }
-    questions(&programs, &tables, args.quick, &mut page, &mut broken)?;
-    regressions(&programs, &tables, &mut page, &mut broken)?;
+    let engines: &[Engine] = if args.quick { &[DUCKDB, CLICKHOUSE] } else { &[DUCKDB, CLICKHOUSE, SPARK] };
+    questions(&programs, &tables, engines, &mut found)?;
+    regressions(&programs, &tables, &mut found)?;
+    let Found { mut page, other_rows, broken } = found;
     machine.end();
     page.push('\n');
     machine.describe(&mut page);
@@ -114,23 +143,22 @@ pub(crate) fn run(args: &FleetArgs) -> Result<()> {
         fs::write(&path, bench::replace(&whole, HEADING, &page))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
+    ensure!(other_rows.is_empty(), "other rows than plain Rust has: {}", other_rows.join("; "));
     if args.quick {
         println!("\na day of 20 hosts has too few samples for most of what was planted: only the rows are judged");
-        broken.retain(|what| what.contains(DISAGREES));
+        return Ok(());
     }
     ensure!(broken.is_empty(), "not as promised: {}", broken.join("; "));
     Ok(())
 }
 
-const DISAGREES: &str = "answers otherwise";
-
-fn introduction(made: &Made) -> String {
+fn introduction(made: &Made, recorded: Duration) -> String {
     let Made { hosts, days, services, rows, files, bytes_a_sample, seconds, .. } = made;
     format!(
         "`cargo xtask fleet --write` records {PROGRAMS} programs for {} s, makes {hosts} hosts of them that run {services} services for {days} days, two on each host, with \
          versions, noise, slow hosts and losses drawn at random, and asks every engine. There are {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) \
          and {files} files of {:.2} GB: **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
-        RECORDED.as_secs(),
+        recorded.as_secs(),
         made.samples as f64 / 1e6,
         *rows as f64 / 1e6,
         made.bytes as f64 / 1e9,
@@ -166,13 +194,8 @@ impl Programs {
         let told = tables.join("made.json");
         if !told.exists() {
             let temporary = tempfile::tempdir().context("cannot make a directory")?;
-            let segments = match &args.segments {
-                Some(segments) => segments.clone(),
-                None => {
-                    let length = if args.quick { RECORDED_QUICKLY } else { RECORDED };
-                    self.record(python, length, &temporary.path().join("segments"))?
-                }
-            };
+            let segments = temporary.path().join("segments");
+            self.record(python, args.recorded(), &segments)?;
             let (hosts, days) = if args.quick { (20, 1) } else { (args.hosts, args.days) };
             eprintln!("{hosts} hosts, {days} days ...");
             let mut line = Command::new(&self.generate);
@@ -185,17 +208,9 @@ impl Programs {
     }
 
     /// Segments of programs that do many kinds of work.
-    fn record(&self, python: &Path, length: Duration, directory: &Path) -> Result<PathBuf> {
-        struct Ended(Vec<Child>);
-        impl Drop for Ended {
-            fn drop(&mut self) {
-                for child in &mut self.0 {
-                    let _gone = (child.kill(), child.wait());
-                }
-            }
-        }
+    fn record(&self, python: &Path, length: Duration, directory: &Path) -> Result<()> {
         let source = command::project_root().join("tests/programs/many_kinds.py");
-        let mut running = Ended(Vec::new());
+        let mut running = Crowd(Vec::new());
         let mut line = Command::new(&self.profiler);
         line.arg("record");
         for seed in 1..=PROGRAMS {
@@ -207,109 +222,97 @@ impl Programs {
         }
         let [length, third] = [length, length / 3].map(|length| format!("{}s", length.as_secs()));
         line.args(["--duration", &length, "--rotate", &third, "-F", "99", "-o"]).arg(directory);
-        command::run_quietly(&format!("recording {PROGRAMS} programs for {length}"), &mut line)?;
-        Ok(directory.to_owned())
+        command::run_quietly(&format!("recording {PROGRAMS} programs for {length}"), &mut line)
     }
 
-    /// Runs the fleet's program. What it says, and what it cost.
-    fn ask(&self, words: &[&str], tables: &Path, environment: Option<&str>) -> Result<(String, Cost)> {
-        let [verb, options @ ..] = words else { bail!("no verb") };
+    /// Asks plain Rust. What it says, and what it cost.
+    fn ask(&self, words: &[&str], tables: &Path) -> Result<(Value, Cost)> {
         let mut line = Command::new(&self.fleet);
-        line.arg(verb).args(options);
-        if let Some(environment) = environment {
-            let programs = cache::dir()?.join(environment).join("bin");
-            let path = std::env::var("PATH").unwrap_or_default();
-            line.env("PATH", format!("{}:{path}", programs.display())).env("SPARK_MASTER", "local-cluster[2,1,2048]");
-            line.arg("--run");
-        }
-        line.arg(tables);
-        eprint!("{} ... ", words.join(" "));
-        let (started, shown) = (Instant::now(), command::shown(&line));
-        let mut child =
-            line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start tachyon-fleet")?;
-        let mut told = String::new();
-        child.stdout.take().context("it has no output")?.read_to_string(&mut told).context("cannot read its answer")?;
-        let (status, usage) = bench::wait4(i32::try_from(child.id())?).context("cannot wait for tachyon-fleet")?;
-        let took = started.elapsed();
-        eprintln!("{:.1} s", took.as_secs_f64());
-        ensure!(status.success(), "`{shown}` failed: {status}");
-        // In KiB (getrusage(2)); of the largest of the processes that it waited for.
-        Ok((told, Cost { took, peak_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024 }))
+        answer(line.args(words).arg(tables))
     }
 
-    /// The same three times; what the one took that is neither the fastest nor the slowest.
-    fn ask_thrice(&self, words: &[&str], tables: &Path, environment: &str) -> Result<(String, Cost)> {
-        let mut answers =
-            (0..3).map(|_| self.ask(words, tables, Some(environment))).collect::<Result<Vec<(String, Cost)>>>()?;
-        answers.sort_by_key(|(_, cost)| cost.took);
-        Ok(answers.swap_remove(1))
+    /// Asks an engine.
+    fn ask_engine(&self, engine: &Engine, question: &str, tables: &Path) -> Result<(Value, Cost)> {
+        let programs = cache::dir()?.join(engine.environment).join("bin");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut line = Command::new(&self.fleet);
+        line.env("PATH", format!("{}:{path}", programs.display())).env("SPARK_MASTER", "local-cluster[2,1,2048]");
+        answer(line.args(["sql", engine.word, "--question", question, "--run"]).arg(tables))
     }
 }
 
+/// Runs a program that says something in JSON, and tells how long it took.
+fn answer(line: &mut Command) -> Result<(Value, Cost)> {
+    let shown = command::shown(line);
+    eprint!("{shown} ... ");
+    let started = Instant::now();
+    let mut child = line.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start tachyon-fleet")?;
+    let mut told = String::new();
+    child.stdout.take().context("it has no output")?.read_to_string(&mut told).context("cannot read its answer")?;
+    let (status, usage) = bench::wait4(i32::try_from(child.id())?).context("cannot wait for tachyon-fleet")?;
+    let took = started.elapsed();
+    eprintln!("{:.1} s", took.as_secs_f64());
+    ensure!(status.success(), "`{shown}` failed: {status}");
+    let value = serde_json::from_str(&told).with_context(|| format!("`{shown}` says {told:.200}"))?;
+    // In KiB (getrusage(2)); of the largest of the processes that it waited for.
+    Ok((value, Cost { took, peak_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024 }))
+}
+
+/// A row of the table of engines.
+fn row(name: &str, costs: &[Cost], memory: Option<&str>) -> String {
+    let peak_bytes = costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0);
+    let memory = memory.map_or_else(|| format!("{:.2} GB", peak_bytes as f64 / 1e9), ToOwned::to_owned);
+    let times: Vec<String> = costs.iter().map(|cost| format!("{:.1} s", cost.took.as_secs_f64())).collect();
+    format!("| {name} | {} | {memory} |\n", times.join(" | "))
+}
+
 /// The three questions on each engine: a table, whose rows have to agree.
-fn questions(
-    programs: &Programs,
-    tables: &Path,
-    quick: bool,
-    page: &mut String,
-    broken: &mut Vec<String>,
-) -> Result<()> {
-    page.push_str(
+fn questions(programs: &Programs, tables: &Path, engines: &[Engine], found: &mut Found) -> Result<()> {
+    found.page.push_str(
         "| engine | top functions by service | what changed | who loses | most memory of a process |\n|---|--:|--:|--:|--:|\n",
     );
-    let mut expected: Vec<Value> = Vec::new();
-    let mut rows = String::new();
-    for (name, engine) in ENGINES.iter().filter(|(name, _)| !quick || !name.starts_with("Spark")) {
-        let (mut cells, mut peak_bytes) = (String::new(), 0);
-        for (number, (question, option)) in QUESTIONS.into_iter().enumerate() {
-            let promised = *name == "DuckDB" && number == 0;
-            let (answer, cost) = match engine {
-                Some((engine, environment)) => {
-                    let words = ["sql", engine, "--question", question];
-                    let (told, cost) = if promised {
-                        programs.ask_thrice(&words, tables, environment)?
-                    } else {
-                        programs.ask(&words, tables, Some(environment))?
-                    };
-                    (serde_json::from_str(&told).with_context(|| format!("{name} says {told:.200}"))?, cost)
-                }
-                None => {
-                    let words: Vec<&str> = ["top", "--json"].into_iter().chain(option).collect();
-                    let (told, cost) = programs.ask(&words, tables, None)?;
-                    let mut answer: Value = serde_json::from_str(&told).context("`top` prints JSON")?;
-                    (answer["rows"].take(), cost)
-                }
-            };
-            match expected.get(number) {
-                None => {
-                    ensure!(answer.as_array().is_some_and(|rows| !rows.is_empty()), "{question}: no rows");
-                    expected.push(answer);
-                }
-                Some(plain) if *plain == answer => {}
-                Some(_) => broken.push(format!("{name} {DISAGREES}: {question}")),
-            }
-            let seconds = cost.took.as_secs_f64();
-            if promised && seconds > FIRST_ON_DUCKDB {
-                broken.push(format!("the first question takes {seconds:.1} s on DuckDB"));
-            }
-            let verdict = if promised && seconds > FIRST_ON_DUCKDB { ", **over**" } else { "" };
-            let _ = write!(cells, " {seconds:.1} s{verdict} |");
-            peak_bytes = peak_bytes.max(cost.peak_bytes);
-        }
-        // Nobody waits for the processes of Spark's Java, so nothing tells what they had.
-        let memory = match engine {
-            Some(("spark", _)) => "two executors of 2 GiB".to_owned(),
-            _ => format!("{:.2} GB", peak_bytes as f64 / 1e9),
-        };
-        let _ = writeln!(rows, "| {name} |{cells} {memory} |");
+    let (mut expected, mut costs) = (Vec::new(), Vec::new());
+    for (question, option) in QUESTIONS {
+        let words: Vec<&str> = ["top", "--json"].into_iter().chain(option).collect();
+        let (mut answer, cost) = programs.ask(&words, tables)?;
+        let rows = answer["rows"].take();
+        ensure!(rows.as_array().is_some_and(|rows| !rows.is_empty()), "{question}: no rows");
+        expected.push(rows);
+        costs.push(cost);
     }
-    page.push_str(&rows);
-    let counts: Vec<usize> = expected.iter().filter_map(Value::as_array).map(Vec::len).collect();
-    let all = if broken.iter().any(|what| what.contains(DISAGREES)) { "**not all**" } else { "all" };
+    found.page.push_str(&row("`tachyon-fleet top`", &costs, None));
+    let mut first_on_duckdb = Duration::ZERO;
+    for engine in engines {
+        let mut costs = Vec::new();
+        for ((question, _), expected) in QUESTIONS.into_iter().zip(&expected) {
+            let is_promised = engine.word == DUCKDB.word && costs.is_empty();
+            let times = if is_promised { 3 } else { 1 };
+            let mut answers = (0..times)
+                .map(|_| programs.ask_engine(engine, question, tables))
+                .collect::<Result<Vec<(Value, Cost)>>>()?;
+            answers.sort_by_key(|(_, cost)| cost.took);
+            let (answer, cost) = answers.swap_remove(times / 2);
+            if answer != *expected {
+                found.other_rows.push(format!("{}, {question}", engine.name));
+            }
+            if is_promised {
+                first_on_duckdb = cost.took;
+            }
+            costs.push(cost);
+        }
+        found.page.push_str(&row(engine.name, &costs, engine.memory));
+    }
+    let seconds = first_on_duckdb.as_secs_f64();
+    let verdict = if seconds > FIRST_ON_DUCKDB { "**over**" } else { "kept" };
+    if seconds > FIRST_ON_DUCKDB {
+        found.broken.push(format!("the first question takes {seconds:.1} s on DuckDB"));
+    }
+    let counts: Vec<String> = expected.iter().filter_map(Value::as_array).map(|rows| rows.len().to_string()).collect();
+    let all = if found.other_rows.is_empty() { "all" } else { "**not all**" };
     let _ = writeln!(
-        page,
-        "\nWith each program's start, two processors; {FIRST_ON_DUCKDB:.0} s were promised for the first question on DuckDB, whose time is the median of three. The rows ({}) are the same in {all} of them.\n",
-        counts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        found.page,
+        "\nWith each program's start, two processors. For the first question on DuckDB, the median of three, {FIRST_ON_DUCKDB:.0} s were promised: {verdict}. The rows ({}) are the same in {all} of them.\n",
+        counts.join(", ")
     );
     Ok(())
 }
@@ -358,12 +361,14 @@ impl Planted {
             if let Some(change) = significant.first() {
                 return (format!("{} of {} changed", significant.len(), change.function), false);
             }
+            if whole.significant {
+                return (of_all, false);
+            }
             let moved = compared.changes.iter().find_map(|change| Some((&change.function, change.moved_to.as_ref()?)));
-            let told = match moved {
-                Some((from, to)) => format!("`{from}` only moved to `{to}`"),
-                None => "no change".to_owned(),
+            return match moved {
+                Some((from, to)) => (format!("`{from}` only moved to `{to}`"), from == "planted"),
+                None => ("no change".to_owned(), self.before == self.after),
             };
-            return if whole.significant { (of_all, false) } else { (told, true) };
         }
         if self.before == self.after {
             return (of_all, whole.significant && (whole.after > whole.before));
@@ -380,7 +385,7 @@ impl Planted {
 }
 
 /// What `regressions` finds of what was planted.
-fn regressions(programs: &Programs, tables: &Path, page: &mut String, broken: &mut Vec<String>) -> Result<()> {
+fn regressions(programs: &Programs, tables: &Path, found: &mut Found) -> Result<()> {
     #[derive(Deserialize)]
     struct All {
         planted: Vec<Planted>,
@@ -391,10 +396,10 @@ fn regressions(programs: &Programs, tables: &Path, page: &mut String, broken: &m
     }
     let planted = fs::read(tables.join("planted.json")).context("the generator tells what it planted")?;
     let All { planted } = serde_json::from_slice(&planted).context("the generator tells what it planted")?;
-    let (told, Cost { took, peak_bytes }) = programs.ask(&["regressions", "--json"], tables, None)?;
-    let Answer { services } = serde_json::from_str(&told).context("`regressions` prints JSON")?;
+    let (told, Cost { took, peak_bytes }) = programs.ask(&["regressions", "--json"], tables)?;
+    let Answer { services } = serde_json::from_value(told).context("`regressions` says something else")?;
     let _ = writeln!(
-        page,
+        found.page,
         "`tachyon-fleet regressions` compares {} services in {:.0} s with {:.2} GB:\n\n| planted in the new version | share before, after | said | |\n|---|---|---|---|",
         services.len(),
         took.as_secs_f64(),
@@ -405,11 +410,11 @@ fn regressions(programs: &Programs, tables: &Path, page: &mut String, broken: &m
         let (said, right) = planted.judge(services.iter().find(|compared| compared.service == *service));
         let verdict = if right { "ok" } else { "**wrong**" };
         if !right {
-            broken.push(format!("{what} ({service}): {said}"));
+            found.broken.push(format!("{what} ({service}): {said}"));
         }
         // The sum of nothing is -0.
         let [before, after] = [before, after].map(|share| (share + 0.0) * 100.0);
-        let _ = writeln!(page, "| {what} | {before:.3} %, {after:.3} % | {said} | {verdict} |");
+        let _ = writeln!(found.page, "| {what} | {before:.3} %, {after:.3} % | {said} | {verdict} |");
     }
     Ok(())
 }
@@ -445,6 +450,7 @@ mod tests {
             (planted(true, 0.01), twice("planted", (0.01, 0.01, false)), ("CPU time of a process-hour +10.0 %", false)),
             (planted(false, 0.01), twice("other", (0.01, 0.02, true)), ("1 of other changed", false)),
             (planted(false, 0.01), twice("other", (0.01, 0.02, false)), ("no change", true)),
+            (planted(false, 0.0), twice("planted", (0.01, 0.0, false)), ("no change", false)),
             (
                 planted(false, 0.0),
                 compared("planted", (0.01, 0.0, false), Some("new")),

@@ -98,7 +98,7 @@ while os.getppid() == parent:
 ";
 
 /// Processes that are ended when this is dropped.
-struct Crowd(Vec<Child>);
+pub(crate) struct Crowd(pub(crate) Vec<Child>);
 
 impl Drop for Crowd {
     fn drop(&mut self) {
