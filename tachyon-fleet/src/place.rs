@@ -27,6 +27,12 @@ pub fn part(text: &str) -> String {
     encoded
 }
 
+/// Whether a [`part`] is the whole of its text, beyond doubt: one more character would have had room.
+#[must_use]
+pub fn is_whole(part: &str) -> bool {
+    part.len() <= LONGEST - 3 * char::MAX_LEN_UTF8
+}
+
 /// The directory of an hour and a [`part`] that names a service, below its table.
 #[must_use]
 pub fn directory(slice_start_ms: i64, service: &str) -> String {

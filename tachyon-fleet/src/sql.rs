@@ -2,8 +2,13 @@
 //! same in all of them.
 
 use crate::args::{Engine, Period, SqlArgs};
+use crate::lake::{Lake, LakeFile};
+use crate::net::bucket::is_url;
+use crate::place;
 use crate::questions::Question;
+use crate::tables::Table;
 use anyhow::{Context as _, ensure};
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -15,6 +20,11 @@ use tachyon::sinks::text::escape_controls;
 const RUNNER: &str = include_str!("sql/run.py");
 /// The exit status of [`RUNNER`] when there is no such module.
 const NO_MODULE: i32 = 3;
+/// Most services that DuckDB groups one by one: with 200 it is faster than with all at once, with 500 slower (2.0.0).
+const MOST_SERVICES: usize = 200;
+
+/// Services by their directories.
+type Services = BTreeMap<String, Option<String>>;
 
 impl Engine {
     const fn views(self) -> &'static str {
@@ -73,27 +83,87 @@ impl Question {
 /// # Errors
 /// When the engine is not there or fails, or `out` does.
 pub fn run(args: &SqlArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let root = args.run.as_deref().unwrap_or(&args.from);
     let questions = args.question.as_ref().map_or(&Question::ALL[..], std::slice::from_ref);
-    let script = script(args.engine, root, questions, args.lines, args.period);
-    if args.run.is_some() { execute(args.engine, &script, out) } else { Ok(out.write_all(script.as_bytes())?) }
+    let (engine, lines, period) = (args.engine, args.lines, args.period);
+    let Some(root) = &args.run else {
+        // Views that are kept must show services that come later.
+        let script = script(engine, &args.from, &Services::new(), questions, lines, period);
+        return Ok(out.write_all(script.as_bytes())?);
+    };
+    let services = if engine == Engine::Duckdb { services(root, period)? } else { Services::new() };
+    execute(engine, &script(engine, root, &services, questions, lines, period), out)
+}
+
+/// Those of tables in a directory of this machine; none where they are not to be grouped one by one.
+fn services(root: &str, period: Period) -> anyhow::Result<Services> {
+    if is_url(root) {
+        return Ok(Services::new());
+    }
+    Ok(grouped_apart(Lake::open(root)?.files(Table::Samples, period)?))
+}
+
+/// Services that have directories of their own whose names DuckDB takes as they are; none, if that is not so of all.
+fn grouped_apart(files: Vec<LakeFile>) -> Services {
+    let mut services = Services::new();
+    for file in files {
+        let Some(directory) = file.path.split('/').nth_back(1) else { return Services::new() };
+        if services.contains_key(directory) {
+            continue;
+        }
+        let name = file.service.as_deref().map_or_else(|| place::NO_SERVICE.to_owned(), place::part);
+        let is_own = place::is_whole(&name) && directory.strip_prefix("service=") == Some(&name);
+        if !is_own || services.len() == MOST_SERVICES {
+            return Services::new();
+        }
+        services.insert(directory.to_owned(), file.service);
+    }
+    services
 }
 
 /// Views and questions, each statement ended by a semicolon.
 #[must_use]
-pub fn script(engine: Engine, root: &str, questions: &[Question], lines: usize, period: Period) -> String {
-    let root = engine.quoted(root.trim_end_matches('/'));
+fn script(
+    engine: Engine,
+    root: &str,
+    services: &Services,
+    questions: &[Question],
+    lines: usize,
+    period: Period,
+) -> String {
     let bounds = [(">=", period.since), ("<", period.until)];
     let bounds = bounds.map(|(is, time)| Some(format!("slice_start {is} {}", engine.moment(time?))));
     let bounds: Vec<String> = bounds.into_iter().flatten().collect();
     let bounds = if bounds.is_empty() { String::new() } else { format!("\nWHERE {}", bounds.join(" AND ")) };
-    // The root comes last: it may hold anything.
-    let mut script = engine.views().replace("{where}", &bounds).replace("{root}", &root);
+    let root = engine.quoted(root.trim_end_matches('/'));
+    // The root comes last, and nothing is replaced in names of services: both may hold anything.
+    let filled = |sql: &str| sql.replace("{where}", &bounds).replace("{root}", &root);
+    let views = engine.views();
+    let mut script = match views.split_once("{stack_time}") {
+        Some((before, after)) => filled(before) + &stack_time(engine, services, filled) + &filled(after),
+        None => filled(views),
+    };
     for question in questions {
         script += "\n";
         script += &question.sql().replace("{lines}", &lines.to_string());
     }
     script
+}
+
+/// CPU time by service and stack. DuckDB finds the group of one column once for each value of its dictionary, that of two for each row.
+fn stack_time(engine: Engine, services: &Services, filled: impl Fn(&str) -> String) -> String {
+    if services.is_empty() {
+        let sum = "CAST(sum(on_cpu_ns) AS BIGINT) AS ns";
+        return format!("SELECT service, stack_id, {sum} FROM samples GROUP BY service, stack_id");
+    }
+    let of = |(directory, service): (&String, &Option<String>)| {
+        let literal = |service: &String| format!("'{}'", engine.quoted(service));
+        let service = service.as_ref().map_or_else(|| "CAST(NULL AS VARCHAR)".to_owned(), literal);
+        let files =
+            filled(&format!("'{{root}}/samples/*/*/{directory}/*.parquet', hive_partitioning = false){{where}}"));
+        let columns = "hash(stack_id) AS stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns";
+        format!("SELECT {service} AS service, {columns}\nFROM read_parquet({files}\nGROUP BY ALL")
+    };
+    services.iter().map(of).collect::<Vec<_>>().join("\nUNION ALL\n")
 }
 
 fn execute(engine: Engine, script: &str, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -137,7 +207,8 @@ mod tests {
             (Engine::Spark, "`a'b``{lines}\\/samples/", "TIMESTAMP '2026-11-22T19:01:13Z'"),
             (Engine::Trino, "'a''b`{lines}\\/samples'", "TIMESTAMP '2026-11-22 19:01:13 UTC'"),
         ] {
-            let script = script(engine, "a'b`{lines}\\/", &Question::ALL, 7, Period { since, until });
+            let none = Services::new();
+            let script = script(engine, "a'b`{lines}\\/", &none, &Question::ALL, 7, Period { since, until });
             assert!(script.contains(path), "{script}");
             assert_eq!(
                 script.matches(&format!("WHERE slice_start >= {moment} AND slice_start < ")).count(),
@@ -145,8 +216,34 @@ mod tests {
                 "{script}"
             );
             assert_eq!(script.matches("place <= 7").count(), 2);
-            let all = super::script(engine, ".", &Question::ALL, 7, Period::default());
+            let all = super::script(engine, ".", &none, &Question::ALL, 7, Period::default());
             assert!(!all.contains("WHERE slice_start") && !all.contains('{'), "{all}");
         }
+    }
+
+    #[test]
+    fn duckdb_groups_services_apart_that_have_directories_of_their_own() {
+        let file = |service: &str| LakeFile {
+            path: format!("samples/date=2026-11-22/hour=19/service={}/h-1.parquet", place::part(service)),
+            service: Some(service.to_owned()),
+            hour: "2026-11-22T19".to_owned(),
+        };
+        let services = grouped_apart(vec![file("web"), file("{root}'"), file("web")]);
+        assert_eq!(services.len(), 2);
+        let until = humantime::parse_rfc3339("2026-11-23T00:00:00Z").ok();
+        let period = Period { since: None, until };
+        let script = script(Engine::Duckdb, "lake", &services, &[Question::Functions], 7, period);
+        let odd = "SELECT '{root}''' AS service, hash(stack_id) AS stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns\n\
+            FROM read_parquet('lake/samples/*/*/service=%7Broot%7D%27/*.parquet', hive_partitioning = false)\n\
+            WHERE slice_start < TIMESTAMPTZ '2026-11-23 00:00:00+00'\nGROUP BY ALL\nUNION ALL\nSELECT 'web' AS service";
+        assert!(script.contains(odd), "{script}");
+
+        // Two services may be in one directory where its name was cut.
+        assert_eq!(grouped_apart(vec![file("web"), file(&"n".repeat(300))]), Services::new());
+        let pattern =
+            LakeFile { path: "samples/date=2026-11-22/hour=19/service=a*/h.parquet".to_owned(), ..file("a*") };
+        assert_eq!(grouped_apart(vec![pattern]), Services::new(), "DuckDB would take it for a pattern");
+        let many = |services: usize| grouped_apart((0..services).map(|n| file(&n.to_string())).collect());
+        assert_eq!((many(MOST_SERVICES).len(), many(MOST_SERVICES + 1).len()), (MOST_SERVICES, 0));
     }
 }

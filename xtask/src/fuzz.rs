@@ -39,12 +39,15 @@ pub(crate) struct FuzzArgs {
 /// The tools cannot be had, or there is a finding.
 pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
     let fuzz = &Fuzz::new()?;
-    command::run(fuzz.cargo("build").args(["--features", "coverage"]))?;
-    fuzz.seeds()?;
     let targets: Vec<&str> = match &args.targets[..] {
         [] => TARGETS.to_vec(),
         targets => targets.iter().map(String::as_str).collect(),
     };
+    // One by one: all of them includes the fuzzers that have no libFuzzer, which nothing would link with coverage.
+    for target in &targets {
+        command::run(fuzz.cargo("build").args(["--features", "coverage", target]))?;
+    }
+    fuzz.seeds()?;
     for targets in targets.chunks(args.beside.max(1)) {
         std::thread::scope(|scope| {
             let run = |target| scope.spawn(move || fuzz.run(target, args));

@@ -13,7 +13,7 @@ pairs AS (
   JOIN seen b ON a.service = b.service
   WHERE a.age = 1 AND b.age = 2
 ),
-stack_time AS (
+version_time AS (
   SELECT s.service AS service, s.stack_id AS stack_id,
     CAST(sum(CASE WHEN s.version = p.old_version THEN s.on_cpu_ns ELSE 0 END) AS BIGINT) AS old_ns,
     CAST(sum(CASE WHEN s.version = p.new_version THEN s.on_cpu_ns ELSE 0 END) AS BIGINT) AS new_ns
@@ -31,7 +31,7 @@ stack_functions AS (
 totals AS (
   SELECT t.service AS service, f.function AS function, f.file AS file,
     CAST(sum(t.old_ns) AS DOUBLE) AS old_ns, CAST(sum(t.new_ns) AS DOUBLE) AS new_ns
-  FROM stack_time t
+  FROM version_time t
   JOIN stack_functions f ON t.stack_id = f.stack_id
   GROUP BY t.service, f.function, f.file
 ),

@@ -2,6 +2,9 @@ CREATE OR REPLACE VIEW samples AS
 SELECT * FROM file('{root}/samples/*/*/*/*.parquet', Parquet){where}
 SETTINGS use_hive_partitioning = 0;
 
+CREATE OR REPLACE VIEW stack_time AS
+SELECT service, stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns FROM samples GROUP BY service, stack_id;
+
 CREATE OR REPLACE VIEW stacks AS
 SELECT stack_id, any(frame_ids) AS frame_ids
 FROM file('{root}/stacks/*/*/*/*.parquet', Parquet)

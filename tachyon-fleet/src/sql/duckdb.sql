@@ -2,6 +2,9 @@
 CREATE OR REPLACE VIEW samples AS
 SELECT * REPLACE (hash(stack_id) AS stack_id) FROM read_parquet('{root}/samples/*/*/*/*.parquet', hive_partitioning = false){where};
 
+CREATE OR REPLACE VIEW stack_time AS
+{stack_time};
+
 CREATE OR REPLACE VIEW stacks AS
 SELECT hash(stack_id) AS stack_id, any_value(frame_ids) AS frame_ids
 FROM read_parquet('{root}/stacks/*/*/*/*.parquet', hive_partitioning = false)

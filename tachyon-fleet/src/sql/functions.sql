@@ -1,11 +1,5 @@
 -- Top functions of the fleet, by service: CPU time of its own, and with what it called.
-WITH stack_time AS (
-  SELECT service, stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns
-  FROM samples
-  GROUP BY service, stack_id
-  HAVING sum(on_cpu_ns) > 0
-),
-stack_functions AS (
+WITH stack_functions AS (
   SELECT p.stack_id AS stack_id, f.function AS function, f.file AS file, max(CASE WHEN p.place = 1 THEN 1 ELSE 0 END) AS is_leaf
   FROM stack_frames p
   JOIN frames f ON p.frame_id = f.frame_id
@@ -16,6 +10,7 @@ totals AS (
     CAST(sum(CASE WHEN f.is_leaf = 1 THEN t.ns ELSE 0 END) AS BIGINT) AS self_ns, CAST(sum(t.ns) AS BIGINT) AS total_ns
   FROM stack_time t
   JOIN stack_functions f ON t.stack_id = f.stack_id
+  WHERE t.ns > 0
   GROUP BY t.service, f.function, f.file
 ),
 places AS (

@@ -1,6 +1,9 @@
 CREATE OR REPLACE TEMPORARY VIEW samples AS
 SELECT * FROM parquet.`{root}/samples/*/*/*`{where};
 
+CREATE OR REPLACE TEMPORARY VIEW stack_time AS
+SELECT service, stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns FROM samples GROUP BY service, stack_id;
+
 CREATE OR REPLACE TEMPORARY VIEW stacks AS
 SELECT stack_id, any_value(frame_ids) AS frame_ids
 FROM parquet.`{root}/stacks/*/*/*`

@@ -17,6 +17,9 @@ WITH (format = 'PARQUET', external_location = '{root}/loss');
 
 CREATE OR REPLACE VIEW samples AS SELECT * FROM samples_files{where};
 
+CREATE OR REPLACE VIEW stack_time AS
+SELECT service, stack_id, CAST(sum(on_cpu_ns) AS BIGINT) AS ns FROM samples GROUP BY service, stack_id;
+
 CREATE OR REPLACE VIEW stacks AS
 SELECT stack_id, any_value(frame_ids) AS frame_ids FROM stacks_files GROUP BY stack_id;
 

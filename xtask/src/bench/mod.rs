@@ -7,6 +7,7 @@ mod agreement;
 mod crowd;
 pub(crate) mod machine;
 mod measure;
+pub(crate) mod memory;
 mod numbered;
 mod probe;
 mod results;
