@@ -1,19 +1,23 @@
 //! Tables of many small files, as a store without batches has them, to few large ones, with longer slices if that is wanted.
 
 use crate::args::Period;
+use crate::facts::Map;
 use crate::lake::{Lake, LakeFile};
 use crate::load::{Tables, Texts};
 use crate::rows::SampleRow;
 use crate::segment::Segment;
 use crate::tables::{self, Table, TableFile};
-use anyhow::Context as _;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use anyhow::{Context as _, anyhow};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 /// Slices that are not made longer stay where they are.
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR_MS: i64 = 3_600_000;
+/// Most hours that are in memory at a time.
+const THREADS: usize = 4;
 
 /// Columns of each table.
 fn columns(table: Table) -> &'static [&'static str] {
@@ -41,14 +45,14 @@ fn columns(table: Table) -> &'static [&'static str] {
     }
 }
 
-/// Writes the tables of a place anew: one file of each table, hour and service. Gives how many samples there are.
+/// Writes the tables of a place anew: one file of each table, hour and service, of some hours at a time. Gives how many samples there are.
 ///
 /// # Errors
 /// When a file cannot be read, or `write` fails.
 pub fn compact(
     lake: &Lake,
     slice: Duration,
-    mut write: impl FnMut(TableFile) -> anyhow::Result<()>,
+    write: impl FnMut(TableFile) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<u64> {
     let mut hours: BTreeMap<String, Vec<(Table, LakeFile)>> = BTreeMap::new();
     for table in Table::ALL {
@@ -57,19 +61,48 @@ pub fn compact(
             hours.entry(part(&file.hour, slice)).or_default().push((table, file));
         }
     }
-    let mut samples = 0;
-    for (hour, files) in hours {
-        let (mut tables, mut texts) = (Tables::default(), Texts::default());
-        for (table, file) in &files {
-            for batch in lake.batches(file, columns(*table))? {
-                tables.add(*table, &batch, &mut texts).with_context(|| format!("cannot read {}", file.path))?;
+    let (hours, write) = (Mutex::new(hours), Mutex::new(write));
+    let work = || -> anyhow::Result<u64> {
+        let mut samples = 0;
+        while let Some((hour, files)) = next(&hours) {
+            let made = joined(lake, slice, &hour, &files).and_then(|segment| {
+                samples += segment.samples.iter().map(|row| row.samples.unsigned_abs()).sum::<u64>();
+                let files = tables::files(&segment)?;
+                let mut write = write.lock().map_err(|_| anyhow!("a thread that wrote tables failed"))?;
+                files.into_iter().try_for_each(&mut *write)
+            });
+            if made.is_err() {
+                // The others need not go on.
+                hours.lock().map(|mut hours| hours.clear()).ok();
             }
+            made?;
         }
-        let segment = segment(tables, &hour, slice);
-        samples += segment.samples.iter().map(|row| row.samples.unsigned_abs()).sum::<u64>();
-        tables::files(&segment)?.into_iter().try_for_each(&mut write)?;
+        Ok(samples)
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let ended = running
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread that reads tables failed"))?);
+        // All of them are waited for, and what went wrong first is told.
+        ended.collect::<Vec<_>>().into_iter().sum()
+    })
+}
+
+fn next<T>(hours: &Mutex<BTreeMap<String, T>>) -> Option<(String, T)> {
+    hours.lock().ok()?.pop_first()
+}
+
+/// The rows of an hour, or of several that are one slice.
+fn joined(lake: &Lake, slice: Duration, hour: &str, files: &[(Table, LakeFile)]) -> anyhow::Result<Segment> {
+    let (mut tables, mut texts) = (Tables::default(), Texts::default());
+    for (table, file) in files {
+        for batch in lake.batches(file, columns(*table))? {
+            tables.add(*table, &batch, &mut texts).with_context(|| format!("cannot read {}", file.path))?;
+        }
     }
-    Ok(samples)
+    Ok(segment(tables, hour, slice))
 }
 
 /// The hours that a slice has.
@@ -82,17 +115,13 @@ fn part(hour: &str, slice: Duration) -> String {
 fn segment(tables: Tables, hour: &str, slice: Duration) -> Segment {
     let slice_ms = i64::try_from(slice.as_millis()).unwrap_or(i64::MAX);
     let begin = |ms: i64| if slice > MINUTE { ms.div_euclid(slice_ms) * slice_ms } else { ms };
-    let mut sums: HashMap<SampleRow, [i64; 3]> = HashMap::new();
+    let mut sums: Map<SampleRow, [i64; 3]> = Map::default();
     for row in tables.samples {
-        let key = SampleRow {
-            slice_start_ms: begin(row.slice_start_ms),
-            on_cpu_ns: 0,
-            waiting_ns: 0,
-            samples: 0,
-            ..row.clone()
-        };
-        let [on_cpu, waiting, samples] = sums.entry(key).or_default();
-        (*on_cpu, *waiting, *samples) = (*on_cpu + row.on_cpu_ns, *waiting + row.waiting_ns, *samples + row.samples);
+        let added = [row.on_cpu_ns, row.waiting_ns, row.samples];
+        let key =
+            SampleRow { slice_start_ms: begin(row.slice_start_ms), on_cpu_ns: 0, waiting_ns: 0, samples: 0, ..row };
+        let sum = sums.entry(key).or_default();
+        *sum = [sum[0] + added[0], sum[1] + added[1], sum[2] + added[2]];
     }
     let mut samples: Vec<SampleRow> = sums
         .into_iter()
