@@ -85,7 +85,7 @@ pub fn compact(
         let ended = running
             .into_iter()
             .map(|thread| thread.join().map_err(|_| anyhow!("a thread that reads tables failed"))?);
-        // All of them are waited for, and what went wrong first is told.
+        // All of them are waited for.
         ended.collect::<Vec<_>>().into_iter().sum()
     })
 }
