@@ -2,7 +2,7 @@
 
 use crate::args::Period;
 use crate::facts::Map;
-use crate::lake::{Lake, LakeFile};
+use crate::lake::{Lake, LakeFile, on_threads};
 use crate::load::{Tables, Texts};
 use crate::rows::SampleRow;
 use crate::segment::Segment;
@@ -10,7 +10,6 @@ use crate::tables::{self, Table, TableFile};
 use anyhow::{Context as _, anyhow};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
 /// Slices that are not made longer stay where they are.
@@ -79,15 +78,7 @@ pub fn compact(
         }
         Ok(samples)
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ended = running
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a thread that reads tables failed"))?);
-        // All of them are waited for.
-        ended.collect::<Vec<_>>().into_iter().sum()
-    })
+    Ok(on_threads(THREADS, work)?.into_iter().sum())
 }
 
 fn next<T>(hours: &Mutex<BTreeMap<String, T>>) -> Option<(String, T)> {

@@ -14,7 +14,6 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use percent_encoding::percent_decode_str;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use tachyon::advice::Refusal;
@@ -130,8 +129,6 @@ impl Lake {
         add: impl Fn(&mut S, &LakeFile, &RecordBatch) -> anyhow::Result<()> + Sync,
     ) -> anyhow::Result<Vec<S>> {
         let next = AtomicUsize::new(0);
-        let outcome: Mutex<Vec<anyhow::Result<S>>> = Mutex::default();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS).min(files.len().max(1));
         let work = || -> anyhow::Result<S> {
             let mut sum = S::default();
             while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -141,16 +138,21 @@ impl Lake {
             }
             Ok(sum)
         };
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    let sum = work();
-                    outcome.lock().map(|mut sums| sums.push(sum)).map_err(drop)
-                });
-            }
-        });
-        outcome.into_inner().map_err(|_| anyhow!("a thread that read tables failed"))?.into_iter().collect()
+        on_threads(THREADS.min(files.len().max(1)), work)
     }
+}
+
+/// Does work that threads share, on as many as there are processors, at most `most`; gives what each has.
+///
+/// # Errors
+/// When one of them fails; all are waited for.
+pub(crate) fn on_threads<S: Send>(most: usize, work: impl Fn() -> anyhow::Result<S> + Sync) -> anyhow::Result<Vec<S>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(most);
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        running.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    });
+    ended.into_iter().map(|ended| ended.map_err(|_| anyhow!("a thread that works on tables failed"))?).collect()
 }
 
 fn read<R: parquet::file::reader::ChunkReader + 'static>(
