@@ -36,7 +36,8 @@ const BOOTED: &str = "the guest has booted";
 
 /// Whether a kernel died of what none of our programs can be blamed for: before it had started one, or because an emulated
 /// processor met the breakpoint behind which the kernel was just patching its code, and took it for another's (7.2 while it booted,
-/// once in some dozens of boots; 6.12 with sixteen processors, in `__schedule`, once).
+/// once in some dozens of boots; 6.12 with sixteen processors, where programs are attached to its tracepoints, on one machine twice in
+/// a row).
 fn died_of_emulation(console: &str) -> bool {
     console.contains("Kernel panic") && (!console.contains(BOOTED) || console.contains("Oops: int3:"))
 }
@@ -77,8 +78,9 @@ impl Threads {
     }
 }
 
-/// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation is booted once
-/// more; one whose processors were locked up as well, with one thread for all of them, which a lockup of our making outlives.
+/// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation, or whose
+/// processors were locked up, is booted once more with one thread for all of them: both are told of processors that run at once,
+/// and what is of our making outlives it.
 ///
 /// # Errors
 /// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
@@ -86,21 +88,19 @@ pub(crate) fn run(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, 
     let first = boot(kernel, given, Threads::OnePerProcessor, image, initramfs, work);
     let Err(error) = &first else { return first };
     let console = read(&directory(work, kernel).join("console"));
-    if died_of_emulation(&console) {
-        eprintln!("it died of its emulation, and is booted once more: {error:#}");
-        return boot(kernel, given, Threads::OnePerProcessor, image, initramfs, work);
-    }
-    if locked_up(&console) {
-        eprintln!(
-            "its processors were locked up, and it is booted once more, with one thread for all of them: {error:#}"
-        );
-        command::notice(&format!(
-            "kernel {}: its emulated processors were locked up; what is told of it is of a boot with one thread for them",
-            kernel.name()
-        ))?;
-        return boot(kernel, given, Threads::One, image, initramfs, work);
-    }
-    first
+    let what = if died_of_emulation(&console) {
+        "it died of its emulation"
+    } else if locked_up(&console) {
+        "its emulated processors were locked up"
+    } else {
+        return first;
+    };
+    eprintln!("{what}, and it is booted once more, with one thread for all processors: {error:#}");
+    command::notice(&format!(
+        "kernel {}: {what}; what is told of it is of a boot with one thread for all processors",
+        kernel.name()
+    ))?;
+    boot(kernel, given, Threads::One, image, initramfs, work)
 }
 
 fn boot(
