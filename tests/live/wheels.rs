@@ -9,9 +9,13 @@ use tachyon_tests::{Interpreter, Profiler, Target, live, with_wheels};
 const PACKAGES: [&str; 5] =
     ["numpy==2.4.6", "pyarrow==26.0.1", "orjson==3.13.0", "pydantic-core==2.50.4", "py-spy==0.4.2"];
 
+/// Processors for which OpenBLAS multiplies matrices in functions without unwind rules; AMD's take Haswell's.
+const CORES: [&str; 4] = ["Haswell", "Sandybridge", "Nehalem", "Prescott"];
+
 #[derive(Deserialize)]
 struct Line {
     frames: Vec<Frame>,
+    merge: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -61,4 +65,38 @@ fn native_frames_stand_above_their_caller_and_py_spy_agrees() {
     }
     let agree = top.iter().filter(|row| row.same).count();
     assert!(top.len() >= 6 && agree * 3 >= top.len() * 2, "{agree} of {} agree", top.len());
+}
+
+/// The caller of the assembly function is known on every processor: `cblas_dgemm`, which numpy's `DOUBLE_matmul` calls.
+#[test]
+fn assembly_without_unwind_rules_has_its_callers() {
+    let Some(_live) = live() else { return };
+    let python = with_wheels(&Interpreter::named("pyenv_3_11"), &PACKAGES);
+    for core in CORES {
+        let environment = [("OPENBLAS_NUM_THREADS", "1"), ("OPENBLAS_CORETYPE", core)];
+        let target = Target::start_in(&python, "matmul.py", &[], &environment);
+        let profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl").milliseconds(4_000);
+        let output = profiler.run();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
+        let kernel = format!("dgemm_kernel_{}", core.to_uppercase());
+        let lines = text.lines().map(|line| serde_json::from_str::<Line>(line).expect("one sample"));
+        let is_known = |line: &Line| {
+            let at = |name: &str| line.frames.iter().position(|frame| frame.function.contains(name));
+            let chain = ["cblas_dgemm", "DOUBLE_matmul", "multiply"].map(at);
+            chain.iter().all(Option::is_some) && chain.is_sorted()
+        };
+        // Tables of large libraries are made where samples have met them.
+        let in_kernel = lines.filter(|line| line.frames[0].function == kernel);
+        let in_kernel: Vec<_> = in_kernel.skip_while(|line| !is_known(line)).collect();
+        let known = in_kernel.iter().filter(|line| is_known(line)).count();
+        let exact = in_kernel.iter().filter(|line| line.merge.as_deref() == Some("exact")).count();
+        println!("{core}: {known} of {} in {kernel} have its callers", in_kernel.len());
+        assert!(in_kernel.len() > 50 && known * 100 >= in_kernel.len() * 99, "{core}: {known} of {}", in_kernel.len());
+        assert_eq!(exact, 0, "{core}: what no rule of the file says is told");
+        let report = std::fs::read(profiler.report()).expect("the report was written");
+        let report: serde_json::Value = serde_json::from_slice(&report).expect("it is JSON");
+        let repairs = &report["native"]["repairs"];
+        assert!(repairs["repaired: through assembly without unwind rules"].as_u64() >= Some(known as u64), "{repairs}");
+    }
 }

@@ -16,6 +16,9 @@ const TARGETS: [&str; 7] = ["tach", "elf", "eh_frame", "symbols", "line_table", 
 /// Longest input: what a decoder does with more of the same it does with less.
 const MAX_LEN: u32 = 24 << 10;
 
+/// Most bytes of a target's committed corpus; what is left out stays in the cache of the machine that found it.
+const MAX_CORPUS: u64 = 512 << 10;
+
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub(crate) struct FuzzArgs {
@@ -150,7 +153,7 @@ impl Fuzz {
         if args.keep { self.keep(target, &found, &committed) } else { Ok(()) }
     }
 
-    /// The smallest set of inputs that reaches what all of them do.
+    /// The smallest set of inputs that reaches what all of them do; of it the shortest, as far as they are small together.
     fn keep(&self, target: &str, found: &Path, committed: &Path) -> Result<()> {
         let smallest = self.found.join(format!("{target}-smallest"));
         cache::remove(&smallest)?;
@@ -164,10 +167,21 @@ impl Fuzz {
         let committed = command::project_root().join(committed);
         cache::remove(&committed)?;
         std::fs::create_dir_all(&committed)?;
+        let mut inputs = Vec::new();
         for input in std::fs::read_dir(&smallest)? {
-            let input = input?.path();
-            std::fs::copy(&input, committed.join(input.file_name().expect("a file has a name")))?;
+            let input = input?;
+            inputs.push((input.metadata()?.len(), input.file_name()));
         }
+        inputs.sort();
+        let (all, mut room) = (inputs.len(), MAX_CORPUS);
+        inputs.retain(|(len, _)| {
+            room = room.saturating_sub(*len);
+            room > 0
+        });
+        for (_, name) in &inputs {
+            std::fs::copy(smallest.join(name), committed.join(name))?;
+        }
+        println!("{target:<14} {} of {all} inputs are kept in {}", inputs.len(), committed.display());
         cache::remove(&smallest)
     }
 }

@@ -204,6 +204,8 @@ pub enum Repair {
     Cut,
     /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
     FramePointers,
+    /// It leads through a function in assembly language, whose rules were read off its instructions.
+    Assembly,
 }
 
 impl Quality {
@@ -219,6 +221,7 @@ impl Quality {
             Self::Repaired(Repair::Switching) => "repaired: between two greenlets",
             Self::Repaired(Repair::Cut) => "repaired: stack cut",
             Self::Repaired(Repair::FramePointers) => "repaired: walked by frame pointers",
+            Self::Repaired(Repair::Assembly) => "repaired: through assembly without unwind rules",
             Self::Failed => "failed",
         }
     }

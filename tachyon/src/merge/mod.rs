@@ -207,6 +207,9 @@ impl Merger {
         if record.status & status::BY_FRAME_POINTER != 0 && quality == Quality::Exact {
             quality = Quality::Repaired(Repair::FramePointers);
         }
+        if native.assembly && quality == Quality::Exact {
+            quality = Quality::Repaired(Repair::Assembly);
+        }
         // Where the native stack shows the collector, it is in its place already.
         let flags = if joined.contains(&Joined::Collector) { !frame::GC } else { u8::MAX };
         let mut raw = std::mem::take(&mut self.raw);
@@ -351,6 +354,8 @@ pub struct MixedWith<'a> {
     pub foreign: bool,
     /// Whether one of them called what switches between them.
     pub switching: bool,
+    /// Whether one of them is code in assembly language, whose unwind rules were read off its instructions.
+    pub assembly: bool,
     /// Which native frames are wanted that say nothing about the Python code.
     pub keep: Keep,
 }

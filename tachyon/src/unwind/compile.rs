@@ -5,6 +5,7 @@
 //! bounded, and one function whose rules make no sense costs that function.
 
 mod arm64;
+mod assembly;
 mod eh_return;
 mod pieces;
 mod window;
@@ -17,6 +18,7 @@ use self::pieces::{Pieces, expression, rows_of};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt};
 use gimli::{BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Pointer, UnwindSection, Vendor};
 use std::collections::HashMap;
+use std::ops::Range;
 use tachyon_common::unwind::{Row, Rule};
 
 /// Most bytes of `.eh_frame` that are read; PyTorch's largest library has 40 MiB.
@@ -95,6 +97,8 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Rows whose rule has no compact form.
     pub unsupported: usize,
+    /// Addresses of the file, before relocation, whose rules are those of no `.eh_frame` but read off the instructions.
+    pub assembly: Vec<Range<u64>>,
 }
 
 impl Table {
@@ -138,12 +142,15 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     }
     // A function that was thrown away when the file was linked is left at address 0, or in no segment.
     pieces_of((&section, bytes.len()), &bases, &mut pieces, |start, end| is_mapped(&code, start, end))?;
-    let pieces = pieces.finish();
+    let mut pieces = pieces.finish();
     if pieces.is_empty() {
         // The compiler's own start files leave an end mark in files that were compiled without tables.
         return Err(Refusal::NoTable);
     }
-    Ok(rows_of(pieces, base))
+    pieces.sort_by_key(|piece| piece.start);
+    let parts = code.iter().map(|load| load.vaddr..load.vaddr.saturating_add(load.file_size));
+    let assembly = if machine == Machine::X86_64 { assembly::pieces(elf, &pieces, parts)? } else { Vec::new() };
+    Ok(rows_of(pieces, assembly, base))
 }
 
 /// Adds all functions of a section of that many bytes that are wanted.
@@ -196,7 +203,7 @@ pub(super) fn rules_in_memory(bytes: &[u8], address: u64) -> Vec<(u64, u64, Rule
 
 /// The table of rules that begin and end at these addresses.
 pub(super) fn table_of(rules: impl Iterator<Item = (u64, u64, Rule)>) -> Table {
-    rows_of(rules.map(|(start, end, rule)| Piece { start, end, rule }).collect(), 0)
+    rows_of(rules.map(|(start, end, rule)| Piece { start, end, rule }).collect(), Vec::new(), 0)
 }
 
 /// How many bytes of rules a file has: what its table costs to make.

@@ -19,7 +19,7 @@ mod write;
 pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 
 use self::file::{MACHINE, compile_own, identity, own_vdso, path_of, without_table, words};
-use self::placed::{Placed, code_of};
+use self::placed::{Placed, assembly, code_of};
 use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
 use crate::remote::elf::Elf;
@@ -89,6 +89,8 @@ pub struct UnwindTables {
     starved: HashMap<(Source, u64), u32>,
     /// When what no process has any more was looked for last.
     swept: Option<Instant>,
+    /// Of the tables that were made since this was asked for: parts of files whose rules were read off the instructions.
+    assembly: Vec<(FileIdentity, std::ops::Range<u64>)>,
 }
 
 impl UnwindTables {
@@ -104,7 +106,14 @@ impl UnwindTables {
             refusals: BTreeMap::new(),
             starved: HashMap::new(),
             swept: None,
+            assembly: Vec::new(),
         }
+    }
+
+    /// Parts of files, by offset, whose rules are in no `.eh_frame` but were read off the instructions: those of tables that were made
+    /// since this was asked for last.
+    pub fn take_assembly(&mut self) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
+        std::mem::take(&mut self.assembly)
     }
 
     /// Files that cannot be unwound, by path, each with its reason.
@@ -227,8 +236,10 @@ impl UnwindTables {
         // What is wrong with a file is told when a process has it.
         let Ok(table) = compile_own(&elf) else { return };
         let in_use = self.known.keys().copied().collect();
-        if let Some(table) = self.place(&table, u64::MAX, &in_use, memory) {
-            self.remember(source, Known::Placed(Placed::whole(table, rules, code_of(&elf), self.calls)));
+        if let Some(at) = self.place(&table, u64::MAX, &in_use, memory) {
+            let code = code_of(&elf);
+            self.assembly.extend(assembly(source, &table, &code));
+            self.remember(source, Known::Placed(Placed::whole(at, rules, code, self.calls)));
         }
     }
 
@@ -313,7 +324,7 @@ impl UnwindTables {
         let table = match compiled {
             // Code without any rule: so it is said from then on.
             Ok(table) if table.rows.is_empty() => {
-                Table { base: window.start, rows: vec![Row::new(0, Rule::GAP)], unsupported: 0 }
+                Table { base: window.start, rows: vec![Row::new(0, Rule::GAP)], ..Table::default() }
             }
             Ok(table) => table,
             Err(reason) => {
@@ -325,12 +336,13 @@ impl UnwindTables {
         // turns, and nobody would be told that the room is short.
         let living = self.blocks.iter().filter(|block| block.unused.is_none());
         let in_use = living.flat_map(|block| block.sources.iter().copied()).chain([source]).collect();
-        let Some(table) = self.place(&table, window.end, &in_use, memory) else {
+        let Some(at) = self.place(&table, window.end, &in_use, memory) else {
             self.starved.insert((source, window.start), words(&table));
             return false;
         };
         if let Some(Known::Placed(placed)) = self.known.get_mut(&source) {
-            placed.tables.insert(window.start, table);
+            placed.tables.insert(window.start, at);
+            self.assembly.extend(assembly(source, &table, &placed.code));
         }
         true
     }
@@ -392,7 +404,10 @@ impl UnwindTables {
         let known = match compiled {
             Ok((code, rules, windows, None)) => Known::Placed(Placed::new(windows, rules, code, self.calls)),
             Ok((code, rules, windows, Some(Ok(table)))) => match self.place(&table, u64::MAX, in_use, memory) {
-                Some(table) => Known::Placed(Placed::whole(table, rules, code, self.calls)),
+                Some(at) => {
+                    self.assembly.extend(assembly(source, &table, &code));
+                    Known::Placed(Placed::whole(at, rules, code, self.calls))
+                }
                 // Parts of it may have room, when they are asked for.
                 None if windows.is_some() => Known::Placed(Placed::new(windows, rules, code, self.calls)),
                 None => {

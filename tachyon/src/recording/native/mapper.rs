@@ -439,6 +439,8 @@ impl Worker {
         let space = match self.tables.map_some(&process, &maps, &wanted, &mut self.maps) {
             Ok((space, more)) => {
                 (known.version, known.more) = (space.version, more || left || !known.looked_at);
+                // Before a stack can lead through it.
+                self.spaces.add_assembly(self.tables.take_assembly());
                 space
             }
             Err(no_room) => {

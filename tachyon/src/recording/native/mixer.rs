@@ -59,6 +59,10 @@ pub(in crate::recording) struct Mixer {
     pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
     pub foreign: bool,
+    /// Whether it has code in assembly language whose unwind rules are in no `.eh_frame`.
+    pub assembly: bool,
+    /// Of what [`Mixer::known`] was made with.
+    assembly_version: u64,
     /// Whether its innermost activation has called such code, and the stacks may just be exchanged.
     pub switching: bool,
     /// The same by the innermost function that tells.
@@ -90,6 +94,8 @@ struct Known {
     frames: Option<Range<usize>>,
     /// Of greenlet's library alone.
     greenlet: Option<Greenlet>,
+    /// Its unwind rules are in no `.eh_frame`.
+    assembly: bool,
     /// It has no name because this process has cost enough; until when nobody asks again for it.
     refused: Option<(ProcessId, Instant)>,
 }
@@ -164,6 +170,8 @@ impl Mixer {
             made: HashMap::default(),
             unnamed: None,
             foreign: false,
+            assembly: false,
+            assembly_version: 0,
             switching: false,
             exchange: None,
             rooted: false,
@@ -179,12 +187,15 @@ impl Mixer {
         self.kinds.clear();
         self.places.clear();
         (self.foreign, self.switching, self.exchange, self.rooted, self.unnamed) = (false, false, None, false, None);
+        self.assembly = false;
         let addresses = frames.native();
         if addresses.len() == 0 {
             return;
         }
         let space = self.spaces.get(record.image, record.instance).unwrap_or_default();
-        if self.known.len() >= MAX_KNOWN {
+        let assembly_version = self.spaces.assembly_version();
+        if self.known.len() >= MAX_KNOWN || assembly_version != self.assembly_version {
+            self.assembly_version = assembly_version;
             self.known.clear();
             self.frames.clear();
         }
@@ -249,6 +260,7 @@ impl Mixer {
                 known
             }
         };
+        self.assembly |= known.assembly;
         if let Some(greenlet) = known.greenlet {
             self.in_greenlet(greenlet, no_frame);
         }
@@ -293,7 +305,8 @@ impl Mixer {
         let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
         let greenlet = in_greenlet.then(|| Greenlet::of(name.function.as_deref()));
         let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
-        Known { kind: kind(code, offset, &name), frames: None, greenlet, refused }
+        let assembly = self.spaces.is_assembly(file, offset);
+        Known { kind: kind(code, offset, &name), frames: None, greenlet, assembly, refused }
     }
 
     /// A function's name; DWARF may know one where no symbol does.

@@ -104,6 +104,7 @@ impl NativeSide {
             boundaries: settled.boundaries,
             foreign: mixer.foreign,
             switching: mixer.switching,
+            assembly: mixer.assembly,
             keep: mixer.keep,
         };
         if let Some(doubted) = settled.doubted {

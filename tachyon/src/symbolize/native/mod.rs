@@ -87,10 +87,17 @@ impl Default for NativeSymbols {
 pub struct Pinned {
     file: Arc<Mutex<NativeFile>>,
     number: u64,
+    identity: Option<FileIdentity>,
     build_id: Arc<str>,
 }
 
 impl Pinned {
+    /// What tells it from other files; `None`: it is the vdso.
+    #[must_use]
+    pub const fn identity(&self) -> Option<FileIdentity> {
+        self.identity
+    }
+
     /// What tells it from all files that were ever held.
     #[must_use]
     pub const fn number(&self) -> u64 {
@@ -139,7 +146,7 @@ impl NativeSymbols {
         if mapping.path == MappedPath::Special(b"[vdso]".to_vec()) {
             let mut held = lock(&self.held);
             if held.vdso.is_none() {
-                held.vdso = Some(held.pinned(vdso::file()?));
+                held.vdso = Some(held.pinned(vdso::file()?, None));
             }
             return held.vdso.clone();
         }
@@ -164,7 +171,7 @@ impl NativeSymbols {
         }
         let file = NativeFile::open(process, found, path, mapping.name())?;
         let mut held = lock(&self.held);
-        let pinned = held.pinned(file);
+        let pinned = held.pinned(file, Some(found.identity()));
         held.files.insert(found.identity(), pinned.clone());
         Some(pinned)
     }
@@ -227,9 +234,9 @@ impl Held {
         self.clock
     }
 
-    fn pinned(&mut self, file: NativeFile) -> Pinned {
+    fn pinned(&mut self, file: NativeFile, identity: Option<FileIdentity>) -> Pinned {
         let build_id = Arc::from(&*file.build_id);
-        Pinned { file: Arc::new(Mutex::new(file)), number: self.tick(), build_id }
+        Pinned { file: Arc::new(Mutex::new(file)), number: self.tick(), identity, build_id }
     }
 
     fn bytes(&self) -> usize {

@@ -92,5 +92,5 @@ pub(super) fn vdso<R: ReadAt>(elf: &Elf<R>) -> Option<Table> {
     let end = start + if padding { 12 } else { 8 };
     let chain = (start > 4).then_some(Row::new(0, Rule::CHAIN));
     let rows = [Row::new(start.saturating_sub(4), Rule::SIGNAL), Row::new(end, Rule::CHAIN)];
-    Some(Table { base: code.vaddr, rows: chain.into_iter().chain(rows).collect(), unsupported: 0 })
+    Some(Table { base: code.vaddr, rows: chain.into_iter().chain(rows).collect(), ..Table::default() })
 }

@@ -103,10 +103,15 @@ pub(super) fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindEx
     expression.get(section).ok().map(|found| found.0.slice())
 }
 
-/// Sorts pieces and makes them rows. Where two overlap, the one that starts later is believed.
-pub(super) fn rows_of(mut pieces: Vec<Piece>, base: u64) -> Table {
+/// Sorts pieces, those of `.eh_frame` and others, and makes them rows. Where two overlap, the one that starts later is believed.
+pub(super) fn rows_of(mut pieces: Vec<Piece>, mut assembly: Vec<Piece>, base: u64) -> Table {
+    assembly.sort_by_key(|piece| piece.start);
+    let parts = assembly.chunk_by(|one, next| one.end == next.start);
+    let parts = parts.filter_map(|part| Some(part.first()?.start..part.last()?.end)).collect();
+    pieces.extend(assembly);
     pieces.sort_by_key(|piece| piece.start);
-    let mut table = Table { base, rows: Vec::with_capacity(pieces.len() + pieces.len() / 8), unsupported: 0 };
+    let rows = Vec::with_capacity(pieces.len() + pieces.len() / 8);
+    let mut table = Table { base, rows, unsupported: 0, assembly: parts };
     for (at, piece) in pieces.iter().enumerate() {
         let next = pieces.get(at + 1).map(|next| next.start);
         if next == Some(piece.start) {

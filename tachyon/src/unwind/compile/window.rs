@@ -1,7 +1,9 @@
 //! The rules of a piece of a file's code, found through the search table of `.eh_frame_hdr`: of a library with 40 MiB of
 //! rules, samples meet a few hundred kilobytes.
 
-use super::{MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, is_mapped, locate, rows_of, section};
+use super::{
+    MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, assembly, is_mapped, locate, rows_of, section,
+};
 use crate::remote::elf::{Elf, ReadAt};
 use gimli::{BaseAddresses, UnwindSection as _};
 use std::collections::{BTreeSet, HashMap};
@@ -132,11 +134,28 @@ impl Windows {
             pieces.add(&fde);
         }
         let mut pieces = pieces.finish();
-        pieces.retain_mut(|piece| {
-            (piece.start, piece.end) = (piece.start.max(window.start), piece.end.min(window.end));
-            piece.start < piece.end
-        });
-        Ok(rows_of(pieces, window.start))
+        pieces.sort_by_key(|piece| piece.start);
+        let mut assembly = match machine {
+            Machine::X86_64 => {
+                let part = self.whole_gaps(elf, (first, past), window);
+                assembly::pieces(elf, &pieces, std::iter::once(part))?
+            }
+            Machine::Arm64 => Vec::new(),
+        };
+        for pieces in [&mut pieces, &mut assembly] {
+            pieces.retain_mut(|piece| {
+                (piece.start, piece.end) = (piece.start.max(window.start), piece.end.min(window.end));
+                piece.start < piece.end
+            });
+        }
+        Ok(rows_of(pieces, assembly, window.start))
+    }
+
+    /// A window, and what is before and behind it up to the next functions that have rules.
+    fn whole_gaps<R: ReadAt>(&self, elf: &Elf<R>, (first, past): (u64, u64), window: &Range<u64>) -> Range<u64> {
+        let start = self.pair(elf, first).map_or(self.base, |(start, _)| start.min(window.start));
+        let next = (past < self.functions).then(|| self.pair(elf, past)).flatten();
+        start..next.map_or(self.end, |(start, _)| start).max(window.end)
     }
 
     /// How many functions start at or below an address.

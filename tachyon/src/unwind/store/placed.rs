@@ -1,8 +1,8 @@
 //! What one file's tables are and where their rows lie; and the ranges that follow for a process that maps the file.
 
-use super::Windows;
-use crate::remote::Mapping;
+use super::{Source, Table, Windows};
 use crate::remote::elf::{Elf, ReadAt};
+use crate::remote::{FileIdentity, Mapping};
 use std::collections::BTreeMap;
 use tachyon_common::unwind::{Range, no_table, pages};
 
@@ -147,4 +147,15 @@ pub(super) fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
         to_vaddr: load.vaddr.wrapping_sub(load.offset),
     })
     .collect()
+}
+
+/// The parts of a file whose rules in a table were read off the instructions, by offset.
+pub(super) fn assembly(source: Source, table: &Table, code: &[Code]) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
+    let Source::File(file) = source else { return Vec::new() };
+    let of = |part: &std::ops::Range<u64>| {
+        let holds = |code: &&Code| (code.start..code.end).contains(&part.start.wrapping_sub(code.to_vaddr));
+        let code = code.iter().find(holds)?;
+        Some((file, part.start.wrapping_sub(code.to_vaddr)..part.end.wrapping_sub(code.to_vaddr)))
+    };
+    table.assembly.iter().filter_map(of).collect()
 }

@@ -161,7 +161,7 @@ fn only_what_no_process_has_is_evicted_the_oldest_first() {
     let mut memory = Memory::default();
     // Ten rows and their index each.
     let mut tables = UnwindTables::new(33, 10);
-    let table = |base| Table { base, rows: vec![Row(0); 10], unsupported: 0 };
+    let table = |base| Table { base, rows: vec![Row(0); 10], ..Table::default() };
     let source = |inode| Source::File(FileIdentity { dev: 1, inode, mtime_ns: 0, size: 0 });
     for inode in 1..=3 {
         tables.calls += 1;
