@@ -14,6 +14,7 @@ mod x86_64;
 pub use arm64::is_outermost;
 pub use window::Windows;
 
+use self::assembly::Assembly;
 use self::pieces::{Pieces, expression, rows_of};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt};
 use gimli::{BaseAddresses, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, LittleEndian, Pointer, UnwindSection, Vendor};
@@ -97,7 +98,7 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Rows whose rule has no compact form.
     pub unsupported: usize,
-    /// Addresses of the file, before relocation, whose rules are those of no `.eh_frame` but read off the instructions.
+    /// Functions of the file, before relocation, whose rules are in no `.eh_frame` but were read off the instructions, sorted.
     pub assembly: Vec<Range<u64>>,
 }
 
@@ -149,7 +150,10 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     }
     pieces.sort_by_key(|piece| piece.start);
     let parts = code.iter().map(|load| load.vaddr..load.vaddr.saturating_add(load.file_size));
-    let assembly = if machine == Machine::X86_64 { assembly::pieces(elf, &pieces, parts)? } else { Vec::new() };
+    let assembly = match machine {
+        Machine::X86_64 => assembly::functions(elf, &pieces, parts)?,
+        Machine::Arm64 => Assembly::default(),
+    };
     Ok(rows_of(pieces, assembly, base))
 }
 
@@ -203,7 +207,7 @@ pub(super) fn rules_in_memory(bytes: &[u8], address: u64) -> Vec<(u64, u64, Rule
 
 /// The table of rules that begin and end at these addresses.
 pub(super) fn table_of(rules: impl Iterator<Item = (u64, u64, Rule)>) -> Table {
-    rows_of(rules.map(|(start, end, rule)| Piece { start, end, rule }).collect(), Vec::new(), 0)
+    rows_of(rules.map(|(start, end, rule)| Piece { start, end, rule }).collect(), Assembly::default(), 0)
 }
 
 /// How many bytes of rules a file has: what its table costs to make.

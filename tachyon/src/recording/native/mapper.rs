@@ -440,7 +440,7 @@ impl Worker {
             Ok((space, more)) => {
                 (known.version, known.more) = (space.version, more || left || !known.looked_at);
                 // Before a stack can lead through it.
-                self.spaces.add_assembly(self.tables.take_assembly());
+                self.spaces.assembly.add(self.tables.take_assembly());
                 space
             }
             Err(no_room) => {

@@ -7,6 +7,7 @@ use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::Frames;
 use crate::merge::{Keep, NativeFrames, NativeKind};
 use crate::profile::{FrameId, NativeMapping, NativePlace, ProcessId, Profile, name_of_address};
+use crate::remote::FileIdentity;
 use crate::symbolize::native::{Detail, NativeName, NativeSymbols, Pinned, made_name};
 use crate::types::Pid;
 use foldhash::fast::RandomState;
@@ -61,7 +62,7 @@ pub(in crate::recording) struct Mixer {
     pub foreign: bool,
     /// Whether it has code in assembly language whose unwind rules are in no `.eh_frame`.
     pub assembly: bool,
-    /// Of what [`Mixer::known`] was made with.
+    /// What [`Mixer::known`] has of it.
     assembly_version: u64,
     /// Whether its innermost activation has called such code, and the stacks may just be exchanged.
     pub switching: bool,
@@ -94,8 +95,10 @@ struct Known {
     frames: Option<Range<usize>>,
     /// Of greenlet's library alone.
     greenlet: Option<Greenlet>,
-    /// Its unwind rules are in no `.eh_frame`.
-    assembly: bool,
+    /// The file that it is in.
+    file: Option<FileIdentity>,
+    /// Where the function begins, by offset in the file, if it is in assembly language and its unwind rules are in no `.eh_frame`.
+    assembly: Option<u64>,
     /// It has no name because this process has cost enough; until when nobody asks again for it.
     refused: Option<(ProcessId, Instant)>,
 }
@@ -193,9 +196,8 @@ impl Mixer {
             return;
         }
         let space = self.spaces.get(record.image, record.instance).unwrap_or_default();
-        let assembly_version = self.spaces.assembly_version();
-        if self.known.len() >= MAX_KNOWN || assembly_version != self.assembly_version {
-            self.assembly_version = assembly_version;
+        self.take_assembly();
+        if self.known.len() >= MAX_KNOWN {
             self.known.clear();
             self.frames.clear();
         }
@@ -223,6 +225,22 @@ impl Mixer {
                 self.switching |= evaluators.next() == Some(true) && evaluators.next().is_none() && !no_frame;
                 self.foreign = false;
                 break;
+            }
+        }
+    }
+
+    /// Looks at what was known before it was found to be in assembly language: where stacks ended at first.
+    fn take_assembly(&mut self) {
+        let version = self.spaces.assembly.version();
+        if version == std::mem::replace(&mut self.assembly_version, version) {
+            return;
+        }
+        let parts = self.spaces.assembly.parts();
+        for ((_, offset), known) in &mut self.known {
+            let start = known.file.and_then(|file| parts.start(file, *offset));
+            if start != std::mem::replace(&mut known.assembly, start) {
+                // It may have a name now.
+                known.frames = None;
             }
         }
     }
@@ -260,7 +278,7 @@ impl Mixer {
                 known
             }
         };
-        self.assembly |= known.assembly;
+        self.assembly |= known.assembly.is_some();
         if let Some(greenlet) = known.greenlet {
             self.in_greenlet(greenlet, no_frame);
         }
@@ -305,8 +323,9 @@ impl Mixer {
         let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
         let greenlet = in_greenlet.then(|| Greenlet::of(name.function.as_deref()));
         let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
-        let assembly = self.spaces.is_assembly(file, offset);
-        Known { kind: kind(code, offset, &name), frames: None, greenlet, assembly, refused }
+        let file = file.identity();
+        let assembly = file.and_then(|file| self.spaces.assembly.parts().start(file, offset));
+        Known { kind: kind(code, offset, &name), frames: None, greenlet, file, assembly, refused }
     }
 
     /// A function's name; DWARF may know one where no symbol does.
@@ -335,13 +354,14 @@ impl Mixer {
             build_id: file.build_id().to_owned(),
         };
         let mapping = Some(profile.native_mapping(mapping));
+        let assembly = self.known.get(&key).and_then(|known| name.vaddr.checked_sub(key.1 - known.assembly?));
         let functions = name.lines.len().max(1);
         for at in 0..functions {
             // The last one is the function that the code is of, which a symbol table may know better than DWARF.
             let (line, inlined) = (name.lines.get(at), at + 1 < functions);
             let function =
                 if inlined { line.and_then(|line| line.function.as_deref()) } else { name.function.as_deref() };
-            let by_address = || name.function_vaddr.filter(|_| !inlined).map(name_of_address);
+            let by_address = || name.function_vaddr.or(assembly).filter(|_| !inlined).map(name_of_address);
             let function = function.map(str::to_owned).or_else(by_address);
             let shown = format!("{}!{}", code.object, function.as_deref().unwrap_or(UNKNOWN));
             let place = NativePlace { mapping, address, vaddr: name.vaddr, inlined };

@@ -5,6 +5,7 @@
 //! frames for the thread that makes samples. A space is published before the kernel side walks by it, so whatever a
 //! sample holds can be named.
 
+mod assembly;
 mod kernel;
 mod made;
 mod mapper;

@@ -1,19 +1,14 @@
 //! Where code lies in the address spaces of a recording's processes.
 
+use super::assembly::Assembly;
 use crate::inspect::{Evaluator, EvaluatorCode};
 use crate::merge::NativeKind;
 use crate::recording::follow::lock;
-use crate::remote::FileIdentity;
 use crate::remote::elf::Load;
 use crate::symbolize::native::{MadeFunctions, Pinned};
 use foldhash::fast::RandomState;
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-
-/// Most files of which code in assembly language is remembered; then it is forgotten, and stacks through it are not labelled.
-const MAX_ASSEMBLY: usize = 1 << 14;
 
 /// The code of an interpreter's file.
 #[derive(Debug)]
@@ -113,10 +108,8 @@ struct OfImage {
 #[derive(Debug, Default)]
 pub struct Spaces {
     images: Mutex<HashMap<u64, OfImage, RandomState>>,
-    /// Code in assembly language whose unwind rules are in no `.eh_frame`: its parts of a file, by offset: start and end.
-    assembly: Mutex<HashMap<FileIdentity, BTreeMap<u64, u64>>>,
-    /// How often there was more of that.
-    assembly_version: AtomicU64,
+    /// Code whose unwind rules are in no `.eh_frame`.
+    pub assembly: Assembly,
 }
 
 impl Spaces {
@@ -136,34 +129,6 @@ impl Spaces {
             .or_insert_with(|| OfImage { latest: Arc::clone(&space), by_instance: HashMap::default() });
         of_image.latest = Arc::clone(&space);
         of_image.by_instance.insert(instance, space);
-    }
-
-    /// Adds parts of files whose unwind rules were read off the instructions.
-    pub fn add_assembly(&self, parts: Vec<(FileIdentity, Range<u64>)>) {
-        if parts.is_empty() {
-            return;
-        }
-        let mut assembly = lock(&self.assembly);
-        if assembly.len() >= MAX_ASSEMBLY {
-            assembly.clear();
-        }
-        for (file, part) in parts {
-            assembly.entry(file).or_default().insert(part.start, part.end);
-        }
-        self.assembly_version.fetch_add(1, Ordering::Release);
-    }
-
-    /// Another number each time that there is more of it.
-    pub fn assembly_version(&self) -> u64 {
-        self.assembly_version.load(Ordering::Acquire)
-    }
-
-    /// Whether an offset of a file lies in such a part.
-    pub fn is_assembly(&self, file: &Pinned, offset: u64) -> bool {
-        let Some(file) = file.identity() else { return false };
-        let assembly = lock(&self.assembly);
-        let part = assembly.get(&file).and_then(|parts| parts.range(..=offset).next_back());
-        part.is_some_and(|(_, &end)| offset < end)
     }
 
     /// Forgets a process that has ended.

@@ -31,16 +31,24 @@ const MIN_GAP: u64 = 16;
 const STEPS: u64 = 1 << 16;
 const BYTES_PER_STEP: u64 = 2;
 
-/// The pieces of functions without rules that lie in these parts of a file, beside those that are known, which are sorted.
+/// Functions in assembly language.
+#[derive(Default)]
+pub(super) struct Assembly {
+    pub pieces: Vec<Piece>,
+    /// Where they lie; of one that lies in several places, each.
+    pub functions: Vec<Range<u64>>,
+}
+
+/// The functions without rules that lie in these parts of a file, beside those that are known, which are sorted.
 ///
 /// # Errors
 /// When the code cannot be read.
-pub(super) fn pieces<R: ReadAt>(
+pub(super) fn functions<R: ReadAt>(
     elf: &Elf<R>,
     known: &[Piece],
     parts: impl Iterator<Item = Range<u64>>,
-) -> Result<Vec<Piece>, ElfError> {
-    let (mut left, mut steps, mut found) = (MAX_CODE, STEPS, Vec::new());
+) -> Result<Assembly, ElfError> {
+    let (mut left, mut steps, mut found) = (MAX_CODE, STEPS, Assembly::default());
     for gap in parts.take(MAX_PARTS).flat_map(|part| gaps(known, part)) {
         let len = gap.end - gap.start;
         if len > left {
@@ -72,7 +80,7 @@ fn gaps(known: &[Piece], part: Range<u64>) -> Vec<Range<u64>> {
 }
 
 /// Follows one function after the other in code that lies between two that have rules.
-fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Vec<Piece>) {
+fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Assembly) {
     let mut at = behind_padding(&code, start);
     // Where parts of functions begin and end: others may have jumped there.
     let mut followed: BTreeMap<u64, u64> = BTreeMap::new();
@@ -83,9 +91,10 @@ fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Vec<Piece
             None => match Function::follow(&mut code, at, steps) {
                 Some(function) => {
                     followed.extend(function.parts().map(|part| (part.start, part.end)));
-                    let end = function.parts().next().map_or(at + 1, |first| first.end);
-                    found.extend(function.pieces);
-                    end
+                    found.functions.extend(function.parts());
+                    found.pieces.extend(&function.pieces);
+                    // Never back to where it has jumped.
+                    function.parts().find(|part| part.contains(&at)).map_or(at + 1, |own| own.end)
                 }
                 None => behind_end(&code, at),
             },

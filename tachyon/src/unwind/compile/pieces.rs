@@ -1,5 +1,6 @@
 //! Functions' rules to rows: collected function by function, then sorted.
 
+use super::assembly::Assembly;
 use super::eh_return::{self, EhReturn};
 use super::{MAX_ROWS, Machine, Piece, Slice, Table, arm64, x86_64};
 use crate::remote::elf::{Elf, ReadAt};
@@ -104,14 +105,12 @@ pub(super) fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindEx
 }
 
 /// Sorts pieces, those of `.eh_frame` and others, and makes them rows. Where two overlap, the one that starts later is believed.
-pub(super) fn rows_of(mut pieces: Vec<Piece>, mut assembly: Vec<Piece>, base: u64) -> Table {
-    assembly.sort_by_key(|piece| piece.start);
-    let parts = assembly.chunk_by(|one, next| one.end == next.start);
-    let parts = parts.filter_map(|part| Some(part.first()?.start..part.last()?.end)).collect();
-    pieces.extend(assembly);
+pub(super) fn rows_of(mut pieces: Vec<Piece>, mut assembly: Assembly, base: u64) -> Table {
+    pieces.extend(assembly.pieces);
     pieces.sort_by_key(|piece| piece.start);
+    assembly.functions.sort_by_key(|function| function.start);
     let rows = Vec::with_capacity(pieces.len() + pieces.len() / 8);
-    let mut table = Table { base, rows, unsupported: 0, assembly: parts };
+    let mut table = Table { base, rows, unsupported: 0, assembly: assembly.functions };
     for (at, piece) in pieces.iter().enumerate() {
         let next = pieces.get(at + 1).map(|next| next.start);
         if next == Some(piece.start) {

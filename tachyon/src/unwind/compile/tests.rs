@@ -301,8 +301,11 @@ fn rules_that_do_not_fit_are_refused() {
 fn where_functions_overlap_the_later_start_is_believed() {
     let rule = |words: i64| Rule::new(kind::SP, words * 8, 0).expect("fits");
     let piece = |start, end, words| Piece { start, end, rule: rule(words) };
-    let table =
-        rows_of(vec![piece(0x1100, 0x1200, 2), piece(0x1000, 0x1180, 1), piece(0x1300, 0x1310, 3)], Vec::new(), 0x1000);
+    let table = rows_of(
+        vec![piece(0x1100, 0x1200, 2), piece(0x1000, 0x1180, 1), piece(0x1300, 0x1310, 3)],
+        Assembly::default(),
+        0x1000,
+    );
     let found = [0xfff, 0x1000, 0x10ff, 0x1100, 0x11ff, 0x1200, 0x12ff, 0x130f, 0x1310].map(|at| table.rule(at));
     let gap = Rule::GAP;
     assert_eq!(found, [gap, rule(1), rule(1), rule(2), rule(2), gap, gap, rule(3), gap]);

@@ -2,7 +2,8 @@
 //! rules, samples meet a few hundred kilobytes.
 
 use super::{
-    MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, assembly, is_mapped, locate, rows_of, section,
+    Assembly, MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, assembly, is_mapped, locate, rows_of,
+    section,
 };
 use crate::remote::elf::{Elf, ReadAt};
 use gimli::{BaseAddresses, UnwindSection as _};
@@ -138,16 +139,17 @@ impl Windows {
         let mut assembly = match machine {
             Machine::X86_64 => {
                 let part = self.whole_gaps(elf, (first, past), window);
-                assembly::pieces(elf, &pieces, std::iter::once(part))?
+                assembly::functions(elf, &pieces, std::iter::once(part))?
             }
-            Machine::Arm64 => Vec::new(),
+            Machine::Arm64 => Assembly::default(),
         };
-        for pieces in [&mut pieces, &mut assembly] {
+        for pieces in [&mut pieces, &mut assembly.pieces] {
             pieces.retain_mut(|piece| {
                 (piece.start, piece.end) = (piece.start.max(window.start), piece.end.min(window.end));
                 piece.start < piece.end
             });
         }
+        assembly.functions.retain(|function| function.start < window.end && window.start < function.end);
         Ok(rows_of(pieces, assembly, window.start))
     }
 

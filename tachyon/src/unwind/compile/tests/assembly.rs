@@ -1,6 +1,5 @@
 //! Rules that are read off instructions, judged by those that compilers write, and by functions whose frames are known.
 
-use super::super::assembly::pieces;
 use super::*;
 use std::ops::Range;
 
@@ -8,7 +7,7 @@ use std::ops::Range;
 const FUNCTIONS: usize = 3000;
 
 /// The functions of a file that its `.eh_frame` describes.
-fn functions<R: ReadAt>(elf: &Elf<R>) -> Option<Vec<Range<u64>>> {
+fn described<R: ReadAt>(elf: &Elf<R>) -> Option<Vec<Range<u64>>> {
     let found = elf.section(".eh_frame")?;
     let mut data = vec![0; found.size as usize];
     elf.read_vaddr(found.vaddr, &mut data).ok()?;
@@ -33,10 +32,12 @@ fn rules_read_off_instructions_are_those_of_compilers() {
     for path in files() {
         let bytes = std::fs::read(&path).expect("it is there");
         let Ok(elf) = Elf::parse(&bytes[..]) else { continue };
-        let (Ok(table), Some(functions)) = (compile(&elf), functions(&elf)) else { continue };
+        let (Ok(table), Some(functions)) = (compile(&elf), described(&elf)) else { continue };
         let (mut proven, mut compared) = (0, 0);
         for function in functions.iter().take(FUNCTIONS) {
-            let found = pieces(&elf, &[], std::iter::once(function.clone())).expect("it is there");
+            let found = super::super::assembly::functions(&elf, &[], std::iter::once(function.clone()))
+                .expect("it is there")
+                .pieces;
             proven += usize::from(found.first().is_some_and(|first| first.start == function.start));
             // A part of a function that compilers have put elsewhere begins with a frame.
             let begins = Rule::new(kind::SP, 8, saved::UNCHANGED).expect("fits");
