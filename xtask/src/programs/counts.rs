@@ -34,7 +34,7 @@ pub(super) struct Counts {
     pub stored: u64,
     pub lost: u64,
     pub exact: u64,
-    /// Right up to code that has no rules, where they end: made at run time without frame pointers, or written by hand.
+    /// Right up to code that has no rules, where they end (made at run time without frame pointers), or through it (assembly language).
     pub to_the_last_rule: u64,
     /// What is not exact, by reason.
     pub reasons: BTreeMap<String, u64>,
@@ -48,6 +48,9 @@ pub(super) struct Counts {
 /// Native stops in code that has no rules.
 const WITHOUT_RULES: [&str; 2] = ["no_unwind_rule", "no_frame_pointer"];
 
+/// Merges of whole stacks through code that has none.
+const THROUGH_ASSEMBLY: &str = "repaired: through assembly without unwind rules";
+
 impl Counts {
     /// Adds a recording: its account, and its samples as JSON lines.
     ///
@@ -58,7 +61,8 @@ impl Counts {
         self.stored += report.stored;
         self.lost += report.loss.values().sum::<u64>();
         self.exact += report.native.exact;
-        let without_rules = WITHOUT_RULES.iter().filter_map(|stop| report.native.stops.get(*stop));
+        let ended = WITHOUT_RULES.iter().filter_map(|stop| report.native.stops.get(*stop));
+        let without_rules = ended.chain(report.native.repairs.get(THROUGH_ASSEMBLY));
         self.to_the_last_rule += without_rules.sum::<u64>().min(report.stored - report.native.exact);
         let mut reason = |text: &str, count: u64| {
             if count > 0 {
@@ -131,8 +135,8 @@ mod tests {
     #[test]
     fn what_is_not_exact_has_its_reason() {
         let report = r#"{"stored": 10, "loss": {"ring_full": 1}, "stops": {"complete": 8, "unreadable_frame": 1, "no_frame": 1},
-            "native": {"exact": 6, "missing": 1, "repairs": {"repaired: native stack cut": 3},
-                       "stops": {"complete": 7, "no_unwind_rule": 2, "no_unwind_tables": 1}},
+            "native": {"exact": 6, "missing": 1, "repairs": {"repaired: native stack cut": 2, "repaired: through assembly without unwind rules": 1},
+                       "stops": {"complete": 8, "no_unwind_rule": 1, "no_unwind_tables": 1}},
             "cost": {"peak_rss_bytes": 5, "map_bytes": 6}}"#;
         let lines = r#"{"time_us": 1, "gil": true, "merge": "repaired", "frames": [{"function": "f", "file": "libx.so", "kind": "native"},
             {"function": "main", "file": "/a.py", "kind": "python"}]}"#
@@ -144,10 +148,11 @@ mod tests {
         let reasons: Vec<_> = counts.reasons.iter().map(|(reason, count)| (&**reason, *count)).collect();
         let expected = [
             ("Python stack: unreadable frame", 1),
-            ("native stack cut", 3),
-            ("native stack: no unwind rule", 2),
+            ("native stack cut", 2),
+            ("native stack: no unwind rule", 1),
             ("native stack: no unwind tables", 1),
             ("no native stack", 1),
+            ("through assembly without unwind rules", 1),
         ];
         assert_eq!(reasons, expected);
     }

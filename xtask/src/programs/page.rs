@@ -180,8 +180,9 @@ Each row has the day on which it was measured, and the machine's load average of
 tables come late, the first seconds have more stacks that are cut, and py-spy counts time in which a thread waits for a CPU.
 
 - *exact*: the native and the Python stack were both complete and fit together ([native.md](native.md)).
-- *exact up to code without rules*: the same, and stacks that end, and say so, where the code that runs has no unwind rules: written by
-  hand (kernels of BLAS libraries) or made at run time. Everything that can be known of those is shown.
+- *exact up to code without rules*: the same, and stacks that meet code without unwind rules, and say so: they end where it was made at run time,
+  and go on where it is assembly language whose instructions tell its rules (kernels of BLAS libraries; before 2026-11-28 they ended
+  there, too). Everything that can be known of those is shown.
 - *unknown*: the innermost frame has neither a name nor an address in a file.
 - *lost*: runs of the timer's program that left no sample, of all causes.
 - *first sample*: from the start of the profiler. A program that is idle at that moment has its first sample later.
