@@ -19,7 +19,7 @@ mod write;
 pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 
 use self::file::{MACHINE, compile_own, identity, own_vdso, path_of, without_table, words};
-use self::placed::{Placed, assembly, code_of};
+use self::placed::{Code, Placed, assembly, code_of, len_of};
 use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
 use crate::remote::elf::Elf;
@@ -43,6 +43,10 @@ const AT_A_TIME: Duration = Duration::from_millis(15);
 
 /// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
+
+/// The same of its code: what has no rules there is read instruction by instruction, which takes OpenBLAS's 20 MB four times as long
+/// as its rules, and of which one in five is for this machine's processor.
+const MOST_CODE_UNASKED: u64 = 8 << 20;
 
 /// How the reason begins of a file whose table does not fit.
 const NO_ROOM: &str = "no room for its";
@@ -230,14 +234,14 @@ impl UnwindTables {
         };
         let rules = rules_len(&elf).unwrap_or_default();
         let room = self.rows.used <= self.rows.size / UNASKED;
-        if !interpreter && (rules > MOST_UNASKED || !room) {
+        let code = code_of(&elf);
+        if !interpreter && (rules > MOST_UNASKED || len_of(&code) > MOST_CODE_UNASKED || !room) {
             return;
         }
         // What is wrong with a file is told when a process has it.
         let Ok(table) = compile_own(&elf) else { return };
         let in_use = self.known.keys().copied().collect();
         if let Some(at) = self.place(&table, u64::MAX, &in_use, memory) {
-            let code = code_of(&elf);
             self.assembly.extend(assembly(source, &table, &code));
             self.remember(source, Known::Placed(Placed::whole(at, rules, code, self.calls)));
         }
@@ -361,9 +365,9 @@ impl UnwindTables {
         let source = if is_vdso { Source::Vdso } else { Source::File(identity(process, mapping, identities)?) };
         let room = self.rows.used <= self.rows.size / UNASKED;
         // Whether all of a file is made now; a file of which there is something already stays as it is.
-        let mut all = |rules: u64| match &mut allowance {
+        let mut all = |rules: u64, code: &[Code]| match &mut allowance {
             None => true,
-            Some(_) if rules > MOST_UNASKED || !room => false,
+            Some(_) if rules > MOST_UNASKED || len_of(code) > MOST_CODE_UNASKED || !room => false,
             Some(left) => {
                 let affordable = **left >= rules;
                 *more |= !affordable;
@@ -375,7 +379,7 @@ impl UnwindTables {
         match self.known.get_mut(&source) {
             Some(Known::Placed(placed)) => {
                 placed.used = self.calls;
-                if placed.windows.is_none() || !placed.tables.is_empty() || !all(placed.rules) {
+                if placed.windows.is_none() || !placed.tables.is_empty() || !all(placed.rules, &placed.code) {
                     return Some(source);
                 }
                 known_rules = Some(placed.rules);
@@ -393,8 +397,10 @@ impl UnwindTables {
                 let elf = Elf::parse(file).map_err(|error| error.to_string())?;
                 let rules = known_rules.unwrap_or_else(|| rules_len(&elf).unwrap_or_default());
                 let windows = Windows::of(&elf).filter(|_| elf.machine() == MACHINE);
-                let whole = (windows.is_none() || known_rules.is_some() || all(rules)).then(|| compile_own(&elf));
-                Ok((code_of(&elf), rules, windows, whole))
+                let code = code_of(&elf);
+                let whole =
+                    (windows.is_none() || known_rules.is_some() || all(rules, &code)).then(|| compile_own(&elf));
+                Ok((code, rules, windows, whole))
             }),
             None => own_vdso().and_then(|bytes| {
                 let elf = Elf::parse(&bytes[..]).map_err(|error| error.to_string())?;

@@ -149,6 +149,11 @@ pub(super) fn code_of<R: ReadAt>(elf: &Elf<R>) -> Vec<Code> {
     .collect()
 }
 
+/// Bytes of code.
+pub(super) fn len_of(code: &[Code]) -> u64 {
+    code.iter().map(|code| code.end.saturating_sub(code.start)).sum()
+}
+
 /// The parts of a file whose rules in a table were read off the instructions, by offset.
 pub(super) fn assembly(source: Source, table: &Table, code: &[Code]) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
     let Source::File(file) = source else { return Vec::new() };
