@@ -184,6 +184,18 @@ impl State {
         value
     }
 
+    /// Another function has run: of the registers it leaves those that it must, and it has used the stack below.
+    fn call(&mut self) {
+        for (at, value) in self.registers.iter_mut().enumerate() {
+            if at != Register::RSP.number() && KEPT.iter().all(|kept| kept.number() != at) {
+                *value = Value::Unknown;
+            }
+        }
+        let Value::Address(base, top) = self.get(Register::RSP) else { return self.slots.clear() };
+        // What is relative to an aligned stack pointer lies below the rest.
+        self.slots.retain(|slot| if slot.0 == base { slot.1 >= top } else { base == Base::Aligned });
+    }
+
     /// Follows one instruction. `None`: it cannot be followed.
     pub fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Option<Next> {
         let next = match instruction.flow_control() {
@@ -203,12 +215,7 @@ impl State {
             if is_call && instruction.near_branch_target() == instruction.next_ip() {
                 return None;
             }
-            for at in 0..16 {
-                let kept = at == Register::RSP.number() || KEPT.iter().any(|kept| kept.number() == at);
-                if !kept {
-                    self.registers[at] = Value::Unknown;
-                }
-            }
+            self.call();
             return Some(next);
         }
         if matches!(instruction.mnemonic(), Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne) {
