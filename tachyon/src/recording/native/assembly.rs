@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// Most files of which that is remembered; then it is forgotten, and stacks through it are not labelled.
-const MAX_FILES: usize = 1 << 14;
+/// Most functions that are remembered; beyond, those of the file with most are forgotten, and stacks through them are not labelled.
+/// OpenBLAS has 869.
+const MAX_FUNCTIONS: usize = 1 << 18;
 
 /// Where such code lies.
 #[derive(Debug, Default)]
@@ -28,14 +29,7 @@ impl Assembly {
         if parts.is_empty() {
             return;
         }
-        let mut known = lock(&self.parts);
-        if known.0.len() >= MAX_FILES {
-            known.0.clear();
-        }
-        for (file, part) in parts {
-            known.0.entry(file).or_default().insert(part.start, part.end);
-        }
-        drop(known);
+        self.parts().add(parts, MAX_FUNCTIONS);
         self.version.fetch_add(1, Ordering::Release);
     }
 
@@ -51,6 +45,16 @@ impl Assembly {
 }
 
 impl Parts {
+    fn add(&mut self, parts: Vec<(FileIdentity, Range<u64>)>, most: usize) {
+        for (file, part) in parts {
+            self.0.entry(file).or_default().insert(part.start, part.end);
+        }
+        while self.0.values().map(BTreeMap::len).sum::<usize>() > most {
+            let largest = self.0.iter().max_by_key(|(_, parts)| parts.len()).map(|(&file, _)| file);
+            self.0.remove(&largest.expect("there are too many"));
+        }
+    }
+
     /// Where the function begins that holds an offset of a file.
     pub fn start(&self, file: FileIdentity, offset: u64) -> Option<u64> {
         let (&start, &end) = self.0.get(&file)?.range(..=offset).next_back()?;
@@ -75,5 +79,17 @@ mod tests {
         assert_eq!(starts, [None, Some(0x100), Some(0x100), None, Some(0x200)]);
         assert_eq!([0x13f, 0x140].map(|at| parts.start(file(2), at)), [None, Some(0x140)]);
         assert_eq!(parts.start(file(3), 0x140), None);
+    }
+
+    #[test]
+    fn the_file_with_most_gives_way() {
+        let file = |inode| FileIdentity { dev: 1, inode, mtime_ns: 0, size: 0 };
+        let of = |inode, count: u64| (0..count).map(|at| (file(inode), at * 16..at * 16 + 1)).collect();
+        let mut parts = Parts::default();
+        parts.add(of(1, 3), 10);
+        parts.add(of(2, 7), 10);
+        assert_eq!([1, 2].map(|inode| parts.start(file(inode), 0)), [Some(0), Some(0)]);
+        parts.add(of(3, 1), 10);
+        assert_eq!([1, 2, 3].map(|inode| parts.start(file(inode), 0)), [Some(0), None, Some(0)]);
     }
 }
