@@ -162,12 +162,12 @@ pub struct WallReport {
     /// Who ended waits, with `--wakers`: most ticks first, 20 at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub wakers: Vec<WakerReport>,
-    /// asyncio's tasks that waited side by side; with `--async` only.
+    /// asyncio's tasks, and greenlets, that waited side by side; with `--async` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskWaitReport>,
 }
 
-/// What asyncio's tasks awaited while their event loops were idle. Each task waits for the whole of that time, so these ticks are no
+/// What asyncio's tasks, and greenlets, waited for while their threads were idle. Each of them waits for the whole of that time, so these ticks are no
 /// part of any thread's: `idle = read + loss.went_on + loss.unreadable + loss.late`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -181,6 +181,8 @@ pub struct TaskWaitReport {
     pub loss: BTreeMap<String, u64>,
     /// Ticks of all tasks that are samples in the file.
     pub stored: u64,
+    /// Those of them that are greenlets'.
+    pub greenlets: u64,
     /// The lines at which they waited, most ticks first; 20 at most.
     pub places: Vec<PlaceReport>,
 }

@@ -23,6 +23,7 @@ mod filters;
 mod following;
 mod free_threaded;
 mod gil;
+mod greenlets;
 mod hostile;
 mod identity;
 mod interpreters;

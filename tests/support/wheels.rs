@@ -34,14 +34,18 @@ pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter 
 }
 
 /// What `PYTHONPATH` has to be for an interpreter to import a package that `cargo xtask test` sets up for pyenv's 3.13 and sid's 3.14:
-/// `ddtrace`, which publishes the span that each thread is in, and `uvloop`.
+/// `ddtrace`, which publishes the span that each thread is in, and `uvloop`; for 3.13 `gevent` with `eventlet` beside it, and for sid's 3.14
+/// and 3.15 `greenlet`.
 ///
 /// # Panics
 /// When it is missing.
 #[must_use]
 pub fn package(name: &str, interpreter: &Interpreter) -> String {
     let (path, at) = match &interpreter.root {
-        Some(root) => (Path::new("/opt").join(name), root.join("opt").join(name)),
+        Some(root) => {
+            let dir = Path::new(if interpreter.minor == 15 { "opt/3.15" } else { "opt" }).join(name);
+            (Path::new("/").join(&dir), root.join(&dir))
+        }
         None => (cache().join(name), cache().join(name)),
     };
     assert!(at.join(name).is_dir(), "{name} is missing in {}\nhint: cargo xtask test", at.display());

@@ -63,6 +63,22 @@ const LOOP: &str = "uvloop==0.23.0 --hash=sha256:e2cba180d6451822763eda8364f3424
 --hash=sha256:31e0cf90bc8fd88784f6802cdba968a51fb1aec1cc3feec74d862b2d371d1330
 ";
 
+/// What runs greenlets: wheels for Python 3.13 on x86-64.
+const GREEN: &str = "\
+dnspython==2.9.2 --hash=sha256:af15f7d385a6ae2fb35a796fde2138004c8c42c7389090e2addc83e3b3340fd8
+eventlet==0.41.3 --hash=sha256:839ed5711fff67034e46dedf4b41cf33f8378fca541e866621895fc186933e1d
+gevent==26.9.0 --hash=sha256:231058bdb60dbf1074b2e74fbb77c0b0f1b045886bf7203b816692c3663726cc
+greenlet==3.5.6 --hash=sha256:f98e8215e172f567ce80eeaed9107fb4d32b6c44f26983d9b8334658136a205a
+zope.event==6.2 --hash=sha256:5e755153ac4faf64c10a4b6dd3307680166a3edf65b38df22df592610f8fa874
+zope.interface==8.7 --hash=sha256:d30ed06ef78e9e1b41a50683b7d01727a3c363143c5bda09017e33f19827afc2
+";
+
+/// The wheels for Python 3.14 and 3.15 on x86-64.
+const GREENLET: &str = "greenlet==3.5.6 \
+--hash=sha256:9a09d59bef1db94f384b5bcc2d523694d338f3df6b757aeeaf7baca5d0c0be88 \
+--hash=sha256:ccadce0130fd813ec86ebfe969a6c58b42acc1d0fe55a47525375b740e07b605
+";
+
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
@@ -158,7 +174,7 @@ fn engines(python: &Path) -> Result<()> {
     cache::finish(&venv, ENGINES)
 }
 
-/// The tracer and the loop in directories that `PYTHONPATH` names, one for each version: in the cache, and in the root directory
+/// The tracer, the loop and greenlets in directories that `PYTHONPATH` names, one for each version: in the cache, and in the root directory
 /// of sid's.
 fn for_targets() -> Result<()> {
     let python = zoo::in_pyenv("3.13").context("hint: pyenv install 3.13")?;
@@ -167,7 +183,10 @@ fn for_targets() -> Result<()> {
         ("ddtrace", "3.13", cache::dir()?, TRACER),
         ("ddtrace", "3.14", in_sid.clone(), TRACER),
         ("uvloop", "3.13", cache::dir()?, LOOP),
-        ("uvloop", "3.14", in_sid, LOOP),
+        ("uvloop", "3.14", in_sid.clone(), LOOP),
+        ("gevent", "3.13", cache::dir()?, GREEN),
+        ("greenlet", "3.14", in_sid.clone(), GREENLET),
+        ("greenlet", "3.15", in_sid.join("3.15"), GREENLET),
     ] {
         let dir = dir.join(name);
         let _lock = cache::lock(&cache::dir()?)?;

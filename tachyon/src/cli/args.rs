@@ -126,7 +126,7 @@ pub struct AgentArgs {
     after_help = "The process is not stopped. Its own user may read it unless kernel.yama.ptrace_scope forbids that; \
     otherwise this needs root or CAP_SYS_PTRACE.\n\n\
     Examples:\n  sudo tachyon-bpf dump -p 4242            every thread's stack\n  \
-    sudo tachyon-bpf dump -p 4242 --async    where its asyncio tasks wait, and for which others"
+    sudo tachyon-bpf dump -p 4242 --async    where its asyncio tasks and greenlets wait"
 )]
 pub struct DumpArgs {
     /// Process to look at
@@ -141,7 +141,7 @@ pub struct DumpArgs {
     #[arg(long, requires = "native")]
     pub interpreter_frames: bool,
 
-    /// Show the tree of asyncio tasks: where each awaits, and who awaits it
+    /// Show the trees of asyncio tasks, where each awaits and who awaits it, and of greenlets
     #[arg(long = "async", conflicts_with = "native")]
     pub tasks: bool,
 

@@ -6,7 +6,7 @@ use super::args::DumpArgs;
 use super::escape::escape;
 use super::failure::Failure;
 use super::table;
-use crate::inspect::{self, ElfCache, InspectError, Interpreter, Verdict};
+use crate::inspect::{self, ElfCache, GreenletLayout, InspectError, Interpreter, Verdict};
 use crate::machine::access;
 use crate::merge::Quality;
 use crate::profile::FrameId;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Instant;
 use tachyon_common::stop::StopReason;
-use tasks::Asyncio;
+use tasks::{Asyncio, Greenlets};
 
 /// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
 const SCHEMA: u32 = 1;
@@ -44,6 +44,7 @@ struct Dump {
     problems: Vec<String>,
     threads: Vec<Thread>,
     asyncio: Option<Asyncio>,
+    greenlets: Option<Greenlets>,
 }
 
 #[derive(Debug, Serialize)]
@@ -160,11 +161,16 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let tasks = if args.tasks { task_layout(&process, &interpreter, &mut cache)? } else { None };
     // One stack is no tower: it is shown down to its root.
     let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
-    let wanted = Wanted { native, tasks, ..Wanted::default() };
+    let (greenlets, unlisted) = if args.tasks { greenlet_layout(&process, &interpreter)? } else { (None, false) };
+    let wanted = Wanted { native, tasks, greenlets, ..Wanted::default() };
     let mut snapshot = snapshot::take(&process, &interpreter, &wanted)
         .map_err(|error| unreadable(&process, error.is_gone(), error.is_denied(), error))?;
     if args.tasks {
         snapshot.tasks.get_or_insert_default();
+    }
+    if unlisted {
+        let without = "greenlets are left out: a build without a GIL keeps no list of objects that leads to them";
+        snapshot.problems.push(without.to_owned());
     }
     let dump = Dump::new(&process, &interpreter, &snapshot, start);
     if args.json {
@@ -188,6 +194,16 @@ fn task_layout(
             .with_hint("`tachyon-bpf dump` without --async shows what its threads run"));
     }
     Ok(TaskLayout::of(process, interpreter, cache))
+}
+
+/// Where the greenlets of a process are, `None` where that cannot be told; and whether it has loaded greenlet all the same.
+fn greenlet_layout(
+    process: &RemoteProcess,
+    interpreter: &Interpreter,
+) -> Result<(Option<GreenletLayout>, bool), Failure> {
+    let maps = process.maps().map_err(|error| unreadable(process, error.is_gone(), error.is_denied(), error))?;
+    let layout = GreenletLayout::of(interpreter, &maps);
+    Ok((layout, layout.is_none() && GreenletLayout::is_loaded(&maps)))
 }
 
 fn interpreter(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Interpreter, Failure> {
@@ -252,6 +268,7 @@ impl Dump {
             problems: snapshot.problems.iter().cloned().chain(ledger::refused(start)).collect(),
             threads: snapshot.threads.iter().map(|thread| Thread::new(&mut asked, thread)).collect(),
             asyncio: snapshot.tasks.as_ref().map(|tasks| Asyncio::new(tasks, snapshot)),
+            greenlets: snapshot.greenlets.as_ref().map(|greenlets| Greenlets::new(greenlets, snapshot)),
         }
     }
 
@@ -266,7 +283,11 @@ impl Dump {
         if let Some(asyncio) = &self.asyncio {
             let name_of =
                 |tid| self.threads.iter().find(|thread| thread.tid == Some(tid)).map(|thread| thread.name.clone());
-            return asyncio.print(name_of, out);
+            return match &self.greenlets {
+                Some(greenlets) if asyncio.is_empty() => greenlets.print(name_of, out),
+                Some(greenlets) => asyncio.print(name_of, out).and_then(|()| greenlets.print(name_of, out)),
+                None => asyncio.print(name_of, out),
+            };
         }
         for thread in &self.threads {
             writeln!(out)?;

@@ -248,6 +248,7 @@ mod tests {
             tstate_size: 832,
             asyncio_built_in: false,
             awaits: None,
+            collector: None,
             entering: None,
             entering_error: None,
             file: crate::remote::FileIdentity { dev: 0, inode: 0, mtime_ns: 0, size: 0 },

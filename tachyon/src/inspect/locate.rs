@@ -15,6 +15,7 @@ use tachyon_common::layout::{Layout, flags};
 use super::asyncio;
 use super::awaits::AwaitLayout;
 use super::budget::{Metered, ReadBudget};
+use super::collector::Collector;
 use super::debug_offsets::{self, DebugOffsets};
 use super::entering::{CframeOffsets, EnteringError, EnteringWindow, arm64, entering_window};
 use super::layout::{self, LayoutError, ObjectSizes, Sizes};
@@ -63,6 +64,8 @@ pub(super) struct PythonFile {
     pub(super) sizes: Sizes,
     /// Where what awaits keeps things.
     pub(super) awaits: Option<AwaitLayout>,
+    /// Where the garbage collector's lists are.
+    pub(super) collector: Option<Collector>,
     /// It may hold `asyncio`'s C module.
     pub(super) asyncio_built_in: bool,
     /// The sizes of its structures are those of a version whose headers were seen.
@@ -281,6 +284,7 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
             Some(published) if (major, minor) >= (3, 14) => AwaitLayout::published(published).ok().flatten(),
             _ => AwaitLayout::of_headers(&built.layout),
         },
+        collector: Collector::of(&built.layout, published.as_ref()),
         asyncio_built_in,
         known_build: built.known_build,
         entering,

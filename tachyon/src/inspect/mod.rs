@@ -10,9 +10,11 @@ mod asyncio;
 mod awaits;
 mod budget;
 mod builtin;
+mod collector;
 mod debug_offsets;
 mod entering;
 mod evaluator;
+mod greenlets;
 mod layout;
 mod locate;
 mod module_tasks;
@@ -31,8 +33,10 @@ use tachyon_common::layout::{Layout, flags};
 
 pub use self::asyncio::{AsyncioOffsets, asyncio_offsets, is_named_asyncio};
 pub use self::awaits::{AwaitLayout, CoroutineLayout, FrameStates, StackTop};
+pub use self::collector::Collector;
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
+pub use self::greenlets::GreenletLayout;
 pub use self::layout::LayoutError;
 pub use self::locate::ElfCache;
 pub use self::module_tasks::ModuleTasks;
@@ -129,6 +133,8 @@ pub struct Interpreter {
     pub tstate_size: u64,
     /// Where sets, coroutines and lists keep things; `None` where what is published of them makes no sense.
     pub awaits: Option<AwaitLayout>,
+    /// Where the garbage collector's lists are; `None` where it has none.
+    pub collector: Option<Collector>,
     /// Its file may hold `asyncio`'s C module, which then comes without one of its own.
     pub asyncio_built_in: bool,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
@@ -365,6 +371,7 @@ fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping)
         interp_size: python.sizes.interp,
         tstate_size: python.sizes.tstate,
         awaits: python.awaits,
+        collector: python.collector,
         asyncio_built_in: python.asyncio_built_in,
         entering,
         entering_error,

@@ -1,4 +1,4 @@
-//! Frames that say whose work the frames above them are: asyncio tasks, as CPython's profiler shows them.
+//! Frames that say whose work the frames above them are: asyncio tasks, as CPython's profiler shows them, and greenlets.
 
 use super::SPECIAL_FILENAME;
 
@@ -6,12 +6,18 @@ use super::SPECIAL_FILENAME;
 /// the frames of the task's coroutines; what awaits the task lies below it.
 pub const TASK_FILENAME: &str = "<task>";
 
-/// The name of the task that a frame stands for; `None`: it stands for none.
+/// The same of a greenlet's frame, whose function is the greenlet's name, or that of its type. It is the outermost one of the greenlet.
+pub const GREENLET_FILENAME: &str = "<greenlet>";
+
+/// The name of the task or greenlet that a frame stands for; `None`: it stands for none.
 #[must_use]
 pub fn task_name<'a>(filename: &str, function: &'a str) -> Option<&'a str> {
     let name = match filename {
-        TASK_FILENAME => function,
-        SPECIAL_FILENAME | "" => function.strip_prefix(TASK_FILENAME)?.strip_prefix(' ')?,
+        TASK_FILENAME | GREENLET_FILENAME => function,
+        SPECIAL_FILENAME | "" => {
+            let is_of = |filename| function.strip_prefix(filename)?.strip_prefix(' ');
+            is_of(TASK_FILENAME).or_else(|| is_of(GREENLET_FILENAME))?
+        }
         _ => return None,
     };
     Some(without_count(name))
@@ -40,6 +46,8 @@ mod tests {
     fn tasks_are_told_by_their_file_or_their_name() {
         assert_eq!(task_name("<task>", "Task-7"), Some("Task-7"));
         assert_eq!(task_name("~", "<task> fetch"), Some("fetch"));
+        assert_eq!(task_name("<greenlet>", "Greenlet"), Some("Greenlet"));
+        assert_eq!(task_name("~", "<greenlet> Greenlet"), Some("Greenlet"));
         assert_eq!(task_name("~", "<tasks> x"), None);
         assert_eq!(task_name("app.py", "<task> fetch"), None);
         assert_eq!(task_name("<task>", &awaited_by("a", 3)), Some("a"));

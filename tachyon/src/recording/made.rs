@@ -118,12 +118,13 @@ impl Made {
         }
     }
 
-    /// Takes in what a task waited while its loop was idle, at a look; it is charged to the frame at which people look for it.
-    pub fn task_wait(&mut self, sample: &Sample<'_>, charged: FrameId, weight: u64) {
+    /// Takes in what a task or greenlet waited while its loop was idle, at a look; it is charged to the frame at which people look for it.
+    pub fn task_wait(&mut self, sample: &Sample<'_>, charged: FrameId, weight: u64, is_greenlet: bool) {
         let (time_us, told) = (sample.time_us, Wait { weight, ..Wait::default() });
         let (stored, result) = self.put_wait(sample, &told, (time_us, time_us, time_us));
         let tasks = &mut self.waited.tasks;
         tasks.stored += stored;
+        tasks.greenlets += if is_greenlet { stored } else { 0 };
         tasks.write_errors += weight - stored;
         if let Err(error) = result {
             self.first_error.get_or_insert(error);

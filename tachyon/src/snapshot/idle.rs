@@ -1,14 +1,15 @@
-//! The tasks of a process again and again, within a millisecond or so each time: of threads that sleep, and may go on at
+//! The tasks or greenlets of a process again and again, within a millisecond or so each time: of threads that sleep, and may go on at
 //! any moment.
 //!
 //! What is read lies mostly where it lay the last time. So all pages that were needed then are read at once, and the tasks are told by
 //! those: nearly all of it is of one moment. Names of code objects are kept.
 
+use super::greenlets::{CStacks, GreenletProblem, GreenletsOf, Heap};
 use super::memory::Pages;
 use super::tasks::{TaskLayout, TaskProblem, Tasks, TasksOf};
 use super::threads::{self, ThreadState};
 use super::{Deadline, Namer, Target};
-use crate::inspect::Interpreter;
+use crate::inspect::{GreenletLayout, Interpreter};
 use crate::profile::Profile;
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::symbolize::Symbolizer;
@@ -17,11 +18,23 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tachyon_common::process::ProcessEntry;
 
-/// Reads the tasks of one process.
+/// What waits in a process while the thread that would run it is idle.
+#[derive(Clone, Copy, Debug)]
+pub enum Waiters {
+    /// asyncio's tasks.
+    Tasks(TaskLayout),
+    /// Greenlets.
+    Greenlets(GreenletLayout),
+}
+
+/// Reads the tasks of one process, or its greenlets.
 pub struct TaskReader {
     process: RemoteProcess,
     interpreter: Interpreter,
-    layout: TaskLayout,
+    waiters: Waiters,
+    /// Greenlets that have been found.
+    heap: Heap,
+    stacks: CStacks,
     /// Pages that were needed the last time.
     pages: Vec<u64>,
     symbolizer: Symbolizer,
@@ -52,14 +65,34 @@ pub enum Missing {
     Unreadable,
 }
 
+impl Missing {
+    fn of_tasks(problem: TaskProblem) -> Option<Self> {
+        match problem {
+            TaskProblem::Late => Some(Self::Late),
+            // Those of another asyncio are known to be left out.
+            TaskProblem::OtherTasks => None,
+            _ => Some(Self::Unreadable),
+        }
+    }
+
+    fn of_greenlets(problem: GreenletProblem) -> Self {
+        match problem {
+            GreenletProblem::Late => Self::Late,
+            _ => Self::Unreadable,
+        }
+    }
+}
+
 impl TaskReader {
     /// Nothing is read yet.
     #[must_use]
-    pub fn new(process: RemoteProcess, interpreter: Interpreter, layout: TaskLayout) -> Self {
+    pub fn new(process: RemoteProcess, interpreter: Interpreter, waiters: Waiters) -> Self {
         Self {
             process,
             interpreter,
-            layout,
+            waiters,
+            heap: Heap::default(),
+            stacks: CStacks::default(),
             pages: Vec::new(),
             symbolizer: Symbolizer::new(),
             states: Vec::new(),
@@ -74,7 +107,7 @@ impl TaskReader {
         &self.process
     }
 
-    /// Reads all tasks; their frames are put into a profile, the same one each time. `moment` is asked after a part has been read
+    /// Reads all of them; their frames are put into a profile, the same one each time. `moment` is asked after a part has been read
     /// that may be all.
     ///
     /// # Errors
@@ -86,7 +119,7 @@ impl TaskReader {
         moment: impl Fn() -> T,
     ) -> Result<TasksRead<T>, RemoteError> {
         let deadline = Deadline(Instant::now() + limit);
-        let Self { process, interpreter, layout, pages: needed, symbolizer, .. } = self;
+        let Self { process, interpreter, waiters, heap, stacks, pages: needed, symbolizer, .. } = self;
         let mut memory = Pages::new(&*process);
         memory.fill(needed.iter().copied().zip(process.read_pages(needed)));
         let (mut after, at_once) = (moment(), memory.len());
@@ -104,18 +137,33 @@ impl TaskReader {
             self.tids = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
             super::tell_tids(&memory, &target, &mut states, &tasks);
             self.owners = states.iter().map(|state| (state.tstate, state.ns_tid)).collect();
+            if matches!(waiters, Waiters::Greenlets(_)) {
+                let main = tasks.iter().find(|task| task.tid == process.pid().0).map(|task| task.ns_tid);
+                *stacks = CStacks::of(&states, main, &process.maps()?);
+            }
         }
         for state in &mut states {
             state.ns_tid = self.owners.get(&state.tstate).copied().flatten();
         }
         let mut namer =
             Namer { memory: &memory, target: &target, symbolizer: std::mem::take(symbolizer), profile, deadline };
-        let of = TasksOf { memory: &memory, target: &target, layout, states: &states, tids: &self.tids, deadline };
-        let (tasks, problems) = of.read_still(&mut namer);
-        // Those of another asyncio are known to be left out.
-        let missing = problems.into_iter().find(|problem| *problem != TaskProblem::OtherTasks);
-        let missing =
-            missing.map(|problem| if problem == TaskProblem::Late { Missing::Late } else { Missing::Unreadable });
+        let (memory, target, states, tids) = (&memory, &target, &states, &self.tids);
+        let (tasks, missing) = match waiters {
+            Waiters::Tasks(layout) => {
+                let of = TasksOf { memory, target, layout, states, tids, deadline };
+                let (tasks, problems) = of.read_still(&mut namer);
+                (tasks, problems.into_iter().find_map(Missing::of_tasks))
+            }
+            Waiters::Greenlets(layout) => {
+                let of = GreenletsOf { memory, target, layout, states, tids, stacks, deadline };
+                let unfound = of.search(&*process, heap);
+                let (mut tasks, problems) = of.read_still(heap, &mut namer);
+                // Those that run are in their threads' own stacks, and each waits for itself.
+                tasks.tasks.retain(|greenlet| !greenlet.running);
+                tasks.tasks.iter_mut().for_each(|greenlet| greenlet.awaited_by.clear());
+                (tasks, unfound.into_iter().chain(problems).map(Missing::of_greenlets).next())
+            }
+        };
         let missing = missing.or(problem.map(|_| Missing::Unreadable));
         *symbolizer = namer.symbolizer;
         if memory.len() > at_once {

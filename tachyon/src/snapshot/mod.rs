@@ -5,6 +5,7 @@
 //! that changes while it is read is read again, and marked when it never holds still. What the target's memory says is
 //! not believed further than a bounded cost: lists and chains that lead in circles end, and so does the time.
 
+mod greenlets;
 mod idle;
 mod memory;
 mod mixed;
@@ -16,18 +17,20 @@ mod tasks;
 mod threads;
 mod unwind;
 
-pub use idle::{Missing, TaskReader, TasksRead};
+pub use idle::{Missing, TaskReader, TasksRead, Waiters};
 pub use mixed::{MixedFrame, MixedStack, NativeChoice, NoNative};
 pub use names::{SampledThread, identify, thread_names, thread_names_of};
 use tasks::TasksOf;
 pub use tasks::{EventLoop, RunningTask, Task as AsyncTask, TaskLayout, TaskLists, Tasks, current_tasks};
 
-use crate::inspect::Interpreter;
+use crate::inspect::{GreenletLayout, Interpreter};
 use crate::profile::{FrameId, Profile};
 use crate::remote::{RemoteError, RemoteProcess, Task};
 use crate::symbolize::native::NativeSymbols;
 use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
+pub use greenlets::KIND as GREENLETS;
+use greenlets::{CStacks, GreenletsOf};
 use memory::Pages;
 use mixed::NativeStacks;
 use std::collections::{HashMap, HashSet};
@@ -54,6 +57,8 @@ pub struct Snapshot {
     pub threads: Vec<ThreadStack>,
     /// asyncio's tasks; `None` when they were not asked for.
     pub tasks: Option<Tasks>,
+    /// Greenlets, as tasks, where they were asked for; `None` where the process has none.
+    pub greenlets: Option<Tasks>,
     /// The tasks that threads run, by tid, where those were asked for.
     pub running_tasks: HashMap<u32, RunningTask>,
     /// What could not be read, for people.
@@ -147,13 +152,23 @@ pub struct Wanted<'a> {
     pub asleep: Option<&'a HashSet<u32>>,
     /// Where asyncio's tasks are, if they are wanted.
     pub tasks: Option<TaskLayout>,
-    /// The same where only the tasks are wanted that threads run.
+    /// Where greenlets are, if they are wanted.
+    pub greenlets: Option<GreenletLayout>,
+    /// The same as `tasks` where only those are wanted that threads run.
     pub running_tasks: Option<TaskLayout>,
 }
 
 impl Default for Wanted<'_> {
     fn default() -> Self {
-        Self { limit: TIME_LIMIT, native: None, symbols: None, asleep: None, tasks: None, running_tasks: None }
+        Self {
+            limit: TIME_LIMIT,
+            native: None,
+            symbols: None,
+            asleep: None,
+            tasks: None,
+            greenlets: None,
+            running_tasks: None,
+        }
     }
 }
 
@@ -191,6 +206,7 @@ fn take_from<M: UserMemory>(
     let maps = process.maps()?;
     owner::settle(memory, &target, &mut states, &tasks, &maps, deadline);
     let tids: HashMap<u32, u32> = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
+    let main = tasks.iter().find(|task| task.tid == process.pid().0).map(|task| task.ns_tid);
     let tasks = chosen(tasks, &mut states, wanted.asleep);
     let symbols = wanted.symbols.clone().unwrap_or_default();
     let mut mixer =
@@ -230,6 +246,13 @@ fn take_from<M: UserMemory>(
         let of = tasks_of(layout);
         let (found, problems) = of.read(&mut namer);
         snapshot.tasks = Some(found);
+        snapshot.problems.extend(problems.iter().map(ToString::to_string));
+    }
+    if let Some(layout) = &wanted.greenlets {
+        let stacks = &CStacks::of(&states, main, &maps);
+        let of = GreenletsOf { memory, target: &target, layout, states: &states, tids: &tids, stacks, deadline };
+        let (found, problems) = of.read(&mut namer);
+        snapshot.greenlets = Some(found);
         snapshot.problems.extend(problems.iter().map(ToString::to_string));
     }
     if let Some(mixer) = &mut mixer {

@@ -102,12 +102,17 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// Where asyncio's tasks waited for what they await.
+/// Where asyncio's tasks, and greenlets, waited side by side.
 fn write_tasks(tasks: &TaskWaitReport, out: &mut dyn Write) -> io::Result<()> {
     let told = |place: &PlaceReport| format!("{} {}", short(ratio(place.stored, tasks.stored)), escape(&place.place));
     let lines: Vec<String> = tasks.places.iter().take(LINES).map(told).collect();
     if !lines.is_empty() {
-        writeln!(out, "asyncio tasks awaited something in: {}", lines.join(", "))?;
+        let who = match tasks.greenlets {
+            0 => "asyncio tasks awaited something in",
+            of_all if of_all >= tasks.stored => "greenlets waited in",
+            _ => "asyncio tasks and greenlets waited in",
+        };
+        writeln!(out, "{who}: {}", lines.join(", "))?;
     }
     let not_read = tasks.idle.saturating_sub(tasks.read);
     if tasks.idle > 0 && ratio(not_read, tasks.idle) >= LEAST {
@@ -234,6 +239,7 @@ mod tests {
             read: 96,
             loss: BTreeMap::from([("went_on".to_owned(), 4), ("write_error".to_owned(), 10)]),
             stored: 990,
+            greenlets: 0,
             places: vec![place(660, "app.py:12 handle"), place(330, "feed.py:7 poll")],
         });
         (wall.widened, wall.threads_without_room, wall.ticks_due) = (72, 3, 800);
@@ -249,6 +255,13 @@ mod tests {
             "\n3 times a thread was met for which there was no room",
             "\n10.0 % of the samples of waiting threads were lost\n",
         ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        for (greenlets, line) in
+            [(990, "\ngreenlets waited in: 67 %"), (9, "\nasyncio tasks and greenlets waited in: 67 %")]
+        {
+            wall.tasks.get_or_insert_default().greenlets = greenlets;
+            let text = lines(&Report::default(), &wall);
             assert!(text.contains(line), "{line}: {text}");
         }
     }

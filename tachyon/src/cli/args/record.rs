@@ -52,7 +52,8 @@ pub struct RecordArgs {
     pub wakers: bool,
 
     /// Put the name of the running asyncio task below its coroutines, in place of the event loop's frames; from CPython 3.14 on each stack
-    /// goes on with the coroutines and the name of the task that awaits it, and so on
+    /// goes on with the coroutines and the name of the task that awaits it, and so on. With --wall also tell where tasks and greenlets wait
+    /// while their thread is idle
     #[arg(long = "async", help_heading = "How")]
     pub awaiting: bool,
 

@@ -1,4 +1,4 @@
-//! `dump --async`: asyncio's tasks as data, and as the trees that `python -m asyncio pstree` prints.
+//! `dump --async`: asyncio's tasks, and greenlets, as data, and as the trees that `python -m asyncio pstree` prints.
 
 use super::super::escape::escape;
 use super::{Frame, colon};
@@ -18,6 +18,54 @@ const MAX_INDENT: usize = 4_000;
 /// Most circles that are told.
 const MAX_CYCLES: usize = 100;
 
+/// The key `greenlets` of the JSON.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct Greenlets {
+    list: Vec<Greenlet>,
+    /// The same as tasks, each awaited by its parent.
+    #[serde(skip)]
+    trees: Asyncio,
+}
+
+#[derive(Debug, Serialize)]
+struct Greenlet {
+    id: u64,
+    name: Option<String>,
+    tid: Option<u32>,
+    main: u64,
+    parent: Option<u64>,
+    running: bool,
+    steady: bool,
+    whole: bool,
+    frames: Vec<Frame>,
+}
+
+impl Greenlets {
+    pub(super) fn new(greenlets: &Tasks, snapshot: &Snapshot) -> Self {
+        let of = |found: &snapshot::AsyncTask| {
+            let thread = greenlets.loops.get(found.event_loop);
+            Greenlet {
+                id: found.address,
+                name: found.name.clone(),
+                tid: thread.and_then(|thread| thread.tid),
+                main: thread.map_or(0, |thread| thread.address),
+                parent: found.awaited_by.first().copied(),
+                running: found.running,
+                steady: found.steady,
+                whole: found.whole,
+                frames: found.frames.iter().map(|&id| Frame::new(id, snapshot)).collect(),
+            }
+        };
+        Self { list: greenlets.tasks.iter().map(of).collect(), trees: Asyncio::new(greenlets, snapshot) }
+    }
+
+    /// Prints the tree of each thread; `name_of` names a thread.
+    pub(super) fn print(&self, name_of: impl Fn(u32) -> Option<String>, out: &mut dyn Write) -> io::Result<()> {
+        self.trees.print(name_of, out)
+    }
+}
+
 /// The key `asyncio` of the JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Asyncio {
@@ -33,6 +81,9 @@ struct EventLoop {
     kind: Option<String>,
     tid: Option<u32>,
     running: Option<bool>,
+    /// It stands for a thread's greenlets.
+    #[serde(skip)]
+    greenlets: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,6 +101,8 @@ struct Task {
     /// Which of the loops, in our own list.
     #[serde(skip)]
     loop_at: usize,
+    #[serde(skip)]
+    greenlet: bool,
 }
 
 impl Asyncio {
@@ -59,6 +112,7 @@ impl Asyncio {
             kind: found.kind.clone(),
             tid: found.tid,
             running: found.runs,
+            greenlets: found.kind.as_deref() == Some(snapshot::GREENLETS),
         };
         let task = |found: &snapshot::AsyncTask| {
             let event_loop = tasks.loops.get(found.event_loop);
@@ -73,6 +127,7 @@ impl Asyncio {
                 awaited_by: found.awaited_by.clone(),
                 frames: found.frames.iter().map(|&id| Frame::new(id, snapshot)).collect(),
                 loop_at: found.event_loop,
+                greenlet: found.greenlet,
             }
         };
         let tasks_told: Vec<Task> = tasks.tasks.iter().map(task).collect();
@@ -85,9 +140,14 @@ impl Asyncio {
         Self { loops: tasks.loops.iter().map(event_loop).collect(), tasks: tasks_told, cycles }
     }
 
+    /// There is no loop that runs or has tasks.
+    pub(super) fn is_empty(&self) -> bool {
+        self.loops.is_empty()
+    }
+
     /// Prints the trees of each loop; `name_of` names a thread.
     pub(super) fn print(&self, name_of: impl Fn(u32) -> Option<String>, out: &mut dyn Write) -> io::Result<()> {
-        if self.loops.is_empty() {
+        if self.is_empty() {
             return writeln!(out, "\nNo asyncio tasks, and no event loop that runs");
         }
         let graph = Graph::new(&self.tasks);
@@ -126,14 +186,20 @@ impl EventLoop {
             },
             None => write!(out, "No thread that is known")?,
         }
-        let kind = self.kind.as_deref().unwrap_or("event loop");
-        let runs = if self.running == Some(false) { " (not running)" } else { "" };
-        write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
+        if self.greenlets {
+            write!(out, ": ")?;
+        } else {
+            let kind = self.kind.as_deref().unwrap_or("event loop");
+            let runs = if self.running == Some(false) { " (not running)" } else { "" };
+            write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
+        }
         let tasks: Vec<&Task> = tasks.collect();
-        match tasks.len() {
-            0 => write!(out, "no tasks")?,
-            1 => write!(out, "1 task")?,
-            count => write!(out, "{count} tasks")?,
+        match (tasks.len(), tasks.iter().any(|task| task.greenlet)) {
+            (0, _) => write!(out, "no tasks")?,
+            (1, false) => write!(out, "1 task")?,
+            (count, false) => write!(out, "{count} tasks")?,
+            (1, true) => write!(out, "1 greenlet")?,
+            (count, true) => write!(out, "{count} greenlets")?,
         }
         match tasks.iter().find(|task| task.running) {
             Some(task) => writeln!(out, ", runs {}", task.shown()),
@@ -146,7 +212,8 @@ impl EventLoop {
 impl Task {
     /// Its name for people.
     fn shown(&self) -> String {
-        self.name.as_deref().map_or_else(|| format!("<task {:#x}>", self.id), |name| escape(name).into_owned())
+        let unnamed = || format!("<{} {:#x}>", if self.greenlet { "greenlet" } else { "task" }, self.id);
+        self.name.as_deref().map_or_else(unnamed, |name| escape(name).into_owned())
     }
 
     /// What follows its name in a tree.
@@ -285,7 +352,8 @@ impl<'a> Printer<'a> {
             };
             let Some(task) = self.asyncio.tasks.get(at) else { continue };
             let branch = if last { "└── " } else { "├── " };
-            write!(out, "{prefix}{branch}(T) {}{}", task.shown(), task.notes())?;
+            let letter = if task.greenlet { 'G' } else { 'T' };
+            write!(out, "{prefix}{branch}({letter}) {}{}", task.shown(), task.notes())?;
             if above.contains(&at) {
                 writeln!(out, " (awaits a task above that awaits it)")?;
                 continue;
@@ -298,22 +366,27 @@ impl<'a> Printer<'a> {
                 }
             }
             writeln!(out)?;
+            let children = self.graph.children(at);
             let mut prefix = prefix + if last { "    " } else { "│   " };
-            for frame in task.frames.iter().rev() {
+            // What a task awaits hangs from the line that awaits it. A greenlet's parent need not wait for it.
+            let of_children = task.greenlet.then(|| prefix.clone());
+            for (number, frame) in task.frames.iter().rev().enumerate() {
                 if prefix.len() > MAX_INDENT {
                     break;
                 }
+                let children_follow = number == 0 && task.greenlet && !children.is_empty();
+                let (branch, below) = if children_follow { ("├──", "│   ") } else { ("└──", "    ") };
                 let (function, file) = (escape(&frame.function), escape(&frame.filename));
-                writeln!(out, "{prefix}└──  {function} {file}{}", colon(frame.lineno))?;
-                prefix.push_str("    ");
+                writeln!(out, "{prefix}{branch}  {function} {file}{}", colon(frame.lineno))?;
+                prefix.push_str(below);
             }
+            let prefix = of_children.unwrap_or(prefix);
             if prefix.len() > MAX_INDENT {
                 writeln!(out, "{prefix}└──  … (too deep: what it awaits is shown further below)")?;
                 continue;
             }
             above.insert(at);
             steps.push(Step::Leave(at));
-            let children = self.graph.children(at);
             for (number, &child) in children.iter().enumerate().rev() {
                 steps.push(Step::Enter { task: child, prefix: prefix.clone(), last: number + 1 == children.len() });
             }
@@ -347,8 +420,10 @@ mod tests {
             awaited_by: awaited_by.to_vec(),
             frames: (0..frames).map(frame).collect(),
             loop_at: 0,
+            greenlet: false,
         };
-        let event_loop = EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true) };
+        let event_loop =
+            EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true), greenlets: false };
         Asyncio {
             loops: vec![event_loop],
             tasks: awaited_by.iter().enumerate().map(task).collect(),

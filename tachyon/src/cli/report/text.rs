@@ -94,7 +94,7 @@ impl Text<'_> {
         }
         // Samples of waiting threads, which CPython's profiler takes by default, are no CPU time.
         let time = match report.cpu_share {
-            _ if report.is_of_tasks() => "waiting asyncio tasks' time",
+            _ if report.is_of_tasks() => "waiting tasks' time",
             ..ON_CPU => "threads' time",
             _ => "CPU time",
         };
@@ -141,10 +141,7 @@ impl Text<'_> {
         write_events(self.report, out)?;
         if let Some(LeftAside { us, .. }) = self.waiting_tasks {
             let seconds = seconds(us as f64 / 1e6);
-            writeln!(
-                out,
-                "asyncio tasks awaited something for {seconds} s: --event {TASK_WAIT} shows what, and where"
-            )?;
+            writeln!(out, "tasks waited for {seconds} s, side by side: --event {TASK_WAIT} shows for what, and where")?;
         }
         writeln!(out)
     }

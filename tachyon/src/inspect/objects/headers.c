@@ -4,6 +4,7 @@
 #include <Python.h>
 #if PY_VERSION_HEX >= 0x03090000
 #include "internal/pycore_interp.h"
+#include "internal/pycore_gc.h"
 #else
 #include "internal/pycore_pystate.h"
 #endif
@@ -54,6 +55,14 @@ int main(void) {
     FIELD(tstate_running_loop, _PyThreadStateImpl, asyncio_running_loop);
 #else
     ABSENT(tstate_running_loop);
+#endif
+    VALUE(collector_size, sizeof(struct _gc_runtime_state));
+#if PY_VERSION_HEX >= 0x03090000
+    VALUE(collector_of_runtime, 0);
+    FIELD(collector_state, PyInterpreterState, gc);
+#else
+    VALUE(collector_of_runtime, 1);
+    FIELD(collector_state, _PyRuntimeState, gc);
 #endif
     FIELD(module_dict, PyModuleObject, md_dict);
     FIELD(dict_keys, PyDictObject, ma_keys);

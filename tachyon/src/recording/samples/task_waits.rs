@@ -1,9 +1,9 @@
-//! Tasks that wait side by side while their event loop is idle, made samples.
+//! Tasks and greenlets that wait side by side while their event loop is idle, made samples.
 
 use super::super::made::{PerProcess, describe};
 use super::super::task_waits::{IdleLoop, LookedTasks, TaskWaits};
 use super::Maker;
-use crate::merge::{COROUTINES_CUT, Owner, ProgramKey, TASKS_CUT};
+use crate::merge::{COROUTINES_CUT, DEPTH_CUT, Owner, ProgramKey, TASKS_CUT};
 use crate::profile::{FrameId, Library, Merge, Profile, Sample, TASK_WAIT, event_root, library};
 use crate::snapshot::AsyncTask;
 use foldhash::fast::RandomState;
@@ -53,13 +53,16 @@ impl Maker {
             let (mut whose, mut charged) = (None, root);
             for (number, &at) in chain.tasks.iter().take(1 + MAX_AWAITING).enumerate() {
                 let task = &tasks[at];
-                if !task.whole {
+                if !task.whole && !task.greenlet {
                     stack.push(self.made.profile.special_frame(COROUTINES_CUT));
                 }
                 let above = stack.len();
                 let profile = &mut self.made.profile;
                 let mut own = |frame| *known.entry(frame).or_insert_with(|| profile.adopt_frame(&of.profile, frame));
                 stack.extend(task.frames.iter().map(|&frame| own(frame)));
+                if !task.whole && task.greenlet {
+                    stack.push(self.made.profile.special_frame(DEPTH_CUT));
+                }
                 let (work, frame) = self.tasks.of_outside(&mut self.made.profile, owner.process, task);
                 stack.push(frame);
                 if number == 0 {
@@ -78,7 +81,8 @@ impl Maker {
                 merge: Merge::None,
                 work: whose.filter(|_| tells_work),
             };
-            self.made.task_wait(&sample, charged, idle.weight);
+            let is_greenlet = chain.tasks.first().is_some_and(|&at| tasks[at].greenlet);
+            self.made.task_wait(&sample, charged, idle.weight, is_greenlet);
         }
     }
 

@@ -2,7 +2,9 @@
 
 use crate::events::Frames;
 use crate::merge::{TaskBelow, Waiter};
-use crate::profile::{Frame, FrameId, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by};
+use crate::profile::{
+    Frame, FrameId, GREENLET_FILENAME, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by,
+};
 use crate::snapshot::{AsyncTask, RunningTask};
 use crate::symbolize::{CUT_MARK, decode_text};
 use foldhash::fast::RandomState;
@@ -75,7 +77,7 @@ impl Tasks {
         self.numbered.clear();
     }
 
-    /// A task that was read from outside: its handle, and the frame that stands for it where several tasks await it.
+    /// A task or greenlet that was read from outside: its handle, and the frame that stands for it where several tasks await it.
     pub(super) fn of_outside(
         &mut self,
         profile: &mut Profile,
@@ -85,6 +87,7 @@ impl Tasks {
         let name = shown(task.name.as_deref());
         let several = u16::try_from(task.awaited_by.len()).unwrap_or(u16::MAX);
         let frame = match name.strip_prefix("Task-").and_then(|number| number.parse().ok()) {
+            _ if task.greenlet => frame_of(profile, GREENLET_FILENAME, &name),
             // The kernel side tells those of CPython 3.14 on by their numbers alone.
             Some(number) => self.named_frame(profile, process, Name::Number(number), several),
             None => task_frame(profile, &name, several),
@@ -149,8 +152,11 @@ impl Tasks {
 }
 
 fn task_frame(profile: &mut Profile, name: &str, several: u16) -> FrameId {
-    let filename = profile.strings.intern(TASK_FILENAME);
-    let function = profile.strings.intern(&awaited_by(name, several));
+    frame_of(profile, TASK_FILENAME, &awaited_by(name, several))
+}
+
+fn frame_of(profile: &mut Profile, filename: &str, function: &str) -> FrameId {
+    let [filename, function] = [filename, function].map(|text| profile.strings.intern(text));
     profile.frames.intern(Frame::without_location(filename, function))
 }
 

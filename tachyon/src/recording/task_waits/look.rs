@@ -1,15 +1,15 @@
-//! One look at the event loops of all processes.
+//! One look at the event loops and greenlets of all processes.
 
 use super::super::follow::lock;
 use super::super::registry::Registry;
 use super::{IdleLoop, NotRead, TaskWaits};
-use crate::inspect::{self, ElfCache};
+use crate::inspect::{self, ElfCache, GreenletLayout};
 use crate::kernel::Kernel;
 use crate::merge::ProgramKey;
 use crate::profile::Profile;
 use crate::remote::ledger::{self, Work};
 use crate::remote::{Blocked, RemoteProcess, Task};
-use crate::snapshot::{Missing, TaskLayout, TaskReader, Tasks, TasksRead};
+use crate::snapshot::{Missing, TaskLayout, TaskReader, Tasks, TasksRead, Waiters};
 use crate::types::{KtimeNs, Pid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -76,10 +76,17 @@ impl Last {
 /// The threads that have been switched since waits are sampled, by their ids.
 type Seen = BTreeMap<u32, SeenThread>;
 
+/// What is looked at in each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum What {
+    Tasks,
+    Greenlets,
+}
+
 /// Who has been looked at.
 #[derive(Default)]
 pub(super) struct Looks {
-    programs: HashMap<ProgramKey, Program>,
+    programs: HashMap<(ProgramKey, What), Program>,
     files: ElfCache,
 }
 
@@ -88,12 +95,13 @@ impl Looks {
     pub fn look(&mut self, registry: &Mutex<Registry>, kernel: &Mutex<Kernel>, stretch: Range<u64>) -> TaskWaits {
         let (deadline, live) = (Instant::now() + OF_ALL, lock(registry).live_programs());
         let keys: HashSet<ProgramKey> = live.iter().map(|(key, _)| *key).collect();
-        self.programs.retain(|key, _| keys.contains(key));
+        self.programs.retain(|(key, _), _| keys.contains(key));
         let mut waits = TaskWaits { at: KtimeNs::now(), ..TaskWaits::default() };
         let seen = || lock(kernel).seen_threads();
         let before = seen();
-        for (key, pid) in live {
-            let program = self.programs.entry(key).or_default();
+        let both = |of| [(of, What::Tasks), (of, What::Greenlets)];
+        for ((key, pid), what) in live.into_iter().flat_map(both) {
+            let program = self.programs.entry((key, what)).or_default();
             if program.not_before.is_some_and(|(moment, _)| Instant::now() < moment) {
                 continue;
             }
@@ -105,7 +113,10 @@ impl Looks {
                 program.lose(NotRead::Late, &before, ticks, &mut waits);
                 continue;
             }
-            program.look((key, pid), &before, seen, ticks, &mut self.files, &mut waits);
+            if program.reader.is_none() {
+                program.reader = open(pid, what, &mut self.files);
+            }
+            program.look((key, pid), &before, seen, ticks, &mut waits);
         }
         waits
     }
@@ -118,12 +129,8 @@ impl Program {
         before: &Seen,
         seen: impl Fn() -> Seen,
         ticks: impl Fn(u32) -> u64,
-        files: &mut ElfCache,
         waits: &mut TaskWaits,
     ) {
-        if self.reader.is_none() {
-            self.reader = open(of.1, files);
-        }
         let Some(reader) = &self.reader else { return self.pause() };
         if self.last.as_ref().is_some_and(|last| last.sleeps_on(reader.process(), before)) {
             return self.tell(before, &ticks, waits);
@@ -221,11 +228,15 @@ fn taken_out(from: &Profile, tasks: &mut Tasks) -> Profile {
     profile
 }
 
-fn open(pid: u32, files: &mut ElfCache) -> Option<TaskReader> {
+/// Opens a process that has such things, or may have them soon.
+fn open(pid: u32, what: What, files: &mut ElfCache) -> Option<TaskReader> {
     let process = RemoteProcess::open(Pid(pid)).ok()?;
     let inspect::Verdict::Python(interpreter) = inspect::inspect(&process, files).ok()? else { return None };
-    let layout = TaskLayout::of(&process, &interpreter, files)?;
-    Some(TaskReader::new(process, *interpreter, layout))
+    let waiters = match what {
+        What::Tasks => Waiters::Tasks(TaskLayout::of(&process, &interpreter, files)?),
+        What::Greenlets => Waiters::Greenlets(GreenletLayout::of(&interpreter, &process.maps().ok()?)?),
+    };
+    Some(TaskReader::new(process, *interpreter, waiters))
 }
 
 /// Since when a thread sleeps; `None`: it runs, or waits for a CPU in the middle of something.

@@ -1,4 +1,5 @@
-//! Tasks that wait side by side while their event loop is idle (`--wall --async`): read from outside, again and again.
+//! Tasks and greenlets that wait side by side while their event loop is idle (`--wall --async`): read from outside, again and again. A
+//! thread's greenlets are one event loop's tasks here.
 //!
 //! Time is cut into stretches of a tenth of a second, or longer ones where looks cost much. At a moment drawn at random in each of
 //! them every event loop is looked at once. One whose thread sleeps, and runs no task, is idle: what its tasks await does not change
@@ -30,6 +31,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// as long.
 const SHARE: f64 = 0.01 * SLOWER;
 const SLOWER: f64 = if cfg!(debug_assertions) { 5.0 } else { 1.0 };
+/// How many times as long as the one before a stretch is, at most.
+const MOST_GROWTH: u32 = 4;
 
 /// Why tasks of an idle loop have no samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,7 +114,7 @@ fn run(means: &Means, stopped: &Receiver<()>) {
         }
         let used = cost();
         let waits = looks.look(&means.registry, &means.kernel, stretch.clone());
-        length = next_length(cost().saturating_sub(used));
+        length = next_length(cost().saturating_sub(used), length);
         if !waits.is_empty() && means.told.send(Told::TaskWaits(waits)).is_err() {
             return;
         }
@@ -122,9 +125,10 @@ fn run(means: &Means, stopped: &Receiver<()>) {
     }
 }
 
-/// How long the next stretch is, after a look that took so much CPU time.
-fn next_length(cost: Duration) -> Duration {
-    cost.div_f64(SHARE).clamp(SHORTEST, LONGEST)
+/// How long the next stretch is, after a look that took so much CPU time at the end of one that was so long. The first look at a
+/// process costs more than those after it.
+fn next_length(cost: Duration, length: Duration) -> Duration {
+    cost.div_f64(SHARE).clamp(SHORTEST, LONGEST).min(length * MOST_GROWTH)
 }
 
 /// False when there is to be no look any more.
@@ -143,9 +147,10 @@ mod tests {
 
     #[test]
     fn looks_that_cost_much_are_rare() {
-        assert_eq!(next_length(Duration::ZERO), SHORTEST);
-        assert_eq!(next_length(Duration::from_micros(500)), SHORTEST);
-        assert_eq!(next_length(Duration::from_millis(20).mul_f64(SLOWER)), Duration::from_secs(2));
-        assert_eq!(next_length(Duration::from_secs(2)), LONGEST);
+        assert_eq!(next_length(Duration::ZERO, LONGEST), SHORTEST);
+        assert_eq!(next_length(Duration::from_micros(500), LONGEST), SHORTEST);
+        assert_eq!(next_length(Duration::from_millis(20).mul_f64(SLOWER), LONGEST), Duration::from_secs(2));
+        assert_eq!(next_length(Duration::from_secs(2), LONGEST), LONGEST);
+        assert_eq!(next_length(Duration::from_secs(2), SHORTEST), SHORTEST * 4);
     }
 }

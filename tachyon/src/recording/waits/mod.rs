@@ -50,6 +50,8 @@ pub(super) struct TasksWaited {
     pub not_read: BTreeMap<NotRead, u64>,
     /// Ticks of tasks that are in the file, those of tasks beyond the most there may be, and those that could not be written.
     pub stored: u64,
+    /// Those in the file that are greenlets'.
+    pub greenlets: u64,
     pub too_many: u64,
     pub write_errors: u64,
     /// By the frame that they are charged to.
@@ -129,7 +131,14 @@ fn task_waits(tasks: &TasksWaited, profile: &Profile) -> TaskWaitReport {
         *places.entry(place(profile, frame)).or_default() += ticks;
     }
     let places = places.into_iter().map(|(place, stored)| PlaceReport { stored, place });
-    TaskWaitReport { idle: tasks.idle, read, loss, stored: tasks.stored, places: largest(places.collect()) }
+    TaskWaitReport {
+        idle: tasks.idle,
+        read,
+        loss,
+        stored: tasks.stored,
+        greenlets: tasks.greenlets,
+        places: largest(places.collect()),
+    }
 }
 
 fn causes(waited: &Waited, profile: &Profile) -> BTreeMap<String, CauseReport> {

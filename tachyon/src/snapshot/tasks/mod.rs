@@ -18,6 +18,7 @@ use crate::profile::FrameId;
 use crate::remote::RemoteProcess;
 use coroutine::{Chain, ThreadFrames};
 pub use current::current_tasks;
+pub(super) use object::type_name;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -28,7 +29,7 @@ use tachyon_common::walk::{UserMemory, read_u8, read_u64};
 const MAX_TASKS: usize = 65_536;
 
 /// Most frames of all tasks together.
-const MAX_FRAMES: usize = 1 << 18;
+pub(super) const MAX_FRAMES: usize = 1 << 18;
 
 /// Readings of it all. A loop that is busy all the time never agrees with itself.
 const MAX_READINGS: usize = 8;
@@ -44,7 +45,7 @@ pub struct Tasks {
 
 impl Tasks {
     /// The main thread's loops and tasks first, then by tid; a thread's tasks keep their order.
-    fn sorted(mut self, pid: u32) -> Self {
+    pub(super) fn sorted(mut self, pid: u32) -> Self {
         let mut order: Vec<usize> = (0..self.loops.len()).collect();
         let key =
             |at: &usize| self.loops.get(*at).map(|found| (found.tid != Some(pid), found.tid.is_none(), found.tid));
@@ -88,6 +89,8 @@ pub struct Task {
     pub address: u64,
     /// Its name; `None` when unreadable.
     pub name: Option<String>,
+    /// It is a greenlet, and none of asyncio's.
+    pub greenlet: bool,
     /// Which of [`Tasks::loops`] it belongs to.
     pub event_loop: usize,
     /// `PyInterpreterState` it lives in, by its address.
@@ -98,7 +101,7 @@ pub struct Task {
     pub frames: Vec<FrameId>,
     /// They were read down to the innermost.
     pub whole: bool,
-    /// Addresses of the tasks that await it.
+    /// Addresses of the tasks that await it; of a greenlet, that of its parent.
     pub awaited_by: Vec<u64>,
     /// Two readings in a row agreed on it. If not, what is told of it may not belong together.
     pub steady: bool,
@@ -322,6 +325,7 @@ fn named<M: UserMemory>(
         found.tasks.push(Task {
             address: *address,
             name: raw.name.clone(),
+            greenlet: false,
             event_loop,
             interp: raw.place.interp,
             running: raw.running,

@@ -1,9 +1,10 @@
 //! What is read of single objects: a task's name, who awaits it, the name of a type.
 
 use super::Reader;
+use crate::inspect::AwaitLayout;
 use crate::symbolize::text;
 use std::collections::HashSet;
-use tachyon_common::walk::{UserMemory, read_u32};
+use tachyon_common::walk::{UserMemory, read_u32, read_u64};
 
 /// Most entries of a set's table, of which up to four fifths may be empty: enough for all tasks that are looked at.
 const MAX_SET: u64 = 1 << 20;
@@ -53,21 +54,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
 
     /// The name of an object's type, without its module.
     pub(super) fn kind_of(&self, object: u64) -> Option<String> {
-        let name = self.pointer(self.type_of(object)?, self.layout.awaits.type_name)?;
-        let mut bytes = [0; MAX_TYPE_NAME];
-        // Piece by piece: what follows a short name need not be there.
-        for piece in bytes.chunks_exact_mut(16).enumerate() {
-            let (at, piece) = piece;
-            if self.memory.read(name.checked_add(at as u64 * 16)?, piece).is_err() {
-                break;
-            }
-            if piece.contains(&0) {
-                break;
-            }
-        }
-        let end = bytes.iter().position(|&byte| byte == 0)?;
-        let name = String::from_utf8_lossy(bytes.get(..end)?).into_owned();
-        Some(name.rsplit('.').next().unwrap_or_default().to_owned())
+        type_name(self.memory, &self.layout.awaits, self.type_of(object)?)
     }
 
     pub(super) fn type_of(&self, object: u64) -> Option<u64> {
@@ -93,6 +80,25 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             sum.checked_mul(1 << 30)?.checked_add(u64::from(digit))
         })
     }
+}
+
+/// The name of a type, without its module.
+pub(in crate::snapshot) fn type_name<M: UserMemory + ?Sized>(
+    memory: &M,
+    awaits: &AwaitLayout,
+    kind: u64,
+) -> Option<String> {
+    let name = read_u64(memory, kind.checked_add(awaits.type_name)?, 0).ok().filter(|&name| name != 0)?;
+    let mut bytes = [0; MAX_TYPE_NAME];
+    // Piece by piece: what follows a short name need not be there.
+    for (at, piece) in bytes.chunks_exact_mut(16).enumerate() {
+        if memory.read(name.checked_add(at as u64 * 16)?, piece).is_err() || piece.contains(&0) {
+            break;
+        }
+    }
+    let end = bytes.iter().position(|&byte| byte == 0)?;
+    let name = String::from_utf8_lossy(bytes.get(..end)?).into_owned();
+    Some(name.rsplit('.').next().unwrap_or_default().to_owned())
 }
 
 /// Tasks that await a task, also through futures that are no tasks, in order of address: a set's own order depends on them.

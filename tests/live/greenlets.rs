@@ -1,0 +1,226 @@
+//! Greenlets that do not run: each at the place where it switched away, by `dump --async` and as samples of `--wall --async`.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use tachyon::report::Report;
+use tachyon_tests::{Interpreter, Profiler, Target, binary, on_each_interpreter, package, with_wheels};
+
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15]
+    long [pyenv_3_9 pyenv_3_10 pyenv_3_12 debian_3_11]: each_is_where_the_program_says);
+on_each_interpreter!(on [pyenv_3_8 sid_3_14] long [pyenv_3_12]: each_waits_where_it_switched_away);
+on_each_interpreter!(on [pyenv_3_13]: of_gevent_too);
+on_each_interpreter!(on [pyenv_3_13]: of_eventlet_too);
+on_each_interpreter!(on [pyenv_3_13]: among_many_objects);
+on_each_interpreter!(on [built_3_14t]: without_lists_there_are_none);
+
+const EVENT: &str = "<event: task-wait>";
+
+/// The interpreter, and what it is started with, so that it can import greenlet.
+fn with_greenlet(python: &Interpreter) -> (Interpreter, Option<String>) {
+    if python.root.is_some() {
+        return (python.clone(), Some(package("greenlet", python)));
+    }
+    let version = match python.minor {
+        // The oldest whose greenlets are read, and the last one of each that is no longer supported.
+        8 => "greenlet==3.1.1",
+        9 => "greenlet==3.2.4",
+        _ => "greenlet==3.5.6",
+    };
+    (with_wheels(python, &[version]), None)
+}
+
+fn start(python: &Interpreter, arguments: &[&str]) -> Target {
+    let (python, path) = with_greenlet(python);
+    let environment: Vec<_> = path.iter().map(|path| ("PYTHONPATH", path.as_str())).collect();
+    Target::start_in(&python, "waiting_greenlets.py", arguments, &environment)
+}
+
+fn dumped(pid: u32) -> Value {
+    let output = Command::new(binary()).args(["dump", "--async", "--json", "-p", &pid.to_string()]).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let dump: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(dump["problems"], Value::Array(Vec::new()), "{dump:#}");
+    dump
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// A stack's functions and lines, those of the program's own code that says where a greenlet waits.
+fn own(frames: &Value) -> Vec<(&str, u64)> {
+    let frames = frames.as_array().expect("frames").iter();
+    let plain = |name: &'_ str| name.rsplit('.').next().expect("a name").to_owned();
+    let shown = frames.filter(|frame| frame["filename"].as_str().is_some_and(|file| file.ends_with("greenlets.py")));
+    let named = shown.map(|frame| (frame["function"].as_str().expect("a name"), frame["lineno"].as_u64().unwrap_or(0)));
+    // What all of them wait in, and are begun in.
+    named.filter(|(name, _)| !["<lambda>", "own_sleep"].contains(&plain(name).as_str())).collect()
+}
+
+/// Compares what was read with what the program says of itself. Returns how many greenlets were compared.
+fn judge(target: &Target, names_are_told: bool) -> usize {
+    let dump = dumped(target.pid());
+    let list = dump["greenlets"].as_array().unwrap_or_else(|| panic!("{dump:#}"));
+    let found: BTreeMap<u64, &Value> = list.iter().map(|greenlet| (number(&greenlet["id"]), greenlet)).collect();
+    assert_eq!(found.len(), list.len(), "each is told once");
+    let told: BTreeMap<u64, &Value> = target.facts["greenlets"]
+        .as_object()
+        .expect("facts")
+        .iter()
+        .map(|(id, fact)| (id.parse().expect("an id"), fact))
+        .collect();
+    let (tids, line) = (&target.facts["tids"], number(&target.facts["line"]));
+    let mut compared = 0;
+    for (id, fact) in &told {
+        let greenlet = found.get(id).unwrap_or_else(|| panic!("{fact} is missing: {dump:#}"));
+        assert_eq!(greenlet["parent"], fact["parent"], "{greenlet:#}");
+        let tid = if fact["name"] == "second" { &tids["second"] } else { &tids["first"] };
+        assert_eq!(&greenlet["tid"], tid, "{greenlet:#}");
+        if names_are_told {
+            assert_eq!(greenlet["name"], fact["name"], "{greenlet:#}");
+        } else {
+            assert!(["Named", "greenlet"].contains(&greenlet["name"].as_str().expect("a name")), "{greenlet:#}");
+        }
+        let Some(functions) = fact["functions"].as_array() else { continue };
+        assert_eq!((&greenlet["running"], &greenlet["whole"]), (&false.into(), &true.into()), "{greenlet:#}");
+        let stack = own(&greenlet["frames"]);
+        let last = |name: &str| name.rsplit('.').next().expect("a name").to_owned();
+        let names: Vec<String> = stack.iter().map(|(name, _)| last(name)).collect();
+        assert_eq!(
+            names,
+            functions.iter().map(|name| name.as_str().expect("a name")).collect::<Vec<_>>(),
+            "{greenlet:#}"
+        );
+        assert!(stack.iter().all(|(name, at)| *name != "never" || *at == line), "{greenlet:#}");
+        compared += 1;
+    }
+    // Besides them each thread has its main greenlet and its hub, and the second one that sleeps: none that has not begun, or has ended.
+    let others = found.keys().filter(|id| !told.contains_key(id)).count();
+    assert_eq!(others, 5, "{dump:#}");
+    compared
+}
+
+fn each_is_where_the_program_says(python: &Interpreter) {
+    let target = start(python, &[]);
+    assert_eq!(judge(&target, python.minor < 14), 7);
+    let output = Command::new(binary()).args(["dump", "--async", "-p", &target.pid().to_string()]).output();
+    let text = String::from_utf8(output.expect("it runs").stdout).expect("UTF-8");
+    assert!(text.contains(": 10 greenlets, runs ") && text.contains("(G) main\n"), "{text}");
+    assert!(!text.contains("asyncio"), "it has none of those: {text}");
+}
+
+fn record(target: &Target, milliseconds: u64) -> (Vec<Value>, Report) {
+    let profiler = Profiler::of(target.pid()).rate(100).arg("--wall").arg("--async").arg("--format").arg("jsonl");
+    let running = profiler.start();
+    std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+    running.signal(libc::SIGINT);
+    let ended = running.ended();
+    let text = std::fs::read_to_string(ended.output()).expect("a recording");
+    let report = std::fs::read(ended.report()).expect("its account");
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    (lines, serde_json::from_slice(&report).expect("an account"))
+}
+
+fn weight(sample: &Value) -> u64 {
+    sample.get("weight").map_or(1, number)
+}
+
+/// Names of functions that say where a greenlet waits, and its own name.
+fn place(sample: &Value) -> Vec<&str> {
+    let frames = sample["frames"].as_array().expect("frames").iter();
+    let is_own = |frame: &&Value| {
+        let file = frame["file"].as_str().unwrap_or_default();
+        file.ends_with("waiting_greenlets.py") || file == "<greenlet>"
+    };
+    let names = frames.filter(is_own).map(|frame| frame["function"].as_str().expect("a name"));
+    names.filter(|name| !name.ends_with("<lambda>") && *name != "own_sleep").collect()
+}
+
+fn each_waits_where_it_switched_away(python: &Interpreter) {
+    judge_waits(&start(python, &[]), if python.minor < 14 { None } else { Some("Named") }, 5_000);
+}
+
+/// `kind`: what those without names are called.
+fn judge_waits(target: &Target, kind: Option<&str>, milliseconds: u64) {
+    let (samples, report) = record(target, milliseconds);
+    let mut sums: BTreeMap<(u64, Vec<&str>), u64> = BTreeMap::new();
+    let waits: Vec<&Value> = samples.iter().filter(|sample| sample["event"] == "task-wait").collect();
+    for sample in &waits {
+        let frames = sample["frames"].as_array().expect("frames");
+        assert_eq!(frames.last().map(|frame| &frame["function"]), Some(&EVENT.into()), "{sample:#}");
+        assert_eq!(frames[frames.len() - 2]["file"], "<greenlet>", "{sample:#}");
+        *sums.entry((number(&sample["tid"]), place(sample))).or_default() += weight(sample);
+    }
+    println!("{sums:#?}");
+    let tids = &target.facts["tids"];
+    let (first, second) = (number(&tids["first"]), number(&tids["second"]));
+    let of = |tid: u64, functions: &[&'static str], name: &'static str| {
+        let place: Vec<&str> = [functions, &[kind.unwrap_or(name)]].concat();
+        sums.get(&(tid, place.clone())).copied().unwrap_or_else(|| panic!("no {place:?}"))
+    };
+    // Who waits all the time waits for as long as all others do.
+    let still = of(first, &["never", "by_key", "in_c"], "in_c");
+    let deep = [&["never"][..], &["deep"; 61]].concat();
+    assert_eq!(of(first, &deep, "deep"), still);
+    let [short, long] = [["short", "moves"], ["long", "moves"]].map(|place| of(first, &place, "moves"));
+    assert_eq!(short + long, still, "each look finds it at one of both places");
+    let looks = waits.iter().filter(|sample| sample["tid"] == first).map(|sample| sample["time_us"].to_string());
+    let looks = looks.collect::<BTreeSet<_>>().len() as f64;
+    // Each look is on one side or the other: 4.4 standard deviations (0.001 %), and what the ends may do.
+    let bound = 4.4172 * (0.24 / looks).sqrt() + 0.03;
+    let share = short as f64 / still as f64;
+    assert!(
+        looks >= 3.0 && (share - 0.4).abs() <= bound,
+        "{share} of the time in the shorter of two waits, {looks} looks"
+    );
+    assert!(of(second, &["never", "still"], "second") >= still, "nothing keeps its thread busy");
+    // Hubs run while their threads sleep.
+    assert!(!sums.keys().any(|(_, place)| place.last() == Some(&"Hub")), "{sums:#?}");
+    let tasks = report.wall.as_ref().and_then(|wall| wall.tasks.as_ref()).expect("an account of what waits");
+    assert_eq!((tasks.stored, tasks.greenlets), (sums.values().sum::<u64>(), tasks.stored));
+    assert_eq!(tasks.idle, tasks.read + tasks.loss.values().sum::<u64>());
+    let causes: u64 = report.wall.as_ref().expect("waits").causes.values().map(|cause| cause.stored).sum();
+    assert_eq!(causes, report.wall.as_ref().expect("waits").stored, "they are no part of any thread's time");
+}
+
+fn of_gevent_too(python: &Interpreter) {
+    of_a_framework(python, "gevent", "Greenlet");
+}
+
+fn of_eventlet_too(python: &Interpreter) {
+    of_a_framework(python, "eventlet", "GreenThread");
+}
+
+fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
+    let path = package("gevent", python);
+    let target = Target::start_in(python, "waiting_greenlets.py", &[name], &[("PYTHONPATH", &path)]);
+    assert_eq!(judge(&target, true), 7);
+    let (samples, _) = record(&target, 3_000);
+    let waits = samples.iter().filter(|sample| sample["event"] == "task-wait");
+    let mut places: BTreeMap<Vec<&str>, u64> = BTreeMap::new();
+    waits.for_each(|sample| *places.entry(place(sample)).or_default() += weight(sample));
+    println!("{kind}: {places:#?}");
+    let wanted: [&[&str]; 3] =
+        [&["never", "still", "still"], &["never", "still", "second"], &["nest.<locals>.parent", "outer"]];
+    assert!(wanted.iter().all(|place| places.contains_key(*place)), "{kind}: {places:#?}");
+    let moving = ["short", "long"].map(|place| places.get(&[place, "moves", "moves"][..]).copied().unwrap_or(0));
+    assert_eq!(moving[0] + moving[1], places[wanted[0]], "{kind}: {places:#?}");
+}
+
+/// More objects than one look goes through. A build that is not optimised takes some looks, each with a pause after it, until it has
+/// met them all.
+fn among_many_objects(python: &Interpreter) {
+    let target = start(python, &["", "many", "300000"]);
+    assert_eq!(judge(&target, true), 7);
+    judge_waits(&target, None, 15_000);
+}
+
+fn without_lists_there_are_none(python: &Interpreter) {
+    let target = start(python, &[]);
+    let output = Command::new(binary()).args(["dump", "--async", "--json", "-p", &target.pid().to_string()]).output();
+    let dump: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    assert_eq!(dump["greenlets"], Value::Null);
+    assert!(dump["problems"][0].as_str().is_some_and(|told| told.contains("greenlets are left out")), "{dump:#}");
+}
