@@ -152,6 +152,9 @@ pub const MAX_ASYNCIO: u32 = 64;
 /// Entries of the table of where spans are kept, the first of which is not used: one for each distinct place in a process.
 pub const MAX_SPANS: u32 = 256;
 
+/// Slots of the table of threads' span variables (a power of two): 2^11 * 16 bytes = 32 KiB.
+pub const SPAN_SLOTS: u32 = 2_048;
+
 /// Slots of the thread cache (a power of two).
 pub const THREAD_CACHE_SLOTS: u32 = 16_384;
 

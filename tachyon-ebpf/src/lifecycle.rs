@@ -8,6 +8,7 @@ use crate::maps::{
 use crate::thread;
 use crate::verdicts::{self, add};
 use crate::wall;
+use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::programs::RawTracePointContext;
 use tachyon_common::config::flags as config_flags;
@@ -264,6 +265,8 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
     // SAFETY: likewise.
     let queued_ns = unsafe { &raw mut (*life).queued_ns };
     add(queued_ns, queued);
+    // SAFETY: likewise.
+    whose::forget_variable(unsafe { (*life).image }, thread::tid(task));
     let waited = wall::waited_ns(task.0);
     // SAFETY: likewise.
     let waited_ns = unsafe { &raw mut (*life).waited_ns };

@@ -13,7 +13,7 @@ use tachyon_common::{
     layout::Layout,
     limits::{
         FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_DULL, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, MAX_SPANS,
-        RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
+        RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, SPAN_SLOTS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
     },
     process::{Life, ProcessEntry},
     segment::BANKS,
@@ -141,6 +141,11 @@ pub static DULL: LruHashMap<FileKey, u64> = LruHashMap::with_max_entries(MAX_DUL
 /// torn entry is a miss. Writer and reader: the timer's program.
 #[map]
 pub static THREADS: Array<CachedThread> = Array::with_max_entries(THREAD_CACHE_SLOTS, 0);
+
+/// Slot -> where a thread has the variable that leads to its span, which takes three reads to find out and stays there while the thread
+/// lives. Direct-mapped, as `THREADS` is. Writers: the timer's program; `on_exit`, which empties it. Reader: the timer's program.
+#[map]
+pub static SPAN_VARIABLES: Array<SpanVariable> = Array::with_max_entries(SPAN_SLOTS, 0);
 
 /// Slot -> search for a thread's state that was broken off: the thread's next sample goes on with it. Direct-mapped, as
 /// `THREADS` is. Writer and reader: the timer's program.
@@ -314,6 +319,16 @@ pub struct CachedThread {
     pub token: u64,
     pub tid: u32,
     pub _pad: u32,
+}
+
+/// Value of `SPAN_VARIABLES`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SpanVariable {
+    /// The program's image, since `exec` begins with other threads; the thread and its pointer; and the place of `SPANS`: all mixed.
+    pub key: u64,
+    /// The address, combined with the key: of two writers' halves nothing comes that could be read.
+    pub sealed: u64,
 }
 
 /// Value of `SEARCHES`.

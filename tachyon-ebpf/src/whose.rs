@@ -1,10 +1,11 @@
 //! Whose work the thread does: read where the walk begins, who awaits that behind it, and put behind the frames.
 
 use crate::interrupt::Interrupt;
-use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPANS, config};
+use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPAN_VARIABLES, SPANS, SpanVariable, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch, walk_python_frames};
 use tachyon_common::config::flags as config_flags;
+use tachyon_common::limits::SPAN_SLOTS;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, Whose, flags};
@@ -13,11 +14,42 @@ use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn read_span() -> u64 {
-    let Some(state) = Scratch::state() else { return 0 };
-    let Some(at) = SPANS.get(u32::from(state.process.spans)) else { return 0 };
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let place = u32::from(state.process.spans);
+    let Some(at) = SPANS.get(place) else { return 0 };
     state.whose = Whose::NOBODY;
-    walk::running_span(&CurrentProcess, at, state.thread_pointer, &mut state.whose);
+    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
+    let found = if at.entry_size == 0 { None } else { variable_slot(image, tid) };
+    let Some(slot) = found else { return 0 };
+    let key = walk::mix(walk::mix(image, pointer.address), u64::from(tid) << 32 | u64::from(place));
+    // SAFETY: a pointer into a map value, checked by the lookup; a torn value leads nowhere.
+    let known = unsafe { core::ptr::read_volatile(slot) };
+    let address = if known.key == key {
+        known.sealed ^ key
+    } else {
+        let address = walk::thread_variable(&CurrentProcess, at, pointer);
+        if address != 0 {
+            // SAFETY: likewise.
+            unsafe { core::ptr::write_volatile(slot, SpanVariable { key, sealed: address ^ key }) };
+        }
+        address
+    };
+    walk::span_at(&CurrentProcess, address, &mut state.whose);
     0
+}
+
+#[inline(always)]
+fn variable_slot(image: u64, tid: u32) -> Option<*mut SpanVariable> {
+    SPAN_VARIABLES.get_ptr_mut((walk::mix(image, u64::from(tid)) as u32) & (SPAN_SLOTS - 1))
+}
+
+/// Forgets where a thread that ends has its variable: another one may have its number and its place later.
+#[inline(always)]
+pub fn forget_variable(image: u64, tid: u32) {
+    if let Some(slot) = variable_slot(image, tid) {
+        // SAFETY: as in `read_span`.
+        unsafe { core::ptr::write_volatile(&raw mut (*slot).key, 0) };
+    }
 }
 
 /// Takes down the task that the thread runs, and tells the walk the frame of its coroutine. Likewise.
@@ -212,9 +244,10 @@ pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
 /// Puts it behind what the record has so far, and gives its length in bytes.
 #[inline(always)]
 pub fn append(at: usize) -> usize {
-    let mut bytes = append_whose(at as u64) as usize & 0xff;
+    let appended = append_whose(at as u64);
+    let (mut bytes, awaiting) = (appended as usize & 0xff, (appended >> 8 & 0xff).min(MAX_AWAITING as u64));
     let mut tasks = 0;
-    while tasks < MAX_AWAITING as u64 {
+    while tasks < awaiting {
         let task = append_task((at + bytes) as u64, tasks) as usize & 0xff;
         if task == 0 {
             break;
@@ -225,7 +258,7 @@ pub fn append(at: usize) -> usize {
     bytes
 }
 
-/// The same, without those that await. A global function: it is verified once.
+/// The same, without those that await: how many those are follows from the ninth bit on. A global function: it is verified once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
@@ -241,7 +274,7 @@ pub extern "C" fn append_whose(at: u64) -> u64 {
     let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
     // SAFETY: as many bytes are left of it.
     unsafe { to.cast::<Whose>().write(state.whose) };
-    BYTES as u64
+    BYTES as u64 | u64::from(state.whose.awaiting & 0xff) << 8
 }
 
 /// One of those that await, if there are so many; gives its length in bytes, or 0. Likewise.

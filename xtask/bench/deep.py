@@ -7,7 +7,7 @@ in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 by
 far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
 
 WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
-`span` in a span of ddtrace. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
+`span` in a span of ddtrace, `traced` in one that ddtrace does not publish. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
 child, which sends it back, and counts the ways there and back.
 """
 
@@ -68,9 +68,9 @@ elif whose == "loop":
     loop = asyncio.new_event_loop()
     loop.call_soon(callback)
     loop.run_forever()
-elif whose == "span":
+elif whose in ("span", "traced"):
     os.environ.update(
-        DD_TRACE_OTEL_CTX_ENABLED="true",
+        DD_TRACE_OTEL_CTX_ENABLED="true" if whose == "span" else "false",
         DD_INSTRUMENTATION_TELEMETRY_ENABLED="false",
         DD_REMOTE_CONFIGURATION_ENABLED="false",
         DD_TRACE_ENABLED="true",

@@ -31,7 +31,7 @@ pub use frames::{FrameSink, FrameWalk, believable_stop, innermost_frame};
 pub use linked::Link;
 pub use memory::{Unreadable, UserMemory, read_u8, read_u32, read_u64};
 pub use owner::{OwnStack, REFERRED_WORDS, StackScan, entered_here, read_slots, references, runs_here};
-pub use span::{running_span, thread_variable};
+pub use span::{running_span, span_at, thread_variable};
 pub use task::{TaskReader, running_task};
 pub use text::{Text, text};
 pub use thread::{

@@ -29,10 +29,18 @@ pub fn thread_variable<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, poi
 /// a byte that is 1 while both are valid.
 #[inline(always)]
 pub fn running_span<M: UserMemory + ?Sized>(memory: &M, at: &ThreadLocal, pointer: ThreadPointer, whose: &mut Whose) {
-    if at.entry_size == 0 {
+    if at.entry_size != 0 {
+        span_at(memory, thread_variable(memory, at, pointer), whose);
+    }
+}
+
+/// The same by the address of the thread's variable; 0: it has none.
+#[inline(always)]
+pub fn span_at<M: UserMemory + ?Sized>(memory: &M, variable: u64, whose: &mut Whose) {
+    if variable == 0 {
         return;
     }
-    let record = read_u64(memory, thread_variable(memory, at, pointer), 0).unwrap_or(0);
+    let record = read_u64(memory, variable, 0).unwrap_or(0);
     if record == 0 {
         return;
     }

@@ -191,7 +191,7 @@ fn a_report_has_them_where_they_are_asked_for(python: &Interpreter) {
     let (threads, of_tasks) = (exported("a.html", &[]), exported("b.html", &["--event", "task-wait"]));
     assert!(threads.contains("the threads\u{2019} time is in") && !threads.contains("<code>never</code>"));
     assert!(of_tasks.contains("the tasks\u{2019} waiting time is in") && of_tasks.contains("<code>Event.wait</code>"));
-    assert!(told(&[]).0.contains("--event task-wait shows what"), "{}", told(&[]).0);
-    assert!(told(&["--event", "task-wait"]).0.contains("of waiting asyncio tasks' time"));
+    assert!(told(&[]).0.contains("--event task-wait shows for what"), "{}", told(&[]).0);
+    assert!(told(&["--event", "task-wait"]).0.contains("of waiting tasks' time"));
     assert!(told(&["--event", "page-faults"]).1.contains("task-wait"), "{}", told(&["--event", "page-faults"]).1);
 }

@@ -73,7 +73,7 @@ impl Target {
         line.arg(&python.path).arg(python.sees(&program));
         line.args([depth.to_string(), sweep_mib.to_string()]).arg(python.sees(counter.path()));
         line.args([&through_c.to_string(), whose]);
-        if whose == "span" {
+        if matches!(whose, "span" | "traced") {
             line.env("PYTHONPATH", "/opt/ddtrace");
         }
         let child = line.stdin(Stdio::null()).spawn();
