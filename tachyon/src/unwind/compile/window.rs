@@ -16,7 +16,7 @@ const WINDOW: u64 = 1 << 20;
 /// Most functions of one window; the linker's smallest have 16 bytes.
 const MAX_FUNCTIONS: u64 = WINDOW / 16;
 
-/// How many windows before a given one are searched for a function that reaches into it.
+/// How many functions that start before a window are included: they may reach into it.
 const LOOK_BACK: u64 = 1;
 
 /// Bytes of `.eh_frame` that are read at once.

@@ -30,7 +30,7 @@ impl UnwindTables {
     /// Finds blocks that no process has any more, unless that was just done and their room is not needed.
     pub(super) fn sweep_if_due(&mut self, memory: &impl TableMemory) {
         let is_due = self.swept.is_none_or(|swept| swept.elapsed() >= EVERY);
-        // Tables with a block are not freed either.
+        // Tables that a block uses are not freed either.
         if is_due || [&self.ranges, &self.rows].iter().any(|room| room.used > room.size / 2) {
             self.swept = Some(Instant::now());
             self.sweep(memory);
