@@ -53,7 +53,7 @@ impl<R: ReadAt> Elf<R> {
     /// A defined symbol of `.symtab`, however large that is: names and symbols are read piece by piece, and none is kept.
     ///
     /// # Errors
-    /// When the table makes no sense or is larger than any compiler's.
+    /// When the table makes no sense or is larger than any real one.
     pub fn symtab_symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
         let Some(table) = self.sections.iter().find(|section| section.kind == elf::SHT_SYMTAB) else {
             return Ok(None);
@@ -92,7 +92,7 @@ impl<R: ReadAt> Elf<R> {
     /// of that file.
     ///
     /// # Errors
-    /// When the table makes no sense or is larger than any compiler's.
+    /// When the table makes no sense or is larger than any real one.
     pub fn functions(&self, kind: u32, loads: &[Load]) -> Result<Option<FunctionTable>, ElfError> {
         let Some(table) = self.sections.iter().find(|section| section.kind == kind) else { return Ok(None) };
         let names = usize::try_from(table.link).ok().and_then(|link| self.sections.get(link));
