@@ -1,4 +1,4 @@
-//! Faults of the machine: a disk that is full, or becomes so, and a directory that goes away.
+//! Faults of the machine: a disk that is full or fills up, and a directory that disappears.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn a_full_disk() {
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "deep_stack.py");
     for format in ["tach", "collapsed"] {
         let tiny = Tiny::mounted("4k");
-        // What is there leaves no room for another page.
+        // This leaves no room for another page.
         std::fs::write(tiny.path().join("full"), [7; 4096]).expect("there is one page");
         let file = tiny.path().join("out");
         let mut command = Command::new(binary());
@@ -73,7 +73,7 @@ fn a_disk_that_becomes_full() {
         assert!(stderr.contains("no space left") && stderr.contains(part.to_str().unwrap()), "{stderr}");
         assert!(!file.exists(), "a file that is not whole has no final name");
         if ending == "jsonl" {
-            // Its lines are what they are; the last one may be cut.
+            // Its lines are complete, except that the last one may be cut.
             let text = std::fs::read_to_string(&part).expect("it is kept");
             let whole = text.rsplit_once('\n').expect("there are lines").0.lines();
             let samples = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
