@@ -1,4 +1,4 @@
-//! The HTML report in headless Chromium: `page.mjs` drives it, here is what it must have shown.
+//! The HTML report in headless Chromium: `page.mjs` drives it, and what it must have shown is checked here.
 
 use crate::profile::{Stacks, USUAL, WAITING, export, write};
 use crate::report::json;
