@@ -1,4 +1,4 @@
-//! What may be typed. Each flag is described here and nowhere else: `--help` is made from this module.
+//! The command line's syntax. Each flag is described here and nowhere else: `--help` is made from this module.
 
 use crate::questions::Question;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -230,7 +230,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// As it calls itself.
+    /// The name it uses for itself.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Columns of a batch by name, with their types checked: tables may have been written by anybody.
+//! Columns of a batch by name, with their types checked, since anybody may have written the tables.
 
 use crate::hash::StackId;
 use anyhow::{Context as _, anyhow, ensure};
@@ -73,7 +73,7 @@ pub fn id(ids: &FixedSizeBinaryArray, row: usize) -> anyhow::Result<StackId> {
 /// A list of numbers.
 ///
 /// # Errors
-/// When they are no 64-bit numbers.
+/// When they are not 64-bit numbers.
 pub fn list(lists: &ListArray, row: usize) -> anyhow::Result<Arc<[i64]>> {
     let values = lists.value(row);
     Ok(values.as_primitive_opt::<Int64Type>().context("frame_ids are 64-bit numbers")?.values().as_ref().into())
@@ -82,7 +82,7 @@ pub fn list(lists: &ListArray, row: usize) -> anyhow::Result<Arc<[i64]>> {
 /// A map of texts.
 ///
 /// # Errors
-/// When they are no texts.
+/// When they are not texts.
 pub fn map(maps: &MapArray, row: usize) -> anyhow::Result<BTreeMap<String, String>> {
     let entries = maps.value(row);
     let texts = |column| entries.column(column).as_string_opt::<i32>().context("labels are texts");

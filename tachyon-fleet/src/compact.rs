@@ -1,4 +1,4 @@
-//! Tables of many small files, as a store without batches has them, to few large ones, with longer slices if that is wanted.
+//! Turns tables of many small files, as in a store without batches, into few large ones, with longer slices if wanted.
 
 use crate::args::Period;
 use crate::facts::Map;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Slices that are not made longer stay where they are.
+/// Slices of this length are left as they are.
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR_MS: i64 = 3_600_000;
 /// Most hours that are in memory at a time.
@@ -44,7 +44,7 @@ fn columns(table: Table) -> &'static [&'static str] {
     }
 }
 
-/// Writes the tables of a place anew: one file of each table, hour and service, of some hours at a time. Gives how many samples there are.
+/// Rewrites the tables of a place: one file per table, hour and service, some hours at a time. Returns how many samples there are.
 ///
 /// # Errors
 /// When a file cannot be read, or `write` fails.
@@ -56,7 +56,7 @@ pub fn compact(
     let mut hours: BTreeMap<String, Vec<(Table, LakeFile)>> = BTreeMap::new();
     for table in Table::ALL {
         for file in lake.files(table, Period::default())? {
-            // What becomes one slice is read together.
+            // Files that become one slice are read together.
             hours.entry(part(&file.hour, slice)).or_default().push((table, file));
         }
     }
@@ -85,7 +85,7 @@ fn next<T>(hours: &Mutex<BTreeMap<String, T>>) -> Option<(String, T)> {
     hours.lock().ok()?.pop_first()
 }
 
-/// The rows of an hour, or of several that are one slice.
+/// The rows of an hour, or of several hours that form one slice.
 fn joined(lake: &Lake, slice: Duration, hour: &str, files: &[(Table, LakeFile)]) -> anyhow::Result<Segment> {
     let (mut tables, mut texts) = (Tables::default(), Texts::default());
     for (table, file) in files {
@@ -96,7 +96,7 @@ fn joined(lake: &Lake, slice: Duration, hour: &str, files: &[(Table, LakeFile)])
     Ok(segment(tables, hour, slice))
 }
 
-/// The hours that a slice has.
+/// The hours of a slice.
 fn part(hour: &str, slice: Duration) -> String {
     let hours = slice.as_secs() / 3600;
     let number: u64 = hour[11..].parse().unwrap_or(0);
@@ -124,7 +124,7 @@ fn segment(tables: Tables, hour: &str, slice: Duration) -> Segment {
     loss.sort();
     let start_ms = loss.iter().map(|row| row.slice_start_ms).chain(samples.iter().map(|row| row.slice_start_ms)).min();
     Segment {
-        // As a segment's name: of all hosts, and the hour's start.
+        // In the form of a segment's name: for all hosts, with the hour's start.
         name: format!("all-{}0000Z-000000", hour.replace('-', "")),
         start_ms: start_ms.unwrap_or(0).max(0) / HOUR_MS * HOUR_MS,
         slice_ms,

@@ -1,8 +1,8 @@
-//! Two versions of a service, compared with the statistics of `tachyon-bpf diff` (`tachyon::analysis::diff`): replicates are blocks of time of each host,
-//! and what is tested is the share of the service's CPU time and the CPU time of a process-hour.
+//! Two versions of a service, compared with the statistics of `tachyon-bpf diff` (`tachyon::analysis::diff`): replicates are blocks of time
+//! of each host, and the tests are about the share of the service's CPU time and the CPU time per process-hour.
 //!
-//! Load follows the hour of the day: where there is a whole day on both sides, whole days are compared. Hosts that still run the old version while others
-//! run the new one are a rollout, which belongs to neither side then.
+//! Load follows the hour of the day: if both sides have at least a whole day, whole days are compared. The time in which some hosts still
+//! run the old version and others the new one is a rollout, which then belongs to neither side.
 
 use crate::args::Period;
 use crate::columns::{Columns, id};
@@ -20,11 +20,11 @@ use tachyon::analysis::{Aggregate, Entry, NoDistributions, Place, Recording, Thr
 use tachyon::sinks::FrameKind;
 
 const DAY_MS: i64 = 86_400_000;
-/// Replicates that the statistics tell apart, of all hosts together.
+/// Most replicates that the statistics distinguish, for all hosts together.
 const REPLICATES: usize = 4096;
-/// And of one host.
+/// And for one host.
 const BLOCKS: usize = 64;
-/// A slice where nothing tells its length.
+/// Length of a slice if nothing shows it.
 const SLICE_MS: i64 = 60_000;
 
 /// When a version was seen, and how much.
@@ -40,7 +40,7 @@ pub struct Span {
     pub ns: i64,
 }
 
-/// Versions of each service, the one first seen last in front. A service without versions has none.
+/// Versions of each service, the most recently introduced one first. A service without versions has none.
 ///
 /// # Errors
 /// When tables cannot be read.
@@ -98,10 +98,10 @@ pub fn spans(lake: &Lake, period: Period) -> anyhow::Result<BTreeMap<Arc<str>, V
     Ok(all)
 }
 
-/// What is on one side: a version, in a part of time.
+/// One side: a version, in a period of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// None: whatever runs then.
+    /// `None`: whatever runs at that time.
     pub version: Option<Arc<str>>,
     /// From this slice on.
     pub since_ms: i64,
@@ -109,7 +109,7 @@ pub struct Side {
     pub until_ms: i64,
 }
 
-/// The sides of an old and a new version: whole days before and after the rollout where there are some, otherwise everything.
+/// The sides of an old and a new version: whole days before and after the rollout if there are any, otherwise everything.
 #[must_use]
 pub fn sides(old: &Span, new: &Span) -> [Side; 2] {
     let side = |of: &Span, since_ms, until_ms| Side { version: Some(Arc::clone(&of.version)), since_ms, until_ms };
@@ -136,7 +136,7 @@ pub struct Comparison {
     pub process_hours: [f64; 2],
     /// Functions.
     pub difference: Difference,
-    /// CPU seconds of a process-second, of the whole service.
+    /// CPU seconds per process-second, for the whole service.
     pub whole: Measured,
 }
 
@@ -212,7 +212,7 @@ pub fn compare(
             sum.alive.insert((host, pid, time));
             let ns = on_cpu.value(row) as f64;
             if ns > 0.0 {
-                // Samples of a row stand for the same time each.
+                // Each sample of a row stands for the same time.
                 let count = samples.value(row) as f64 * ns / (ns + waiting.value(row) as f64);
                 *sum.cells.entry((host, time.div_euclid(block_ms), id(ids, row)?)).or_default() += count;
                 let weight = sum.weight.entry(host).or_default();
@@ -248,9 +248,9 @@ pub fn compare(
     })
 }
 
-/// Blocks so long that their number can be told apart.
+/// Length of blocks, such that the statistics can distinguish all of them.
 fn block_ms(lake: &Lake, files: &[LakeFile], sides: &[Side; 2]) -> anyhow::Result<i64> {
-    // The first and last file tell hosts and times well enough.
+    // The first and last file give a good enough idea of hosts and times.
     let mut hosts: HashSet<String> = HashSet::new();
     let (mut first, mut last) = (i64::MAX, i64::MIN);
     let some: Vec<&LakeFile> = files.first().into_iter().chain(files.last()).collect();
@@ -285,7 +285,7 @@ fn slice_ms(counts: &[Counts; 2]) -> i64 {
     shortest.min().unwrap_or(SLICE_MS)
 }
 
-/// One side for the statistics: each host is a recording. `whole`: everything is one function.
+/// One side in the form that the statistics need: each host is a recording. `whole`: everything is one function.
 fn aggregate(counts: &Counts, names: &Names, block_ms: i64, slice_ms: i64, whole: bool) -> Aggregate {
     let mut aggregate = Aggregate::default();
     let mut first: HashMap<u32, i64> = HashMap::new();

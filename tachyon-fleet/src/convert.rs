@@ -18,7 +18,7 @@ use tachyon::input::find;
 use tachyon::sinks::text::escape_controls;
 use tempfile::NamedTempFile;
 
-/// Runs the command; tells what people should know.
+/// Runs the command; reports what the user should know.
 ///
 /// # Errors
 /// When a file cannot be read or written.
@@ -100,7 +100,7 @@ fn to_larger_tables(root: &Path, others: &[PathBuf], args: &ConvertArgs, out: &m
 
 fn to_tach(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let path = &args.output;
-    // Another that comes meanwhile is met at the end, too.
+    // A file that appears meanwhile is noticed at the end, too.
     if path.exists() && !args.force {
         bail!(exists(path));
     }
@@ -124,7 +124,7 @@ fn exists(path: &Path) -> Refusal {
     Refusal::new(format!("{} exists already", path.display())).with_hint("--force replaces it")
 }
 
-/// Writes a file that appears whole; one that is there is replaced, because its name says what is in it.
+/// Writes a file that appears only when complete; an existing one is replaced, because its name says what is in it.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     fs::create_dir_all(path.parent().unwrap_or(path)).with_context(cannot)?;
@@ -134,7 +134,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file in the directory of another, with the rights that a new file has there.
+/// A file in the directory of another, with the permissions of a new file.
 pub(crate) fn beside(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -143,7 +143,7 @@ pub(crate) fn beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(".tachyon-fleet-").suffix(".part").permissions(rights).tempfile_in(directory)
 }
 
-/// Standard error may be closed: all is done all the same.
+/// Standard error may be closed: everything is done all the same.
 fn tell<'a>(out: &mut dyn Write, lines: impl IntoIterator<Item = &'a str>) {
     for line in lines {
         let _closed = writeln!(out, "{}", escape_controls(line));

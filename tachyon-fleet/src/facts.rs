@@ -1,5 +1,5 @@
-//! What tables say, summed up as far as the three questions need it: CPU time by service, version and stack; samples by host; losses. Its size is that of
-//! the distinct stacks, not of the rows.
+//! What tables say, summed up as far as the three questions need it: CPU time by service, version and stack; samples by host; losses. Its
+//! size depends on the distinct stacks, not on the rows.
 
 use crate::args::Period;
 use crate::columns::{Columns, id, list};
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A hash map that is quick.
+/// A fast hash map.
 pub type Map<K, V> = HashMap<K, V, RandomState>;
 
 /// Service and version.
@@ -42,7 +42,7 @@ pub struct Names {
     pub frames: Map<i64, FrameRow>,
 }
 
-/// What of the tables is asked for.
+/// Which parts of the tables are wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// CPU time and names.
@@ -63,7 +63,7 @@ struct Sum {
 impl Sum {
     fn release(&mut self, service: &str, version: Option<&str>, time_ms: i64) -> u32 {
         let is = |(known, of): &Release| &**known == service && of.as_deref() == version;
-        // There are a few, and neighbours have the same.
+        // There are only a few, and neighbouring rows have the same.
         let found = self.releases.iter().rposition(is).unwrap_or_else(|| {
             self.releases.push((service.into(), version.map(Into::into)));
             self.first_ms.push(time_ms);
@@ -187,7 +187,7 @@ impl Facts {
 }
 
 impl Names {
-    /// Reads stacks that are wanted, and their frames, of the services that are.
+    /// Reads wanted stacks, and their frames, of wanted services.
     ///
     /// # Errors
     /// When a file is not what this program writes.

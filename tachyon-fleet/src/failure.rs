@@ -31,7 +31,7 @@ impl fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// clap's several lines as one, with the mend.
+/// clap's several lines as one, with the remedy.
 pub(crate) fn usage(error: &clap::Error) -> Usage {
     let text = error.render().to_string();
     let mut paragraphs =
@@ -50,7 +50,7 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     causes.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Writes `tachyon-fleet: …` and, where the error knows its mend, `hint: …`; returns the exit status.
+/// Writes `tachyon-fleet: …` and, if the error has a remedy, `hint: …`; returns the exit status.
 pub(crate) fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
     let Told { message, hint, exit_status } = Told::of(error);
     let (hint, exit_status) = match error.downcast_ref::<Usage>() {
@@ -61,7 +61,7 @@ pub(crate) fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
     if let Some(hint) = hint {
         lines += &format!("hint: {}\n", escape_controls(&hint));
     }
-    // One write, so that nothing gets between the lines; nobody is left to hear of its failure.
+    // One write, so that nothing gets between the lines; its failure cannot be reported.
     let _ = out.write_all(lines.as_bytes());
     exit_status
 }

@@ -12,7 +12,7 @@ pub struct FrameHash([u8; 32]);
 pub type StackId = [u8; 16];
 
 impl FrameHash {
-    /// Of what is told of a frame. Each text is preceded by its length, so that no two frames are one text.
+    /// From what is known about a frame. Each text is preceded by its length, so that no two frames give the same text.
     #[must_use]
     pub fn new(kind: &str, function: &str, file: &str, line: Option<i32>, build_id: Option<&str>) -> Self {
         let mut digest = Sha256::new();
@@ -33,7 +33,7 @@ impl FrameHash {
     }
 }
 
-/// The id of a stack, innermost frame first. It is made of whole digests: ids of frames that collide do not make stacks collide.
+/// The id of a stack, innermost frame first. It is made from whole digests, so colliding frame ids do not make stacks collide.
 #[must_use]
 pub fn stack_id<'a>(frames: impl IntoIterator<Item = &'a FrameHash>) -> StackId {
     let mut digest = Sha256::new();

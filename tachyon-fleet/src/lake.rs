@@ -1,5 +1,5 @@
-//! Tables of a fleet where they lie: a directory, or an object store by its URL. Files are found by their paths, and read column by column, so that
-//! a week of a thousand hosts needs no more memory than what is asked of it.
+//! Tables of a fleet where they are stored: a directory, or an object store by its URL. Files are found by their paths, and read column by
+//! column, so that a week of a thousand hosts needs no more memory than the query requires.
 
 use crate::args::Period;
 use crate::net::bucket::{Bucket, Place, is_url};
@@ -39,7 +39,7 @@ enum Source {
 pub struct LakeFile {
     /// Below the root.
     pub path: String,
-    /// Whose rows it has; none: of no service (losses).
+    /// The service whose rows it has; none for losses, which belong to no service.
     pub service: Option<String>,
     /// `2026-11-22T19`.
     pub hour: String,
@@ -74,7 +74,7 @@ impl Lake {
         }
         paths.sort();
         let hours = [period.since, period.until].map(|time| time.map(hour_of));
-        // A slice begins in the hour that its directory names.
+        // A slice starts in the hour that its directory names.
         let may_have = |file: &LakeFile| {
             let [since, until] = &hours;
             since.as_ref().is_none_or(|since| *since <= file.hour)
@@ -83,7 +83,7 @@ impl Lake {
         Ok(paths.into_iter().filter_map(described).filter(may_have).collect())
     }
 
-    /// Says that nothing is there, if that is so.
+    /// Fails if there is nothing.
     ///
     /// # Errors
     /// When no table has a file.
@@ -103,7 +103,7 @@ impl Lake {
     /// Reads columns of a file.
     ///
     /// # Errors
-    /// When it cannot be read, or is no Parquet file.
+    /// When it cannot be read, or is not a Parquet file.
     pub fn batches(&self, file: &LakeFile, columns: &[&str]) -> anyhow::Result<Vec<RecordBatch>> {
         let cannot = || format!("cannot read {}", file.path);
         match &self.source {
@@ -118,7 +118,7 @@ impl Lake {
         }
     }
 
-    /// Reads files with some threads, each of which sums up what it reads; gives the sums.
+    /// Reads files with some threads, each of which sums up what it reads; returns the sums.
     ///
     /// # Errors
     /// When a file cannot be read, or `add` fails.
@@ -142,7 +142,7 @@ impl Lake {
     }
 }
 
-/// Does work that threads share, on as many as there are processors, at most `most`; gives what each has.
+/// Does shared work on one thread per CPU, at most `most`; returns each thread's result.
 ///
 /// # Errors
 /// When one of them fails; all are waited for.

@@ -1,8 +1,8 @@
-//! tachyon-fleet: what `tachyon-bpf` recorded on many hosts, in a form that the engines people run can be asked.
+//! tachyon-fleet: what `tachyon-bpf` recorded on many hosts, in a form that common query engines can read.
 //!
-//! It runs as an ordinary user without capabilities, and meets the profiler in files alone. Data flows from [`segment`] (a TACH
-//! file with its account, counted) through [`rows`] to [`tables`] (files of four Parquet tables), and back through [`load`] and [`restore`]; [`convert`] is the command.
-//! [`questions`] are asked of tables by [`top`], and by engines in [`sql`].
+//! It runs as an ordinary user without capabilities, and only shares files with the profiler. Data flows from [`segment`] (a TACH file with
+//! its account, counted) through [`rows`] to [`tables`] (files of four Parquet tables), and back through [`load`] and [`restore`];
+//! [`convert`] is the command. [`questions`] about tables are answered by [`top`], and by engines in [`sql`].
 
 mod args;
 pub mod columns;
@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     let outcome = match args::parse(words) {
         Ok(line) => run(line),
         Err(error) if !error.use_stderr() => {
-            // Help. A closed pipe is no error.
+            // Help. A closed pipe is not an error.
             let _ = error.print();
             Ok(())
         }
@@ -65,7 +65,7 @@ fn run(line: CommandLine) -> anyhow::Result<()> {
     }
 }
 
-/// Runs what writes to standard output, to its last byte.
+/// Runs a command that writes to standard output, and flushes to the last byte.
 fn whole(write: impl FnOnce(&mut dyn io::Write) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     write(&mut out)?;

@@ -1,6 +1,7 @@
 //! `page`: an overview of the fleet as one HTML file, in the look of `tachyon-bpf`'s report, for people without a dashboard. It loads nothing.
 //!
-//! The page is committed ready-made (`prebuilt/fleet.html`, from `tachyon/report-page/`); what is written here is its data, and a first answer that needs no script.
+//! The page is committed ready-made (`prebuilt/fleet.html`, from `tachyon/report-page/`); what is written here is its data, and a summary
+//! that needs no script.
 
 use crate::args::PageArgs;
 use crate::lake::Lake;
@@ -16,7 +17,7 @@ use tachyon::sinks::text::escape_controls;
 /// The page without its data.
 const PAGE: &str = include_str!("../prebuilt/fleet.html");
 
-/// Runs the command; tells what was written.
+/// Runs the command; reports what was written.
 ///
 /// # Errors
 /// When tables cannot be read, or the file cannot be written.
@@ -42,7 +43,7 @@ pub fn run(args: &PageArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 fn fill(overview: &Overview) -> anyhow::Result<String> {
     let data = STANDARD.encode(serde_json::to_vec(overview)?);
     let mut page = String::with_capacity(PAGE.len() + data.len());
-    // Each place is named once, so nothing that was put in is looked at again.
+    // Each placeholder occurs once, so inserted text is never searched.
     let parts = [("title", html("The fleet")), ("first", first(overview)), ("data", data)];
     let mut rest = PAGE;
     while let Some((before, after)) = rest.split_once("@@") {
@@ -55,7 +56,7 @@ fn fill(overview: &Overview) -> anyhow::Result<String> {
     Ok(page)
 }
 
-/// The answer without the script.
+/// The summary without the script.
 fn first(overview: &Overview) -> String {
     let all: f64 = overview.services.iter().map(|service| service.seconds).sum();
     let mut text = String::from(

@@ -3,9 +3,9 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::time::{Duration, SystemTime};
 
-/// What is written as it is. Hive's layout needs `=`, `/` and `%` escaped; others might not be safe in a shell.
+/// Characters that are escaped. Hive's layout needs `=`, `/` and `%` escaped; others might not be safe in a shell.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-');
-/// Most bytes of a part: file systems take 255, and there is more than a name in one.
+/// Most bytes of a part: file systems allow 255, and a part contains more than a name.
 const LONGEST: usize = 200;
 /// Hive's name for "no value": the loss of a host belongs to no service. Engines read it as NULL.
 pub const NO_SERVICE: &str = "__HIVE_DEFAULT_PARTITION__";
@@ -27,7 +27,7 @@ pub fn part(text: &str) -> String {
     encoded
 }
 
-/// Whether a [`part`] is the whole of its text, beyond doubt: one more character would have had room.
+/// Whether a [`part`] certainly contains its whole text: one more character would have fitted.
 #[must_use]
 pub fn is_whole(part: &str) -> bool {
     part.len() <= LONGEST - 3 * char::MAX_LEN_UTF8
@@ -46,8 +46,8 @@ pub fn hour(ms: i64) -> String {
     format!("date={}/hour={}", &time[..10], &time[11..13])
 }
 
-/// `HOST-START-SEQ` of a segment: its file's own name, if it has that form; of other recordings START is their start, and SEQ
-/// their name.
+/// `HOST-START-SEQ` of a segment: its file's own name, if it has that form; for other recordings START is their start, and
+/// SEQ their name.
 #[must_use]
 pub fn segment_name(stem: &str, host: &str, start_ms: i64) -> String {
     if is_segment(stem) {
@@ -71,7 +71,7 @@ pub(crate) fn is_segment(stem: &str) -> bool {
     parts().unwrap_or(false)
 }
 
-/// Seconds since 1970 as milliseconds; `None`: no date that a calendar has.
+/// Seconds since 1970 as milliseconds; `None`: not a date in the calendar.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "it is compared with the calendar's end first")]
 pub fn milliseconds(unix: f64) -> Option<i64> {
@@ -79,7 +79,7 @@ pub fn milliseconds(unix: f64) -> Option<i64> {
     (0.0..=LAST_MS as f64).contains(&ms).then_some(ms as i64)
 }
 
-/// A moment of the calendar; what is beyond it is its end.
+/// A moment of the calendar; later ones become its end.
 fn rfc3339(ms: i64) -> String {
     let since = Duration::from_millis(ms.clamp(0, LAST_MS).unsigned_abs());
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).to_string()

@@ -1,4 +1,4 @@
-//! The three questions that fleets are asked, answered by plain Rust: the same rows that the engines give ([`crate::sql`]).
+//! The three questions about fleets, answered in plain Rust: with the same rows as from the engines ([`crate::sql`]).
 
 use crate::facts::{Facts, Map, Names, Release};
 use crate::hash::StackId;
@@ -77,7 +77,7 @@ pub struct LossRow {
 /// Function and file.
 type Function = (Arc<str>, Arc<str>);
 
-/// Functions of each stack, once each; whether it is the innermost one.
+/// The functions of each stack, once each, and whether each is the innermost one.
 struct Functions<'a> {
     names: &'a Names,
     by_stack: Map<StackId, Vec<(Function, bool)>>,
@@ -106,7 +106,7 @@ impl<'a> Functions<'a> {
     }
 }
 
-/// Top functions by CPU time of their own, `lines` of each service.
+/// Top functions by their own CPU time, `lines` per service.
 #[must_use]
 pub fn functions(facts: &Facts, lines: usize) -> Vec<FunctionRow> {
     let mut functions = Functions::new(&facts.names);
@@ -134,7 +134,7 @@ pub fn functions(facts: &Facts, lines: usize) -> Vec<FunctionRow> {
     totals.into_iter().flat_map(top).collect()
 }
 
-/// A service's two versions that were first seen last.
+/// A service's two most recently introduced versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versions {
     /// The older one.
@@ -145,7 +145,7 @@ pub struct Versions {
     new_ns: i64,
 }
 
-/// Those of each service that has two with CPU time.
+/// The versions of each service that has two with CPU time.
 #[must_use]
 pub fn versions(facts: &Facts) -> BTreeMap<Arc<str>, Versions> {
     let mut ns_of: BTreeMap<&Release, i64> = BTreeMap::new();
@@ -171,7 +171,7 @@ pub fn versions(facts: &Facts) -> BTreeMap<Arc<str>, Versions> {
     pairs
 }
 
-/// Functions whose share of their service's CPU time changed most between its two newest versions, `lines` of each service.
+/// Functions whose share of their service's CPU time changed most between its two newest versions, `lines` per service.
 #[must_use]
 pub fn changes(facts: &Facts, lines: usize) -> Vec<ChangeRow> {
     let versions = versions(facts);
@@ -218,7 +218,7 @@ pub fn changes(facts: &Facts, lines: usize) -> Vec<ChangeRow> {
     totals.into_iter().flat_map(changed).collect()
 }
 
-/// What each host lost, those that lose most first.
+/// What each host lost, the one that loses most first.
 #[must_use]
 pub fn losses(facts: &Facts) -> Vec<LossRow> {
     let row = |(host, &[stored, lost, recovered]): (&Arc<str>, &[i64; 3])| LossRow {
@@ -233,7 +233,7 @@ pub fn losses(facts: &Facts) -> Vec<LossRow> {
     rows
 }
 
-/// A share in millionths, rounded as the engines do: `floor(x + 0.5)`, because their own `round` differs.
+/// A share in millionths, rounded as in the engines: `floor(x + 0.5)`, because their own `round` differs.
 #[expect(clippy::cast_possible_truncation, reason = "a share of what has a share")]
 fn ppm(part: i64, whole: i64) -> i64 {
     (part as f64 * 1e6 / whole as f64 + 0.5).floor() as i64

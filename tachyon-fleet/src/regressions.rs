@@ -15,13 +15,13 @@ use tachyon::advice::Refusal;
 use tachyon::analysis::diff::{Change, Measured, Options};
 use tachyon::sinks::text::{escape_controls, write_json};
 
-/// Changes of a service that are listed.
+/// Most changes of a service that are listed.
 const SHOWN: usize = 20;
 
 /// Runs `diff`.
 ///
 /// # Errors
-/// When tables cannot be read, or do not have what is asked for.
+/// When tables cannot be read, or do not contain what was asked for.
 pub fn run_diff(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let lake = Lake::open(&args.root)?;
     let all = spans(&lake, args.period)?;
@@ -330,7 +330,7 @@ impl<'a> Json<'a> {
     }
 }
 
-/// A bound in words; none, where there is none.
+/// A bound in words; `None` if there is none.
 fn time(ms: i64) -> Option<String> {
     let since = UNIX_EPOCH.checked_add(Duration::from_millis(u64::try_from(ms).ok()?))?;
     (ms < 253_402_300_800_000).then(|| humantime::format_rfc3339_seconds(since).to_string())

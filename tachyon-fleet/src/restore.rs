@@ -1,7 +1,7 @@
 //! Tables back to one TACH file, for `tachyon-bpf report`, `diff` and `export`.
 //!
-//! Totals, stacks, processes and losses are those of the tables. What tables do not have is made up plainly: each process has
-//! one thread, and the samples of a slice follow each other evenly.
+//! Totals, stacks, processes and losses are those of the tables. What tables lack is filled in simply: each process has one
+//! thread, and the samples of a slice are evenly spaced.
 
 use crate::hash::StackId;
 use crate::load::Tables;
@@ -15,11 +15,11 @@ use tachyon::report::{ProcessReport, Report, WallReport};
 use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{Sink as _, TachSink};
 
-/// Status of a sample whose thread was on a CPU, and of one that waited. Who held the GIL is not known any more (4).
+/// Status of a sample whose thread was on a CPU, and of one that waited. Who held the GIL is no longer known (4).
 const STATUS: [u8; 2] = [2 | 4, 4];
-/// Length of a slice where tables have only one.
+/// Length of a slice if tables have only one.
 const SLICE_US: u64 = 60_000_000;
-/// More samples than that are in no TACH file.
+/// No TACH file has more samples than this.
 const MOST_SAMPLES: u64 = 1 << 32;
 
 /// One process of the tables.
@@ -28,7 +28,7 @@ type Key = (Arc<str>, Arc<str>, Arc<Labels>);
 /// Writes tables as a TACH file; returns how many samples it has.
 ///
 /// # Errors
-/// When a row's stack or frame is missing, there are more samples than a file takes, or it cannot be written.
+/// When a row's stack or frame is missing, there are more samples than a file can hold, or it cannot be written.
 pub fn write(tables: &Tables, out: impl Write + Seek) -> anyhow::Result<u64> {
     let total: u64 = tables.samples.iter().map(|row| row.samples.unsigned_abs()).fold(0, u64::saturating_add);
     ensure!(tables.samples.iter().all(|row| row.samples > 0), "a row of samples has none");
@@ -138,7 +138,7 @@ fn version(text: &str) -> Option<(u8, u8, u8)> {
     Some((numbers.next()??, numbers.next()??, numbers.next()??))
 }
 
-/// A frame as TACH has it: what is no Python is one name.
+/// A frame in TACH's form: anything but Python is a single name.
 fn frame(profile: &mut Profile, row: &FrameRow) -> FrameId {
     let name = match &*row.kind {
         "native" if !row.file.is_empty() => format!("{}!{}", row.file, row.function),

@@ -26,13 +26,13 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// From labels by name, and the service among them. `host` is a column of the row.
+    /// From labels by name; also returns the service, which is one of them. `host` is a column of the row.
     #[must_use]
     pub fn new(mut labels: BTreeMap<String, String>, host: &str) -> (Self, Option<String>) {
         if labels.get("host").is_some_and(|label| label == host) {
             labels.remove("host");
         }
-        // A rule may have set it to something that is no number.
+        // A rule may have set it to something that is not a number.
         let pid = labels.get("pid").and_then(|pid| pid.parse().ok());
         if pid.is_some() {
             labels.remove("pid");
@@ -73,7 +73,7 @@ pub struct SampleRow {
     pub slice_start_ms: i64,
     /// The stack.
     pub stack_id: StackId,
-    /// Of the process.
+    /// Labels of the process.
     pub labels: Arc<Labels>,
     /// Host.
     pub host: Arc<str>,
@@ -93,7 +93,7 @@ pub type StackRow = (StackId, Arc<[i64]>);
 pub struct FrameRow {
     /// Id.
     pub frame_id: i64,
-    /// Qualified name; of native frames without their object.
+    /// Qualified name; for native frames without their object.
     pub function: Arc<str>,
     /// Source file, or a native frame's object; empty: none.
     pub file: Arc<str>,
@@ -101,7 +101,7 @@ pub struct FrameRow {
     pub line: Option<i32>,
     /// `python`, `native`, `kernel`, `special`.
     pub kind: Arc<str>,
-    /// Build id of the object of a function that is known by its address alone.
+    /// Build id of the object, for a function known only by its address.
     pub build_id: Option<Arc<str>>,
 }
 

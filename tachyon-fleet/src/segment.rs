@@ -21,7 +21,7 @@ use tachyon::tach::Reader;
 const LARGEST_ACCOUNT: u64 = 64 << 20;
 /// Bit of a sample's status: its thread was on a CPU.
 const ON_CPU: u8 = 2;
-/// The cause of what a segment lost that was recovered.
+/// The cause of losses in a recovered segment.
 const CUT: &str = "cut";
 /// An interval between samples is not longer than a day, whatever a file says.
 const LONGEST_INTERVAL_US: u64 = 24 * 60 * 60 * 1_000_000;
@@ -31,11 +31,11 @@ const LONGEST_INTERVAL_US: u64 = 24 * 60 * 60 * 1_000_000;
 pub struct Options {
     /// Length of a slice.
     pub slice: Duration,
-    /// Start of recordings that do not tell theirs.
+    /// Start of recordings that do not give theirs.
     pub start: Option<SystemTime>,
 }
 
-/// Everything that tables have of one file.
+/// Everything that goes into tables from one file.
 #[derive(Clone, Debug, Default)]
 pub struct Segment {
     /// `HOST-START-SEQ`.
@@ -46,7 +46,7 @@ pub struct Segment {
     pub slice_ms: i64,
     /// Time that a sample stands for, nanoseconds.
     pub interval_ns: i64,
-    /// Whose it is.
+    /// The host it comes from.
     pub host: Arc<str>,
     /// In order.
     pub samples: Vec<SampleRow>,
@@ -63,7 +63,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Several segments of one recorder, in order, as one.
+    /// Joins several segments of one recorder, in order.
     #[must_use]
     pub fn joined(segments: &[Arc<Self>]) -> Self {
         let mut whole = segments.first().map(|first| Self::clone(first)).unwrap_or_default();
@@ -92,13 +92,13 @@ impl Segment {
 /// Reads a TACH file, and the account beside it if the file is a segment.
 ///
 /// # Errors
-/// When it cannot be read to its end, costs more than a file of its size should, or its account is another's.
+/// When it cannot be read to its end, costs more than a file of its size should, or its account belongs to another file.
 pub fn read(path: &Path, options: Options) -> anyhow::Result<Segment> {
     let source = Source::open(std::slice::from_ref(&path.to_owned()))?;
     of_source(source, path, options, &input::open)
 }
 
-/// The same of a file that is open. `open` opens the account.
+/// The same for an open file. `open` opens the account.
 ///
 /// # Errors
 /// As [`read`].
@@ -146,7 +146,7 @@ fn account(path: &Path, open: Open<'_>) -> anyhow::Result<Option<Report>> {
     serde_json::from_reader(BufReader::new(file.take(LARGEST_ACCOUNT))).with_context(cannot).map(Some)
 }
 
-/// From a file's clock to slices.
+/// Converts a file's clock to slices.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
     /// On the file's clock.
@@ -180,7 +180,7 @@ impl Clock {
         })
     }
 
-    /// The slice of a moment. What lies beyond the recording's ends, by as much as clocks differ, belongs to the slice there.
+    /// The slice of a moment. Moments just beyond the recording's ends, because clocks differ, belong to the slice there.
     fn slice(&self, time_us: u64) -> u64 {
         (time_us.saturating_sub(self.start_us) / self.slice_us).min(self.last_slice)
     }
@@ -192,8 +192,8 @@ impl Clock {
     }
 }
 
-/// Slices begin with the recording: so a segment of 60 s has one, although it ends some milliseconds late. A rest shorter than
-/// half a slice belongs to the slice before.
+/// Slices begin with the recording: so a segment of 60 s has one, even if it ends some milliseconds late. A remainder shorter
+/// than half a slice belongs to the slice before.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -208,7 +208,7 @@ fn last_slice(duration_s: f64, slice: Duration) -> u64 {
 struct Count {
     on_cpu: u64,
     waiting: u64,
-    /// Of chosen events (`tachyon-bpf -e`), which stand for no time.
+    /// Samples of chosen events (`tachyon-bpf -e`), which stand for no time.
     of_events: u64,
 }
 
@@ -218,12 +218,12 @@ struct Collector {
     clock: Clock,
     report: Report,
     stem: String,
-    /// The file has metadata of ours.
+    /// Whether the file has this project's metadata.
     told: bool,
     stacks: HashMap<Arc<[FrameId]>, u32>,
     /// By slice, process and stack.
     counts: BTreeMap<(u64, u32, u32), Count>,
-    /// What became of it.
+    /// The resulting segment.
     segment: Segment,
 }
 
@@ -261,7 +261,7 @@ impl Sink for Collector {
         let interval_ns = profile.meta.interval_us.clamp(1, LONGEST_INTERVAL_US) * 1000;
         let mut rows: BTreeMap<_, Count> = BTreeMap::new();
         for (&(slice, process, stack), count) in &self.counts {
-            // Processes without labels that differ are one.
+            // Processes whose labels do not differ are one.
             let (service, labels) = &processes[process as usize];
             let row = rows.entry((service, self.clock.begin_ms(slice), ids[stack as usize], labels)).or_default();
             row.on_cpu += count.on_cpu;
@@ -294,7 +294,7 @@ impl Collector {
         if host.is_empty() { "unknown".into() } else { host.into() }
     }
 
-    /// Names all stacks; gives their ids by number.
+    /// Names all stacks; returns their ids by number.
     fn stack_ids(&mut self, profile: &Profile) -> Vec<StackId> {
         let build_ids = build_ids(profile);
         let mut frames: HashMap<FrameId, FrameHash> = HashMap::new();
@@ -329,7 +329,7 @@ impl Collector {
     }
 }
 
-/// Labels of a process: the account's, if it has some, or what the file knows.
+/// Labels of a process: the account's, if it has any, otherwise what the file says.
 fn labels(process: &Process, of_account: Option<&ProcessReport>, told: bool) -> BTreeMap<String, String> {
     if let Some(of_account) = of_account.filter(|of_account| !of_account.labels.is_empty()) {
         return of_account.labels.clone();
@@ -344,14 +344,14 @@ fn labels(process: &Process, of_account: Option<&ProcessReport>, told: bool) -> 
     named.map(|(name, value)| (name.to_owned(), value)).chain(labels).collect()
 }
 
-/// Build ids of objects by the name that frames have of them.
+/// Build ids of objects, by their names in frames.
 fn build_ids(profile: &Profile) -> HashMap<&str, &str> {
     let objects = profile.native.objects().into_iter().filter(|(_, build_id)| !build_id.is_empty());
     objects.map(|(path, build_id)| (path.rsplit('/').next().unwrap_or(path), build_id)).collect()
 }
 
-/// A frame as a row. What is known by its address alone is told by its object's build, too: in another build that address is
-/// other code.
+/// A frame as a row. A function known only by its address is identified by its object's build, too: in another build that
+/// address is other code.
 fn describe(profile: &Profile, frame: &Frame, build_ids: &HashMap<&str, &str>) -> (FrameHash, FrameRow) {
     let label = FrameLabel::of(profile, frame);
     let object = address_of_name(profile.strings.get(frame.function)).map(|(object, _)| object);
@@ -380,7 +380,7 @@ fn loss(report: &Report, slice_start_ms: i64, host: &Arc<str>) -> Vec<LossRow> {
     };
     let mut rows: Vec<LossRow> = all.filter(|&(_, runs)| runs > 0).map(row).collect();
     if report.cut {
-        // How many it were is not known.
+        // How many there were is not known.
         rows.push(row((CUT.to_owned(), 0)));
     }
     rows.sort();

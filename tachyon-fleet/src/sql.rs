@@ -1,5 +1,5 @@
-//! The same three questions as SQL, for engines that people have: views of the tables in each dialect, and queries that are the
-//! same in all of them.
+//! The same three questions as SQL, for common engines: views of the tables in each dialect, and queries that are the same in
+//! all of them.
 
 use crate::args::{Engine, Period, SqlArgs};
 use crate::lake::{Lake, LakeFile};
@@ -20,7 +20,8 @@ use tachyon::sinks::text::escape_controls;
 const RUNNER: &str = include_str!("sql/run.py");
 /// The exit status of [`RUNNER`] when there is no such module.
 const NO_MODULE: i32 = 3;
-/// Most services that DuckDB groups one by one: with 200 it is faster than with all at once, with 500 slower (2.0.0).
+/// Most services for which DuckDB groups one at a time: with 200 it is faster than with all at once, with 500 slower
+/// (2.0.0).
 const MOST_SERVICES: usize = 200;
 
 /// Services by their directories.
@@ -48,7 +49,7 @@ impl Engine {
         }
     }
 
-    /// A text inside of a literal; Spark's paths are names, not texts.
+    /// A text inside a literal; Spark's paths are names, not texts.
     fn quoted(self, text: &str) -> String {
         match self {
             Self::Clickhouse => text.replace('\\', "\\\\").replace('\'', "\\'"),
@@ -57,7 +58,7 @@ impl Engine {
         }
     }
 
-    /// The Python module that runs it, and how to get it; `None`: it takes a server, or more.
+    /// The Python module that runs it, and how to get it; `None`: it needs a server, or more.
     const fn module(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Duckdb => Some(("duckdb", "python3 -m pip install duckdb")),
@@ -86,7 +87,7 @@ pub fn run(args: &SqlArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let questions = args.question.as_ref().map_or(&Question::ALL[..], std::slice::from_ref);
     let (engine, lines, period) = (args.engine, args.lines, args.period);
     let Some(root) = &args.run else {
-        // Views that are kept must show services that come later.
+        // Stored views must also show services that come later.
         let script = script(engine, &args.from, &Services::new(), questions, lines, period);
         return Ok(out.write_all(script.as_bytes())?);
     };
@@ -94,7 +95,7 @@ pub fn run(args: &SqlArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     execute(engine, &script(engine, root, &services, questions, lines, period), out)
 }
 
-/// Those of tables in a directory of this machine; none where they are not to be grouped one by one.
+/// Services of tables in a local directory; none if they are not to be grouped one at a time.
 fn services(root: &str, period: Period) -> anyhow::Result<Services> {
     if is_url(root) {
         return Ok(Services::new());
@@ -102,7 +103,7 @@ fn services(root: &str, period: Period) -> anyhow::Result<Services> {
     Ok(grouped_apart(Lake::open(root)?.files(Table::Samples, period)?))
 }
 
-/// Services that have directories of their own whose names DuckDB takes as they are; none, if that is not so of all.
+/// Services that have directories of their own with names that DuckDB takes as they are; none, unless that holds for all.
 fn grouped_apart(files: Vec<LakeFile>) -> Services {
     let mut services = Services::new();
     for file in files {
@@ -135,7 +136,7 @@ fn script(
     let bounds: Vec<String> = bounds.into_iter().flatten().collect();
     let bounds = if bounds.is_empty() { String::new() } else { format!("\nWHERE {}", bounds.join(" AND ")) };
     let root = engine.quoted(root.trim_end_matches('/'));
-    // The root comes last, and nothing is replaced in names of services: both may hold anything.
+    // The root comes last, and nothing is replaced in names of services: both may contain anything.
     let filled = |sql: &str| sql.replace("{where}", &bounds).replace("{root}", &root);
     let views = engine.views();
     let mut script = match views.split_once("{stack_time}") {
@@ -149,7 +150,8 @@ fn script(
     script
 }
 
-/// CPU time by service and stack. DuckDB finds the group of one column once for each value of its dictionary, that of two for each row.
+/// CPU time by service and stack. DuckDB finds the group for one column once per value of its dictionary, but for two columns once per
+/// row.
 fn stack_time(engine: Engine, services: &Services, filled: impl Fn(&str) -> String) -> String {
     if services.is_empty() {
         let sum = "CAST(sum(on_cpu_ns) AS BIGINT) AS ns";
@@ -178,7 +180,7 @@ fn execute(engine: Engine, script: &str, out: &mut dyn Write) -> anyhow::Result<
     let mut input = child.stdin.take().context("python3 has no input")?;
     let output = child.stdout.take().context("python3 has no output")?;
     thread::scope(|scope| -> anyhow::Result<()> {
-        // What it says about a script that it does not read to the end is its exit status.
+        // If it does not read the script to its end, its exit status says why.
         scope.spawn(move || input.write_all(script.as_bytes()));
         for line in BufReader::new(output).lines() {
             writeln!(out, "{}", escape_controls(&line?))?;

@@ -1,4 +1,4 @@
-//! A segment as Parquet files, one for each table, hour and service. The same segment gives the same bytes.
+//! Turns a segment into Parquet files, one for each table, hour and service. The same segment gives the same bytes.
 
 use crate::hash::StackId;
 use crate::place::{self, NO_SERVICE};
@@ -17,10 +17,10 @@ use parquet::schema::types::ColumnPath;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Most directories that one file's rows may go to: a week in hours, of a dozen services. A file whose times are anywhere would
-/// make as many as it has samples.
+/// Most directories that one file's rows may go to: the hours of a week, for a dozen services. A file with arbitrary times
+/// would make as many as it has samples.
 const MOST_PLACES: usize = 2048;
-/// Levels above take several times as long for one percent.
+/// Higher levels take several times as long for one percent.
 const ZSTD_LEVEL: i32 = 9;
 
 /// A table.
@@ -66,7 +66,7 @@ pub struct TableFile {
 /// All files of a segment. Each directory has the stacks and frames that its samples use.
 ///
 /// # Errors
-/// When its times are so far apart that it would be more files than any recording's.
+/// When its times are so far apart that there would be more files than for any real recording.
 pub fn files(segment: &Segment) -> anyhow::Result<Vec<TableFile>> {
     let mut places: BTreeMap<String, Vec<SampleRow>> = BTreeMap::new();
     let of_one = |a: &SampleRow, b: &SampleRow| (&a.service, a.slice_start_ms) == (&b.service, b.slice_start_ms);
@@ -87,19 +87,19 @@ pub fn files(segment: &Segment) -> anyhow::Result<Vec<TableFile>> {
         let stacks = stacks_of(segment, &ids);
         let frames: BTreeSet<i64> = stacks.iter().flat_map(|(_, frames)| frames.iter().copied()).collect();
         let mut frames: Vec<&FrameRow> = frames.iter().filter_map(|frame| segment.frames.get(frame)).collect();
-        // Neighbours share their file.
+        // Neighbouring rows share their file.
         frames.sort_by_key(|row| (&row.file, &row.function, row.line, row.frame_id));
         push(Table::Samples, directory, samples(rows)?, rows.len() >= 2 * ids.len())?;
         push(Table::Stacks, directory, self::stacks(&stacks)?, false)?;
         push(Table::Frames, directory, self::frames(&frames)?, false)?;
     }
-    // Without losses, too: an engine takes a table without files for an error.
+    // Even without losses, because engines treat a table without files as an error.
     let directory = place::directory(segment.start_ms, NO_SERVICE);
     push(Table::Loss, &directory, loss(&segment.loss)?, true)?;
     Ok(files)
 }
 
-/// Those stacks, in the order of their frames from the outermost one: neighbours have callers in common, which compresses.
+/// These stacks, ordered by their frames from the outermost one: neighbours share callers, which compresses well.
 fn stacks_of(segment: &Segment, ids: &BTreeSet<StackId>) -> Vec<StackRow> {
     let mut stacks: Vec<StackRow> =
         ids.iter().filter_map(|id| Some((*id, Arc::clone(segment.stacks.get(id)?)))).collect();
@@ -196,20 +196,20 @@ fn batch(columns: Vec<(&str, ArrayRef, bool)>) -> anyhow::Result<RecordBatch> {
     Ok(RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, array, _)| array).collect())?)
 }
 
-/// `dictionary`: ids repeat. Where they do not, a dictionary of them would only be larger.
+/// `dictionary`: ids repeat. If they do not, a dictionary would only make it larger.
 fn write(batch: &RecordBatch, dictionary: bool) -> anyhow::Result<Vec<u8>> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
-        // In pages of the first version columns of a fixed length have no dictionary, and engines read each row's 16 bytes.
+        // In pages of the first version, fixed-length columns have no dictionary, and engines read 16 bytes for each row.
         .set_writer_version(WriterVersion::PARQUET_2_0)
         .set_encoding(Encoding::PLAIN)
-        // A file is one page of each column or a few: their index would be larger than what it saves, and so would be smallest and
-        // largest values of columns that nobody looks for ranges in.
+        // A file has one or a few pages per column: their index would cost more than it saves, as would minimum and maximum values
+        // of columns that are never searched by range.
         .set_statistics_enabled(EnabledStatistics::None)
         .set_offset_index_disabled(true)
         .set_column_dictionary_enabled(ColumnPath::from("stack_id"), dictionary)
         .set_column_dictionary_enabled(ColumnPath::from("frame_id"), dictionary)
-        // Neighbouring stacks share runs of ids, which zstd finds where they are whole bytes.
+        // Neighbouring stacks share runs of ids, which zstd finds if they are whole bytes.
         .set_column_dictionary_enabled(
             ColumnPath::from(["frame_ids", "list", "element"].map(str::to_owned).to_vec()),
             false,

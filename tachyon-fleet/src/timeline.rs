@@ -1,4 +1,4 @@
-//! What the overview is made of: CPU time of services and of their top functions over time, changes, and losses.
+//! The data of the overview: CPU time of services and of their top functions over time, changes, and losses.
 
 use crate::args::Period;
 use crate::columns::{Columns, id};
@@ -15,16 +15,16 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tachyon::analysis::diff::Options;
 
-/// Most parts that time is shown in.
+/// Most parts that the time line has.
 const PARTS: i64 = 168;
 /// Lengths of a part, in milliseconds: a minute to a day.
 const LENGTHS: [i64; 9] =
     [60_000, 300_000, 600_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000, 86_400_000];
 /// Functions of a service.
 const FUNCTIONS: usize = 25;
-/// Services that are shown; the rest is one.
+/// Most services that are shown; the rest is combined.
 const SERVICES: usize = 60;
-/// Hosts that lose.
+/// Most hosts with losses that are shown.
 const HOSTS: usize = 100;
 /// Changes of a service.
 const CHANGES: usize = 30;
@@ -97,7 +97,7 @@ pub struct ServiceChange {
     pub new: String,
     /// CPU seconds of a process-hour, before and after, and whether that changed.
     pub whole: (f64, f64, bool),
-    /// What could have been seen, as a part of a function with 1 %.
+    /// The smallest visible change, as a fraction of a function with 1 %.
     pub visible: Option<f64>,
     /// Significant ones, and those that only moved.
     pub changes: Vec<ChangeLine>,
@@ -210,7 +210,7 @@ fn parts(lake: &Lake, files: &[LakeFile], period: Period) -> anyhow::Result<(i64
 }
 
 fn seconds(ns: i64) -> f64 {
-    // As much as a chart shows.
+    // Rounded to what a chart shows.
     (ns as f64 / 1e6).round() / 1e3
 }
 

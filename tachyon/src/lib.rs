@@ -9,7 +9,7 @@
 //! `internals`, which promises nothing: what it opens changes without notice. `ARCHITECTURE.md` describes all modules, in the
 //! order in which data flows through them.
 
-// Some of it only tests and fuzzers use; with the feature, everything is checked.
+// Tests and fuzzers are the only users of some items: unused code is checked for only with the feature.
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 pub mod advice;

@@ -60,7 +60,7 @@ pub struct Report {
     /// Samples of each chosen event.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<EventReport>,
-    /// How far an interval may lie from their mean, as a share of it, so that no program is in step with them.
+    /// How far an interval may lie from the mean, as a share of it, so that no program is in step with the intervals.
     #[serde(default)]
     pub jitter: f64,
     /// Length of the recording, seconds.
@@ -97,8 +97,8 @@ impl Report {
         if self.effective_rate_hz > 0.0 { self.effective_rate_hz } else { self.rate_hz }
     }
 
-    /// Samples missed because the timer did not fire, of how many expected; `None` where that is not known, or where the two
-    /// counts differ by no more than counts do: 2.6 standard deviations of a Poisson count, its 99 % interval.
+    /// Samples missed because the timer did not fire, and how many were expected; `None` if that is not known, or if the two
+    /// counts differ by no more than chance: 2.6 standard deviations of a Poisson count, its 99 % interval.
     #[must_use]
     pub fn missed(&self) -> Option<(u64, u64)> {
         let (missed, expected) = self.not_fired.zip(self.expected)?;
@@ -142,7 +142,8 @@ impl Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WallReport {
-    /// How their stacks are read: `kick`, when the wait is over; `switch_out`, when it begins, of some waits that stand for all.
+    /// How their stacks are read: `kick`, when the wait is over; `switch_out`, when it begins, for some waits that stand for
+    /// all.
     pub method: String,
     /// Ticks in waits of the selected processes' threads.
     pub ticks_due: u64,
@@ -150,9 +151,9 @@ pub struct WallReport {
     pub stored: u64,
     /// The others, by cause; causes with 0 are included.
     pub loss: BTreeMap<String, u64>,
-    /// Ticks of `ticks_due` in waits of threads that had longer intervals, for a CPU had too many of them.
+    /// Ticks of `ticks_due` in waits of threads that had longer intervals because a CPU had too many of them.
     pub widened: u64,
-    /// How often a thread was met for which there was no room: its waits are in no count.
+    /// How often a thread was met for which there was no room: its waits are not counted anywhere.
     pub threads_without_room: u64,
     /// The stored ones by what was waited for.
     pub causes: BTreeMap<String, CauseReport>,
@@ -162,22 +163,22 @@ pub struct WallReport {
     /// Who ended waits, with `--wakers`: most ticks first, 20 at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub wakers: Vec<WakerReport>,
-    /// asyncio's tasks, and greenlets, that waited side by side; with `--async` only.
+    /// asyncio tasks and greenlets that waited concurrently; only with `--async`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskWaitReport>,
 }
 
-/// What asyncio's tasks, and greenlets, waited for while their threads were idle. Each of them waits for the whole of that time, so these ticks are no
-/// part of any thread's: `idle = read + loss.went_on + loss.unreadable + loss.late`.
+/// What asyncio tasks and greenlets waited for while their threads were idle. Each of them waits for all of that time, so these ticks are
+/// not part of any thread's: `idle = read + loss.went_on + loss.unreadable + loss.late`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TaskWaitReport {
-    /// Ticks in which event loops were idle when they were looked at, each loop's once.
+    /// Ticks in which event loops were idle when they were looked at, counted once per loop.
     pub idle: u64,
     /// Those of them in which their tasks were read.
     pub read: u64,
-    /// The others: the loop went on while they were read, they could not be read, or the time was up. And ticks of tasks beyond the
-    /// most that are written (`too_many`), and of those that could not be written.
+    /// The others: the loop went on while they were read, they could not be read, or the time was up. Also ticks of tasks beyond
+    /// the limit on what is written (`too_many`), and of those that could not be written.
     pub loss: BTreeMap<String, u64>,
     /// Ticks of all tasks that are samples in the file.
     pub stored: u64,
@@ -199,7 +200,7 @@ pub struct PlaceReport {
 /// A line that held the GIL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HolderReport {
-    /// Ticks of those that waited meanwhile.
+    /// Ticks of the threads that waited meanwhile.
     pub stored: u64,
     /// Its function.
     pub function: String,
@@ -218,7 +219,7 @@ pub struct WakerReport {
     pub cause: String,
     /// The line that waited, e.g. `queue.py:171 get`.
     pub place: String,
-    /// The line that woke it, likewise; of a thread that runs no recorded Python its name.
+    /// The line that woke it, likewise; for a thread that runs no recorded Python, its name.
     pub waker: String,
 }
 
@@ -262,7 +263,7 @@ pub struct NativeReport {
     pub stops: BTreeMap<String, u64>,
     /// Unwind tables in use at the end, bytes.
     pub table_bytes: u64,
-    /// What they would take with all those that had no room, bytes; `None`: all had room.
+    /// What all tables would take, including those that had no room, bytes; `None`: all had room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table_bytes_wanted: Option<u64>,
     /// Files that cannot be unwound, by path, each with the reason.
@@ -301,10 +302,10 @@ pub struct ProcessReport {
     pub uninspected: u64,
     /// On-CPU time while it was selected and ran CPython, seconds; `null` if it could not be measured.
     pub cpu_s: Option<f64>,
-    /// What its threads did with their lives, where waiting threads were sampled.
+    /// What its threads did with their time, if waiting threads were sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeReport>,
-    /// The same of each thread, those that ended too; the 1,000 that lived longest. Not in accounts of segments.
+    /// The same for each thread, including those that ended; the 1,000 that lived longest. Not in accounts of segments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub threads: Vec<ThreadReport>,
     /// Script or module of its command line; empty if there is none.
@@ -316,7 +317,7 @@ pub struct ProcessReport {
     /// Uid of its Kubernetes pod; empty if none is visible.
     #[serde(default)]
     pub pod: String,
-    /// The service that it says it is of, in OpenTelemetry's process context; empty if it does not say.
+    /// The service that it says it belongs to, in OpenTelemetry's process context; empty if it does not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub service: String,
     /// Variables that it was started with, by name: those that `--label-env` asked for.
@@ -327,7 +328,7 @@ pub struct ProcessReport {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What the threads of a process did with their lives, as the kernel counts it: the parts add up to them.
+/// What the threads of a process did with their time, as the kernel counts it: the parts add up to their lifetimes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimeReport {
@@ -335,13 +336,13 @@ pub struct TimeReport {
     pub running_s: f64,
     /// Ready to run, without a CPU.
     pub queued_s: f64,
-    /// Waiting for something else. The sum is counted; its parts by cause are those of the samples.
+    /// Waiting for something else. The sum is measured; its parts by cause come from the samples.
     pub blocked_s: BTreeMap<String, f64>,
     /// The part of that for the GIL.
     pub gil_wait_s: f64,
 }
 
-/// What one thread did with its life.
+/// What one thread did with its time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ThreadReport {
     /// Its id in the profiler's namespace.
@@ -357,7 +358,7 @@ pub struct ThreadReport {
 pub struct EventReport {
     /// Its name.
     pub name: String,
-    /// How many of them a sample stands for; `null` of the clock, which has a rate.
+    /// How many of them a sample stands for; `null` for the clock, which has a rate.
     pub period: Option<u64>,
     /// Samples of it that are in the profile.
     pub stored: u64,

@@ -1,4 +1,4 @@
-//! The account where things go wrong. That it adds up is checked of every recording there is.
+//! The account where things go wrong. Every recording in these tests is checked to add up.
 
 use std::time::Duration;
 use tachyon_tests::{Interpreter, Profiler, Target, let_run, on_each_interpreter};
@@ -27,7 +27,7 @@ fn tiny_ring(interpreter: &Interpreter) {
     assert!(recording.report.stored > 100, "{:#?}", recording.report);
 }
 
-/// A caller's code object cannot be read: the leaf is named, the stack says that it was cut, and why.
+/// A caller's code object cannot be read: the leaf is named, and the stack says that it was cut and why.
 fn unreadable_page(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "unreadable.py");
     let recording = Profiler::of(target.pid()).rate(1_999).cpu_milliseconds(target.pid(), 750).record();
@@ -41,8 +41,8 @@ fn unreadable_page(interpreter: &Interpreter) {
     assert!(shown.count() as f64 > 0.9 * cut as f64, "{:#?}", recording.report.stops);
 }
 
-/// The profiler stands still for five seconds under load: the ring is full, and every run is in the file or in a named
-/// count of losses. That it adds up to the unit is checked of every recording.
+/// The profiler is stopped for five seconds under load: the ring fills up, and every run is in the file or in a named
+/// count of losses. Every recording is checked to add up exactly.
 fn profiler_stopped(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "deep_stack.py");
     let running = Profiler::of(target.pid()).rate(999).env("TACHYON_RING_BYTES", 1 << 18).start();

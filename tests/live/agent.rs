@@ -1,4 +1,4 @@
-//! `agent`: a host recorded for ever, in segments whose account holds, whatever happens to it.
+//! `agent`: records a host for ever, in segments whose account adds up whatever happens to it.
 
 mod killed;
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use tachyon::report::Report;
 use tachyon_tests::{Interpreter, Recorded, Target, binary, judge, live};
 
-/// Longest that anything here is waited for.
+/// The longest that anything here is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An agent that runs, with a spool of its own below a directory that is removed at the end.
+/// A running agent with its own spool, below a directory that is removed at the end.
 pub(crate) struct Agent {
     around: tempfile::TempDir,
     child: Option<Child>,
@@ -38,7 +38,7 @@ impl Agent {
         Self::start_within(config, |command| command)
     }
 
-    /// Starts it by another command, which is made of its own.
+    /// Starts it through another command, built from its own.
     pub(crate) fn start_within(config: &str, within: impl FnOnce(Command) -> Command) -> Self {
         let around = tempfile::tempdir().expect("a temporary directory can be made");
         let mut agent = Self { around, child: None };
@@ -148,7 +148,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Of an unoptimised build, which is slow and large, the limits are not those of a user.
+/// An unoptimised build is slow and large, so its limits are not a user's.
 pub(crate) const FAST: &str =
     "[record]\nfrequency = 199\nmax_cpu = \"100%\"\nmax_memory = \"512MiB\"\n[segments]\nlength = \"500ms\"\n";
 
@@ -159,7 +159,7 @@ fn segments_add_up_to_the_state_and_have_labels() {
     let environment = [("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop,service.version=1"), ("REGION", "eu")];
     let named = Target::start_in(&python, "spin.py", &[], &environment);
     let plain = Target::start(&python, "spin.py");
-    // It has no sample in any of the segments, and is in all of their accounts.
+    // It has no sample in any segment, but is in every account.
     let idle = Target::start_in(&python, "wall_asleep.py", &["60"], &[]);
     let rules = "[labels]\nenvironment = [\"REGION\"]\n[[labels.rule]]\nmatch = { \"env.REGION\" = \"e*\" }\nset = { team = \"a\" }\n";
     let mut agent = Agent::start(&format!("{FAST}{rules}"));
@@ -209,7 +209,7 @@ fn segments_add_up_to_the_state_and_have_labels() {
     assert!(metrics.contains(&format!("tachyon_samples_total {samples}\n")), "{metrics}");
 }
 
-/// Threads that wait are in each segment with the part of their wait that lies in it; their account holds beside the other one.
+/// Waiting threads are in each segment with the part of their wait that lies in it; their account adds up beside the other one.
 #[test]
 fn waiting_threads_are_in_every_segment() {
     let Some(_live) = live() else { return };
@@ -228,7 +228,7 @@ fn waiting_threads_are_in_every_segment() {
         assert_eq!(recorded.samples.len() as u64, report.stored + wall.stored, "{}", path.display());
         let forever = |sample: &&_| recorded.frames_of(sample).any(|frame| frame.function == "forever");
         let count = recorded.samples.iter().filter(forever).count() as f64;
-        // Two threads, each once in every period; a process that is met within a segment counts from then on.
+        // Two threads, each once in every period; a process first seen within a segment counts from then on.
         let periods = 2.0 * report.effective_rate_hz * report.duration_s;
         let least = if report.segment.is_some_and(|segment| segment.sequence > 0) { periods - 4.0 } else { 1.0 };
         assert!(count >= least && count <= periods + 4.0, "{count} of {periods}: {report:#?}");
@@ -278,11 +278,11 @@ fn systemd_is_told() {
 #[test]
 fn the_bound_of_the_spool_holds_and_a_reload_needs_no_pause() {
     let Some(_live) = live() else { return };
-    // Steps of 15 ms of CPU time, of which each is met twice or more.
+    // Steps of 15 ms of CPU time, each sampled twice or more.
     let _target = Target::start_with(&Interpreter::named("pyenv_3_12"), "numbered.py", &["15"]);
     let mut agent = Agent::start(&FAST.replace("500ms", "200ms"));
     agent.wait_for_segments(4);
-    // One that is wrong changes nothing.
+    // An invalid one changes nothing.
     fs::write(agent.config(), "[record]\nfrequenzy = 3\n").unwrap();
     agent.signal(libc::SIGHUP);
     in_time("the complaint", || agent.log().contains("unknown key record.frequenzy").then_some(()));
@@ -301,7 +301,7 @@ fn the_bound_of_the_spool_holds_and_a_reload_needs_no_pause() {
         .filter_map(|path| path.metadata().ok())
         .map(|it| it.len())
         .sum();
-    // The newest may have come since the last look.
+    // The newest may have appeared since the last look.
     assert!(bytes < 40_000, "{bytes} bytes: {:?}", agent.files(""));
     assert_eq!(agent.state()["restarts"], 0, "{}", agent.log());
     // Another rate does: it samples before the old one ends.
@@ -314,7 +314,7 @@ fn the_bound_of_the_spool_holds_and_a_reload_needs_no_pause() {
     });
     agent.end(libc::SIGINT);
     let new: Vec<PathBuf> = agent.files(".tach").into_iter().filter(|path| !before.contains(path)).collect();
-    // No pause: what the target did while one recorder took over from the other was met, by one of them or by both.
+    // No gap: what the target did while one recorder took over from the other was sampled by one of them or by both.
     let mut steps: BTreeSet<u64> = BTreeSet::new();
     for path in &new {
         let recorded = Recorded::read(path);
@@ -324,7 +324,7 @@ fn the_bound_of_the_spool_holds_and_a_reload_needs_no_pause() {
     }
     let steps: Vec<u64> = steps.into_iter().collect();
     for pair in steps.windows(2) {
-        // A step in which the machine ran something else may have been met by no firing.
+        // A step in which the machine ran something else may have been missed by every firing.
         assert!(pair[1] - pair[0] <= 2, "no sample between steps {} and {}", pair[0], pair[1]);
     }
     assert!(steps.len() > 20, "{steps:?}");
@@ -336,7 +336,7 @@ fn the_bound_of_the_spool_holds_and_a_reload_needs_no_pause() {
     );
 }
 
-/// A segment whose successor has no room goes on, and what is buffered fits into its file perhaps: then nothing is lost.
+/// A segment whose successor has no room goes on, and what is buffered may fit into its file: then nothing is lost.
 #[test]
 fn a_full_disk_stops_files_and_not_the_agent() {
     let Some(_live) = live() else { return };
@@ -357,7 +357,7 @@ fn a_full_disk_stops_files_and_not_the_agent() {
         in_time("segments", || (state()?["segments"].as_u64()? >= count).then_some(()));
     };
     segments(2);
-    // What another program leaves no room for.
+    // Another program fills the disk.
     let filler = disk.join("filler");
     let mut file = fs::File::create(&filler).unwrap();
     let _full = std::io::copy(&mut std::io::repeat(0).take(4 << 20), &mut file);
@@ -379,7 +379,7 @@ fn a_full_disk_stops_files_and_not_the_agent() {
     assert!(files(&spool, ".part").is_empty());
 }
 
-/// A file system that is mounted.
+/// A mounted file system.
 struct Unmount(PathBuf);
 
 impl Drop for Unmount {

@@ -1,4 +1,4 @@
-//! Where asyncio keeps its tasks: what `.AsyncioDebug` says leads to the very objects that the program names.
+//! Where asyncio keeps its tasks: `.AsyncioDebug` leads to the very objects that the program names.
 
 use serde_json::Value;
 use std::collections::BTreeSet;

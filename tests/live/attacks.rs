@@ -1,5 +1,5 @@
-//! What ordinary users without rights do to a recording of the whole host, beside Pythons that do nothing wrong: one that runs
-//! before it begins, one that starts meanwhile, and short ones. All of these keep their samples, exact, and the recording ends.
+//! What unprivileged users can do to a recording of the whole host, beside honest Pythons: one that runs before it begins, one
+//! that starts meanwhile, and short ones. All of these keep their exact samples, and the recording ends.
 //!
 //! `docs/limits.md` has what each of these may cost. Programs that lie about their memory are in `hostile.rs`.
 
@@ -34,13 +34,13 @@ on_each_interpreter!(on [debian_3_11]: nested);
 
 /// Samples per second.
 const RATE: f64 = 499.0;
-/// When a recording has not ended by then it hangs.
+/// A recording that has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How much longer than asked a recording may take on a machine that does other things: a second on a calm one.
+/// How much longer than asked a recording may take on a busy machine: a second on an idle one.
 const MOST_DELAY: Duration = Duration::from_secs(5);
-/// What honest programs keep of their samples at least.
+/// The least share of their samples that honest programs keep.
 const KEPT: f64 = 0.95;
-/// `--max-memory`: what is not optimised is larger.
+/// `--max-memory`: an unoptimised build is larger.
 const MEMORY: u64 = 320 << 20;
 /// CPU time of each honest program that is recorded.
 const WORK: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ const WORK: Duration = Duration::from_millis(500);
 const SHORT: (usize, f64) = (4, 0.15);
 const NOBODY: u32 = 65_534;
 
-/// What the attacker's end releases, should the profiler wait for it: then the test fails, and hangs nobody.
+/// Should the profiler wait for the attacker, the attacker's end releases it: the test then fails instead of hanging.
 fn ended(mut child: Child, attacker: &mut Target) -> Output {
     let deadline = Instant::now() + PATIENCE;
     let mut hung = false;
@@ -66,7 +66,7 @@ fn ended(mut child: Child, attacker: &mut Target) -> Output {
     output
 }
 
-/// Honest programs run before most others: with as many attackers beside them they would have hardly any time to be sampled.
+/// Honest programs have priority over most others: beside so many attackers they would hardly get any time to be sampled.
 fn is_served_first(pid: u32) {
     // SAFETY: setpriority(2) touches no memory; the process is a child that has not been waited for.
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, pid, -5) };
@@ -103,7 +103,7 @@ impl Attack {
         Self { options, ..self }
     }
 
-    /// Records the host meanwhile; all that must hold, whatever the attack, is checked here.
+    /// Records the host meanwhile, and checks everything that must hold whatever the attack.
     fn record(&self, interpreter: &Interpreter) -> (Recording, Target) {
         let honest = Interpreter::named("pyenv_3_12");
         let folder = folder();
@@ -127,7 +127,7 @@ impl Attack {
             assert!(child.wait().expect("a child can be waited for").success());
         }
         let_run(later.pid(), WORK);
-        // Missing names are asked for once a second.
+        // Missing names are looked up once a second.
         std::thread::sleep(Duration::from_millis(1_100));
         let switches = stretches(before.pid()) - switches;
         running.signal(libc::SIGTERM);
@@ -135,7 +135,7 @@ impl Attack {
         let mut took = Duration::ZERO;
         let recording = running.finish_with(|child| {
             let output = ended(child, &mut attacker);
-            // Reading and judging the file is the test's.
+            // Reading and judging the file is the test's own time.
             took = asked.elapsed();
             output
         });
@@ -154,7 +154,7 @@ impl Attack {
         let of_short = recording.report.processes.iter().filter(|process| short.contains(&process.pid));
         let (met, early) = of_short.fold((0, 0), |sum, of| (sum.0 + of.samples, sum.1 + of.uninspected));
         println!("{}: {early} of {} runs of short programs came before they were looked at", self.name, met + early);
-        // The first of them may wait for its look for most of its life, beside a storm; all together do not.
+        // Beside a storm the first of them may wait most of its life to be looked at; all of them together do not.
         let known: Vec<f64> = short
             .iter()
             .map(|&pid| {
@@ -191,13 +191,14 @@ impl Attack {
         assert!(memory <= MEMORY, "{name}: {memory} bytes: {report:#?}");
         assert!(!report.notes.iter().any(|note| note.contains("the recording ends")), "{name}: {:?}", report.notes);
         let lost: u64 = report.loss.values().sum();
-        // Whose they are nobody knows; as many as that may be an honest program's.
+        // It is unknown whose they are; all of them may be an honest program's.
         let full = recording.lost("ring_full") as f64;
         assert!(full <= (1.0 - KEPT) * (report.stored as f64 + full), "{name}: the ring was full: {:?}", report.loss);
         assert_eq!(recording.stderr.contains("nothing lost"), lost == 0, "{name}: {}", recording.stderr);
     }
 
-    /// Honest programs have the samples that they should have, all of them named. `short`: one may end before it is looked at, and is counted then.
+    /// Honest programs have the samples that they should have, all of them named. `short`: one may end before it is looked at; it is then
+    /// counted.
     fn keeps(&self, recording: &Recording, pids: &[u32], stretches: u64, short: bool) {
         let (mut samples, mut cpu_s) = (0, 0.0);
         for pid in pids {
@@ -223,7 +224,7 @@ impl Attack {
     }
 }
 
-/// A Python that uses so much CPU time in its function, however long it took to start beside an attacker.
+/// A Python that uses this much CPU time in its function, however long it took to start beside an attacker.
 fn short_python(interpreter: &Interpreter, cpu_s: f64) -> Child {
     let script = format!(
         "import time\ndef work():\n end = time.process_time() + {cpu_s}\n while time.process_time() < end: pass\nwork()"
@@ -231,7 +232,7 @@ fn short_python(interpreter: &Interpreter, cpu_s: f64) -> Child {
     interpreter.command().args(["-c", &script]).spawn().expect("it runs")
 }
 
-/// Somebody is told that this process was not waited for.
+/// The report says that this process was not waited for.
 fn is_told(recording: &Recording, pid: u32) -> bool {
     let told = |note: &String| note.contains(&format!("pid {pid}")) && note.contains("not waited for");
     recording.report.notes.iter().any(told)
@@ -262,7 +263,7 @@ fn pages_nobody_serves(interpreter: &Interpreter) {
     dumped(&mut attacker);
 }
 
-/// Code lies in such a file, whose symbols and unwind tables are wanted.
+/// Code lies in such a file, and its symbols and unwind tables are needed.
 fn a_library_that_never_comes(interpreter: &Interpreter) {
     let (recording, mut attacker) = Attack::never("library").with(&["--native"]).record(interpreter);
     assert!(is_told(&recording, attacker.pid()), "{:#?}", recording.report);
@@ -323,7 +324,7 @@ fn perf_map(interpreter: &Interpreter) {
     remove_maps();
 }
 
-/// What attackers leave in `/tmp`, who are killed.
+/// Removes what killed attackers leave in `/tmp`.
 fn remove_maps() {
     for file in std::fs::read_dir("/tmp").expect("it is there").flatten() {
         let is_map = file.file_name().to_str().is_some_and(|name| name.starts_with("perf-") && name.ends_with(".map"));

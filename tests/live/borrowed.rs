@@ -1,4 +1,4 @@
-//! Thread states that are run by another thread than the one that made them.
+//! Thread states that another thread runs than the one that made them.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ on_each_interpreter!(on [pyenv_3_10 pyenv_3_12 debian_3_11 sid_3_15 built_3_14t]
 /// What a thread's samples show.
 #[derive(Debug, Default)]
 struct Shown {
-    /// Its own functions, and whole.
+    /// Its own functions, in a complete stack.
     own: u64,
-    /// A mark that says that it is not known.
+    /// A mark that says that the stack is not known.
     unsure: u64,
     /// Nothing of Python, as if it had none.
     nothing: u64,
@@ -30,8 +30,8 @@ fn borrowed_state(interpreter: &Interpreter) {
     each_shows_its_own(interpreter, &["state", library.text()]);
 }
 
-/// `dump` of the same: of two states with one id it kept the one made last, so the maker was shown with the borrower's stack
-/// (3.12, in the first dump).
+/// `dump` of the same: of two states with the same id it kept the last one made, so the maker was shown with the borrower's
+/// stack (3.12, in the first dump).
 fn dumped(interpreter: &Interpreter) {
     let library = SharedLibrary::compile("borrowed", interpreter);
     let target = Target::start_with(interpreter, "borrowed.py", &["state", library.text()]);
@@ -96,13 +96,13 @@ fn each_shows_its_own(interpreter: &Interpreter, words: &[&str]) {
         for (thread, Shown { own, unsure, nothing }) in shown {
             let all = own + unsure + nothing;
             assert!(all > 100, "{thread}: {all} samples");
-            // 3.8 and 3.9: of a state that its maker does not run only the GIL's holder is known, and only native frames
-            // tell the others from a thread without Python.
+            // 3.8 and 3.9: when another thread runs a state, only the GIL's holder is known, and only native frames tell
+            // the others from a thread without Python.
             let holder_only = interpreter.minor < 10 && words[0] == "state";
             let most = if holder_only && !native { 30 } else { 1 };
             assert!(nothing * 100 <= all * most, "{thread} is shown without Python in {nothing} of {all}");
-            // Up to 3.9 a reference on the stack is a reason to doubt, and no proof: what another thread made is never shown
-            // as this one's, and what the thread made itself only where nothing speaks against it.
+            // Up to 3.9 a reference on the stack is a reason to doubt, not a proof: a state that another thread made is
+            // never shown as this one's, and the thread's own state only if nothing contradicts it.
             let least = match (interpreter.minor < 10, thread) {
                 (false, _) => 95,
                 (true, "maker") => 50,

@@ -15,7 +15,7 @@ fn check_named(recording: &Recording, pids: &BTreeSet<u32>, function: &str) {
     let recorded = &recording.recorded;
     let (mut all, mut right): (BTreeMap<u64, u64>, BTreeMap<u64, u64>) = Default::default();
     for sample in &recorded.samples {
-        // None of them has a second thread that works. Above the id stands which of the pid's programs it is.
+        // None of them has a second working thread. The bits above the id say which of the pid's programs it is.
         let tid = sample.thread_id & u64::from(u32::MAX);
         *all.entry(tid).or_default() += 1;
         let names = recorded.frames_of(sample).any(|frame| frame.function == function);
@@ -23,13 +23,13 @@ fn check_named(recording: &Recording, pids: &BTreeSet<u32>, function: &str) {
     }
     let first = recording.report.processes.iter().map(|process| process.pid).min();
     for pid in pids {
-        // Between its fork and its exec a child is its parent's program.
+        // Between its fork and its exec a child runs its parent's program.
         let programs = recording.report.processes.iter().filter(|process| process.pid == *pid);
         let process = programs
             .max_by_key(|process| process.samples)
             .unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
         assert!(!process.python_version.is_empty() && process.samples > 10, "{process:?}");
-        // While the first process runs, the files of its build are read, from a slow disk maybe: 50 ms are granted for that.
+        // While the first process runs, the files of its build are read, possibly from a slow disk: that may take 50 ms.
         let reading = process.uninspected.min(if Some(*pid) == first { 25 } else { 0 });
         let after = process.samples - process.not_initialized + process.uninspected - reading;
         assert!(process.named as f64 >= 0.95 * after as f64, "{process:?} {:?}", recording.report.stops);
@@ -86,7 +86,7 @@ fn gunicorn_program() -> PathBuf {
 }
 
 impl Server {
-    /// gunicorn on a port of its own.
+    /// gunicorn on its own port.
     pub(super) fn start(words: &[&str]) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let address = free.expect("loopback has a free port");
@@ -97,7 +97,7 @@ impl Server {
         Self { master, address }
     }
 
-    /// Its first process, whose children work.
+    /// Its first process, whose children do the work.
     pub(super) fn pid(&self) -> u32 {
         self.master.id()
     }
@@ -119,7 +119,7 @@ impl Server {
             assert!(Instant::now() < deadline, "{answers:?}");
             match self.ask().filter(|pid| !others.contains(pid)) {
                 Some(pid) => *answers.entry(pid).or_default() += 1,
-                // Not listening yet, or a worker of before.
+                // Not listening yet, or an earlier worker.
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         }

@@ -19,7 +19,7 @@ fn tachyon(words: &[&str], paths: &[&Path]) -> Output {
     Command::new(binary()).args(words).args(paths).output().expect("the profiler can be run")
 }
 
-/// A process that waits all the time: exit status 0, a valid file, and a line that says where it waits.
+/// A process that always waits: exit status 0, a valid file, and a line that says where it waits.
 fn blocked(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "blocked.py");
     let recording = Profiler::of(target.pid()).milliseconds(700).record();
@@ -33,7 +33,7 @@ fn blocked(interpreter: &Interpreter) {
     assert!(place.starts_with("selectors.py:") && place.ends_with(" EpollSelector.select"), "{line}");
 }
 
-/// `info`, `export` and a collapsed recording tell of the same samples as the TACH file.
+/// `info`, `export` and a collapsed recording report the same samples as the TACH file.
 fn files_and_exports(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "shares.py");
     let recording = Profiler::of(target.pid()).rate(499).cpu_milliseconds(target.pid(), 1_000).record();
@@ -65,7 +65,7 @@ fn files_and_exports(interpreter: &Interpreter) {
     let report: Value = serde_json::from_slice(&report).expect("the report is JSON");
     let collapsed = std::fs::read_to_string(profiler.output()).expect("the file is there");
     assert_eq!(Some(samples_in(&collapsed)), report["stored"].as_u64());
-    // On 3.11 and 3.12 a thread is met now and then while it enters the evaluator.
+    // On 3.11 and 3.12 a thread is sampled now and then while it enters the evaluator.
     let known = |line: &str| line.contains("shares.py:<module>:") || line.contains(";<entering evaluator> ");
     assert!(collapsed.lines().all(known), "{collapsed}");
 }
@@ -113,7 +113,7 @@ fn passed_on(interpreter: &Interpreter) {
     }
 }
 
-/// With `-o -` and `--report -` standard output is the profile's, or the report's: what the command prints goes elsewhere.
+/// With `-o -` and `--report -` standard output carries the profile or the report: what the command prints goes elsewhere.
 fn printing(interpreter: &Interpreter) {
     let script = "import time\nprint('from the command', flush=True)\nwhile time.process_time() < 0.3: pass";
     let folder = tempfile::tempdir().expect("a folder");
@@ -139,7 +139,8 @@ fn printing(interpreter: &Interpreter) {
     assert_eq!(printed, "from the command\n", "with a file it is as without a profiler");
 }
 
-/// `-- CMD`: its exit status is ours, it and the files are the calling user's, and it is profiled from its start.
+/// `-- CMD`: its exit status is the profiler's, it and the files belong to the calling user, and it is profiled from
+/// its start.
 fn command(interpreter: &Interpreter) {
     const NOBODY: u32 = 65_534;
     let python = interpreter.path.to_str().expect("a plain path");
@@ -149,7 +150,7 @@ fn command(interpreter: &Interpreter) {
     assert_eq!(as_root.status, 0);
     assert!(as_root.stderr.contains("busy (<string>:"), "{}", as_root.stderr);
 
-    // pyenv's lie in root's home, which nobody else may enter.
+    // pyenv's are in root's home, which no other user may enter.
     if interpreter.path.starts_with("/usr") {
         let sudo = |profiler: Profiler| {
             profiler.env("SUDO_UID", NOBODY).env("SUDO_GID", NOBODY).env("SUDO_USER", "nobody").rate(999)

@@ -1,11 +1,11 @@
-//! The frame that stands for the garbage collector, where CPython's own profiler shows it.
+//! The frame that stands for the garbage collector, at the place where CPython's own profiler shows it.
 
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_13 built_3_13t]: collections_are_shown);
 on_each_interpreter!(on [pyenv_3_8 sid_3_15 built_3_14t] long [pyenv_3_11 pyenv_3_12 pyenv_3_13]: finalizers_stand_above_the_collector);
 
-/// The collector is above the function that asked for it, in nearly all samples of that function and in no other ones.
+/// The collector is above the function that triggered it, in nearly all samples of that function and in no others.
 fn collections_are_shown(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "collecting.py");
     let recording = Profiler::of(target.pid()).native().rate(1_999).cpu_milliseconds(target.pid(), 750).record();
@@ -32,8 +32,8 @@ fn collections_are_shown(interpreter: &Interpreter) {
     assert!(f64::from(asked) < 0.05 * f64::from(shown), "{asked} collections are not shown, {shown} are");
 }
 
-/// A finalizer lets go of the GIL: 66 to 79 % of the other thread's samples were marked as the collector's (3.8 to 3.14),
-/// and the finalizer's Python stood below the mark.
+/// A finalizer releases the GIL: 66 to 79 % of the other thread's samples were marked as the collector's (3.8 to 3.14),
+/// and the finalizer's Python was below the mark.
 fn finalizers_stand_above_the_collector(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "finalizing.py");
     let other = target.facts["other"].as_u64().expect("the program tells its thread");

@@ -1,4 +1,4 @@
-//! Frames of the interpreter's own, which no traceback shows.
+//! The interpreter's internal frames, which no traceback shows.
 
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter};
 

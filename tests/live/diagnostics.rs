@@ -12,8 +12,8 @@ fn tells_why_walks_stop() {
         return not_run("the diagnostic object: `cargo xtask bpf build --log`");
     }
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "unreadable.py");
-    // A CPU tells what it held back when its next second begins. A target that moves from one to another after a second each
-    // would show none of that.
+    // A CPU reports what it held back when its next second begins. A target that moves to another CPU every second would
+    // show none of that.
     let pinned = Command::new("taskset").args(["-a", "-c", "-p", "0", &target.pid().to_string()]).output();
     assert!(pinned.expect("taskset can be run").status.success());
     let profiler = || Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 2_500);

@@ -1,5 +1,5 @@
-//! `tachyon-bpf dump` of live interpreters: stacks, names and the GIL's holder are what the program knows of itself; a
-//! target that lies costs bounded time; one that may not be read is told with the mend.
+//! `tachyon-bpf dump` of live interpreters: stacks, names and the GIL's holder are what the program itself reports; a
+//! target that lies costs bounded time; one that may not be read is reported with the fix.
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
@@ -19,10 +19,10 @@ on_each_interpreter!(every_thread_shows_its_known_stack);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 sid_3_14 sid_3_15 musl_3_13 built_3_14t]: recordings_have_names);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 built_3_14t]: a_target_that_lies_costs_bounded_time);
 
-/// Uid and gid of somebody without rights.
+/// Uid and gid of an unprivileged user.
 const NOBODY: u32 = 65534;
 
-/// Line of the program that ends with this comment.
+/// The program's line that ends with this comment.
 fn line(comment: &str) -> u64 {
     let text = std::fs::read_to_string(program("dump.py")).expect("readable");
     let at = text.lines().position(|line| line.ends_with(&format!("  # {comment}"))).expect("a marked line");
@@ -36,7 +36,7 @@ fn start(interpreter: &Interpreter) -> Target {
     target
 }
 
-/// Waits until the main thread is in its read: it may also sleep because it waits for the GIL.
+/// Waits until the main thread is in its read: it may also be asleep waiting for the GIL.
 fn wait_until_idle(pid: u32) {
     let reads = format!("{} 0x0 ", libc::SYS_read);
     let reads = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it runs").starts_with(&reads);
@@ -51,7 +51,7 @@ fn wait_for(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-/// Writes a word into the program's memory, by its own hand.
+/// Makes the program write a word into its own memory.
 fn poke(target: &mut Target, address: u64, value: u64) {
     target.tell(&format!("poke {address} {value}"));
     assert_eq!(target.line(), "done");
@@ -76,7 +76,7 @@ fn thread<'a>(dump: &'a Value, tid: &Value) -> &'a Value {
 
 /// Functions and lines of the frames that lie in the script.
 fn stack(thread: &Value) -> Vec<(&str, u64)> {
-    // In a chroot the script lies elsewhere.
+    // In a chroot the script is elsewhere.
     let in_script = |frame: &&Value| frame["filename"].as_str().is_some_and(|name| name.ends_with("/dump.py"));
     let frames = thread["frames"].as_array().expect("a list").iter();
     frames
@@ -158,7 +158,7 @@ fn every_thread_shows_its_known_stack(python: &Interpreter) {
     assert!(text.contains("    sleeper (") && text.contains(&frame), "{text}");
     let without = text.matches("<no Python: this thread never entered CPython ").count();
     assert_eq!(without, started, "{text}");
-    // Who is blocked has been so since before the dump.
+    // Blocked threads have been so since before the dump.
     assert!(text.contains(" (waiting for a lock for ") && text.contains(" (sleeping for "), "{text}");
     assert!(
         minor >= 14
@@ -242,7 +242,7 @@ fn recordings_have_names(interpreter: &Interpreter) {
     assert_eq!(busy.map(|thread| &thread["name"]), Some(&"busy".into()), "{info:#}");
 }
 
-/// The program where everybody can run it.
+/// The program at a place where every user can run it.
 fn public_program(folder: &Path) -> PathBuf {
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("our own folder");
     let program = folder.join("tachyon-bpf");
@@ -286,7 +286,7 @@ fn what_may_not_be_read_is_told_with_the_mend() {
 #[test]
 fn a_users_own_process_needs_no_rights() {
     let Some(_live) = live() else { return };
-    // pyenv's lie in a home directory, which is nobody else's to enter.
+    // pyenv's are in a home directory that no other user may enter.
     let python = Interpreter::named("debian_3_11").path;
     let folder = tempfile::tempdir().expect("a folder");
     let program = public_program(folder.path());

@@ -1,4 +1,4 @@
-//! CPython where its name does not lead: inside another program, under another name, with its file gone.
+//! CPython where its name does not give it away: inside another program, under another name, with its file gone.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +40,7 @@ fn renamed_and_deleted() {
     check(&target);
 }
 
-/// The program of `late_python.c`, the installation whose library it loads, and that.
+/// The program of `late_python.c`, the installation whose library it loads, and that library.
 fn late_python(folder: &Path, interpreter: &Interpreter) -> (String, String, String) {
     let late = folder.join("late");
     let built = Command::new("cc").arg("-o").arg(&late).arg(program("late_python.c")).arg("-ldl").status();
@@ -51,8 +51,8 @@ fn late_python(folder: &Path, interpreter: &Interpreter) -> (String, String, Str
     (text(&late), text(home), text(&library))
 }
 
-/// A program that loads libpython when it has been taken for something else for long: noticed all the same, met by
-/// chance or started by us.
+/// A program that loads libpython long after it was taken for something else: noticed all the same, whether found by
+/// chance or started by the profiler.
 fn loaded_late(interpreter: &Interpreter) {
     let folder = tempfile::tempdir().expect("a folder");
     let (late, home, library) = late_python(folder.path(), interpreter);
@@ -82,12 +82,12 @@ fn loaded_late(interpreter: &Interpreter) {
     check(&profiler.record(), None);
 }
 
-/// Starts of an executable that has been no CPython so far wake nobody: it is one then all the same.
+/// Starts of an executable that has not been CPython so far wake nothing: it is still noticed once it is.
 fn often_none_before(interpreter: &Interpreter) {
     let folder = tempfile::tempdir().expect("a folder");
     let (late, home, library) = late_python(folder.path(), interpreter);
     let script = "import time\ndef late():\n    end = time.thread_time() + 0.5\n    while time.thread_time() < end: pass\nlate()\n";
-    // Where events gather: up to 100 Hz.
+    // Events are batched up to 100 Hz.
     let running = Profiler::new().arg("--all-python").rate(97).start();
     let mut pids = Vec::new();
     for arguments in [&[][..], &["1", &library, script]] {

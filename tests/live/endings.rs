@@ -1,4 +1,4 @@
-//! What happens to the target when the profiler comes and goes, and to the profiler when the target does.
+//! What happens to the target when the profiler starts and ends, and to the profiler when the target does.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ fn target_killed(interpreter: &Interpreter) {
     tachyon_tests::expect::check_stacks(&recording.recorded, &target.facts, 0.99);
 }
 
-/// The ids that bpf(2) walks through with `command`.
+/// The ids that bpf(2) enumerates with `command`.
 ///
-/// Nothing is opened: a file descriptor made of a program array's id while its last owner closes it makes Linux 6.18
-/// forget to free the map (`prog_array_map_clear` takes a reference for work that is queued already).
+/// Nothing is opened: a file descriptor made from a program array's id while its last owner closes it makes Linux 6.18
+/// forget to free the map (`prog_array_map_clear` takes a reference for work that is already queued).
 fn ids(command: libc::c_long) -> impl Iterator<Item = u32> {
     #[repr(C)]
     struct NextId {
@@ -47,7 +47,7 @@ fn loaded() -> BTreeSet<(&'static str, u32)> {
     COMMANDS.into_iter().flat_map(|(kind, command)| ids(command).map(move |id| (kind, id))).collect()
 }
 
-/// What of it this profiler has open.
+/// The part of it that this profiler has open.
 fn held(running: &Running) -> BTreeSet<(&'static str, u32)> {
     let number = |text: &str, key: &'static str| {
         let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -92,7 +92,7 @@ fn tracer_of(pid: u32) -> String {
     tracer.expect("every process has this field").trim().to_owned()
 }
 
-/// Output, exit status, signals and tracer are as without the profiler.
+/// Output, exit status, signals and tracer are the same as without the profiler.
 fn target_notices_nothing(interpreter: &Interpreter) {
     let run = |profiled: bool| {
         let mut target = Target::start(interpreter, "observed.py");
@@ -113,7 +113,7 @@ fn target_notices_nothing(interpreter: &Interpreter) {
     assert_eq!(status.code(), Some(7));
     assert!(recording.is_some_and(|recording| recording.report.stored > 500));
 
-    // The same as a command of the profiler's.
+    // The same when the profiler starts it.
     let script = program("observed.py");
     let words = [interpreter.path.to_str().expect("a plain path"), "-B", script.to_str().expect("a plain path")];
     let output = Profiler::new().rate(999).command(&words).run_with_input("\n");

@@ -1,7 +1,7 @@
 //! A program that does nothing but enter Python from C: no impossible stack, and the windows in which one could be read
-//! are counted: that of 3.11 and 3.12, and that of compilers that link a frame before its entry frame is whole.
+//! are counted: that of 3.11 and 3.12, and that of compilers that link a frame before its entry frame is complete.
 //!
-//! 10^5 samples over the interpreters of the list together: each takes its part, at the highest rate there is.
+//! 10^5 samples over all listed interpreters: each takes its part, at the highest rate there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Place, Profiler, Recorded, Target, live, on_each_interpreter};
@@ -10,16 +10,16 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_12 debian_3_11 sid_3_15 bu
     long [pyenv_3_9 pyenv_3_10 pyenv_3_13 sid_3_14 musl_3_13 built_3_13t wheel_3_15t]: entered_from_c);
 on_each_interpreter!(on [pyenv_3_10 pyenv_3_11 pyenv_3_12 sid_3_15] long [debian_3_11 sid_3_14 built_3_14t]: inlined_calls);
 
-/// All samples that the interpreters take together.
+/// Samples of all interpreters together.
 const SAMPLES: usize = 100_000;
-/// Recordings that may be needed when other programs take the processors.
+/// Recordings that may be needed when other programs take the CPUs.
 const TRIES: usize = 4;
 /// What a thread on its way into the evaluator is shown as.
 const ENTERING: &str = "<entering evaluator>";
 
 struct Possible {
     filename: String,
-    /// There are columns (3.11): a place without one is that of a frame that has run nothing.
+    /// There are columns (3.11): a place without one belongs to a frame that has run nothing.
     columns: bool,
     edges: BTreeSet<(String, String)>,
     positions: BTreeMap<String, BTreeSet<Place>>,
@@ -29,7 +29,7 @@ impl Possible {
     /// What is impossible in a stack, if anything.
     fn fault(&self, recorded: &Recorded, stack: usize) -> Option<String> {
         let frames: Vec<_> = recorded.stacks[stack].iter().map(|&frame| &recorded.frames[frame]).collect();
-        // Of a thread on its way into the evaluator its callers are shown, where they are known.
+        // A thread on its way into the evaluator is shown with its callers, if they are known.
         let entering = |frame: &&tachyon_tests::ShownFrame| frame.function == ENTERING && frame.filename == "~";
         let frames = if frames.first().is_some_and(entering) { &frames[1..] } else { &frames[..] };
         if frames.is_empty() {
@@ -48,7 +48,7 @@ impl Possible {
         if let Some(pair) = calls {
             return Some(format!("{} never calls {}", pair[1].function, pair[0].function));
         }
-        // Who calls has run something.
+        // A caller has run something.
         let nowhere = |frame: &&&tachyon_tests::ShownFrame| frame.place.is_some_and(|place| place[2] < 0);
         if let Some(caller) = frames[1..].iter().find(nowhere).filter(|_| self.columns) {
             return Some(format!("{} calls at no place", caller.function));
@@ -58,7 +58,7 @@ impl Possible {
     }
 }
 
-/// What recordings of a program gave together.
+/// What all recordings of a program gave together.
 #[derive(Default)]
 struct Taken {
     samples: usize,
@@ -77,7 +77,7 @@ impl Possible {
     }
 }
 
-/// Where native frames are recorded, the native stack leads a thread in the window to its callers' frames.
+/// If native frames are recorded, the native stack leads a thread in the window to its callers' frames.
 #[test]
 fn callers_are_found_through_the_native_stack() {
     let Some(_live) = live() else { return };
@@ -151,8 +151,8 @@ fn entered_from_c(interpreter: &Interpreter) {
     assert!((entering as f64) < 0.1 * samples as f64, "{entering} of {samples}");
 }
 
-/// Python that calls Python enters no evaluator: the frame is pushed in place. It may be the running one some
-/// instructions before it is joined to its caller.
+/// Python that calls Python enters no evaluator: the frame is pushed in place. It may be the current one some
+/// instructions before it is linked to its caller.
 fn inlined_calls(interpreter: &Interpreter) {
     let _taken = take(interpreter, "inlined_calls.py", 1_200, 5_000);
 }

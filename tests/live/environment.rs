@@ -8,7 +8,7 @@ use tachyon_tests::{Interpreter, Profiler, Target, binary, live, on_each_interpr
 
 on_each_interpreter!(on [pyenv_3_8 sid_3_15] long [debian_3_11]: whose_job);
 
-/// Of each sample its pid and what it says of two variables.
+/// Each sample's pid and its values of two variables, counted.
 fn labels(file: &Path) -> BTreeMap<(u64, Option<String>, Option<String>), u64> {
     let mut found = BTreeMap::new();
     for line in std::fs::read_to_string(file).expect("it was written").lines() {
@@ -68,7 +68,7 @@ fn whose_job(interpreter: &Interpreter) {
     let notes: Vec<_> = report["notes"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     let of_variables: Vec<_> = notes.iter().filter(|note| note.contains("TACHYON_")).collect();
     assert_eq!(of_variables, [&"no sampled process has the variable TACHYON_JOBB in its environment"], "{notes:?}");
-    // What TACH has of them, other formats have, too.
+    // Other formats have the same ones as TACH.
     let recorded = record("tach");
     std::fs::copy(recorded.output(), &tach).expect("it was written");
     let mut export = Command::new(binary());

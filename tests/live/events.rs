@@ -1,4 +1,4 @@
-//! Events in place of the clock (`-e`): each is met where it happens, and counted.
+//! Events in place of the clock (`-e`): each is sampled where it happens, and counted.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ fn record(interpreter: &Interpreter, events: &[&str]) -> Recording {
     running.finish()
 }
 
-/// Samples of an event by the function of the program that it happened in.
+/// Samples of an event, by the program's function in which it happened.
 fn by_function(recording: &Recording, event: &str) -> BTreeMap<String, u64> {
     let root = format!("<event: {event}>");
     let mut counts = BTreeMap::new();
@@ -70,7 +70,7 @@ fn a_sample_stands_for_a_period() {
     let samples = stored(&recording, FAULTS);
     let (about, caused) = (samples * 10, 800 * ROUNDS);
     assert!(about.abs_diff(caused) < caused / 20, "{about} of {caused} faults");
-    // Which of two opens is met depends on other programs.
+    // Which of two opens is sampled depends on other programs.
     let (opens, caused) = (stored(&recording, OPENS), 8 * ROUNDS);
     assert!(opens > caused / 5 && opens <= caused, "{opens} of {caused} opens");
     let clock = stored(&recording, "cpu-clock");
@@ -115,7 +115,7 @@ fn run(words: &[&str]) -> std::process::Output {
     Command::new(binary()).args(words).output().expect("the profiler can be run")
 }
 
-/// What this machine has is listed, and what it lacks is refused in a line that says where to look.
+/// Events of this machine are listed, and ones that it lacks are refused in a line that says where to look.
 #[test]
 fn what_there_is_is_listed_and_nothing_else_taken() {
     let Some(_live) = live() else { return };

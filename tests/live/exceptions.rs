@@ -1,5 +1,5 @@
-//! A C++ program that throws and catches: while libgcc installs the context of the frame that catches, its own frame's saved
-//! registers are already those of the caller to be. Such a stack goes on where the throw leads.
+//! A C++ program that throws and catches: while libgcc installs the catching frame's context, its own frame's saved
+//! registers are already those of its future caller. Such a stack continues where the throw leads.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -16,8 +16,8 @@ struct Frame {
     function: String,
 }
 
-/// Before the rows knew of it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower gone. Cut, they were
-/// up to 12 % of this program's, depending on the processor.
+/// Before the rows covered it, 44 of 3,000 exact stacks were wrong: frames twice, and callers of the thrower missing. When they
+/// were cut instead, they were up to 12 % of this program's, depending on the CPU.
 #[test]
 fn a_throw_leads_to_the_frame_that_it_is_installed_for() {
     let Some(_live) = live() else { return };
@@ -60,6 +60,6 @@ fn a_throw_leads_to_the_frame_that_it_is_installed_for() {
     assert!(thrown > 1_000, "{thrown} samples in a throw: {labels:?}");
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!((10..thrown / 4).contains(&installed), "the end of a throw alone: {installed} of {thrown}");
-    // Cut are those of the last instructions, which move the stack pointer.
+    // The ones that are cut are at the last instructions, which move the stack pointer.
     assert!(exact * 100 >= labels.values().sum::<usize>() * 97, "{labels:?}");
 }

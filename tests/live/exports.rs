@@ -1,4 +1,4 @@
-//! One live recording in every format: the same samples for every reader. And the recording cut at every byte.
+//! One live recording in every format: the same samples for every reader. And the recording cut at many places.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,8 +69,8 @@ pub(super) fn gperftools(file: &Path) -> u64 {
     counted
 }
 
-/// Samples by function, as leaves and at all: recursion counts once. With `synthetic` addresses names survive readers that
-/// take brackets for C++.
+/// Samples by function, as leaf and anywhere in the stack: recursion counts once. With `synthetic` addresses names survive
+/// readers that take brackets for C++.
 fn by_function(recorded: &Recorded, synthetic: bool) -> Costs {
     let name = |frame: &ShownFrame| {
         let special = frame.is_special();
@@ -110,7 +110,7 @@ fn every_format_and_every_reader_has_the_same_samples() {
     for (form, count) in &judge::totals(&[&recording.path])[0] {
         assert_eq!(*count, total, "replay --{form}");
     }
-    // Ours.
+    // The project's own.
     let text = |name: &str| fs::read_to_string(to(name)).unwrap();
     assert_eq!(text("a.jsonl").lines().count() as u64, total);
     assert_eq!(collapsed(&text("a.collapsed")), total);
@@ -130,7 +130,7 @@ fn every_format_and_every_reader_has_the_same_samples() {
     };
     assert_eq!(samples(&read), samples(&recording.recorded));
 
-    // Other people's readers of those.
+    // Third-party readers of those.
     let Some(tools) = tools() else { return };
     for (file, synthetic) in [(&proto, false), (&perftools, true)] {
         let (costs, head) = go_pprof(file, &[]);
@@ -167,8 +167,8 @@ fn count(file: &Path, format: Format) -> u64 {
     }
 }
 
-/// Records what `words` say to a file, whose ending tells the format; with native frames where these have addresses. The
-/// account.
+/// Records what `words` say to a file, whose ending names the format, with native frames if these have addresses.
+/// Returns the account.
 fn record_to(file: &Path, format: Format, words: &[&str]) -> Report {
     let report = file.with_added_extension("report");
     let mut command = Command::new(binary());
@@ -178,7 +178,7 @@ fn record_to(file: &Path, format: Format, words: &[&str]) -> Report {
     serde_json::from_slice(&fs::read(report).unwrap()).unwrap()
 }
 
-/// Formats that a recording writes itself hold what its account says, by each ending that there is.
+/// Formats that a recording writes itself hold what its account says, for each file ending there is.
 #[test]
 fn recorded_directly_in_every_format() {
     let Some(_live) = live() else { return };
@@ -192,7 +192,7 @@ fn recorded_directly_in_every_format() {
     }
 }
 
-/// Several processes, split by thread, in each format; and what pprof is told of whose sample it is.
+/// Several processes, split by thread, in each format; and what pprof's labels say about whose sample it is.
 #[test]
 fn several_processes_recorded_directly_in_every_format() {
     let Some(_live) = live() else { return };
@@ -213,7 +213,7 @@ fn several_processes_recorded_directly_in_every_format() {
     }
 }
 
-/// Each sample names its process, thread and interpreter and tells whether it held the GIL.
+/// Each sample names its process, thread and interpreter, and says whether it held the GIL.
 fn check_labels(file: &Path, report: &Report, threads: &Target) {
     let message = proto_of(file);
     let text = |index: i64| message.string_table[usize::try_from(index).unwrap()].as_str();
@@ -234,7 +234,7 @@ fn check_labels(file: &Path, report: &Report, threads: &Target) {
     }
     let told = report.processes.iter().map(|process| (process.pid, process.samples));
     assert_eq!(by_pid, told.collect::<BTreeMap<_, _>>());
-    // Eight threads that want one GIL: each has run.
+    // Eight threads that compete for one GIL: each has run.
     assert_eq!(named.keys().copied().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>(), "{named:?}");
     assert!(named.values().all(|name| name.as_deref().is_some_and(|name| name.starts_with("Thread-"))), "{named:?}");
 }
@@ -247,7 +247,7 @@ fn a_recording_cut_anywhere_is_recovered_or_refused() {
     let profiler = Profiler::of(target.pid()).rate(4_999);
     let part = profiler.output().with_extension("tach.part");
     let running = profiler.start();
-    // The compressor gives its output 128 KiB of samples at a time.
+    // The compressor emits its output 128 KiB of samples at a time.
     let begin = std::time::Instant::now();
     while fs::metadata(&part).expect("it records").len() < 1_000 {
         assert!(begin.elapsed() < std::time::Duration::from_secs(90), "nothing comes to the file");
@@ -276,7 +276,7 @@ fn a_recording_cut_anywhere_is_recovered_or_refused() {
         assert_eq!(count, recovered.samples);
         anyhow::Ok(count)
     };
-    // Every byte is the matter of `tachyon/tests/recover.rs`.
+    // `tachyon/tests/recover.rs` cuts at every byte.
     let places = |len: usize| (0..len).step_by(len / 60 + 1).chain([len]);
     let all = recovered(&file, &journal, &tail).expect("all of it is recovered");
     for of_tail in [&tail[..], &[]] {

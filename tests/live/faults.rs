@@ -1,4 +1,4 @@
-//! Faults of the machine: a disk that is full, or becomes so, and a directory that goes away.
+//! Faults of the machine: a disk that is full or fills up, and a directory that disappears.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn a_full_disk() {
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "deep_stack.py");
     for format in ["tach", "collapsed"] {
         let tiny = Tiny::mounted("4k");
-        // What is there leaves no room for another page.
+        // This leaves no room for another page.
         std::fs::write(tiny.path().join("full"), [7; 4096]).expect("there is one page");
         let file = tiny.path().join("out");
         let mut command = Command::new(binary());
@@ -73,11 +73,11 @@ fn a_disk_that_becomes_full() {
         assert!(stderr.contains("no space left") && stderr.contains(part.to_str().unwrap()), "{stderr}");
         assert!(!file.exists(), "a file that is not whole has no final name");
         if ending == "jsonl" {
-            // Its lines are what they are; the last one may be cut.
+            // Its lines are complete, except that the last one may be cut.
             let text = std::fs::read_to_string(&part).expect("it is kept");
             let whole = text.rsplit_once('\n').expect("there are lines").0.lines();
             let samples = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON"));
-            // With their native frames they take 2.5 kB each.
+            // With native frames they take 2.5 kB each.
             let samples = samples.count();
             println!("{ending}: {samples} samples");
             assert!(samples >= 10, "{} bytes", text.len());
@@ -96,7 +96,8 @@ fn a_disk_that_becomes_full() {
     }
 }
 
-/// A limit of the size of files (`ulimit -f`) comes with a signal that ends programs: it is an error like a full disk's.
+/// A limit on the size of files (`ulimit -f`) comes with a signal that ends programs: it becomes an error like a full
+/// disk's.
 #[test]
 fn a_file_that_may_not_grow() {
     let Some(_live) = live() else { return };
@@ -118,7 +119,7 @@ fn a_file_that_may_not_grow() {
     judge::agrees(&good, &recorded);
     assert!(recorded.samples.len() > 1_000, "{:?}", recorded.header);
 
-    // What the profiler starts has its signals as they were.
+    // A program that the profiler starts has its signals unchanged.
     let told = ["grep", "Sig[IC]", "/proc/self/status"];
     let mut command = Command::new(binary());
     command.args(["--no-native", "-o"]).arg(dir.path().join("of_command.tach")).arg("--").args(told);
@@ -128,7 +129,7 @@ fn a_file_that_may_not_grow() {
     assert_eq!(told, String::from_utf8_lossy(&plain.stdout), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An export says so too, and leaves nothing that looks whole.
+/// An export says so too, and leaves nothing that looks complete.
 #[test]
 fn an_export_to_a_full_disk() {
     let Some(_live) = live() else { return };
@@ -146,7 +147,7 @@ fn an_export_to_a_full_disk() {
     }
 }
 
-/// Somebody removes the directory while the recording runs: the profile is kept among the temporary files.
+/// The directory is removed while the recording runs: the profile is kept among the temporary files.
 #[test]
 fn a_directory_that_goes_away() {
     let Some(_live) = live() else { return };
@@ -179,7 +180,7 @@ fn a_directory_that_goes_away() {
     }
 }
 
-/// Standard output that takes no more: the profile, which can be had once only, is kept.
+/// Standard output accepts no more: the profile, which exists only once, is kept.
 #[test]
 fn a_full_standard_output() {
     let Some(_live) = live() else { return };
@@ -201,7 +202,7 @@ fn a_full_standard_output() {
     assert!(recorded.samples.len() > 100, "{}", recorded.samples.len());
 }
 
-/// A reader that goes away ends the recording, which has no other end.
+/// A reader that goes away ends the recording, which would not end otherwise.
 #[test]
 fn a_closed_standard_output() {
     let Some(_live) = live() else { return };
@@ -236,7 +237,7 @@ fn a_closed_standard_output() {
     assert!(samples.filter(|sample| sample.to_string().contains("spin.py")).count() > 10, "{text}");
 }
 
-/// The only file that the profiler left among its temporary files, which its hint tells.
+/// The only file that the profiler left among its temporary files; its hint names it.
 fn kept(output: &std::process::Output, temporary: &Path) -> std::path::PathBuf {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");

@@ -1,4 +1,4 @@
-//! Filters: what is asked for is recorded, and nothing else costs anything.
+//! Filters: what is asked for is recorded, and the rest costs nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use tachyon::sinks::metadata::Metadata;
 use tachyon_tests::{Interpreter, Profiler, Recording, live, not_run};
 
 const BUSY: &str = "while True: pass";
-/// The same with a stack of thirty frames, which is what the project's budgets are about.
+/// The same with a stack of thirty frames, for which the project's budgets are set.
 const BUSY_BELOW: &str = "def f(n):\n    while not n: pass\n    f(n - 1)\nf(28)";
 
 /// Busy programs, killed when dropped.
@@ -24,14 +24,14 @@ impl Crowd {
 impl Drop for Crowd {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One that has ended is no concern here.
+            // One that has already ended does not matter.
             let _ended = child.kill();
             let _ended = child.wait();
         }
     }
 }
 
-/// Nice, so that a hundred of them leave the profiler time to start.
+/// Run at low priority, so that a hundred of them leave the profiler time to start.
 fn busy(python: &Path) -> Command {
     running(python, BUSY)
 }
@@ -59,7 +59,7 @@ fn record(words: &[&str]) -> Recording {
     profiler.rate(499).milliseconds(1_000).record()
 }
 
-/// One of 100 busy processes is wanted: the others are met and left alone.
+/// One of 100 busy processes is wanted: the others are seen and left alone.
 #[test]
 fn one_of_a_hundred_by_comm() {
     let Some(_live) = live() else { return };
@@ -73,10 +73,10 @@ fn one_of_a_hundred_by_comm() {
     let one = record(&["--native", "--comm", "needle*"]);
     assert!(pids(&all).intersection(&hay.pids()).count() > 90, "{:#?}", all.report);
     assert!(pids(&one).is_subset(&needle.pids()), "{:?}", pids(&one));
-    // Other programs of this machine may be over before anybody can look at them: nobody knows what they were.
+    // Other programs of this machine may end before the profiler can look at them: what they were stays unknown.
     let lost = one.report.loss.iter().filter(|(cause, _)| *cause != "never_inspected").map(|(_, count)| count);
     assert_eq!(lost.sum::<u64>(), 0, "{:#?}", one.report);
-    // Per run, and not of runs that met an idle CPU.
+    // Per run, without runs that hit an idle CPU.
     let of_a_run = |recording: &Recording| {
         let report = &recording.report;
         let ns = report.cost.bpf_run_ns.expect("the tests run as root, so the kernel measures");
@@ -84,13 +84,14 @@ fn one_of_a_hundred_by_comm() {
         ns as f64 / (report.ran - report.idle) as f64
     };
     let ratio = of_a_run(&one) / of_a_run(&all);
-    // What cannot be measured exactly on a busy machine is shown (the benchmark has it, too); what can be counted is asserted.
+    // What cannot be measured exactly on a busy machine is only shown (the benchmark has it, too); what can be counted is
+    // asserted.
     println!("one of 100 takes {:.1} % of all", ratio * 100.0);
     assert!(one.report.stored * 10 < all.report.stored, "{} of {}", one.report.stored, all.report.stored);
     assert!(one.report.filtered * 10 > all.report.stored * 5, "{:#?}", one.report);
 }
 
-/// A process that execs is judged anew, in both directions; what it was before it was judged is no loss.
+/// A process that execs is judged anew, in both directions; its time before it was judged is not a loss.
 #[test]
 fn exec_is_judged_anew() {
     let Some(_live) = live() else { return };
@@ -120,8 +121,8 @@ fn exec_is_judged_anew() {
     let recording = running.finish();
     assert_eq!(pids(&recording), changing.pids(), "{:#?}", recording.report);
     let process = &recording.report.processes[0];
-    // 0.7 s at 499 Hz and its start, on a CPU that it may have to share, while intervals vary by a fifth. What it was before and
-    // after that ran more than twice as long.
+    // 0.7 s at 499 Hz and its start, on a CPU that it may have to share, while intervals vary by a fifth. The programs before
+    // and after it ran more than twice as long.
     assert!((30..=450).contains(&process.samples), "{process:?}");
     assert!(recording.report.filtered > process.samples, "{:#?}", recording.report);
 }
@@ -150,7 +151,7 @@ struct Group(PathBuf);
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What is left over is empty and harms nobody.
+        // A leftover is empty and harmless.
         let _left = fs::remove_dir(&self.0);
     }
 }
@@ -158,10 +159,10 @@ impl Drop for Group {
 const CONTAINER: &str = "4b1f9b1c2a3d4e5f60718293a4b5c6d7e8f900112233445566778899aabbccdd";
 const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
 
-/// A control group below the one of this process; `None` where none may be made.
+/// A control group below this process's own; `None` if none may be made.
 fn group() -> Option<(Group, Group, String)> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    // Version 2, else the first hierarchy of version 1 whose folder is there.
+    // Version 2, else the first hierarchy of version 1 whose folder exists.
     let base = own.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?.trim_start_matches("name="), fields.next()?);
@@ -195,7 +196,7 @@ fn by_cgroup_and_container() {
     fs::write(container.0.join("cgroup.procs"), inside.0[0].id().to_string()).expect("a process can be moved");
     fs::write(container.0.join("cgroup.procs"), needles.0[0].id().to_string()).expect("a process can be moved");
     std::thread::sleep(std::time::Duration::from_secs(1));
-    // Of two that have the name one is in the group, of two in the group one has the name.
+    // Of two with the name one is in the group; of two in the group one has the name.
     let both = record(&["--cgroup", &path, "--comm", "needle*", "--uid", "0"]);
     assert_eq!(pids(&both), BTreeSet::from([needles.0[0].id()]), "{:#?}", both.report);
     let none = Profiler::new().arg("--cgroup").arg(&path).arg("--comm").arg("needle*").arg("--uid").arg("65534");
@@ -221,7 +222,7 @@ fn by_cgroup_and_container() {
     std::thread::sleep(std::time::Duration::from_millis(200));
 }
 
-/// A filter that fits nothing (a mistyped path) is a failure: at once where that can be known, else at the end.
+/// A filter that matches nothing (a mistyped path) is a failure: at once if that can be known, else at the end.
 #[test]
 fn nothing_fits() {
     let Some(_live) = live() else { return };

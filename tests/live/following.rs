@@ -1,4 +1,5 @@
-//! Which processes are followed: those that run already, those that come by the hundred, those that nobody could look at.
+//! Which processes are followed: those already running, those that start by the hundred, those that could not be looked
+//! at in time.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -16,7 +17,7 @@ fn pids(recording: &Recording) -> BTreeSet<u32> {
     recording.report.processes.iter().filter(|process| process.samples > 10).map(|process| process.pid).collect()
 }
 
-/// Workers that run already belong to their master: forked by it, and below a shell.
+/// Workers that are already running belong to their master: forked by it, and below a shell.
 fn living_children(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "busy_children.py");
     let children = target.facts["children"].as_array().expect("it has told them").iter();
@@ -28,7 +29,7 @@ fn living_children(interpreter: &Interpreter) {
     assert!(!recording.stderr.contains("add --subprocesses"), "{}", recording.stderr);
 }
 
-/// Who is forked while the processes of the host are looked at, by one whose turn has not come, is known all the same.
+/// A process forked while the host's processes are looked at, by one whose turn has not come, is known all the same.
 fn born_during_the_start(interpreter: &Interpreter) {
     let mut host = Vec::new();
     // Looked at before the one that forks: pids are given out in order.
@@ -50,7 +51,7 @@ fn born_during_the_start(interpreter: &Interpreter) {
     assert_eq!(recording.lost("unknown_process"), 0, "{:#?}", recording.report);
 }
 
-/// What a process has used is known to the end, whichever of its threads ends last.
+/// What a process has used is known until it ends, whichever of its threads ends last.
 fn ends_late(interpreter: &Interpreter) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let python = interpreter.command().get_program().to_str().expect("ASCII").to_owned();
@@ -68,7 +69,7 @@ fn ends_late(interpreter: &Interpreter) {
     }
 }
 
-/// The profiler stands still while Pythons start, run and end: whether they were Pythons nobody knows, so their runs are lost.
+/// The profiler is stopped while Pythons start, run and end: it cannot know that they were Pythons, so their runs are lost.
 fn never_looked_at(interpreter: &Interpreter) {
     let running = Profiler::new().arg("--all-python").rate(499).start();
     running.signal(libc::SIGSTOP);
@@ -90,7 +91,7 @@ fn never_looked_at(interpreter: &Interpreter) {
     assert!(recording.stderr.contains("never_inspected"), "{}", recording.stderr);
 }
 
-/// More processes at once than there is room for: people are told, and when they have gone there is room again.
+/// More processes at once than there is room for: the user is told, and when they have gone there is room again.
 fn a_full_table(interpreter: &Interpreter) {
     let mut target = Target::start(interpreter, "bursts.py");
     let profiler = Profiler::of(target.pid()).arg("--subprocesses").env("TACHYON_MAX_PROCESSES", 64);
@@ -106,7 +107,7 @@ fn a_full_table(interpreter: &Interpreter) {
     assert!(recording.report.notes.iter().any(told), "{:#?}", recording.report.notes);
 }
 
-/// One program changes its mappings all the time: those that start beside it are recorded, and the recording ends.
+/// One program changes its mappings all the time: programs that start beside it are recorded, and the recording ends.
 #[test]
 fn a_mapping_storm() {
     let Some(_live) = live() else { return };

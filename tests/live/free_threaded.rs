@@ -1,4 +1,4 @@
-//! Busy threads that share their functions: each one's stack and line, also where each has a copy of the bytecode.
+//! Busy threads that share their functions: each one's stack and line, even if each has a copy of the bytecode.
 
 use std::collections::BTreeMap;
 use tachyon_tests::{Interpreter, Place, Profiler, Target, expect, on_each_interpreter, status};
@@ -45,7 +45,8 @@ fn check(interpreter: &Interpreter, target: &Target) {
         *hot += usize::from(of_thread && place == Some(places[kind]));
     }
     println!("{}: {counts:?} (samples, at the thread's own multiplication)", interpreter.name);
-    // A fair share is a quarter. How many there are depends on the machine: CPU time that a hypervisor took has none.
+    // A fair share is a quarter. How many samples there are depends on the machine: CPU time that a hypervisor took has
+    // none.
     let samples = recorded.samples.len();
     assert!(samples > 400, "{:#?}", recording.report);
     for (kind, (total, hot)) in counts.into_iter().enumerate() {

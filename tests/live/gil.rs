@@ -11,7 +11,7 @@ fn known_share(interpreter: &Interpreter) {
     check_share(interpreter, &Target::start(interpreter, "gil_share.py"));
 }
 
-/// A free-threaded build has a GIL where it was told so: then the marks mean what they mean elsewhere. Without one no
+/// A free-threaded build has a GIL if it was told to: then the marks mean what they mean elsewhere. Without one no
 /// sample claims to hold it, and `--gil` keeps none.
 fn switched_on(interpreter: &Interpreter) {
     let target = Target::start_in(interpreter, "gil_share.py", &[], &[("PYTHON_GIL", "1")]);
@@ -47,7 +47,7 @@ fn check_share(interpreter: &Interpreter, target: &Target) {
         let names: Vec<&str> = recorded.frames_of(sample).map(|frame| frame.function.as_str()).collect();
         let holds = sample.status & status::HAS_GIL != 0;
         wrong += usize::from(match names[..] {
-            // Taking and giving back the GIL is part of the call.
+            // Taking and releasing the GIL is part of the call.
             ["released", "<module>"] => holds,
             // Between its turns the program runs Python, too.
             _ => !holds,
@@ -69,7 +69,7 @@ fn check_share(interpreter: &Interpreter, target: &Target) {
 
     let only = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 800).arg("--gil").record();
     assert!(only.recorded.samples.iter().all(|sample| sample.status & status::HAS_GIL != 0));
-    // What it left out is counted together with what other processes ran: the time is its measure. Each turn is a stretch.
+    // What it left out is counted together with what other processes ran, so it is measured by time. Each turn is a stretch.
     let held_s = only.report.processes.iter().filter_map(|process| process.cpu_s).sum::<f64>() * share;
     let (kept, turns) = (only.recorded.samples.len(), (held_s / 0.001) as u64);
     println!("{kept} with the GIL in {held_s} s of holding it");
@@ -80,12 +80,12 @@ fn check_share(interpreter: &Interpreter, target: &Target) {
     );
 }
 
-/// A thread that is met at its multiplication three times running, within a millisecond, was inside of it until the second
-/// of these at least, and held the GIL: meanwhile the other one must not be met with it.
+/// A thread that is sampled at its multiplication three times in a row, within a millisecond, was inside it at least until
+/// the second of these, and held the GIL: meanwhile the other one must not be seen holding it.
 ///
 /// Two would not do. Before 3.11 only the line is known, and there the GIL changes hands when the product is made and not
-/// yet stored: the other thread has it for the microseconds from its own product to its hash, and the first one is then met
-/// at its line once more.
+/// yet stored: the other thread has it for the microseconds from its own product to its hash, and the first one is then
+/// sampled at its line once more.
 fn never_two_holders(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "gil_two.py");
     let mut multiplication: Place = serde_json::from_value(target.facts["multiplication"].clone()).expect("a place");
@@ -93,7 +93,7 @@ fn never_two_holders(interpreter: &Interpreter) {
         // Lines only.
         multiplication = [multiplication[0], multiplication[0], -1, -1];
     }
-    // Two processors are needed at the same time, which other programs want as well.
+    // Two CPUs are needed at the same time, and other programs want them as well.
     target.make_urgent();
     let (mut checked, mut both) = (0, Vec::new());
     for _ in 0..TRIES {
@@ -107,12 +107,12 @@ fn never_two_holders(interpreter: &Interpreter) {
     assert!(both.len() <= 1 + checked / 500, "{} of {checked} meetings are of two holders:\n{}", both.len(), both[0]);
 }
 
-/// Meetings of a thread while the other one surely holds the GIL.
+/// Samples of a thread while the other one certainly holds the GIL.
 const MEETINGS: usize = 100;
 /// Recordings that may be needed for them.
 const TRIES: usize = 5;
 
-/// Counts meetings, and takes down those with two holders. A sample's time is taken some microseconds before the GIL is
+/// Counts such samples, and notes those with two holders. A sample's time is taken some microseconds before the GIL is
 /// looked at.
 fn check_holders(target: &Target, multiplication: Place, both: &mut Vec<String>) -> usize {
     let recording = Profiler::of(target.pid()).rate(4_999).cpu_milliseconds(target.pid(), 2_000).record();
@@ -123,9 +123,9 @@ fn check_holders(target: &Target, multiplication: Place, both: &mut Vec<String>)
     let multiplies = |sample: &Sample| {
         recorded.leaf(sample).is_some_and(|leaf| leaf.function == "work" && leaf.place == Some(multiplication))
     };
-    // A multiplication runs with the GIL, but for the moment in which another thread gets it after asking for it. A thread
-    // that waits for it there wakes up every 5 ms (`sys.getswitchinterval`) for some 10 µs, however long the other one is
-    // kept from its processor: so this is a share of the time, not of the multiplications.
+    // A multiplication runs with the GIL, except for the moment in which another thread gets it after asking for it. A
+    // thread that waits for it wakes up every 5 ms (`sys.getswitchinterval`) for some 10 µs, however long the other one is
+    // kept off its CPU: so this is a share of the time, not of the multiplications.
     let (with, without): (Vec<Sample>, Vec<Sample>) =
         samples.iter().filter(|sample| multiplies(sample)).partition(|sample| holds(sample));
     let most = 0.01 * recording.report.duration_s * recording.report.rate_hz;

@@ -1,6 +1,6 @@
-//! Processes that lie, beside a good one whose profile stays exact. Each attack is a mode of `hostile.py`.
+//! Processes that lie, beside an honest one whose profile stays exact. Each attack is a mode of `hostile.py`.
 //!
-//! What the profiler spends on a liar is bounded too: every recording must end in time, in little memory.
+//! What the profiler spends on a liar is bounded too: every recording must end in time and use little memory.
 
 use std::time::{Duration, Instant};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Recording, Sample, Target, expect, on_each_interpreter};
@@ -18,13 +18,13 @@ on_each_interpreter!(at_home: frame_cycle,
     absurd_eh_frame,
 );
 
-/// Peak memory of the profiler that no target may push it over: 160 MiB.
+/// Peak memory that no target may push the profiler over: 160 MiB.
 const MOST_BYTES: u64 = 160 << 20;
-/// The same with native frames: tables and DWARF of 64 and 48 MiB are allowed more.
+/// The same with native frames: another 64 and 48 MiB are allowed for tables and DWARF.
 const MOST_BYTES_NATIVE: u64 = MOST_BYTES + (112 << 20);
-/// How much longer than it was asked to a recording may take: a storm leaves little of the machine.
+/// How much longer than asked a recording may take: a storm leaves little of the machine.
 const MOST_DELAY: Duration = Duration::from_secs(60);
-/// Most CPU time of the profiler, seconds, in a build that is not optimised.
+/// The most CPU time of the profiler, in seconds, in an unoptimised build.
 const MOST_CPU_S: f64 = 6.0;
 const LENGTH: Duration = Duration::from_millis(1_000);
 
@@ -43,8 +43,8 @@ pub(crate) fn only(recording: &Recording, pid: u32) -> Recorded {
     Recorded { header: all.header, frames: all.frames.clone(), stacks, samples }
 }
 
-/// Records a good process and a bad one, and checks of the good one that all is right. `arguments` are the attack's,
-/// `options` the profiler's; unless they say otherwise it records the two alone.
+/// Records an honest process and a hostile one, and checks that all is right about the honest one. `arguments` are the
+/// attack's, `options` the profiler's; unless they say otherwise it records only these two.
 fn attacked(interpreter: &Interpreter, attack: &str, arguments: &[&str], options: &[&str]) -> (Recording, Target) {
     let good = Target::start(interpreter, "deep_stack.py");
     let bad = Target::start_with(interpreter, "hostile.py", &[&[attack], arguments].concat());
@@ -70,7 +70,8 @@ fn attacked(interpreter: &Interpreter, attack: &str, arguments: &[&str], options
     let process = recording.report.processes.iter().find(|process| process.pid == good.pid());
     let process = process.unwrap_or_else(|| panic!("{:#?}", recording.report));
     assert!(expect::all_named(process, expect::cut(&recording.report)), "{process:?}");
-    // Virtual machines skip firings (the report's `not_fired`), and the good process shares the machine with the bad one.
+    // Virtual machines skip firings (the report's `not_fired`), and the honest process shares the machine with the
+    // hostile one.
     let expected = process.cpu_s.expect("its time can be measured") * 499.0;
     assert!(process.samples as f64 > 0.4 * expected && process.samples > 20, "{expected}: {process:?}");
     assert_eq!(process.uninspected, 0, "{process:?}");
@@ -90,19 +91,19 @@ fn frame_cycle(interpreter: &Interpreter) {
     assert!(recording.stopped("too_deep") > 20, "{:#?}", recording.report.stops);
 }
 
-/// Chains that lead into memory that is not there, not the program's, and not a frame.
+/// Chains that lead to memory that is not mapped, not the program's, or not a frame.
 fn frame_elsewhere(interpreter: &Interpreter) {
     for (attack, reasons) in [
         ("frame_unmapped", &["unreadable_frame"][..]),
         ("frame_not_canonical", &["unreadable_frame"]),
         ("frame_in_kernel", &["unreadable_frame"]),
-        // A chain of one frame that leads to none is what a frame being linked looks like, too.
+        // A chain of one frame that leads nowhere is also what a frame being linked looks like.
         ("frame_of_itself", &["not_a_code_object", "unreadable_frame", "entering_eval"]),
     ] {
         let (recording, bad) = attacked(interpreter, attack, &[], &[]);
         let stopped: u64 = reasons.iter().map(|reason| recording.stopped(reason)).sum();
         assert!(stopped > 20, "{attack}: {:#?}", recording.report.stops);
-        // The frames above the lie are true, and are shown; or none is, and that is said.
+        // The frames above the lie are true and are shown; or none is, and the stack says so.
         let shown = names(&recording, bad.pid());
         let honest = |leaf: &String| leaf == "linked" || leaf == "<entering evaluator>";
         assert!(shown.iter().all(|names| names.first().is_some_and(honest)), "{attack}: {shown:?}");
@@ -114,14 +115,14 @@ fn thread_cycle(interpreter: &Interpreter) {
     assert!(recording.stopped("thread_list_too_long") > 20, "{:#?}", recording.report.stops);
 }
 
-/// A name that claims 2^40 bytes is shown as far as there is memory, or not at all.
+/// A name that claims 2^40 bytes is shown as far as its memory is mapped, or not at all.
 fn huge_name(interpreter: &Interpreter) {
     let (recording, bad) = attacked(interpreter, "huge_name", &[], &["--all-python"]);
     let shown = names(&recording, bad.pid());
     assert!(shown.len() > 20 && shown.iter().all(|names| names[0].len() < 1 << 20), "{}", shown.len());
 }
 
-/// A name of 4 MB that is there is cut, and says so.
+/// A real name of 4 MB is cut, and says so.
 fn long_name(interpreter: &Interpreter) {
     let (recording, bad) = attacked(interpreter, "long_name", &[], &["--all-python"]);
     let shown = names(&recording, bad.pid());
@@ -130,7 +131,7 @@ fn long_name(interpreter: &Interpreter) {
     assert!(std::fs::metadata(&recording.path).expect("the file is there").len() < 1 << 20);
 }
 
-/// Names with escapes, line feeds, separators and what is no Unicode: whole in the file, harmless in every text.
+/// Names with escapes, line feeds, separators and invalid Unicode: complete in the file, harmless in every text.
 fn odd_names(interpreter: &Interpreter) {
     use std::process::Command;
     let odd = ["\u{1b}[2Jhidden", "a\nb 7", "semi;colon", "\u{202e}gpj.exe", "\u{9b}31m", "tab\tcr\r", "back\\slash"];
@@ -173,7 +174,7 @@ fn odd_names(interpreter: &Interpreter) {
     }
 }
 
-/// No control character but line feeds, no mark that turns text around.
+/// No control character but line feeds, and no mark that reverses text.
 fn harmless(what: &str, text: &str) {
     let harmful = |c: char| {
         (c.is_control() && c != '\n')
@@ -187,7 +188,7 @@ fn crafted_files(interpreter: &Interpreter) {
     let (recording, bad) = attacked(interpreter, "crafted_files", &[], &["--all-python"]);
     let folder = bad.facts["folder"].as_str().expect("the program tells its folder");
     std::fs::remove_dir_all(folder).expect("the program's folder can be removed");
-    // What it is taken for is its own business: one of the crafted files may be the better CPython.
+    // What it is taken for does not matter: a crafted file may look like a CPython.
     println!("{:?}", recording.report.processes.iter().find(|process| process.pid == bad.pid()));
 }
 
@@ -208,7 +209,7 @@ fn many_threads(interpreter: &Interpreter) {
     let (recording, bad) = attacked(interpreter, "many_threads", &[], &["--all-python"]);
     let shown = names(&recording, bad.pid());
     println!("{} samples of it, {:?}", shown.len(), recording.report.stops);
-    // Its main thread stands last in the list, and is found with the second sample at the latest.
+    // Its main thread is last in the list, and is found with the second sample at the latest.
     let found = shown.iter().filter(|names| names.iter().any(|name| name == "many_threads")).count();
     assert!(
         shown.len() > 20 && found + 2 + expect::cut(&recording.report) as usize >= shown.len(),
@@ -216,15 +217,15 @@ fn many_threads(interpreter: &Interpreter) {
     );
 }
 
-/// Unwind tables that make no sense, of files that change while they are read: no native stack of it is believed, and what
-/// is no native stack is right.
+/// Unwind tables that make no sense, from files that change while they are read: none of their native stacks is believed,
+/// and everything else is right.
 fn absurd_eh_frame(interpreter: &Interpreter) {
     let (recording, bad) = attacked(interpreter, "absurd_eh_frame", &[], &["--native"]);
     let folder = bad.facts["folder"].as_str().expect("the program tells its folder");
     std::fs::remove_dir_all(folder).expect("the program's folder can be removed");
     let shown = names(&recording, bad.pid());
     let wrong = shown.iter().filter(|names| !names.iter().any(|name| name == "absurd_eh_frame")).count() as u64;
-    // All that is whole is right: its Python stacks have nothing to do with its tables.
+    // Every complete stack is right: its Python stacks have nothing to do with its tables.
     let cut = expect::cut(&recording.report);
     assert!(shown.len() > 20 && wrong <= cut, "{wrong} of {} wrong, {cut} cut", shown.len());
     let native = recording.report.native.as_ref().expect("native frames were recorded");

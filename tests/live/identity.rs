@@ -1,4 +1,4 @@
-//! Code objects that take each other's memory: a name is never another one's.
+//! Code objects that reuse each other's memory: none ever gets another one's name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon::report::ProcessReport;
@@ -7,7 +7,7 @@ use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interprete
 on_each_interpreter!(of_each_kind: tenants, recycled, recycled_after_fork, recycled_after_exec);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 pyenv_3_13 sid_3_14]: workers);
 
-/// 2,000 template code objects: function, file and line of a frame are of the same page.
+/// 2,000 template code objects: a frame's function, file and line belong to the same page.
 fn recycled(interpreter: &Interpreter) {
     let mut target = Target::start(interpreter, "recycled.py");
     let running = Profiler::of(target.pid()).rate(4_999).start();
@@ -17,7 +17,7 @@ fn recycled(interpreter: &Interpreter) {
     check(interpreter, &running.finish(), |_, _| true);
 }
 
-/// The same by two children, which give the same addresses and versions to different code.
+/// The same with two children, which give the same addresses and versions to different code.
 fn recycled_after_fork(interpreter: &Interpreter) {
     let mut target = Target::start_with(interpreter, "recycled.py", &["2"]);
     let running = Profiler::of(target.pid()).rate(4_999).arg("--subprocesses").start();
@@ -28,7 +28,7 @@ fn recycled_after_fork(interpreter: &Interpreter) {
     check(interpreter, &running.finish(), own);
 }
 
-/// The same by two programs that one process runs, one after the other.
+/// The same with two programs that one process runs, one after the other.
 fn recycled_after_exec(interpreter: &Interpreter) {
     let mut target = Target::start_with(interpreter, "recycled.py", &["exec"]);
     let running = Profiler::of(target.pid()).rate(4_999).start();
@@ -38,7 +38,7 @@ fn recycled_after_exec(interpreter: &Interpreter) {
     check(interpreter, &running.finish(), |_, _| true);
 }
 
-/// Every frame of a page is right, and of a page that its thread has.
+/// Every frame of a page is right, and belongs to a page of its thread.
 fn check(interpreter: &Interpreter, recording: &Recording, has: impl Fn(u64, i32) -> bool) {
     let recorded = &recording.recorded;
     let mut pages = BTreeSet::new();
@@ -69,8 +69,8 @@ fn check(interpreter: &Interpreter, recording: &Recording, has: impl Fn(u64, i32
     assert!(named as f64 > 0.99 * samples as f64, "{named} of {samples} are named");
 }
 
-/// Code whose difference lies in the front of a long name or in the middle of a line table, made by forked siblings at the
-/// same addresses with the same versions, or by one program again and again. What calls a frame tells which it has to be.
+/// Code that differs only at the front of a long name or in the middle of a line table, made by forked siblings at the
+/// same addresses with the same versions, or by one program again and again. A frame's caller tells which it must be.
 ///
 /// While an identity had of long names the last 32 bytes, and of the line table nothing (3.12+) or the first 32 bytes, these
 /// shares were another's: of `paths` 67 % on 3.8 to 3.12; of `names` 67 % on 3.11 and 3.12; of `lines` 33 to 67 % on all
@@ -89,7 +89,7 @@ fn tenants(interpreter: &Interpreter) {
     running.signal(libc::SIGINT);
     let recording = running.finish();
     let recorded = &recording.recorded;
-    // Of each kind: samples, and those of them that are another's.
+    // For each kind: samples, and how many of them are another's.
     let mut kinds: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     let mut first_wrong = None;
     for sample in &recorded.samples {
@@ -102,9 +102,9 @@ fn tenants(interpreter: &Interpreter) {
         };
         let own: i32 = own;
         let [leaf, ..] = frames[..caller] else { continue };
-        // What was not in memory when it was met has no line.
+        // Code that was not in memory when it was sampled has no line.
         let line = leaf.place.map_or(-1, |place| place[0]);
-        // The two lines of the loop, moved by so many; what stands before them is not moved.
+        // The two lines of the loop, moved by this many; what comes before them is not moved.
         let moved = |base: i32| line < base || (base + own..base + own + 2).contains(&line);
         let (kind, right) = match leaf.function.as_str() {
             "plugin" => ("paths", leaf.filename == format!("{top}/tenant_{own}/{}/plugin.py", "d".repeat(60))),
@@ -126,7 +126,7 @@ fn tenants(interpreter: &Interpreter) {
     assert!(kinds.values().all(|&(_, wrong)| wrong == 0), "{kinds:?}\n{}", first_wrong.unwrap_or_default());
 }
 
-/// 200 forked workers: each looks at the code objects that they share by itself, and none sends them again.
+/// 200 forked workers: each looks up the code objects that they share by itself, and none sends them again.
 fn workers(interpreter: &Interpreter) {
     let mut target = Target::start(interpreter, "workers.py");
     let running = Profiler::of(target.pid()).rate(1_999).arg("--subprocesses").start();
@@ -151,6 +151,6 @@ fn workers(interpreter: &Interpreter) {
         at_work.len()
     );
     assert!(at_work.len() > 190, "{} workers", at_work.len());
-    // Two processors may meet one at the same time.
+    // Two CPUs may come across one at the same time.
     assert!(report.codes_sent >= 12 && report.codes_sent <= 2 * functions.len() as u64, "{report:#?}");
 }

@@ -1,4 +1,4 @@
-//! Sub-interpreters with a GIL of their own.
+//! Sub-interpreters with their own GIL.
 
 use std::collections::BTreeMap;
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter, status};

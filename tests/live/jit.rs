@@ -1,12 +1,13 @@
-//! CPython's JIT, which Debian's 3.14 and 3.15 have built in: stacks are right by function, callers by line too. The leaf's line
-//! inside of a trace is not known, and is not shown; with native frames such a stack is not called exact.
+//! CPython's JIT, which is built into Debian's 3.14 and 3.15: stacks have the right functions, and callers the right lines too.
+//! The leaf's line inside a trace is not known, and not shown; with native frames such a stack is not called exact.
 
 use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter, program};
 
 on_each_interpreter!(on [sid_3_14 sid_3_15]: functions_are_right);
 on_each_interpreter!(on [sid_3_14 sid_3_15]: lines_of_traces_are_not_called_exact);
 
-/// Of a loop that runs in traces 7 and 9 of some 1,200 samples were called exact (3.15, 3.14), and those were outside of them.
+/// In a loop that runs in traces, 7 and 9 of some 1,200 samples were called exact (3.15, 3.14), and those were outside the
+/// traces.
 fn lines_of_traces_are_not_called_exact(interpreter: &Interpreter) {
     let target = Target::start_in(interpreter, "jit.py", &[], &[("PYTHON_JIT", "1")]);
     let recording = Profiler::of(target.pid()).native().rate(997).cpu_milliseconds(target.pid(), 1_500).record();
@@ -29,7 +30,7 @@ fn lines_of_traces_are_not_called_exact(interpreter: &Interpreter) {
     assert!(all > 20 && right == all, "{right} of {all} callers are at their line");
 }
 
-/// The line of an earlier instruction was shown for nearly all samples of such a loop, and nothing told.
+/// Nearly all samples of such a loop showed the line of an earlier instruction, without any sign of it.
 fn functions_are_right(interpreter: &Interpreter) {
     let target = Target::start_in(interpreter, "jit.py", &[], &[("PYTHON_JIT", "1")]);
     assert_eq!(target.facts["enabled"], true, "this build has a JIT");
@@ -56,7 +57,7 @@ fn functions_are_right(interpreter: &Interpreter) {
     let shown = others.map(|stack| recorded.shown(stack)).unwrap_or_default();
     assert!(total > 500 && f64::from(right) >= 0.99 * total as f64, "{right} of {total}; others:\n{shown}");
     assert!(lineless * 10 > total * 8, "{lineless} of {total} have no line");
-    // Without the JIT, which is how it is started as a rule, all have one.
+    // Without the JIT, which is the default, all have one.
     let target = Target::start_in(interpreter, "jit.py", &[], &[("PYTHON_JIT", "0")]);
     let recording = Profiler::of(target.pid()).rate(997).cpu_milliseconds(target.pid(), 300).record();
     for sample in &recording.recorded.samples {

@@ -8,7 +8,7 @@ use tachyon::report::Report;
 use tachyon_tests::viewers::{Costs, go_pprof, perl_pprof, run, tools};
 use tachyon_tests::{Interpreter, Profiler, Recorded, ShownFrame, Target, binary, judge, live};
 
-/// What a frame is called where its object is told apart from its name.
+/// What a frame is called in formats that separate its object from its name.
 fn name(frame: &ShownFrame) -> &str {
     let function = frame.function.as_str();
     match (frame.is_special(), function.strip_prefix("[k] "), function.split_once('!')) {
@@ -29,7 +29,7 @@ fn leaves(recorded: &Recorded) -> BTreeMap<&str, u64> {
     leaves
 }
 
-/// Records of a gperftools profile: count and addresses; and the text behind them.
+/// The records of a gperftools profile, count and addresses, and the text after them.
 fn records(file: &Path) -> (Vec<(u64, Vec<u64>)>, String) {
     let bytes = std::fs::read(file).expect("it is there");
     let words: Vec<u64> = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8"))).collect();
@@ -91,7 +91,7 @@ fn exports_name_the_kernel_and_count_alike() {
     }
 }
 
-/// Recorded directly: native frames lie where the process has them, and no address is one that a reader leaves out.
+/// Recorded directly: native frames are where the process has them, and no address is one that a reader leaves out.
 #[test]
 fn recorded_directly_native_code_keeps_its_addresses() {
     let Some(_live) = live() else { return };

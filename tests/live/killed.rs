@@ -1,4 +1,4 @@
-//! SIGKILL of the profiler: `recover` gives every sample but those of the last second, and says what is not known.
+//! SIGKILL of the profiler: `recover` restores every sample except those of the last second, and says what is not known.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use tachyon_tests::{
 /// The clock of samples (`CLOCK_MONOTONIC`), microseconds.
 fn now_us() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes a whole timespec, which lives.
+    // SAFETY: the kernel writes a whole timespec, which outlives the call.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     assert_eq!(result, 0, "every Linux has this clock");
     u64::try_from(time.tv_sec * 1_000_000 + time.tv_nsec / 1_000).expect("time is positive")
 }
 
-/// What a process had used at a moment between two.
+/// What a process had used at a moment between two readings of the clock.
 struct Reading {
-    /// The clock before and after it was read: on a busy machine much may lie between.
+    /// The clock before and after the reading: on a busy machine these may be far apart.
     us: (u64, u64),
     cpu: Duration,
     stretches: u64,
@@ -70,10 +70,10 @@ impl Used {
 /// A recording that was killed.
 struct Killed {
     profiler: Profiler,
-    /// It sampled then, and was killed then.
+    /// When it sampled, and when it was killed.
     from_us: u64,
     at_us: u64,
-    /// How long its threads waited for a processor in its last two seconds, the one that waited longest.
+    /// How long its thread that waited longest waited for a CPU in the last two seconds.
     waited: Duration,
     /// Of each target.
     used: Vec<Used>,
@@ -123,7 +123,7 @@ fn recovered(profiler: &Profiler) -> (PathBuf, Recorded) {
     (good, recorded)
 }
 
-/// Every reader of the recovered file is told that losses are not known, and none that there are none.
+/// Every reader of the recovered file says that losses are unknown, and none says that there are none.
 fn says_that_the_loss_is_unknown(good: &Path) {
     let text = run("info", &[good]).stdout;
     let text = String::from_utf8(text).expect("it is text");
@@ -139,8 +139,8 @@ fn says_that_the_loss_is_unknown(good: &Path) {
     assert!(graph.contains("what was lost is unknown") && !graph.contains(" lost ("), "the caption");
 }
 
-/// Checks a process's samples, in the order of time: they reach to the last second before the kill, and from the first to the
-/// last none is missing. On a busy machine the second begins when the profiler gets a processor.
+/// Checks a process's samples, in order of time: they reach into the last second before the kill, and none is missing between
+/// the first and the last. On a busy machine the second begins when the profiler gets a CPU.
 fn check_samples(times: &[u64], rate: u32, of: &Killed, used: &Used) {
     let (Some(&first), Some(&last)) = (times.first(), times.last()) else { panic!("no samples") };
     assert!(last <= of.at_us, "a sample after the kill: {last}, {}", of.at_us);
@@ -155,7 +155,7 @@ fn check_samples(times: &[u64], rate: u32, of: &Killed, used: &Used) {
     let stretches = used.after(last).stretches - used.before(first).stretches;
     let fits = statistics::within_ticks(times.len(), f64::from(rate), ran, stretches, 0.05);
     assert!(fits, "{} samples at {rate} Hz of {ran:?} s in {stretches} stretches", times.len());
-    // The ring is read each 0.2 s: what is lost as a whole would be such a gap.
+    // The ring is read every 0.2 s: losing one reading would leave such a gap.
     for pair in times.windows(2) {
         let (gap, _) = used.between(pair[0], pair[1]);
         assert!(gap < Duration::from_millis(100), "{gap:?} of CPU time without a sample, at {}", pair[0]);
@@ -204,7 +204,7 @@ fn of_several_processes_too() {
     }
 }
 
-/// Killed before anything was brought to the file: that is what is recovered, and CPython reads it.
+/// Killed before anything was written to the file: it can still be recovered, and CPython reads it.
 #[test]
 fn killed_at_once() {
     let Some(_live) = live() else { return };

@@ -70,7 +70,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         for dir in &self.made {
-            // Another group's directory may still need it.
+            // Another group may still need the directory.
             let _shared = fs::remove_dir(dir);
         }
     }
@@ -79,7 +79,7 @@ impl Drop for Group {
 /// Where hierarchies of both versions are mounted.
 struct Hierarchies {
     second: PathBuf,
-    /// A named one, as systemd's.
+    /// A named hierarchy, like systemd's.
     first: Mounted,
 }
 
@@ -104,8 +104,8 @@ impl Hierarchies {
     }
 }
 
-/// Runs a short program `rounds` times in each layout, of version 2, of version 1, and in a namespace of its own; checks
-/// the labels in what the agent wrote of them.
+/// Runs a short program `rounds` times in each layout, of version 2, of version 1, and in its own namespace; checks the
+/// labels in what the agent wrote about them.
 fn labels_are_found(mut agent: Agent, hierarchies: &Hierarchies, rounds: usize, least_percent: usize) {
     let python = Interpreter::named("pyenv_3_12");
     // What a job's labels must be.
@@ -136,7 +136,7 @@ fn labels_are_found(mut agent: Agent, hierarchies: &Hierarchies, rounds: usize, 
         assert_eq!(label(process, "uid"), "0", "{job}: {process:#?}");
         met.insert(job);
     }
-    // One may end before anybody has looked at it: its samples are then lost, by name.
+    // One may end before it was looked at: its samples are then counted as lost, under a named cause.
     let (jobs, found) = (expected.len(), met.len());
     assert!(found * 100 >= jobs * least_percent, "{found} of {jobs} are labelled: {}", agent.log());
     let every = layouts().len() * 2;
@@ -148,7 +148,7 @@ fn often() -> String {
     FAST.replace("500ms", "1s").replace("199", "999")
 }
 
-/// `TACHYON_SHORT_PROGRAMS` is the long form: so many in all.
+/// `TACHYON_SHORT_PROGRAMS` is for long runs: this many in all.
 #[test]
 fn short_programs_in_every_layout() {
     let Some(_live) = live() else { return };

@@ -1,4 +1,4 @@
-//! `--tach-layout` and `--compression`: the whole program writes each, and who can read it does.
+//! `--tach-layout` and `--compression`: the whole program writes each, and every reader that can read it does.
 
 use serde_json::Value;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn both_layouts_with_both_compressions() {
             serde_json::from_slice(&std::fs::read(profiler.report()).expect("it is there")).expect("it is a report");
         let file = profiler.output();
 
-        // Ours reads all.
+        // The project's own reader reads all.
         let read = Recorded::read(file);
         assert_eq!(read.samples.len() as u64, report.stored, "{layout}, {compression}");
         assert!(report.stored > 20, "{report:#?}");

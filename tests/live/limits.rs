@@ -1,10 +1,10 @@
-//! What the profiler allows itself.
+//! The limits that the profiler sets itself.
 
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Target, binary, live};
 
-/// Thousands of samples a second cost far more than half a thousandth of a core: the rate gives
-/// way, which is told, and the account counts what was asked of the kernel when.
+/// Thousands of samples a second cost far more than half a thousandth of a core: the rate is lowered, which is
+/// reported, and the account counts which rate was asked of the kernel when.
 #[test]
 fn the_rate_gives_way_to_max_cpu() {
     let Some(_live) = live() else { return };
@@ -39,7 +39,7 @@ fn a_limit_with_room_changes_nothing() {
     assert!(report.notes.iter().all(|note| !note.contains("CPU limit")), "{:?}", report.notes);
 }
 
-/// What the program that executes the profiler used is not the profiler's: 525 MiB were told here, for 40.
+/// Memory of the program that executes the profiler is not the profiler's: this once reported 525 MiB instead of 40.
 #[test]
 fn peak_memory_is_of_the_profiler_alone() {
     let Some(_live) = live() else { return };
@@ -58,7 +58,7 @@ fn peak_memory_is_of_the_profiler_alone() {
 }
 
 /// A program that makes functions without end would take memory without end: names are given up in time, then the
-/// recording. What it has is written, and memory never was above the limit.
+/// recording. What was recorded is written, and memory was never above the limit.
 #[test]
 fn memory_stays_within_max_memory() {
     let Some(_live) = live() else { return };
@@ -77,7 +77,7 @@ fn memory_stays_within_max_memory() {
         assert_eq!(recording.stderr.matches(word).count(), 1, "{}", recording.stderr);
         assert!(report.notes.iter().any(|note| note.contains(word)), "{:?}", report.notes);
     }
-    // Samples go on: at 999 Hz each function is met about twice.
+    // Samples go on: at 999 Hz each function is sampled about twice.
     let unknown = recording
         .recorded
         .samples
@@ -87,7 +87,7 @@ fn memory_stays_within_max_memory() {
     assert_eq!(report.loss.values().sum::<u64>(), 0, "{report:#?}");
 }
 
-/// Too little is refused before anything is recorded, with what would be enough.
+/// Too little is refused before anything is recorded, and the message says what would be enough.
 #[test]
 fn too_little_memory_is_refused() {
     let Some(_live) = live() else { return };

@@ -1,5 +1,5 @@
-//! What CPython's viewers say of lines: a line's own time has in it what it called in C, in a recording with native frames
-//! and in one without.
+//! What CPython's viewers say about lines: a line's own time includes what it called in C, in recordings with and without
+//! native frames.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use tachyon_tests::{Interpreter, Profiler, ShownFrame, Target, binary, judge, on
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15]: lines_have_what_they_called);
 
-/// Samples of a line: as the innermost one, and at all.
+/// Samples of a line: as the innermost one, and anywhere in the stack.
 type Heat = BTreeMap<(String, i64), (u64, u64)>;
 
 #[derive(Deserialize)]
@@ -44,7 +44,7 @@ fn ours(lines: &str) -> Heat {
     let mut heat = Heat::new();
     for line in lines.lines() {
         let Sample { weight, frames } = serde_json::from_str(line).expect("one sample a line");
-        // Markers such as `<GC>` CPython has under no line, and so have we.
+        // CPython counts markers such as `<GC>` under no line, and so does the profiler.
         let marked = |leaf: &Frame| leaf.kind == "special" && !leaf.function.starts_with("<waiting: ");
         let marked = frames.first().is_some_and(marked);
         let python: Vec<_> = frames.iter().filter(|frame| frame.kind == "python").collect();

@@ -1,5 +1,5 @@
-//! Code that a program makes while it runs has the names that the program tells debuggers and `perf`, and is unwound by the rules
-//! that it tells debuggers.
+//! Code that a program generates while it runs has the names that the program gives debuggers and `perf`, and is unwound by the
+//! rules that it gives debuggers.
 
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, on_each_interpreter, program};
@@ -45,7 +45,7 @@ fn functions_are_named_as_perf_is_told(interpreter: &Interpreter) {
     is_named(&recording, "[jit]!mapped_work");
 }
 
-/// The file is read on from where it was: another function is told of and called first.
+/// Reading continues where it stopped: another function is announced and called first.
 fn functions_are_named_as_a_jitdump_tells(interpreter: &Interpreter) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let target = Target::start_with(interpreter, "made_code.py", &["dumped", &dir.path().to_string_lossy()]);

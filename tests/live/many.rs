@@ -1,4 +1,4 @@
-//! A host with hundreds of interpreters: each is found, and what each does is named.
+//! A host with hundreds of interpreters: each is found, and its functions are named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _, pipe};
@@ -30,7 +30,7 @@ impl Servants {
         Self { children: Vec::new(), told: BufReader::new(told), tell }
     }
 
-    /// Starts so many more, the interpreters in turn, and waits until they are ready.
+    /// Starts this many more, with each interpreter in turn, and waits until they are ready.
     fn start(&mut self, interpreters: &[Interpreter], count: usize) {
         for number in 0..count {
             let mut command = interpreters[number % interpreters.len()].command();
@@ -70,7 +70,7 @@ impl Drop for Servants {
     }
 }
 
-/// A line for each build, with as many processes as there are at least; as JSON every process.
+/// A line for each build, with at least as many processes as there are; every process in JSON.
 fn doctor_tells(interpreters: &[Interpreter], servants: &Servants) {
     let doctor = |words: &[&str]| {
         let output = Command::new(binary()).arg("doctor").args(words).output().expect("the profiler can be run");
@@ -95,7 +95,7 @@ fn processes_of_build(line: &str) -> Option<usize> {
     rest.split_once(" process")?.0.parse().ok()
 }
 
-/// 500 interpreters that were there before, all idle, then all busy; and 50 that start meanwhile.
+/// 500 interpreters that were already there, all idle, then all busy; and 50 that start meanwhile.
 #[test]
 fn five_hundred_interpreters() {
     let Some(_live) = live() else { return };
@@ -122,10 +122,10 @@ fn five_hundred_interpreters() {
         let process = report.processes.iter().find(|process| process.pid == child.id());
         let process = process.unwrap_or_else(|| panic!("{} is missing: {:#?}", child.id(), report.refused));
         assert!(!process.python_version.is_empty(), "{process:?}");
-        // 30 samples are the rule of each time that it works.
+        // It usually gets 30 samples each time it works.
         let working = working.get(&u64::from(child.id())).copied().unwrap_or(0);
         assert!(working > if number < 500 { 20 } else { 10 }, "{working} samples at work: {process:?}");
-        // Those that were there before have been looked at before the first sample.
+        // Those that were already there have been looked at before the first sample.
         assert!(number >= 500 || process.uninspected == 0, "{process:?}");
         let started = process.samples - process.not_initialized;
         assert!(process.named * 100 >= started * 95, "{process:?} {:?}", report.stops);

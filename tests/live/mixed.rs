@@ -1,5 +1,5 @@
-//! `tachyon-bpf dump --native` of live interpreters: native frames stand where C was called and calls back, and each
-//! stack says how far it can be believed.
+//! `tachyon-bpf dump --native` of live interpreters: native frames are where C was called and calls back, and each
+//! stack says how far it can be trusted.
 
 use serde_json::Value;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn asleep(pid: u32, more: &[&str]) -> Value {
     }
 }
 
-/// The last part of a function's name: up to 3.10 there is no other.
+/// The last part of a function's name: up to 3.10 it is the only one.
 fn short(frame: &Value) -> &str {
     frame["function"].as_str().unwrap_or_default().rsplit('.').next().unwrap_or_default()
 }
@@ -125,6 +125,6 @@ fn the_evaluator_is_found_also_without_symbols(python: &Interpreter) {
         let missed = (part.start..part.end).find(|&at| found.code_at(at) != Some(EvaluatorCode::Evaluator));
         assert_eq!(missed, None, "{blind:x?} is not in {found:x?}");
     }
-    // A part that only aborts, and is entered through a table, is not seen.
+    // A part that only aborts, and is entered through a table, is not found.
     assert!(size(&found) - size(&blind) < 64, "{blind:x?} lacks some of {found:x?}");
 }

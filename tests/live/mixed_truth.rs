@@ -1,4 +1,4 @@
-//! A program that knows its own stacks, of Python and of C: recorded stacks are those, or say that they are not whole.
+//! A program that knows its own stacks, of Python and of C: recorded stacks equal these, or say that they are incomplete.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -86,7 +86,7 @@ impl Truth {
         let run = |frames: &[&Frame]| frames.iter().take_while(|frame| frame.is_native()).count();
         let everywhere = |frame: &Frame| self.everywhere.iter().any(|object| object == frame.object());
         let mut at = run(frames);
-        // Below the program there is what every program begins in.
+        // Below the program's own functions are those in which every program begins.
         let begins = |frame: &Frame| everywhere(frame) || self.roots.iter().any(|object| object == frame.object());
         if !frames[..at].iter().all(|frame| begins(frame)) || at == frames.len() {
             return None;
@@ -120,14 +120,14 @@ impl Truth {
         Some(steps.len() == 0)
     }
 
-    /// The paths that a stack is on, and whether it is all of it.
+    /// The paths that a stack is on, and whether it is the whole path.
     fn find<'a>(&'a self, frames: &'a [&Frame]) -> impl Iterator<Item = (usize, bool)> + 'a {
         let paths = self.paths.iter().enumerate();
         paths.filter_map(|(index, path)| Some((index, self.on_path(frames, path)?)))
     }
 }
 
-/// Whether they are a greenlet's that has not called its Python function yet, or not any more: root first.
+/// Whether they belong to a greenlet that has not called its Python function yet, or has left it: root first.
 fn is_greenlet_without_python(frames: &[&Frame]) -> bool {
     let begins = ["g_switch", "g_initialstub", "inner_bootstrap"];
     frames.len() >= begins.len()
@@ -154,25 +154,25 @@ fn record(python: &Interpreter, arguments: &[&str], milliseconds: u64) -> (Truth
     (truth, lines)
 }
 
-/// What is asked of the samples, in thousandths.
+/// What is required of the samples, in thousandths.
 struct Limits {
-    /// So many at least are right.
+    /// At least this many are right.
     right: usize,
-    /// So many at most are not, and called exact, but for chance.
+    /// At most this many are wrong but called exact, apart from chance.
     mislabelled: usize,
-    /// So many states at most are never met.
+    /// At most this many states are never seen.
     missing: usize,
 }
 
-/// One at a time, every state is told by the program.
+/// One at a time: the program lists every state.
 const STRICT: Limits = Limits { right: 995, mislabelled: 0, missing: 100 };
 
-/// Threads share the processors, so fewer states are met; and between two states there are moments that the program does
-/// not list, as when a call's arguments are freed.
+/// Threads share the CPUs, so fewer states are seen; and between two states there are moments that the program does not
+/// list, as when a call's arguments are freed.
 const THREADS: Limits = Limits { right: 995, mislabelled: 2, missing: 400 };
 
-/// While one greenlet gives way to another, the native stack is the one's and the Python stack the other's: that is labelled.
-/// As among threads there are moments between two states.
+/// While one greenlet switches to another, the native stack is one's and the Python stack the other's: the sample is labelled
+/// so. As among threads there are moments between two states.
 const GREENLETS: Limits = Limits { right: 985, mislabelled: 1, missing: 100 };
 
 fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &Limits) {
@@ -204,7 +204,7 @@ fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &L
     let shown = shown.join("\n");
     println!("{shown}");
     assert!(right * 1000 >= total * limits.right, "{right} of {total} stacks are right:\n{shown}");
-    // As many as are granted, and what chance adds to those: 11 of 5,043 were met where 10 were granted.
+    // As many as are allowed, plus what chance adds: 11 of 5,043 were seen where 10 were allowed.
     let granted = (total * limits.mislabelled) as f64 / 1000.0;
     let most = granted + 3.0 * granted.sqrt();
     assert!(mislabelled as f64 <= most, "{mislabelled} wrong stacks are called exact:\n{shown}");
@@ -246,7 +246,7 @@ fn hundreds_deep(python: &Interpreter) {
         };
         let known = runs.by_ref().take_while(|run| whole(run)).count();
         assert!(known > 10, "{:?}", shown());
-        // The one in which the native stack was cut has been taken.
+        // The path in which the native stack was cut has been taken.
         assert!(runs.all(<[Frame]>::is_empty), "{:?}", shown());
     }
     println!("{}: {deep} of {} stacks have more than {} calls", python.name, lines.len(), DEPTH / 2);

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use tachyon_tests::{Interpreter, Profiler, Recording, Target, binary, live, program};
 
-/// Makes a pid namespace with a `/proc` of its own.
+/// Makes a pid namespace with its own `/proc`.
 const UNSHARE: [&str; 4] = ["unshare", "--pid", "--fork", "--mount-proc"];
 
-/// In `levels` namespaces, one in the other: a shell that is process 1, starts two busy programs as 2 and 3, and runs
-/// the profiler. With the shell all end.
+/// In `levels` nested namespaces: a shell that is process 1, starts two busy programs as 2 and 3, and runs the
+/// profiler. All end with the shell.
 fn record_inside(levels: usize, interpreter: &Interpreter, profiler: Profiler) -> Recording {
     let python = interpreter.command().get_program().to_str().expect("a path of ASCII").to_owned();
     let spin = program("spin.py");
@@ -23,7 +23,7 @@ fn samples_by_pid(recording: &Recording) -> BTreeMap<u32, u64> {
     recording.report.processes.iter().map(|process| (process.pid, process.samples)).collect()
 }
 
-/// All there is inside and nothing else, numbered as it is there, whatever else runs on the host.
+/// Everything inside and nothing else, with the pids used there, whatever else runs on the host.
 fn check_inside(levels: usize) {
     let Some(_live) = live() else { return };
     let interpreter = Interpreter::named("pyenv_3_12");
@@ -51,7 +51,7 @@ fn inside_nested() {
     check_inside(2);
 }
 
-/// `-p` takes the number that the caller sees.
+/// `-p` takes the pid that the caller sees.
 #[test]
 fn pid_of_the_caller() {
     let Some(_live) = live() else { return };
@@ -63,7 +63,7 @@ fn pid_of_the_caller() {
     assert!(pids[&3] > 20, "{pids:?}");
 }
 
-/// Children inside are followed, and their ends are seen although the kernel takes their numbers from them first.
+/// Children inside are followed, and their ends are seen although the kernel takes away their pids first.
 #[test]
 fn children_inside() {
     let Some(_live) = live() else { return };
@@ -79,7 +79,7 @@ fn children_inside() {
     assert!(ended > 20, "{ended} ends were seen: {:#?}", recording.report);
 }
 
-/// From outside, processes of two namespaces that have the same numbers inside are two.
+/// From outside, processes of two namespaces with the same pids inside are kept apart.
 #[test]
 fn outside() {
     let Some(_live) = live() else { return };
@@ -110,7 +110,7 @@ fn only_child(pid: u32) -> u32 {
     children.trim().parse().unwrap_or_else(|_| panic!("{pid} has the children {children:?}"))
 }
 
-/// A process in a user namespace of its own is profiled from outside, and has the user that the profiler sees.
+/// A process in its own user namespace is profiled from outside, and has the user that the profiler sees.
 #[test]
 fn user_namespace_from_outside() {
     let Some(_live) = live() else { return };
@@ -139,7 +139,7 @@ fn user_namespace_from_outside() {
     assert!(samples_by_pid(&by_pid)[&child.id()] > 10, "{:#?}", by_pid.report);
 }
 
-/// Inside of one nobody may load BPF programs, whatever capabilities there are: it is said so.
+/// Inside one no process may load BPF programs, whatever its capabilities: the message says so.
 #[test]
 fn user_namespace_inside() {
     let Some(_live) = live() else { return };
@@ -154,14 +154,14 @@ fn user_namespace_inside() {
     assert!(told.contains("user namespace"), "{told}");
 }
 
-/// In a sidecar the path of the target's program leads to another file: without `CAP_SYS_PTRACE` that was told as the reason.
+/// In a sidecar the path of the target's program leads to another file: without `CAP_SYS_PTRACE` that was given as the reason.
 #[test]
 fn a_sidecar_without_ptrace_says_so() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_11"), "spin.py");
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let report = dir.path().join("report.json");
-    // Over every file that the target has mapped from its own installation lies another one.
+    // Another file is mounted over every file that the target has mapped from its own installation.
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("the target runs");
     let mut files: Vec<_> =
         maps.lines().filter_map(|line| line.split_once('/').map(|(_, path)| format!("/{path}"))).collect();

@@ -1,4 +1,4 @@
-//! Native stacks unwound in the kernel, of interpreters without frame pointers that are in a known C function.
+//! Native stacks unwound in the kernel, from interpreters without frame pointers that are in a known C function.
 //!
 //! These tests load the kernel side themselves and read its ring: addresses, before any merge.
 
@@ -149,7 +149,7 @@ impl Sampling {
         Self { kernel, take: Box::new(take) }
     }
 
-    /// What there is since the last time.
+    /// What has arrived since the last call.
     pub(super) fn take(&mut self) -> Vec<Stack> {
         (self.take)()
     }
@@ -180,7 +180,7 @@ fn in_order(names: &HashMap<u64, Vec<&str>>, stack: &Stack, wanted: &[&str]) -> 
     wanted.peek().is_none()
 }
 
-/// Every stack ends where the thread began and holds the functions that the program certainly is in.
+/// Every stack ends where the thread began and has the functions that the program is certainly in.
 fn known_state(interpreter: &str, state: &str, wanted: &[&str]) {
     let Some(_live) = live() else { return };
     // Without instructions made for SHA: the loop that is left keeps its frame in a register of its own.
@@ -233,7 +233,7 @@ fn registers(pid: u32) -> (u64, u64, u64) {
     (regs.rip, regs.rsp, regs.rbp)
 }
 
-/// A signal is not obeyed at once, and a process that has not stopped yet goes on when it is detached from.
+/// A signal does not act at once, and a process that has not stopped yet runs on when it is detached from.
 fn wait_until_stopped(pid: u32) {
     let stat = format!("/proc/{pid}/stat");
     while !std::fs::read_to_string(&stat).expect("the target is there").contains(") T ") {
@@ -241,8 +241,8 @@ fn wait_until_stopped(pid: u32) {
     }
 }
 
-/// What gdb makes of a process's stack: the instruction pointer of each frame, leaf first. `then` is what it does before
-/// it lets the process go.
+/// A process's stack as gdb sees it: the instruction pointer of each frame, leaf first. `then` is what gdb does before
+/// it detaches.
 pub(super) fn by_gdb(pid: u32, then: &str) -> Vec<u64> {
     const SCRIPT: &str = "python\nframe = gdb.newest_frame()\nwhile frame:\n    if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME): \
         print('pc %x' % frame.pc())\n    frame = frame.older()\nend\n";
@@ -262,7 +262,7 @@ pub(super) fn by_gdb(pid: u32, then: &str) -> Vec<u64> {
     frames
 }
 
-/// At random moments the walk that the kernel runs, over the stopped process's memory, finds the frames that gdb finds.
+/// At random moments the kernel's walk, run over the stopped process's memory, finds the frames that gdb finds.
 fn same_as_gdb(interpreter: &str, state: &str) {
     let Some(_live) = live() else { return };
     let target = Target::start_with(&Interpreter::named(interpreter), "native_states.py", &[state]);

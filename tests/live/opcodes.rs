@@ -6,7 +6,7 @@ use tachyon_tests::{Interpreter, Profiler, Target, judge, on_each_interpreter};
 on_each_interpreter!(on [sid_3_15 wheel_3_15t]: opcodes_are_named_right);
 on_each_interpreter!(on [pyenv_3_11 pyenv_3_13 sid_3_14 built_3_14t]: other_numbers_are_not_recorded);
 
-/// A function, its opcode, that one's name and the general form's.
+/// A function, its opcode, the opcode's name and that of its general form.
 type Named = (String, u8, String, String);
 
 fn opcodes_are_named_right(interpreter: &Interpreter) {
@@ -36,7 +36,7 @@ fn opcodes_are_named_right(interpreter: &Interpreter) {
     assert!(seen["leaf"].contains("BINARY_OP") && seen["leaf"].len() > 1, "{seen:?}");
 }
 
-/// Opcodes are numbered anew by each minor version, and the format's readers know those of 3.15.
+/// Each minor version numbers its opcodes anew, and the format's readers know those of 3.15.
 fn other_numbers_are_not_recorded(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "spin.py");
     let recording = Profiler::of(target.pid()).arg("--opcodes").rate(499).cpu_milliseconds(target.pid(), 300).record();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, live, status};
 
-/// Shares that the two may differ by besides their sampling errors: theirs are shares of the time in which the thread
-/// is runnable, ours of that in which it runs, and some of their reads fail.
+/// How far the two shares may differ beyond their sampling errors: CPython's are shares of the time in which the thread
+/// is runnable, the profiler's of that in which it runs, and some of CPython's reads fail.
 const MARGIN: f64 = 0.05;
 
 /// CPython's profiler at work, for six seconds.
@@ -16,7 +16,7 @@ struct Theirs {
 }
 
 impl Theirs {
-    /// On the last processor.
+    /// On the last CPU.
     fn start(interpreter: &Interpreter, target: &Target, mode: &str) -> Self {
         let root = interpreter.root.clone().expect("it lies in a chroot");
         let other = (std::thread::available_parallelism().map_or(1, std::num::NonZero::get) - 1).to_string();
@@ -70,7 +70,7 @@ fn shares_agree() {
     compare(&["held", "released", "handling"]);
 }
 
-/// Two threads that want the GIL all the time: each has half of it.
+/// Two threads that always want the GIL: each has half of it.
 #[test]
 fn bound_to_the_gil() {
     compare(&["held", "two"]);
@@ -86,7 +86,7 @@ fn handling_exceptions() {
     compare(&["handling", "held"]);
 }
 
-/// Where threads wait, by the clock on the wall.
+/// Where threads wait, by wall-clock time.
 #[test]
 fn shares_of_waits_agree() {
     let Some(_live) = live() else { return };
@@ -111,15 +111,15 @@ fn compare(turns: &[&str]) {
     let Some(_live) = live() else { return };
     let interpreter = Interpreter::named("sid_3_15");
     let target = Target::start_with(&interpreter, "three_states.py", turns);
-    // A thread that waits for a processor counts for them and not for us; and where their sampler waits for the target's
-    // processor, it gets it when the target makes a system call, which C code that computes does not.
+    // A thread that waits for a CPU counts for CPython and not for the profiler; and if CPython's sampler waits for the
+    // target's CPU, it gets it when the target makes a system call, which C code that computes does not.
     target.make_urgent();
     let pinned = Command::new("taskset").args(["-a", "-c", "-p", "0", &target.pid().to_string()]).output();
     assert!(pinned.expect("taskset can be run").status.success());
     let theirs = Theirs::start(&interpreter, &target, "cpu");
     let recording = Profiler::of(target.pid()).rate(499).milliseconds(6_000).record();
     let theirs = theirs.finish();
-    // The one that waits wakes up now and then and needs a processor for that: only the holders' shares are known.
+    // The waiting thread wakes up now and then and needs a CPU for that: only the holders' shares are known.
     let two = turns.contains(&"two");
     let (ours, theirs) = (shares(&recording.recorded, two), shares(&theirs, two));
     assert!(ours.samples > 300 && theirs.samples > 300, "{} and {} samples", ours.samples, theirs.samples);

@@ -1,4 +1,4 @@
-//! Which capability is needed for what: tried one by one, and compared with the table in `docs/privileges.md`.
+//! Which capability is needed for what: tested one by one, and compared with the table in `docs/privileges.md`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +11,7 @@ use tachyon_tests::{Interpreter, Profiler, Target, binary, live, not_run};
 
 /// All that is ever needed, in the words of setpriv(1).
 const ALL: [&str; 6] = ["bpf", "perfmon", "sys_ptrace", "dac_read_search", "checkpoint_restore", "syslog"];
-/// A user who may do nothing by itself.
+/// An unprivileged user.
 const NOBODY: u32 = 65_534;
 
 /// A busy process that is killed when dropped.
@@ -32,7 +32,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        // One that has ended is no concern here.
+        // One that has already ended does not matter.
         let _ended = self.0.kill();
         let _ended = self.0.wait();
     }
@@ -56,7 +56,7 @@ impl Nobody {
         Self { dir, binary: copy, runs: AtomicU32::new(0) }
     }
 
-    /// A command of nobody's with these capabilities.
+    /// A command run by nobody with these capabilities.
     fn command(capabilities: &[&str]) -> Command {
         let list = capabilities.iter().fold("-all".to_owned(), |list, capability| format!("{list},+{capability}"));
         let mut command = Command::new("setpriv");
@@ -74,12 +74,12 @@ impl Nobody {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Whether the process was recorded (`None`: any); else what was said.
+    /// Whether the process was recorded (`None`: any); else the message.
     fn records(&self, capabilities: &[&str], words: &[OsString], pid: Option<&str>) -> Result<(), String> {
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.path().join(format!("{run}.json"));
         let mut command = Self::command(capabilities);
-        // Of a whole host unwind tables come while samples do, which takes its time on a busy machine.
+        // For a whole host unwind tables arrive along with samples, which takes a while on a busy machine.
         let whole_host = capabilities.len() == ALL.len() && words.iter().any(|word| word == "--all-python");
         let length = if whole_host { "4s" } else { "500ms" };
         // A command ends the recording itself.
@@ -100,7 +100,7 @@ impl Nobody {
         let report = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let report: tachyon::report::Report = report.ok_or_else(|| said.clone())?;
         let found = report.processes.iter().any(|it| it.samples > 0 && pid.is_none_or(|pid| it.pid.to_string() == pid));
-        // With all of them the native stacks are whole and fit; and kernel names are missing only where that is said.
+        // With all of them native stacks are complete and fit; and kernel names are missing only if the report says so.
         let native = report.native.as_ref().is_some_and(|native| native.exact + native.repaired > 0);
         assert!(capabilities.len() < ALL.len() || native, "{words:?}: {said}{:#?}", report.native);
         let nameless = report.notes.iter().any(|note| note.contains("have no names"));
@@ -130,7 +130,7 @@ fn deleted(dir: &Path) -> Busy {
     busy
 }
 
-/// A Python that lies in a folder which only root may enter.
+/// A Python in a folder that only root may enter.
 fn closed(dir: &Path) -> Busy {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).expect("it is ours");
     let program = dir.join("python");
@@ -138,7 +138,7 @@ fn closed(dir: &Path) -> Busy {
     Busy::start(&mut Command::new(&program))
 }
 
-/// All that is ever needed but this.
+/// All that is ever needed except this.
 fn all_but(missing: &str) -> Vec<&'static str> {
     ALL.into_iter().filter(|capability| *capability != missing).collect()
 }
@@ -181,7 +181,7 @@ fn table() {
         let all = nobody.records(&ALL, words, pid.as_deref());
         assert_eq!(all, Ok(()), "{feature} with all capabilities");
         let mut needed = Vec::new();
-        // Two at a time: most of a run is waiting.
+        // Two at a time: a run mostly waits.
         for pair in ALL.chunks(2) {
             let records = |missing| nobody.records(&all_but(missing), words, pid.as_deref());
             let said = std::thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn table() {
     assert_eq!(old, table, "docs/privileges.md is not what was found: renew it with TACHYON_RENEW=1");
 }
 
-/// Once it samples, no thread of the profiler has what it does not need any more.
+/// Once it samples, no thread of the profiler has capabilities that it no longer needs.
 #[test]
 fn dropped_after_the_start() {
     let Some(_live) = live() else { return };
@@ -225,7 +225,7 @@ fn dropped_after_the_start() {
             let set = u64::from_str_radix(line.trim(), 16).expect("a mask");
             // CAP_SETUID, CAP_NET_ADMIN, CAP_SYS_MODULE, CAP_SYS_ADMIN, CAP_PERFMON.
             for number in [7, 12, 16, 21, 38] {
-                // One thread attaches the event anew to a CPU that comes back, and reads nothing that is not the kernel's.
+                // One thread attaches the event anew to a CPU that comes back online, and reads only what is the kernel's.
                 let attaches = number == 38 && status.starts_with("Name:\ttachyon-timer\n");
                 assert!((set >> number) & 1 == 0 || attaches, "capability {number} of:\n{status}");
             }
@@ -261,7 +261,7 @@ fn another_users_process() {
     }
 }
 
-/// A program that nobody else may reach: `-p` and `doctor` name the right that is missing, not one that is there.
+/// A program that no other user may reach: `-p` and `doctor` name the capability that is missing, not one that is there.
 #[test]
 fn a_closed_folder() {
     let Some(_live) = live() else { return };

@@ -15,12 +15,12 @@ pub fn process_of(recorded: &Recorded, sample: &Sample) -> u32 {
     pid.unwrap_or_else(|| panic!("no process in {root:?}"))
 }
 
-/// Whether a frame stands where a stack was cut.
+/// Whether a frame marks where a stack was cut.
 pub fn is_marker(function: &str) -> bool {
     function.starts_with("<stack cut: ") || function == "<entering evaluator>"
 }
 
-/// Parents of a recording's processes are gone by then, so the stacks tell who is a worker.
+/// Parents of a recording's processes are gone by then, so the stacks tell which one is a worker.
 fn check_workers(recording: &Recording, is_ours: impl Fn(u32) -> bool) {
     let recorded = &recording.recorded;
     let (mut right, mut total, mut workers) = (0, 0, BTreeSet::new());
@@ -33,7 +33,7 @@ fn check_workers(recording: &Recording, is_ours: impl Fn(u32) -> bool) {
         }
         let worker = names.contains(&"worker_main");
         total += usize::from(worker || names.len() == 2);
-        // Not of `worker` alone: what was cut may lack that frame.
+        // Not by `worker` alone: a cut stack may lack that frame.
         *cut.entry(pid).or_default() += u64::from(names.iter().any(|name| is_marker(name)));
         if worker {
             assert_eq!(names[names.len() - 4..names.len() - 1], ["worker_main", "master", "<module>"]);
@@ -74,8 +74,8 @@ fn prefork_all_python(interpreter: &Interpreter) {
     drop(target);
 }
 
-/// After a fork, what either process writes to for the first time cannot be read while the kernel makes a page of its own of it:
-/// some samples of a thousand children meet `_PyRuntime` so. These are cut, and do not say that the runtime has not begun.
+/// After a fork, a page that either process writes to for the first time cannot be read while the kernel copies it: some samples
+/// of a thousand children find `_PyRuntime` so. These are cut, and do not say that the runtime has not begun.
 fn a_forked_child_is_initialized(interpreter: &Interpreter) {
     let mut target = Target::start(interpreter, "forks.py");
     let running = Profiler::of(target.pid()).rate(4_999).arg("--subprocesses").start();
@@ -95,8 +95,8 @@ fn a_forked_child_is_initialized(interpreter: &Interpreter) {
     assert_eq!(sum(|of| of.not_initialized), 0, "{:#?}", report.stops);
 }
 
-/// A program that was not CPython starts one, whose executable has a fixed address and was met before: the kernel side
-/// knows it at its `exec`, and user space learns the rest of it all the same.
+/// A program that was not CPython starts one, whose executable has a fixed address and was seen before: the kernel side
+/// knows it at its `exec`, and user space still learns the rest.
 #[test]
 fn started_by_another_program() {
     let Some(_live) = live() else { return };
@@ -112,7 +112,7 @@ fn started_by_another_program() {
         let process = recording.report.processes.iter().find(|process| process.pid == pid);
         let process = process.unwrap_or_else(|| panic!("{pid} is missing: {:#?}", recording.report));
         assert!(process.python_version.starts_with("3.11") && process.cpu_s.is_some(), "{process:?}");
-        // Native frames are there from when its mappings have been read, which takes its time on a busy machine.
+        // Native frames begin once its mappings have been read, which takes a while on a busy machine.
         assert!(process.samples > 50 && process.merge_exact > 0, "{process:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Recordings with native frames: Python's part of a stack is what it is without them, native frames stand where C was
-//! called and calls back, and each stack says how far it can be believed.
+//! Recordings with native frames: Python's part of a stack is the same as without them, native frames are where C was
+//! called and calls back, and each stack says how far it can be trusted.
 
 use std::collections::HashSet;
 use std::process::Command;
@@ -10,7 +10,7 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 musl_3_13 built_3_14t]
 on_each_interpreter!(on [pyenv_3_9 pyenv_3_11 sid_3_15 wheel_3_15t] long [pyenv_3_13 sid_3_14 musl_3_13]:
     c_stands_between_its_caller_and_its_callee);
 
-/// Whether the C library's code can be unwound from anywhere: musl's has no tables but for a part.
+/// Whether the C library's code can be unwound from anywhere: musl has tables for a part of its code only.
 fn has_tables(python: &Interpreter) -> bool {
     python.name != "musl_3_13"
 }
@@ -37,7 +37,8 @@ fn check_merges(python: &Interpreter, recording: &Recording) {
     assert!(native.failed * 1000 <= recording.report.stored, "{native:#?}");
 }
 
-/// What a recording tells at its end is what `report` begins with: native code is charged to the Python function that called it.
+/// What a recording prints at its end is what `report` begins with: native code is charged to the Python function that called
+/// it.
 #[test]
 fn the_summary_is_the_head_of_the_report() {
     let Some(_live) = live() else { return };
@@ -126,7 +127,7 @@ fn little_memory_suffices_for_the_code_that_runs() {
     assert!(!recording.report.notes.iter().any(|note| note.contains("no room")), "{:?}", recording.report.notes);
 }
 
-/// `--kernel`: the kernel's frames stand above the C library's, which stand above the Python function that called.
+/// `--kernel`: the kernel's frames are above the C library's, which are above the Python function that called.
 #[test]
 fn the_kernel_stands_above_what_called_it() {
     let Some(_live) = live() else { return };

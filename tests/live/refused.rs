@@ -13,7 +13,7 @@ fn tachyon(words: &[&str]) -> Output {
     Command::new(binary()).args(words).output().expect("it runs")
 }
 
-/// Asked for alone, it is the reason why there is no profile; among others, a line of the account.
+/// If asked for alone, it is the reason why there is no profile; among others, it is a line of the account.
 #[test]
 fn pypy_is_named() {
     let Some(_live) = live() else { return };

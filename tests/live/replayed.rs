@@ -1,5 +1,5 @@
-//! The files that CPython 3.15's own writer made, and what we make of them, through all that CPython makes of a file; and
-//! live recordings of several processes through the same.
+//! The files that CPython 3.15's own writer made, and the profiler's versions of them, in every format that CPython makes
+//! from a file; and live recordings of several processes in the same.
 
 use crate::exports::{collapsed, firefox, gperftools, pprof, speedscope};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ fn with_frames(of: &Recorded) -> u64 {
     of.samples.iter().filter(|sample| !of.stacks[sample.stack].is_empty()).count() as u64
 }
 
-/// CPython draws no flame graph of a profile that has one frame: it takes it for the root of what is left.
+/// CPython draws no flame graph of a profile with only one frame: it takes that for the root of the rest.
 fn has_flame_graph(of: &Recorded) -> bool {
     let of_frames: Vec<_> = of.stacks.iter().filter(|stack| !stack.is_empty()).collect();
     of_frames.len() > 1 || of_frames.iter().any(|stack| stack.len() > 1)
@@ -61,7 +61,7 @@ fn each_fixture_through_every_mode() {
         out
     };
 
-    // What CPython wrote, and what we write of the same samples.
+    // What CPython wrote, and what the profiler writes for the same samples.
     let again: Vec<_> = sound.iter().map(|file| exported(file, "tach")).collect();
     let files: Vec<&Path> = sound.iter().chain(&again).map(PathBuf::as_path).collect();
     let totals = judge::totals(&files);
@@ -80,7 +80,7 @@ fn each_fixture_through_every_mode() {
         }
     }
 
-    // And in each of our own formats.
+    // And in each of the profiler's own formats.
     for file in &sound {
         let read = Recorded::read(file);
         let total = read.samples.len() as u64;
@@ -93,7 +93,7 @@ fn each_fixture_through_every_mode() {
         assert_eq!(pprof(&exported(file, "pb.gz")), total, "{name}: pprof");
         assert_eq!(gperftools(&exported(file, "prof")), total, "{name}: gperftools");
         for ending in ["html", "svg"] {
-            // How long it took only some files tell.
+            // Only some files tell how long it took.
             let captions = [format!("{total} samples in "), format!("{total} samples, 0 lost")];
             let text = text(ending);
             assert!(captions.iter().any(|caption| text.contains(caption)), "{name}: {ending}");
@@ -142,7 +142,7 @@ fn by_process(collapsed: &str) -> BTreeMap<u32, u64> {
     counts
 }
 
-/// Checks that each of CPython's formats has the samples that the account tells, and each process its own.
+/// Checks that each of CPython's formats has the account's samples, and each process its own.
 fn through_every_mode(recording: &Recording, targets: &[Target]) {
     let report = &recording.report;
     let totals = judge::totals(&[&recording.path]).remove(0);

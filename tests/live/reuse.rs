@@ -1,4 +1,4 @@
-//! Pids and thread ids that are used again: processes that never ran together are never mixed.
+//! Reused pids and thread ids: processes that never ran together are never mixed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, on_each_interpreter, program};
@@ -8,7 +8,7 @@ on_each_interpreter!(at_home: one_pid);
 const PID: u32 = 7_000;
 const PROCESSES: usize = 8;
 
-/// Eight processes of the same pid, with threads of the same ids, in a namespace where the test may choose them.
+/// Eight processes with the same pid, with threads of the same ids, in a namespace where the test may choose them.
 fn one_pid(interpreter: &Interpreter) {
     let python = interpreter.command().get_program().to_str().expect("ASCII").to_owned();
     let (script, pid, count) = (program("same_pid.py").display().to_string(), PID.to_string(), PROCESSES.to_string());
@@ -16,7 +16,7 @@ fn one_pid(interpreter: &Interpreter) {
     let recording = profiler.within(&["unshare", "--pid", "--fork", "--mount-proc"]).record();
     assert_eq!(recording.status, 0, "{}", recording.stderr);
     let same: Vec<_> = recording.report.processes.iter().filter(|process| process.pid == PID).collect();
-    // What was forked and not yet executed counts with the program that follows.
+    // A forked child counts, before its `exec`, with the program that follows.
     assert_eq!(same.iter().filter(|process| process.samples > 20).count(), PROCESSES, "{:#?}", recording.report);
     let mut tasks: BTreeMap<u64, BTreeSet<&str>> = BTreeMap::new();
     for sample in &recording.recorded.samples {

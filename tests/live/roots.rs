@@ -1,5 +1,5 @@
 //! Native stacks that used to end early or late: `-X perf` has code without rules between any two Python frames, and the
-//! memory below a greenlet's first function is somebody else's.
+//! memory below a greenlet's first function belongs to another one.
 
 use std::path::Path;
 use std::process::Command;
@@ -52,7 +52,7 @@ fn are_folded(interpreter: &Interpreter, variable: &'static str) -> u32 {
     target.pid()
 }
 
-/// Of 201 stacks none was exact: below each stood the evaluator of whoever had started the greenlet.
+/// Of 201 stacks none was exact: below each was the evaluator of whatever had started the greenlet.
 #[test]
 fn a_greenlet_ends_at_its_first_function() {
     let Some(_live) = live() else { return };
@@ -71,8 +71,8 @@ fn a_greenlet_ends_at_its_first_function() {
     assert!(native.exact * 100 >= total as u64 * 97, "{native:?}");
 }
 
-/// gevent's functions that begin and end a greenlet are C. Of 589 stacks of a server 131 went on into the evaluator of whoever had
-/// started such a greenlet, and had no Python stack for it.
+/// gevent's functions that begin and end a greenlet are C. Of 589 stacks of a server 131 continued into the evaluator of whatever
+/// had started such a greenlet, and had no Python stack for it.
 #[test]
 fn a_greenlet_that_runs_no_python_is_whole() {
     let Some(_live) = live() else { return };
@@ -97,7 +97,7 @@ fn a_greenlet_that_runs_no_python_is_whole() {
     assert!(native.exact * 100 >= total as u64 * 97, "{native:?}");
 }
 
-/// Threads, workers and the main program begin differently below Python: in pictures each program is one tower.
+/// Threads, workers and the main program begin differently below Python: flame graphs show each program as one tower.
 #[test]
 fn one_program_is_one_tower() {
     let Some(_live) = live() else { return };

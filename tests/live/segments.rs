@@ -9,8 +9,8 @@ use tachyon::report::Report;
 use tachyon::types::Pid;
 use tachyon_tests::{Interpreter, Profiler, Recorded, Target, binary, judge, live};
 
-/// CPU time of one step of `numbered.py`; at 999 Hz each is met eight times, so that one that was never met is a loss and no chance,
-/// also where other programs take the processor.
+/// CPU time of one step of `numbered.py`; at 999 Hz each is sampled eight times, so that a missing one is a loss and not chance,
+/// even if other programs take the CPU.
 const STEP_MS: f64 = 8.0;
 
 /// The step that a stack is in.
@@ -46,8 +46,8 @@ fn add_up<'a>(reports: impl IntoIterator<Item = &'a Report> + Clone, whole: &Rep
     check(whole);
 }
 
-/// Steps in the order of time: each one that lies between the first and the last was met, none came back, and only the
-/// one that ran at a cut may be in two segments.
+/// Steps in order of time: each one between the first and the last was sampled, none came back, and only the one that
+/// ran at a cut may be in two segments.
 fn steps_go_on(segments: &[Vec<u64>]) {
     let last = follow_each_other(segments);
     assert!(last.is_some_and(|last| last > 20), "{last:?}");
@@ -59,7 +59,8 @@ fn follow_each_other(segments: &[Vec<u64>]) -> Option<u64> {
     for (at, steps) in segments.iter().enumerate() {
         for &step in steps {
             if let Some(last) = last {
-                // A step in which the machine ran something else may have been met by no firing; two in a row were lost.
+                // A step in which the machine ran something else may have been missed by every firing; two in a row were
+                // lost.
                 assert!((last..=last + 2).contains(&step), "segment {at}: step {step} after step {last}");
             }
             last = Some(step);
@@ -81,8 +82,8 @@ fn report(path: &Path) -> Report {
     serde_json::from_slice(&std::fs::read(path).expect("the account is there")).expect("it is JSON of its schema")
 }
 
-/// A wait that a cut lies in has a part in each segment: of threads that only wait, each has one sample in each period, in every
-/// segment and in all of them together.
+/// A wait across a cut has a part in each segment: every thread that only waits has one sample in each period, in every segment
+/// and in all of them together.
 #[test]
 fn a_wait_is_in_every_segment_that_it_lasts_in() {
     const RATE: f64 = 200.0;
@@ -244,7 +245,7 @@ fn a_killed_rotation_loses_what_was_not_yet_written() {
         follow_each_other(&steps);
     }
     println!("{kills} kills: {finished} segments were finished, {recovered} recovered");
-    // Each kill comes before the first cut in one of ten cases.
+    // One kill in ten comes before the first cut.
     assert!(finished > 0 && recovered > 0, "{finished} finished, {recovered} recovered");
 }
 
@@ -318,7 +319,7 @@ fn two_recorders_in_one_process() {
     assert_eq!((limits(), rights()), before);
 }
 
-/// One that is dropped leaves no thread behind.
+/// A dropped recorder leaves no thread behind.
 #[test]
 fn a_dropped_recorder_ends() {
     let Some(_live) = live() else { return };
@@ -332,7 +333,7 @@ fn a_dropped_recorder_ends() {
     assert_eq!(threads(), before);
 }
 
-/// A recording that nothing ends early is one segment, whose account is the whole one's.
+/// A recording that nothing ends early is one segment, whose account is that of the whole.
 #[test]
 fn an_uncut_recording_is_one_segment() {
     let Some(_live) = live() else { return };

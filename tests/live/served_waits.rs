@@ -1,4 +1,4 @@
-//! What the first line of an account says of real servers and pools that wait.
+//! What the first line of an account says about real servers and pools that wait.
 
 use super::children::Server;
 use std::io::{Read as _, Write as _};
@@ -21,7 +21,7 @@ fn first_wait(recording: &Recording, cause: &str, place: &str) -> f64 {
     share.parse().unwrap_or_else(|_| panic!("{line}"))
 }
 
-/// Answers each question 20 ms later, on each connection by itself.
+/// Answers each request after 20 ms, on each connection independently.
 fn database() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let port = listener.local_addr().expect("it has one").port();
@@ -70,7 +70,7 @@ fn a_server_waits_for_its_database() {
         answered
     };
     let (answered, recording) = std::thread::scope(|scope| {
-        // More than it has threads for, so that none of those is idle.
+        // More users than it has threads, so that no thread is idle.
         let users: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
         std::thread::sleep(Duration::from_millis(500));
         let profiler = Profiler::of(server.pid()).arg("--subprocesses").arg("--wall").rate(199).milliseconds(3_000);
@@ -84,7 +84,7 @@ fn a_server_waits_for_its_database() {
     assert!((40.0..68.0).contains(&share), "{share} %");
 }
 
-/// An event loop that has little to do waits for what comes.
+/// An event loop that has little to do waits for events.
 #[test]
 fn an_event_loop_waits_for_its_users() {
     let Some(_live) = live() else { return };
@@ -108,14 +108,14 @@ fn an_event_loop_waits_for_its_users() {
     assert!(share > 80.0, "{share} %");
 }
 
-/// The share of threads' lives that a pool's first wait has.
+/// The share of threads' lives that a pool's first wait takes.
 fn pool(interpreter: &str, wants: &str, cause: &str, place: &str) -> f64 {
     let target = Target::start_with(&Interpreter::named(interpreter), "waits_pool.py", &[wants]);
     let recording = Profiler::of(target.pid()).arg("--wall").rate(199).milliseconds(2_500).record();
     first_wait(&recording, cause, place)
 }
 
-/// Threads that want to run all the time wait for the GIL, and who holds it is the one that they wait for.
+/// Threads that always want to run wait for the GIL, and so for the thread that holds it.
 #[test]
 fn a_pool_waits_for_the_gil() {
     let Some(_live) = live() else { return };

@@ -35,8 +35,8 @@ fn shares_and_counts(interpreter: &Interpreter) {
     }
 }
 
-/// A program that does one thing for 5 ms and another for 5 ms is met in both as often, though it is in step with 100 Hz: of a
-/// fixed interval each firing falls into the same one of them (0 : 400).
+/// A program that does one thing for 5 ms and another for 5 ms is sampled in both equally often, though it is in step with 100
+/// Hz: with a fixed interval each firing falls into the same one of them (0 : 400).
 #[test]
 fn a_program_in_step_with_the_rate_is_met_everywhere() {
     let Some(_live) = live() else { return };

@@ -1,5 +1,5 @@
-//! OpenTelemetry's thread and process context, found from outside: each thread's variable lies where the program itself says that
-//! it does, whoever defines it and however it is loaded, and ddtrace's spans are those that it tells of itself.
+//! OpenTelemetry's thread and process context, found from outside: each thread's variable is where the program itself says,
+//! whatever defines it and however it is loaded, and ddtrace's spans are those that it reports itself.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -186,7 +186,7 @@ fn a_library_that_is_preloaded_defines_it() {
     }
 }
 
-/// Nothing is guessed: of several variables, one is the wrong one.
+/// Nothing is guessed: if there are several variables, one is wrong.
 #[test]
 fn where_it_cannot_be_told_there_is_none() {
     let Some(_live) = live() else { return };
@@ -222,7 +222,7 @@ fn a_process_context_is_read_anew_when_it_changes() {
     assert!(second.is_current(&process) && !first.is_current(&process));
 }
 
-/// What a look costs once the files are known.
+/// The cost of a look once the files are known.
 fn cost(spans: &mut Spans, pid: u32) -> Duration {
     let process = RemoteProcess::open(Pid(pid)).expect("it runs");
     let maps = process.maps().expect("its mappings can be read");

@@ -1,4 +1,4 @@
-//! A program that stays in one instruction: after some samples that are all the same, gdb finds the same frames.
+//! A program that stays in one instruction: after some identical samples, gdb finds the same frames.
 //!
 //! Not in a chroot: gdb does not find the C libraries' rules there.
 
@@ -42,8 +42,8 @@ fn gdb_finds_the_same_frames(python: &Interpreter) {
         let (ours, stop) = one_stack(&mut sampling, last);
         let gdb = by_gdb(target.pid(), GO_ON);
         println!("{} {position}: {} frames, gdb {}", python.name, ours.len(), gdb.len());
-        // Of a caller we have an address in its call, and gdb the one after it; of what a signal interrupted, both have
-        // the instruction.
+        // For a caller the profiler has an address within its call, and gdb the one after it; for code that a signal
+        // interrupted, both have the instruction.
         let same = |(our, gdb): (&u64, &u64)| our == gdb || our + 1 == *gdb;
         assert!(
             ours.len() == gdb.len() && ours.iter().zip(&gdb).all(same) && stop == StopReason::Complete,

@@ -1,4 +1,4 @@
-//! `--split process`: every process has a file that stands for itself, and all together are the recording.
+//! `--split process`: every process has a self-contained file, and all of them together are the recording.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

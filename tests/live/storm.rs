@@ -1,4 +1,4 @@
-//! Many short lives: of what their programs ran, how much is named.
+//! Many short-lived programs: how much of what they ran is named.
 
 use crate::processes::{is_marker, process_of};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const SHORT: &str = "import time\ndef busy():\n    while time.process_time() < 0
 struct Runs {
     processes: u64,
     all: u64,
-    /// Before anybody had looked at the process. Whether its `_PyRuntime` was initialised is not known of these.
+    /// Before the process was looked at. Whether its `_PyRuntime` was initialised is not known for these.
     uninspected: u64,
     /// Before `_PyRuntime` was initialised, or after its end.
     before: u64,
@@ -24,7 +24,7 @@ struct Runs {
 }
 
 impl Runs {
-    /// The denominator of what is named, at its worst: as if all that was not inspected in time had Python frames.
+    /// The denominator for the named share, at its worst: as if everything not inspected in time had Python frames.
     fn with_frames(&self) -> u64 {
         self.all - self.before - self.without_frames
     }
@@ -43,7 +43,7 @@ impl Runs {
 fn runs(recording: &Recording, pids: &BTreeMap<u32, usize>, interpreters: usize) -> Vec<Runs> {
     let mut runs: Vec<Runs> = (0..interpreters).map(|_| Runs::default()).collect();
     let recorded = &recording.recorded;
-    // Of each process: samples without a Python frame, samples fully named.
+    // For each process: samples without a Python frame, and samples fully named.
     let mut seen: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for sample in &recorded.samples {
         let mut names = recorded.frames_of(sample).map(|frame| frame.function.as_str()).peekable();
@@ -87,8 +87,8 @@ fn thousand_of_50_ms() {
     for (index, mut runs) in runs(&recording, &pids, interpreters.len()).into_iter().enumerate() {
         let name = interpreters[index].name;
         println!("{name}: {runs:?}");
-        // One that was over before anybody could look at it is counted among what is not CPython: of its 50 runs none is
-        // named. That is the host's worst moment, not the rule.
+        // One that ended before it could be looked at is counted as not CPython: of its 50 runs none is named. That is
+        // the host's worst moment, not the rule.
         let started = pids.values().filter(|which| **which == index).count() as u64;
         // A pid that was used twice is in the report twice.
         let missing = started.saturating_sub(runs.processes);
@@ -108,7 +108,8 @@ fn thousand_of_50_ms() {
     assert!(early * 100 <= all.all * 10, "{early} of {} runs before `_PyRuntime` was initialised", all.all);
 }
 
-/// Runs a program so many times, two at a time, by the interpreters in turn. Gives the index of each process's.
+/// Runs a program this many times, two at a time, with each interpreter in turn. Returns the index of each process's
+/// interpreter.
 fn run_by_twos(interpreters: &[Interpreter], program: &str, count: usize) -> BTreeMap<u32, usize> {
     let mut pids: BTreeMap<u32, usize> = BTreeMap::new();
     let mut children: Vec<Child> = Vec::new();

@@ -1,4 +1,4 @@
-//! A library without a symbol table: each function has a name of its own, the same in the next run, and its real one later.
+//! A library without a symbol table: each function has its own name, the same in the next run, and gets its real one later.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn functions_without_symbols_have_names_that_can_be_looked_up() {
     assert!(!String::from_utf8_lossy(&again.stderr).contains("stripped.so"), "nothing is left to do there: {again:?}");
 }
 
-/// The build ids are known only to the recording: a file that was recovered, or made of others, had lost them.
+/// The build ids are known only to the recording: a file that was recovered, or made from others, had lost them.
 #[test]
 fn build_ids_outlive_a_crash_and_an_export() {
     let Some(_live) = live() else { return };

@@ -1,4 +1,4 @@
-//! Names of native code, beside those that other readers of the same file find.
+//! Names of native code, compared with those that other readers of the same file find.
 
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind};
 use std::collections::{BTreeMap, BTreeSet};

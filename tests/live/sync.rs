@@ -1,4 +1,4 @@
-//! `--sync` brings the file to the disk each second, and nothing else does.
+//! `--sync` forces the file to the disk every second, and nothing else does.
 
 use std::process::Command;
 use tachyon_tests::{Interpreter, Target, binary, live};

@@ -1,4 +1,4 @@
-//! Tables of the kernel side that are full.
+//! Full tables of the kernel side.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::stop::LossCause;
 use tachyon_tests::live;
 
-/// Larger than any pid (`PID_MAX_LIMIT`, 2^22): entries of nobody.
+/// Larger than any pid (`PID_MAX_LIMIT`, 2^22): entries of no process.
 const NOBODY: u32 = 1 << 22;
 
 fn loaded(all_python: bool) -> Kernel {
@@ -47,8 +47,8 @@ fn child() {
     assert!(status.expect("sh runs").success());
 }
 
-/// A table of processes that is full: user space is told, what is in it stays, a child that found no room is counted, and
-/// so is every sample.
+/// A full table of processes: user space is told, its entries stay, a child that found no room is counted, and so is
+/// every sample.
 #[test]
 fn a_full_process_table() {
     let Some(_live) = live() else { return };
@@ -111,8 +111,8 @@ fn waiting() -> Child {
     child
 }
 
-/// User space decides on what it has read a moment ago, and the process has ended or executed another program meanwhile: neither
-/// is undone, and nothing stays behind.
+/// User space decides on what it read a moment ago, and the process has ended or executed another program meanwhile: neither is
+/// undone, and nothing is left behind.
 #[test]
 fn a_decision_that_comes_too_late() {
     let Some(_live) = live() else { return };

@@ -51,7 +51,7 @@ fn stack(task: &Value) -> Vec<(String, String, u64)> {
     list(&task["frames"]).iter().map(frame).collect()
 }
 
-/// The same as the program tells it.
+/// The same as the program reports it.
 fn told_stack(stack: &Value) -> Vec<(String, String, u64)> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     list(stack).iter().map(|frame| (text(&frame[0]), text(&frame[1]), frame[2].as_u64().expect("a line"))).collect()
@@ -85,7 +85,7 @@ fn every_task_is_what_the_program_says(python: &Interpreter) {
         // Up to 3.10 there are no qualified names.
         let bare = |function: &'_ str| function.rsplit('.').next().unwrap_or_default().to_owned();
         let inner: Vec<String> = stack.iter().map(|(function, ..)| bare(function)).take(beyond(name).len()).collect();
-        // What the program can see may reach into it.
+        // What the program can see may extend into it.
         let (own, seen) = (stack.len().saturating_sub(told_stack.len()), beyond(name).len());
         assert_eq!(inner, beyond(name), "{task:#}");
         assert!(own <= seen, "{task:#}\n{told:#}");
@@ -108,7 +108,7 @@ fn every_task_is_what_the_program_says(python: &Interpreter) {
     assert!(tree(target.pid()).contains("(T) bell\\x07 \\x1b[31mred\\x1b[0m\\nnew line\n"), "names are escaped");
 }
 
-/// Trees, but for that of the task that runs: CPython shows no more of it than its coroutine.
+/// Trees, except that of the running task: CPython shows only its coroutine.
 fn trees(text: &str) -> Vec<Vec<&str>> {
     let mut trees: Vec<Vec<&str>> = Vec::new();
     for line in text.lines() {
@@ -124,7 +124,7 @@ fn trees(text: &str) -> Vec<Vec<&str>> {
 
 fn the_tree_is_the_one_of_pstree(python: &Interpreter) {
     let target = Target::start_with(python, "task_tree.py", &["plain"]);
-    // From outside of its root the interpreter's own tool would look for files that lie elsewhere.
+    // From outside its root the interpreter's own tool would look for files that are elsewhere.
     let pid = target.pid().to_string();
     let mut command = Command::new(&python.path);
     if let Some(root) = &python.root {
@@ -156,7 +156,7 @@ fn tasks_that_await_each_other_are_told(python: &Interpreter) {
     assert!(text.contains(told) || text.contains(told_too), "{text}");
     let closed = text.lines().filter(|line| line.ends_with(" (awaits a task above that awaits it)")).count();
     assert_eq!(closed, 1, "{text}");
-    // The others are shown as ever.
+    // The others are shown as usual.
     assert!(text.contains("\n└── (T) outer\n") && text.contains("\n└── (T) gathers\n"), "{text}");
 }
 
@@ -177,7 +177,7 @@ fn a_thousand_tasks(python: &Interpreter) {
     assert!(text.contains(": 1001 tasks, runs Task-1\n"), "{text}");
 }
 
-/// Nothing of such a loop agrees with itself but what sleeps.
+/// In such a loop only what sleeps is consistent.
 fn a_loop_that_never_rests(python: &Interpreter) {
     let target = Target::start(python, "busy_tasks.py");
     let mut whole = 0;

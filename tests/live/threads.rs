@@ -1,4 +1,4 @@
-//! Whose stack: threads that come and go, and one thread in two interpreters.
+//! Whose stack it is: threads that come and go, and one thread in two interpreters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tachyon_tests::{Interpreter, Profiler, Recorded, Sample, Target, on_each_interpreter, status};
@@ -48,10 +48,11 @@ fn thread_storm(interpreter: &Interpreter) {
                 seen.insert(tid);
             }
         }
-        // A whole stack begins where this kind of thread begins.
+        // A complete stack begins where this kind of thread begins.
         if frames_are_whole(recorded, sample) {
             let bootstrap = if interpreter.minor < 11 { "_bootstrap" } else { "Thread._bootstrap" };
-            // The thread's own object may die last: then `threading._dangling` is told, by a callback that nothing calls.
+            // The thread's own object may die last: then `threading._dangling` is notified, by a callback that no frame
+            // calls.
             let forgets = !is_main && root == "WeakSet.__init__.<locals>._remove";
             assert!(forgets || root == if is_main { "<module>" } else { bootstrap }, "{}", shown());
         }
@@ -122,7 +123,7 @@ fn crowd(interpreter: &Interpreter) {
     // One sample of each thread of the list's second half, up to 3.11 of each: there is no telling before the list's end
     // whether a match is the only one. A thread that is sampled while it wakes up is one more.
     assert!(too_long > 0 && too_long <= 2 * 11, "{too_long}: {:#?}", recording.report.stops);
-    // And the terminal tells of them beside loss. It said "nothing lost" and no more.
+    // And the terminal reports them beside losses. It once said "nothing lost" and no more.
     let told = recording.stderr.lines().find(|line| line.starts_with("cut ")).unwrap_or_default();
     assert!(told.contains(&format!("{too_long} thread_list_too_long")), "{}", recording.stderr);
 }

@@ -16,7 +16,7 @@ use vt100::Parser;
 const SMALL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (200, 50);
 
-/// Longest time that the screen may take to show what is waited for; a loaded machine takes some.
+/// The longest that the screen may take to show what is waited for; a loaded machine is slow.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Rows of the screen: where the numbers, the tabs, the headings and the table are.
@@ -29,7 +29,7 @@ const TABLE: u16 = 5;
 struct Top {
     child: Child,
     keys: File,
-    /// The terminal's other end, which keeps its settings readable when the program has gone.
+    /// The terminal's other end, which keeps its settings readable after the program has ended.
     terminal: OwnedFd,
     settings: Vec<u8>,
     parser: Arc<Mutex<Parser>>,
@@ -45,7 +45,7 @@ fn terminal((columns, rows): (u16, u16)) -> (OwnedFd, OwnedFd) {
     // SAFETY: both numbers and the size outlive the call; name and settings are not asked for.
     let made = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, none, std::ptr::null(), &raw const size) };
     assert_eq!(made, 0, "no pseudo-terminal: {}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let ours = unsafe { OwnedFd::from_raw_fd(ours) };
     // SAFETY: as above.
     (ours, unsafe { OwnedFd::from_raw_fd(theirs) })
@@ -71,9 +71,9 @@ impl Top {
         command.arg("top").args(args).current_dir(dir.path()).env("TERM", "xterm-256color").env_remove("NO_COLOR");
         command.stdin(end()).stdout(end()).stderr(end());
         let become_leader = || {
-            // SAFETY: takes nothing; the child is no group's leader, so it succeeds.
+            // SAFETY: takes nothing; the child does not lead a group, so it succeeds.
             unsafe { libc::setsid() };
-            // SAFETY: standard input is the terminal, which is nobody's yet.
+            // SAFETY: standard input is the terminal, which controls no session yet.
             unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) };
             Ok(())
         };
@@ -129,7 +129,7 @@ impl Top {
         self.size.1 - 1
     }
 
-    /// Waits for its end, after which the terminal has to be as it was.
+    /// Waits for its end, after which the terminal must be as it was.
     fn end(&mut self) -> ExitStatus {
         let end = Instant::now() + PATIENCE;
         let status = loop {
@@ -140,7 +140,7 @@ impl Top {
             std::thread::sleep(Duration::from_millis(20));
         };
         assert_eq!(settings(&self.terminal), self.settings, "the terminal's settings are not what they were");
-        // What it wrote last may still be on its way.
+        // Its last output may still be on its way.
         let restored = |parser: &Parser| !parser.screen().alternate_screen() && !parser.screen().hide_cursor();
         while !restored(&self.parser.lock().expect("no test panics with it")) {
             assert!(Instant::now() < end, "the screen is not given back:\n{}", self.lines().join("\n"));
@@ -199,7 +199,7 @@ fn keys_work_at_any_size() {
         assert!(top.line(HEADINGS).contains("▼1 SELF"), "{}", top.line(HEADINGS));
         assert_eq!(top.line(HEADINGS).contains("LAST MINUTE"), size == LARGE);
 
-        // The module calls all of them: it leads by total.
+        // The module calls all of them: it has the highest total.
         for (key, heading) in [("2", "▼2 TOTAL"), ("4", "▼4 TOTAL s"), ("3", "▼3 SELF s"), ("1", "▼1 SELF")] {
             top.press(key);
             top.until_line(HEADINGS, heading);
@@ -279,7 +279,8 @@ fn written(dir: &Path, told: &str) {
     assert_eq!(number("inconsistent"), 0);
 }
 
-/// What a table of tasks shows: self of the one that ran, total of those that await it, too; and one's functions alone.
+/// What a table of tasks shows: self for the one that ran, total also for those that await it; and one task's functions
+/// alone.
 #[test]
 fn tasks_have_a_table() {
     let Some(_live) = live() else { return };
@@ -293,7 +294,7 @@ fn tasks_have_a_table() {
         lines[4].contains("▼1 SELF") && lines[4].contains("TASK") && row(5, "fetch") && row(6, "render")
     });
     top.press("2");
-    // It runs hardly ever, and awaits both others.
+    // It hardly ever runs, and awaits both others.
     top.until("what it awaits is in the total", |lines| lines[4].contains("▼2 TOTAL") && lines[5].contains(" serve "));
     top.press("1");
     top.until("by self again", |lines| lines[4].contains("▼1 SELF") && lines[5].contains(" fetch "));
@@ -398,11 +399,11 @@ fn one_look_as_json_adds_up() {
     assert_eq!(told["threads"].as_u64(), Some(1));
     assert_eq!((number("cpu_share"), number("gc_share")), (1.0, 0.0));
     assert!(number("gil_share") > 0.9 && number("profiler_cpu_share") > 0.0, "{told:#}");
-    // It looks for as long as it was told to, and each sample stands for its part of that.
+    // It samples for as long as it was told to, and each sample stands for its part of that time.
     assert!(number("window_s") >= 3.0 && (number("sampled_seconds") - samples as f64 / 999.0).abs() < 0.01, "{told:#}");
 }
 
-/// With waits the time of a function is that which its thread spends there, running or not; what is waited for is told beside it.
+/// With waits a function's time is what its thread spends there, running or not; the cause of the wait is shown beside it.
 #[test]
 fn one_look_with_waits() {
     let Some(_live) = live() else { return };
@@ -423,7 +424,7 @@ fn one_look_with_waits() {
     };
     assert_eq!(rows.iter().map(|row| row["self"].as_u64().expect("a count")).sum::<u64>(), samples, "{told:#}");
     assert!(rows.iter().all(|row| !row["name"].as_str().expect("a name").starts_with("<waiting")), "{told:#}");
-    // Half of the threads' lives is that of the one that waits for ever; of the other's, 0.7 is sleep.
+    // Half of the threads' time is that of the one that waits for ever; of the other's, 0.7 is sleep.
     let share = |count: u64| count as f64 / samples as f64;
     assert!((share(own("forever")) - 0.5).abs() < 0.05 && (share(own("sleeps")) - 0.35).abs() < 0.08, "{told:#}");
     let waits = told["waiting"].as_object().expect("what was waited for");

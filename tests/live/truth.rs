@@ -1,8 +1,8 @@
-//! Programs that record their own truth and then run free: every Python frame of every sample, with its place, is one that
-//! the program told for that very thread, or the sample says that it is not sure. Recorded as people do, native frames too.
+//! Programs that record their own truth and then run freely: every Python frame of every sample, with its place, is one that
+//! the program listed for that very thread, or the sample says that it is not sure. Recorded as users do, with native frames.
 //!
-//! Each interpreter runs several kinds of work in one program here, for some seconds. `cargo xtask oracle` sets
-//! `TACHYON_ORACLE_SAMPLES`: then each kind is recorded by itself until there are so many samples of it, and what became of them is
+//! Here each interpreter runs several kinds of work in one program, for some seconds. `cargo xtask oracle` sets
+//! `TACHYON_ORACLE_SAMPLES`: then each kind is recorded by itself until it has that many samples, and what became of them is
 //! written to `TACHYON_ORACLE_RESULTS`.
 
 mod judge;
@@ -28,7 +28,7 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_15 wheel_3_15t]
     long [pyenv_3_9 pyenv_3_10 pyenv_3_11 debian_3_11 pyenv_3_13 sid_3_14 built_3_13t built_3_14t]: threads_made_in_c);
 on_each_interpreter!(on [pyenv_3_12 sid_3_15 built_3_14t]: a_layout_is_tested_while_threads_come_and_go);
 on_each_interpreter!(on [pyenv_3_12 sid_3_15] long [pyenv_3_13]: interpreters_of_their_own);
-// A minute each, of which most is the program's own trace.
+// A minute each, most of it for the program's own trace.
 on_each_interpreter!(on [pyenv_3_11]: greenlets);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13] long [pyenv_3_9 pyenv_3_10 pyenv_3_12]: embedded);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15]
@@ -44,7 +44,7 @@ const KINDS: [&str; 12] = [
     "recursion",
     "tasks",
     "coroutines",
-    // Up to 3.11 CPython's own chain of frames is not whole meanwhile, or has a frame without an evaluator (docs/native.md).
+    // Up to 3.11 CPython's own chain of frames is incomplete meanwhile, or has a frame without an evaluator (docs/native.md).
     "throws",
     "objects",
     "nested",
@@ -52,20 +52,20 @@ const KINDS: [&str; 12] = [
     "threads",
 ];
 
-/// Those in which the interpreter calls Python wherever it stands, and what they have to be tried with.
+/// Those in which the interpreter calls Python at any point, and what they must be tried with.
 const ANYWHERE: [&str; 5] = ["ending", "signals", "monitored", "profiled", "groups"];
 
-/// Those that take long to trace: only in the long form.
+/// Those that take long to trace: in the long form only.
 const LONG: [&str; 1] = ["limit"];
 
-/// Time that one kind of work may take, however little of the processors other programs leave it.
+/// Time that one kind of work may take, however little of the CPUs other programs leave it.
 const LONGEST: Duration = Duration::from_secs(900);
 
 /// The samples of a running program as JSON lines, until there are `wanted`.
 fn record(target: &Target, wanted: usize, rate: u32, words: &[&str], mut each: impl FnMut(&Line)) -> usize {
     let (begin, mut samples, mut recorded_ms) = (Instant::now(), 0, 0);
     while samples < wanted && begin.elapsed() < LONGEST {
-        // At first as if it had a processor for itself, then as it turned out.
+        // At first as if it had a CPU to itself, then as it turned out.
         let pace = if samples == 0 { f64::from(rate) / 1_000.0 } else { samples as f64 / recorded_ms as f64 };
         let milliseconds = ((wanted - samples) as f64 / pace).clamp(500.0, 20_000.0) as u64 + 200;
         let profiler = Profiler::of(target.pid()).native().rate(rate).arg("--format").arg("jsonl");
@@ -157,13 +157,13 @@ fn every_stack_of_every_sample(python: &Interpreter) {
     }
 }
 
-/// Finalizers, signal handlers, profile functions, callbacks of `sys.monitoring`: below them is whatever ran.
+/// Finalizers, signal handlers, profile functions, callbacks of `sys.monitoring`: below them is whatever was running.
 fn what_is_called_anywhere(python: &Interpreter) {
     judge_kinds(python, &ANYWHERE, &[], &[]);
 }
 
-/// Threads that C code has made, and which have a thread state while they call Python (`PyGILState_Ensure`); and Python that
-/// calls C which calls Python, with the GIL let go and taken again in between.
+/// Threads that C code has made, which have a thread state while they call Python (`PyGILState_Ensure`); and Python that
+/// calls C that calls Python, with the GIL released and taken again in between.
 fn threads_made_in_c(python: &Interpreter) {
     let library = SharedLibrary::compile("truth", python);
     let [foreign, again] = ["foreign", "again"].map(|kind| format!("{kind}={}", library.text()));
@@ -174,7 +174,7 @@ fn threads_made_in_c(python: &Interpreter) {
     judge_kinds(python, &["again"], &[&again], &[]);
 }
 
-/// 3.15 was refused as if it had another layout where the first look met a thread state that was being made or freed.
+/// 3.15 was refused as if it had another layout when the first look hit a thread state that was being made or freed.
 fn a_layout_is_tested_while_threads_come_and_go(python: &Interpreter) {
     let library = SharedLibrary::compile("truth", python);
     let target = Target::start_in(python, "truth.py", &[&format!("foreign={}", library.text())], &LIVES);
@@ -222,7 +222,7 @@ fn embedded(python: &Interpreter) {
     judge(&target, python, &["embedded"], &[]);
 }
 
-/// C functions that run with and without the GIL: in each sample of one the mark is what it has to be.
+/// C functions that run with and without the GIL: each of their samples has the right mark.
 fn who_holds_the_gil(python: &Interpreter) {
     let library = SharedLibrary::compile("truth", python);
     let target = Target::start_in(python, "gil_truth.py", &[library.text()], &LIVES);
@@ -276,7 +276,8 @@ fn threads_and_their_time(python: &Interpreter) {
     let shares: Vec<_> = counts.iter().zip(&ran).map(|(&count, ran)| (count, ran / all * total as f64)).collect();
     println!("{} shares: {total} samples, (met, expected): {shares:.1?}", python.name);
     assert!(total as f64 > 0.8 * enough * f64::from(rate), "{total} samples");
-    // A thread that stays on one CPU for so short a time is met more often than its share, or less: by the drawn intervals of two.
+    // A thread that stays on one CPU for so short a time is sampled more or less often than its share: by the drawn intervals of
+    // two.
     let seconds = (end_us - begin_us) as f64 / 1e6;
     let uneven = 1.0 + std::f64::consts::SQRT_2 * statistics::of_drawn_intervals(seconds);
     for (&count, ran) in counts.iter().zip(&ran) {
@@ -291,7 +292,7 @@ fn threads_and_their_time(python: &Interpreter) {
 
 /// A process that execs: of each of its programs the samples show that one's functions, and the report has an entry.
 ///
-/// All programs of a process were one: its samples had the name and the version of the one that was met first.
+/// All programs of a process used to be one: its samples had the name and the version of the first one seen.
 fn programs_of_one_process(python: &Interpreter) {
     let (count, milliseconds) = match long_form() {
         Some(samples) => (samples / 500, 100),
@@ -309,7 +310,7 @@ fn programs_of_one_process(python: &Interpreter) {
     let number = |text: &str, prefix: &str, suffix: &str| -> Option<usize> {
         text.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
     };
-    // Of each program: its samples in its own function.
+    // For each program: its samples in its own function.
     let mut met = vec![0; count];
     for sample in &recorded.samples {
         let programs: BTreeSet<usize> = recorded
@@ -328,7 +329,7 @@ fn programs_of_one_process(python: &Interpreter) {
     assert_eq!(processes.len(), count, "each program has an entry: {processes:#?}");
     for (process, met) in processes.iter().zip(met) {
         assert!(process.samples >= met && process.named * 10 >= process.samples * 9, "{process:#?}");
-        // Threads' time on the processor, each with its own start: a tenth of what it is sampled for at least.
+        // Threads' time on the CPU, each with its own start: a tenth at least of what it is sampled for.
         let cpu_s = process.cpu_s.expect("it was measured");
         assert!(statistics::within(process.samples as f64 / 4_999.0, cpu_s, 0.5), "{process:#?}");
     }

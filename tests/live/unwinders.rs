@@ -1,5 +1,5 @@
-//! Our walk over compiled rows, judged by a library that reads `.eh_frame` as it is: at random moments the kernel copies
-//! registers and stack of a busy thread, and both unwind the copy.
+//! The profiler's walk over compiled rows, judged by a library that reads `.eh_frame` directly: at random moments the
+//! kernel copies registers and stack of a busy thread, and both unwind the copy.
 
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{Error, ExplicitModuleSectionInfo, Module, Unwinder as _};
@@ -24,16 +24,16 @@ on_each_interpreter!(on [pyenv_3_13 debian_3_11] long [pyenv_3_8 sid_3_15]: anot
 /// Moments compared for each interpreter.
 const MOMENTS: usize = 1_200;
 
-/// Bytes of stack that are copied: the kernel takes off what the rest of the record needs, whose length has 16 bits.
+/// Bytes of stack that are copied: the kernel subtracts what the rest of the record needs, whose length has 16 bits.
 const STACK_BYTES: u32 = 65_528;
 
 /// `PERF_REG_X86_*` from `AX` to `IP`, and `R8` to `R15`.
 const REGISTERS: u64 = 0xff_01ff;
 
-/// Where DWARF's registers stand among those: rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15.
+/// Where DWARF's registers are among those: rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15.
 const DWARF_ORDER: [usize; 16] = [0, 3, 2, 1, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16];
 
-/// Where the instruction pointer stands.
+/// Where the instruction pointer is.
 const IP: usize = 8;
 
 /// A thread at one moment.
@@ -93,7 +93,7 @@ fn moments(pid: u32) -> Vec<Moment> {
         while let Some(record) = ring.next_record() {
             let Ok(Record::Sample(sample)) = record.parse_record() else { continue };
             let (Some(registers), Some(stack)) = (sample.regs_user(), sample.stack_user()) else { continue };
-            // A thread in its last moments has none.
+            // A thread about to end has none.
             if registers.regs.len() != 17 {
                 continue;
             }
@@ -149,7 +149,7 @@ fn library(process: &RemoteProcess) -> UnwinderX86_64<Vec<u8>> {
     unwinder
 }
 
-/// What the library makes of a moment: addresses as we store them, and how it ended.
+/// The library's walk of a moment: addresses as the profiler stores them, and how it ended.
 fn by_library(
     unwinder: &UnwinderX86_64<Vec<u8>>,
     cache: &mut CacheX86_64,
@@ -171,7 +171,7 @@ fn by_library(
     }
 }
 
-/// What our walk makes of it.
+/// The profiler's walk of it.
 fn by_us(tables: &PlainTables, space: Space, moment: &Moment) -> (Vec<u64>, StopReason) {
     let mut walk = NativeWalk::start(moment.ip, moment.sp(), moment.fp());
     walk.leaf = moment.registers;
@@ -184,25 +184,25 @@ fn by_us(tables: &PlainTables, space: Space, moment: &Moment) -> (Vec<u64>, Stop
 /// How two walks of one moment compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// Whole, and every frame the same.
+    /// Complete, and every frame the same.
     Same,
-    /// The same as far as the copy, or our limit of frames, lets both see.
+    /// The same as far as the copy, or the profiler's limit of frames, lets both see.
     SameUntilCut,
     /// A register is about to be taken from below the stack pointer, or has just been taken from there: a `pop` whose rule
-    /// still says where it lay, and libffi's `ffi_call_unix64`, which lets go of its frame before it reads `rbp` from it.
+    /// still says where it was, and libffi's `ffi_call_unix64`, which releases its frame before it reads `rbp` from it.
     /// The kernel side can read that, but it is not copied.
     BelowTheCopy,
-    /// A frame's place is read from memory, or stands in a register that the library does not take: it cannot step
-    /// from there, and guesses.
+    /// A frame's place is read from memory, or is in a register that the library does not use: it cannot step from
+    /// there, and guesses.
     TooHardForTheLibrary,
-    /// No rule covers the code: we say so, the library guesses.
+    /// No rule covers the code: the profiler says so, the library guesses.
     NoRule,
     /// Nothing explains it.
     Different,
 }
 
 impl Outcome {
-    /// `rules` are those of our frames.
+    /// `rules` are those of the profiler's frames.
     fn of(
         moment: &Moment,
         (ours, stop): (&[u64], StopReason),

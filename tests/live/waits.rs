@@ -1,4 +1,5 @@
-//! What is told of waits beside their causes: who ended them, since when they last, and what stands in when no kick comes.
+//! What is reported about waits beside their causes: which thread ended them, since when they last, and what is used if no
+//! kick comes.
 
 use serde_json::Value;
 use std::path::Path;
@@ -42,8 +43,8 @@ fn who_ends_a_wait() {
     assert!(told.contains("\nwoken by wall_wakers.py:"), "{told}");
 }
 
-/// Where nothing else runs, a thread that is woken on another CPU has it once that CPU has woken too: that is a part of its wait, and no wait
-/// for a CPU. The kernel says so as well, which counts how long each thread is ready to run.
+/// If nothing else runs, a thread that is woken on another CPU has it once that CPU has woken too: that is part of its wait, and not a wait
+/// for a CPU. The kernel, which counts how long each thread is ready to run, says so as well.
 #[test]
 fn an_idle_cpu_is_not_waited_for() {
     let Some(_live) = live() else { return };
@@ -52,7 +53,7 @@ fn an_idle_cpu_is_not_waited_for() {
     for (profiler, is_kernels) in [
         (profiler(), true),
         (profiler().arg("--wakers"), true),
-        // Where the kernel does not count it, the moment of the wake-up is taken, which is before that.
+        // If the kernel does not count it, the moment of the wake-up is taken, which is earlier.
         (profiler().env("TACHYON_WAIT_DELAYS", "hook"), false),
     ] {
         let recording = profiler.record();
@@ -89,11 +90,11 @@ fn a_long_wait_is_told_of_while_it_lasts() {
     let recorded = Recorded::read(&good);
     let forever = recorded.waiting("lock", &["forever"]);
     println!("{forever} of 600");
-    // Where the machine is busy, a look is late.
+    // If the machine is busy, a look is late.
     assert!((200..=620).contains(&forever), "{forever}");
 }
 
-/// Where no interrupt comes at a wait's end, some stacks are taken at its beginning, and the shares are the same.
+/// If no interrupt comes at a wait's end, some stacks are taken at its beginning, and the shares are the same.
 #[test]
 fn stacks_taken_where_waits_begin() {
     let Some(_live) = live() else { return };
@@ -123,7 +124,8 @@ fn doctor_names_the_method() {
     assert!(told.contains("waiting threads") && told.contains("(kick)"), "{told}");
 }
 
-/// `dump` tells since when a thread sleeps: the same moment each time, of a thread that nobody watched when it fell asleep.
+/// `dump` shows since when a thread has been asleep: the same moment each time, for a thread that was not watched when it
+/// fell asleep.
 #[test]
 fn dump_tells_since_when() {
     let Some(_live) = live() else { return };

@@ -1,16 +1,16 @@
-//! What a recording costs that has met all there is to meet: it sleeps.
+//! What a recording costs once it has seen everything: it sleeps.
 
 use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 use tachyon_tests::{Interpreter, Profiler, Target, live};
 
-/// What is new is looked at sooner for so long.
+/// New things are looked at sooner for this long.
 const UNTIL_CALM: Duration = Duration::from_secs(8);
 const MEASURED: Duration = Duration::from_secs(6);
 
-/// Wake-ups a second of all threads together. About four are the rule, and five more while other programs of the host start; with a
-/// poll for each thing that may happen it was thirty on a machine where nothing else ran, and a hundred beside a build.
+/// Wake-ups per second of all threads together. Usually about four, and five more while other programs of the host start; with a
+/// poll for each thing that may happen it was thirty on an otherwise idle machine, and a hundred beside a build.
 const MOST: f64 = 20.0;
 
 /// How often each thread of a process has gone to sleep, by its id, with its name.
@@ -30,7 +30,7 @@ fn sleeps(pid: u32) -> HashMap<String, (String, u64)> {
 fn a_steady_recording_sleeps() {
     let Some(_live) = live() else { return };
     let target = Target::start(&Interpreter::named("pyenv_3_12"), "spin.py");
-    // As people record: native frames too, no terminal, no end of its own.
+    // As users record: with native frames, without a terminal or a set end.
     let running = Profiler::of(target.pid()).native().rate(99).start();
     std::thread::sleep(UNTIL_CALM);
     let (before, begun) = (sleeps(running.pid()), Instant::now());
@@ -49,7 +49,7 @@ fn a_steady_recording_sleeps() {
     assert_eq!(recording.report.inconsistent, 0);
 }
 
-/// Nobody looks at a recording without a terminal again and again: it is told that its target has ended.
+/// A recording without a terminal does not poll: it is told that its target has ended.
 #[test]
 fn it_wakes_when_its_target_ends() {
     let Some(_live) = live() else { return };
@@ -57,7 +57,7 @@ fn it_wakes_when_its_target_ends() {
     let running = Profiler::of(target.pid()).native().start();
     std::thread::sleep(Duration::from_secs(1));
     target.kill();
-    // Without being told it would wait for ever.
+    // Otherwise it would wait for ever.
     let recording = running.finish();
     assert!(recording.report.stored > 0, "{:?}", recording.report);
     assert_eq!(recording.report.inconsistent, 0);

@@ -18,8 +18,8 @@ fn all_waiting(recording: &Recording) -> usize {
     usize::try_from(recording.report.wall.as_ref().expect("waits were sampled").stored).expect("not that many")
 }
 
-/// A program in step with the rate: of its main thread 0.7 sleeps and 0.3 is the lock, both read from the program's own waits,
-/// which last a little longer than they were told; a thread that never runs is there all the time.
+/// A program in step with the rate: 0.7 of its main thread is sleep and 0.3 the lock, both read from the program's own waits,
+/// which last a little longer than asked; a thread that never runs is there all the time.
 fn shares(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "wall_shares.py");
     let recording = Profiler::of(target.pid()).rate(100).milliseconds(5_000).arg("--wall").record();
@@ -29,11 +29,11 @@ fn shares(interpreter: &Interpreter) {
     let seconds = recording.report.duration_s;
     println!("{}: {sleeps} sleep, {locks} lock, {forever} forever in {seconds} s", interpreter.name);
     let both = sleeps + locks;
-    // Each wait lasts up to a tenth of a millisecond longer where the machine is idle, and any time where it is not.
+    // Each wait lasts up to a tenth of a millisecond longer if the machine is idle, and any time longer if it is not.
     let share = sleeps as f64 / both as f64;
     let wide = 4.4 * (0.7 * 0.3 / both as f64).sqrt() + 0.04;
     assert!((share - 0.7).abs() < wide, "{sleeps} of {both}");
-    // One tick in each period, but for those at the two ends.
+    // One tick in each period, except for those at the two ends.
     let periods = seconds * 100.0;
     assert!((forever as f64 - periods).abs() <= 0.02 * periods + 3.0, "{forever} of {periods}");
     // Running or waiting: the main thread's life.
@@ -44,7 +44,7 @@ fn shares(interpreter: &Interpreter) {
     assert!(recording.stderr.contains(" waiting: "), "{}", recording.stderr);
 }
 
-/// A line of JSON lines is a wait with all that is known of it, however long it lasted.
+/// A line of JSON lines is a wait with all that is known about it, however long it lasted.
 #[test]
 fn json_lines_tell_the_whole_wait() {
     let Some(_live) = live() else { return };
@@ -120,7 +120,7 @@ fn a_sleep_from_before_the_recording() {
     assert!((main - periods).abs() <= 0.02 * periods + 3.0, "{main} of {periods}");
 }
 
-/// Each program waits for one thing: nearly all its waits at that line are called by that name.
+/// Each program waits for one thing: nearly all its waits at that line have that name.
 fn causes(interpreter: &Interpreter) {
     let programs = [
         ("sleep", "sleep"),
@@ -151,7 +151,7 @@ fn causes(interpreter: &Interpreter) {
         // Of two threads one waits for the other's GIL now and then.
         let gil = called("gil");
         assert!(right * 100 >= (all - queued - gil) * 98, "{program}: {right} of {all}: {:#?}", recording.report.wall);
-        // Where the machine is busy, woken threads wait for a processor as long as they were asleep.
+        // If the machine is busy, woken threads wait for a CPU as long as they were asleep.
         assert!(all - gil - queued > 40, "{program}: {gil} for the GIL, {queued} for a CPU, of {all}");
     }
     assert_eq!(recording.report.stored, 0, "only waits were asked for");
@@ -196,7 +196,7 @@ fn gil(interpreter: &Interpreter) {
     let all = all_waiting(&recording);
     println!("{}: {gil} of {all} for the GIL, {cpu} for a CPU", interpreter.name);
     assert!(gil * 100 >= (all - cpu) * 97, "{gil} of {all}, {cpu} for a CPU: {:#?}", recording.report.wall);
-    // Three of four wait at any time; where the machine is busy, for a processor too.
+    // Three of four wait at any time; if the machine is busy, for a CPU too.
     assert!(gil > 100 && gil + cpu > 600, "{gil} for the GIL, {cpu} for a CPU");
     // One of the four held it, at its line.
     let wall = recording.report.wall.as_ref().expect("waits were sampled");
@@ -227,8 +227,8 @@ fn bad_input() {
     }
 }
 
-/// The time of all threads together, those that came and went included, is what ran, waited for a CPU and was blocked, as the
-/// kernel counts it; and cuts change nothing.
+/// The time of all threads together, including those that came and went, is the time they ran, waited for a CPU and were
+/// blocked, as the kernel counts it; and cuts change nothing.
 #[test]
 fn the_times_of_a_process_add_up_to_its_threads_lives() {
     let Some(_live) = live() else { return };
@@ -256,7 +256,7 @@ fn the_times_of_a_process_add_up_to_its_threads_lives() {
     // By the threads' switches, which the kernel's own count differs from by a little.
     let cpu_s = report.processes[0].cpu_s.expect("the kernel tells it");
     assert!(time.running_s <= cpu_s && time.running_s > cpu_s * 0.95 - 0.05, "{cpu_s} s: {time:#?}");
-    // Each thread has its part of it, the visitors too.
+    // Each thread has its part of it, including the visitors.
     let threads = &report.processes[0].threads;
     let life = |time: &TimeReport| time.running_s + time.queued_s + time.blocked_s.values().sum::<f64>();
     let of_threads: f64 = threads.iter().map(|thread| life(&thread.time)).sum();

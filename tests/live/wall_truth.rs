@@ -1,4 +1,5 @@
-//! Shares and times of waits, held against what is known of them otherwise: by the program, by its construction, by each switch.
+//! Shares and times of waits, compared with what is known from elsewhere: from the program, from its construction, from each
+//! switch.
 //!
 //! `cargo xtask oracle` sets `TACHYON_ORACLE_SAMPLES`: then each takes as long as a bias of a hundredth needs to show.
 
@@ -73,7 +74,7 @@ fn each_start_is_as_good_as_any() {
     assert!((mean - 0.7).abs() < WIDE * (0.7 * 0.3 / all).sqrt() + 0.005, "{shares:?}");
 }
 
-/// Threads that go from CPU to CPU lose nothing that is not counted, and their shares are right as those of threads that stay.
+/// Threads that move from CPU to CPU lose nothing uncounted, and their shares are as right as those of threads that stay.
 #[test]
 fn threads_that_migrate() {
     let Some(_live) = live() else { return };
@@ -118,7 +119,7 @@ fn passed(before: &Value, after: &Value, key: &str) -> f64 {
     after[key].as_f64().expect("a number") - before[key].as_f64().expect("likewise")
 }
 
-/// What threads themselves measure around `PyEval_RestoreThread`. A thread that has been given the GIL waits for a CPU, where others want those.
+/// What threads themselves measure around `PyEval_RestoreThread`. A thread that has been given the GIL waits for a CPU if others want it.
 fn as_long_as_threads_wait_for_the_gil(interpreter: &Interpreter) {
     let library = SharedLibrary::compile("gil_waits", interpreter);
     // Threads, rate and seconds: as many samples as the oracle's 2 points need.
@@ -151,7 +152,7 @@ fn as_long_as_threads_wait_for_the_gil(interpreter: &Interpreter) {
     }
 }
 
-/// Who waits for locks alone waits for no GIL.
+/// A thread that only waits for locks does not wait for the GIL.
 #[test]
 fn locks_are_no_gil() {
     let Some(_live) = live() else { return };

@@ -1,5 +1,5 @@
-//! Packages from PyPI that work in C, C++ and Rust: their functions stand above the Python function that called them,
-//! and py-spy, which looks at the same process at the same time, sees the same ones.
+//! Packages from PyPI that work in C, C++ and Rust: their functions are above the Python function that called them, and
+//! py-spy, which looks at the same process at the same time, sees the same ones.
 
 use serde::Deserialize;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use tachyon_tests::{Interpreter, Profiler, Target, live, with_wheels};
 const PACKAGES: [&str; 5] =
     ["numpy==2.4.6", "pyarrow==26.0.1", "orjson==3.13.0", "pydantic-core==2.50.4", "py-spy==0.4.2"];
 
-/// Processors for which OpenBLAS multiplies matrices in functions without unwind rules; AMD's take Haswell's.
+/// CPUs on which OpenBLAS multiplies matrices in functions without unwind rules; AMD's use Haswell's.
 const CORES: [&str; 4] = ["Haswell", "Sandybridge", "Nehalem", "Prescott"];
 
 #[derive(Deserialize)]
@@ -48,7 +48,7 @@ fn native_frames_stand_above_their_caller_and_py_spy_agrees() {
             .iter()
             .filter_map(|line| line.frames.iter().position(|frame| frame.function == *function).map(|at| (line, at)))
             .collect();
-        // pyarrow's own Python code stands between.
+        // pyarrow's own Python code is in between.
         let with_object = of_function.iter().filter(|(line, at)| {
             line.frames[..*at].iter().any(|frame| frame.file.as_deref().is_some_and(|file| file.starts_with(object)))
         });
@@ -86,7 +86,7 @@ fn assembly_without_unwind_rules_has_its_callers() {
             let chain = ["cblas_dgemm", "DOUBLE_matmul", "multiply"].map(at);
             chain.iter().all(Option::is_some) && chain.is_sorted()
         };
-        // Tables of large libraries are made where samples have met them.
+        // Tables of large libraries are made only for code that samples have hit.
         let in_kernel = lines.filter(|line| line.frames[0].function == kernel);
         let in_kernel: Vec<_> = in_kernel.skip_while(|line| !is_known(line)).collect();
         let known = in_kernel.iter().filter(|line| is_known(line)).count();

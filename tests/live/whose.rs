@@ -36,15 +36,15 @@ fn functions(sample: &Value) -> impl DoubleEndedIterator<Item = &str> {
     frames.iter().map(|frame| frame["function"].as_str().expect("a name"))
 }
 
-/// What the program says: by function, the task that it burns in, and those that await it.
+/// What the program says: for each function, the task in which it burns, and those that await it.
 fn truth(target: &Target) -> BTreeMap<String, (String, Vec<String>)> {
     serde_json::from_value(target.facts["truth"].clone()).expect("the program tells whose functions are")
 }
 
-/// A name as it is shown: the first part of one that is long.
+/// A name as it is shown: only the first part if it is long.
 fn shown(name: &str) -> String {
     let taken: String = name.chars().take(NAME_BYTES).collect();
-    // A string has as many bytes a code point as its widest one wants.
+    // A string has as many bytes per code point as its widest one needs.
     let widest = match name.chars().max().map_or(0, u32::from) {
         0..=0xff => 1,
         0x100..=0xffff => 2,
@@ -54,7 +54,7 @@ fn shown(name: &str) -> String {
     if cut == name { cut } else { format!("{cut}\u{2026}") }
 }
 
-/// Compares each sample of a function that burns with what the program says of it; gives the functions that were met.
+/// Compares each sample of a function that burns with what the program says about it; returns the functions that were seen.
 fn judge(samples: &[Value], truth: &BTreeMap<String, (String, Vec<String>)>, chains: bool) -> BTreeSet<String> {
     let (mut met, mut unknown, mut all) = (BTreeSet::new(), 0, 0);
     for sample in samples {
@@ -138,13 +138,13 @@ fn stacks_go_on_with_those_that_await(interpreter: &Interpreter) {
         "burn_a_group_named",
         &below(&["work", "in a \n group \u{20ac}", "TaskGroup._aexit", "TaskGroup.__aexit__", "groups", "groups"]),
     );
-    // Two await it: the stack goes on with one of them, and the frame says so.
+    // Two await it: the stack continues with one of them, and the frame says so.
     for stack in stacks("burn_a_two") {
         assert_eq!(stack[..2], ["work", "shared (2 parents)"], "{stack:?}");
         assert!(stack[2] == "waits_for" && stack[3].starts_with("waits "), "{stack:?}");
         assert_eq!(stack[4..], below(&["awaited_by_two", "two"]), "{stack:?}");
     }
-    // More than eight await it: that there are more is told.
+    // More than eight await it: the stack says that there are more.
     for stack in stacks("burn_a_nested") {
         assert_eq!(stack.last(), Some(&"<stack cut: tasks that await it>"), "{stack:?}");
     }
@@ -154,7 +154,7 @@ fn stacks_go_on_with_those_that_await(interpreter: &Interpreter) {
         assert_eq!(stack[at - 1], "child", "{stack:?}");
         assert_eq!(stack[at + 1..at + 17], [&["awaits_deeper"; 15][..], &["awaits_deep"]].concat(), "{stack:?}");
     }
-    // An eager task runs above the one that made it, which does not await it.
+    // An eager task runs above the one that created it, which does not await it.
     is("burn_a_eager", &["eager.<locals>.first", "eager a_eager"]);
 }
 

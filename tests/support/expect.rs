@@ -1,6 +1,6 @@
-//! What a program says that its stacks look like, and how many samples agree.
+//! What a program says about its own stacks, and how many samples agree.
 //!
-//! Exact means: callers at exactly the place where they call; the leaf at one of the places its code has.
+//! Exact means: callers exactly where they call, and the leaf at one of the places in its code.
 
 use crate::{Place, Recorded, ShownFrame};
 use serde::Deserialize;
@@ -65,8 +65,8 @@ pub fn stacks(facts: &Value) -> Vec<Stack> {
     serde_json::from_value(facts["stacks"].clone()).expect("the program tells its stacks")
 }
 
-/// Checks that at least `share` of the samples are one of the program's stacks, and that each of those was seen. Gives
-/// the samples that agree with each; last those with a stack of `between`, which need not be met.
+/// Checks that at least `share` of the samples are one of the program's stacks, and that each of those was seen.
+/// Returns how many samples agree with each; last those with a stack of `between`, which need not be seen.
 ///
 /// # Panics
 /// When they are not, with the stacks that should not be there.
@@ -100,7 +100,7 @@ pub fn check_stacks(recorded: &Recorded, facts: &Value, share: f64) -> Vec<usize
     seen
 }
 
-/// Whether every whole stack of a process has all its names; `cut` of its stacks were not whole, and said so.
+/// Whether every complete stack of a process has all its names; `cut` of its stacks were incomplete, and marked so.
 #[must_use]
 pub const fn all_named(process: &ProcessReport, cut: u64) -> bool {
     process.named + cut >= process.samples

@@ -1,11 +1,11 @@
-//! C code of `programs/`, compiled for a test and put where an interpreter can see it.
+//! C code from `programs/`, compiled for a test and put where an interpreter can see it.
 
 use crate::{Interpreter, program};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A shared library that is there as long as this value.
+/// A shared library that exists as long as this value.
 #[derive(Debug)]
 pub struct SharedLibrary {
     /// Its path as the interpreter sees it.
@@ -17,7 +17,7 @@ impl SharedLibrary {
     /// Compiles `programs/NAME.c`, or `NAME.cc`, without frame pointers, as distributions do, into `NAME.so`.
     ///
     /// # Panics
-    /// Without a C compiler, or when it refuses.
+    /// Without a C compiler, or when it fails.
     #[must_use]
     pub fn compile(name: &str, interpreter: &Interpreter) -> Self {
         let mut builder = tempfile::Builder::new();
@@ -41,10 +41,10 @@ impl SharedLibrary {
         Self { path, _dir: dir }
     }
 
-    /// The same as text.
+    /// The path as text.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is not valid text.
     #[must_use]
     pub fn text(&self) -> &str {
         self.path.to_str().expect("temporary directories have plain names")

@@ -1,4 +1,4 @@
-//! Who may run live tests, and one at a time: they measure shares and rates, and would measure each other.
+//! Decides whether live tests may run, and runs one at a time: they measure shares and rates, and would disturb each other.
 
 use crate::not_run;
 use std::fs::File;
@@ -10,7 +10,7 @@ pub struct LiveGuard {
     _lock: File,
 }
 
-/// The right to run a live test, or `None` where this machine cannot, after saying why.
+/// The right to run a live test, or `None` if this machine cannot, after saying why.
 ///
 /// # Panics
 /// In CI, or with `TACHYON_LIVE_TESTS=required` (which `cargo xtask test` sets), when this machine cannot.

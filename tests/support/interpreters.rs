@@ -1,4 +1,4 @@
-//! The fixed list of interpreters. One that is missing fails the tests that want it; nothing is skipped in silence.
+//! The fixed list of interpreters. A missing one fails the tests that need it; nothing is skipped silently.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ pub enum Source {
     Pyenv,
     /// Debian's own: static, stripped, not position-independent.
     Debian,
-    /// Debian sid's, in its chroot: another mount namespace's files, the newest versions.
+    /// Debian sid's, in its chroot: files under another root, and the newest versions.
     Sid,
     /// Built or put together by `cargo xtask zoo`, under this name in its cache.
     Built(&'static str),
@@ -41,7 +41,7 @@ pub const INTERPRETERS: [(&str, Source, &str); 18] = [
     ("standalone_3_14", Source::Built("python3.14-standalone"), "3.14"),
 ];
 
-/// How many at the end of the list no test of CI runs.
+/// How many at the end of the list are not run by any test in CI.
 const EXTRA: usize = 5;
 
 /// One interpreter of the list.
@@ -53,11 +53,11 @@ pub struct Interpreter {
     pub minor: u32,
     /// It has no GIL.
     pub free_threaded: bool,
-    /// It was configured `--with-pydebug`: several times slower, also between two instructions of a program.
+    /// It was configured `--with-pydebug`: several times slower, even between two instructions of a program.
     pub debug: bool,
     /// The executable, as seen inside of `root`.
     pub path: PathBuf,
-    /// The directory that is its root, when that is not ours.
+    /// Its root directory, if that is not the test's own.
     pub root: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ impl Interpreter {
     /// The interpreter of this name.
     ///
     /// # Panics
-    /// When it is missing, with the way to get it.
+    /// When it is missing; the message says how to get it.
     #[must_use]
     pub fn named(name: &str) -> Self {
         let (name, source, version) =
@@ -97,7 +97,7 @@ impl Interpreter {
         Self { name, minor, free_threaded, debug: version.ends_with('d'), path, root }
     }
 
-    /// Those that run with our own root directory and as the packages of a distribution or of pyenv have them.
+    /// Those that run in the test's own root directory, unchanged from a distribution's packages or pyenv.
     ///
     /// # Panics
     /// When one is missing.
@@ -107,7 +107,7 @@ impl Interpreter {
         INTERPRETERS.iter().filter(|(_, source, _)| home(*source)).map(|(name, ..)| Self::named(name)).collect()
     }
 
-    /// How many of the list every test run has.
+    /// How many of the list every test run uses.
     #[must_use]
     pub fn everywhere() -> usize {
         INTERPRETERS.len() - EXTRA
@@ -119,14 +119,14 @@ impl Interpreter {
         matches!(self.minor, 11 | 12)
     }
 
-    /// Whether its compiler has put the store that publishes a frame before the one that makes its entry frame whole: one
-    /// instruction, which some recordings meet and others do not.
+    /// Whether its compiler has put the store that publishes a frame before the one that completes its entry frame: one
+    /// instruction, which some recordings hit and others do not.
     #[must_use]
     pub fn may_link_late(&self) -> bool {
         self.name.starts_with("wheel_")
     }
 
-    /// A command that runs it, without byte code written anywhere and deaf to the caller's settings.
+    /// A command that runs it, writing no byte code anywhere and ignoring the caller's settings.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = match &self.root {
@@ -142,7 +142,7 @@ impl Interpreter {
     }
 }
 
-/// Where everything is that is fetched or made once.
+/// Where everything is kept that is fetched or made once.
 pub(crate) fn cache() -> PathBuf {
     let cache = std::env::var_os("TACHYON_CACHE").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/tachyon-bpf")));

@@ -1,4 +1,4 @@
-//! CPython 3.15's own reader, in Debian sid's chroot: it has the last word on what we wrote.
+//! CPython 3.15's own reader, in Debian sid's chroot: it has the last word on what the profiler wrote.
 
 use crate::{Recorded, ShownFrame, profile::Sample, program};
 use serde::Deserialize;
@@ -35,8 +35,8 @@ pub fn chroot() -> PathBuf {
     root
 }
 
-/// Runs CPython 3.15 on a copy of `file`, whose path takes the place of `FILE` among `args`. Gives its output, and
-/// what it wrote to the path that took the place of `OUT`.
+/// Runs CPython 3.15 on a copy of `file`, whose path replaces `FILE` among `args`. Returns its output, and what it
+/// wrote to the path that replaced `OUT`.
 ///
 /// # Panics
 /// When it fails.
@@ -45,7 +45,7 @@ pub fn python(file: &Path, script: Option<&str>, args: &[&str]) -> (String, Stri
     judged(&[file], script, args).unwrap_or_else(|errors| panic!("CPython 3.15 refuses {}: {errors}", file.display()))
 }
 
-/// As [`python`], of several files, whose paths take the place of `FILES`. An error is what it says when it fails.
+/// Like [`python`], for several files, whose paths replace `FILES`. An error is what it prints when it fails.
 fn judged(files: &[&Path], script: Option<&str>, args: &[&str]) -> Result<(String, String), String> {
     let root = chroot();
     let dir = tempfile::Builder::new().prefix("judge").tempdir_in(root.join("tmp")).expect("the chroot has a /tmp");
@@ -76,7 +76,7 @@ fn judged(files: &[&Path], script: Option<&str>, args: &[&str]) -> Result<(Strin
     Ok((String::from_utf8_lossy(&output.stdout).into_owned(), written))
 }
 
-/// What CPython 3.15 says of a file that it must refuse.
+/// What CPython 3.15 says about a file that it must refuse.
 ///
 /// # Panics
 /// When it does not.
@@ -96,11 +96,11 @@ pub fn totals(files: &[&Path]) -> Vec<BTreeMap<String, u64>> {
     let (told, _) = told.unwrap_or_else(|errors| panic!("CPython 3.15 refuses one of {files:?}: {errors}"));
     let totals: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_str(&told).expect("the script prints JSON");
     assert_eq!(totals.len(), files.len(), "{told}");
-    // By name, which is by number.
+    // In order of name, which is the order of number.
     totals.into_values().collect()
 }
 
-/// Checks that CPython 3.15's reader makes of the file what ours made: samples, stacks, status.
+/// Checks that CPython 3.15's reader gets the same from the file as the project's own: samples, stacks, status.
 ///
 /// # Panics
 /// When it does not, with the first difference.

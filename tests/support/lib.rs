@@ -2,8 +2,8 @@
 //!
 //! A test starts a program of `programs/` under an interpreter of the fixed list ([`Interpreter`], [`Target`]), records
 //! it with the real `tachyon-bpf` ([`Profiler`]) and compares the file's stacks ([`Recorded`]) with what the program says
-//! of itself ([`expect`]). Every recording, whatever the test looks at, passes through the same checks: the account adds
-//! up to the unit, the kernel counted as many runs, and CPython 3.15's own reader sees the same samples.
+//! of itself ([`expect`]). Every recording, whatever the test looks at, passes the same checks: the account adds up
+//! exactly, the kernel counted as many runs, and CPython 3.15's own reader sees the same samples.
 
 pub mod expect;
 mod extension;
@@ -34,15 +34,15 @@ pub use stepper::Stepper;
 pub use target::{Target, program};
 pub use wheels::{package, with_wheels};
 
-/// Makes a test of a function for each interpreter of the fixed list, [`INTERPRETERS`]. The function takes the
-/// interpreter. `at_home:` takes two that run outside of a chroot, a shared and a static one, which stand for all in what does
-/// not depend on the version: the profiler's command line and its account.
+/// Turns a function that takes an interpreter into a test for each one of the fixed list, [`INTERPRETERS`]. `at_home:` takes
+/// two that run outside a chroot, a shared and a static one, which stand for all in what does not depend on the version: the
+/// profiler's command line and its account.
 ///
-/// `of_each_kind:` is for what is the same in all that keep their state alike: CI runs it on the oldest, a static and a shared
-/// one from 3.11 on, the newest, and one without a GIL; `of_each_kind_with_gil:` leaves the free-threaded ones out.
-/// `on [...]:` names those that CI runs, `long [...]` others. `and [...]` are some of those that only `cargo xtask zoo --all`
-/// sets up, debug builds and long builds; the other forms take all of them. Those that CI has no time for are ignored, and run
-/// with `cargo xtask test --every-interpreter`.
+/// `of_each_kind:` is for what is the same in all that store their state alike: CI runs it on the oldest, a static and a
+/// shared one from 3.11 on, the newest, and one without a GIL; `of_each_kind_with_gil:` leaves the free-threaded ones out. `on
+/// [...]:` names those that CI runs, `long [...]` others. `and [...]` are some of those that only `cargo xtask zoo --all` sets
+/// up, debug builds and long builds; the other forms take all of them. Those that CI has no time for are ignored, and run with
+/// `cargo xtask test --every-interpreter`.
 #[macro_export]
 macro_rules! on_each_interpreter {
     (at_home: $($function:ident),+ $(,)?) => {$(

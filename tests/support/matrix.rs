@@ -3,7 +3,7 @@
 use crate::{Interpreter, Recording};
 use std::io::Write as _;
 
-/// Notes how many samples of a test were exactly right, where `TACHYON_MATRIX` names a file for that.
+/// Records how many samples of a test were exactly right, if `TACHYON_MATRIX` names a file for that.
 ///
 /// # Panics
 /// When the file cannot be written.

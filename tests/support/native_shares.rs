@@ -1,13 +1,13 @@
-//! What two profilers say of the native functions of one program. The live tests judge by it, and `cargo xtask bench` takes
-//! this file too, for its page.
+//! What two profilers say about the native functions of one program. The live tests judge by it, and `cargo xtask bench`
+//! uses this file too, for its page.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Share of the samples within which two shares count as the same, beside the sampling error.
+/// How far apart two shares may be and still count as the same, beyond the sampling error.
 pub const TOLERATED: f64 = 0.03;
 
-/// Of a normal distribution, 99.999 % lie within so many deviations from its mean.
+/// 99.999 % of a normal distribution lie within this many standard deviations of its mean.
 const DEVIATIONS: f64 = 4.4172;
 
 #[derive(Deserialize)]
@@ -24,7 +24,7 @@ struct Frame {
 /// The innermost Python function of a stack, and a native function above it.
 pub type Pair = (String, String);
 
-/// In how many stacks each pair was met.
+/// In how many stacks each pair was seen.
 #[derive(Default)]
 pub struct Shares {
     /// All stacks with a Python function.
@@ -49,14 +49,15 @@ impl Shares {
     }
 }
 
-/// A function of C++ without what is in brackets, which demanglers write in different ways.
+/// A C++ function's name without what is in brackets, which demanglers write in different ways.
 fn plain(name: &str) -> String {
     let name = name.replace("(anonymous namespace)", "{anonymous}");
     let name = name.split(['<', '(']).next().unwrap_or_default();
     name.trim_end().rsplit(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Of py-spy's raw output: lines `name (place);name (place) count`, the leaf last. What has no name is an address.
+/// From py-spy's raw output: lines `name (place);name (place) count`, the leaf last. A function without a name is an
+/// address.
 #[must_use]
 pub fn py_spys(text: &str) -> Shares {
     let mut shares = Shares::default();
@@ -72,25 +73,25 @@ pub fn py_spys(text: &str) -> Shares {
     shares
 }
 
-/// Of our JSON lines, the leaf first.
+/// From the profiler's JSON lines, the leaf first.
 ///
 /// # Errors
-/// A line is no sample.
+/// A line is not a sample.
 pub fn ours(text: &str) -> serde_json::Result<Shares> {
     let mut shares = Shares::default();
     for line in text.lines() {
         let Sample { frames } = serde_json::from_str(line)?;
         let Some(at) = frames.iter().position(|frame| frame.kind == "python") else { continue };
-        // One without a symbol has its object's.
+        // A frame without a symbol has its object's name.
         let named = |frame: &Frame| !frame.function.contains(".so");
         let native: Vec<_> = frames[..at].iter().map(|frame| Some(&*frame.function).filter(|_| named(frame))).collect();
-        // py-spy has names without their class or the function around.
+        // py-spy's names lack the class or the enclosing function.
         shares.add(frames[at].function.rsplit('.').next().unwrap_or_default(), &native, 1);
     }
     Ok(shares)
 }
 
-/// What both say of a pair, as shares of their stacks.
+/// What both say about a pair, as shares of their stacks.
 #[derive(Debug)]
 pub struct Compared<'a> {
     /// The functions.
@@ -103,7 +104,7 @@ pub struct Compared<'a> {
     pub same: bool,
 }
 
-/// The pairs that the other profiler met most often, at most `most`.
+/// The pairs that the other profiler saw most often, at most `most`.
 pub fn compared<'a>(
     ours: &Shares,
     theirs: &'a Shares,

@@ -1,5 +1,5 @@
-//! Tests that need what a machine may lack: in CI nothing may be lacking. Also compiled into the tests of the crate
-//! `tachyon`, whose unit tests this package is no part of.
+//! Tests that need something a machine may lack: in CI nothing may be missing. Also compiled into the tests of the
+//! crate `tachyon`, whose unit tests cannot use this package.
 
 /// Says that a test was not run, and why.
 ///

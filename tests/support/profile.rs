@@ -28,11 +28,11 @@ pub type Place = [i32; 4];
 pub struct ShownFrame {
     /// Qualified name of the function.
     pub function: String,
-    /// Source file; `~` for frames that are no source lines, but that of the line that called them, where it is known.
+    /// Source file. For frames that are not source lines: that of the line that called them if it is known, else `~`.
     pub filename: String,
-    /// Where; `None` for those with `~`.
+    /// Place in the file; `None` for those with `~`.
     pub place: Option<Place>,
-    /// Opcode, where recorded.
+    /// Opcode, if recorded.
     pub opcode: Option<u8>,
 }
 
@@ -48,7 +48,7 @@ impl ShownFrame {
                 && self.place.is_some_and(|[line, end_line, column, _]| line == end_line && column < 0)
     }
 
-    /// Whether it is code that is no Python: `object!function`.
+    /// Whether it is native code: `object!function`.
     #[must_use]
     pub fn is_native(&self) -> bool {
         self.is_special() && self.function.contains('!') && !self.is_kernel()
@@ -76,7 +76,7 @@ pub struct Sample {
     pub stack: usize,
 }
 
-/// A TACH file, read with our own reader.
+/// A TACH file, read with the project's own reader.
 #[derive(Debug)]
 pub struct Recorded {
     /// The file's header.
@@ -93,7 +93,7 @@ impl Recorded {
     /// Reads a file.
     ///
     /// # Panics
-    /// When it is no readable TACH file.
+    /// When it is not a readable TACH file.
     #[must_use]
     pub fn read(path: &Path) -> Self {
         let fault = |error: &dyn std::fmt::Display| -> ! { panic!("cannot read {}: {error}", path.display()) };

@@ -1,4 +1,4 @@
-//! Runs the real `tachyon-bpf`, and checks of every recording what must hold of all.
+//! Runs the real `tachyon-bpf`, and checks on every recording what must hold for all.
 
 use crate::{Recorded, judge};
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tachyon::report::{Report, WallReport};
 use tempfile::TempDir;
 
-/// The profiler, which lies beside the tests.
+/// The profiler, which is beside the tests.
 ///
 /// # Panics
 /// When it is not there: it belongs to another package, so building the tests alone does not build it.
@@ -23,10 +23,10 @@ pub fn binary() -> PathBuf {
     binary
 }
 
-/// Longest time that a target may take for the CPU time it is to use.
+/// The longest that a target may take to use its CPU time.
 const CPU_TIME_LIMIT: Duration = Duration::from_secs(40);
 
-/// Waits until a process has used so much more CPU time, however busy the machine is.
+/// Waits until a process has used this much more CPU time, however busy the machine is.
 ///
 /// # Panics
 /// When that takes longer than 40 s.
@@ -61,7 +61,7 @@ pub fn stretches(pid: u32) -> u64 {
     schedstat(pid, 2).sum()
 }
 
-/// The longest time that one of a process's threads has waited for a processor so far (`schedstat`, second number).
+/// The longest time that one of a process's threads has waited for a CPU so far (`schedstat`, second number).
 #[must_use]
 pub fn waited_for_cpu(pid: u32) -> Duration {
     Duration::from_nanos(schedstat(pid, 1).max().unwrap_or(0))
@@ -76,14 +76,14 @@ fn schedstat(pid: u32, number: usize) -> impl Iterator<Item = u64> {
     })
 }
 
-/// What the kernel says of the BPF programs, links and maps that a process has open.
+/// What the kernel says about the BPF programs, links and maps that a process has open.
 fn bpf_files(pid: u32) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return Vec::new() };
     let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
     texts.filter(|text| ["prog_id:", "link_id:", "map_id:"].iter().any(|key| text.contains(key))).collect()
 }
 
-/// Whether one of this profiler's programs that make samples has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7 and
+/// Whether one of this profiler's sampling programs has run. (`BPF_PROG_TYPE_PERF_EVENT` is 7 and
 /// `BPF_PROG_TYPE_TRACEPOINT` 5; `run_cnt` counts while it measures.)
 #[must_use]
 pub fn is_sampling(pid: u32) -> bool {
@@ -100,28 +100,28 @@ pub struct Profiler {
     dir: TempDir,
     output: PathBuf,
     command: Vec<OsString>,
-    /// The process and the CPU time that it is to use meanwhile.
+    /// The process, and the CPU time that it must use meanwhile.
     cpu: Option<(u32, Duration)>,
     wrapper: Vec<OsString>,
 }
 
-/// A recording that runs.
+/// A running recording.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
     profiler: Profiler,
 }
 
-/// A recording that has ended well.
+/// A recording that has succeeded.
 #[derive(Debug)]
 pub struct Recording {
     /// The account.
     pub report: Report,
-    /// The file, as our reader sees it; CPython's sees the same.
+    /// The file, as the project's own reader sees it; CPython's sees the same.
     pub recorded: Recorded,
     /// The file.
     pub path: PathBuf,
-    /// What the profiler told people.
+    /// What the profiler printed for its user.
     pub stderr: String,
     /// Exit status.
     pub status: i32,
@@ -129,7 +129,7 @@ pub struct Recording {
 }
 
 impl Profiler {
-    /// Of nothing yet; Python frames only.
+    /// With no target yet; Python frames only.
     ///
     /// # Panics
     /// When no temporary directory can be made.
@@ -148,7 +148,7 @@ impl Profiler {
         }
     }
 
-    /// Of a process.
+    /// For a process.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         Self::new().arg("-p").arg(pid.to_string())
@@ -178,8 +178,8 @@ impl Profiler {
         self.arg("-d").arg(format!("{milliseconds}ms"))
     }
 
-    /// Ends the recording when this process has used so much CPU time: on a loaded machine that takes longer, and gives
-    /// as many samples.
+    /// Ends the recording when this process has used this much CPU time: on a loaded machine that takes longer, but
+    /// gives as many samples.
     #[must_use]
     pub fn cpu_milliseconds(mut self, pid: u32, milliseconds: u64) -> Self {
         self.cpu = Some((pid, Duration::from_millis(milliseconds)));
@@ -207,7 +207,7 @@ impl Profiler {
         self
     }
 
-    /// A program that runs it: `unshare ...`, `setpriv ...`, a shell. The profiler's words follow these.
+    /// A program that runs it: `unshare ...`, `setpriv ...`, a shell. The profiler's own command line follows these words.
     #[must_use]
     pub fn within(mut self, words: &[&str]) -> Self {
         self.wrapper = words.iter().map(OsString::from).collect();
@@ -248,7 +248,7 @@ impl Profiler {
     pub fn start(self) -> Running {
         let child = self.built().spawn().expect("the profiler can be run");
         let mut running = Running { child, profiler: self };
-        // Two seconds are the rule; it takes ten where other programs want the same two processors.
+        // It usually takes two seconds, and ten if other programs compete for the same two CPUs.
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_sampling(running.pid()) {
             if running.child.try_wait().is_ok_and(|status| status.is_some()) || Instant::now() > deadline {
@@ -261,10 +261,10 @@ impl Profiler {
         running
     }
 
-    /// Runs it to its end.
+    /// Runs it until it ends.
     ///
     /// # Panics
-    /// When it fails, or what must hold of every recording does not.
+    /// When it fails, or when something that must hold for every recording does not.
     #[must_use]
     pub fn record(self) -> Recording {
         if let Some((pid, enough)) = self.cpu {
@@ -280,7 +280,7 @@ impl Profiler {
         self.recording(output)
     }
 
-    /// Runs it, and gives what it says. For recordings that fail or write no TACH file.
+    /// Runs it and returns its output. For recordings that fail or write no TACH file.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -289,7 +289,7 @@ impl Profiler {
         self.built().output().expect("the profiler can be run")
     }
 
-    /// Runs it with something to read for its command.
+    /// Runs it with standard input for its command.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -330,7 +330,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What the kernel says of the BPF programs, links and maps that it has open.
+    /// What the kernel says about the BPF programs, links and maps that it has open.
     #[must_use]
     pub fn bpf_files(&self) -> Vec<String> {
         bpf_files(self.pid())
@@ -357,7 +357,7 @@ impl Running {
         self.profiler.recording(output)
     }
 
-    /// Waits for its end, whatever the format of its output. The directory of that lives on in the result.
+    /// Waits for its end, whatever the format of its output. The output's directory lives on in the result.
     ///
     /// # Panics
     /// When it fails.
@@ -368,7 +368,7 @@ impl Running {
         self.profiler
     }
 
-    /// As [`Running::finish`], waited for by the caller, who sees when it hangs.
+    /// Like [`Running::finish`], but the caller waits, and so notices when it hangs.
     ///
     /// # Panics
     /// As [`Profiler::record`].
@@ -391,7 +391,7 @@ impl Running {
 }
 
 impl Recording {
-    /// What holds of every recording.
+    /// Checks what holds for every recording.
     fn check(&self) {
         let Self { report, recorded, stderr, .. } = self;
         let loss: u64 = report.loss.values().sum();
@@ -400,7 +400,7 @@ impl Recording {
         assert_eq!(report.inconsistent, 0, "counts of the same differ: {report:#?}\n{stderr}");
         let cost = &report.cost;
         if report.wall.is_some() && cost.bpf_stats != "on" {
-            // Where waits are sampled the kernel counts for a second: its programs ran at each switch of threads.
+            // When waits are sampled the kernel counts for one second only: its programs run at each switch of threads.
             assert!(cost.bpf_stats.starts_with("for the first second") && cost.bpf_run_ns > Some(0), "{report:#?}");
             assert_eq!(cost.bpf_run_count, None, "not all of them were counted");
         } else {
@@ -439,7 +439,7 @@ impl Recording {
         self.report.stops.get(reason).copied().unwrap_or(0)
     }
 
-    /// Runs that this cause lost.
+    /// Runs lost to this cause.
     #[must_use]
     pub fn lost(&self, cause: &str) -> u64 {
         self.report.loss.get(cause).copied().unwrap_or(0)

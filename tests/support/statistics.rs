@@ -1,12 +1,12 @@
-//! How far a measured share may lie from the true one.
+//! How far a measured share may be from the true one.
 
 /// Quantile of the normal distribution for a two-sided 99.999 % interval: the matrix of interpreters compares some 200 numbers
-/// in one run, so an interval of 99.9 % would be left in every fifth run by chance.
+/// in one run, so every fifth run would leave a 99.9 % interval by chance.
 const Z: f64 = 4.4172;
 
 /// Whether `hits` of `total` lie in the 99.999 % interval of a binomial distribution with this `share`.
 ///
-/// The normal approximation with continuity correction: exact enough where `total * share * (1 - share)` passes ten,
+/// The normal approximation with continuity correction: exact enough if `total * share * (1 - share)` exceeds ten,
 /// which is asserted.
 ///
 /// # Panics
@@ -24,13 +24,13 @@ pub fn within(measured: f64, expected: f64, share: f64) -> bool {
     (measured - expected).abs() <= share * expected
 }
 
-/// Whether a timer that ticks `rate` times a second met a thread `count` times that ran for `ran_s` seconds (at least, at
-/// most) in so many `stretches`, each ended by another thread that wanted the processor.
+/// Whether `count` fits the ticks of a timer, `rate` per second, that hit a thread which ran for `ran_s` seconds (at
+/// least, at most) in this many `stretches`, each ended by another thread that wanted the CPU.
 ///
-/// Of each stretch the timer meets the whole ticks that fit into it, and one more or not by chance: a variance of at most a
-/// quarter. So the 99.999 % interval is as wide as the machine is busy. A timer makes good in each of its drawn intervals for the
-/// one before (`kernel/jitter.rs`), so it is ahead or behind by what the one adds in which the time begins, and the one in which it
-/// ends: three standard deviations of that. `share` (0.05: 5 %) is what may be wrong besides.
+/// Each stretch gets the whole ticks that fit into it, and by chance one more: a variance of at most a quarter. So the busier the
+/// machine, the wider the 99.999 % interval. A timer makes up in each of its drawn intervals for the one before
+/// (`kernel/jitter.rs`), so it is ahead or behind only by what the first and the last interval of the time add: three standard
+/// deviations of that. `share` (0.05: 5 %) is what may be wrong besides.
 #[must_use]
 pub fn within_ticks(count: usize, rate: f64, ran_s: (f64, f64), stretches: u64, share: f64) -> bool {
     let slack = |ran_s: f64| {
@@ -47,8 +47,8 @@ pub fn within_ticks(count: usize, rate: f64, ran_s: (f64, f64), stretches: u64, 
 /// How long an interval of a CPU's timer is in use.
 const DRAWN_S: f64 = 0.5;
 
-/// How much more often a CPU's timer may fire in `seconds` than was asked, or less, as a share of the rate: its interval is drawn anew
-/// within a fifth every half second (`kernel/jitter.rs`), and these are three standard deviations of the mean of so many draws.
+/// How much more or less often than asked a CPU's timer may fire in `seconds`, as a share of the rate: its interval is drawn anew
+/// within a fifth every half second (`kernel/jitter.rs`), and these are three standard deviations of the mean of that many draws.
 #[must_use]
 pub fn of_drawn_intervals(seconds: f64) -> f64 {
     let draws = (seconds / DRAWN_S).max(1.0);
@@ -61,8 +61,8 @@ mod tests {
 
     #[test]
     fn ticks_of_a_thread() {
-        // In one piece 5 %, the timer's 245 ticks and two; in 400 pieces the chance of each piece comes in: 10 ticks are one standard
-        // deviation.
+        // In one piece: 5 %, the timer's 245 ticks and two more. In 400 pieces the chance of each piece is added: 10 ticks are one
+        // standard deviation.
         for (count, stretches, inside) in [
             (10_747, 1, true),
             (10_751, 1, false),
@@ -73,9 +73,9 @@ mod tests {
         ] {
             assert_eq!(within_ticks(count, 1000.0, (10.0, 10.0), stretches, 0.05), inside, "{count} in {stretches}");
         }
-        // In less than such an interval it is one.
+        // Within less than such an interval there is only one.
         assert!(within_ticks(140, 1000.0, (0.1, 0.1), 1, 0.05) && !within_ticks(143, 1000.0, (0.1, 0.1), 1, 0.05));
-        // A thread that ran for less than was thought has fewer.
+        // A thread that ran for less than assumed has fewer.
         assert!(within_ticks(8_000, 1000.0, (8.0, 10.0), 1, 0.05));
         assert!(!within_ticks(7_000, 1000.0, (8.0, 10.0), 1, 0.05));
     }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn binomial_interval() {
-        // 1,000 throws of a coin: standard deviation 15.8, so 70.3 either side.
+        // 1,000 coin tosses: standard deviation 15.8, so 70.3 either side.
         for (hits, inside) in [(500, true), (570, true), (571, false), (430, true), (429, false)] {
             assert_eq!(within_binomial(hits, 1000, 0.5), inside, "{hits}");
         }

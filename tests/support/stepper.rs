@@ -1,10 +1,10 @@
-//! A thread that is run instruction by instruction (ptrace(2)): each is a switch of its context, and so one sample of `-e
+//! A thread that is run instruction by instruction (ptrace(2)): each step is a context switch, and so one sample of `-e
 //! context-switches`.
 
 use std::io::Error;
 use std::ptr;
 
-/// A thread that stands still between steps. It runs on by itself when this is dropped.
+/// A thread that is stopped between steps. It runs on by itself when this is dropped.
 #[derive(Debug)]
 pub struct Stepper {
     tid: i32,
@@ -14,7 +14,7 @@ impl Stepper {
     /// Stops a thread. The calling thread is the one that steps.
     ///
     /// # Panics
-    /// When there is no such thread, or it is not ours to trace.
+    /// When there is no such thread, or it may not be traced.
     #[must_use]
     pub fn stop(tid: u32) -> Self {
         let stepper = Self { tid: i32::try_from(tid).expect("thread ids are positive") };
@@ -24,7 +24,7 @@ impl Stepper {
         stepper
     }
 
-    /// Lets it execute so many instructions.
+    /// Lets it execute this many instructions.
     ///
     /// # Panics
     /// When it ends meanwhile.
@@ -59,7 +59,7 @@ impl Stepper {
 impl Drop for Stepper {
     fn drop(&mut self) {
         let none = ptr::null_mut::<libc::c_void>();
-        // SAFETY: the request has no memory of this process. It fails where the thread has ended.
+        // SAFETY: the request uses no memory of this process. It fails if the thread has ended.
         unsafe { libc::ptrace(libc::PTRACE_DETACH, self.tid, none, none) };
     }
 }

@@ -1,4 +1,4 @@
-//! A program under profile: started, ready, and certainly ended.
+//! A program to be profiled: started, ready, and certain to be ended.
 
 use crate::Interpreter;
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub struct Target {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
-    /// What the program said of itself when it was ready.
+    /// What the program said about itself when it was ready.
     pub facts: Value,
     interpreter: &'static str,
     /// The copy of `programs/` that it runs from, in another root directory.
@@ -41,7 +41,7 @@ impl Target {
     /// Runs a program of `programs/` and waits until it says that it is ready.
     ///
     /// # Panics
-    /// When it cannot be run or ends before.
+    /// When it cannot be run, or ends before that.
     #[must_use]
     pub fn start(interpreter: &Interpreter, name: &str) -> Self {
         Self::start_with(interpreter, name, &[])
@@ -75,7 +75,7 @@ impl Target {
         Self::of(&mut command, interpreter.name, name, copied)
     }
 
-    /// Runs a program that is no interpreter of the list, and brings Python of its own.
+    /// Runs a program that is not an interpreter of the list and brings its own Python.
     ///
     /// # Panics
     /// As [`Target::start`].
@@ -102,8 +102,8 @@ impl Target {
         self.child.id()
     }
 
-    /// Lets all its threads run before other programs, which then take no processor from it. Threads that it starts
-    /// later are as urgent.
+    /// Gives all its threads priority over other programs, which then take no CPU from it. Threads that it starts later
+    /// inherit this.
     ///
     /// # Panics
     /// Without the right to do so.
@@ -132,7 +132,7 @@ impl Target {
     /// Sends it an empty line, for which some programs wait.
     ///
     /// # Panics
-    /// When it does not listen any more.
+    /// When it no longer listens.
     pub fn go(&mut self) {
         self.tell("");
     }
@@ -140,13 +140,13 @@ impl Target {
     /// Sends it a line, which some programs obey.
     ///
     /// # Panics
-    /// When it does not listen any more.
+    /// When it no longer listens.
     pub fn tell(&mut self, words: &str) {
         let stdin = self.stdin.as_mut().expect("standard input is open");
         stdin.write_all(format!("{words}\n").as_bytes()).expect("the program reads its input");
     }
 
-    /// What it says to an empty line, in JSON.
+    /// Its answer to an empty line, in JSON.
     ///
     /// # Panics
     /// When it says something else, or nothing.
@@ -168,7 +168,7 @@ impl Target {
     pub fn kill(&mut self) {
         let group = i32::try_from(self.child.id()).expect("pids are positive");
         // SAFETY: kill(2) touches no memory; the group is the child's own (`process_group(0)`), and the child has not
-        // been waited for, so its id is not anybody else's.
+        // been waited for, so its id is not reused.
         unsafe { libc::kill(-group, libc::SIGKILL) };
         let _ended = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The programs that read exports: both `pprof`s, the Firefox profiler's importer, and where the other ones lie.
+//! The programs that read exports: both `pprof`s, the Firefox profiler's importer, and where the others are.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 /// Flat and cumulative samples by name.
 pub type Costs = BTreeMap<String, (u64, u64)>;
 
-/// The directory of the npm packages, or `None` where the readers are not installed.
+/// The directory of the npm packages, or `None` if the readers are not installed.
 pub fn tools() -> Option<PathBuf> {
     let cache = std::env::var_os("TACHYON_CACHE")
         .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cache/tachyon-bpf"), PathBuf::from);
@@ -25,7 +25,7 @@ pub fn tools() -> Option<PathBuf> {
     Some(tools)
 }
 
-/// Runs a program that must end well.
+/// Runs a program that must succeed.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -43,7 +43,7 @@ fn costs(rows: &str) -> Costs {
     costs.collect()
 }
 
-/// What `go tool pprof` says: costs, and its total.
+/// What `go tool pprof` reports: costs, and its total.
 pub fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
     let text = run(Command::new("go")
         .args(["tool", "pprof", "-sample_index=samples", "-top", "-nodecount=10000", "-nodefraction=0"])
@@ -55,7 +55,7 @@ pub fn go_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
     (costs(rows), head.to_owned())
 }
 
-/// What Perl's pprof says.
+/// What Perl's pprof reports.
 pub fn perl_pprof(file: &Path, more: &[&str]) -> (Costs, String) {
     let text = run(Command::new("google-pprof")
         .args(["--text", "--nodecount=10000", "--nodefraction=0", "--edgefraction=0"])
@@ -106,7 +106,7 @@ impl Firefox {
         command
     }
 
-    /// What it says of the file.
+    /// What it says about the file.
     ///
     /// # Panics
     /// When it fails.

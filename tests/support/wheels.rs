@@ -10,11 +10,11 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The interpreter with these packages (`name==version`), which are fetched once. Only for those that run with our own
-/// root directory; and not for several tests at once, which the lock of all live tests sees to.
+/// The interpreter with these packages (`name==version`), which are fetched once. Only for those that run in the test's
+/// own root directory, and for one test at a time, which the live tests' lock ensures.
 ///
 /// # Panics
-/// When they cannot be had.
+/// When they cannot be fetched.
 #[must_use]
 pub fn with_wheels(interpreter: &Interpreter, packages: &[&str]) -> Interpreter {
     assert!(interpreter.root.is_none(), "{} runs in another root directory", interpreter.name);

@@ -18,7 +18,7 @@ const LINES: &[(&str, &[&str], &[&str])] = &[
     ("tachyon-bpf doctor --ver", &["--verbose"], &["--version"]),
 ];
 
-/// The lines that a shell's program prints: one for each offer.
+/// The lines that a shell's program prints: one per offer.
 fn check(shell: &str, offers: impl Fn(&Path, &str) -> Command) {
     if Command::new(shell).arg("--version").output().is_err() {
         not_run(&format!("{shell}\nhint: cargo xtask tools"));
@@ -41,7 +41,7 @@ fn check(shell: &str, offers: impl Fn(&Path, &str) -> Command) {
 #[test]
 fn bash_completes_every_verb() {
     check("bash", |script, line| {
-        // As bash calls it: the function's name, the word at hand, and the one before.
+        // As bash calls it: the function's name, the current word, and the one before.
         let program = r#"source "$1"; read -ra COMP_WORDS <<< "$2"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
             function=$(complete -p tachyon-bpf | grep -o -- '-F [^ ]*')
             "${function#-F }" tachyon-bpf "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"

@@ -1,6 +1,7 @@
-//! Debian's package tools: installing what is missing here, and fetching packages of other suites without installing.
+//! Debian's package tools: installing what is missing here, and fetching packages from other suites without installing
+//! them.
 //!
-//! The mirrors are those this machine's own apt is configured with, never ones written down here.
+//! The mirrors are those that this machine's own apt is configured with, never hard-coded ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ pub(crate) struct Mirrors {
 }
 
 impl Mirrors {
-    /// Asks apt, which knows both forms of its sources.
+    /// Asks apt, which understands both forms of its sources.
     ///
     /// # Errors
-    /// This machine's apt reads no archive of Debian.
+    /// This machine's apt reads no Debian archive.
     pub(crate) fn of_this_machine() -> Result<Self> {
         let targets = || {
             command::stdout(Command::new("apt-get").args([
@@ -93,11 +94,11 @@ impl Suite {
         Self::open_for(dir, suite, mirrors, "")
     }
 
-    /// The same for packages of another architecture than this machine's, as Debian names it.
+    /// The same for packages of an architecture other than this machine's, by Debian's name for it.
     pub(crate) fn open_for(dir: &Path, suite: &str, mirrors: &Mirrors, architecture: &str) -> Result<Self> {
         let opened = Self { config: dir.join("apt.conf"), dir: dir.to_owned() };
         let mut sources = format!("deb {} {suite} main\n", mirrors.debian);
-        // sid has no security suite; before bullseye it was named otherwise.
+        // sid has no security suite; before bullseye it had another name.
         if let Some(security) = mirrors.security.as_ref().filter(|_| suite != "sid") {
             sources.push_str(&format!("deb {security} {suite}-security main\n"));
         }
@@ -191,7 +192,7 @@ impl Sources {
         Ok(Self(opened))
     }
 
-    /// Fetches what it can of a package, whose upstream archive is enough: of the newest version that the archive has.
+    /// Fetches what it can of a package, in the newest version that the archive has; the upstream tarball is enough.
     pub(crate) fn upstream(&self, package: &str) -> Result<PathBuf> {
         let listed = command::stdout(self.0.command("apt-cache").args(["showsrc", "--only-source", package]))?;
         let mut versions: Vec<&str> = listed.lines().filter_map(|line| line.strip_prefix("Version: ")).collect();
@@ -230,7 +231,7 @@ impl Sources {
 /// Fetches one file of an archive with apt's own client, which compares its SHA-256.
 ///
 /// # Errors
-/// The archive does not have it, or has another one.
+/// The archive does not have it, or has a different one.
 pub(crate) fn download(url: &str, sha256: &str, file: &Path) -> Result<()> {
     let mut helper = Command::new("/usr/lib/apt/apt-helper");
     helper.args(["-o", "APT::Sandbox::User=root", "download-file", url]).arg(file).arg(format!("SHA256:{sha256}"));

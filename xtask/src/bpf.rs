@@ -1,4 +1,4 @@
-//! The only builder of the BPF object, with pinned tools, and the check that the committed object is what it builds.
+//! The only builder of the BPF object, with pinned tools, and the check that the committed object is what it produces.
 //!
 //! Two builds in different directories give the same bytes: paths are remapped, and the two crates are built in a
 //! staged workspace of their own, because cargo hashes the absolute path of a dependency outside of the workspace into
@@ -49,7 +49,7 @@ const LICENSE: &str = "Dual MIT/GPL";
 /// The program's name in `tachyon-ebpf/Cargo.toml`.
 const BINARY: &str = "tachyon";
 
-/// What the object was made of and with, beside it in `manifest.toml`.
+/// What the object was made from and with, stored beside it in `manifest.toml`.
 #[derive(Serialize)]
 struct Manifest {
     sources: Sources,
@@ -119,7 +119,7 @@ fn build(install: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds the diagnostic object, which no archive has in it, and says how to use it.
+/// Builds the diagnostic object, which is in no archive, and says how to use it.
 ///
 /// # Errors
 /// A tool is missing, or the build fails.
@@ -234,14 +234,14 @@ fn build_object(work: &Path, features: &[&str]) -> Result<Vec<u8>> {
     if !features.is_empty() {
         cargo.arg("--features").arg(features.join(","));
     }
-    // aya would take the builder's own architecture; the object is the same for all.
+    // aya would use the builder's own architecture; the object is the same for all.
     cargo.env("AYA_BPF_TARGET_ARCH", "x86_64");
     command::run(&mut cargo)?;
     let path = target_dir.join(TARGET).join("release").join(BINARY);
     let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let bytes = slim::slim(&bytes)?;
     inspect(&bytes)?;
-    // The map of aya-log: the shipped object tells nothing.
+    // The map of aya-log: the shipped object has no log.
     let tells = bytes.windows(8).any(|name| name == b"AYA_LOGS");
     ensure!(tells == features.contains(&"log"), "only the diagnostic object may have aya-log's map in it");
     Ok(bytes)
@@ -281,7 +281,7 @@ fn read_toml(path: &Path) -> Result<toml::Table> {
     text.parse().with_context(|| format!("cannot parse {}", path.display()))
 }
 
-/// A linker that was killed, or a wrong target, leaves something else than an object the kernel takes.
+/// A killed linker, or a wrong target, leaves something other than an object that the kernel accepts.
 fn inspect(bytes: &[u8]) -> Result<()> {
     let file = object::File::parse(bytes).context("the built object is no ELF file")?;
     ensure!(file.architecture() == object::Architecture::Bpf, "the built object is for {:?}", file.architecture());
@@ -292,7 +292,7 @@ fn inspect(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A program of the pinned toolchain, free of what the calling cargo or the user's environment sets for other builds.
+/// A program of the pinned toolchain, without what the calling cargo or the user's environment sets for other builds.
 pub(crate) fn nightly(words: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", TOOLCHAIN]).args(words);
@@ -314,7 +314,7 @@ fn linker() -> Result<PathBuf> {
 /// Looks for the pinned tools, and gets the missing ones if `install` says so.
 ///
 /// # Errors
-/// One is missing; the message is the list of commands that would get it.
+/// One is missing; the message lists the commands that would install it.
 pub(crate) fn require_tools(install: bool) -> Result<()> {
     let mut missing: Vec<Command> = Vec::new();
     if command::find("rustup").is_none() {

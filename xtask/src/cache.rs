@@ -1,11 +1,11 @@
-//! The cache directory, and directories in it that are either whole or not there.
+//! The cache directory, and directories in it that are either complete or absent.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// `$TACHYON_CACHE`, else `~/.cache/tachyon-bpf`.
+/// `$TACHYON_CACHE`, or else `~/.cache/tachyon-bpf`.
 pub(crate) fn dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("TACHYON_CACHE").filter(|dir| !dir.is_empty()) {
         return std::path::absolute(&dir).with_context(|| format!("TACHYON_CACHE is not a path: {}", dir.display()));
@@ -14,7 +14,7 @@ pub(crate) fn dir() -> Result<PathBuf> {
     Ok(home.join(".cache/tachyon-bpf"))
 }
 
-/// Holds other runs of the same task back until the returned file is dropped.
+/// Holds back other runs of the same task until the returned file is dropped.
 pub(crate) fn lock(dir: &Path) -> Result<File> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let path = dir.join(".lock");
@@ -28,7 +28,7 @@ pub(crate) fn is_finished(dir: &Path, stamp: &str) -> bool {
     fs::read_to_string(dir.join(STAMP)).is_ok_and(|found| found == stamp)
 }
 
-/// Written last: from now on `dir` counts as whole.
+/// Written last: from now on `dir` counts as complete.
 pub(crate) fn finish(dir: &Path, stamp: &str) -> Result<()> {
     fs::write(dir.join(STAMP), stamp).with_context(|| format!("cannot write the stamp of {}", dir.display()))
 }
@@ -38,7 +38,7 @@ pub(crate) fn was_finished(dir: &Path) -> bool {
     dir.join(STAMP).is_file()
 }
 
-/// From now on, until [`finish`], `dir` counts as half made.
+/// From now on, until [`finish`], `dir` counts as incomplete.
 pub(crate) fn reopen(dir: &Path) -> Result<()> {
     fs::remove_file(dir.join(STAMP)).with_context(|| format!("cannot remove the stamp of {}", dir.display()))
 }

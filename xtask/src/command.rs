@@ -1,4 +1,4 @@
-//! Running other programs: shown before they run, and named with their status when they fail.
+//! Runs other programs: shown before they run, and named with their status if they fail.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command whose chatter interests only when it fails; says how long it took.
+/// Runs a command whose output matters only if it fails; says how long it took.
 ///
 /// # Errors
 /// As [`run`]; the message ends with the last lines the command printed.
@@ -85,7 +85,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The project's directory: the one cargo runs this in, which two checkouts that share a target directory tell apart.
+/// The project's directory: the one cargo runs this in, which differs between two checkouts that share a target directory.
 pub(crate) fn project_root() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
         let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
@@ -94,12 +94,12 @@ pub(crate) fn project_root() -> &'static Path {
     &ROOT
 }
 
-/// Whether this runs in CI, where what cannot be checked is a failure.
+/// Whether this runs in CI, where anything that cannot be checked is a failure.
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| !matches!(value.to_str(), Some("" | "0" | "false")))
 }
 
-/// Says something that must not be overlooked: now, and at the end of `.ci/run`, which prints the file that
+/// Prints something that must not be overlooked: now, and at the end of `.ci/run`, which prints the file that
 /// `TACHYON_NOTICES` names.
 ///
 /// # Errors
@@ -115,7 +115,7 @@ pub(crate) fn notice(text: &str) -> Result<()> {
 /// Root is needed to install packages, to make a chroot and to load BPF programs.
 ///
 /// # Errors
-/// The effective user is another one.
+/// The effective user is not root.
 pub(crate) fn require_root(why: &str) -> Result<()> {
     let id = stdout(Command::new("id").arg("-u"))?;
     if id.trim() != "0" {

@@ -1,5 +1,5 @@
-//! What `cargo deny` says of the dependencies, by the rules of `deny.toml`: licences, duplicate versions, sources, and known
-//! holes where their database can be reached.
+//! What `cargo deny` says about the dependencies, by the rules of `deny.toml`: licences, duplicate versions, sources, and
+//! known vulnerabilities if their database can be reached.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,13 +14,13 @@ const VERSION: &str = "0.20.2";
 /// What cargo-deny says when it has no database of advisories and cannot get one.
 const NO_DATABASE: &str = "failed to fetch advisory database";
 
-/// Of each workspace, the one of the kernel side too, its lock file is looked at.
+/// The workspaces whose lock files are checked, including the kernel side's.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "tachyon-ebpf/Cargo.toml"];
 
 /// Runs `cargo xtask dependencies`.
 ///
 /// # Errors
-/// cargo-deny cannot be had, or a dependency breaks a rule.
+/// cargo-deny is not available, or a dependency breaks a rule.
 pub(crate) fn run() -> Result<()> {
     let deny = tools::from_crates("cargo-deny", VERSION)?;
     for manifest in MANIFESTS {
@@ -33,12 +33,12 @@ pub(crate) fn run() -> Result<()> {
     let homes = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let homes = homes.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
     let date = homes.and_then(|home| database_date(&home.join("advisory-dbs")));
-    // Said at the end of a run of CI either way.
+    // Printed at the end of a CI run either way.
     command::notice(&if old { not_renewed(date.as_deref()) } else { renewed(date.as_deref()) })
 }
 
-/// Looks a workspace's dependencies up among the advisories, with the database of before when `old` or when no newer one can
-/// be reached; gives whether it is today's.
+/// Looks a workspace's dependencies up among the advisories, with the previous database if `old` or if no newer one can be
+/// reached; returns whether it is today's.
 fn advisories(deny: &Path, manifest: &str, old: bool) -> Result<bool> {
     for fetch in [true, false].into_iter().skip(usize::from(old)) {
         let network: &[&str] = if fetch { &[] } else { &["--offline"] };
@@ -56,20 +56,20 @@ fn advisories(deny: &Path, manifest: &str, old: bool) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether cargo-deny failed for want of a database, not for what is in it.
+/// Whether cargo-deny failed for want of a database, not because of what is in it.
 fn is_unreachable(said: &str) -> bool {
     [NO_DATABASE, "failed to load advisory database", "failed to get 'FETCH_HEAD' metadata"]
         .iter()
         .any(|sentence| said.contains(sentence))
 }
 
-/// What is said at the end of a run when the database was renewed.
+/// The message at the end of a run if the database was renewed.
 fn renewed(date: Option<&str>) -> String {
     let date = date.unwrap_or("an unknown date");
     format!("advisories: the dependencies of both lock files were compared with the database of {date}")
 }
 
-/// What is said at the end of a run when the database could not be renewed.
+/// The message at the end of a run if the database could not be renewed.
 fn not_renewed(date: Option<&str>) -> String {
     match date {
         Some(date) => format!(

@@ -1,5 +1,5 @@
-//! The long form of `diff`'s trials: programs are recorded, pairs are drawn from the recordings, and what `diff` says of them is counted.
-//! The tests in `tachyon/tests/differences.rs` are the short form, with recordings that are committed.
+//! The long form of `diff`'s trials: programs are recorded, pairs are drawn from the recordings, and what `diff` says about them is
+//! counted. The tests in `tachyon/tests/differences.rs` are the short form, with recordings that are committed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) struct DifferencesArgs {
 
 /// Programs of `tests/programs`: threads, phases, processes.
 const PROGRAMS: [&str; 3] = ["orders", "batch", "served_by_three"];
-/// Blocks of a side, and how many follow each other as they were recorded.
+/// Blocks per side, and how many consecutive ones are kept as they were recorded.
 const BLOCKS: &str = "120";
 const RUN: &str = "6";
 const HZ: &str = "499";
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &DifferencesArgs) -> Result<()> {
         (bench::build()?, bench::benchmark("differences", &[])?)
     };
     let pairs = if args.quick { 50 } else { args.pairs };
-    // As many samples as finding takes cost more than all other trials.
+    // The number of samples needed for finding makes it cost more than all other trials.
     let found = pairs.div_ceil(5);
     let temporary = tempfile::tempdir().context("cannot make a directory")?;
     let directory = args.keep.as_deref().unwrap_or(temporary.path());
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &DifferencesArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints what a run of the benchmark says. How many counts are beyond their bounds.
+/// Prints what a run of the benchmark says. Returns how many counts are out of bounds.
 fn tell(program: &str, line: &mut Command) -> Result<usize> {
     let mut broken = 0;
     for line in command::stdout(line)?.lines() {

@@ -1,5 +1,5 @@
 //! One digest over everything the BPF object is made of, and one over the page of the HTML report. Also compiled into the
-//! test `tachyon/tests/prebuilt.rs`, which notices when sources and results part.
+//! test `tachyon/tests/prebuilt.rs`, which notices when sources and results diverge.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -13,7 +13,7 @@ const CRATES: [&str; 2] = ["tachyon-common", "tachyon-ebpf"];
 /// Only these count: an editor's backup or a note beside the sources changes no object.
 const EXTENSIONS: [&str; 3] = ["lock", "rs", "toml"];
 
-/// What the page is made of, as a directory of the project.
+/// The sources of the page, as a directory of the project.
 const PAGE: &str = "tachyon/report-page";
 
 /// The digest of the BPF object's sources below `project`, see [`of_files`].
@@ -57,7 +57,7 @@ fn of_files(project: &Path, files: Vec<PathBuf>) -> Result<String> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// The files that [`of_sources`] covers, in no particular order: a crate's own `tests` are no part of what it becomes.
+/// The files that [`of_sources`] covers, in no particular order: a crate's own `tests` do not affect the object.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -71,7 +71,7 @@ pub(crate) fn sources(project: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The files that [`of_page`] covers, in no particular order: all but what npm installs there.
+/// The files that [`of_page`] covers, in no particular order: everything except what npm installs there.
 ///
 /// # Errors
 /// A directory cannot be read.

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: pages that are made from runs, and the check that they are not older than what they speak of.
+//! `cargo xtask docs`: pages that are made from runs, and the check that they are not older than what they describe.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,7 +34,7 @@ pub(crate) enum DocsCommand {
 /// The page.
 const MATRIX: &str = "docs/support-matrix.md";
 
-/// What no figure tells.
+/// What no figure shows.
 const NOTES: &str = "
 ## What these builds are
 
@@ -73,7 +73,7 @@ const LAYOUTS: [&str; 4] = [
     "tachyon/src/inspect/layout.rs",
 ];
 
-/// One measurement, as a live test notes it.
+/// One measurement, as noted by a live test.
 #[derive(Deserialize)]
 struct Figure {
     interpreter: String,
@@ -110,7 +110,7 @@ fn measure(all: bool) -> Result<Vec<Figure>> {
     command::run(Command::new(&cargo).current_dir(command::project_root()).args(["build", "--package", "tachyon"]))?;
     let mut tests = Command::new(cargo);
     tests.current_dir(command::project_root()).args(["test", "--package", "tachyon-tests", "--test", "live"]);
-    // Those too that CI runs on some interpreters alone.
+    // Including those that CI runs on some interpreters only.
     tests.args(["stacks::", "--", "--test-threads", "1", "--include-ignored"]);
     for name in if all { zoo::missing_extras()? } else { zoo::extras() } {
         if all {
@@ -122,7 +122,7 @@ fn measure(all: bool) -> Result<Vec<Figure>> {
     read(file.path())
 }
 
-/// The figures in a file, one to a line.
+/// The figures in a file, one per line.
 fn read(path: &Path) -> Result<Vec<Figure>> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     text.lines().map(|line| serde_json::from_str(line).with_context(|| format!("odd figure {line:?}"))).collect()
@@ -185,7 +185,7 @@ fn digest(root: &Path) -> Result<String> {
     Ok(format!("{:x}", hash.finalize())[..12].to_owned())
 }
 
-/// Every entry must carry the digest of today's layouts, and every interpreter of CI must have a whole one.
+/// Every entry must carry the digest of today's layouts, and every CI interpreter must have a complete one.
 fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(MATRIX)).with_context(|| format!("cannot read {MATRIX}"))?;
     let digest = digest(root)?;

@@ -1,4 +1,4 @@
-//! Tests that passed at their second try: in CI each is a failure, unless it is on the list of those that are known to
+//! Tests that passed at their second try: in CI each is a failure, unless it is on the list of known ones
 //! (`.config/flakes.toml`, with a reason each).
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::command::{in_ci, project_root};
 
-/// Where nextest writes what became of each test (`.config/nextest.toml`).
+/// Where nextest writes the outcome of each test (`.config/nextest.toml`).
 const RESULTS: &str = "target/nextest/default/junit.xml";
 
 /// `.config/flakes.toml`.
@@ -33,11 +33,11 @@ struct Known {
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     test: String,
-    /// It passed at a later try: what it said at the first one that failed.
+    /// Set if it passed at a later try: its message at the first failure.
     failed: Option<String>,
 }
 
-/// Of what a test says when it fails, so much is told: an assertion may show a whole report.
+/// How much of a failed test's message is shown: an assertion may print a whole report.
 const MOST_SAID: usize = 400;
 
 /// Removes the results of an earlier run.
@@ -54,8 +54,8 @@ pub(crate) fn forget() -> Result<()> {
 /// Names the tests of the last run that passed at their second try.
 ///
 /// # Errors
-/// In CI, when one is not on the list. Everywhere, when the list has no reason for a test, or `whole` was run and it has a
-/// test that is not there.
+/// In CI, if one is not on the list. Everywhere, if the list has no reason for a test, or `whole` was run and the list has
+/// a test that does not exist.
 pub(crate) fn judge(whole: bool) -> Result<()> {
     let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
     let list = read(&project_root().join(".config/flakes.toml"))?;

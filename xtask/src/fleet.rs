@@ -1,6 +1,6 @@
-//! A thousand hosts for a week: tables made from segments of real programs, asked the three questions on every engine and in plain Rust, and
-//! `regressions`, which has to find what was planted and nothing else. The tests in `tachyon-fleet/tests/engines.rs` are the short form, of
-//! three hosts with awkward names.
+//! A thousand hosts for a week: tables made from segments of real programs, with the three questions answered by every engine and in plain
+//! Rust, and `regressions`, which has to find what was planted and nothing else. The tests in `tachyon-fleet/tests/engines.rs` are the
+//! short form, with three hosts with awkward names.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -49,21 +49,21 @@ impl FleetArgs {
 
 const PAGE: &str = "docs/fleet.md";
 const HEADING: &str = "## A thousand hosts for a week\n";
-/// Programs of one recording, each with work of its own; and how long they are recorded, in segments of a third of that.
+/// Programs in one recording, each with its own work; and how long they are recorded, in segments of a third of that.
 const PROGRAMS: u32 = 8;
 const RECORDED: Duration = Duration::from_secs(60);
 const RECORDED_QUICKLY: Duration = Duration::from_secs(15);
-/// The first question on DuckDB, seconds; bytes of Parquet a sample.
+/// Limits: seconds for the first question on DuckDB; bytes of Parquet per sample.
 const FIRST_ON_DUCKDB: f64 = 5.0;
 const BYTES_A_SAMPLE: f64 = 4.0;
 
-/// The questions by the name that `sql --question` knows, with `top`'s option.
+/// The questions by their names in `sql --question`, with `top`'s option.
 const QUESTIONS: [(&str, Option<&str>); 3] =
     [("functions", None), ("changes", Some("--changes")), ("losses", Some("--losses"))];
 
-/// Who answers, beside plain Rust.
+/// An engine that answers, besides plain Rust.
 struct Engine {
-    /// As readers know it, and as `sql` does.
+    /// Its name for readers, and for `sql`.
     name: &'static str,
     word: &'static str,
     /// The virtual environment that has it.
@@ -74,17 +74,17 @@ const DUCKDB: Engine = Engine { name: "DuckDB", word: "duckdb", environment: "en
 const CLICKHOUSE: Engine = Engine { name: "ClickHouse (chDB)", word: "clickhouse", environment: "engines" };
 const SPARK: Engine = Engine { name: "Spark, `local-cluster[2,1,2048]`", word: "spark", environment: "spark" };
 
-/// What came out.
+/// The results.
 #[derive(Default)]
 struct Found {
     page: String,
-    /// Where an engine has other rows than plain Rust.
+    /// Where an engine's rows differ from plain Rust's.
     other_rows: Vec<String>,
-    /// What was promised and does not hold.
+    /// Promises that do not hold.
     broken: Vec<String>,
 }
 
-/// What the generator says of what it made.
+/// What the generator reports about what it made.
 #[derive(Debug, Deserialize)]
 struct Made {
     hosts: u64,
@@ -107,7 +107,7 @@ struct Cost {
 /// Runs `cargo xtask fleet`.
 ///
 /// # Errors
-/// Not root, something cannot be built, recorded or asked, engines disagree, or what was promised does not hold.
+/// Not root, something cannot be built, recorded or queried, engines disagree, or a promise does not hold.
 pub(crate) fn run(args: &FleetArgs) -> Result<()> {
     command::require_root("loading BPF programs")?;
     tools::set_up_engines()?;
@@ -158,7 +158,7 @@ fn introduction(made: &Made, recorded: Duration) -> String {
     )
 }
 
-/// What is run.
+/// The programs to run.
 struct Programs {
     profiler: PathBuf,
     fleet: PathBuf,
@@ -172,7 +172,7 @@ impl Programs {
             None if args.quick => bench::build_unoptimised()?,
             None => bench::build()?,
         };
-        // As the tests' build is, which CI has made already.
+        // Like the tests' build, which CI has already made.
         let (options, profile): (&[&str], _) =
             if args.quick { (&["--workspace"], "debug") } else { (&["--release", "-p", "tachyon-fleet"], "release") };
         let mut line = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -182,7 +182,7 @@ impl Programs {
         Ok(Self { profiler, fleet: built.join("tachyon-fleet"), generate: built.join("examples/generate") })
     }
 
-    /// The tables, unless they are there.
+    /// Makes the tables, unless they exist.
     fn tables(&self, args: &FleetArgs, python: &Path, tables: &Path) -> Result<Made> {
         let told = tables.join("made.json");
         if !told.exists() {
@@ -200,7 +200,7 @@ impl Programs {
         serde_json::from_slice(&made).with_context(|| format!("{} is not the generator's", told.display()))
     }
 
-    /// Segments of programs that do many kinds of work.
+    /// Records segments of programs that do many kinds of work.
     fn record(&self, python: &Path, length: Duration, directory: &Path) -> Result<()> {
         let source = command::project_root().join("tests/programs/many_kinds.py");
         let mut running = Crowd(Vec::new());
@@ -218,7 +218,7 @@ impl Programs {
         command::run_quietly(&format!("recording {PROGRAMS} programs for {length}"), &mut line)
     }
 
-    /// Asks plain Rust. What it says, and what it cost.
+    /// Asks plain Rust. Returns the answer and what it cost.
     fn ask(&self, words: &[&str], tables: &Path) -> Result<(Value, Cost)> {
         let mut line = Command::new(&self.fleet);
         answer(line.args(words).arg(tables))
@@ -234,7 +234,7 @@ impl Programs {
     }
 }
 
-/// Runs a program that says something in JSON, and tells how long it took.
+/// Runs a program that answers in JSON; returns the answer and what it cost.
 fn answer(line: &mut Command) -> Result<(Value, Cost)> {
     let shown = command::shown(line);
     eprint!("{shown} ... ");
@@ -248,7 +248,7 @@ fn answer(line: &mut Command) -> Result<(Value, Cost)> {
     eprintln!("{:.1} s", took.as_secs_f64());
     ensure!(status.success(), "`{shown}` failed: {status}");
     let value = serde_json::from_str(&told).with_context(|| format!("`{shown}` says {told:.200}"))?;
-    // In KiB (getrusage(2)); of the largest of the processes that it waited for, which may have been larger for a moment.
+    // In KiB (getrusage(2)); for the largest of the processes that it waited for, which may have been larger for a moment.
     let largest = u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024;
     Ok((value, Cost { took, peak_bytes: memory.most().max(largest) }))
 }
@@ -260,7 +260,7 @@ fn row(name: &str, costs: &[Cost]) -> String {
     format!("| {name} | {} | {:.2} GB |\n", times.join(" | "), peak_bytes as f64 / 1e9)
 }
 
-/// The three questions on each engine: a table, whose rows have to agree.
+/// The three questions on each engine: a table; the engines' answers have to agree.
 fn questions(programs: &Programs, tables: &Path, engines: &[Engine], found: &mut Found) -> Result<()> {
     found.page.push_str(
         "| engine | top functions by service | what changed | who loses | most memory of its processes |\n|---|--:|--:|--:|--:|\n",
@@ -321,7 +321,7 @@ struct Planted {
     after: f64,
 }
 
-/// A service as `regressions --json` tells of it.
+/// A service in the output of `regressions --json`.
 #[derive(Debug, Deserialize)]
 struct Compared {
     service: String,
@@ -345,7 +345,7 @@ struct Measured {
 }
 
 impl Planted {
-    /// What `regressions` says of it, in words; and whether that is right.
+    /// What `regressions` says about it, in words; and whether that is right.
     fn judge(&self, compared: Option<&Compared>) -> (String, bool) {
         let Some(compared) = compared else { return ("not compared".to_owned(), false) };
         let whole = compared.cpu_seconds_per_process_second;

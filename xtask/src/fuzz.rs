@@ -1,4 +1,4 @@
-//! The fuzzers that are led by coverage: libFuzzer's, through cargo-fuzz, on the nightly compiler that the BPF object is built with.
+//! The coverage-guided fuzzers: libFuzzer's, through cargo-fuzz, on the nightly compiler that the BPF object is built with.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{bpf, cache, command, tools};
 
-/// The newest of 2026-11.
+/// The newest version as of 2026-11.
 const VERSION: &str = "0.13.1";
 
-/// What decodes whole files and records of others; `fuzz/coverage/` has one program each.
+/// Decoders of untrusted files and records; `fuzz/coverage/` has one program for each.
 const TARGETS: [&str; 7] = ["tach", "elf", "eh_frame", "symbols", "line_table", "events", "debug_offsets"];
 
-/// Longest input: what a decoder does with more of the same it does with less.
+/// Longest input: decoders do nothing with longer input that they would not do with this.
 const MAX_LEN: u32 = 24 << 10;
 
-/// Most bytes of a target's committed corpus; what is left out stays in the cache of the machine that found it.
+/// Most bytes of a target's committed corpus; the rest stays in the cache of the machine that found it.
 const MAX_CORPUS: u64 = 512 << 10;
 
 /// Arguments of `cargo xtask fuzz`.
@@ -45,14 +45,14 @@ pub(crate) struct FuzzArgs {
 /// Runs `cargo xtask fuzz`.
 ///
 /// # Errors
-/// The tools cannot be had, or there is a finding.
+/// The tools are not available, or there is a finding.
 pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
     let fuzz = &Fuzz::new(args.quick)?;
     let targets: Vec<&str> = match &args.targets[..] {
         [] => TARGETS.to_vec(),
         targets => targets.iter().map(String::as_str).collect(),
     };
-    // One by one: all of them includes the fuzzers that have no libFuzzer, which nothing would link with coverage.
+    // One by one: building all would include the fuzzers without libFuzzer, which could not be linked with coverage.
     for target in &targets {
         command::run(fuzz.cargo("build").args(["--features", "coverage", target]))?;
     }
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
 struct Fuzz {
     /// cargo-fuzz.
     program: PathBuf,
-    /// Inputs that were found on this machine and are not committed.
+    /// Inputs that were found on this machine but are not committed.
     found: PathBuf,
     quick: bool,
 }
@@ -107,8 +107,8 @@ impl Fuzz {
             cargo.arg("--dev").env("CARGO_INCREMENTAL", "0");
             return cargo;
         }
-        // Decoders have no unsafe code but for a cast that Miri has looked at, so no sanitizer is asked; debug assertions and
-        // checks of overflow are cargo-fuzz's default. Without joining all crates it builds in a third of the time.
+        // Decoders have no unsafe code except a cast that Miri has checked, so no sanitizer is needed; debug assertions and
+        // overflow checks are cargo-fuzz's default. Without joining all crates it builds in a third of the time.
         cargo
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
@@ -116,7 +116,7 @@ impl Fuzz {
         cargo
     }
 
-    /// What random mutation begins with, as inputs of these.
+    /// Adds the seeds of the random mutation as inputs of these fuzzers.
     fn seeds(&self) -> Result<()> {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(command::project_root()).args(["run", "--quiet", "--locked", "-p", "tachyon-fuzz", "--"]);
@@ -153,7 +153,7 @@ impl Fuzz {
         if args.keep { self.keep(target, &found, &committed) } else { Ok(()) }
     }
 
-    /// The smallest set of inputs that reaches what all of them do; of it the shortest, as far as they are small together.
+    /// Keeps the smallest set of inputs with the coverage of all; of that the shortest, up to the total size limit.
     fn keep(&self, target: &str, found: &Path, committed: &Path) -> Result<()> {
         let smallest = self.found.join(format!("{target}-smallest"));
         cache::remove(&smallest)?;

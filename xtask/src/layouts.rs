@@ -1,9 +1,9 @@
 //! `cargo xtask layouts`: where each CPython version keeps the fields of `tachyon_common`'s `Layout`, taken from its own headers.
 //!
 //! A small C program (`layouts.c`) is compiled against every version's headers at hand and run; what it prints becomes
-//! `tachyon/src/inspect/builtin.rs`. Versions whose headers are not at hand keep the rows they have in that file, so
-//! it can be renewed on a machine that has only some of them. `--check` writes nothing and fails when the file and
-//! the headers at hand part.
+//! `tachyon/src/inspect/builtin.rs`. Versions whose headers are not at hand keep the rows they have in that file, so it
+//! can be renewed on a machine that has only some of them. `--check` writes nothing and fails if the file and the
+//! headers at hand differ.
 
 mod diff;
 mod suites;
@@ -15,10 +15,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Where the generated table lies, from the workspace's root.
+/// Where the generated table is, from the workspace's root.
 const TABLE: &str = "tachyon/src/inspect/builtin.rs";
 
-/// What is asked of every version's headers.
+/// The program compiled against every version's headers.
 const PROGRAM: &str = include_str!("layouts.c");
 
 /// Oldest minor version that has a row.
@@ -69,7 +69,7 @@ type Common = Vec<(String, Option<u32>)>;
 /// Runs `cargo xtask layouts`.
 ///
 /// # Errors
-/// When there are no headers, no C compiler, or with `--check` when the table is out of date.
+/// When there are no headers or no C compiler, or with `--check` if the table is out of date.
 pub(crate) fn run(args: LayoutsArgs) -> anyhow::Result<()> {
     let table = args.root.join(TABLE);
     let mut known: BTreeMap<(u32, bool), Headers> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Developer tasks: builds the BPF object, generates layouts, sets up the interpreters and kernels that tests need.
 //!
-//! `cargo xtask <verb>`. What a verb installs or downloads it says first; nothing is written outside of the project but
-//! the cache directory (`$TACHYON_CACHE`, else `~/.cache/tachyon-bpf`) and the packages and toolchains it names.
+//! `cargo xtask <verb>`. A verb first says what it installs or downloads. Outside the project it only writes to the
+//! cache directory (`$TACHYON_CACHE`, or else `~/.cache/tachyon-bpf`) and installs the packages and toolchains it names.
 
 mod apt;
 mod bench;

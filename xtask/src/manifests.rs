@@ -1,5 +1,5 @@
-//! `cargo xtask manifests`: whether the Kubernetes manifests are valid, by `kubernetes-validate`, and ask for no more rights
-//! than `docs/privileges.md` names.
+//! `cargo xtask manifests`: checks that the Kubernetes manifests are valid, with `kubernetes-validate`, and request no more
+//! privileges than `docs/privileges.md` names.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cache, command, tools, zoo};
 
-/// The schemas of Kubernetes that come with it are those of its version.
+/// It comes with the Kubernetes schemas of its own version.
 const VALIDATOR: &str = "kubernetes-validate==1.37.0";
 
 /// The oldest version with all fields that are used, and the newest one of the validator.
@@ -20,7 +20,7 @@ const MANIFESTS: [&str; 2] = ["deploy/kubernetes/daemonset.yaml", "deploy/kubern
 /// Runs `cargo xtask manifests`.
 ///
 /// # Errors
-/// The validator cannot be had, or a manifest is not what it must be.
+/// The validator is not available, or a manifest is not as it must be.
 pub(crate) fn run() -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     let programs = tools::in_venv(&python, &cache::dir()?.join("kubernetes-validate"), VALIDATOR)?;

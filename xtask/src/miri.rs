@@ -1,7 +1,7 @@
-//! Undefined behaviour, by Miri: the walk, and what in the profiler decodes without C or the system.
+//! Checks for undefined behaviour with Miri: the walk, and the profiler's decoders that need neither C nor the system.
 //!
 //! Miri runs code some thousand times slower than a processor. The whole of it takes two processors a quarter of an hour; the
-//! short form has a test of each part of the walk, so that every place with unsafe code is passed.
+//! short form has a test for each part of the walk, so that every place with unsafe code is executed.
 
 use std::process::Command;
 
@@ -18,7 +18,7 @@ pub(crate) struct MiriArgs {
     quick: bool,
 }
 
-/// One test of each file of `tachyon-common/tests`, by nextest's filters; a name that is no test's fails.
+/// One test of each file of `tachyon-common/tests`, by nextest's filters; a name that matches no test is an error.
 const QUICK: &[(&str, &str)] = &[
     ("code", "equal_content_is_equal"),
     ("codes", "sent_once_and_known_from_then_on"),
@@ -31,17 +31,17 @@ const QUICK: &[(&str, &str)] = &[
     ("whose", "the_running_task_is_told"),
 ];
 
-/// Sums of tens of thousands of waits take it long, and no unsafe code has a part in them.
+/// Sums of tens of thousands of waits take it long, and involve no unsafe code.
 const ALL: &str = "not test(/^wait::tests::/)";
 
-/// Of the profiler: the decoder with unsafe code, and those without that are quick enough.
+/// From the profiler: the decoder with unsafe code, and those without that are fast enough.
 const DECODERS: [&str; 4] =
     ["events::decode", "remote::maps", "inspect::entering::arm64", "kernel::btf::tests::a_signature"];
 
 /// Runs `cargo xtask miri`.
 ///
 /// # Errors
-/// A test fails, or a test of the short form is not there.
+/// A test fails, or a test of the short form does not exist.
 pub(crate) fn run(args: &MiriArgs) -> Result<()> {
     if args.quick {
         return quick();

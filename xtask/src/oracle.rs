@@ -1,5 +1,5 @@
-//! The long form of the oracle suite: programs that record their own truth, each kind of work by itself on each interpreter,
-//! until there are tens of thousands of samples of it. `cargo xtask test` runs the short form.
+//! The long form of the oracle suite: programs that record their own truth, each kind of work separately on each
+//! interpreter, until there are tens of thousands of samples of it. `cargo xtask test` runs the short form.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -49,10 +49,10 @@ pub(crate) fn run(args: &OracleArgs) -> Result<()> {
         cargo.current_dir(command::project_root());
         cargo
     };
-    // The tests do not build the profiler: it belongs to another package. Both optimised: to judge a sample takes longer than to take it.
+    // The tests do not build the profiler: it belongs to another package. Both optimised: judging a sample takes longer than taking it.
     command::run(cargo().args(["build", "--release", "--package", "tachyon"]))?;
     let mut tests = cargo();
-    // Not nextest, which ends a test after five minutes.
+    // Not with nextest, which ends a test after five minutes.
     tests.args(["test", "--release", "--package", "tachyon-tests", "--test", "live", "--"]);
     tests.args(KINDS.map(|kinds| format!("{kinds}::{}", args.interpreter)));
     tests.args(["--test-threads", "1", "--nocapture"]);

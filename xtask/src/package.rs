@@ -2,9 +2,9 @@
 //! program, its manual page and completions, the documents, the licences of everything that is linked into it and its bill of
 //! materials (`sbom`); an image (`image`); and, linked with Debian's C library, a Debian package (`deb`).
 //!
-//! An archive is unpacked again and looked at before it is called done: what is in it, whether the program is for that
-//! processor, and whether it starts (another processor's by QEMU's user emulation). Its bytes depend on the sources and the
-//! tools alone: names are sorted, times are the commit's.
+//! An archive is unpacked again and checked before it counts as done: its contents, whether the program is for that
+//! processor, and whether it starts (another processor's under QEMU's user emulation). Its bytes depend only on the sources
+//! and the tools: names are sorted, times are the commit's.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -84,7 +84,7 @@ const THIRD_PARTY: &str = "THIRD-PARTY-LICENSES.txt";
 /// Runs `cargo xtask package`.
 ///
 /// # Errors
-/// It does not build, or an archive is not what it must be.
+/// It does not build, or an archive is not as it must be.
 pub(crate) fn run(args: PackageArgs) -> Result<()> {
     let output = command::project_root().join(&args.output);
     fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
@@ -122,7 +122,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
         if args.systemd {
             return systemd::try_out(&deb::build_for_trial(machine, args.dev, work.path())?);
         }
-        // The short form leaves out what differs in nothing but the processor.
+        // The short form leaves out what only differs in the processor.
         if !args.dev || machine == Machine::X86_64 {
             let deb = deb::make(machine, args.dev, &args.suites, &output)?;
             if machine == Machine::X86_64 {
@@ -136,7 +136,7 @@ pub(crate) fn run(args: PackageArgs) -> Result<()> {
     if args.dev {
         return wheel::make(Machine::X86_64, true, &args.suites, &output).map(drop);
     }
-    // As crates they must build by themselves, with the BPF object that is in them.
+    // As crates they must build on their own, with the BPF object that they contain.
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(command::project_root()).args(["publish", "--dry-run", "--locked", "--allow-dirty"]);
     command::run(cargo.args(["--package", "tachyon-common", "--package", "tachyon"]))
@@ -152,7 +152,7 @@ fn static_program(machine: Machine, args: &PackageArgs, work: &Path, output: &Pa
     wheel::program(&wheel, work)
 }
 
-/// Packs `work/name`, and looks at what was packed.
+/// Packs `work/name`, and checks what was packed.
 fn archive(work: &Path, name: &str, machine: Machine, output: &Path) -> Result<()> {
     let archive = output.join(format!("{name}.tar.gz"));
     pack(work, name, &archive)?;
@@ -168,14 +168,14 @@ fn archive(work: &Path, name: &str, machine: Machine, output: &Path) -> Result<(
 /// Where `[package.metadata.deb]` in `tachyon/Cargo.toml` finds the files of an archive.
 const STAGE: &str = "target/package/stage";
 
-/// The time of the last commit, in seconds, for whatever stamps what it makes.
+/// The time of the last commit, in seconds, for everything that is timestamped.
 fn commit_time() -> Result<String> {
     let mut git = Command::new("git");
     let time = command::stdout(git.current_dir(command::project_root()).args(["log", "-1", "--format=%ct"]))?;
     Ok(time.trim().to_owned())
 }
 
-/// Two builds of the same must be the same, byte for byte.
+/// Two builds of the same sources must be identical, byte for byte.
 fn ensure_same(first: &Path, second: &Path) -> Result<()> {
     let read = |file: &Path| fs::read(file).with_context(|| format!("cannot read {}", file.display()));
     ensure!(read(first)? == read(second)?, "{}: made again, its bytes differ", first.display());
@@ -214,14 +214,14 @@ fn fill(stage: &Path, machine: Machine, own: &Path, built: &Path) -> Result<()> 
     fs::write(stage.join(sbom::FILE), sbom::of(machine)?).with_context(|| format!("cannot write {}", sbom::FILE))
 }
 
-/// Packs `dir/name`: two runs of the same files give the same bytes.
+/// Packs `dir/name`: two runs with the same files give the same bytes.
 fn pack(dir: &Path, name: &str, archive: &Path) -> Result<()> {
     let packed = archive.with_extension("");
     command::stdout(tar(&commit_time()?).arg("-C").arg(dir).arg("-cf").arg(&packed).arg(name))?;
     command::stdout(Command::new("gzip").args(["--no-name", "--force", "-9"]).arg(&packed)).map(drop)
 }
 
-/// `tar` that makes the same bytes of the same files, whose times are this one.
+/// A `tar` that makes the same bytes from the same files, with this time for all of them.
 fn tar(time: &str) -> Command {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--format=ustar"]);
@@ -229,7 +229,7 @@ fn tar(time: &str) -> Command {
     tar
 }
 
-/// Unpacks an archive and holds it against what was promised.
+/// Unpacks an archive and checks it against what was promised.
 fn check(archive: &Path, name: &str, machine: Machine) -> Result<()> {
     let dir = tempfile::tempdir().context("cannot create a directory for an archive")?;
     command::stdout(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(dir.path()))?;

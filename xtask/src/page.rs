@@ -1,7 +1,7 @@
-//! The only builder of the HTML report's page and of the fleet's, and the check that the committed pages are what their sources give.
+//! The only builder of the HTML report's page and of the fleet's, and the check that the committed pages match their sources.
 //!
 //! The sources of both are `tachyon/report-page/`; `package-lock.json` pins every package with its hash, and esbuild gives the
-//! same bytes for the same sources. What npm installs lies in the cache directory.
+//! same bytes for the same sources. What npm installs is in the cache directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ const SOURCES: &str = "tachyon/report-page";
 const PAGES: [(&str, &str, &str); 2] =
     [("report.html", "report.toml", "tachyon/prebuilt"), ("fleet.html", "fleet.toml", "tachyon-fleet/prebuilt")];
 
-/// What a page was made of, beside it. `package-lock.json`, one of the sources, has the tools.
+/// What a page was made from, stored beside it. `package-lock.json`, one of the sources, lists the tools.
 #[derive(Serialize)]
 struct Manifest {
     sources: Sources,
@@ -53,7 +53,7 @@ struct PageFacts {
 /// Runs `cargo xtask page ...`.
 ///
 /// # Errors
-/// A package cannot be had, the types do not fit, or (check) the bytes differ.
+/// A package is not available, the types do not match, or (check) the bytes differ.
 pub(crate) fn run(command: &PageCommand) -> Result<()> {
     match command {
         PageCommand::Build => each_page(write),

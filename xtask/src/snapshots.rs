@@ -1,7 +1,7 @@
-//! Snapshots of the interpreters that CI has: `tachyon-common/tests/snapshots.rs` walks them without the interpreters.
+//! Makes snapshots of CI's interpreters: `tachyon-common/tests/snapshots.rs` walks them without the interpreters.
 //!
-//! The recorder is an example of the profiler (`tachyon/examples/snapshot.rs`), which knows interpreters; this starts it for
-//! each.
+//! The recorder is an example of the profiler (`tachyon/examples/snapshot.rs`), which can inspect interpreters; this starts
+//! it for each of them.
 
 use std::process::Command;
 

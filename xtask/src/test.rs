@@ -1,4 +1,4 @@
-//! The whole test suite, live tests included, after setting up what it needs: the one command that a newcomer runs.
+//! Runs the whole test suite, including live tests, after setting up what it needs: the one command for newcomers.
 
 use std::path::Path;
 use std::process::Command;
@@ -43,13 +43,13 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     );
     zoo::set_up(false)?;
     tools::set_up()?;
-    // Whose programs unit tests judge unwind tables by.
+    // Unit tests check unwind tables against its programs.
     let machines = cache::dir()?.join("vm");
     let lock = cache::lock(&machines)?;
     Machine::Arm64.programs_root(&machines)?;
     drop(lock);
     mount_tracefs()?;
-    // Whose lines one live test reads.
+    // One live test reads its log lines.
     bpf::build_with_log(true)?;
     if args.setup_only {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
     let mut tests = Command::new(&cargo);
     let nextest = command::find("cargo-nextest").is_some();
     if args.every_interpreter {
-        // Which the tests run.
+        // The program that the tests run.
         let mut build = Command::new(&cargo);
         command::run(build.current_dir(command::project_root()).args(["build", "--workspace", "--bins"]))?;
         let extras = zoo::missing_extras()?;
@@ -71,22 +71,22 @@ pub(crate) fn run(args: TestArgs) -> Result<()> {
         tests.args(["nextest", "run", "--workspace"]);
     } else {
         eprintln!("cargo-nextest is not found: running cargo test, which runs the test programs one after the other");
-        // Live tests measure: they must not compete for the processors (nextest: .config/nextest.toml).
+        // Live tests measure: they must not compete for CPUs (nextest: .config/nextest.toml).
         tests.args(["test", "--workspace"]).env("RUST_TEST_THREADS", "1");
     }
-    // The live tests fail where they would otherwise say why they cannot run.
+    // This makes live tests fail instead of just saying why they cannot run.
     tests.env("TACHYON_LIVE_TESTS", "required");
     let whole = args.args.is_empty();
     command::run(tests.current_dir(command::project_root()).args(args.args))?;
     if nextest {
         flakes::judge(whole)?;
-        // nextest runs no examples of the documentation.
+        // nextest does not run documentation examples.
         command::run(Command::new(cargo).current_dir(command::project_root()).args(["test", "--workspace", "--doc"]))?;
     }
     Ok(())
 }
 
-/// Adds what runs the live tests, the long form's too, but for those on the interpreters with these names.
+/// Adds arguments for the live tests, including the long form, except those on the interpreters with these names.
 fn on_every_interpreter(cargo: &mut Command, nextest: bool, args: &[String], without: &[String]) {
     cargo.args(if nextest { &["nextest", "run"][..] } else { &["test"] });
     cargo.args(["--package", "tachyon-tests", "--test", "live"]);
@@ -95,7 +95,7 @@ fn on_every_interpreter(cargo: &mut Command, nextest: bool, args: &[String], wit
     } else {
         cargo.args(args).args(["--", "--include-ignored", "--test-threads", "1"]);
     }
-    // Both know this one, and leave out whatever else was asked for.
+    // Both support this option, and skip these on top of whatever else was asked for.
     cargo.args(without.iter().flat_map(|name| ["--skip", name]));
 }
 

@@ -1,5 +1,5 @@
-//! The programs that judge exports: both `pprof`s, a browser, the viewers' own importers, and engines for tables. And a server to
-//! profile.
+//! The programs that check exports: both `pprof`s, a browser, the viewers' own importers, and engines for tables. Also a server
+//! to profile.
 
 use crate::{apt, cache, command, zoo};
 use anyhow::{Context as _, Result};
@@ -8,9 +8,9 @@ use std::process::Command;
 
 /// Programs and their Debian packages.
 const PROGRAMS: [(&str, &str); 10] = [
-    // For programs with another C library.
+    // For programs with a different C library.
     ("musl-gcc", "musl-tools"),
-    // The mount that every user may make, for attacks.
+    // A kind of mount that any user may make, for attacks.
     ("fusermount3", "fuse3"),
     ("go", "golang-go"),
     ("google-pprof", "google-perftools"),
@@ -23,13 +23,13 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("java", "default-jre-headless"),
 ];
 
-/// npm packages: speedscope, Firefox's importer as a command line, and what drives the browser.
+/// npm packages: speedscope, Firefox's importer as a command line, and the driver for the browser.
 const NPM_PACKAGES: [&str; 3] =
     ["speedscope@1.25.0", "@firefox-devtools/profiler-cli@0.10.0", "playwright-core@1.65.1"];
 
-/// Servers that `tachyon-fleet ship` is tried with, and the clouds' own clients, which look at what came; x86-64 has wheels of all.
+/// Servers to try `tachyon-fleet ship` with, and the clouds' own clients, which check what arrived; all have wheels for x86-64.
 const SERVERS: &str = "opentelemetry-proto==1.45.2 grpcio==1.85.1 moto[server]==5.2.5 azure-storage-blob==12.31.1";
-/// Azure's blob storage, in a directory of its own: it is as large as everything else.
+/// Azure's blob storage, in a directory of its own: it is as large as everything else together.
 const AZURITE: &str = "azurite@3.37.0";
 /// The engine with executors of its own.
 const SPARK: &str = "pyspark==4.3.0";
@@ -37,8 +37,8 @@ const SPARK: &str = "pyspark==4.3.0";
 /// The server whose workers are profiled.
 const SERVER: &str = "gunicorn==23.0.0";
 
-/// The engines that `tachyon-fleet sql` is compared with: wheels for x86-64, of DuckDB one for Python 3.11 and one for newer ones.
-/// chDB's own package has only what is for data frames; its engine is in this one.
+/// The engines that `tachyon-fleet sql` is compared with: wheels for x86-64; for DuckDB, one for Python 3.11 and one for newer
+/// versions. chDB's own package has only what is for data frames; its engine is in this one.
 const ENGINES: &str = "\
 duckdb==2.0.0 --hash=sha256:5a3601121c7cc50d0b70412995634682fafcb58a0156d5d663dfd0b3bbe30a33 \
 --hash=sha256:ab51ec57d329d6f3df37c0287b55d71c3fc07bb54b61d1afed09104f953b1431
@@ -58,7 +58,7 @@ wrapt==2.5.2 --hash=sha256:8b039b3a296762db1908d6108365225393c4fb33c1dbc5f00aa36
 --hash=sha256:59b7e6d1dea7c3f38bab21954f587499c27c16ea537058eee4add6e4da1780ea
 ";
 
-/// An event loop that is no Python: the wheels for Python 3.13 and 3.14 on x86-64.
+/// An event loop that is not in Python: the wheels for Python 3.13 and 3.14 on x86-64.
 const LOOP: &str = "uvloop==0.23.0 --hash=sha256:e2cba180d6451822763eda8364f342435a873bcfb3849cbd82fdeca248ca65eb \
 --hash=sha256:31e0cf90bc8fd88784f6802cdba968a51fb1aec1cc3feec74d862b2d371d1330
 ";
@@ -82,7 +82,7 @@ const GREENLET: &str = "greenlet==3.5.6 \
 /// Installs what is missing, the npm packages into the cache directory's `tools`.
 ///
 /// # Errors
-/// A package cannot be had.
+/// A package is not available.
 pub(crate) fn set_up() -> Result<()> {
     apt::ensure(&PROGRAMS)?;
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
@@ -95,10 +95,10 @@ pub(crate) fn set_up() -> Result<()> {
     from_npm("azurite", &[AZURITE]).map(drop)
 }
 
-/// Of all that only the engines for tables.
+/// Installs only the engines for tables.
 ///
 /// # Errors
-/// A package cannot be had.
+/// A package is not available.
 pub(crate) fn set_up_engines() -> Result<()> {
     apt::ensure(&[("java", "default-jre-headless")])?;
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
@@ -106,16 +106,16 @@ pub(crate) fn set_up_engines() -> Result<()> {
     in_venv(&python, &cache::dir()?.join("spark"), SPARK).map(drop)
 }
 
-/// Of all that only a browser and the viewers. The directory that has them.
+/// Installs only a browser and the viewers. Returns their directory.
 ///
 /// # Errors
-/// A package cannot be had.
+/// A package is not available.
 pub(crate) fn viewers() -> Result<PathBuf> {
     apt::ensure(&[("chromium", "chromium"), ("npm", "npm")])?;
     from_npm("tools", &NPM_PACKAGES)
 }
 
-/// Installs npm packages into a directory of the cache, which it gives.
+/// Installs npm packages into a directory of the cache, and returns that.
 fn from_npm(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let dir = cache::dir()?.join(name);
     let _lock = cache::lock(&dir)?;
@@ -134,13 +134,13 @@ fn from_npm(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Installs packages from PyPI (with spaces between them) into a virtual environment of their own, unless it is there. Where
-/// its programs are.
+/// Installs packages from PyPI (with spaces between them) into a virtual environment of their own, if needed. Returns the
+/// directory of its programs.
 ///
 /// # Errors
 /// They cannot be installed.
 pub(crate) fn in_venv(python: &Path, venv: &Path, packages: &str) -> Result<PathBuf> {
-    // Not in the directory itself, which may be removed.
+    // The lock is not in the directory itself, which may be removed.
     let _lock = cache::lock(venv.parent().unwrap_or(venv))?;
     if !cache::is_finished(venv, packages) {
         cache::remove(venv)?;
@@ -206,7 +206,7 @@ fn for_targets() -> Result<()> {
     Ok(())
 }
 
-/// A crate's program in the cache, built when it is not there: in the development profile, which takes a third of the time.
+/// A crate's program in the cache, built if needed: in the development profile, which takes a third of the time.
 ///
 /// # Errors
 /// It cannot be fetched, or does not build.
@@ -217,9 +217,9 @@ pub(crate) fn from_crates(name: &str, version: &str) -> Result<PathBuf> {
     if !cache::is_finished(&dir, version) {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["install", "--locked", "--debug", "--force", "--root"]).arg(&dir);
-        // What is set for this project's own builds is not for this one.
+        // Settings for this project's own builds do not apply here.
         cargo.env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
-        // Nobody looks for what is wrong in it.
+        // Nobody debugs it.
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "false");
         command::run(cargo.arg(format!("{name}@{version}")))?;
         cache::finish(&dir, version)?;

@@ -1,4 +1,4 @@
-//! The interpreters that tests profile: a fixed list, so that one that is missing fails a test run instead of thinning it.
+//! The interpreters that tests profile: a fixed list, so that a missing one fails a test run instead of reducing its coverage.
 //!
 //! pyenv's and the machine's own are used where they are; the newest come from Debian sid in a chroot, which also tests
 //! mount namespaces and holds the judge, `python3.15 -m profiling.sampling`. `--list --json` is what tests read.
@@ -34,7 +34,7 @@ pub(crate) struct ZooArgs {
 /// Where an interpreter of the list comes from.
 #[derive(Clone, Copy)]
 enum Source {
-    /// The newest patch release of that minor version in pyenv: `--enable-shared`, where the machine's pyenv builds so.
+    /// The newest patch release of that minor version in pyenv: `--enable-shared`, if the machine's pyenv builds that way.
     Pyenv,
     /// The machine's own: static, stripped, not position-independent.
     Debian,
@@ -42,7 +42,7 @@ enum Source {
     Sid,
     /// Built from a distribution's source package.
     Built(&'static Build),
-    /// Taken out of a package of frozen programs.
+    /// Extracted from a package of frozen programs.
     Wheel(&'static Wheel),
 }
 
@@ -90,13 +90,13 @@ fn tier(all: bool) -> impl Iterator<Item = (Source, &'static str)> {
     CI_TIER.into_iter().chain(ALL_TIER.into_iter().filter(move |_| all))
 }
 
-/// Installed into the chroot; a change of this list completes a chroot that exists.
+/// Installed into the chroot; a change to this list completes an existing chroot.
 const SID_PACKAGES: [&str; 2] = ["python3.14", "python3.15"];
 
 /// What `--all` adds to the chroot: builds with `--with-pydebug`.
 const SID_DEBUG_PACKAGES: [&str; 2] = ["python3.14-dbg", "python3.15-dbg"];
 
-/// One interpreter, as tests get it.
+/// One interpreter, in the form for tests.
 #[derive(Serialize)]
 pub(crate) struct Interpreter {
     /// Unique in the list, for instance `pyenv-3.12`.
@@ -153,15 +153,15 @@ pub(crate) fn run(args: ZooArgs) -> Result<()> {
     complain(&missing)
 }
 
-/// Makes the chroot, or completes it, builds what is built, and names what is still missing.
+/// Makes or completes the chroot, builds the interpreters to be built, and names what is still missing.
 ///
 /// # Errors
 /// The chroot cannot be made, or an interpreter of the list is missing.
 pub(crate) fn set_up(all: bool) -> Result<()> {
     set_up_sid(all)?;
-    // gdb brings a CPython of its own: the one that is embedded. PyPy is there to be refused.
+    // gdb brings a CPython of its own, as the embedded one. PyPy is there to be refused.
     apt::ensure(&[("/usr/bin/python3.11", "python3.11"), ("gdb", "gdb"), ("pypy3", "pypy3")])?;
-    // The others are of use without one that fails; it is missing from the list below.
+    // The others are useful even if one fails; that one is missing from the list below.
     for (source, version) in tier(all) {
         if let Source::Wheel(wheel) = source
             && let Err(error) = set_up_wheel(wheel)
@@ -186,12 +186,12 @@ fn set_up_wheel(wheel: &Wheel) -> Result<()> {
     wheel.set_up(&zoo_dir()?, &pip, &sid_dir()?)
 }
 
-/// Those that CI must have, by the names that the tests give them.
+/// Those that CI must have, by their names in the tests.
 pub(crate) fn ci_names() -> Vec<String> {
     CI_TIER.into_iter().map(|(source, version)| in_tests(&format!("{}-{version}", source.kind()))).collect()
 }
 
-/// The same with the interpreters themselves.
+/// The same, with the interpreters themselves.
 ///
 /// # Errors
 /// One is missing, by name.
@@ -207,12 +207,12 @@ fn in_tests(name: &str) -> String {
     name.replace(['-', '.'], "_")
 }
 
-/// Those that only `--all` sets up, by the names that the tests give them.
+/// Those that only `--all` sets up, by their names in the tests.
 pub(crate) fn extras() -> Vec<String> {
     ALL_TIER.into_iter().map(|(source, version)| in_tests(&format!("{}-{version}", source.kind()))).collect()
 }
 
-/// Those of `--all` that are not set up, by the names that the tests give them.
+/// Those of `--all` that are not set up, by their names in the tests.
 ///
 /// # Errors
 /// There is no cache directory.
@@ -279,7 +279,7 @@ fn pyenv_root() -> Option<PathBuf> {
         .or_else(|| std::env::home_dir().map(|home| home.join(".pyenv")))
 }
 
-/// pyenv's newest interpreter: the benchmark's target, and the one whose pip fetches what is not Debian's.
+/// pyenv's newest interpreter: the benchmark's target, and the one whose pip fetches what Debian does not have.
 pub(crate) fn newest_supported() -> Option<PathBuf> {
     let root = pyenv_root()?;
     ["3.13", "3.12", "3.11"].into_iter().find_map(|minor| newest(&root, minor))
@@ -341,14 +341,14 @@ fn zoo_dir() -> Result<PathBuf> {
     Ok(cache::dir()?.join("zoo"))
 }
 
-/// Brings the chroot into being; returns at once when it is whole.
+/// Makes the chroot; returns at once if it is complete.
 fn set_up_sid(all: bool) -> Result<()> {
     let dir = sid_dir()?;
     let _lock = cache::lock(dir.parent().context("the chroot has a parent directory")?)?;
     let stamp = format!("sid {}\n", SID_PACKAGES.join(" "));
     if !cache::is_finished(&dir, &stamp) {
         command::require_root("making a chroot with Debian sid's interpreters")?;
-        // A chroot with another stamp is whole, only with other packages; one without any is half made.
+        // A chroot with another stamp is complete, but with other packages; one without any is incomplete.
         if cache::was_finished(&dir) {
             cache::reopen(&dir)?;
             install(&dir, &SID_PACKAGES)?;
@@ -367,7 +367,7 @@ fn set_up_sid(all: bool) -> Result<()> {
     judge(&dir)
 }
 
-/// Works beside the final place, so that the final name stands for a whole chroot only.
+/// Works beside the final place, so that the final name always stands for a complete chroot.
 fn make_sid(dir: &Path) -> Result<()> {
     apt::ensure(&[("debootstrap", "debootstrap")])?;
     let mirror = apt::Mirrors::of_this_machine()?.debian;
@@ -404,7 +404,7 @@ fn install(dir: &Path, packages: &[&str]) -> Result<()> {
     command::run_quietly("apt-get clean in the chroot", apt_get().arg("clean"))
 }
 
-/// A mount does not outlive a reboot, so it is looked at each time.
+/// A mount does not survive a reboot, so it is checked each time.
 fn mount_proc(dir: &Path) -> Result<()> {
     let proc = dir.join("proc");
     if proc.join("self").exists() {
@@ -414,7 +414,7 @@ fn mount_proc(dir: &Path) -> Result<()> {
     command::run(Command::new("mount").args(["-t", "proc", "proc"]).arg(proc))
 }
 
-/// The judge of what we write must run.
+/// Checks that the judge of this project's files runs.
 fn judge(dir: &Path) -> Result<()> {
     command::stdout(Command::new("chroot").arg(dir).args(["python3.15", "-m", "profiling.sampling", "--help"]))
         .map(drop)

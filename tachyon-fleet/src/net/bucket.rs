@@ -26,9 +26,9 @@ use url::Url;
 pub struct Place {
     /// `s3://bucket/prefix`, `gs://…`, `az://container/prefix`, `file:///dir`, or a path.
     pub url: String,
-    /// Of a server that is not the cloud's own.
+    /// Address of a server that is not the cloud's own.
     pub endpoint: Option<String>,
-    /// Of S3.
+    /// Region of S3.
     pub region: Option<String>,
     /// Azure's account.
     pub account: Option<String>,
@@ -62,11 +62,11 @@ pub struct Bucket {
 #[derive(Clone, Debug)]
 enum Store {
     Remote(Arc<dyn ObjectStore>),
-    /// Made when something is written: a look makes nothing.
+    /// Created when something is written; reading does not create it.
     Directory(PathBuf),
 }
 
-/// Whether something is a URL, and no path.
+/// Whether something is a URL, not a path.
 #[must_use]
 pub fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+'))
@@ -85,7 +85,7 @@ pub(crate) fn url(text: &str) -> anyhow::Result<Url> {
 }
 
 impl Place {
-    /// A place alone, for who reads.
+    /// A place without credentials, for reading.
     #[must_use]
     pub fn of(url: &str) -> Self {
         Self {
@@ -110,10 +110,10 @@ impl Place {
         Ok(options)
     }
 
-    /// Opens it, and connects to nobody.
+    /// Opens it without connecting to anything.
     ///
     /// # Errors
-    /// When the URL is of no kind that is known, a secret cannot be read, or something is missing.
+    /// When the kind of URL is unknown, a secret cannot be read, or something is missing.
     pub fn open(&self, secrets: &Secrets) -> anyhow::Result<Bucket> {
         choose_encryption();
         let url = url(&self.url)?;
@@ -126,7 +126,7 @@ impl Place {
         let endpoint = self.endpoint.as_ref();
         let in_the_clear = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
         let client = self.client(secrets, in_the_clear)?;
-        // The spool is what tries again.
+        // Retrying is left to the spool.
         let retry = RetryConfig { max_retries: 1, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() };
         let prefix = url.path().trim_matches('/').to_owned();
         let store: Arc<dyn ObjectStore> = match url.scheme() {
@@ -226,10 +226,10 @@ impl Bucket {
         }
     }
 
-    /// Writes an object, or replaces it by the same.
+    /// Writes an object, or replaces it with the same content.
     ///
     /// # Errors
-    /// When it is not there afterwards, as far as is known.
+    /// When it is not known to be there afterwards.
     pub async fn put(&self, path: &str, bytes: Bytes) -> Result<(), PushError> {
         let key = self.key(path)?;
         if let Store::Directory(directory) = &self.store {
@@ -275,7 +275,7 @@ impl Bucket {
             Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => Reason::Rejected,
             _ => of_causes(&error),
         };
-        // Before it is cut: half a secret is one.
+        // Before it is cut: half a secret is still a secret.
         let message = format!("{}: {}", self.shown, told(self.secrets.scrub(&chain(&error)).as_bytes()));
         let error = PushError::new(reason, message);
         match reason {
@@ -287,7 +287,8 @@ impl Bucket {
     }
 }
 
-/// Writes a file that appears whole, also after a power cut. What a writer that was killed has left is replaced by the next one: the library's has a new name each time.
+/// Writes a file that appears only when complete, even after a power cut. What a killed writer left behind is replaced by the next one; the
+/// library's writer uses a new name each time.
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(path);
     std::fs::create_dir_all(directory)?;
@@ -323,7 +324,7 @@ fn chain(error: &object_store::Error) -> String {
     text
 }
 
-/// What a client's error is about: it keeps the causes, not their kinds.
+/// The reason for a client's error: the client keeps the causes, not their kinds.
 fn of_causes(error: &object_store::Error) -> Reason {
     let text = chain(error);
     let has = |words: &[&str]| words.iter().any(|word| text.contains(word));

@@ -1,4 +1,5 @@
-//! HTTP for all backends: one client each, with its TLS and its token, and failures by what can be done about them.
+//! HTTP for all backends: one client each, with its TLS and its token, and failures classified by what can be done
+//! about them.
 
 use super::push::{PushError, Reason, of_status};
 use super::secret::Secrets;
@@ -13,21 +14,21 @@ use std::sync::Once;
 use std::time::{Duration, SystemTime};
 use tachyon::advice::Refusal;
 
-/// Until a connection is there.
+/// Longest time until a connection is established.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Most of an answer that is read: what a server says of an error is a line or two.
+/// Most of an answer that is read: what a server says about an error is a line or two.
 const LONGEST_ANSWER: usize = 64 << 10;
-/// And most of it that is told.
+/// And most of it that is shown.
 const LONGEST_TOLD: usize = 300;
 
-/// How to get to a server, and what to show it.
+/// How to reach a server, and what to present to it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connection {
     /// Where it is.
     pub url: String,
     /// Certificates of authorities, in place of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Our own certificate, and its key.
+    /// The client's certificate, and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// A bearer token.
     pub token_file: Option<PathBuf>,
@@ -49,26 +50,26 @@ pub struct Server {
     secrets: Secrets,
 }
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// Headers, for who looks into them.
+    /// Headers.
     pub headers: HeaderMap,
     /// Body.
     pub body: Vec<u8>,
 }
 
-/// Makes ring what encrypts: once, for all clients.
+/// Chooses ring for encryption: once, for all clients.
 pub fn choose_encryption() {
     static ONCE: Once = Once::new();
-    // Another one that is there already does as well.
+    // If another one is already installed, that is just as good.
     ONCE.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
 }
 
-/// Checks where a server is said to be. A URL is shown in logs: it may have no password, and none is sent in the clear.
+/// Checks a server's URL. It is shown in logs, so it must not contain a password, and no password may be sent in the clear.
 ///
 /// # Errors
-/// When it is no URL of HTTP, has a user in it, or a secret would leave the host unencrypted.
+/// When it is not an HTTP URL, has a user in it, or a secret would leave the host unencrypted.
 pub fn checked_url(text: &str, has_secret: bool) -> anyhow::Result<Url> {
     let url: Url = text.parse().with_context(|| format!("{} is no URL", shown(text)))?;
     let is_http = matches!(url.scheme(), "http" | "https") && url.has_host();
@@ -86,11 +87,11 @@ pub fn checked_url(text: &str, has_secret: bool) -> anyhow::Result<Url> {
     Ok(url)
 }
 
-/// Compressed, with nothing in it that changes.
+/// Compresses, with reproducible output.
 #[must_use]
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    // Memory takes all.
+    // Writing to memory cannot fail.
     let _all = encoder.write_all(bytes);
     encoder.finish().unwrap_or_default()
 }
@@ -110,17 +111,17 @@ pub(crate) fn shown(url: &str) -> String {
 }
 
 impl Server {
-    /// Reads certificates and makes the client; connects to nobody. `prior_http2`: gRPC without TLS.
+    /// Reads certificates and makes the client; does not connect. `prior_http2`: gRPC without TLS.
     ///
     /// # Errors
-    /// When the URL is none, a certificate cannot be read, or a header is none.
+    /// When the URL is invalid, a certificate cannot be read, or a header is invalid.
     pub fn new(connection: &Connection, secrets: &Secrets, prior_http2: bool) -> anyhow::Result<Self> {
         choose_encryption();
         let has_secret = connection.token_file.is_some() || connection.basic.is_some();
         let url = checked_url(&connection.url, has_secret)?;
         let mut client = Client::builder()
             .user_agent(concat!("tachyon-fleet/", env!("CARGO_PKG_VERSION")))
-            // Who redirects would get the token.
+            // The target of a redirect would get the token.
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
             .timeout(connection.timeout);
@@ -157,13 +158,13 @@ impl Server {
         shown(self.url.as_str())
     }
 
-    /// What somebody says, without secrets. Before it is cut: half a secret is one.
+    /// A text without secrets. To be applied before cutting: half a secret is still a secret.
     #[must_use]
     pub fn scrub(&self, text: &str) -> String {
         self.secrets.scrub(text)
     }
 
-    /// Its URL with more of a path.
+    /// Its URL with `path` appended.
     #[must_use]
     pub fn at(&self, path: &str) -> Url {
         let mut url = self.url.clone();
@@ -173,7 +174,7 @@ impl Server {
         url
     }
 
-    /// Headers of each request, the token among them as it is now.
+    /// Headers for each request, including the token as it is now.
     ///
     /// # Errors
     /// When the token cannot be read.
@@ -213,10 +214,10 @@ impl Server {
         self.client.execute(request).await.map_err(|error| self.failure(error))
     }
 
-    /// Posts, and reads the answer, which must say that it was taken.
+    /// Posts, and reads the answer, which must confirm the push.
     ///
     /// # Errors
-    /// When it was not, or it is not known.
+    /// When it was not accepted, or that is not known.
     pub async fn post(&self, url: Url, headers: HeaderMap, body: Vec<u8>) -> Result<Answer, PushError> {
         let mut request = Request::new(Method::POST, url);
         *request.headers_mut() = self.headers()?;
@@ -227,7 +228,7 @@ impl Server {
         let after = retry_after(response.headers(), SystemTime::now());
         let headers = response.headers().clone();
         match of_status(status) {
-            // What was taken is taken, whatever becomes of the rest of the answer.
+            // It has been accepted, whatever happens to the rest of the answer.
             None => Ok(Answer { headers, body: body_of(response).await }),
             Some((reason, doubtful)) => {
                 let place = headers.get("location").and_then(|place| place.to_str().ok());
@@ -244,7 +245,7 @@ impl Server {
         }
     }
 
-    /// What to do about it.
+    /// Adds what to do about an error.
     #[must_use]
     pub fn with_hint(&self, error: PushError) -> PushError {
         let has_secret = self.connection.token_file.is_some() || self.connection.basic.is_some();
@@ -284,7 +285,7 @@ impl Server {
     }
 }
 
-/// All causes as one line; the URL, which the first has, is told already.
+/// All causes as one line, without the URL of the first one, which is already shown.
 fn causes(error: &reqwest::Error) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut cause = error.source();
@@ -301,7 +302,7 @@ fn causes(error: &reqwest::Error) -> String {
 fn has_tls(error: &reqwest::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
-        // One I/O error may hold another.
+        // One I/O error may contain another.
         let mut inner = error;
         while let Some(held) = inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
             inner = held;
@@ -314,7 +315,7 @@ fn has_tls(error: &reqwest::Error) -> bool {
     false
 }
 
-/// As much of an answer as is of use.
+/// As much of an answer as is useful.
 async fn body_of(mut response: Response) -> Vec<u8> {
     let mut body = Vec::new();
     while let Ok(Some(piece)) = response.chunk().await {
@@ -326,7 +327,7 @@ async fn body_of(mut response: Response) -> Vec<u8> {
     body
 }
 
-/// What a server says of an error, as a part of a line. An answer may be binary, or a page.
+/// What a server says about an error, as part of a line. An answer may be binary, or a page.
 #[must_use]
 pub fn told(body: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(body)

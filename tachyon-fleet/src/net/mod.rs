@@ -1,5 +1,5 @@
-//! What speaks to a network, for everybody: secrets, the HTTP client with its TLS, errors by what can be done about them, and
-//! object stores by their URL.
+//! Everything that uses the network: secrets, the HTTP client with its TLS, errors classified by what can be done about them,
+//! and object stores by their URL.
 
 pub mod bucket;
 pub mod http;

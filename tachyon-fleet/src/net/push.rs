@@ -1,4 +1,4 @@
-//! What became of a push, by what can be done about it.
+//! The outcome of a push, classified by what can be done about it.
 
 use std::error::Error;
 use std::fmt;
@@ -7,19 +7,19 @@ use std::time::Duration;
 /// Why it failed: the label `reason` of metrics, and the first word of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Nobody answers there.
+    /// The server cannot be reached.
     Unreachable,
-    /// Nobody answers in time.
+    /// The server does not answer in time.
     Timeout,
     /// The connection ended in the middle.
     Broken,
-    /// The certificate is wrong, ours or the server's.
+    /// The client's or the server's certificate is wrong.
     Tls,
     /// The proxy refuses.
     Proxy,
-    /// No token, a wrong one, or one that may not.
+    /// No token, a wrong one, or one without permission.
     Unauthorized,
-    /// Wrong address, or a server that knows no profiles.
+    /// Wrong address, or a server that does not support profiles.
     NotFound,
     /// A file of the configuration (a token, a certificate) cannot be read.
     Configuration,
@@ -29,18 +29,18 @@ pub enum Reason {
     ServerError,
     /// The server refuses this content.
     Rejected,
-    /// Older than the server takes.
+    /// Older than the server accepts.
     TooOld,
-    /// Larger than the server takes.
+    /// Larger than the server accepts.
     TooLarge,
-    /// More series than the server takes.
+    /// More series than the server accepts.
     SeriesLimit,
-    /// More labels, longer ones, or none of those that must be.
+    /// Too many labels, too long ones, or a required one missing.
     Labels,
 }
 
 impl Reason {
-    /// As it is told and counted.
+    /// Its name in messages and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,9 +78,9 @@ impl Reason {
 pub enum Class {
     /// It may work soon.
     Retry,
-    /// Somebody has to mend something first. Nothing is given up meanwhile.
+    /// Someone has to fix something first. Nothing is given up meanwhile.
     Wait,
-    /// It will never be taken.
+    /// It will never be accepted.
     Refused,
 }
 
@@ -91,16 +91,16 @@ pub struct PushError {
     pub reason: Reason,
     /// In words, without secrets.
     pub message: String,
-    /// What to do, where that is known.
+    /// What to do, if that is known.
     pub hint: Option<String>,
-    /// Whether the server may have taken it all the same: then another try may count it twice.
+    /// Whether the server may have accepted it all the same: then another try may count it twice.
     pub doubtful: bool,
     /// When the server wants to be asked again.
     pub retry_after: Option<Duration>,
 }
 
 impl PushError {
-    /// Of this reason.
+    /// An error with this reason.
     #[must_use]
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self { reason, message: message.into(), hint: None, doubtful: false, retry_after: None }
@@ -113,14 +113,14 @@ impl PushError {
         self
     }
 
-    /// The server may have taken it.
+    /// Marks that the server may have accepted it.
     #[must_use]
     pub fn in_doubt(mut self) -> Self {
         self.doubtful = true;
         self
     }
 
-    /// The server says when.
+    /// Sets when the server wants to be asked again.
     #[must_use]
     pub fn after(mut self, after: Option<Duration>) -> Self {
         self.retry_after = after;
@@ -136,7 +136,7 @@ impl fmt::Display for PushError {
 
 impl Error for PushError {}
 
-/// What an HTTP status says of a push.
+/// What an HTTP status says about a push.
 #[must_use]
 pub fn of_status(status: u16) -> Option<(Reason, bool)> {
     Some(match status {
@@ -146,7 +146,7 @@ pub fn of_status(status: u16) -> Option<(Reason, bool)> {
         300..=399 | 404 | 405 | 410 | 501 => (Reason::NotFound, false),
         408 => (Reason::Timeout, true),
         413 => (Reason::TooLarge, false),
-        // It says itself that nothing was done.
+        // These say that nothing was done.
         429 | 503 => (Reason::Busy, false),
         400..=499 => (Reason::Rejected, false),
         // A gateway does not know what the server behind it did.

@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A token is no longer than that: certificates of whole chains are not.
+/// Longest file that is read: even certificates of whole chains are shorter.
 const LONGEST: u64 = 64 << 10;
 /// What is shown in its place.
 const HIDDEN: &str = "[secret]";
@@ -16,7 +16,7 @@ const HIDDEN: &str = "[secret]";
 pub struct Secret(String);
 
 impl Secret {
-    /// For whom it is.
+    /// The text, for its intended recipient.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -29,10 +29,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where secrets lie, and all that were read, so that no message has one in it.
+/// Where secrets are stored, and all that have been read, so that no message contains one.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
-    /// systemd's `LoadCredential` puts them there.
+    /// The directory of systemd's `LoadCredential`.
     credentials: Option<PathBuf>,
     known: Arc<Mutex<Vec<Secret>>>,
 }
@@ -44,7 +44,7 @@ impl Secrets {
         Self { credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from), ..Self::default() }
     }
 
-    /// Where a file is that the configuration names: a name alone is one of systemd's credentials.
+    /// Where a file named in the configuration is: a bare name is one of systemd's credentials.
     #[must_use]
     pub fn place(&self, file: &Path) -> PathBuf {
         match &self.credentials {
@@ -53,7 +53,7 @@ impl Secrets {
         }
     }
 
-    /// Reads one, without the line break at its end. It is read anew each time, because tokens are renewed.
+    /// Reads one, without the line break at its end. It is read again each time, because tokens are renewed.
     ///
     /// # Errors
     /// When it cannot be read, is empty, longer than any token, or has a line break in it.
@@ -67,7 +67,7 @@ impl Secrets {
         Ok(self.remember(text))
     }
 
-    /// Another form of a secret, which no message shows either.
+    /// Remembers another form of a secret, which no message may show either.
     pub fn remember(&self, text: String) -> Secret {
         let secret = Secret(text);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl Secrets {
         Ok(bytes)
     }
 
-    /// A message from anywhere, without what was read.
+    /// A message from anywhere, with all secrets removed.
     #[must_use]
     pub fn scrub(&self, message: &str) -> String {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

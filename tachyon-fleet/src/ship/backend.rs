@@ -27,9 +27,9 @@ const HTTP_PATH: &str = "v1development/profiles";
 /// Pyroscope's.
 const PUSH: &str = "push.v1.PusherService/Push";
 
-/// Whom segments are shipped to.
+/// Where segments are shipped to.
 pub struct Backend {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     kind: Kind,
 }
@@ -40,7 +40,7 @@ enum Kind {
     Store { config: StoreConfig, bucket: Bucket },
 }
 
-/// What is pushed at once.
+/// What is pushed in one request.
 #[derive(Debug)]
 pub struct Part {
     /// Samples that are counted as shipped with it.
@@ -69,7 +69,7 @@ pub struct Parts {
     pub refused: BTreeMap<Reason, u64>,
 }
 
-/// Makes the backends of a configuration; connects to nobody.
+/// Makes the backends of a configuration, without connecting.
 ///
 /// # Errors
 /// When a secret or a certificate cannot be read.
@@ -100,7 +100,7 @@ pub fn of_config(config: &Config, secrets: &Secrets) -> anyhow::Result<Vec<Backe
 }
 
 impl Backend {
-    /// Of how long a time segments are shipped as one.
+    /// The period whose segments are shipped as one.
     #[must_use]
     pub fn batch(&self) -> Option<Duration> {
         match &self.kind {
@@ -109,25 +109,25 @@ impl Backend {
         }
     }
 
-    /// Whether a push that is repeated changes nothing: then nothing is in doubt.
+    /// Whether repeating a push changes nothing: then nothing is in doubt.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.kind, Kind::Store { .. })
     }
 
-    /// Whether it gets files as they are, too.
+    /// Whether it also gets files as they are.
     #[must_use]
     pub fn wants_files(&self) -> bool {
         matches!(&self.kind, Kind::Store { config, .. } if config.formats.contains(&StoreFormat::Tach))
     }
 
-    /// Whether files are all that it gets: then samples are counted with them.
+    /// Whether it only gets files: then samples are counted with them.
     #[must_use]
     pub fn counts_with_files(&self) -> bool {
         matches!(&self.kind, Kind::Store { config, .. } if !config.formats.contains(&StoreFormat::Parquet))
     }
 
-    /// Whether all of a segment is older than the backend takes.
+    /// Whether all of a segment is older than the backend accepts.
     #[must_use]
     pub fn too_old(&self, segment: &Segment, now_unix: f64) -> bool {
         let Kind::Pyroscope { config, .. } = &self.kind else { return false };
@@ -135,7 +135,7 @@ impl Backend {
         newest_ms.is_some_and(|newest_ms| (newest_ms as f64) < (now_unix - config.max_age.as_secs_f64()) * 1e3)
     }
 
-    /// Makes the parts of a segment. The same segment gives the same parts, so that one that was left in the middle can go on.
+    /// Makes the parts of a segment. The same segment gives the same parts, so that an interrupted one can continue.
     ///
     /// # Errors
     /// When it cannot be encoded.
@@ -169,7 +169,7 @@ impl Backend {
         }
     }
 
-    /// The file and its account as they are, for whom wants them.
+    /// The file and its account as they are, for backends that want them.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -181,7 +181,7 @@ impl Backend {
         let hour = place::hour(segment.start_ms);
         let path = |ending: &str| format!("segments/{hour}/{}.{ending}", segment.name);
         let mut parts: Vec<Part> = account.map(|account| object(path("json"), account)).into_iter().collect();
-        // As the agent does: the account first.
+        // The account first, as the agent does.
         parts.push(object(path("tach"), file));
         Ok(parts)
     }
@@ -208,7 +208,7 @@ impl Backend {
     /// Pushes a part.
     ///
     /// # Errors
-    /// When it was not taken, or that is not known.
+    /// When it was not accepted, or that is not known.
     pub async fn push(&self, part: &Part) -> Result<(), PushError> {
         match (&self.kind, &part.body) {
             (Kind::Otlp { server, .. }, Body::Otlp(request)) => {
@@ -225,7 +225,7 @@ impl Backend {
                     server.at(HTTP_PATH)
                 };
                 let answer = server.post(url, headers, body.to_vec()).await?;
-                // An answer that says nothing is one without a complaint.
+                // An unreadable answer counts as one without complaints.
                 taken(server, ExportProfilesServiceResponse::decode(&answer.body[..]).unwrap_or_default())
             }
             (Kind::Pyroscope { server, .. }, Body::Pyroscope { tenant, body }) => {
@@ -245,7 +245,7 @@ impl Backend {
     }
 }
 
-/// Whether all profiles were taken.
+/// Checks that all profiles were accepted.
 fn taken(server: &Server, answer: ExportProfilesServiceResponse) -> Result<(), PushError> {
     match answer.partial_success {
         Some(partial) if partial.rejected_profiles > 0 => {

@@ -1,16 +1,16 @@
-//! Which segments a backend gets as one: those of a recorder whose times fall into the same part of the day.
+//! Which segments a backend gets as one batch: those of a recorder whose times fall into the same part of the day.
 //!
-//! A batch is due once its recorder has a later one, or when a while has passed since its end. What was begun keeps the name under which it was begun.
+//! A batch is due once its recorder has a later one, or when a while has passed since its end. A batch that was begun keeps its name.
 
 use super::progress::Sending;
 use super::spool::Item;
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// A batch that nothing follows is complete so long after its end.
+/// A batch that nothing follows is complete this long after its end.
 const GRACE_S: f64 = 150.0;
 
-/// Segments that are shipped as one, and how many wait for others of their time. Without a `length` each is shipped by itself.
+/// Segments grouped into batches, and how many wait for others of their period. Without a `length` each is shipped separately.
 pub(super) fn batches(pending: Vec<Item>, length: Option<Duration>, now_unix: f64) -> (Vec<Vec<Item>>, usize) {
     let Some(length) = length else {
         return (pending.into_iter().map(|item| vec![item]).collect(), 0);
@@ -45,7 +45,7 @@ pub(super) fn batches(pending: Vec<Item>, length: Option<Duration>, now_unix: f6
     (due, not_due.iter().map(Vec::len).sum())
 }
 
-/// Of a batch: when its time begins, seconds since 1970. `None`: it is a segment by itself.
+/// When a batch's period begins, seconds since 1970. `None`: it is a single segment.
 #[expect(clippy::cast_possible_truncation, reason = "times of files are far from a number's ends")]
 pub(super) fn begins_unix(items: &[Item], length: Option<Duration>) -> Option<i64> {
     let length_s = length?.as_secs_f64();
@@ -53,8 +53,8 @@ pub(super) fn begins_unix(items: &[Item], length: Option<Duration>) -> Option<i6
     Some((window(first, length_s) * length_s) as i64)
 }
 
-/// The segment after which this batch was called when it was begun, if that is what is being sent. It may be gone, and what is named after another
-/// would be beside what has arrived, and not in its place.
+/// The segment that this batch was named after when it was begun, if it is being sent. That segment may be gone, but under another name the
+/// batch would be stored beside what has arrived instead of replacing it.
 pub(super) fn begun(items: &[Item], length: Option<Duration>, sending: Option<&Sending>) -> Option<String> {
     let begins_unix = begins_unix(items, length)?;
     let sending = sending.filter(|sending| sending.window == Some(begins_unix))?;
@@ -62,12 +62,12 @@ pub(super) fn begun(items: &[Item], length: Option<Duration>, sending: Option<&S
     (recorder(&was).is_some() && recorder(&was) == recorder(&items[0])).then(|| sending.segment.clone())
 }
 
-/// Whose segment it is.
+/// The recorder of a segment.
 fn recorder(item: &Item) -> Option<&str> {
     item.recorder.as_ref().map(|(recorder, _)| recorder.as_str())
 }
 
-/// The number of a batch's time.
+/// The number of a batch's period.
 fn window(item: &Item, length_s: f64) -> f64 {
     (item.modified_unix / length_s).floor()
 }
@@ -78,7 +78,7 @@ mod tests {
 
     const HOUR: Option<Duration> = Some(Duration::from_secs(3600));
 
-    /// Of recorder `a` or `b`: its number, and when it was written.
+    /// A segment of recorder `a` or `b`, with its number and the time it was written.
     fn item(host: char, number: u64, unix: u64) -> Item {
         let modified = UNIX_EPOCH + Duration::from_secs(unix);
         Item::of_name(&format!("{host}-20261122T190113Z-{number:06}.tach"), 1, modified)

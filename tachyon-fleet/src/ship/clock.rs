@@ -22,7 +22,7 @@ impl Clock {
         Self::default()
     }
 
-    /// One that begins at this moment (seconds since 1970) and is so many times as fast.
+    /// One that begins at this moment (seconds since 1970) and runs `speed` times as fast.
     #[must_use]
     pub fn starting(unix: f64, speed: f64) -> Self {
         Self { test: Some(Test { began: Instant::now(), unix, speed }) }

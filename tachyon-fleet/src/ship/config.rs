@@ -1,4 +1,4 @@
-//! `fleet.toml`: what is shipped, and to whom. `docs/fleet.md` explains it, and `deploy/fleet.toml` has every key.
+//! `fleet.toml`: what is shipped, and where. `docs/fleet.md` explains it, and `deploy/fleet.toml` has every key.
 
 mod backends;
 
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tachyon::advice::Told;
 
-/// Read where no other is named.
+/// Read if no other is named.
 pub(super) const DEFAULT_PATH: &str = "/etc/tachyon-bpf/fleet.toml";
 /// Where progress is kept, unless the configuration or systemd's `StateDirectory` say otherwise.
 const DEFAULT_STATE: &str = "/var/lib/tachyon-fleet";
@@ -48,10 +48,10 @@ pub struct Config {
 pub struct SpoolConfig {
     /// The agent's spool, or a directory of recordings.
     pub path: PathBuf,
-    /// Between two looks.
+    /// Time between two looks.
     #[serde(deserialize_with = "time")]
     pub look: Duration,
-    /// A larger file is no segment.
+    /// A larger file is not taken for a segment.
     #[serde(deserialize_with = "size")]
     pub largest: u64,
     /// Length of a slice.
@@ -118,7 +118,7 @@ impl Config {
     /// The directory of progress.
     #[must_use]
     pub fn state(&self) -> PathBuf {
-        // systemd may give several, with colons between them.
+        // systemd may give several, separated by colons.
         let of_systemd = || std::env::var("STATE_DIRECTORY").ok()?.split(':').next().map(PathBuf::from);
         self.state.path.clone().or_else(of_systemd).unwrap_or_else(|| DEFAULT_STATE.into())
     }
@@ -170,13 +170,13 @@ impl Config {
             if store.url.is_empty() {
                 return wrong("store.url", "is missing", STORES);
             }
-            // It is a backend's name, which messages and metrics show.
+            // It becomes the backend's name, which messages and metrics show.
             let url = bucket::url(&store.url).map_err(|error| (format!("store.url: {error}"), STORES))?;
             if url.password().is_some() {
                 return wrong("store.url", "has a password in it", "give the key as a file: secret_access_key_file, …");
             }
             if let Some(endpoint) = &store.endpoint {
-                // Keys sign; these are sent as they are.
+                // Keys are only used to sign; these are sent as they are.
                 let sent = [&store.session_token_file, &store.sas_file, &store.service_account_file];
                 has_url("store.endpoint", endpoint, sent.iter().any(|file| file.is_some()))?;
             }
@@ -199,7 +199,7 @@ impl Config {
         Ok(())
     }
 
-    /// What backends are called, in the order OTLP, Pyroscope, stores.
+    /// The names of backends, in the order OTLP, Pyroscope, stores.
     pub(super) fn names(&self) -> Vec<String> {
         let otlp = self.otlp.iter().map(|it| (&it.name, "otlp", &it.endpoint));
         let pyroscope = self.pyroscope.iter().map(|it| (&it.name, "pyroscope", &it.url));
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(all.store[0].formats, StoreConfig::default().formats);
     }
 
-    /// What a table takes is in its part of the file.
+    /// Every key that a table accepts is in its part of the file.
     #[test]
     fn every_key_is_in_the_file_that_has_them_all() {
         let text = include_str!("../../../deploy/fleet.toml");

@@ -1,4 +1,4 @@
-//! `ship --dry-run`: what would leave the host, and to whom. Nothing is sent, and nothing is written.
+//! `ship --dry-run`: what would leave the host, and where it would go. Nothing is sent, and nothing is written.
 
 use super::backend::{Backend, Parts};
 use super::progress::Progress;
@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use tachyon::sinks::text::escape_controls;
 
-/// Examples of a label's values.
+/// Most examples of a label's values.
 const EXAMPLES: usize = 4;
-/// Requests that are listed for each backend.
+/// Most requests that are listed for each backend.
 const REQUESTS: usize = 6;
 
 /// What a backend would get.
@@ -29,7 +29,7 @@ struct Told<'a> {
     refused: BTreeMap<Reason, u64>,
 }
 
-/// What tells about the host and its programs.
+/// Information about the host and its programs.
 #[derive(Default)]
 struct Content {
     /// Values of labels.
@@ -38,7 +38,7 @@ struct Content {
     functions: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
-/// Tells it. One segment is in memory at a time: a spool may have days of them.
+/// Writes it out. One segment is in memory at a time: a spool may have days of them.
 ///
 /// # Errors
 /// When the spool cannot be read, or `out` fails.
@@ -135,7 +135,7 @@ impl Content {
         self.functions.extend(names);
     }
 
-    /// Labels and names: what somebody who cares for privacy looks at.
+    /// Writes labels and names: what matters for privacy.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.labels.is_empty() {
             return Ok(());

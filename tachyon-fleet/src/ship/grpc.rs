@@ -1,4 +1,5 @@
-//! gRPC by the same HTTP client as everything else: so certificates, tokens and proxies are the same, and so are their errors.
+//! gRPC over the same HTTP client as everything else, so certificates, tokens and proxies work the same way, with the same
+//! errors.
 
 use crate::net::http::{Server, told};
 use crate::net::push::{PushError, Reason};
@@ -17,14 +18,14 @@ use tower_service::Service;
 /// Sends one message and waits for the answer.
 ///
 /// # Errors
-/// When it was not taken, or that is not known.
+/// When it was not accepted, or that is not known.
 pub async fn unary<M, R>(server: &Arc<Server>, path: &'static str, message: M) -> Result<R, PushError>
 where
     M: prost::Message + Send + Sync + 'static,
     R: prost::Message + Default + Send + Sync + 'static,
 {
     let channel = Channel { server: Arc::clone(server) };
-    // Go's servers answer as they were asked.
+    // Go's servers answer with the compression of the request.
     let gzip = CompressionEncoding::Gzip;
     let mut client = tonic::client::Grpc::new(channel).send_compressed(gzip).accept_compressed(gzip);
     let codec = tonic_prost::ProstCodec::<M, R>::default();
@@ -35,7 +36,7 @@ where
     }
 }
 
-/// An HTTP client as gRPC wants one.
+/// An HTTP client in the form that gRPC needs.
 #[derive(Clone)]
 struct Channel {
     server: Arc<Server>,
@@ -68,7 +69,7 @@ impl Service<http::Request<Body>> for Channel {
             request.headers_mut().extend(parts.headers);
             *request.body_mut() = Some(body.into());
             let response = server.execute(request).await.map_err(in_words)?;
-            // What is no gRPC at all: a proxy's or a web server's answer.
+            // Not gRPC at all: a proxy's or a web server's answer.
             if let Some((reason, doubtful)) = crate::net::push::of_status(response.status().as_u16()) {
                 let message = format!("{} answers {}, and not as gRPC", server.shown(), response.status());
                 let error = server.with_hint(PushError::new(reason, message));
@@ -79,7 +80,7 @@ impl Service<http::Request<Body>> for Channel {
     }
 }
 
-/// A status by what can be done about it (opentelemetry.io/docs/specs/otlp, "Failures").
+/// A status, classified by what can be done about it (opentelemetry.io/docs/specs/otlp, "Failures").
 fn failure(server: &Server, status: Status) -> PushError {
     let mut source = std::error::Error::source(&status);
     while let Some(error) = source {
@@ -113,7 +114,7 @@ fn failure(server: &Server, status: Status) -> PushError {
     }
 }
 
-/// How long the server wants to be left alone.
+/// How long the server wants the client to wait.
 fn pushback(metadata: &MetadataMap) -> Option<Duration> {
     let ms = metadata.get("grpc-retry-pushback-ms")?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_millis(ms))

@@ -1,7 +1,7 @@
 //! Whether profiling works on this host: samples come while CPythons run.
 //!
-//! The shipper has no rights, and needs none: the agent says in `state.json` what it did, accounts name the processes that had samples, and
-//! everybody may read in `/proc/PID/stat` whether those still run and use CPU time.
+//! The shipper has no privileges, and needs none: the agent says in `state.json` what it did, accounts name the processes that had samples,
+//! and anyone may read in `/proc/PID/stat` whether those still run and use CPU time.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -9,11 +9,11 @@ use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
-/// The agent's state is no longer than that.
+/// Longest state of an agent that is read.
 const LONGEST: u64 = 1 << 20;
-/// An agent that has ended no segment for so many of their lengths has stopped; no length is taken for shorter than a minute.
+/// An agent that has ended no segment for this many segment lengths has stopped; lengths count as at least a minute.
 const SEGMENTS: f64 = 3.0;
-/// CPU time that a process uses without a sample before it is strange: two seconds are 38 samples at 19 Hz.
+/// CPU time without a sample, in ticks, after which a process is suspicious: two seconds are 38 samples at 19 Hz.
 const TICKS_WITHOUT_SAMPLE: u64 = 200;
 
 /// What the agent says.
@@ -34,11 +34,11 @@ pub struct AgentState {
 #[derive(Debug, Default)]
 pub struct Health {
     last: Option<AgentState>,
-    /// When `stored` grew last.
+    /// When `stored` last grew.
     grew_unix: f64,
     /// Length of a segment, as seen.
     segment_s: f64,
-    /// Processes that had samples: pid, start and CPU time (in ticks) when samples came last, or when it was first heard of.
+    /// Processes that had samples: pid, start and CPU time (in ticks) when samples last came, or when it was first noticed.
     processes: BTreeMap<u32, (u64, u64)>,
     trouble: Vec<String>,
 }
@@ -68,7 +68,7 @@ impl Health {
                 now.is_some()
             });
         }
-        // A segment is read some time after its samples were counted.
+        // A segment is read some time after its samples are counted.
         for &pid in sampled {
             let Some(now) = cpu_of(pid) else { continue };
             let known = self.processes.entry(pid).or_insert(now);
@@ -141,7 +141,7 @@ mod tests {
         idle.look_at(state(1, 60.0, 10), &[7], 61.0, &busy(1000));
         idle.look_at(state(5, 300.0, 10), &[], 302.0, &busy(1003));
         assert!(idle.trouble().is_empty());
-        // Another has its pid.
+        // Another process has its pid.
         let mut other = Health::default();
         other.look_at(state(1, 60.0, 10), &[7], 61.0, &busy(1000));
         other.look_at(state(5, 300.0, 10), &[], 302.0, &|_| Some((500, 9000)));
@@ -157,7 +157,7 @@ mod tests {
         let busy = |ticks| move |pid| (pid == 7).then_some((100, ticks));
         health.look_at(state(1, 60.0, 10), &[], 61.0, &busy(1000));
         health.look_at(state(1, 60.0, 10), &[7], 71.0, &busy(1100));
-        // Samples of others, or of its next segment, which has yet to be read.
+        // Samples of others, or from its next segment, which has yet to be read.
         health.look_at(state(2, 120.0, 20), &[], 121.0, &busy(2000));
         health.look_at(state(5, 300.0, 20), &[], 302.0, &busy(2100));
         assert!(health.trouble().is_empty(), "100 ticks are two samples: by chance there may be none");

@@ -1,4 +1,4 @@
-//! What the shipper counts, as Prometheus wants it, with what the agent says of itself in front.
+//! What the shipper counts, in Prometheus's format, preceded by the agent's own metrics.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,7 +10,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
-/// The agent's metrics are no longer than that.
+/// Longest metrics of an agent that are read.
 const LONGEST: u64 = 1 << 20;
 /// The format's name.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -25,31 +25,31 @@ pub struct Metrics {
     pub shipped_segments: Family<OfBackend, Counter>,
     /// Samples in them.
     pub shipped_samples: Family<OfBackend, Counter>,
-    /// Bytes of pushes that were taken.
+    /// Bytes of pushes that were accepted.
     pub sent_bytes: Family<OfBackend, Counter>,
-    /// Pushes, failed ones too.
+    /// Pushes, including failed ones.
     pub pushes: Family<OfBackend, Counter>,
     /// Pushes that failed.
     pub errors: Family<OfReason, Counter>,
-    /// Pushes of which nobody knows whether they arrived, and that were repeated.
+    /// Pushes that were repeated without knowing whether they had arrived.
     pub doubts: Family<OfBackend, Counter>,
-    /// Samples that will never be taken.
+    /// Samples that will never be accepted.
     pub refused_samples: Family<OfReason, Counter>,
-    /// Segments that left the spool for its bounds before they were shipped.
+    /// Segments that were removed to keep the spool within its limits before they were shipped.
     pub expired_segments: Family<OfBackend, Counter>,
     /// Segments in the spool that have yet to be shipped.
     pub pending_segments: Family<OfBackend, Gauge>,
     /// Age of the oldest of them.
     pub pending_age_seconds: Family<OfBackend, Gauge<f64, AtomicU64>>,
-    /// When a push was taken last.
+    /// When a push was last accepted.
     pub last_success: Family<OfBackend, Gauge<f64, AtomicU64>>,
-    /// Whether the last push was taken.
+    /// Whether the last push was accepted.
     pub up: Family<OfBackend, Gauge>,
     /// Files that were set aside.
     pub bad_files: Counter,
     /// Files of the spool that are set aside now and could not be moved.
     pub bad_files_left: Gauge,
-    /// How often the configuration was read anew.
+    /// How often the configuration was reloaded.
     pub reloads: Counter,
     /// Age of the oldest segment in the spool.
     pub spool_age_seconds: Gauge<f64, AtomicU64>,
@@ -61,7 +61,7 @@ pub fn of(backend: &str) -> OfBackend {
     [("backend", backend.to_owned())]
 }
 
-/// The labels of what has a reason.
+/// The labels of a metric with a reason.
 #[must_use]
 pub fn because(backend: &str, reason: &str) -> OfReason {
     [("backend", backend.to_owned()), ("reason", reason.to_owned())]
@@ -117,11 +117,11 @@ impl Metrics {
     }
 }
 
-/// What the agent wrote, line by line: whoever can write to the spool must not be able to say anything else here.
+/// The agent's metrics, checked line by line: whoever can write to the spool must not be able to put anything else here.
 fn of_agent(spool: &Path) -> String {
     let mut text = String::new();
     if let Ok(file) = tachyon::input::open(&spool.join("metrics.prom")) {
-        // What is no text says nothing.
+        // Content that is not text is ignored.
         let _some = file.take(LONGEST).read_to_string(&mut text);
     }
     let ours =
@@ -186,11 +186,11 @@ mod tests {
         assert!(text.ends_with("# EOF\n") && !text.contains("\nx 1"));
     }
 
-    /// Each metric that the dashboard asks for is one of ours or the agent's, and it asks for them under their own names.
+    /// Each metric that the dashboard queries is the shipper's or the agent's, and it uses their real names.
     #[test]
     fn the_dashboard_asks_for_what_there_is() {
         let metrics = Metrics::default();
-        // Families without a value are not told.
+        // Families without a value are not output.
         for family in [&metrics.errors, &metrics.refused_samples] {
             family.get_or_create(&because("x", "tls")).inc();
         }

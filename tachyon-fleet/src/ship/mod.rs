@@ -1,8 +1,8 @@
-//! `ship`: segments from the spool to what people run.
+//! `ship`: ships segments from the spool to the backends that people run.
 //!
-//! It runs as an ordinary user without capabilities and meets the agent in files alone. [`config`] says whom it ships to; each [`backend`] has a worker
-//! ([`shipper`]) with a `progress` of its own, so that one that is down holds none back; the `spool` itself is the queue, which workers share
-//! ([`Shared`]). `server` answers `/metrics` and `/healthz`.
+//! It runs as an ordinary user without capabilities and only shares files with the agent. [`config`] says where it ships to; each
+//! [`backend`] has a worker ([`shipper`]) with a `progress` of its own, so that one that is down does not hold back the others; the `spool`
+//! itself is the queue, which workers share ([`Shared`]). `server` answers `/metrics` and `/healthz`.
 
 pub mod backend;
 mod batches;
@@ -49,9 +49,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// Held by the one shipper of a state.
 const LOCK: &str = ".lock";
-/// Between two looks at the agent.
+/// Time between two looks at the agent.
 const AGENT_LOOK: Duration = Duration::from_secs(10);
-/// How long pushes that are under way may take when the shipper is to end.
+/// How long pushes under way may take when the shipper is to end.
 const LAST_PUSH: Duration = Duration::from_secs(15);
 
 /// Runs the command.
@@ -77,15 +77,15 @@ pub fn run(args: &ShipArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return finish(&summaries, out);
     }
     let outcome = runtime.block_on(forever(&shared, &path, config, backends));
-    // What still reads a file ends with the process.
+    // Threads that still read a file end with the process.
     runtime.shutdown_background();
     outcome
 }
 
-/// What workers share, for a configuration.
+/// The workers' shared state, for a configuration.
 ///
 /// # Errors
-/// When what is known of the spool cannot be read.
+/// When what is known about the spool cannot be read.
 pub fn shared(
     config: &Config,
     state: &Path,
@@ -99,7 +99,7 @@ fn spool(config: &Config, state: &Path, read_only: bool) -> anyhow::Result<Spool
     Spool::new(&config.spool.path, state, config.spool.largest, config.options(), read_only)
 }
 
-/// Makes the directory of the state, and takes it for this process alone.
+/// Creates the state directory, and locks it for this process.
 ///
 /// # Errors
 /// When it cannot be made, or another shipper has it.
@@ -122,7 +122,7 @@ pub fn take(state: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Ships what there is, once.
+/// Ships everything there is, once.
 ///
 /// # Errors
 /// When progress cannot be written.
@@ -138,7 +138,7 @@ pub async fn once(shared: &Arc<Shared>, backends: Vec<Backend>, config: &Config)
     Ok(summaries)
 }
 
-/// Tells what became of it; not to have shipped everything is an error.
+/// Reports the outcome; it is an error if not everything was shipped.
 fn finish(summaries: &[Summary], out: &mut dyn Write) -> anyhow::Result<()> {
     let mut left = 0;
     for summary in summaries {
@@ -175,7 +175,7 @@ fn finish(summaries: &[Summary], out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Until SIGTERM or SIGINT; SIGHUP reads the configuration anew.
+/// Runs until SIGTERM or SIGINT; SIGHUP reloads the configuration.
 async fn forever(
     shared: &Arc<Shared>,
     path: &Path,
@@ -211,7 +211,7 @@ async fn forever(
                 }
             }
         };
-        // What is being pushed is pushed to its end.
+        // Pushes under way are completed.
         let _none_left = stop.send(true);
         if reloads.is_none() {
             notify(&[NotifyState::Stopping]);
@@ -233,15 +233,15 @@ async fn forever(
     }
 }
 
-/// What a reload puts in place of what was there.
+/// What a reload replaces.
 struct Renewed {
     config: Config,
     backends: Vec<Backend>,
-    /// Where another address is asked for; inside, `None`: nobody is to listen.
+    /// Set if another address is wanted; an inner `None` means not to listen at all.
     listener: Option<Option<TcpListener>>,
 }
 
-/// Reads everything anew, and gets all that may fail before anything ends.
+/// Reloads everything, and does everything that may fail before ending anything.
 async fn renewed(path: &Path, old: &Config) -> anyhow::Result<Renewed> {
     let config = Config::read(path)?;
     if config.spool.path != old.spool.path || config.state() != old.state() {
@@ -273,7 +273,7 @@ fn serve(shared: &Arc<Shared>, listener: Option<TcpListener>) -> JoinHandle<()> 
     })
 }
 
-/// Looks at the agent, and tells systemd that all is well here.
+/// Checks on the agent, and tells systemd that all is well here.
 async fn look_after(shared: Arc<Shared>) {
     let mut usec = 0;
     let is_watched = sd_notify::watchdog_enabled(false, &mut usec);

@@ -1,8 +1,8 @@
 //! A segment as OTLP profiles (opentelemetry-proto 1.11, `profiles/v1development`): messages with one dictionary each.
 //!
-//! Each process is a resource. Samples are counted, not listed: a sample has a value and no times, and each slice is a profile for each type of
-//! value that it has, as the protocol wants it since 1.8: `samples`, nanoseconds of `cpu`, nanoseconds of `off_cpu` of waiting threads, and events.
-//! A message ends before it is larger than servers take; the next one has a dictionary of its own, which `dictionary` fills.
+//! Each process is a resource. Samples are counted, not listed: a sample has a value and no times, and each slice becomes one profile per
+//! type of value, as the protocol requires since 1.8: `samples`, nanoseconds of `cpu`, nanoseconds of `off_cpu` of waiting threads, and
+//! events. A message ends before it gets larger than servers accept; the next one has a dictionary of its own, which `dictionary` fills.
 
 mod dictionary;
 
@@ -18,7 +18,7 @@ use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 
-/// Around what is counted: lengths, the scope, what lengths of lengths add.
+/// Overhead around what is counted: lengths, the scope, lengths of lengths.
 const AROUND: usize = 256;
 
 /// A message.
@@ -33,7 +33,7 @@ pub struct Message {
 /// The messages of a segment, none of which is much larger than `max_bytes` (one stack may be).
 #[must_use]
 pub fn messages(segment: &Segment, max_bytes: usize) -> Vec<Message> {
-    // Rows of a process and slice stand together.
+    // Rows of the same process and slice come together.
     let mut rows: Vec<&SampleRow> = segment.samples.iter().collect();
     rows.sort_by(|a, b| (&a.service, &a.labels, a.slice_start_ms).cmp(&(&b.service, &b.labels, b.slice_start_ms)));
     let mut messages = Vec::new();
@@ -51,7 +51,7 @@ pub fn messages(segment: &Segment, max_bytes: usize) -> Vec<Message> {
     messages
 }
 
-/// What a profile's values are.
+/// The kind of a profile's values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum ValueKind {
     Samples,
@@ -73,13 +73,13 @@ impl ValueKind {
 
 struct Builder<'a> {
     segment: &'a Segment,
-    /// Number of the message: two of one segment have no profile in common.
+    /// Number of the message: two messages of one segment share no profile.
     number: usize,
     dictionary: Dictionary<'a>,
     resources: Vec<proto::ResourceProfiles>,
-    /// Whose the last resource is, and profiles of its last slice.
+    /// The owner of the last resource, and the profiles of its last slice.
     last: Option<(&'a SampleRow, HashMap<ValueKind, usize>)>,
-    /// Without the dictionary.
+    /// Size without the dictionary.
     bytes: usize,
     samples: u64,
 }
@@ -97,12 +97,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What it is until now, roughly.
+    /// Its size so far, roughly.
     fn bytes(&self) -> usize {
         self.bytes + self.dictionary.bytes()
     }
 
-    /// What a row adds at most, roughly.
+    /// The most that a row adds, roughly.
     fn cost(&self, row: &SampleRow) -> usize {
         let values = 3 * 24;
         let resource = match &self.last {
@@ -169,7 +169,7 @@ impl<'a> Builder<'a> {
         }
         let (r#type, unit) = kind.names();
         let sample_type = self.dictionary.value_type(r#type, unit);
-        // The clock is what makes all but events.
+        // Everything but events comes from the clock.
         let is_event = matches!(kind, ValueKind::Event(_));
         let period_type = (!is_event).then(|| self.dictionary.value_type("cpu", "nanoseconds"));
         let (place, resources) = (self.profiles().len(), self.resources.len());
@@ -182,7 +182,7 @@ impl<'a> Builder<'a> {
             duration_nano: nanoseconds(self.segment.slice_ms),
             period_type,
             period: if is_event { 0 } else { self.segment.interval_ns },
-            // The same each time it is sent: a server may find out that it has it.
+            // The same each time it is sent, so that a server can recognise a duplicate.
             profile_id: Sha256::digest(id)[..16].to_vec(),
             ..proto::Profile::default()
         };
@@ -203,7 +203,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What a process is, by OpenTelemetry's names where it has some.
+/// Attributes of a process, with OpenTelemetry's names where they exist.
 fn attributes(row: &SampleRow) -> Vec<KeyValue> {
     let text = |key: &str, value: &str| KeyValue {
         key: key.to_owned(),
@@ -229,7 +229,7 @@ fn attributes(row: &SampleRow) -> Vec<KeyValue> {
             ..KeyValue::default()
         });
     }
-    // A key stands once: one of the names above may be a rule's.
+    // A key occurs once: a rule may have set one of the names above.
     let others = labels.others.iter().filter(|(key, _)| attributes.iter().all(|known| known.key != **key));
     let others: Vec<KeyValue> = others.map(|(key, value)| text(key, value)).collect();
     attributes.extend(others);

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tachyon::sinks::pprof::proto;
 
-/// The name of the mapping of what has no object.
+/// The name of the mapping for code without an object.
 const PYTHON: &str = "[python]";
-/// What stands for a stack without frames.
+/// Stands for a stack without frames.
 const NO_FRAMES: &str = "<no frames>";
 
-/// What a profile may be at most.
+/// The limits of a profile.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Samples.
@@ -30,7 +30,7 @@ pub struct ValueType<'a> {
     pub name: &'a str,
     /// Unit.
     pub unit: &'a str,
-    /// Of a row; 0: the row has none.
+    /// The value of a row; 0: the row has none.
     pub value: &'a dyn Fn(&SampleRow) -> i64,
 }
 
@@ -43,8 +43,8 @@ pub struct Encoded {
     pub samples: u64,
 }
 
-/// Profiles of the rows of one slice; more than one where one would be too large. What fits into none is counted with the reason. `counted` says how many
-/// samples of a row are told to have been shipped with it: a sample may be in profiles of two types.
+/// Profiles of the rows of one slice; more than one if one would be too large. What does not fit into any is counted with the reason.
+/// `counted` says how many samples of a row count as shipped with it, since a sample may be in profiles of two types.
 #[must_use]
 pub fn profiles(
     segment: &Segment,
@@ -127,20 +127,20 @@ impl<'a> Builder<'a> {
         builder
     }
 
-    /// What a stack adds at most.
+    /// The most that a stack adds.
     fn cost(&self, frames: &[i64], depth: usize) -> usize {
         let new = frames.iter().filter(|frame| !self.locations.contains_key(frame));
         let new: usize = new
             .filter_map(|frame| self.segment.frames.get(frame))
             .map(|frame| frame.function.len() + frame.file.len() + 96)
             .sum();
-        // Numbers of locations have three bytes as a rule.
+        // Location numbers usually take three bytes.
         new + frames.len().min(depth) * 4 + 96
     }
 
     fn add(&mut self, frames: &Arc<[i64]>, depth: usize, values: Vec<i64>, samples: u64) {
         let mut location_id = if frames.len() > depth {
-            // Both ends: what ran, and who called it. The server would leave out what ran.
+            // Keeps both ends: what ran, and its outermost callers. The server would leave out what ran.
             let (inner, outer) = ((depth - 1) / 2, depth / 2);
             let mut ids = self.locations_of(&frames[..inner]);
             ids.push(self.special(&format!("<{} frames omitted>", frames.len() - inner - outer)));
@@ -186,7 +186,7 @@ impl<'a> Builder<'a> {
     }
 
     fn special(&mut self, name: &str) -> u64 {
-        // There are few, and each is another.
+        // There are few, and they all differ.
         self.push(PYTHON, name, "", 0)
     }
 
@@ -217,7 +217,8 @@ impl<'a> Builder<'a> {
         let next = self.mappings.len() as u64 + 1;
         let id = *self.mappings.entry(filename).or_insert(next);
         if id == next {
-            // pprof takes mappings without a range of their own for one and the same: these are where no Linux puts code.
+            // pprof treats all mappings without a range of their own as the same: these ranges are where Linux never puts
+            // code.
             let start = (1 << 56) + (next << 32);
             let mapping = proto::Mapping {
                 id,

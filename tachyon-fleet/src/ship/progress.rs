@@ -1,4 +1,4 @@
-//! What a backend has: kept in a file of its own, so that backends that are down hold none back.
+//! What a backend has received: kept in a file of its own, so that backends that are down do not hold back others.
 
 use super::spool::Item;
 use anyhow::Context as _;
@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// The form of the file.
+/// Version of the file's format.
 const VERSION: u32 = 1;
 
 /// Progress of one backend.
@@ -23,7 +23,7 @@ pub struct Progress {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Kept {
     version: u32,
-    /// What it is called.
+    /// Its name.
     backend: String,
     /// Numbers of segments that are done, by recorder (`HOST-START`): ranges, both ends included.
     #[serde(default)]
@@ -36,29 +36,30 @@ struct Kept {
     sending: Option<Sending>,
 }
 
-/// What is being sent: whoever finds this at a start does not know whether it arrived.
+/// What is being sent: if this is found at a start, it is unknown whether it arrived.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sending {
     /// The first segment of it.
     pub segment: String,
     /// Parts that have arrived.
     pub parts: usize,
-    /// Of so many.
+    /// Of this many.
     pub of: usize,
-    /// Whether the next one may have.
+    /// Whether the next one may have arrived.
     pub doubtful: bool,
-    /// Of a batch: when its time begins, seconds since 1970. Whatever the spool has lost meanwhile, the batch of that time keeps its name.
+    /// For a batch: when its period begins, seconds since 1970. Whatever has left the spool meanwhile, the batch of that period keeps its
+    /// name.
     #[serde(default)]
     pub window: Option<i64>,
 }
 
 impl Progress {
-    /// Reads it, or begins anew.
+    /// Reads it, or starts from nothing.
     ///
     /// # Errors
-    /// When it cannot be read, or is not what this program writes: then nobody knows what was shipped.
+    /// When it cannot be read, or is not what this program writes: then it is unknown what was shipped.
     pub fn open(state: &Path, backend: &str) -> anyhow::Result<Self> {
-        // Names are for people, and may hold anything.
+        // Names are for people, and may contain anything.
         let digest = Sha256::digest(backend);
         let number: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let path = state.join(format!("{number}.json"));
@@ -91,7 +92,7 @@ impl Progress {
         self.kept.sending.as_ref()
     }
 
-    /// Before something is sent.
+    /// To be called before something is sent.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -100,7 +101,7 @@ impl Progress {
         self.write()
     }
 
-    /// After all of it has arrived, or will never be taken.
+    /// To be called after all of it has arrived, or will never be accepted.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -115,7 +116,7 @@ impl Progress {
         self.write()
     }
 
-    /// Forgets what is in the spool no more.
+    /// Forgets what is no longer in the spool.
     pub fn keep(&mut self, items: &[Item]) {
         let recorders: BTreeSet<&str> =
             items.iter().filter_map(|item| item.recorder.as_ref()).map(|(recorder, _)| recorder.as_str()).collect();
@@ -130,7 +131,7 @@ impl Progress {
     }
 }
 
-/// Writes a file of the state so that it is there as a whole, also after a power cut.
+/// Writes a state file atomically, so that it is complete even after a power cut.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -149,7 +150,7 @@ fn covers(ranges: &[[u64; 2]], number: u64) -> bool {
     after > 0 && number <= ranges[after - 1][1]
 }
 
-/// Ranges stay sorted, and none touches another.
+/// Adds a number; ranges stay sorted, and no two touch.
 fn add(ranges: &mut Vec<[u64; 2]>, number: u64) {
     if covers(ranges, number) {
         return;

@@ -1,7 +1,8 @@
-//! A segment for Grafana Pyroscope: `push.v1.PusherService/Push`, pprof profiles by series, within what the server takes.
+//! A segment for Grafana Pyroscope: `push.v1.PusherService/Push`, pprof profiles by series, within the server's limits.
 //!
-//! A series is `service_name`, the type of profile (`__name__`) and the labels that the configuration lists; processes that differ in nothing else are one.
-//! Its limits (`pkg/validation/limits.go` and `validate.go` of Pyroscope 1.x) are kept here, so that what the server would refuse has a name, and is not sent.
+//! A series is `service_name`, the type of profile (`__name__`) and the labels that the configuration lists; processes that do not differ
+//! in these are one. Its limits (`pkg/validation/limits.go` and `validate.go` of Pyroscope 1.x) are enforced here, so that what the
+//! server would refuse is reported by reason, and not sent.
 
 use super::config::PyroscopeConfig;
 use super::pprof::{Encoded, Limits, ValueType, profiles};
@@ -16,9 +17,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Longest name and value of a label.
 const LONGEST_NAME: usize = 1024;
 const LONGEST_VALUE: usize = 2048;
-/// A request has so many bytes of profiles at most, one profile at least.
+/// Most bytes of profiles in a request, which has at least one profile.
 const REQUEST: usize = 2 << 20;
-/// For how long a series counts as active.
+/// How long a series counts as active.
 const ACTIVE_MS: i64 = 60 * 60 * 1000;
 
 /// `push.v1.PushRequest` (grafana/pyroscope, `api/push/v1/push.proto`); the numbers are the format.
@@ -65,7 +66,7 @@ pub struct RawSample {
 /// A request for a tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// `X-Scope-OrgID`; none where the server has one tenant.
+    /// `X-Scope-OrgID`; none if the server has one tenant.
     pub tenant: Option<String>,
     /// Content.
     pub push: PushRequest,
@@ -73,7 +74,7 @@ pub struct Request {
     pub samples: u64,
 }
 
-/// What a segment becomes.
+/// The result for a segment.
 #[derive(Clone, Debug, Default)]
 pub struct Encoding {
     /// Requests.
@@ -82,7 +83,7 @@ pub struct Encoding {
     pub refused: BTreeMap<Reason, u64>,
 }
 
-/// Series that are active at a server because of us.
+/// Series that are active at a server because of this shipper.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     /// By tenant and labels: when it was last sent, by the data's time.
@@ -176,7 +177,7 @@ pub fn encode(segment: &Segment, config: &PyroscopeConfig, series: &mut Series, 
     encoding
 }
 
-/// Puts a series into the last request, if it is the same tenant's and not too large.
+/// Puts a series into the last request, if that has the same tenant and is not too large.
 fn push(requests: &mut Vec<Request>, tenant: Option<String>, series: RawProfileSeries, samples: u64) {
     let size = series.encoded_len();
     match requests.last_mut() {
@@ -188,7 +189,7 @@ fn push(requests: &mut Vec<Request>, tenant: Option<String>, series: RawProfileS
     }
 }
 
-/// What profiles rows make.
+/// Which types of profiles rows make.
 fn types(segment: &Segment, rows: &[&SampleRow]) -> Vec<ProfileType> {
     let mut types = Vec::new();
     if rows.iter().any(|row| row.on_cpu_ns > 0) {
@@ -200,7 +201,7 @@ fn types(segment: &Segment, rows: &[&SampleRow]) -> Vec<ProfileType> {
     let mut events: Vec<&str> = rows.iter().filter_map(|row| segment.event_of(row)).map(|(name, _)| name).collect();
     events.sort();
     events.dedup();
-    // A name of a metric, and of a type of sample, has no `-`.
+    // Names of metrics and sample types must not contain `-`.
     let plain = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     types.extend(
         events
@@ -216,7 +217,7 @@ fn of_cpu(segment: &Segment, row: &SampleRow) -> i64 {
 }
 
 impl ProfileType {
-    /// Samples of a row that are counted with this type: what ran is in the time of the clock, too, and is counted once.
+    /// Samples of a row that are counted with this type: what ran is also part of wall-clock time, but is counted once.
     fn counted(&self, segment: &Segment, row: &SampleRow) -> u64 {
         let samples = match self.kind {
             Kind::Cpu => of_cpu(segment, row),
@@ -278,7 +279,7 @@ fn labels(row: &SampleRow, config: &PyroscopeConfig) -> (Option<String>, Labels)
     (tenant, labels.into_iter().collect())
 }
 
-/// As Prometheus has it: letters, digits and `_`, no digit first.
+/// In Prometheus's form: letters, digits and `_`, not starting with a digit.
 fn label_name(label: &str) -> String {
     let name = label.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     if name.starts_with(|c: char| c.is_ascii_digit()) { format!("_{name}") } else { name }
@@ -399,7 +400,7 @@ mod tests {
         assert_eq!(refused(&labels, START), BTreeMap::from([(Reason::Labels, 9)]));
         let small = PyroscopeConfig { max_profile: 100, ..config.clone() };
         assert_eq!(refused(&small, START), BTreeMap::from([(Reason::TooLarge, 9)]));
-        // A series that is active already does not count again, and one that has rested for an hour does not count.
+        // A series that is already active does not count again, and one that has been idle for an hour does not count.
         let mut series = Series::default();
         let of =
             |series: &mut Series, name: &str, ms| series.admits(&None, &vec![("a".to_owned(), name.to_owned())], ms, 2);

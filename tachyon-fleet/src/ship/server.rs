@@ -13,21 +13,21 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// Most connections at once: whoever scrapes has one.
+/// Most connections at once: a scraper needs one.
 const MOST: usize = 16;
-/// Until a request's head is there.
+/// Longest time until a request's head has arrived.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A connection is no longer open than that.
+/// Longest time that a connection stays open.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Answers until the task is ended.
+/// Answers requests until the task is ended.
 pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let slots = Arc::new(Semaphore::new(MOST));
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // Out of descriptors, for example: not for ever.
+            // Out of descriptors, for example, which will pass.
             Err(_) => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -42,7 +42,7 @@ pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
             let connection = http.serve_connection(TokioIo::new(stream), answer);
-            // Who goes away has what they wanted.
+            // A client that goes away has what it wanted.
             let _gone = tokio::time::timeout(LONGEST, connection).await;
             drop(slot);
         });

@@ -1,6 +1,7 @@
-//! What all workers share: the spool, the segments read last, counts, health, and whom to tell.
+//! What all workers share: the spool, the segments last read, counts, health, and where to report.
 //!
-//! Workers ask it for what there is and for segments, each of which is read once for all of them; it sends nothing and knows no backend.
+//! Workers ask it what there is and for segments, each of which is read once for all of them; it sends nothing and knows nothing about
+//! backends.
 
 use super::clock::Clock;
 use super::health::Health;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tachyon::sinks::text::escape_controls;
 
-/// Segments that are kept in memory: backends read the same ones at about the same time.
+/// Most segments that are kept in memory: backends read the same ones at about the same time.
 const KEPT: usize = 4;
 
 /// What all workers share.
@@ -49,19 +50,19 @@ impl Shared {
         }
     }
 
-    /// Tells people a line.
+    /// Reports a line to the user.
     pub(super) fn tell(&self, line: &str) {
         (self.told)(&escape_controls(line));
     }
 
-    /// The spool's bounds, after the configuration was read anew.
+    /// Sets the spool's limits, after the configuration was reloaded.
     pub(super) fn renew(&self, largest: u64, options: Options) {
         self.spool().renew(largest, options);
         // They were cut into other slices.
         lock(&self.recent).clear();
     }
 
-    /// What `/metrics` answers.
+    /// The answer to `/metrics`.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let healthy = self.trouble().is_empty();
@@ -73,7 +74,7 @@ impl Shared {
         lock(&self.health).trouble().to_vec()
     }
 
-    /// Looks after the agent.
+    /// Checks on the agent.
     pub(super) fn look_after(&self) {
         let sampled = std::mem::take(&mut *lock(&self.sampled));
         lock(&self.health).look(&self.directory, &sampled, self.clock.unix());
@@ -101,14 +102,14 @@ impl Shared {
         }
     }
 
-    /// The spool itself, for as long as nobody else reads.
+    /// The spool itself, locked while in use.
     pub(super) fn spool(&self) -> MutexGuard<'_, Spool> {
         lock(&self.spool)
     }
 
-    /// Reads a segment, or finds it read already.
+    /// Reads a segment, unless it has already been read.
     pub(super) fn read(&self, item: &Item) -> Read {
-        // One at a time: what reading may cost is counted for the whole process.
+        // One at a time: the cost limits for reading apply to the whole process.
         let mut spool = self.spool();
         if let Some((_, known)) = lock(&self.recent).iter().find(|(key, _)| *key == item.key) {
             return Read::Segment(Arc::clone(known));
@@ -136,7 +137,7 @@ impl Shared {
     }
 }
 
-/// What became of reading a segment.
+/// The outcome of reading a segment.
 pub(super) enum Read {
     /// It was read, now or before.
     Segment(Arc<Segment>),
@@ -147,12 +148,12 @@ pub(super) enum Read {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked has left counts and caches, all of which are whole.
+    // A thread that panicked leaves only counts and caches behind, all of which are intact.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Standard error, a line at a time.
+/// Writes to standard error, a line at a time.
 pub(super) fn tell_standard_error(line: &str) {
-    // Nobody is left to hear that nobody hears.
+    // A failure cannot be reported anywhere.
     let _closed = writeln!(std::io::stderr(), "tachyon-fleet: {line}");
 }

@@ -1,6 +1,7 @@
 //! One worker for each backend: takes what is in the spool in order of time, pushes it, and notes what has arrived.
 //!
-//! What becomes of a push is decided here: what is tried again and when, what is given up, and what people are told of it.
+//! This module decides what happens with a push: what is retried and when, what is given up, and what the user is told
+//! about it.
 
 use super::backend::{Backend, Parts};
 use super::batches::{batches, begins_unix, begun};
@@ -19,16 +20,16 @@ use tokio::sync::watch;
 /// The first pause after a failure, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Where somebody has to mend something first.
+/// The pause if someone has to fix something first.
 const WAITING_PAUSE: Duration = Duration::from_secs(300);
-/// No server is waited for longer, whatever it says.
+/// Longest wait for a server, whatever it says.
 const LONGEST_AFTER: Duration = Duration::from_secs(600);
 /// Tries with `--once`.
 const TRIES: u32 = 3;
-/// A failure that goes on is told again after that.
+/// A failure that goes on is reported again after this.
 const REMINDER_S: f64 = 600.0;
 
-/// What became of a backend's work.
+/// The outcome of a backend's work.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// Its name.
@@ -37,7 +38,7 @@ pub struct Summary {
     pub segments: u64,
     /// Samples in them.
     pub samples: u64,
-    /// Samples that will never be taken, by reason.
+    /// Samples that will never be accepted, by reason.
     pub refused: BTreeMap<Reason, u64>,
     /// Segments left.
     pub pending: usize,
@@ -59,25 +60,25 @@ pub struct Worker {
     stop: watch::Receiver<bool>,
     summary: Summary,
     failing: Option<Failing>,
-    /// What is not taken, by reason: when that was told last, and samples and segments since then.
+    /// What was refused, by reason: when that was last reported, and samples and segments since then.
     refusals: BTreeMap<Reason, (f64, u64, u64)>,
     /// Segments of the last look that were left.
     left: BTreeSet<String>,
 }
 
-/// Since when pushes fail, and when that was told last.
+/// Since when pushes have failed, and when that was last reported.
 struct Failing {
     since_unix: f64,
     told_unix: f64,
 }
 
-/// Why a worker does not go on.
+/// Why a worker stops.
 enum End {
-    /// It was told to.
+    /// It was told to stop.
     Stopped,
     /// With `--once`: tries are used up.
     GivenUp(PushError),
-    /// What it knows cannot be written, so nothing may be sent.
+    /// Its progress cannot be written, so nothing may be sent.
     Broken(anyhow::Error),
 }
 
@@ -126,7 +127,7 @@ impl Worker {
                     self.summary.error = Some(error);
                     return Ok(self.summary);
                 }
-                // A full disk, for example: it is tried again, and nothing is sent meanwhile.
+                // A full disk, for example: it is retried, and nothing is sent meanwhile.
                 Err(End::Broken(error)) if self.once => return Err(error),
                 Err(End::Broken(error)) => self.shared.tell(&format!("{}: {error:#}", self.backend.name)),
             }
@@ -136,7 +137,7 @@ impl Worker {
         }
     }
 
-    /// Whether what was being sent when the last process ended has arrived is not known.
+    /// Takes up what was being sent when the last process ended; it is unknown whether that arrived.
     fn take_up(&mut self) {
         let doubtful = self.progress.sending().is_some_and(|sending| sending.doubtful);
         if doubtful && !self.backend.is_exact() {
@@ -157,7 +158,7 @@ impl Worker {
         self.note_expired(&pending).await?;
         let length = self.backend.batch();
         let (mut due, not_due) = batches(pending, length, self.shared.clock.unix());
-        // What was begun goes on first: the next one that begins takes its place in what is kept.
+        // A batch that was begun comes first: beginning another one would overwrite its record.
         due.sort_by_key(|batch| begun(batch, length, self.progress.sending()).is_none());
         self.summary.not_due = not_due;
         let mut left: usize = due.iter().map(Vec::len).sum();
@@ -177,12 +178,12 @@ impl Worker {
         Ok(())
     }
 
-    /// What was left the last time, and is gone without having been shipped.
+    /// Counts segments that were left the last time and are gone without having been shipped.
     async fn note_expired(&mut self, pending: &[Item]) -> anyhow::Result<()> {
         let now: BTreeSet<String> = pending.iter().map(|item| item.key.clone()).collect();
         let gone: Vec<String> = self.left.difference(&now).cloned().collect();
         let shared = Arc::clone(&self.shared);
-        // What another backend's worker set aside has been told.
+        // What another backend's worker set aside has already been reported.
         let gone = blocking(move || gone.iter().filter(|key| !shared.spool().is_bad(key)).count()).await? as u64;
         if gone > 0 {
             self.shared.metrics.expired_segments.get_or_create(&of(&self.backend.name)).inc_by(gone);
@@ -204,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// Ships what belongs together.
+    /// Ships one batch.
     async fn ship(&mut self, mut items: Vec<Item>) -> Result<(), End> {
         let length = self.backend.batch();
         let (window, begun) = (begins_unix(&items, length), begun(&items, length, self.progress.sending()));
@@ -276,7 +277,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads and encodes; what cannot be read is left out. `begun` names a batch. `None`: nothing is left.
+    /// Reads and encodes; unreadable segments are left out. `begun` names a batch. `None`: nothing is left.
     async fn prepare(
         &mut self,
         items: &mut Vec<Item>,
@@ -291,7 +292,7 @@ impl Worker {
                     read.push(segment);
                     kept.push(item);
                 }
-                // It is told with the next look.
+                // The next look will report it.
                 Read::Gone => {}
                 Read::Bad => {
                     self.left.remove(&item.key);
@@ -324,7 +325,7 @@ impl Worker {
         });
         match prepared.await? {
             Ok(prepared) => Ok(Some(prepared)),
-            // It was removed while it was read, or is what no backend can have.
+            // It was removed while it was read, or no backend can take it.
             Err(error) => {
                 self.shared.tell(&format!("{}: {}: {error:#}", self.backend.name, items[0].name));
                 self.refuse(Reason::Rejected, 0, items, None);
@@ -382,7 +383,7 @@ impl Worker {
         *self.summary.refused.entry(reason).or_default() += samples;
         self.shared.metrics.refused_samples.get_or_create(&because(name, reason.name())).inc_by(samples);
         let now = self.shared.clock.unix();
-        // After an outage there are hundreds: the first is told, the others as a sum.
+        // After an outage there are hundreds: the first is reported, the others as a sum.
         if let Some((told_unix, more, segments)) = self.refusals.get_mut(&reason)
             && now - *told_unix < REMINDER_S
         {
@@ -396,7 +397,7 @@ impl Worker {
         self.refusals.insert(reason, (now, 0, 0));
     }
 
-    /// What was not told one by one.
+    /// Reports what was not reported one by one.
     fn tell_of_refusals(&mut self) {
         for (reason, (_, samples, segments)) in &mut self.refusals {
             let (samples, segments) = (std::mem::take(samples), std::mem::take(segments));
@@ -412,13 +413,13 @@ impl Worker {
         let clock = self.shared.clock;
         tokio::select! {
             () = clock.sleep(time) => Ok(()),
-            // Whoever held the other end is gone: that is an end, too.
+            // If the sender is gone, that is an end, too.
             _ = self.stop.wait_for(|stop| *stop) => Err(End::Stopped),
         }
     }
 }
 
-/// How long to wait after so many tries, not at the same moment as everybody else.
+/// How long to wait after this many tries, with some jitter.
 fn pause(class: Class, tries: u32, after: Option<Duration>) -> Duration {
     let longest = if class == Class::Wait { WAITING_PAUSE } else { LONGEST_PAUSE };
     let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(tries.saturating_sub(1))).min(longest);
@@ -426,12 +427,12 @@ fn pause(class: Class, tries: u32, after: Option<Duration>) -> Duration {
     doubled.max(asked).mul_f64(0.8 + 0.4 * fastrand::f64())
 }
 
-/// A failure, and what to do about it where that is known.
+/// A failure, and what to do about it if that is known.
 fn with_hint(error: &PushError) -> String {
     error.hint.as_ref().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
 }
 
-/// Runs what computes or reads files beside the tasks that wait.
+/// Runs work that computes or reads files on a thread of its own, without blocking other tasks.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
     Ok(tokio::task::spawn_blocking(work).await?)
 }

@@ -1,7 +1,8 @@
-//! The spool as it is found: what there is to ship, and what is set aside because it cannot be read.
+//! The spool: what there is to ship, and what is set aside because it cannot be read.
 //!
 //! The spool may be any directory, and whoever can write there may be hostile: only regular files of the directory's own user are opened,
-//! without following links; what costs too much is given up; and whatever cannot be read is moved to `bad/`, counted, and holds nothing else back.
+//! without following links; what costs too much is given up; and whatever cannot be read is moved to `bad/` and counted, and does not hold
+//! back anything else.
 
 use super::progress::write_whole;
 use crate::place;
@@ -19,15 +20,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tachyon::advice::Told;
 use tachyon::sinks::text::escape_controls;
 
-/// Where what cannot be read is moved to.
+/// Where unreadable files are moved to.
 const BAD: &str = "bad";
 /// Files that could not be moved there, because the spool belongs to another user.
 const BAD_LIST: &str = "bad.json";
-/// What is being read, and how many processes ended over it: whoever finds this at a start is one more.
+/// Records what is being read, and how many processes ended while reading it: a process that finds this at its start
+/// adds one.
 const READING: &str = "reading";
-/// So many are no accident: a process may be killed for any reason.
+/// This many are no accident: a process may be killed for any reason.
 const DEATHS: u32 = 3;
-/// An account is no larger: a host with 10,000 processes has 5 MB.
+/// Largest account that is read: a host with 10,000 processes has 5 MB.
 const LARGEST_ACCOUNT: u64 = 16 << 20;
 /// Most files that are remembered as bad.
 const MOST_BAD: usize = 10_000;
@@ -35,13 +37,13 @@ const MOST_BAD: usize = 10_000;
 /// A file to ship.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// Its name; of what is no segment also its time, because another file may get its name.
+    /// Its name; for a file that is not a segment also its time, because another file may get its name.
     pub key: String,
     /// Name.
     pub name: String,
     /// `HOST-START` and number of a segment.
     pub recorder: Option<(String, u64)>,
-    /// In order of time: START of a segment, the time of another file.
+    /// Sort key by time: START of a segment, or the time of another file.
     order: (String, u64),
     /// Its last change, seconds since 1970.
     pub modified_unix: f64,
@@ -82,13 +84,13 @@ pub struct Spool {
     read_only: bool,
     largest: u64,
     options: Options,
-    /// By key: why.
+    /// The reason, by key.
     bad: BTreeMap<String, String>,
-    /// Keys of what was moved away: backends that looked before still ask for it.
+    /// Keys of files that were moved away: backends that looked before still ask for them.
     moved: BTreeSet<String>,
-    /// The file over which processes ended, and how many.
+    /// The file during whose reading processes ended, and how many.
     deadly: Option<(String, u32)>,
-    /// Set aside since the last time somebody asked.
+    /// Files set aside since the last call.
     news: Vec<(String, String)>,
 }
 
@@ -97,23 +99,23 @@ pub struct Spool {
 pub struct Look {
     /// Files to ship, oldest first.
     pub items: Vec<Item>,
-    /// Files that are set aside, those of before included.
+    /// Files that are set aside, including earlier ones.
     pub bad: usize,
 }
 
-/// What became of reading a file.
+/// The outcome of reading a file.
 #[derive(Debug)]
 pub enum Opened {
     /// It was read.
     Segment(Box<Segment>),
-    /// It is gone: the agent keeps the spool within its bounds.
+    /// It is gone: the agent keeps the spool within its limits.
     Gone,
     /// It cannot be read, and is set aside.
     Bad,
 }
 
 impl Spool {
-    /// A spool, and where to keep what is known of it.
+    /// A spool, and where to keep what is known about it.
     ///
     /// # Errors
     /// When the list of bad files cannot be read.
@@ -139,7 +141,7 @@ impl Spool {
         Ok(spool)
     }
 
-    /// The process that read this file did not survive it.
+    /// The process that was reading this file did not survive.
     fn ended_over(&mut self, text: &str) -> anyhow::Result<()> {
         let (before, key) = text.split_once(' ').unwrap_or_default();
         let deaths = before.parse::<u32>().unwrap_or(0).saturating_add(1);
@@ -155,7 +157,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Reads with other bounds from now on.
+    /// Reads with other limits from now on.
     pub fn renew(&mut self, largest: u64, options: Options) {
         (self.largest, self.options) = (largest, options);
     }
@@ -171,7 +173,7 @@ impl Spool {
         std::mem::take(&mut self.news)
     }
 
-    /// Looks what there is.
+    /// Looks for files to ship.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -264,7 +266,7 @@ impl Spool {
         Ok((read(&path, self.largest)?, account))
     }
 
-    /// Opens a file of the spool: a regular one, of the spool's own user, ours or root, and not too large.
+    /// Opens a file of the spool: a regular one, owned by the spool's user, this process's user or root, and not too large.
     fn open(&self, path: &Path, largest: u64) -> io::Result<File> {
         let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| {
@@ -314,7 +316,7 @@ impl Spool {
             self.bad.insert(key.to_owned(), why.to_owned());
         }
         if !self.read_only {
-            // What is not remembered is met again at the next start.
+            // What is not remembered will be found again at the next start.
             let text = serde_json::to_vec(&self.bad).unwrap_or_default();
             let _forgotten = write_whole(&self.state.join(BAD_LIST), &text);
         }
@@ -326,7 +328,7 @@ impl Spool {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        // Somebody may have put a link there.
+        // Someone may have put a link there.
         if !fs::symlink_metadata(&bad)?.is_dir() {
             return Err(io::Error::other("it is no directory"));
         }
@@ -351,7 +353,7 @@ impl Spool {
 
     fn begin_reading(&self, key: &str) {
         if !self.read_only {
-            // It protects from files that kill their reader; without it everything else works.
+            // It protects against files that kill their reader; without it everything else still works.
             let deaths = self.deadly.as_ref().filter(|(deadly, _)| deadly == key).map_or(0, |(_, deaths)| *deaths);
             let _unprotected = fs::write(self.state.join(READING), format!("{deaths} {key}"));
         }

@@ -1,4 +1,4 @@
-//! Samples summed up: distinct stacks of named places, and how often each thread showed them.
+//! Samples summed up: distinct stacks of named places, and how often each thread had them.
 
 use crate::profile::TASK_WAIT;
 use crate::sinks::label::Kind;
@@ -15,16 +15,17 @@ pub struct PlaceId(pub u32);
 pub struct Place {
     /// What its code is.
     pub kind: Kind,
-    /// Qualified name; of native code the symbol.
+    /// Qualified name; for native code the symbol.
     pub function: Arc<str>,
-    /// Source file; of native code its object. Empty when there is none.
+    /// Source file; for native code its object. Empty if there is none.
     pub file: Arc<str>,
     /// First line of the running instruction.
     pub line: Option<u32>,
 }
 
 impl Place {
-    /// Python code, or one of the marks that stand for none (`<GC>`): what native code is charged to. An event's is below all.
+    /// Whether native code can be charged to it: Python code, or one of the marks that stand for no code (`<GC>`). An event's
+    /// mark does not count: it is below everything.
     #[must_use]
     pub fn is_python(&self) -> bool {
         self.kind.is_python() && self.event().is_none()
@@ -36,7 +37,7 @@ impl Place {
         self.kind == Kind::Special && &*self.function == crate::merge::GC
     }
 
-    /// What the thread waited for whose leaf this is; `None`: it is no such mark.
+    /// What the thread whose leaf this is waited for; `None`: it is not such a mark.
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         if self.kind == Kind::Special { crate::profile::waited_for(&self.function) } else { None }
@@ -44,13 +45,13 @@ impl Place {
 }
 
 impl Place {
-    /// The task whose frames lie above this one; `None`: it stands for no task.
+    /// The task whose frames are above this one; `None`: it does not stand for a task.
     #[must_use]
     pub fn task(&self) -> Option<&str> {
         crate::profile::task_name(&self.file, &self.function).filter(|_| self.kind.is_python())
     }
 
-    /// Which event the stack was taken at whose root this is, and how many of them it stands for.
+    /// Which event the stack with this root was taken at, and how many of them it stands for.
     #[must_use]
     pub fn event(&self) -> Option<(&str, u64)> {
         if self.kind == Kind::Special { crate::profile::event_of_root(&self.function) } else { None }
@@ -70,7 +71,7 @@ impl Aggregate {
         names
     }
 
-    /// Which event a stack was taken at, and how many of them it stands for; `None`: it is of the clock.
+    /// Which event a stack was taken at, and how many of them it stands for; `None`: the clock.
     #[must_use]
     pub fn event_of(&self, stack: &[PlaceId]) -> Option<(&str, u64)> {
         self.place(*stack.last()?).event()
@@ -88,7 +89,7 @@ pub struct Recording {
     pub seconds: f64,
     /// CPU time that one sample stands for, microseconds; at least 1.
     pub interval_us: u64,
-    /// Samples lost, of all causes; `None` when that is not known.
+    /// Samples lost, by any cause; `None` if that is not known.
     pub lost: Option<u64>,
     /// Length of a block of time, microseconds (see [`Entry::block`]).
     pub block_us: u64,
@@ -107,7 +108,7 @@ pub struct ThreadInfo {
     pub thread: String,
 }
 
-/// Samples that differ in nothing that is told apart.
+/// Samples that are the same in everything that is distinguished here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Entry {
     /// Index of the recording.
@@ -139,23 +140,23 @@ pub struct Aggregate {
     aside: BTreeMap<String, LeftAside>,
 }
 
-/// Samples that were left aside.
+/// Samples that were set aside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftAside {
     /// How many.
     pub samples: u64,
-    /// The time that they would stand for if they were of the clock, microseconds.
+    /// The time that they would stand for if they were the clock's, microseconds.
     pub us: u64,
 }
 
 impl Aggregate {
-    /// What was left aside, by event.
+    /// What was set aside, by event.
     #[must_use]
     pub fn left_aside(&self) -> &BTreeMap<String, LeftAside> {
         &self.aside
     }
 
-    /// Leaves samples of an event aside.
+    /// Sets samples of an event aside.
     pub fn leave_aside(&mut self, event: &str, samples: u64, interval_us: u64) {
         let aside = self.aside.entry(event.to_owned()).or_default();
         aside.samples += samples;
@@ -183,7 +184,7 @@ impl Aggregate {
     /// The place behind a handle.
     ///
     /// # Panics
-    /// When the handle is of another aggregate.
+    /// When the handle belongs to another aggregate.
     #[must_use]
     pub fn place(&self, id: PlaceId) -> &Place {
         &self.places[id.0 as usize]
@@ -231,7 +232,7 @@ impl Aggregate {
         let of = |(entry, count): &(Entry, u64)| {
             *count as f64 * self.recordings[entry.recording as usize].interval_us as f64 / 1e6
         };
-        // Samples of other events than the clock stand for no time.
+        // Samples of events other than the clock stand for no time.
         let is_time = |(entry, _): &&(Entry, u64)| self.is_time(&self.stacks[entry.stack as usize]);
         self.entries.iter().filter(is_time).map(of).fold(0.0, |sum, seconds| sum + seconds)
     }
@@ -279,7 +280,7 @@ impl Aggregate {
         id
     }
 
-    /// Adds a recording with its samples; gives its index.
+    /// Adds a recording with its samples; returns its index.
     pub fn push_recording(&mut self, recording: Recording) -> u32 {
         self.recordings.push(recording);
         handle(self.recordings.len() - 1)

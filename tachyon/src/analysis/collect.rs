@@ -1,4 +1,4 @@
-//! From samples to an [`Aggregate`].
+//! Collects samples into an [`Aggregate`].
 
 use super::aggregate::{Aggregate, Entry, Place, PlaceId, Recording, ThreadInfo};
 use crate::profile::{FrameId, Profile, Sample, TASK_WAIT, ThreadId};
@@ -11,12 +11,12 @@ use std::collections::HashMap;
 use std::io;
 use tachyon_common::event::status;
 
-/// Most blocks of time that one recording is cut into: when there would be more, two become one.
+/// Most blocks of time that one recording is cut into: beyond that, pairs are merged.
 const MAX_BLOCKS: u64 = 128;
 /// The first length of a block: 128 of them are half a minute.
 const FIRST_BLOCK_US: u64 = 250_000;
 
-/// What samples have in common that are counted together.
+/// What samples that are counted together have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     thread: u32,
@@ -26,8 +26,8 @@ struct Key {
     on_cpu: bool,
 }
 
-/// Takes one recording and adds it to an aggregate at its end. A [`Sink`], so that whatever feeds a file's sink can
-/// feed this.
+/// Takes one recording and adds it to an aggregate at its end. It is a [`Sink`], so that whatever feeds a file's sink
+/// can feed it.
 #[derive(Debug)]
 pub struct Collector<'a> {
     into: &'a mut Aggregate,
@@ -41,7 +41,7 @@ pub struct Collector<'a> {
 }
 
 impl<'a> Collector<'a> {
-    /// Adds to `into` what it is given. What asyncio's tasks waited for side by side is left aside: it is no part of any thread's time.
+    /// Adds samples to `into`. Concurrent waits of asyncio tasks are set aside, since they are not part of any thread's time.
     pub fn new(into: &'a mut Aggregate) -> Self {
         Self {
             into,
@@ -71,7 +71,7 @@ impl<'a> Collector<'a> {
 
     /// The block that a moment lies in.
     fn block(&mut self, time_us: u64, start_us: u64) -> u16 {
-        // A header may tell no start, or one of another clock.
+        // A header may have no start, or one of another clock.
         let origin = *self.origin_us.get_or_insert(if (1..=time_us).contains(&start_us) { start_us } else { time_us });
         self.last_us = self.last_us.max(time_us);
         let since = time_us.saturating_sub(origin);
@@ -123,7 +123,7 @@ impl Sink for Collector<'_> {
         let (mut rest, start_us) = (times_us, profile.meta.start_us);
         while let Some(&time_us) = rest.first() {
             let block = self.block(time_us, start_us);
-            // As long as they lie in it no length of a block changes.
+            // As long as they lie in it the length of a block does not change.
             let same = |&&other: &&u64| {
                 let since = other.saturating_sub(self.origin_us.unwrap_or(other));
                 since / self.block_us == u64::from(block)
@@ -140,7 +140,7 @@ impl Sink for Collector<'_> {
         let interval_us = profile.meta.interval_us.max(1);
         let lasted_us = self.last_us.saturating_sub(self.origin_us.unwrap_or(self.last_us));
         let seconds = if report.duration_s > 0.0 { report.duration_s } else { (lasted_us + interval_us) as f64 / 1e6 };
-        // A report of ours counts runs; another program's tells nothing of what it lost.
+        // This profiler's reports count runs; those of other programs say nothing about losses.
         let told = report.ran > 0 && !report.cut;
         let mut counts: Vec<_> = std::mem::take(&mut self.counts).into_iter().collect();
         let events: Vec<Option<&str>> =

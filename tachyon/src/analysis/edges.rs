@@ -17,12 +17,12 @@ pub struct Edge {
     pub own: u64,
 }
 
-/// The functions that a pattern finds, and those beside them. Most samples first.
+/// The functions that match a pattern, with their callers and callees. Most samples first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edges {
     /// All samples that the filter lets through.
     pub all: u64,
-    /// Samples in which one of the functions stands.
+    /// Samples in which one of the functions occurs.
     pub samples: u64,
     /// The functions.
     pub functions: Vec<RowName>,
@@ -33,7 +33,7 @@ pub struct Edges {
 }
 
 /// Looks for functions whose name, file or object matches. As in pprof's `-peek`, a function that calls itself is not its
-/// own caller. Native code stands between Python functions with `native` alone.
+/// own caller. Native code between Python functions counts only with `native`.
 #[must_use]
 pub fn edges(aggregate: &Aggregate, pattern: &Regex, filter: &Filter, native: bool) -> Edges {
     let kept = filter.stacks(aggregate);

@@ -1,16 +1,16 @@
-//! The rows of a report that stand for no code: processes, threads, asyncio tasks.
+//! The rows of a report that do not stand for code: processes, threads, asyncio tasks.
 
 use super::aggregate::{Aggregate, Entry};
 use super::rows::{By, Row, RowKind, RowName, Sum};
 use std::collections::HashMap;
 
-/// Samples that are of no task.
+/// Samples that belong to no task.
 pub(super) const NO_TASK: &str = "<no task>";
 
-/// Rows of processes or threads: what ran in them is theirs.
+/// Rows of processes or threads: they have what ran in them.
 pub(super) fn group_rows(aggregate: &Aggregate, by: By, by_thread: &[Sum]) -> Vec<Row> {
     let mut groups: HashMap<String, Sum> = HashMap::new();
-    // Threads of several processes are told by both.
+    // With several processes, threads are named by both.
     let many = has_many_processes(aggregate);
     for (thread, &sum) in aggregate.threads().iter().zip(by_thread) {
         let name = match by {
@@ -32,11 +32,11 @@ fn group_row(name: String, kind: RowKind, own: Sum, total: Sum) -> Row {
     Row { name, own, total, hottest_line: None, native: Vec::new() }
 }
 
-/// Rows of tasks: a sample is of the task that ran, and in the total of those that await it.
+/// Rows of tasks: a sample belongs to the task that ran, and to the total of those that await it.
 pub(super) fn task_rows<'a>(aggregate: &Aggregate, entries: impl Iterator<Item = (&'a Entry, Sum)>) -> Vec<Row> {
     let mut groups: HashMap<(Option<&str>, &str), (Sum, Sum)> = HashMap::new();
     let mut without = Sum::default();
-    // Tasks of several processes are told by both.
+    // With several processes, tasks are named by both.
     let many = has_many_processes(aggregate);
     for (entry, sum) in entries {
         let names = aggregate.tasks_of(&aggregate.stacks()[entry.stack as usize]);

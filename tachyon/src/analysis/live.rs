@@ -1,4 +1,4 @@
-//! A recording that is being watched: what its last seconds say, and what all of it says.
+//! A recording that is being watched: what its last seconds show, and what all of it shows.
 //!
 //! A [`BatchSink`] takes the samples of a segment; when the segment has ended, [`Live::add`] makes them a [`Step`]. The last
 //! minute is kept by step, for windows and histories; all that came before is kept by stack. Memory grows with the number of
@@ -36,7 +36,7 @@ const MOST_STACKS: usize = 100_000;
 /// Distinct lines of code that are kept.
 const MOST_PLACES: usize = 200_000;
 
-/// What samples have in common that are counted together.
+/// What samples that are counted together have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     thread: u32,
@@ -54,7 +54,7 @@ pub struct Step {
     pub seconds: f64,
     /// Samples lost in it.
     pub lost: u64,
-    /// CPU time that the profiler itself took, its BPF programs included where the kernel measures them.
+    /// CPU time that the profiler itself took, including its BPF programs if the kernel measures them.
     pub profiler_s: f64,
     counts: Vec<(Key, Sum)>,
 }
@@ -64,7 +64,7 @@ pub struct Step {
 pub struct Numbered {
     /// Microseconds on `CLOCK_MONOTONIC`.
     pub time_us: u64,
-    /// Of [`Live::profile`].
+    /// Its thread, in [`Live::profile`].
     pub thread: ThreadId,
     /// See [`Live::stack`].
     pub(crate) stack: StackId,
@@ -89,7 +89,7 @@ pub enum Scope {
         /// The name's number.
         task: u32,
     },
-    /// Those of no task.
+    /// Those that belong to no task.
     NoTask,
 }
 
@@ -107,17 +107,17 @@ pub enum Span {
 pub struct LiveRow {
     /// Its number among the rows of its kind.
     pub id: usize,
-    /// What it is told by.
+    /// What identifies it.
     pub name: RowName,
     /// In itself and in native code that it called, in the window.
     pub own: Sum,
-    /// And what Python functions did that it called.
+    /// And in Python functions that it called.
     pub total: Sum,
     /// Likewise, since the start.
     pub own_whole: Sum,
     /// Likewise.
     pub total_whole: Sum,
-    /// The line that has most of its self in the window, else since the start; of functions.
+    /// For functions, the line with most of its self in the window, or else since the start.
     pub hottest_line: Option<u32>,
     /// What native code its self in the window went into: symbol, object, samples.
     pub native: Vec<(Arc<str>, Arc<str>, u64)>,
@@ -130,7 +130,7 @@ pub struct GroupRow {
     pub scope: Scope,
     /// For people.
     pub name: String,
-    /// Of a thread: its process, for people.
+    /// For a thread: its process, for people.
     pub process: String,
     /// In the window.
     pub sum: Sum,
@@ -142,7 +142,7 @@ pub struct GroupRow {
     pub gil_whole: Option<Sum>,
 }
 
-/// What a stack says beside its places.
+/// What a stack says besides its places.
 #[derive(Clone, Copy, Debug)]
 struct StackKind {
     /// It is in the garbage collector.
@@ -174,7 +174,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Adds a segment. Gives its samples, numbered.
+    /// Adds a segment. Returns its samples, numbered.
     pub fn add(&mut self, profile: &Profile, report: &Report, batch: &Batch) -> Vec<Numbered> {
         let Adopted { frames, threads } = self.adopter.adopt(profile);
         self.name_places();
@@ -228,7 +228,7 @@ impl Live {
         self.whole_seconds += step.seconds;
         self.whole_lost += lost;
         self.whole_profiler_s += profiler_s;
-        // The first segment ends as soon as it begins: what the start cost is no part of any window.
+        // The first segment ends as soon as it begins: the cost of the start is not part of any window.
         if report.cost.start.total_s == 0.0 {
             self.steps.push_back(step);
         }
@@ -260,7 +260,7 @@ impl Live {
         self.stacks.get(sample.stack)
     }
 
-    /// Whether it holds so much that it is time to begin anew.
+    /// Whether it holds so much that it is time to start over.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.stack_of.len() > MOST_STACKS || self.place_of.len() > MOST_PLACES
@@ -275,7 +275,7 @@ impl Live {
     fn window(&self, length: Duration) -> impl Iterator<Item = &Step> {
         let mut before = 0.0;
         self.steps.iter().rev().take_while(move |step| {
-            // A step that is a little short of its length, as all are, makes no window a step longer.
+            // Steps are always a little short; that must not make a window a step longer.
             let within = before < length.as_secs_f64() - step.seconds / 2.0 || before == 0.0;
             before += step.seconds;
             within
@@ -307,7 +307,7 @@ impl Live {
         }
     }
 
-    /// What samples say altogether.
+    /// What all samples together show.
     #[must_use]
     pub fn shares(&self, span: Span, scope: Scope) -> Shares {
         let mut shares = match span {
@@ -344,7 +344,7 @@ impl Live {
         shares
     }
 
-    /// The rows of functions or lines that have a sample, in no order.
+    /// The rows of functions or lines that have a sample, in no particular order.
     ///
     /// # Panics
     /// When asked for processes, threads or modules.
@@ -376,7 +376,7 @@ impl Live {
             .collect()
     }
 
-    /// For each of these rows the time of its self in each step of the last minute, as shares of one CPU.
+    /// For each of these rows, its self time in each step of the last minute, as shares of one CPU.
     #[must_use]
     pub fn histories(&self, by: By, scope: Scope, rows: &[usize]) -> Vec<Vec<f64>> {
         let mut table = RowTable::default();
@@ -418,7 +418,7 @@ impl Live {
         self.steps.iter().map(of_step).collect()
     }
 
-    /// Threads, or processes, in the order in which they were met first.
+    /// Threads, or processes, in the order in which they were first met.
     #[must_use]
     pub fn groups(&self, by: By, length: Duration) -> Vec<GroupRow> {
         let profile = self.profile();

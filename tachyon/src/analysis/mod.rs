@@ -1,9 +1,9 @@
-//! What a profile says: where the time goes, and what changed between two of them.
+//! What a profile shows: where the time goes, and what changed between two of them.
 //!
-//! [`Collector`] takes the samples of one or more recordings and sums them up to an [`Aggregate`]: named stacks with
-//! their counts, nothing else of the files. [`Report`] makes the rows of a report of it, `live` those of a recording that is
-//! being watched, `edges` the callers and callees of a function, [`diff`] compares two. All of these are pure functions: they
-//! print nothing and read no file. `docs/reading.md` explains to users what the numbers mean.
+//! [`Collector`] takes the samples of one or more recordings and sums them up to an [`Aggregate`]: named stacks with their
+//! counts, and nothing else from the files. [`Report`] turns it into the rows of a report, `live` those of a recording that
+//! is being watched, `edges` the callers and callees of a function, [`diff`] compares two. All of these are pure functions:
+//! they print nothing and read no file. `docs/reading.md` explains to users what the numbers mean.
 
 mod aggregate;
 mod collect;

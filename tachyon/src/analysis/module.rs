@@ -1,8 +1,8 @@
 //! Which module a place belongs to: a distribution, the standard library, a native object, or the program's own file.
 //!
-//! The path alone tells: `site-packages/NAME` and `dist-packages/NAME` are distributions, what else lies in
-//! `lib/python3.N` is the standard library. A distribution may be called otherwise than what it installs (`yaml` is
-//! PyYAML); who can look that up gives a [`Distributions`].
+//! The path alone decides: `site-packages/NAME` and `dist-packages/NAME` are distributions, everything else in
+//! `lib/python3.N` is the standard library. A distribution's name may differ from what it installs (`yaml` is PyYAML);
+//! callers that can look that up provide a [`Distributions`].
 
 use super::aggregate::Place;
 use crate::profile::{Library, SPECIAL_FILENAME, library, package};
@@ -17,7 +17,7 @@ pub trait Distributions {
     fn name(&self, site: &str, path: &str) -> Option<String>;
 }
 
-/// Knows none: a distribution is called as the package that it installs.
+/// Knows no names: a distribution is named after the package that it installs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoDistributions;
 
@@ -44,7 +44,7 @@ fn of_file(file: &str, distributions: &dyn Distributions) -> String {
     if file.is_empty() || file == SPECIAL_FILENAME {
         return "<unknown>".to_owned();
     }
-    // Profiles of Windows have its separators.
+    // Profiles from Windows have its separators.
     let path = file.replace('\\', "/");
     match library(&path) {
         Some(Library::Site { site, inside }) => {

@@ -1,8 +1,8 @@
 //! The rows of a report: self and total of functions, lines, modules, processes, threads or asyncio tasks.
 //!
-//! *Self* of Python code has in it what native code does that it called; *total* also what Python functions do that it
-//! called. A stack in which a function stands several times counts once in its total. Native code has rows of its own
-//! where it is asked for; their self is what ran in them, and is a part of some Python row's.
+//! *Self* of Python code includes native code that it called; *total* also includes Python functions that it called. A
+//! stack in which a function occurs several times counts once in its total. Native code has rows of its own if asked
+//! for; their self is what ran in them, and is also part of some Python row's.
 
 use super::aggregate::{Aggregate, Entry, Place, PlaceId};
 use super::filter::Filter;
@@ -74,10 +74,10 @@ impl RowKind {
     }
 }
 
-/// What a row is told by.
+/// What identifies a row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowName {
-    /// For people, and unique among the rows of its kind that have no file.
+    /// Name for people, unique among the rows of its kind that have no file.
     pub name: String,
     /// Qualified name, of functions and lines.
     pub function: Option<Arc<str>>,
@@ -121,13 +121,13 @@ impl std::ops::AddAssign for Sum {
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is told by.
+    /// What identifies it.
     pub name: RowName,
     /// In itself.
     pub own: Sum,
     /// In itself and what it called.
     pub total: Sum,
-    /// The line that has most of its self, of functions.
+    /// For functions, the line with most of its self.
     pub hottest_line: Option<u32>,
     /// What native code its self went into, most first: symbol, object, samples.
     pub native: Vec<(Arc<str>, Arc<str>, u64)>,
@@ -146,7 +146,7 @@ pub struct Report {
     pub seconds: f64,
     /// Time that the samples stand for, seconds: CPU time, unless waiting threads were sampled too.
     pub sampled_seconds: f64,
-    /// Share of samples that held the GIL, of those of which that is known.
+    /// Share of samples that held the GIL, among those for which that is known.
     pub gil_share: Option<f64>,
     /// Share of samples in the garbage collector.
     pub gc_share: f64,
@@ -156,9 +156,9 @@ pub struct Report {
     pub native_share: f64,
     /// Samples of waiting threads, by what they waited for.
     pub waiting: BTreeMap<String, u64>,
-    /// Samples of other events than the clock, by the event's name and how many of them a sample stands for.
+    /// Samples of events other than the clock, by the event's name and how many of them a sample stands for.
     pub events: BTreeMap<(String, u64), u64>,
-    /// Samples lost; `None`: not known of all recordings.
+    /// Samples lost; `None`: not known for all recordings.
     pub lost: Option<u64>,
     /// Distinct processes, and distinct threads.
     pub processes: usize,
@@ -168,7 +168,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// What a stack shows that no frame names: its threads run no Python.
+/// Stands for stacks without any Python frame: their threads run no Python.
 const NO_PYTHON: &str = "<no Python frame>";
 /// A stack without frames.
 const NO_FRAMES: &str = "<no frames>";
@@ -186,7 +186,7 @@ impl Report {
         self.samples > 0 && self.sampled_seconds == 0.0
     }
 
-    /// Whether they are of tasks that waited.
+    /// Whether samples are of tasks that waited.
     #[must_use]
     pub fn is_of_tasks(&self) -> bool {
         self.samples > 0 && self.events.get(&(TASK_WAIT.to_owned(), 1)) == Some(&self.samples)
@@ -256,7 +256,7 @@ fn row_name(place: &Place, by: By, distributions: &dyn Distributions) -> RowName
 pub(super) struct Charged {
     /// The innermost frame of Python, which the sample is charged to.
     pub python: Option<PlaceId>,
-    /// The leaf, where it is native code.
+    /// The leaf, if it is native code.
     pub native: Option<PlaceId>,
 }
 
@@ -268,7 +268,7 @@ pub(super) fn without_wait<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &
     }
 }
 
-/// A stack of a task that waited without asyncio's own frames above the line that awaits: what it awaits is asked of that line.
+/// A waiting task's stack without asyncio's own frames above the line that awaits: that line is what people want to see.
 fn without_asyncio<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &'a [PlaceId] {
     if aggregate.event_of(stack).is_none_or(|(event, _)| event != TASK_WAIT) {
         return stack;
@@ -276,7 +276,7 @@ fn without_asyncio<'a>(aggregate: &Aggregate, stack: &'a [PlaceId]) -> &'a [Plac
     let is_asyncio =
         |file: &str| matches!(library(file), Some(Library::Standard(inside)) if inside.starts_with("asyncio/"));
     let line = stack.iter().position(|&place| !is_asyncio(&aggregate.place(place).file));
-    // Of a task that runs a coroutine of asyncio itself there is no other.
+    // A task that runs one of asyncio's own coroutines has no other.
     match line {
         Some(at) if aggregate.place(stack[at]).task().is_none() => &stack[at..],
         _ => stack,
@@ -336,7 +336,7 @@ pub fn report(
             code_rows(aggregate, by, native || by == By::Module, &by_stack, distributions)
         }
     };
-    // What was waited for, and which events were sampled, is told by itself.
+    // What was waited for, and which events were sampled, is reported separately.
     rows.retain(|row| row.total.samples > 0 && !(row.name.is_mark() && row.own.samples == 0));
     rows.sort_by(|a, b| {
         let order = |row: &Row| std::cmp::Reverse((row.own.samples, row.total.samples));
@@ -369,7 +369,7 @@ pub fn report(
 /// What samples stand for.
 fn sum_of(aggregate: &Aggregate, entry: &Entry, samples: u64) -> Sum {
     let interval_us = aggregate.recordings()[entry.recording as usize].interval_us;
-    // Samples of other events than the clock stand for no time.
+    // Samples of events other than the clock stand for no time.
     let is_time = aggregate.is_time(&aggregate.stacks()[entry.stack as usize]);
     Sum { samples, cpu_us: if is_time { samples.saturating_mul(interval_us) } else { 0 } }
 }

@@ -1,7 +1,7 @@
-//! `agent`: a recording of the whole host that goes on for ever, in segments that others ship.
+//! `agent`: a recording of the whole host that goes on for ever, in segments that other programs ship.
 //!
-//! Nothing here speaks to a network. What the agent has to say is in files: segments, `state.json`, metrics; and, under
-//! systemd, whether it is ready and alive.
+//! Nothing here uses the network. The agent reports through files: segments, `state.json`, metrics; and, under systemd,
+//! that it is ready and alive.
 
 mod config;
 mod labels;
@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Interval, MissedTickBehavior, interval, interval_at};
 
-/// How often the agent looks how the recorder is doing, and tells systemd that it lives.
+/// How often the agent checks on the recorder and tells systemd that it is alive.
 const TURN: Duration = Duration::from_secs(1);
-/// After a recorder that could not be begun anew the next one is tried so much later.
+/// Delay before the next try after a recorder could not be restarted.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Records until it is told to end.
@@ -47,7 +47,7 @@ pub fn run(args: &AgentArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn load(args: &AgentArgs) -> anyhow::Result<Config> {
-    // What is no text is the name of nothing of ours.
+    // Names that are not text cannot be the agent's.
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     Ok(Config::load(args.config.as_deref(), environment, &args.settings)?)
@@ -71,28 +71,28 @@ fn show(config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says something on standard error, which may be closed.
+/// Prints a message to standard error, which may be closed.
 fn tell(text: &str) {
     let _closed = writeln!(std::io::stderr(), "tachyon-bpf: {}", escape(text));
 }
 
-/// Tells systemd, where it asked to be told.
+/// Notifies systemd, if it asked to be notified.
 fn notify(states: &[NotifyState<'_>]) {
-    // Without systemd there is nobody to tell.
+    // Without systemd there is nothing to notify.
     let _nobody = sd_notify::notify(false, states);
 }
 
-/// An agent that runs.
+/// A running agent.
 struct Agent<'a> {
     args: &'a AgentArgs,
     config: Config,
     spool: Spool,
     state: State,
-    /// None while it cannot be had.
+    /// `None` while none can be started.
     recorder: Option<Recorder>,
     retry_at: Instant,
     due: Interval,
-    /// What was told of since all was well: a full disk is not told of each minute.
+    /// Troubles reported since all was last well: a full disk is not reported every minute.
     troubles: BTreeSet<String>,
 }
 
@@ -101,7 +101,7 @@ struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
-    /// Those that would else end it with its files half done.
+    /// Those that would otherwise end it with its files half done.
     others: [Signal; 4],
 }
 
@@ -141,9 +141,9 @@ impl Signals {
 
 impl<'a> Agent<'a> {
     async fn until_the_end(args: &'a AgentArgs, config: Config) -> anyhow::Result<()> {
-        // Before the first file: no signal may leave one behind.
+        // Before the first file: no signal may leave a file behind.
         let mut signals = Signals::take()?;
-        // Before anything is loaded: a spool that cannot be had is the commonest mistake.
+        // Before anything is loaded: an unusable spool is the most common mistake.
         Spool::check(&config.spool)?;
         raise_open_files();
         preflight()?;
@@ -194,7 +194,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Ends a segment. Where that cannot be written, sampling goes on.
+    /// Ends a segment. If it cannot be written, sampling goes on.
     fn cut(&mut self) {
         let cut = self.recorder.as_mut().map_or(Ok(()), |recorder| recorder.cut(&mut self.state));
         let written = self.state.write(&self.spool);
@@ -206,7 +206,7 @@ impl<'a> Agent<'a> {
         self.report(written);
     }
 
-    /// Tells of what went wrong, once.
+    /// Reports once what went wrong.
     fn report(&mut self, result: anyhow::Result<()>) {
         let Err(error) = result else { return };
         let text = format!("{error:#}");
@@ -228,7 +228,7 @@ impl<'a> Agent<'a> {
                 status.told.iter().for_each(|told| tell(told));
                 // A segment whose file failed is over; the next one may have room again.
                 if status.over == Some(Over::NoMemory) {
-                    // There is no room for two.
+                    // There is no memory for two.
                     self.finish();
                     self.begin_anew("max_memory is reached");
                 }
@@ -238,7 +238,7 @@ impl<'a> Agent<'a> {
         notify(&[NotifyState::Watchdog]);
     }
 
-    /// Reads the configuration again. One that is wrong changes nothing.
+    /// Reads the configuration again. An invalid one changes nothing.
     fn reload(&mut self) {
         notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now().unwrap_or(NotifyState::Watchdog)]);
         match load(self.args) {
@@ -276,8 +276,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Another recorder takes over: it samples before the old one ends, so that nothing is missed. What both see in between,
-    /// some milliseconds, is in two segments.
+    /// Another recorder takes over: it starts sampling before the old one ends, so that nothing is missed. What both see in
+    /// between, some milliseconds, is in two segments.
     fn begin_anew(&mut self, why: &str) {
         let new = Recorder::start(&self.config, &self.spool);
         self.finish();
@@ -297,13 +297,13 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// The moments at which segments end: multiples of their length on the monotonic clock, so that those of several agents of one
+/// The moments at which segments end: multiples of their length on the monotonic clock, so that those of several agents on one
 /// host end together.
 fn segment_ends(length: Duration) -> Interval {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     let into = Duration::from_nanos(u64::try_from(now.as_nanos() % length.as_nanos().max(1)).unwrap_or(0));
     let mut ends = interval_at((Instant::now() + (length - into)).into(), length);
-    // A cut that is late is no reason for a short segment after it.
+    // A late cut must not lead to a short segment after it.
     ends.set_missed_tick_behavior(MissedTickBehavior::Skip);
     ends
 }

@@ -1,4 +1,4 @@
-//! What may be typed. Each flag is described here and nowhere else: `--help` is made from this module.
+//! The command line's syntax. Each flag is described here and nowhere else: `--help` is made from this module.
 //!
 //! Syntax only: a value in its range, flags that exclude each other. What they mean together is for [`super::plan`].
 
@@ -24,8 +24,8 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Samples per second when nothing is asked for: not a divisor of the usual timer rates, so that a program that works
-/// in step with one is not always met at the same place.
+/// Samples per second by default: not a divisor of the usual timer rates, so that a program that works in step with one
+/// is not always met at the same place.
 pub const DEFAULT_RATE_HZ: u32 = 99;
 
 const EXAMPLES: &str = "\
@@ -209,7 +209,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, NoVerb> 
 /// Of the documented command line, what this version cannot do yet.
 const NOT_YET: [(&str, &str); 1] = [("help", "explain single words: --help does")];
 
-/// clap's several lines as one, with the mend.
+/// clap's several lines as one, with the remedy.
 fn usage(error: &clap::Error, words: &[OsString]) -> Failure {
     let word =
         [ContextKind::InvalidArg, ContextKind::InvalidSubcommand].into_iter().find_map(|kind| match error.get(kind) {
@@ -241,7 +241,7 @@ fn usage(error: &clap::Error, words: &[OsString]) -> Failure {
         .map(|paragraph| paragraph.trim().to_owned());
     let message = paragraphs.next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-    // The first of clap's tips; the others say how to pass the word as a value, which nobody wants.
+    // The first of clap's tips; the others say how to pass the word as a value, which is never wanted.
     let tip = paragraphs.find_map(|paragraph| {
         let tips = paragraph.strip_prefix("tip: ")?;
         Some(tips.split(" tip: ").next().unwrap_or(tips).to_owned()).filter(|tip| !tip.starts_with("to pass "))

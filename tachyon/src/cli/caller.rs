@@ -1,4 +1,4 @@
-//! Who called us through sudo.
+//! The user who called this program through sudo.
 //!
 //! Files that a profiler under sudo leaves behind belong to that user, and a command it starts runs as that user.
 
@@ -15,9 +15,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The user who called `sudo`; `None` when we are not root, were not called through sudo, or by root itself.
+    /// The user who called `sudo`; `None` if this process is not root, was not called through sudo, or was called by
+    /// root itself.
     ///
-    /// `SUDO_UID` and `SUDO_GID` are believed only as root, whose environment is its own.
+    /// `SUDO_UID` and `SUDO_GID` are trusted only when running as root, whose environment nobody else controls.
     #[must_use]
     pub fn through_sudo() -> Option<Self> {
         if !Uid::effective().is_root() {
@@ -28,7 +29,7 @@ impl Caller {
 
     fn from_variables(uid: Option<&str>, gid: Option<&str>) -> Option<Self> {
         let uid = Uid::from_raw(uid?.parse().ok()?);
-        // Without SUDO_GID (doas and the like set none) the group of the user's own entry.
+        // Without SUDO_GID (doas and the like do not set it), the group from the user's own entry.
         let gid = match gid {
             Some(gid) => Gid::from_raw(gid.parse().ok()?),
             None => User::from_uid(uid).ok()??.gid,

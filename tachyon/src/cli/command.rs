@@ -1,14 +1,14 @@
 //! `-- CMD`: a child that waits to be profiled before it runs.
 //!
-//! The child is forked at once, so its pid is known, and waits on a pipe; [`PreparedCommand::start`] lets it `exec`.
-//! It keeps our directory, environment, standard streams (but for [`CommandOutput`]), process group and the signal state
-//! we were started with; under sudo it runs as the calling user (`--as-root` keeps it root). When it is dropped before
-//! its start it ends without having run anything; once it runs, it is never killed by us.
+//! The child is forked at once, so its pid is known, and waits on a pipe; [`PreparedCommand::start`] lets it `exec`. It
+//! keeps the profiler's directory, environment, standard streams (except for [`CommandOutput`]), process group and
+//! initial signal state; under sudo it runs as the calling user (`--as-root` keeps it root). If it is dropped before its
+//! start it ends without having run anything; once it runs, this module never kills it.
 //!
-//! Signals: a key at the terminal (Ctrl-C, Ctrl-\) reaches both of us, being sent to the whole foreground group, so
-//! it is not forwarded; `SIGTERM` and `SIGHUP`, which a supervisor sends to one process, are for `recording` to pass
-//! on with [`PreparedCommand::forward`]: the command ends as it would without a profiler in front of it, and the
-//! recording ends with it.
+//! Signals: a key at the terminal (Ctrl-C, Ctrl-\) reaches both processes, because it is sent to the whole foreground
+//! group, so it is not forwarded; `SIGTERM` and `SIGHUP`, which a supervisor sends to one process, are for `recording`
+//! to pass on with [`PreparedCommand::forward`]: the command ends as it would without a profiler in front of it, and
+//! the recording ends with it.
 
 use super::caller::Caller;
 use crate::advice::{Advice, advises};
@@ -31,7 +31,7 @@ pub enum CommandError {
     Exec {
         /// The command's first word.
         program: OsString,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The child could not become the calling user.
@@ -39,7 +39,7 @@ pub enum CommandError {
     Credentials {
         /// The calling user.
         uid: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A word or a variable holds a NUL byte.
@@ -97,7 +97,7 @@ pub enum CommandStatus {
 }
 
 impl CommandStatus {
-    /// Our own exit status for it, as shells do: 128 + the signal's number.
+    /// The profiler's own exit status for it, as in shells: 128 + the signal's number.
     #[must_use]
     pub fn exit_status(self) -> u8 {
         match self {
@@ -110,11 +110,11 @@ impl CommandStatus {
 /// Where the command's standard output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandOutput {
-    /// Where ours goes.
+    /// Where the profiler's goes.
     Inherited,
-    /// To standard error: ours is the profile's (`perf record -o -` does the same).
+    /// To standard error: the profiler's standard output is for the profile (`perf record -o -` does the same).
     StandardError,
-    /// Nowhere, and there is no input: the terminal is ours alone.
+    /// Nowhere, and there is no input: the profiler keeps the terminal for itself.
     Nowhere,
 }
 
@@ -126,7 +126,7 @@ pub struct PreparedCommand {
     caller: Option<Caller>,
     /// Writing a byte starts it, closing without one ends it. `None` once started.
     barrier: Option<File>,
-    /// Tells why `exec` failed; closes when it succeeds.
+    /// Reports why `exec` failed; closes when it succeeds.
     failure: File,
     status: Option<CommandStatus>,
 }
@@ -134,8 +134,8 @@ pub struct PreparedCommand {
 impl PreparedCommand {
     /// Forks the child, which waits.
     ///
-    /// To be called before signal handlers are installed: what is ignored or blocked then stays so in the command,
-    /// handlers do not.
+    /// To be called before signal handlers are installed: signals ignored or blocked at that time stay so in the
+    /// command, handlers do not.
     ///
     /// # Errors
     /// When the system refuses, or `argv` is empty or holds a NUL byte.
@@ -146,7 +146,7 @@ impl PreparedCommand {
         let (barrier_read, barrier_write) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
         let (failure_read, failure_write) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
 
-        // Blocked around the fork: no handler of ours may run in the child.
+        // Signals are blocked around the fork: no handler of this process may run in the child.
         let mut old_mask = SigSet::empty();
         pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut old_mask))?;
         // SAFETY: the child calls `Image::become_it` only, which is async-signal-safe and never returns.
@@ -180,10 +180,10 @@ impl PreparedCommand {
     /// Lets it run. Returns once `exec` has happened or failed; a second call does nothing.
     ///
     /// # Errors
-    /// When the command cannot be executed; the child is gone then.
+    /// When the command cannot be executed; then the child is gone.
     pub fn start(&mut self) -> Result<(), CommandError> {
         let Some(mut barrier) = self.barrier.take() else { return Ok(()) };
-        // A child that was killed meanwhile closes the pipe: its status tells.
+        // A child that was killed meanwhile has closed the pipe: its status says so.
         if barrier.write_all(&[GO]).is_err() {
             return Ok(());
         }
@@ -207,10 +207,10 @@ impl PreparedCommand {
         })
     }
 
-    /// How it ended, or `None` while it has not.
+    /// How it ended, or `None` if it has not.
     ///
     /// # Errors
-    /// When the kernel knows no such child.
+    /// When the kernel has no such child.
     pub fn try_wait(&mut self) -> io::Result<Option<CommandStatus>> {
         self.reap(Some(WaitPidFlag::WNOHANG))
     }
@@ -218,7 +218,7 @@ impl PreparedCommand {
     /// Waits for its end, blocking the thread.
     ///
     /// # Errors
-    /// When the kernel knows no such child.
+    /// When the kernel has no such child.
     pub fn wait(&mut self) -> io::Result<CommandStatus> {
         loop {
             if let Some(status) = self.reap(None)? {
@@ -227,7 +227,7 @@ impl PreparedCommand {
         }
     }
 
-    /// Sends it a signal that reached us alone. Its end, if it has ended, makes this nothing.
+    /// Sends it a signal that reached only the profiler. Does nothing if it has ended.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -262,7 +262,7 @@ impl Drop for PreparedCommand {
 
 /// The byte that starts the child.
 const GO: u8 = 1;
-/// What the child tells when it fails: a step and an errno.
+/// What the child reports when it fails: a step and an errno.
 const TOLD_BYTES: usize = 5;
 const STEP_CREDENTIALS: u8 = 1;
 const STEP_EXEC: u8 = 2;
@@ -274,7 +274,7 @@ struct ChildPipes {
     parents: [RawFd; 2],
 }
 
-/// All that the child needs, made before the fork: between `fork` and `exec` nothing may allocate.
+/// Everything the child needs, made before the fork: between `fork` and `exec` nothing may allocate.
 struct Image {
     argv: CStrings,
     environment: CStrings,
@@ -349,8 +349,8 @@ impl Image {
         let step = match self.credentials.as_ref().map(Credentials::assume) {
             Some(false) => STEP_CREDENTIALS,
             _ => {
-                // What the profiler was given (ambient capabilities) is not for the command. A kernel without them has none.
-                // SAFETY: a system call with plain numbers.
+                // Ambient capabilities given to the profiler are not for the command. A kernel may not support them. SAFETY:
+                // a system call with plain numbers.
                 unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
                 // SAFETY: both arrays are NULL-terminated arrays of NUL-terminated strings that `self` owns, the program
                 // is the first of them. Like the standard library's `Command`, this relies on the C library's search
@@ -384,8 +384,8 @@ impl Credentials {
     }
 }
 
-/// Handlers of ours become the default; what was ignored stays ignored, except SIGPIPE, which Rust's runtime ignores
-/// in us and which a program started by a shell finds at its default.
+/// Resets this process's handlers to the default. What was ignored stays ignored, except SIGPIPE, which Rust's runtime
+/// ignores but a program started by a shell finds at its default.
 fn reset_handlers() {
     for signal in 1..=libc::SIGRTMAX() {
         // SAFETY: all-zero is a valid `sigaction`: SIG_DFL, no flags, an empty mask.
@@ -407,7 +407,7 @@ fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// `HOME`, `USER` and `LOGNAME` where sudo has put root's: the calling user's own, as without a profiler in front.
+/// `HOME`, `USER` and `LOGNAME` where sudo has set root's: the calling user's own, as without the profiler.
 fn users_own(name: &OsStr, value: &OsStr, user: &User) -> Option<OsString> {
     let (name, root) = match name.to_str()? {
         name @ ("HOME" | "USER" | "LOGNAME") => (name, User::from_uid(nix::unistd::Uid::from_raw(0)).ok()??),

@@ -20,15 +20,15 @@ use std::path::{Path, PathBuf};
 
 /// Exit status when a significant change is larger than `--fail-over`.
 pub const STATUS_CHANGED: u8 = 3;
-/// Changes that are shown where none is significant.
+/// Most changes shown if none is significant.
 const INSIGNIFICANT_SHOWN: usize = 5;
-/// Changes that are shown at most.
+/// Most changes that are shown.
 const SHOWN: usize = 30;
 
-/// Compares and writes to `-o`, else to `out`, which is standard output. Gives the exit status.
+/// Compares and writes to `-o`, otherwise to `out`, which is standard output. Returns the exit status.
 ///
 /// # Errors
-/// When a file is no profile that can be read to its end, or the output cannot be written.
+/// When a file is not a profile that can be read to its end, or the output cannot be written.
 pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let html = args.output.as_deref().and_then(Path::extension).is_some_and(|extension| extension == "html");
     let page = html && !args.json;
@@ -65,16 +65,16 @@ pub fn run(args: &DiffArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     Ok(if failed { STATUS_CHANGED } else { 0 })
 }
 
-/// Whether a significant change is an increase by more than this part of what was before; what is new is.
+/// Whether a significant change is an increase by more than this fraction of the value before; anything new counts.
 fn exceeds(change: &Change, limit: f64) -> bool {
     let Measured { before, change, significant, .. } = change.measured;
     significant && change > limit * before
 }
 
-/// `5%` or `5`, as a part.
+/// Parses `5%` or `5` as a fraction.
 ///
 /// # Errors
-/// When it is none.
+/// When it is invalid.
 pub fn limit(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').trim().parse::<f64>() {
         Ok(percent) if percent >= 0.0 && percent.is_finite() => Ok(percent / 100.0),
@@ -82,10 +82,10 @@ pub fn limit(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `1000`, or `1000,1200` where the sides did different amounts of work.
+/// Parses `1000`, or `1000,1200` if the sides did different amounts of work.
 ///
 /// # Errors
-/// When it is none.
+/// When it is invalid.
 pub fn units(text: &str) -> Result<(f64, f64), String> {
     let (before, after) = text.split_once(',').unwrap_or((text, text));
     match (before.trim().parse::<f64>(), after.trim().parse::<f64>()) {
@@ -94,7 +94,7 @@ pub fn units(text: &str) -> Result<(f64, f64), String> {
     }
 }
 
-/// The words of a command line, in which the `--` of `diff A... -- B...` does not end the options, as it does elsewhere.
+/// The words of a command line, in which the `--` of `diff A... -- B...` does not end the options, unlike elsewhere.
 pub(super) fn sides(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let (mut is_diff, mut separated) = (false, false);
     words.into_iter().enumerate().map(move |(place, word)| {
@@ -299,12 +299,12 @@ fn shown_name(name: &RowName) -> &str {
     name.function.as_deref().unwrap_or(&name.name)
 }
 
-/// The change as a part of what was before.
+/// The change as a fraction of the value before.
 fn relative(before: f64, change: f64) -> String {
     if before > 0.0 { format!("{:+.1} %", change / before * 100.0) } else { "new".to_owned() }
 }
 
-/// Seconds, as short as they are.
+/// Seconds, in a suitable unit.
 fn short_time(seconds: f64) -> String {
     match seconds {
         1.0.. => format!("{seconds:.3} s"),

@@ -1,7 +1,7 @@
-//! Names of installed distributions, from the metadata beside them on this machine, where it is there.
+//! Names of installed distributions, from the metadata beside them on this machine, if present.
 //!
 //! The paths come from a profile: they may be another machine's or a container's, and may be anything. Only regular
-//! files called `*.dist-info/RECORD` and the like are read, up to a size; what is not found is not an error.
+//! files called `*.dist-info/RECORD` and the like are read, up to a size; a missing file is not an error.
 
 use crate::analysis::Distributions;
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ pub struct Installed {
     sites: RefCell<HashMap<String, Site>>,
 }
 
-/// By top-level name of what is installed: the distributions that it is of.
+/// The distributions that each installed top-level name belongs to.
 #[derive(Debug, Default)]
 struct Site {
     owners: HashMap<String, Vec<Owner>>,
@@ -29,7 +29,7 @@ struct Site {
 #[derive(Clone, Debug)]
 struct Owner {
     name: String,
-    /// Paths that it installed under this name, where several distributions share it.
+    /// Paths that it installed under this name, if several distributions share it.
     record: std::rc::Rc<Vec<String>>,
 }
 
@@ -43,7 +43,7 @@ impl Distributions for Installed {
         let owners = known.owners.get(path.split('/').next()?)?;
         let owner = match &owners[..] {
             [one] => Some(one),
-            // A namespace package: the one that has the very file.
+            // A namespace package: the one that has this very file.
             many => many.iter().find(|owner| owner.record.iter().any(|file| file == path)),
         };
         owner.map(|owner| owner.name.clone())
@@ -62,7 +62,7 @@ impl Site {
                 continue;
             };
             let metadata = directory.join(entry);
-            // `typing_extensions-4.12.2.dist-info`: the metadata has the name as its author writes it.
+            // `typing_extensions-4.12.2.dist-info`: the metadata has the name as its author spells it.
             let name = ["METADATA", "PKG-INFO"].iter().find_map(|file| {
                 let text = read(&metadata.join(file))?;
                 let line = text.lines().take_while(|line| !line.is_empty()).find(|line| line.starts_with("Name:"))?;
@@ -88,7 +88,7 @@ impl Site {
     }
 }
 
-/// The path of a line of RECORD: CSV with path, hash and size; a path with a comma stands in quotes.
+/// The path of a line of RECORD: CSV with path, hash and size; a path with a comma is quoted.
 fn record_path(line: &str) -> Option<String> {
     let path = match line.strip_prefix('"') {
         Some(quoted) => quoted.split_once('"')?.0,

@@ -1,4 +1,4 @@
-//! `tachyon-bpf doctor`: can this machine profile? One line for each thing that profiling needs, with its mend.
+//! `tachyon-bpf doctor`: can this machine profile? One line for each thing that profiling needs, with the remedy.
 
 mod interpreters;
 mod running;
@@ -24,7 +24,7 @@ use std::io::{self, Write};
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Worth knowing; costs nothing.
+    /// Worth knowing, but no drawback.
     Note,
     /// Profiling works, but not all of it.
     Warn,
@@ -52,7 +52,7 @@ pub struct Check {
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// The mend.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Check {
         self
     }
 
-    /// `Ok` with `found`, or `Fail` with the error and its mend.
+    /// `Ok` with `found`, or `Fail` with the error and its remedy.
     fn of<T>(name: &'static str, result: Result<T, PreflightError>, found: impl FnOnce(T) -> String) -> Self {
         match result {
             Ok(value) => Self::new(name, Status::Ok, found(value)),
@@ -80,26 +80,26 @@ impl Check {
     }
 }
 
-/// All that the doctor found.
+/// Everything the doctor found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
     /// No check failed.
     pub possible: bool,
-    /// The checks, in the order of their weight.
+    /// The checks, in order of importance.
     pub checks: Vec<Check>,
-    /// Python processes that run now, or those that were asked for.
+    /// Python processes that are running, or those that were asked for.
     pub interpreters: Vec<RunningInterpreter>,
 }
 
 impl Diagnosis {
-    /// Whether the machine can profile, and each of these processes can be profiled, when they were asked for.
+    /// Whether the machine can profile and, if these processes were asked for, each of them can be profiled.
     #[must_use]
     pub fn is_well(&self, asked_for: bool) -> bool {
         self.possible && !(asked_for && self.interpreters.iter().any(|interpreter| interpreter.problem.is_some()))
     }
 }
 
-/// Looks at this machine.
+/// Examines this machine.
 #[must_use]
 pub fn diagnose(interpreters: Vec<RunningInterpreter>) -> Diagnosis {
     raise_open_files();
@@ -136,7 +136,7 @@ pub fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Shows a diagnosis to people; with `each` every Python process has a line, else every build.
+/// Shows a diagnosis to people; with `each` every Python process has a line, otherwise every build.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -188,7 +188,7 @@ fn lockdown() -> Check {
     Check::of("lockdown", preflight::lockdown(), |()| preflight::lockdown_mode().unwrap_or_else(|| "none".to_owned()))
 }
 
-/// Capabilities by name, with what each is for. Whether BPF and perf work was tried already: here nothing fails.
+/// Capabilities by name, with what each is for. Whether BPF and perf work has already been tried, so nothing fails here.
 fn capabilities() -> Check {
     if preflight::in_user_namespace() {
         return Check::new("capabilities", Status::Warn, "those of a user namespace, which count for nothing here")
@@ -211,7 +211,7 @@ fn capabilities() -> Check {
         return Check::new("capabilities", Status::Ok, "all that are needed");
     }
     let found: Vec<_> = lacking.iter().map(|(capability, purpose, _)| format!("{capability} ({purpose})")).collect();
-    // `setcap` replaces the whole set: all are named.
+    // `setcap` replaces the whole set, so all are named.
     let names: Vec<_> = WANTED.iter().map(|(capability, ..)| capability.to_string()).collect();
     Check::new("capabilities", Status::Warn, format!("missing {}", found.join(", ")))
         .with_hint(format!("be root, or `setcap {}=ep` on the executable", names.join(",").to_lowercase()))
@@ -232,7 +232,7 @@ fn ptrace_scope() -> Check {
     }
 }
 
-/// Debian's and Ubuntu's kernels know a level 3 (4 on Ubuntu), where `perf_event_open` wants CAP_SYS_ADMIN.
+/// Debian's and Ubuntu's kernels have a level 3 (4 on Ubuntu), at which `perf_event_open` requires CAP_SYS_ADMIN.
 fn paranoid(level: Option<i32>, admin: bool) -> Check {
     let Some(level) = level else {
         return Check::new("perf_event_paranoid", Status::Fail, "not there")
@@ -247,7 +247,7 @@ fn paranoid(level: Option<i32>, admin: bool) -> Check {
     }
 }
 
-/// Who is shown the addresses of kernel functions (`kallsyms_show_value`, kernel/ksyms_common.c): with 0 everybody whom
+/// Who is shown the addresses of kernel functions (`kallsyms_show_value`, kernel/ksyms_common.c): with 0, everyone whom
 /// `perf_event_paranoid` lets profile the kernel.
 fn kptr_restrict(level: &str, paranoid: Option<i32>, syslog: bool) -> Check {
     let check = |status| Check::new("kptr_restrict", status, level);

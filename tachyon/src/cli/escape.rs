@@ -1,7 +1,8 @@
 //! Names from targets, made safe to show.
 //!
-//! A process may call itself, its functions and its files anything: terminal escapes, newlines that fake a line of
-//! ours, right-to-left marks that reorder one. Every such name passes through [`escape`] before it reaches a person.
+//! A process may call itself, its functions and its files anything: terminal escapes, newlines that fake a line of this
+//! program's output, right-to-left marks that reorder one. Every such name passes through [`escape`] before it reaches
+//! a person.
 
 pub use crate::sinks::text::escape_controls as escape;
 

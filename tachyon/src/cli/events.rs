@@ -11,9 +11,9 @@ use std::str::FromStr;
 /// The value of an `-e`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AskedEvent {
-    /// What there is.
+    /// List the available events.
     List,
-    /// One to sample.
+    /// An event to sample.
     Sample(ChosenEvent),
 }
 
@@ -32,7 +32,7 @@ impl FromStr for AskedEvent {
     }
 }
 
-/// Writes what there is: on a terminal tracepoints by category alone, for there are thousands.
+/// Writes the available events: on a terminal, tracepoints only by category, because there are thousands.
 ///
 /// # Errors
 /// When `out` cannot be written.

@@ -1,4 +1,4 @@
-//! `export` and `merge`: TACH files, ours or CPython's, to any format.
+//! `export` and `merge`: TACH files, from this program or CPython, to any format.
 //!
 //! The files are read back into the [`Profile`](crate::profile::Profile) that a recording would have had, and their samples
 //! are fed to the sink that a recording would have used, so that both give the same output.
@@ -14,7 +14,7 @@ use anyhow::Context;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// An output that can go back, which a TACH file's header needs.
+/// An output that can seek, which a TACH file's header needs.
 pub trait WriteSeek: Write + Seek + Send {}
 
 impl<T: Write + Seek + Send> WriteSeek for T {}
@@ -43,18 +43,18 @@ pub struct ExportSummary {
 /// Writes the profile in one file to `output`. The output is flushed, not synchronised.
 ///
 /// # Errors
-/// When the input is no profile that can be read to its end, when the output cannot be written, or when the format
+/// When the input is not a profile that can be read to its end, when the output cannot be written, or when the format
 /// needs another kind of output.
 pub fn run(input: &Path, output: Output<'_>, format: Format, options: ExportOptions) -> anyhow::Result<ExportSummary> {
     run_many(&[input.to_owned()], output, format, options, Wanted::default())
 }
 
-/// What is wanted of the input.
+/// Which part of the input is wanted.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// A part of it.
+    /// Selects a part of it.
     pub filter: Filter,
-    /// Whatever it costs.
+    /// Read it whatever it costs.
     pub force_large: bool,
 }
 
@@ -67,7 +67,7 @@ impl From<&ExportArgs> for Wanted {
     }
 }
 
-/// The same of several files and directories, as one profile.
+/// The same for several files and directories, as one profile.
 ///
 /// # Errors
 /// As [`run`].
@@ -126,8 +126,8 @@ fn copy<R: Read + Seek>(reader: Reader<R>, out: &mut dyn WriteSeek) -> anyhow::R
     }
 }
 
-/// Writes what can be read of a TACH file to a new one. Its samples end where its reader says so, by an error. The account is
-/// the one that the new file tells as well.
+/// Writes what can be read of a TACH file to a new one. Its samples end where its reader reports an error. The returned
+/// account is also in the new file.
 ///
 /// # Errors
 /// When the input cannot be read at all, or the output cannot be written.
@@ -136,14 +136,14 @@ pub(super) fn rescue(source: Source, out: &mut dyn WriteSeek) -> anyhow::Result<
     let layout = source.only_file().map_or_else(Default::default, |reader| reader.header().layout);
     let mut options = TachOptions { layout, ..source.tach_options() };
     if source.has_metadata() {
-        // What a file of ours says of its recording comes from the profile again; another program's is kept.
+        // What this program's files say about their recording comes from the profile again; another program's is kept.
         options.origin = None;
     }
     let mut sink = TachSink::new(out, &source.profile().meta, options)?;
     source.feed(&mut sink).map_err(|error| told(error, Format::Tach))
 }
 
-/// Says of an output's failure that it is one.
+/// Marks an output's failure as such.
 fn told(error: InputError, format: Format) -> anyhow::Error {
     match error {
         InputError::Sink(error) => anyhow::Error::from(error).context(writing(format)),

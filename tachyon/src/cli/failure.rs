@@ -11,7 +11,7 @@ pub const STATUS_FAILED: u8 = 1;
 /// Exit status when the command line makes no sense.
 pub const STATUS_USAGE: u8 = 2;
 
-/// An error with its mend, for code that has no error type of its own.
+/// An error with its remedy, for code that has no error type of its own.
 ///
 /// ```
 /// # use tachyon::cli::failure::Failure;
@@ -74,7 +74,7 @@ impl Advice for Failure {
     }
 }
 
-/// Whether a reader that went away (`| head`) is behind `error`: an ordinary end that is told to nobody.
+/// Whether `error` was caused by a reader that went away (`| head`): a normal end that is not reported.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
@@ -83,17 +83,17 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Writes `tachyon-bpf: …` and, where the error knows its mend, `hint: …`; returns the exit status.
+/// Writes `tachyon-bpf: …` and, if the error has a remedy, `hint: …`; returns the exit status.
 ///
-/// Works for every error; hints and exit statuses come from [`Failure`] and the error types that have them. When `out`
-/// is closed only the status tells.
+/// Works for every error; hints and exit statuses come from [`Failure`] and the error types that have them. If `out` is
+/// closed, only the status shows the failure.
 pub fn show(error: &anyhow::Error, out: &mut dyn Write) -> u8 {
     let Told { message, hint, exit_status } = Told::of(error);
     let mut lines = format!("tachyon-bpf: {}\n", escape(&message));
     if let Some(hint) = hint {
         lines += &format!("hint: {}\n", escape(&hint));
     }
-    // One write, so that nothing gets between the lines; nobody is left to hear of its failure.
+    // One write, so that nothing gets between the lines; its failure cannot be reported.
     let _ = out.write_all(lines.as_bytes());
     exit_status
 }

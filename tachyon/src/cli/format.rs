@@ -1,4 +1,4 @@
-//! Which format a file is written in: `--format`, else the extension.
+//! Which format a file is written in: from `--format`, otherwise from the extension.
 
 use crate::sinks::Format;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 /// What `--format` means.
 ///
 /// # Errors
-/// A message that names what there is.
+/// A message that names the available formats.
 pub fn parse_name(name: &str) -> Result<Format, String> {
     name.parse().map_err(|_| format!("one of {}", names(", ", Format::name)))
 }
@@ -20,7 +20,7 @@ pub fn of_path(path: &Path) -> Result<Format, String> {
     Format::from_extension(path).ok_or_else(|| extension.to_string_lossy().into_owned())
 }
 
-/// The help of `--format`: each format with the ends of names that tell it. `of` says whose.
+/// The help of `--format`: each format with the file name endings that select it. `of` says whose.
 #[must_use]
 pub fn long_help(of: &str) -> String {
     let told = Format::ALL.map(|format| {

@@ -1,12 +1,12 @@
-//! Answers in the words of this program to what people type who know another one: py-spy, austin, perf.
+//! Answers, in this program's terms, for people who type what another profiler expects: py-spy, austin, perf.
 //!
-//! Asked only when the command line makes no sense as it is.
+//! Used only if the command line makes no sense as it is.
 
 use super::failure::Failure;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// Options of others, by what clap says is unknown: the option as ours, and what to know of it.
+/// Other programs' options, by what clap reports as unknown: this program's option, and what to know about it.
 const OPTIONS: [(&[&str], &str); 9] = [
     (&["-r", "--rate"], "the sampling rate is -F HZ here: -F 99"),
     (
@@ -25,17 +25,17 @@ const OPTIONS: [(&[&str], &str); 9] = [
     (&["-a", "--all"], "--all-python profiles every Python process on this machine"),
 ];
 
-/// What asks for threads that wait.
+/// Options that ask for waiting threads.
 const WAITING: [&str; 2] = ["--idle", "-w"];
 
-/// Names of py-spy's formats that are others here.
+/// Names of py-spy's formats that are different here.
 const FORMATS: [(&str, &str); 3] = [("raw", "collapsed"), ("chrometrace", "firefox"), ("folded", "collapsed")];
 
 /// How far a misspelt verb may be from the one that was meant.
 const TYPOS: usize = 2;
 
-/// The answer, when there is one. `words` without the program's own name, `unknown` what makes no sense among them;
-/// `verbs` are all there are, and `can_wait` whether this version records waiting threads.
+/// The answer, if there is one. `words` come without the program's own name, `unknown` is the one that makes no sense;
+/// `verbs` are all verbs, and `can_wait` says whether this version records waiting threads.
 #[must_use]
 pub fn answer(words: &[OsString], unknown: Option<&str>, verbs: &[String], can_wait: bool) -> Option<Failure> {
     let texts: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
@@ -94,7 +94,7 @@ pub fn answer(words: &[OsString], unknown: Option<&str>, verbs: &[String], can_w
     Some(says(word, format!("put the program to profile after `--`: tachyon-bpf -- {command}")))
 }
 
-/// What a verb lacks, as the command line that has it. `words` are without the program's own name.
+/// What a verb lacks, shown as a command line that has it. `words` come without the program's own name.
 #[must_use]
 pub fn missing(words: &[OsString], verbs: &[String]) -> Option<String> {
     let texts: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
@@ -132,7 +132,7 @@ fn says(word: &str, hint: String) -> Failure {
     Failure::usage(format!("unexpected word '{word}'")).with_hint(hint)
 }
 
-/// A script that is no program by itself gets the interpreter that it was meant for: `-- app.py`.
+/// A script that is not executable by itself gets the interpreter that was meant: `-- app.py`.
 pub fn with_interpreter(command: &mut Vec<OsString>) {
     let Some(script) = command.first() else { return };
     let path = Path::new(script);

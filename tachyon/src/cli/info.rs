@@ -1,4 +1,4 @@
-//! `info`: what a TACH file holds, ours or CPython's, for people and as JSON.
+//! `info`: what a TACH file from this program or CPython holds, for people and as JSON.
 
 use super::args::InfoArgs;
 use super::lines::{Lines, terminal_width};
@@ -17,11 +17,11 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What is known of a file. The JSON's schema; `docs/formats/tach.md` names the keys.
+/// What is known about a file. The JSON's schema; `docs/formats/tach.md` names the keys.
 #[derive(Debug, Serialize)]
 struct Info {
     file: String,
-    /// Where there are several.
+    /// The single files, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     files: Vec<OneOf>,
     file_bytes: u64,
@@ -46,7 +46,7 @@ struct Info {
     compression_ratio: Option<f64>,
     statistics: Option<Statistics>,
     metadata: Option<Metadata>,
-    /// Why the samples cannot be read to their end; the counts are of what comes before.
+    /// Why the samples cannot be read to their end; the counts cover what comes before.
     error: Option<String>,
 }
 
@@ -58,11 +58,11 @@ struct ThreadSamples {
     samples: u64,
 }
 
-/// Writes what files hold: of one what is in it, of several what they are as one profile. The samples are read to their
-/// end, so that what is said is true.
+/// Writes what files hold: the contents of one, or several combined into one profile. The samples are read to their
+/// end, so that the answer is true.
 ///
 /// # Errors
-/// When a file is no profile, when its samples cannot be read to their end (of a single file that is said in the output,
+/// When a file is not a profile, when its samples cannot be read to their end (for a single file the output says so,
 /// too), when they cost too much, or when `out` fails.
 pub fn run(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let found = crate::input::find(&args.files)?;
@@ -160,7 +160,7 @@ struct OneOf {
     start_unix: f64,
 }
 
-/// Several files as one profile. What they do not have in common is told as `mixed`.
+/// Several files as one profile. What they do not have in common is shown as `mixed`.
 fn inspect_all(paths: &[PathBuf], force_large: bool) -> anyhow::Result<Info> {
     let mut files = Vec::new();
     let (mut stored_bytes, mut ways) = (0, Vec::new());
@@ -324,7 +324,7 @@ impl Info {
         }
     }
 
-    /// All that a file of another program tells of its threads.
+    /// All that another program's file says about its threads.
     fn print_threads(&self, out: &mut dyn Write) -> std::io::Result<()> {
         writeln!(out, "  threads      {}", self.thread_samples.len())?;
         for ThreadSamples { thread_id, interpreter, samples } in &self.thread_samples {
@@ -392,7 +392,7 @@ fn print_loss(report: &Report, out: &mut dyn Write) -> std::io::Result<()> {
 fn print_processes(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn Write) -> std::io::Result<()> {
     let report = &metadata.report;
     writeln!(out, "  processes    {}", metadata.processes.len())?;
-    // In a file of ours they are in the same order; of many processes no search.
+    // In this program's files they are in the same order; this avoids a search among many processes.
     let mut by_pid: HashMap<u32, &ProcessReport> = HashMap::new();
     for known in report.processes.iter().rev() {
         by_pid.insert(known.pid, known);
@@ -427,7 +427,7 @@ fn print_processes(metadata: &Metadata, counts: &[ThreadSamples], out: &mut dyn 
     Ok(())
 }
 
-/// A moment for people; what no calendar has stays a number.
+/// A moment for people; what is beyond the calendar stays a number.
 fn time(unix: f64) -> String {
     let moment = Duration::try_from_secs_f64(unix).ok().and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
     // humantime's calendar ends with the year 9999.

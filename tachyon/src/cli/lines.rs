@@ -1,8 +1,8 @@
-//! Lines for a terminal: one that is wider is cut, so that a name of a thousand letters does not push the rest away.
+//! Lines for a terminal: one that is too wide is cut, so that a name of a thousand letters does not push away the rest.
 
 use std::io::{self, IsTerminal as _, Write};
 
-/// Columns of the terminal that standard output is; `None` elsewhere: files and pipes get whole lines.
+/// Columns of the terminal if standard output is one; otherwise `None`: files and pipes get whole lines.
 pub fn terminal_width() -> Option<usize> {
     let out = console::Term::stdout();
     io::stdout().is_terminal().then(|| out.size_checked().map(|(_, columns)| usize::from(columns))).flatten()
@@ -16,7 +16,7 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// `width`: most columns, where there is such a limit.
+    /// `width`: most columns, if there is such a limit.
     pub fn new(out: &'a mut dyn Write, width: Option<usize>) -> Self {
         Self { out, width, line: Vec::new() }
     }

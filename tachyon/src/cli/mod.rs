@@ -3,7 +3,7 @@
 //! [`args`] is syntax. [`plan`] is meaning: it turns arguments into a [`plan::Plan`], which [`record`] carries out with the
 //! library's recorder. [`output`] and [`command`] are the two things that a plan needs from the system: the file that appears
 //! whole or not at all, and the child that waits to be profiled. [`progress`] and [`account`] only show numbers, [`failure`]
-//! is how an error reaches the user, and there is a file for each verb. Nothing here reads a BPF map or a target's memory.
+//! is how an error reaches the user, and each verb has a file. Nothing here reads a BPF map or a target's memory.
 
 pub mod account;
 pub mod agent;

@@ -1,9 +1,9 @@
 //! Files that appear whole or not at all.
 //!
 //! A file is written as `PATH.part`, created new and readable by its owner only, and takes its name when it is done;
-//! nothing that stands at `PATH` is replaced unless the user said `--force`, and then only a regular file. Under sudo
-//! it belongs to the calling user. Standard output goes through an unnamed temporary file, because a TACH header is
-//! written last and a pipe cannot seek.
+//! nothing at `PATH` is replaced unless the user said `--force`, and then only a regular file. Under sudo it belongs to
+//! the calling user. Standard output goes through an unnamed temporary file, because a TACH header is written last and
+//! a pipe cannot seek.
 
 mod directory;
 mod error;
@@ -47,7 +47,7 @@ impl Destination {
         if path.as_os_str() == "-" { Self::Stdout } else { Self::Path(path) }
     }
 
-    /// Whether both are one place, however it is written.
+    /// Whether both are the same place, however they are written.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
@@ -63,22 +63,22 @@ impl Destination {
 /// A file to write, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputPlan {
-    /// Where to.
+    /// Where it goes.
     pub destination: Destination,
-    /// As what.
+    /// Its format.
     pub format: Format,
-    /// Whether a regular file that stands there is replaced.
+    /// Whether to replace an existing regular file.
     pub force: bool,
 }
 
 impl OutputPlan {
-    /// Where the second file goes, of a format that has one.
+    /// Where the second file goes, if the format has one.
     #[must_use]
     pub fn companion(&self) -> Option<PathBuf> {
         match (self.format, &self.destination) {
             (Format::Gperftools, Destination::Path(path)) => {
                 let path = companion_path(path);
-                // The profile tells the path: it must hold wherever it is read.
+                // The profile contains the path, which must be valid wherever it is read.
                 Some(std::path::absolute(&path).unwrap_or(path))
             }
             _ => None,
@@ -91,16 +91,16 @@ impl OutputPlan {
         matches!(&self.destination, Destination::Path(path) if ExportOptions::svg_wanted(path))
     }
 
-    /// Looks whether all its files could be written now, without touching anything.
+    /// Checks that all its files could be written now, without touching anything.
     ///
     /// # Errors
-    /// What [`OutputFile::create`] would say.
+    /// The errors of [`OutputFile::create`].
     pub fn check(&self) -> Result<(), OutputError> {
         check(&self.destination, self.force)?;
         self.companion().map_or(Ok(()), |path| check(&Destination::Path(path), self.force))
     }
 
-    /// Creates the second file, of a format that has one; in `directory`, when the first one lies there.
+    /// Creates the second file, if the format has one; in `directory`, if the first one is there.
     ///
     /// # Errors
     /// As [`OutputFile::create`].
@@ -122,25 +122,25 @@ impl OutputPlan {
     }
 }
 
-/// Ending of a file that is being written.
+/// File name ending while a file is being written.
 const PART: &str = ".part";
 
-/// Looks whether a file could be written to `destination` now, without touching anything.
+/// Checks that a file could be written to `destination` now, without touching anything.
 ///
 /// # Errors
-/// What [`OutputFile::create`] would say.
+/// The errors of [`OutputFile::create`].
 pub fn check(destination: &Destination, force: bool) -> Result<(), OutputError> {
     let Destination::Path(path) = destination else { return Ok(()) };
     let place = Place::of(path, PART)?;
     place.check_target(force)?;
     if place.stat(&place.part_name).is_ok() {
-        // Whether it is stale is for `create`, which can replace it; without --force both are refused.
+        // Whether it is stale is decided by `create`, which can replace it; without --force both cases are refused.
         place.judge_part(force)?;
     }
     Ok(())
 }
 
-/// A file that is being written. Dropped without [`OutputFile::commit`] or [`OutputFile::keep_part`] it vanishes.
+/// A file that is being written. If dropped without [`OutputFile::commit`] or [`OutputFile::keep_part`] it is removed.
 ///
 /// ```no_run
 /// # use tachyon::cli::output::{Destination, OutputFile};
@@ -156,24 +156,24 @@ pub struct OutputFile {
     /// `None` for standard output.
     place: Option<Place>,
     force: bool,
-    /// The `.part` file is ours to remove.
+    /// Whether the `.part` file is to be removed on drop.
     pending: bool,
-    /// So are its journal and its tail.
+    /// Whether its journal and tail are, too.
     has_journal: bool,
     _unfinished: Option<Unfinished>,
 }
 
 impl OutputFile {
-    /// Makes the `.part` file (mode 0600, never through a symlink) and locks it, so that a later run can tell a cut
-    /// recording from a running one.
+    /// Creates the `.part` file (mode 0600, never through a symlink) and locks it, so that a later run can distinguish
+    /// a cut recording from a running one.
     ///
     /// # Errors
-    /// When something stands at the path, or the directory cannot be written.
+    /// When something exists at the path, or the directory cannot be written.
     pub fn create(destination: &Destination, force: bool) -> Result<Self, OutputError> {
         Self::create_as(destination, force, PART)
     }
 
-    /// The same, but as `PATH.recovered.part`, for what is made of a `PATH.part` that must stay.
+    /// The same, but as `PATH.recovered.part`, for what is made from a `PATH.part` that must stay.
     ///
     /// # Errors
     /// As [`OutputFile::create`].
@@ -204,7 +204,7 @@ impl OutputFile {
         let _unfinished = Unfinished::of(&place);
         let output = Self { file, place: Some(place), force, pending: true, has_journal: false, _unfinished };
         let place = output.place.as_ref().expect("a path has a place");
-        // A file system without locks costs only the distinction.
+        // Without locks on the file system, only that distinction is lost.
         if let Err(TryLockError::WouldBlock) = output.file.try_lock() {
             return Err(OutputError::BusyPart { part: place.part_path() });
         }
@@ -216,7 +216,7 @@ impl OutputFile {
     /// `None` for standard output.
     ///
     /// # Errors
-    /// When they cannot be made; when one is left from a recording that was cut, unless existing files are replaced.
+    /// When they cannot be created, or one is left from a recording that was cut, unless existing files are replaced.
     pub fn create_journal(&mut self) -> Result<Option<(File, File)>, OutputError> {
         let Some(place) = &self.place else { return Ok(None) };
         let journal = self.create_beside(place, &place.journal_name)?;
@@ -245,7 +245,7 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// The file to write; seekable, also for standard output.
+    /// The file to write; seekable, even for standard output.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
@@ -254,12 +254,12 @@ impl OutputFile {
     /// Another handle on the same open file, for a sink that owns its file.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// When the process has no descriptors left.
     pub fn try_clone_file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// The name under which it lies while it is written; `None` for standard output.
+    /// Its name while it is written; `None` for standard output.
     #[must_use]
     pub fn part_path(&self) -> Option<PathBuf> {
         self.place.as_ref().map(Place::part_path)
@@ -269,7 +269,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// When the name was taken meanwhile: the `.part` file then stays. When the directory was removed: the file is then
-    /// copied to the one for temporary files. When standard output cannot be written.
+    /// copied to the directory for temporary files. When standard output cannot be written.
     pub fn commit(mut self) -> Result<(), OutputError> {
         let Some(place) = &self.place else { return stdout::copy(&mut self.file).map_err(OutputError::Stdout) };
         self.pending = false;
@@ -289,8 +289,8 @@ impl OutputFile {
         Ok(())
     }
 
-    /// The same for a file that cannot be made again: what standard output does not take is copied to a temporary file
-    /// whose name ends with `name`. A reader that took a part and went away (`| head`) has what it wanted.
+    /// The same for a file that cannot be made again: if standard output does not take it, it is copied to a temporary
+    /// file whose name ends with `name`. A reader that took a part and went away (`| head`) has what it wanted.
     ///
     /// # Errors
     /// As [`OutputFile::commit`].
@@ -309,8 +309,8 @@ impl OutputFile {
         Err(OutputError::StdoutKept { source, kept: keep_elsewhere(&self.file, name.as_ref()) })
     }
 
-    /// Leaves the unfinished file as `.part` (a cut recording can be recovered) and tells its name; `None`: it has none,
-    /// or somebody removed it.
+    /// Leaves the unfinished file as `.part` (a cut recording can be recovered) and returns its name; `None`: it has
+    /// none, or it was removed.
     #[must_use]
     pub fn keep_part(mut self) -> Option<PathBuf> {
         self.pending = false;
@@ -342,7 +342,7 @@ pub fn write_whole(destination: &Destination, force: bool, bytes: &[u8]) -> Resu
     output.commit()
 }
 
-/// Copies a whole file that has no name any more to a new one among the temporary files. Its path.
+/// Copies a complete file that no longer has a name to a new temporary file. Returns its path.
 fn keep_elsewhere(mut file: &File, name: &OsStr) -> io::Result<PathBuf> {
     let mut ending = OsString::from("-");
     ending.push(name);
@@ -353,8 +353,8 @@ fn keep_elsewhere(mut file: &File, name: &OsStr) -> io::Result<PathBuf> {
     Ok(kept.keep().map_err(|error| error.error)?.1)
 }
 
-/// Has a write past the limit of a file's size (`ulimit -f`) fail, as one to a full disk does; the signal that comes
-/// with it would end the program. A handler, for a command would inherit that the signal is ignored.
+/// Makes a write past the limit on a file's size (`ulimit -f`) fail, like one to a full disk; the signal that comes
+/// with it would end the program. Uses a handler, because a command would inherit an ignored signal.
 pub fn refuse_instead_of_signal() {
     extern "C" fn nothing(_signal: libc::c_int) {}
     let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
@@ -368,7 +368,7 @@ pub fn refuse_instead_of_signal() {
     }
 }
 
-/// Under sudo what we make belongs to the user behind it.
+/// Under sudo, files belong to the user behind it.
 fn give_to_caller(made: impl AsFd) -> io::Result<()> {
     match Caller::through_sudo() {
         Some(caller) => Ok(fchown(made, Some(caller.uid), Some(caller.gid))?),

@@ -1,6 +1,6 @@
 //! What the arguments mean: a [`Plan`] that `recording` executes.
 //!
-//! All that can be refused before anything is loaded into the kernel is refused here.
+//! Whatever can be refused before anything is loaded into the kernel is refused here.
 
 mod outputs;
 
@@ -35,7 +35,7 @@ pub enum Targets {
     Pids(Vec<Pid>),
     /// Every CPython process.
     AllPython,
-    /// A program that we start.
+    /// A program that the profiler starts.
     Command {
         /// Its words, at least one.
         argv: Vec<OsString>,
@@ -44,12 +44,12 @@ pub enum Targets {
     },
 }
 
-/// What is kept of the files of `--rotate`.
+/// Which files of `--rotate` are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// So many bytes.
+    /// Up to this many bytes.
     Bytes(u64),
-    /// Those that are no older.
+    /// Those that are not older than this.
     Age(Duration),
 }
 
@@ -58,7 +58,7 @@ pub enum Keep {
 pub struct Rotate {
     /// Length of one.
     pub length: Duration,
-    /// Bounds of what the directory holds; all of them.
+    /// Limits on what the directory holds; all of them apply.
     pub keep: Vec<Keep>,
 }
 
@@ -69,7 +69,7 @@ pub struct Plan {
     pub targets: Targets,
     /// Whether children that start from now on belong to it.
     pub follow_children: bool,
-    /// Which of those processes.
+    /// Which of those processes to record.
     pub filter: Filter,
     /// How long; `None`: until it is interrupted or all targets have ended.
     pub duration: Option<Duration>,
@@ -77,9 +77,9 @@ pub struct Plan {
     pub interval: Duration,
     /// The same as samples per second.
     pub rate_hz: f64,
-    /// Share of one core that the profiler may use; more, and it samples less often.
+    /// Share of one core that the profiler may use; above that, it samples less often.
     pub max_cpu: Option<f64>,
-    /// Bytes of memory that the profiler and its maps may use together; more, and it gives things up.
+    /// Bytes of memory that the profiler and its maps may use together; near that, it gives things up.
     pub max_memory: Option<u64>,
     /// The profile.
     pub output: OutputPlan,
@@ -89,11 +89,11 @@ pub struct Plan {
     pub rotate: Option<Rotate>,
     /// Where the account goes as JSON.
     pub report: Option<Destination>,
-    /// Threads stay apart in formats that join them.
+    /// Keep threads apart in formats that join them.
     pub threads: bool,
     /// The report has source text.
     pub source: bool,
-    /// Processes of one program are one.
+    /// Merge processes of one program.
     pub merge_processes: bool,
     /// Only samples that hold the GIL.
     pub gil: bool,
@@ -105,9 +105,9 @@ pub struct Plan {
     pub kernel: bool,
     /// Whether waiting threads are sampled.
     pub waits: Waits,
-    /// Who ends waits too.
+    /// Record who ends waits, too.
     pub wakers: bool,
-    /// Who awaits a running task, in place of the event loop.
+    /// Show the tasks that await a running task, in place of the event loop.
     pub awaiting: bool,
     /// Events that are sampled in place of the clock.
     pub events: Vec<ChosenEvent>,
@@ -117,15 +117,15 @@ pub struct Plan {
     pub compression: Compression,
     /// Which layout a TACH file gets.
     pub tach_layout: Layout,
-    /// Whether a TACH file is brought to the disk each second.
+    /// Whether a TACH file is synced to disk each second.
     pub sync: bool,
-    /// Whether a live line is wanted on standard error. Not beside a command, which shares the terminal.
+    /// Whether a live line is wanted on standard error. Not with a command, which shares the terminal.
     pub progress: bool,
     /// Whether standard error takes colours.
     pub colours: bool,
 }
 
-/// What the plan needs to know of the surroundings.
+/// What the plan needs to know about its environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings {
     /// Standard output is a terminal.
@@ -139,7 +139,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of this process.
+    /// The surroundings of this process.
     #[must_use]
     pub fn current() -> Self {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -153,7 +153,7 @@ impl Surroundings {
 }
 
 impl Plan {
-    /// What is asked of the recorder. `child` is the command's process, where there is one.
+    /// The request to the recorder. `child` is the command's process, if there is one.
     #[must_use]
     pub fn request(&self, child: Option<Pid>) -> Request {
         let targets = match (&self.targets, child) {
@@ -179,7 +179,7 @@ impl Plan {
             waits: self.waits,
             wakers: self.wakers,
             awaiting: self.awaiting,
-            // Accounts of segments are many.
+            // There are many accounts of segments.
             thread_times: self.rotate.is_none(),
             events: self.events.clone(),
             variables: (!self.label_env.is_empty()).then(|| self.label_env.clone()),
@@ -190,7 +190,7 @@ impl Plan {
         }
     }
 
-    /// Where the output of a command goes that is profiled: standard output is the profile's or the report's alone.
+    /// Where the output of a profiled command goes: standard output is only for the profile or the report.
     #[must_use]
     pub fn command_output(&self) -> CommandOutput {
         if self.output.destination == Destination::Stdout || self.report == Some(Destination::Stdout) {
@@ -203,8 +203,8 @@ impl Plan {
     /// Turns arguments into a plan, and checks what can be checked before anything is loaded.
     ///
     /// # Errors
-    /// [`Failure`] with exit status 2 when the arguments do not fit together, 1 when a process or the output cannot
-    /// be had.
+    /// [`Failure`] with exit status 2 when the arguments do not fit together, 1 when a process or the output is not
+    /// available.
     pub fn new(args: RecordArgs, surroundings: &Surroundings) -> Result<Self, anyhow::Error> {
         #[cfg(debug_assertions)]
         if let Some(object) = &args.bpf_log {
@@ -287,7 +287,7 @@ impl Plan {
 /// The highest rate at which waiting threads are sampled: a CPU takes as many stacks of them in a second as in any case.
 const MOST_WAITS_HZ: f64 = 1000.0;
 
-/// What goes with waiting threads and what does not.
+/// Checks what can be combined with waiting threads.
 fn check_waits(args: &RecordArgs, rate_hz: f64) -> Result<(), Failure> {
     let option = if args.off_cpu { "--off-cpu" } else { "--wall" };
     if !(args.wall || args.off_cpu) {
@@ -307,7 +307,7 @@ fn check_waits(args: &RecordArgs, rate_hz: f64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The events of `-e`, which this machine has as far as that can be told.
+/// The events of `-e`, checked to exist on this machine as far as possible.
 fn chosen_events(asked: &[AskedEvent]) -> Result<Vec<ChosenEvent>, anyhow::Error> {
     let mut events: Vec<ChosenEvent> = Vec::new();
     for event in asked {
@@ -345,7 +345,7 @@ fn targets(args: &RecordArgs) -> Result<Targets, Failure> {
         && args.targets.containers.is_empty()
         && args.targets.comms.is_empty()
         && args.targets.uids.is_empty());
-    // Filters alone say whom to profile: of all processes those that fit.
+    // Filters alone are enough to say what to profile: all processes that match.
     if args.targets.all_python || (args.targets.pids.is_empty() && filtered) {
         return Ok(Targets::AllPython);
     }
@@ -373,7 +373,7 @@ fn interval_and_rate(args: &RecordArgs) -> (Duration, f64) {
     }
 }
 
-/// The process exists and we may read its memory.
+/// Checks that the process exists and its memory may be read.
 fn check_process(pid: Pid) -> Result<(), Failure> {
     let raw = nix::unistd::Pid::from_raw(pid.as_raw());
     if nix::sys::signal::kill(raw, None) == Err(nix::Error::ESRCH) {
@@ -387,7 +387,7 @@ fn check_process(pid: Pid) -> Result<(), Failure> {
         return Err(Failure::new(format!("{pid} ({name}) is a thread of process {tgid}"))
             .with_hint(format!("give -p {tgid}; the profile keeps threads separate")));
     }
-    // Address 0 is never mapped: EFAULT tells that reading is allowed.
+    // Address 0 is never mapped: EFAULT means that reading is allowed.
     let mut byte = [0];
     let nowhere = nix::sys::uio::RemoteIoVec { base: 0, len: 1 };
     match nix::sys::uio::process_vm_readv(raw, &mut [IoSliceMut::new(&mut byte)], &[nowhere]) {

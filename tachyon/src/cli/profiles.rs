@@ -8,10 +8,10 @@ use anyhow::Context as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Sums up files and directories as one profile, or one event's samples of them; with `force_large` whatever it costs.
+/// Sums up files and directories as one profile, or only one event's samples; with `force_large` whatever it costs.
 ///
 /// # Errors
-/// When one of them is no profile that can be read to its end, or a directory holds none.
+/// When one of them is not a profile that can be read to its end, or a directory contains none.
 pub fn as_one(paths: &[PathBuf], event: Option<&str>, force_large: bool) -> anyhow::Result<Aggregate> {
     let reading = || match paths {
         [path] => format!("cannot read {}", path.display()),
@@ -24,7 +24,7 @@ pub fn as_one(paths: &[PathBuf], event: Option<&str>, force_large: bool) -> anyh
     Ok(aggregate)
 }
 
-/// Gives the samples of files and directories to a sink, as one profile. What was left out has been told before.
+/// Gives the samples of files and directories to a sink, as one profile. What was left out has already been reported.
 ///
 /// # Errors
 /// As [`as_one`].
@@ -57,10 +57,10 @@ fn open(paths: &[PathBuf], force_large: bool) -> Result<Source, InputError> {
     Ok(if force_large { source.without_limits() } else { source })
 }
 
-/// What was left out, to standard error: standard output may be JSON.
+/// Reports what was left out to standard error: standard output may be JSON.
 fn tell(notes: &[String]) {
     for note in notes {
-        // It may be closed: that is no reason to show nothing.
+        // It may be closed: that is no reason to stop.
         let _closed = writeln!(io::stderr(), "note: {}", escape(note));
     }
 }

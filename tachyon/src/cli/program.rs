@@ -20,7 +20,7 @@ pub fn main() -> ExitCode {
     let outcome = match args::parse(std::env::args_os()) {
         Ok(verb) => run(verb),
         Err(NoVerb::Shown(text)) => {
-            // A closed pipe is no error.
+            // A closed pipe is not an error.
             let _ = text.print();
             Ok(0)
         }
@@ -34,7 +34,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// The exit status of a verb that came to its end.
+/// Runs a verb to its end and returns the exit status.
 fn run(verb: Verb) -> anyhow::Result<u8> {
     match verb {
         Verb::Record(args) if args.events.contains(&AskedEvent::List) => {
@@ -80,7 +80,7 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
             Ok(0)
         }
         Verb::Completions(wanted) => {
-            // Through a buffer: the generator takes a closed pipe for impossible.
+            // Through a buffer: the generator assumes that a pipe is never closed.
             let mut text = Vec::new();
             args::write_completions(wanted.shell, &mut text)?;
             StandardOutput::lock().write_all(&text)?;
@@ -101,7 +101,7 @@ fn run(verb: Verb) -> anyhow::Result<u8> {
     }
 }
 
-/// Standard output, whose errors say that it was written to.
+/// Standard output, whose errors say that they come from it.
 struct StandardOutput(io::StdoutLock<'static>);
 
 impl StandardOutput {
@@ -158,7 +158,7 @@ fn run_merge(args: &MergeArgs) -> anyhow::Result<()> {
     Ok(output.commit()?)
 }
 
-/// What people should know. Standard error may be closed: all is done all the same.
+/// Prints notes for the user. Standard error may be closed: that does not matter.
 fn tell(notes: &[String]) {
     for note in notes {
         let _closed = writeln!(io::stderr(), "{}", super::escape::escape(note));

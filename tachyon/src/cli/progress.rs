@@ -24,10 +24,10 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A line on standard error if `wanted` (see [`super::plan::Plan::progress`]), else nothing.
+    /// A line on standard error if `wanted` (see [`super::plan::Plan::progress`]), otherwise nothing.
     #[must_use]
     pub fn new(wanted: bool, colours: bool, duration: Option<Duration>) -> Self {
-        // indicatif draws nothing by itself either when standard error is no terminal.
+        // indicatif itself also draws nothing if standard error is not a terminal.
         let target = if wanted { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(duration.map(millis), target);
         let template = match (colours, duration) {
@@ -45,7 +45,7 @@ impl Progress {
         self.bar.set_message(line(numbers, self.duration));
     }
 
-    /// Prints a message of its own above the line, or plainly where there is none.
+    /// Prints a message above the line, or plainly if there is none.
     pub fn print(&self, message: &str) {
         if self.bar.is_hidden() {
             eprint_line(message);
@@ -54,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }

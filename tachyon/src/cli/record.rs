@@ -29,11 +29,11 @@ use tokio::io::unix::AsyncFd;
 /// How a recording ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// How the command of `-- CMD` ended; its exit status becomes ours.
+    /// How the command of `-- CMD` ended; its exit status becomes the profiler's.
     pub command: Option<CommandStatus>,
 }
 
-/// How often the progress line is drawn, and it is looked whether anybody still reads standard output.
+/// How often to draw the progress line and check whether standard output is still being read.
 const TURN: Duration = Duration::from_millis(250);
 
 /// Records as planned.
@@ -41,13 +41,13 @@ const TURN: Duration = Duration::from_millis(250);
 /// # Errors
 /// When nothing could be recorded, or the profile could not be written.
 pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
-    // Before anything else: the command must inherit neither our signal handlers nor our threads.
+    // Before anything else: the command must inherit neither signal handlers nor threads.
     let mut command = match &plan.targets {
         Targets::Command { argv, as_root } => Some(PreparedCommand::prepare(argv, *as_root, plan.command_output())?),
         Targets::Pids(_) | Targets::AllPython => None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Before the first file: no signal may leave one behind.
+    // Before the first file: no signal may leave a file behind.
     let mut signals = runtime.block_on(async { Signals::take() })?;
     let clock = Clock::start();
     raise_open_files();
@@ -58,7 +58,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     if let Some(command) = &mut command {
         command.start()?;
     }
-    // It sleeps until the end, which must not wait for the programs of others. The command has been started before.
+    // This thread sleeps until the end, which must not wait for other programs. The command has already been started.
     make_urgent();
     let rights =
         drop_privileges().err().map(|error| format!("cannot drop capabilities that are no longer needed: {error}"));
@@ -95,7 +95,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     show_unwind_memory(&report);
     // Standard error may be closed: the profile is written all the same.
     let _closed = account::write(&report, &extras, &mut std::io::stderr());
-    // A recording that ends before its command: the command's own status is still what counts.
+    // If the recording ends before its command, the command's own status is still what counts.
     let status = match (status, &mut command) {
         (None, Some(command)) => Some(command.wait()?),
         (status, _) => status,
@@ -103,7 +103,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<Outcome> {
     if let Some(wanted) = nobody {
         return Err(Failure::new(format!("nothing was recorded: no CPython fits {wanted}")).into());
     }
-    // Whoever tests must not overlook it; others have their profile, and have been told.
+    // Tests must not overlook it; users have their profile, and have been told.
     if cfg!(debug_assertions) && report.inconsistent > 0 {
         return Err(Failure::new(
             "independent counts of the same samples differ, which a debug build takes for an error",
@@ -134,7 +134,7 @@ impl Files {
         })
     }
 
-    /// Opens the files of the next segment. Gives back those of the one before.
+    /// Opens the files of the next segment. Returns those of the previous one.
     fn open(
         &mut self,
         plan: &Plan,
@@ -143,7 +143,7 @@ impl Files {
         let (outputs, sink) = match &mut self.rotation {
             Some(rotation) => {
                 let opened = Outputs::open(&rotation.next(plan), profile)?;
-                // A file that cannot be had has no number: the segment that goes on has it.
+                // A file that cannot be created takes no number: the segment that goes on keeps it.
                 rotation.opened();
                 opened
             }
@@ -155,14 +155,14 @@ impl Files {
         Ok(sink)
     }
 
-    /// The end of a segment that others follow.
+    /// Ends a segment that is followed by others.
     fn cut(&mut self, segment: &Segment) -> anyhow::Result<()> {
         let Some(rotation) = &mut self.rotation else { return Ok(()) };
         let Some(ended) = rotation.ended.take() else { return Ok(()) };
         rotation.finish(ended, segment)
     }
 
-    /// The end of the last one.
+    /// Ends the last segment.
     fn close(&mut self, plan: &Plan, last: &mut Segment) -> anyhow::Result<()> {
         let Some(outputs) = self.current.take() else { return Ok(()) };
         if let Some(error) = last.sink_error.take() {
@@ -175,7 +175,7 @@ impl Files {
     }
 }
 
-/// An output that failed, and where what it took lies.
+/// An output that failed, and where the part that was written is.
 fn kept(paths: Vec<PathBuf>, error: std::io::Error) -> Failure {
     let kept: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     let hint = if kept.is_empty() {
@@ -187,7 +187,7 @@ fn kept(paths: Vec<PathBuf>, error: std::io::Error) -> Failure {
     Failure::new("cannot write the profile").with_source(error).with_hint(hint)
 }
 
-/// A disk that is full from the start says so as one that fills up later does.
+/// A disk that is full from the start gets the same message as one that fills up later.
 fn cannot_write(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<std::io::Error>() {
         Ok(source) => Failure::new("cannot write the profile").with_source(source).into(),
@@ -195,10 +195,11 @@ fn cannot_write(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Says which processes are missing and what is weak. Standard error may be closed: the profile is written all the same.
+/// Reports which processes are missing and what works less well than it should. Standard error may be closed: the
+/// profile is written all the same.
 fn show_refused(report: &Report, notes: &[String], plan: &Plan) {
     let mut out = std::io::stderr();
-    // Of a whole host the report has all; a few tell what it is about.
+    // For a whole host the report has all of them; a few show what the matter is.
     let most = if matches!(plan.targets, Targets::AllPython) { 5 } else { usize::MAX };
     for line in report.refused.iter().take(most).chain(notes) {
         let _closed = writeln!(out, "tachyon-bpf: {}", escape(line));
@@ -209,7 +210,7 @@ fn show_refused(report: &Report, notes: &[String], plan: &Plan) {
     }
 }
 
-/// The option that gives unwind tables room, where it was too little.
+/// Names the option that gives unwind tables more room, if there was too little.
 fn show_unwind_memory(report: &Report) {
     if let Some(wanted) = report.native.as_ref().and_then(|native| native.table_bytes_wanted) {
         let _closed = writeln!(std::io::stderr(), "hint: --unwind-memory {}MiB", wanted.div_ceil(1 << 20));
@@ -235,13 +236,13 @@ impl Watch<'_> {
         let started = Instant::now();
         let progress = Progress::new(self.plan.progress, self.plan.colours, self.plan.duration);
         let news = self.running.news().try_clone_to_owned()?;
-        // SAFETY: an owned descriptor is always the same one, and stays open until what owns it is dropped.
+        // SAFETY: an owned descriptor is always the same one, and stays open until its owner is dropped.
         let news = unsafe { AsyncFd::register_with_interest(news, Interest::READABLE) }?;
         let mut turn = self.takes_turns().then(|| tokio::time::interval(TURN));
         let mut segment = self.plan.rotate.as_ref().map(|rotate| {
             let length = rotate.length;
             let mut interval = tokio::time::interval_at((started + length).into(), length);
-            // A cut that is late is no reason for a short segment after it.
+            // A late cut must not lead to a short segment after it.
             interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
             interval
         });
@@ -270,7 +271,7 @@ impl Watch<'_> {
                 () = due(&mut segment) => self.cut(&progress),
                 () = due(&mut turn) => if self.turn(&progress)? { break None },
                 news = news.readable() => {
-                    // Taking what it has to tell is what makes it silent.
+                    // Reading its news is what makes it unreadable again.
                     news?.clear_ready();
                     if self.turn(&progress)? {
                         break None;
@@ -287,12 +288,12 @@ impl Watch<'_> {
         Ok(ended)
     }
 
-    /// Whether there is anything to do again and again: all else wakes us when it happens.
+    /// Whether there is periodic work: everything else wakes this thread when it happens.
     fn takes_turns(&self) -> bool {
         self.plan.progress || self.plan.output.destination == Destination::Stdout
     }
 
-    /// Shows how it is doing; whether it is to end.
+    /// Shows how it is doing; returns whether it is to end.
     fn turn(&mut self, progress: &Progress) -> anyhow::Result<bool> {
         let status = self.running.status()?;
         for told in &status.told {
@@ -313,7 +314,7 @@ impl Watch<'_> {
         Ok(over || unread)
     }
 
-    /// Ends a segment. Where the next file cannot be had, or the last one not be finished, that is told, and it goes on.
+    /// Ends a segment. If the next file cannot be created, or the last one cannot be finished, reports that and goes on.
     fn cut(&mut self, progress: &Progress) {
         let (plan, files) = (self.plan, &mut *self.files);
         let segment = match self.running.cut_into(|profile| files.open(plan, profile)) {
@@ -329,7 +330,7 @@ impl Watch<'_> {
     }
 }
 
-/// The next time that something is due; never where nothing is.
+/// Waits until something is due; for ever if nothing is.
 async fn due(interval: &mut Option<tokio::time::Interval>) {
     match interval {
         Some(interval) => {

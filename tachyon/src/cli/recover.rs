@@ -1,4 +1,4 @@
-//! `recover`: a TACH file that is whole, from one whose recording was cut.
+//! `recover`: makes a complete TACH file from one whose recording was cut.
 //!
 //! A TACH file has its names at its end, and gets its samples in large blocks. While it is recorded, names are also in a
 //! journal beside it ([`crate::sinks::journal`]) and the newest samples in its tail ([`crate::sinks::tail`]); with both,
@@ -32,7 +32,7 @@ pub struct Recovered {
     pub lost_tail: Option<LostTail>,
     /// From the recording's start to the last sample.
     pub recorded: Duration,
-    /// Somebody records to it still: this is a snapshot.
+    /// It is still being recorded: this is a snapshot.
     pub live: bool,
     /// The file was cut: what came later, and what was lost, is not known.
     pub cut: bool,
@@ -75,7 +75,7 @@ impl Advice for RecoverError {
 /// Writes what can be read of `broken` to `good`, an empty file.
 ///
 /// # Errors
-/// When nothing can be read: the names are lost, or it is no profile. When `good` cannot be written.
+/// When nothing can be read: the names are lost, or it is not a profile. When `good` cannot be written.
 pub fn run(broken: &Path, journal: Option<&Path>, good: &mut dyn WriteSeek) -> anyhow::Result<Recovered> {
     run_at_any_cost(broken, journal, good, false)
 }
@@ -102,7 +102,7 @@ pub fn run_at_any_cost(
     let journal_path = journal.map_or_else(|| default_journal(broken), Path::to_owned);
     let with_journal = |source| with_journal(journal_path.clone(), &file, source).with_context(recovering);
     let ((reader, lost_tail), from_journal) = match whole {
-        // A footer that is none: the cut took the real one, and what is read as tables would be something else.
+        // The footer is not a real one: that was cut off, and what would be read as tables is something else.
         Ok(reader) if reader.header().declared_size != reader.header().file_size && journal_path.exists() => {
             (with_journal(ReadError::Cut(Section::Strings))?, true)
         }
@@ -131,12 +131,12 @@ pub enum LostTail {
     /// There is no such file.
     #[error("there is no {}", .0.display())]
     Missing(PathBuf),
-    /// It is of another recording, or too old.
+    /// It belongs to another recording, or is too old.
     #[error("{} does not fit the file", .0.display())]
     Unfit(PathBuf),
 }
 
-/// A file that was cut, as far as it, its journal and its tail go; and why its tail does not.
+/// A file that was cut, combined with its journal and tail as far as they go; and why its tail could not be used.
 type Cut = (Reader<BufReader<File>>, Option<LostTail>);
 
 fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result<Cut> {
@@ -144,7 +144,7 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
         Ok(journal) => journal,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(match source {
-                // No cut makes these of a profile.
+                // Cutting a profile never causes these.
                 ReadError::BadMagic(_) | ReadError::UnsupportedVersion(_) => source.into(),
                 source => RecoverError::NoJournal { journal: path, source }.into(),
             });
@@ -190,17 +190,19 @@ fn with_journal(path: PathBuf, file: &File, source: ReadError) -> anyhow::Result
         let Some(records) = slot.records(&tail)? else { continue };
         let mut continued = cut()?;
         if continued.continue_with(&slot.base(), records)? {
-            // Older slots have no more. What the file has behind the slot's base may be: much was sampled since then.
+            // Older slots have no more. But the file itself may have more after the slot's base, if much was sampled
+            // since then.
             let more = count(&mut continued)? > count(&mut alone)?;
             return Ok((if more { continued } else { alone }, None));
         }
     }
-    // One that is empty has no samples yet.
+    // An empty one has no samples yet.
     let unfit = tail.metadata()?.len() > 0;
     Ok((alone, unfit.then_some(LostTail::Unfit(tail_path))))
 }
 
-/// Whether the file's header, as far as it has one, is of the journal's recording: other names would be put to its frames.
+/// Whether the file's header, as far as it has one, belongs to the journal's recording: otherwise its frames would get
+/// wrong names.
 fn is_of(file: &File, start: &Start) -> io::Result<bool> {
     let mut head = [0; HEAD_LEN];
     match file.read_exact_at(&mut head, 0) {

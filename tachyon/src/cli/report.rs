@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// What an output file's name asks for.
+/// What form of output is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Text,
@@ -27,7 +27,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Of `-o PATH` and `--json`.
+    /// From `-o PATH` and `--json`.
     pub fn of(output: Option<&Path>, json: bool) -> Result<Self, Failure> {
         let extension = output.and_then(Path::extension).map(|extension| extension.to_string_lossy().to_lowercase());
         match extension.as_deref() {
@@ -41,11 +41,11 @@ impl Shape {
     }
 }
 
-/// Writes what was asked for to `-o`, else to `out`. `out` is standard output.
+/// Writes what was asked for to `-o`, otherwise to `out`, which is standard output.
 ///
 /// # Errors
-/// When a file is no profile that can be read to its end, when nothing matches what was asked for, or when the output
-/// cannot be written.
+/// When a file is not a profile that can be read to its end, when nothing matches what was asked for, or when the
+/// output cannot be written.
 pub fn run(args: &ReportArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let shape = Shape::of(args.output.as_deref(), args.json)?;
     let aggregate = super::profiles::as_one(&args.files, args.event.as_deref(), args.force_large)?;
@@ -103,14 +103,14 @@ fn no_such_event(event: &str, aggregate: &Aggregate) -> Failure {
     Failure::new(format!("no sample in these files was taken at the event {}", escape(event))).with_hint(hint)
 }
 
-/// What was asked for, with the answer about single functions.
+/// What was asked for, with the result for single functions.
 struct Asked<'a> {
     args: &'a ReportArgs,
     callers: Option<Edges>,
     callees: Option<Edges>,
 }
 
-/// Has `write` write to a file, which appears whole, or to standard output.
+/// Lets `write` write to a file, which appears only when complete, or to standard output.
 pub(super) fn write_to(
     path: Option<&Path>,
     force: bool,
@@ -202,7 +202,7 @@ impl<'a> Json<'a> {
         Self { files: asked.args.files.iter().collect(), functions, ..Self::with(report, rows) }
     }
 
-    /// A report that is of no file.
+    /// A report that does not come from a file.
     pub fn live(report: &'a Report, native: bool) -> Self {
         Self::with(report, JsonRow::all(report, usize::MAX, native))
     }
@@ -230,7 +230,7 @@ impl<'a> Json<'a> {
     }
 }
 
-/// Samples of other events than the clock.
+/// Samples of events other than the clock.
 fn events(report: &Report) -> Vec<EventReport> {
     let of = |((name, period), &stored): (&(String, u64), &u64)| EventReport {
         name: name.clone(),
@@ -291,7 +291,7 @@ pub fn pattern(text: &str) -> Result<regex::Regex, String> {
 /// A number of rows.
 ///
 /// # Errors
-/// When it is none.
+/// When it is not valid.
 pub fn rows(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&rows| rows > 0).ok_or_else(|| "a number of rows is 1 or more".to_owned())
 }

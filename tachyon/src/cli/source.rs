@@ -1,8 +1,8 @@
 //! `--source`: finds the source files that the report shows.
 //!
-//! Their paths were named by the profiled program, or by whoever made a profile. So only Python's own files are read
-//! (`.py`, `.pyw`), only regular ones, below a root directory that no symbolic link leads out of, and not waited for
-//! where they lie on a file system that may never answer (`remote`).
+//! Their paths come from the profiled program, or from whoever made a profile. So only Python source files (`.py`,
+//! `.pyw`) are read, only regular ones, below a root directory that symbolic links cannot leave, and without waiting
+//! for a file system that may never answer (`remote`).
 
 use crate::profile::Process;
 use crate::remote::{MappedFile, RemoteError, RemoteProcess};
@@ -17,23 +17,23 @@ use std::path::Path;
 pub enum Files {
     /// Below each process's own root directory.
     Targets {
-        /// A program that we run ourselves has our root directory, which is there when it has ended.
+        /// A program that the profiler itself runs has its root directory, which still exists when the program has ended.
         ours: bool,
-        /// By pid: when the process started, so that another one with its pid is told apart.
+        /// By pid: when the process started, so that another one with its pid can be distinguished.
         met: HashMap<u32, u64>,
     },
-    /// Below our own root directory, whoever was profiled and where.
+    /// Below the profiler's own root directory, whatever was profiled and wherever.
     ThisMachine,
 }
 
 impl Files {
-    /// Those of processes that are being profiled. `ours`: they are a command that we run.
+    /// Files of processes that are being profiled. `ours`: they are a command that the profiler runs.
     #[must_use]
     pub fn of_targets(ours: bool) -> Box<dyn SourceFiles> {
         Box::new(Self::Targets { ours, met: HashMap::new() })
     }
 
-    /// Those at the same paths here and now.
+    /// Files at the same paths here and now.
     #[must_use]
     pub fn of_this_machine() -> Box<dyn SourceFiles> {
         Box::new(Self::ThisMachine)
@@ -48,7 +48,7 @@ impl Files {
             return if *ours { here() } else { Err("its process had ended".to_owned()) };
         }
         match process.file_at(path) {
-            // Nobody has waited for it yet: its root directory is gone, all the same.
+            // It has not been waited for yet, but its root directory is gone all the same.
             Err(_) if *ours => here(),
             Err(error) => Err(told(&error)),
             Ok(file) => Ok(file),
@@ -89,7 +89,7 @@ impl SourceFiles for Files {
     }
 }
 
-/// All that a file has when it is read, which may be less or more than it had when it was found.
+/// The whole file as it is when read, which may be less or more than when it was found.
 fn read(file: &MappedFile, most: usize) -> io::Result<Vec<u8>> {
     let file = file.open().map_err(io::Error::other)?;
     let (mut bytes, mut block) = (Vec::new(), vec![0; 64 << 10]);

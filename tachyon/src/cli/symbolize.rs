@@ -1,8 +1,8 @@
-//! `symbolize`: names of native functions that a recording knew by address alone.
+//! `symbolize`: names native functions that a recording only knew by address.
 //!
-//! A file without symbols has its functions called by where they start (`etree.so!0x4a3c0`). With its debug file, which a
-//! distribution or debuginfod has, those get their names: build ids tell which file belongs to which. The samples stay as they
-//! are, byte for byte.
+//! Functions in a file without symbols are named by where they start (`etree.so!0x4a3c0`). With the debug file from a
+//! distribution or debuginfod they get their names: build ids show which file belongs to which. The samples stay as they are,
+//! byte for byte.
 
 use super::args::SymbolizeArgs;
 use super::output::{Destination, OutputFile};
@@ -20,18 +20,18 @@ use std::io::{BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// What became of it.
+/// The outcome of naming.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Functions that were known by address alone.
+    /// Number of functions that were only known by address.
     nameless: usize,
     /// New names, by index of the string.
     names: HashMap<u32, String>,
-    /// Objects without a debug file, each with why.
+    /// Objects without a debug file, each with the reason.
     missing: BTreeSet<String>,
 }
 
-/// Renames what can be renamed, in place unless told otherwise, and says what was done.
+/// Renames what can be renamed, in place by default, and reports what was done.
 ///
 /// # Errors
 /// When the file cannot be read or written, or nothing in it got a name.
@@ -115,11 +115,11 @@ fn find(object: &str, objects: &[ObjectMetadata], folders: &[PathBuf]) -> Result
 }
 
 /// Where a debug file may be: as distributions lay them out (GDB manual, "Separate Debug Files"), as the client of debuginfod
-/// keeps them (debuginfod_find_debuginfo(3)), or simply there.
+/// keeps them (debuginfod_find_debuginfo(3)), or simply in the folder.
 fn candidates(folder: &Path, id: &str, object: &str) -> Vec<PathBuf> {
     let (first, rest) = id.split_at(2);
     let by_id = Path::new(first).join(format!("{rest}.debug"));
-    // An object's name is the last part of a path; a recording may have been made up.
+    // An object's name is the last part of a path, but a recording may be forged.
     let plain = object != ".." && !object.contains('/');
     let mut found = vec![
         folder.join(".build-id").join(&by_id),

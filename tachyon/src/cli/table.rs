@@ -6,10 +6,10 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Where text goes, and what may be done to it.
+/// The kind of output, and what it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Text; `width`: columns of the terminal, `None` where lines may be as long as they like.
+    /// Text; `width`: columns of the terminal, `None` if there is no limit.
     Text {
         /// See above.
         width: Option<usize>,
@@ -20,11 +20,11 @@ pub enum Style {
     Markdown,
 }
 
-/// Narrower than this nothing is readable: lines are then longer than the terminal.
+/// Nothing narrower than this is readable: then lines are longer than the terminal is wide.
 const NARROWEST: usize = 40;
 
 impl Style {
-    /// What standard output takes.
+    /// The style for standard output.
     #[must_use]
     pub fn of_stdout() -> Self {
         use std::io::IsTerminal as _;
@@ -44,7 +44,7 @@ impl Style {
         Self::Text { width: None, colours: false }
     }
 
-    /// As many of the parts as one line has room for, and whether those are all of them.
+    /// As many of the parts as fit into one line, and whether those are all of them.
     #[must_use]
     pub fn fitting(self, used: usize, parts: &[String]) -> (String, bool) {
         let mut line = String::new();
@@ -60,13 +60,13 @@ impl Style {
         (line, true)
     }
 
-    /// Rows of the terminal, where standard output is one.
+    /// Rows of the terminal, if standard output is one.
     #[must_use]
     pub fn height() -> Option<usize> {
         terminal_size::terminal_size_of(io::stdout()).map(|(_, height)| usize::from(height.0))
     }
 
-    /// A text in a colour, where colours are wanted.
+    /// A text in a colour, if colours are wanted.
     #[must_use]
     pub fn paint(self, text: &str, colour: Colour) -> String {
         match (self, colour) {
@@ -80,10 +80,10 @@ impl Style {
     }
 }
 
-/// What a text is shown as.
+/// How a text is highlighted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Colour {
-    /// As all.
+    /// Like normal text.
     #[default]
     Plain,
     /// Much of the time.
@@ -103,11 +103,11 @@ pub enum Colour {
 pub enum Column {
     /// Numbers: as wide as the widest, to the right.
     Number,
-    /// Numbers that a narrow terminal goes without.
+    /// Numbers that a narrow terminal omits.
     Extra,
-    /// Numbers that only a wide terminal has.
+    /// Numbers that only a wide terminal shows.
     Spare,
-    /// Text whose end says most, such as a path or a qualified name: what does not fit is cut in front.
+    /// Text whose end says most, such as a path or a qualified name: it is cut at the front.
     Text,
 }
 
@@ -119,7 +119,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Of a text that may hold anything.
+    /// A cell with a text that may contain anything.
     #[must_use]
     pub fn new(text: &str, colour: Colour) -> Self {
         Self { text: escape(text).into_owned(), colour }
@@ -152,17 +152,17 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// Below this width there are no [`Column::Extra`].
+/// Below this width there are no [`Column::Extra`] columns.
 const ROOM_FOR_EXTRAS: usize = 72;
-/// Below this width there are no [`Column::Spare`].
+/// Below this width there are no [`Column::Spare`] columns.
 const ROOM_FOR_SPARES: usize = 100;
-/// Text columns are not cut below this.
+/// Text columns are never cut to less than this.
 const NARROWEST_TEXT: usize = 12;
-/// Text columns are not aligned beyond this where lines may be as long as they like.
+/// Text columns are not aligned beyond this if there is no limit on lines.
 const WIDEST_TEXT: usize = 80;
 
 impl Table {
-    /// With these headings.
+    /// A table with these headings.
     #[must_use]
     pub fn new(columns: Vec<(&'static str, Column)>) -> Self {
         Self { columns, rows: Vec::new() }
@@ -238,7 +238,7 @@ impl Table {
         Ok(())
     }
 
-    /// The columns' widths: numbers as they need, and the rest is shared by the texts.
+    /// The columns' widths: numbers get what they need, and the texts share the rest.
     fn widths(&self, shown: &[usize], width: Option<usize>) -> Vec<usize> {
         let wanted = |place: usize| {
             let cells = self.rows.iter().map(|row| row[place].text.width());
@@ -246,7 +246,7 @@ impl Table {
         };
         let mut widths: Vec<usize> = (0..self.columns.len()).map(wanted).collect();
         let Some(width) = width else {
-            // Nothing is cut, and one endless name does not push all others' columns away.
+            // Nothing is cut, but one endless name must not push away the columns of all others.
             widths.iter_mut().for_each(|width| *width = (*width).min(WIDEST_TEXT));
             return widths;
         };
@@ -254,7 +254,7 @@ impl Table {
         let mut texts: Vec<usize> = shown.iter().filter(is_text).copied().collect();
         let numbers: usize = shown.iter().filter(|place| !is_text(place)).map(|&place| widths[place]).sum();
         let mut room = width.saturating_sub(numbers + 2 * (shown.len() - 1));
-        // The one that needs least has what it needs, and what it leaves is the others'.
+        // The one that needs least gets what it needs, and the rest is left for the others.
         texts.sort_by_key(|&place| widths[place]);
         for (index, &place) in texts.iter().enumerate() {
             let fair = (room / (texts.len() - index)).max(NARROWEST_TEXT);
@@ -265,7 +265,7 @@ impl Table {
     }
 }
 
-/// The end of a text that is too wide, its indentation kept. A qualified name goes without what says only that it is local:
+/// The end of a text that is too wide, with its indentation. A qualified name loses the part that only says it is local:
 /// `render.<genexpr>`.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
@@ -302,7 +302,7 @@ pub(super) fn cut_end(text: &str, width: usize) -> Cow<'_, str> {
     Cow::Owned(text.chars().take_while(fits).chain(['…']).collect())
 }
 
-/// Text as Markdown shows it as it is, in a table, too.
+/// Text in a form that Markdown shows unchanged, even in a table.
 fn code_span(text: &str) -> String {
     let text = text.trim().replace('|', "\\|");
     // A fence must be longer than any run of backticks inside.

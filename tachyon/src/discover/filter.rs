@@ -1,27 +1,27 @@
-//! Which processes are wanted, when not all are: by control group, container, name, user.
+//! Which processes are wanted, if not all are: by control group, container, name, user.
 //!
-//! A process is judged when it is met and again at each `exec`; the kernel side then knows by one flag of its entry, and
-//! looks at nothing else of a process that is not wanted. Children are what their parent is until they `exec`. A process
+//! A process is judged when it is met and again at each `exec`; after that, one flag in its entry tells the kernel side,
+//! which looks at nothing else of an unwanted process. Children are what their parent is until they `exec`. A process
 //! that is moved to another control group, or takes another user or name, while it runs the same program is not judged
-//! anew.
+//! again.
 
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::types::Pid;
 use std::path::Path;
 
-/// Where control groups are mounted, which may stand before a group's path.
+/// Where control groups are mounted; a group's path may begin with it.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
-/// Conditions that all must hold. Of one kind with several values any may match; a kind without values always holds.
+/// Conditions that must all hold. If a kind has several values, any may match; a kind without values always holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Control groups ([`cgroup_path`]); those below belong to them.
     pub cgroups: Vec<String>,
-    /// Container ids, or how they begin ([`container_id`]).
+    /// Container ids, or prefixes of them ([`container_id`]).
     pub containers: Vec<String>,
     /// Patterns for the kernel's short name of the process.
     pub comms: Vec<glob::Pattern>,
-    /// Effective user ids, as the profiler's user namespace numbers them.
+    /// Effective user ids in the profiler's user namespace.
     pub uids: Vec<u32>,
 }
 
@@ -44,13 +44,13 @@ impl Filter {
         options.collect::<Vec<_>>().join(" ")
     }
 
-    /// A control group that is asked for and that does not exist: it has no folder, and nothing runs in it.
+    /// A control group that was asked for but does not exist: it has no folder, and nothing runs in it.
     #[must_use]
     pub fn missing_cgroup(&self) -> Option<&str> {
         self.cgroups.iter().map(String::as_str).find(|path| !has_folder(path) && !has_process(path))
     }
 
-    /// Whether a process is wanted. Reads only what is asked for.
+    /// Whether a process is wanted. Reads only what the conditions need.
     ///
     /// # Errors
     /// When the process is gone.
@@ -81,13 +81,13 @@ fn has_folder(path: &str) -> bool {
     below(mount) || std::fs::read_dir(mount).is_ok_and(|all| all.flatten().any(|hierarchy| below(&hierarchy.path())))
 }
 
-/// Whether a process is in a control group or below it. Where the groups are not mounted nothing else tells.
+/// Whether a process is in a control group or below it. If the groups are not mounted, nothing else shows that.
 fn has_process(path: &str) -> bool {
     let is_below = |pid: &Pid| RemoteProcess::at(*pid).cgroups().is_ok_and(|cgroups| cgroups.is_below(path));
     super::pids().is_ok_and(|pids| pids.iter().any(is_below))
 }
 
-/// The path of a control group, without the mount point and with a slash in front.
+/// The path of a control group, without the mount point and with a leading slash.
 ///
 /// # Errors
 /// When there is nothing left.
@@ -117,7 +117,7 @@ pub fn container_id(text: &str) -> Result<String, String> {
 /// A pattern for the kernel's short name.
 ///
 /// # Errors
-/// When it is none, or no name can match it.
+/// When it is not a valid pattern, or no name can match it.
 pub fn comm_pattern(text: &str) -> Result<glob::Pattern, String> {
     // `TASK_COMM_LEN` is 16 with the final NUL.
     const LONGEST: usize = 15;

@@ -1,7 +1,7 @@
-//! All processes of the host, once, from `/proc`: what the start of a recording begins with.
+//! All processes of the host, once, from `/proc`: the first step of a recording.
 //!
 //! At most one small read for each process (its `stat`), nothing that walks memory: mappings and command lines are read
-//! later, and only of processes that are wanted.
+//! later, and only for processes that are wanted.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub struct ScannedProcess {
 }
 
 impl ScannedProcess {
-    /// Whether it has memory that could hold an interpreter: no kernel thread, not ended.
+    /// Whether it has memory that could hold an interpreter: it is not a kernel thread and has not ended.
     #[must_use]
     pub fn has_memory(&self) -> bool {
         !self.stat.kernel_thread && !matches!(self.stat.state, 'Z' | 'X' | 'x')
@@ -99,7 +99,7 @@ mod tests {
             pid: Pid(pid),
             stat: Stat { comm: "a".into(), state: 'S', parent: Pid(parent), kernel_thread: false, start_ticks: 0 },
         };
-        // A list that is not taken at one instant can hold a pid that was used again.
+        // A list that is not taken at one instant can contain a pid that was reused.
         let found = [process(1, 3), process(2, 1), process(3, 2), process(4, 9)];
         assert_eq!(descendants(&found, Pid(1)), [Pid(2), Pid(3)]);
     }

@@ -1,8 +1,8 @@
-//! Mappings as they are made: how a process's libpython is learnt that was not mapped yet at `exec`.
+//! Mappings as they are made: how a libpython that was not yet mapped at `exec` is noticed.
 //!
 //! In: nothing. Out: a [`WatchEvent`] for each file that any process maps executable, and for each `exec`, taken from
-//! one dummy perf event per CPU. Whether a file is CPython is for others to find out. Memory is bounded by the rings:
-//! what a process maps faster than [`Watch::drain`] is called is lost, and counted by the kernel.
+//! one dummy perf event per CPU. Whether a file is CPython is decided elsewhere. Memory is bounded by the rings: if
+//! processes map faster than [`Watch::drain`] is called, events are lost, and counted by the kernel.
 
 use crate::types::{KtimeNs, Pid};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -14,15 +14,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
-/// Bytes of one CPU's ring: 1,500 mappings of 170 bytes. Two such rings fit what the kernel lets each user lock
-/// for each CPU (`kernel.perf_event_mlock_kb`, 516 KiB) without any privilege.
+/// Bytes of one CPU's ring: 1,500 mappings of 170 bytes. Two such rings fit within what the kernel lets each user lock
+/// per CPU (`kernel.perf_event_mlock_kb`, 516 KiB) without any privilege.
 const RING_BYTES: usize = 256 << 10;
 
 /// Most records one [`Watch::drain`] takes.
 pub const MAX_DRAINED: usize = 1024;
 
 /// Most records taken from one CPU's ring before the next one's turn, so that a process that maps in a loop does not
-/// hide what happens on other CPUs.
+/// hide events on other CPUs.
 const TURN: usize = 64;
 
 /// `PERF_RECORD_MISC_COMM_EXEC`: the name changed because of `exec`.
@@ -89,7 +89,7 @@ pub enum WatchEvent<'a> {
         dev: (u32, u32),
         /// Inode number.
         inode: u64,
-        /// Tells uses of one inode number apart, on file systems that keep it.
+        /// Distinguishes uses of one inode number, on file systems that keep it.
         inode_generation: u64,
         /// Path in the process's own mount namespace; ` (deleted)` may follow.
         path: &'a OsStr,
@@ -103,8 +103,8 @@ pub enum WatchEvent<'a> {
         /// The kernel's new short name of it.
         comm: &'a OsStr,
     },
-    /// So many records found their ring full: what they would have told must be looked for in `/proc`. It is told with
-    /// the next record of that CPU, not at once.
+    /// This many records found their ring full: what they would have reported must be looked up in `/proc`. This comes
+    /// with the next record of that CPU, not at once.
     Lost {
         /// How many.
         n: u64,
@@ -135,7 +135,7 @@ pub struct Watch {
     /// The ring whose turn is first.
     next: usize,
     epoll: Epoll,
-    /// Room for what `epoll` tells: an entry for each ring.
+    /// Room for the results of `epoll`: an entry for each ring.
     woken: Vec<EpollEvent>,
 }
 
@@ -229,12 +229,12 @@ fn open_counter(cpu: u32) -> io::Result<perf_event::Counter> {
         .build()
 }
 
-/// Takes up to `limit` records from one ring and tells how many.
+/// Takes up to `limit` records from one ring and returns how many.
 fn take(ring: &mut Sampler, limit: usize, on: &mut dyn FnMut(WatchEvent<'_>)) -> usize {
     for taken in 0..limit {
         let Some(record) = ring.next_record() else { return taken };
         let bytes = record.to_contiguous();
-        // `sample_id_all`: the time stands at the end of every record.
+        // `sample_id_all`: the time is at the end of every record.
         let time = KtimeNs(bytes.last_chunk().map_or(0, |time| u64::from_ne_bytes(*time)));
         match record.parse_record() {
             Ok(parsed) => {
@@ -248,7 +248,7 @@ fn take(ring: &mut Sampler, limit: usize, on: &mut dyn FnMut(WatchEvent<'_>)) ->
     limit
 }
 
-/// What a record of the kernel means, if it is for us.
+/// What a record of the kernel means, if it is relevant here.
 fn event<'a>(record: &'a Record<'_>, misc: u16, time: KtimeNs) -> Option<WatchEvent<'a>> {
     match record {
         Record::Mmap2(mapping) => {
@@ -275,8 +275,8 @@ fn event<'a>(record: &'a Record<'_>, misc: u16, time: KtimeNs) -> Option<WatchEv
     }
 }
 
-/// The kernel writes 0 for a process that the opener's pid namespace has no number for, -1 for one that is gone
-/// (Linux 6.18, `kernel/events/core.c`, `perf_event_pid_type`).
+/// The kernel writes 0 for a process without a pid in the opener's namespace, -1 for one that is gone (Linux 6.18,
+/// `kernel/events/core.c`, `perf_event_pid_type`).
 const fn is_visible(pid: u32) -> bool {
     pid != 0 && pid != u32::MAX
 }

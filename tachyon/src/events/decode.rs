@@ -26,11 +26,11 @@ pub enum Event<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
-    /// Those of the thread that held the GIL.
+    /// Frames of the thread that held the GIL.
     holder: &'a [u8],
     native: &'a [u8],
     kernel: &'a [u8],
-    /// Whose work it was; empty where that is not known.
+    /// Whose work it was; empty if that is not known.
     whose: &'a [u8],
     awaiting: Awaiting<'a>,
 }
@@ -61,17 +61,17 @@ impl Frames<'_> {
         self.bytes.is_empty()
     }
 
-    /// Addresses of native frames, leaf first, each one to look its name up with: a caller's lies inside of its call.
+    /// Addresses of native frames, leaf first, as used to look up their names: a caller's address lies inside its call.
     pub fn native(&self) -> impl ExactSizeIterator<Item = u64> {
         addresses(self.native)
     }
 
-    /// Addresses in the kernel, leaf first: where it was interrupted, then return addresses.
+    /// Addresses in the kernel, leaf first: the interrupted one, then return addresses.
     pub fn kernel(&self) -> impl ExactSizeIterator<Item = u64> {
         addresses(self.kernel)
     }
 
-    /// The innermost Python frame of the thread that held the GIL, of a wait for it.
+    /// For a wait for the GIL, the innermost Python frame of the thread that held it.
     #[must_use]
     pub fn holder(&self) -> Option<RawFrame> {
         read(self.holder)
@@ -104,10 +104,10 @@ fn addresses(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> {
     bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("a chunk has this size")))
 }
 
-/// A record that is none.
+/// A malformed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRecord {
-    /// Shorter than it says or than its kind must be.
+    /// Shorter than its header says or than its kind requires.
     #[error("a record of {len} bytes, of which {have} are there")]
     Short {
         /// Bytes it should have.
@@ -120,8 +120,8 @@ pub enum BadRecord {
     UnknownKind(u16),
 }
 
-/// Iterates over the records that lie one after another in a batch. Ends after the first bad one that leaves no way to
-/// tell where the next starts.
+/// Iterates over the records that lie one after another in a batch. Ends after the first malformed one that leaves no
+/// way to find where the next starts.
 #[derive(Debug)]
 pub struct Events<'a> {
     rest: &'a [u8],
@@ -134,13 +134,13 @@ impl<'a> Events<'a> {
         Self { rest: bytes }
     }
 
-    /// What kind of record comes next ([`kind`]), as its header tells it; `None` at the end.
+    /// What kind of record comes next ([`kind`]), according to its header; `None` at the end.
     #[must_use]
     pub fn next_kind(&self) -> Option<u16> {
         read::<RecordHeader>(self.rest).map(|header| header.kind)
     }
 
-    /// What has not been taken apart yet.
+    /// What has not been decoded yet.
     #[must_use]
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
@@ -190,7 +190,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             }
             let facts: WaitFacts =
                 read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
-            // As many as there are, whatever it says.
+            // No more than there are, whatever it says.
             let own = record.python_frames.saturating_sub(facts.holder_frames.min(u32::from(u16::MAX)) as u16);
             record.python_frames = own;
             let (bytes, holder) = bytes.split_at(usize::from(own) * size_of::<RawFrame>());
@@ -224,7 +224,7 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
 struct Behind<'a> {
     /// Whose work it was, if that is there.
     whose: &'a [u8],
-    /// The tasks that await that.
+    /// The tasks that await that one.
     tasks: &'a [u8],
     /// The rest.
     facts: &'a [u8],
@@ -245,18 +245,18 @@ impl<'a> Behind<'a> {
     }
 }
 
-/// Takes the frames of the tasks that await the running one off those of a record, of which they are the last.
+/// Splits the frames of the tasks that await the running one, which come last, off those of a record.
 fn split_awaiting<'a>(record: &mut SampleRecord, frames: &'a [u8], tasks: &'a [u8]) -> (&'a [u8], Awaiting<'a>) {
     let of_task = |task: Task| usize::from(task.frames);
     let theirs = tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(of_task).sum();
-    // As many as there are, whatever it says.
+    // No more than there are, whatever it says.
     let own = (frames.len() / size_of::<RawFrame>()).saturating_sub(theirs);
     record.python_frames = own as u16;
     let (own, theirs) = frames.split_at(own * size_of::<RawFrame>());
     (own, Awaiting { tasks, frames: theirs })
 }
 
-/// Types that are any bytes of their size.
+/// Types for which any bytes of their size are valid.
 ///
 /// # Safety
 /// `repr(C)`, integers only, no padding that is not a field.

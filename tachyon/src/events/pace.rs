@@ -1,5 +1,5 @@
-//! How soon the ring is looked at again: a wake-up for each sample would cost more than the samples do, and each look that comes
-//! later is a name that may be gone by then.
+//! How soon the ring is read again: a wake-up for each sample would cost more than the samples do, but with each delay a name
+//! may be gone.
 
 use super::reader::kind_and_bank;
 use std::mem::offset_of;
@@ -7,45 +7,45 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::{SampleRecord, kind};
 use tachyon_common::stop::StopReason;
 
-/// How often the ring is looked at while samples meet what was met before. With what follows behind the reader this is what a
-/// recording loses that is killed: less than its last second.
+/// How often the ring is read while samples meet nothing new. Together with the stages after the reader, this is what a
+/// killed recording loses: less than its last second.
 const CALM: Duration = Duration::from_millis(800);
 
-/// The same while they meet threads and code objects that are new: their names are asked of processes that may not live long.
+/// The same while they meet new threads and code objects: their names are read from processes that may not live long.
 const PROMPT: Duration = Duration::from_millis(200);
-/// How long something new makes the reader look sooner.
+/// How long something new makes the reader read sooner.
 const PROMPT_FOR: Duration = Duration::from_secs(5);
 
-/// The same while samples meet code whose unwind rules are not made yet: each look that comes sooner is some samples fewer that
-/// are cut there.
+/// The same while samples meet code whose unwind rules are not made yet: the sooner the ring is read, the fewer samples are cut
+/// there.
 const BRISK: Duration = Duration::from_millis(20);
-/// How long such a sample makes the reader look sooner.
+/// How long such a sample makes the reader read sooner.
 const BRISK_FOR: Duration = Duration::from_millis(500);
-/// How long the same is done after the beginning: none of what samples meet first has rules, and a short program is over by then.
+/// How long this is done at the beginning: nothing that samples first meet has rules, and a short program is over by then.
 const BEGINNING: Duration = Duration::from_secs(1);
 
-/// Threads of which is remembered that they have been met; where two share a place each is new again and again.
+/// Number of slots for threads that have been met; if two share a slot, each counts as new again and again.
 const THREADS: usize = 1 << 10;
 
-/// What was met, and how soon that makes the reader look again.
+/// What was met, and how soon that makes the reader read again.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Thread ids, each in the place that it says itself.
+    /// Thread ids, each in the slot that follows from the id.
     threads: Box<[u32]>,
     begun: Instant,
-    /// When something new was met last, and code without rules.
+    /// When something new was last met, and when code without rules was.
     new: Instant,
     without_rules: Option<Instant>,
     now: Instant,
 }
 
 impl Pace {
-    /// Everything is new.
+    /// Starts with everything counting as new.
     pub fn new(now: Instant) -> Self {
         Self { threads: vec![0; THREADS].into(), begun: now, new: now, without_rules: None, now }
     }
 
-    /// A look at the ring begins.
+    /// A read of the ring begins.
     pub fn look(&mut self, now: Instant) {
         self.now = now;
     }
@@ -71,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// How long after this look the next one is due.
+    /// How long after this read the next one is due.
     pub fn wait(&self) -> Duration {
         let within = |since: Instant, time: Duration| self.now.saturating_duration_since(since) < time;
         let brisk = self.without_rules.is_some_and(|since| within(since, BRISK_FOR));
@@ -120,11 +120,11 @@ mod tests {
             (11.1, vec![known.clone()], CALM),
             (12.0, vec![code], PROMPT),
             (18.0, vec![], CALM),
-            // What is not known yet is soonest.
+            // Unknown code is read soonest.
             (19.0, vec![sample(7, StopReason::NoUnwindTables)], BRISK),
             (19.4, vec![known.clone()], BRISK),
             (19.6, vec![known], CALM),
-            // A record that is none has nothing new.
+            // A malformed record has nothing new.
             (20.0, vec![vec![1]], CALM),
         ]
         .into_iter()

@@ -16,32 +16,32 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::kind;
 use tachyon_common::segment::ALL_BANKS;
 
-/// Records as they lay in the ring, one after another ([`super::Events`] takes them apart).
+/// Records as they were in the ring, one after another ([`super::Events`] decodes them).
 pub type Batch = Bytes;
 
-/// Batches are cut here, so that the next stage can begin.
+/// Largest batch, so that the next stage can begin.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Most bytes that may wait for the next stage. Beyond that the reader leaves records in the ring, where the kernel counts
-/// what no longer fits: memory stays bounded and nothing is lost uncounted.
+/// Most bytes that may wait for the next stage. Beyond that the reader leaves records in the ring, and the kernel counts
+/// what no longer fits: memory stays bounded and every loss is counted.
 const QUEUE_BYTES: usize = 64 * 1024 * 1024;
 
-/// What woke the reader: the ring's forced wake-up, or one of us.
+/// What woke the reader: the ring's forced wake-up, or another thread.
 const RING: u64 = 0;
 const ASKED: u64 = 1;
 
-/// What the reader did since it was asked last.
+/// What the reader did since the last query.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReaderStats {
     /// Sample records read since the start, by the bank of counters that their runs counted in.
     pub samples: [u64; ALL_BANKS as usize],
     /// Records of code objects, likewise.
     pub codes: [u64; ALL_BANKS as usize],
-    /// Records read since the start that are none.
+    /// Malformed records read since the start.
     pub bad_records: u64,
-    /// Longest time between two looks at the ring, beyond when the second was due.
+    /// Longest delay of a read of the ring, past the time when it was due.
     pub longest_stall: Duration,
-    /// Of it, the time in which the reader could have run and no CPU ran it.
+    /// The part of it in which the reader was ready but no CPU ran it.
     pub stalled_without_cpu: Duration,
 }
 
@@ -84,14 +84,14 @@ impl Reader {
     ) -> std::io::Result<Self> {
         let ask = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        // Edge-triggered: the ring holds something nearly always, and only the kernel's forced wake-up shall wake us.
+        // Edge-triggered: the ring is hardly ever empty, and only the kernel's forced wake-up is to wake this thread.
         epoll.add(ring.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, RING))?;
         epoll.add(ask.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, ASKED))?;
         let shared = Arc::new(Shared { ask, stopping: AtomicBool::new(false), stats: Mutex::default() });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("tachyon-reader".to_owned()).spawn(move || {
             crate::kernel::make_immediate();
-            // It reads a mapped ring, which needs nothing; where the kernel refuses, it reads with more rights than it needs.
+            // It reads a mapped ring, which needs no privileges; if the kernel refuses, it reads with more rights than it needs.
             let _refused = crate::kernel::drop_privileges();
             let queue = Queue { batches, queued, most: most_queued.min(QUEUE_BYTES) };
             read_all(ring, &epoll, &queue, &of_thread);
@@ -99,8 +99,8 @@ impl Reader {
         Ok(Self { shared, thread })
     }
 
-    /// Has the ring read until so many records of each of these banks are with the next stage, for at most `patience`. Returns
-    /// what the reader did; its stall is measured anew from then on.
+    /// Has the ring read until this many records of each bank are with the next stage, for at most `patience`. Returns what
+    /// the reader did; from then on its stall is measured afresh.
     pub fn read_until(&self, wanted: &[Sent], patience: Duration) -> ReaderStats {
         let asked = Instant::now();
         loop {
@@ -124,7 +124,7 @@ impl Reader {
     pub fn stop(self) -> ReaderStats {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.ask();
-        // A panic of the reader is on standard error; what it had read by then is what there is.
+        // A panic of the reader is on standard error; what it had read by then is all there is.
         let _panicked = self.thread.join();
         *self.shared.stats()
     }
@@ -152,15 +152,15 @@ struct Queue<T> {
 fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Queue<T>, shared: &Shared) {
     let mut last_look = Instant::now();
     let mut run_delay = RunDelay::of_this_thread();
-    // One buffer for all batches: its parts go back into it when the next stage has let go of them, so that the reader
-    // hardly ever asks for memory, which it might have to wait for.
+    // One buffer for all batches: its parts return to it when the next stage has dropped them, so that the reader
+    // rarely allocates memory, which it might have to wait for.
     let mut batch = BytesMut::with_capacity(BATCH_BYTES);
     let timeout = |poll: Duration| EpollTimeout::try_from(poll).unwrap_or(EpollTimeout::NONE);
     let mut pace = Pace::new(last_look);
     loop {
         let poll = pace.wait();
         let mut ready = [EpollEvent::empty(); 2];
-        // An interrupted wait is a look at the ring like any other.
+        // An interrupted wait leads to a read of the ring like any other.
         let _count = epoll.wait(&mut ready, timeout(poll)).unwrap_or(0);
         let stopping = shared.stopping.load(Ordering::Acquire);
         let (stall, without_cpu) = (last_look.elapsed().saturating_sub(poll), run_delay.since_last());
@@ -168,7 +168,7 @@ fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Q
         pace.look(last_look);
         let mut read = ReaderStats::default();
         let listened_to = drain(&mut ring, queue, &mut batch, (&mut read, &mut pace), stopping);
-        // Counted when they are with the next stage: who is told of them there may rely on it.
+        // Counted only once they are with the next stage, so that the count can be relied on.
         let mut held = shared.stats();
         let stats = &mut *held;
         for (sums, read) in [(&mut stats.samples, read.samples), (&mut stats.codes, read.codes)] {
@@ -184,7 +184,7 @@ fn read_all<T: From<Batch>>(mut ring: RingBuf<MapData>, epoll: &Epoll, queue: &Q
     }
 }
 
-/// Sends everything in the ring on; false when nobody listens any more.
+/// Sends on everything in the ring; false if the receiver is gone.
 fn drain<T: From<Batch>>(
     ring: &mut RingBuf<MapData>,
     queue: &Queue<T>,
@@ -228,7 +228,7 @@ impl<T: From<Batch>> Queue<T> {
 }
 
 /// How long the calling thread has been ready to run without running: the second number of its `schedstat`, nanoseconds
-/// (Documentation/scheduler/sched-stats.rst). Zero where the kernel does not tell.
+/// (Documentation/scheduler/sched-stats.rst). Zero if the kernel does not say.
 struct RunDelay {
     file: Option<File>,
     last_ns: u64,

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd as _;
 use tachyon_common::config::{Config, flags, machine};
 use tachyon_common::walk::THREAD_POINTER_REACH;
 
-/// The other machine is x86-64.
+/// Otherwise the machine is x86-64.
 const ARM64: bool = cfg!(target_arch = "aarch64");
 
 /// Where the kernel publishes its types.
@@ -47,7 +47,8 @@ impl BtfError {
     }
 }
 
-/// A [`Config`] with every kernel offset filled in, with what waits need where those are wanted; sampling choices are left at zero.
+/// A [`Config`] with every kernel offset filled in, including what waits need where those are wanted; sampling choices are left at
+/// zero.
 ///
 /// # Errors
 /// When there is no BTF or a field is missing.
@@ -73,7 +74,7 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         // `state` before 5.14.
         task_state: offset("task_struct", &["__state"]).or_else(|_| offset("task_struct", &["state"]))?,
         task_start_time: offset("task_struct", &["start_time"])?,
-        // Without CONFIG_SCHED_INFO there is none.
+        // Without CONFIG_SCHED_INFO the field does not exist.
         task_run_delay: offset("task_struct", &["sched_info", "run_delay"]).unwrap_or(0),
         task_last_queued: queue.task_last_queued,
         rq_clock: queue.clock,
@@ -92,7 +93,7 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         inode_ino: offset("inode", &["i_ino"])?,
         inode_sb: offset("inode", &["i_sb"])?,
         super_block_dev: offset("super_block", &["s_dev"])?,
-        // `THREAD_SIZE` is a macro and in no BTF: 16 KiB on x86-64 and on arm64 (without KASAN), but at least a page.
+        // `THREAD_SIZE` is a macro and so not in BTF: 16 KiB on x86-64 and on arm64 (without KASAN), but at least a page.
         thread_size: page_size().max(16 * 1024),
         pt_regs_size: kernel.size("pt_regs")?,
         machine: if ARM64 { machine::ARM64 } else { machine::X86_64 },
@@ -103,9 +104,9 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
     })
 }
 
-/// Whether this kernel counts how long threads are ready to run: it does where it has counted that this one was given a CPU, the third
-/// number. (Some kernels have the fields and count only when told so at boot: `CONFIG_TASK_DELAY_ACCT` without `CONFIG_SCHEDSTATS`.)
-/// `TACHYON_WAIT_DELAYS=hook` says no, for tests of what is done then.
+/// Whether this kernel counts how long threads are ready to run: it does if it has counted that this thread was given a CPU, the third
+/// number. (Some kernels have the fields but count only if told so at boot: `CONFIG_TASK_DELAY_ACCT` without `CONFIG_SCHEDSTATS`.)
+/// `TACHYON_WAIT_DELAYS=hook` says no, to test the alternative.
 fn are_delays_counted() -> bool {
     if std::env::var_os("TACHYON_WAIT_DELAYS").is_some_and(|asked| asked == "hook") {
         return false;
@@ -114,28 +115,28 @@ fn are_delays_counted() -> bool {
     counts.split_ascii_whitespace().nth(2).is_some_and(|turns| turns != "0")
 }
 
-/// An address in this process's first stack, which the kernel puts at the end of user space, below at most 2^30 bytes of
-/// chance (`arch/arm64/include/asm/elf.h`).
+/// An address in this process's first stack, which the kernel puts at the end of user space, below a random offset of at
+/// most 2^30 bytes (`arch/arm64/include/asm/elf.h`).
 fn first_stack() -> u64 {
     // SAFETY: reads the vector that the kernel has left; the pointer found there is not followed.
     unsafe { libc::getauxval(libc::AT_RANDOM) }
 }
 
-/// The bits that addresses have where `stack` is near the end of user space: 48 in Debian's kernels, 39 to 52 in others.
-/// What is above them in a return address is its signature.
+/// The bits of an address, given that `stack` is near the end of user space: 48 in Debian's kernels, 39 to 52 in others.
+/// The bits above them in a return address are its signature.
 fn code_mask(stack: u64) -> u64 {
     let bits = 64 - stack.leading_zeros();
     (1 << bits.clamp(39, 52)) - 1
 }
 
-/// Bytes of a page; 0 when the system does not tell.
+/// Bytes of a page; 0 if the system does not say.
 fn page_size() -> u32 {
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
     size.ok().flatten().and_then(|size| u32::try_from(size).ok()).unwrap_or(0)
 }
 
-/// Mapped, only the types asked for are decoded: milliseconds instead of a hundred. Before Linux 6.16 the kernel does not let
-/// the file itself be mapped; a copy in memory it does.
+/// From a mapping, only the types asked for are decoded: that takes milliseconds instead of a hundred. Before Linux 6.16 the
+/// file itself cannot be mapped, but a copy in memory can.
 fn read() -> Result<Btf, BtfError> {
     Btf::from_file_with_backend(VMLINUX_BTF, Backend::Mmap).or_else(|_| {
         let copy = copy().map_err(BtfError::Unreadable)?;
@@ -152,7 +153,7 @@ fn copy() -> std::io::Result<File> {
     Ok(copy)
 }
 
-/// What a task leads to of its CPU's run queue; zeros where the kernel does not have it.
+/// The parts of its CPU's run queue that a task leads to; zeros where the kernel does not have them.
 #[derive(Default)]
 struct RunQueue {
     task_cfs_rq: u32,
@@ -163,8 +164,8 @@ struct RunQueue {
     preempt_count: u32,
 }
 
-/// Structures that others lead to: the structure, its fields from the outermost one on, and what the last one is, points to or is
-/// an array of. To find a structure by its name takes reading the names of all types.
+/// Structures that are reached from others: the structure, its fields from the outermost one on, and the type that the last one
+/// has, points to or is an array of. Finding a structure by name means reading the names of all types.
 const LED_TO: [(&str, &[&str], &str); 10] = [
     ("task_struct", &["signal"], "signal_struct"),
     ("task_struct", &["thread_pid"], "pid"),
@@ -194,7 +195,7 @@ impl Kernel {
         found
     }
 
-    /// A structure that another one leads to, if that is so in this kernel.
+    /// A structure that is reached from another one, if that works in this kernel.
     fn led_to(&self, name: &str) -> Option<Struct> {
         let (from, path, _) = LED_TO.iter().find(|(.., to)| *to == name)?;
         let (last, outer) = path.split_last()?;
@@ -249,7 +250,7 @@ impl Kernel {
         parameters.len() == 5 && parameters.last().is_some_and(is_word)
     }
 
-    /// What a tracepoint's programs are called with, behind one word of the kernel's own.
+    /// The parameters that a tracepoint's programs are called with, after one word of the kernel's own.
     fn tracepoint(&self, name: &str) -> Option<Vec<btf_rs::Parameter>> {
         let named = self.btf.resolve_types_by_name(name).ok()?.into_iter().find_map(|found| match found {
             Type::Typedef(found) => Some(found),
@@ -262,15 +263,15 @@ impl Kernel {
         }
     }
 
-    /// On x86-64 it is a variable of each CPU (in `pcpu_hot` from 6.2 to 6.14), and told by its distance from another one that tasks
-    /// lead to.
+    /// On x86-64 it is a per-CPU variable (in `pcpu_hot` from 6.2 to 6.14), located by its distance from another one that tasks lead
+    /// to.
     fn preempt_count(&self) -> Option<u32> {
         let in_hot = || Some(self.cpu_variable("pcpu_hot")? + self.offset("pcpu_hot", &["preempt_count"]).ok()?);
         let at = self.cpu_variable("__preempt_count").or_else(in_hot)?;
         Some(at.wrapping_sub(self.cpu_variable("runqueues")?))
     }
 
-    /// Where a variable lies that each CPU has of its own, from the start of those.
+    /// Offset of a per-CPU variable from the start of those variables.
     fn cpu_variable(&self, name: &str) -> Option<u32> {
         let sections = self.btf.resolve_types_by_name(".data..percpu").ok()?;
         let variables = sections.into_iter().find_map(|section| match section {
@@ -336,7 +337,7 @@ impl Kernel {
                 Type::Typedef(next) => self.btf.resolve_chained_type(&next).ok()?,
                 Type::Const(next) => self.btf.resolve_chained_type(&next).ok()?,
                 Type::Volatile(next) => self.btf.resolve_chained_type(&next).ok()?,
-                // `__rcu`, as Clang tells it.
+                // `__rcu`, as Clang records it.
                 Type::TypeTag(next) => self.btf.resolve_chained_type(&next).ok()?,
                 _ => return None,
             };
@@ -362,8 +363,8 @@ mod tests {
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }
 
-    /// What another structure leads to is what has the name, and does lead there in this kernel: a field that has another name now
-    /// would be a slower start.
+    /// The structure reached from another one is the one with that name, and is reached in this kernel: a renamed field would make
+    /// the start slower.
     #[test]
     fn structures_that_others_lead_to_are_those_of_the_name() {
         let kernel = Kernel { btf: read().expect("good"), structures: RefCell::default() };

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Where the kernel shows tracepoints, on today's kernels and before 4.1.
+/// Where the kernel shows tracepoints, today and before 4.1.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
 /// An event to sample, and how often.
@@ -23,7 +23,7 @@ pub struct ChosenEvent {
 /// What makes an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The clock that is sampled where nothing is chosen, at the asked rate.
+    /// The clock that is sampled when no event is chosen, at the requested rate.
     Clock,
     Software(Software),
     Hardware(Hardware),
@@ -39,7 +39,7 @@ struct Named {
     /// perf's names for it, the usual one first.
     names: &'static [&'static str],
     source: Source,
-    /// Of how many one is sampled when nothing else is said.
+    /// One of this many is sampled by default.
     period: u32,
     what: &'static str,
 }
@@ -48,7 +48,7 @@ const fn named(names: &'static [&'static str], source: Source, period: u32, what
     Named { names, source, period, what }
 }
 
-/// perf's software events (perf-list(1)) of which a thread can be the cause.
+/// perf's software events (perf-list(1)) that a thread can cause.
 static SOFTWARE: [Named; 9] = [
     named(&["cpu-clock"], Source::Clock, 1, "CPU time, at the rate of --frequency"),
     named(&["page-faults", "faults"], Source::Software(Software::PAGE_FAULTS), 1, "pages used for the first time"),
@@ -90,7 +90,7 @@ static HARDWARE: [Named; 10] = [
     named(&["ref-cycles"], Source::Hardware(Hardware::REF_CPU_CYCLES), 10_000_000, "cycles at a constant rate"),
 ];
 
-/// perf's names of caches and of what is done with them; two of both make a name, as `LLC-load-misses`.
+/// perf's names of caches and of operations on them; one of each makes a name such as `LLC-load-misses`.
 const CACHES: [(&str, CacheId); 7] = [
     ("L1-dcache", CacheId::L1D),
     ("L1-icache", CacheId::L1I),
@@ -113,10 +113,10 @@ const CACHE_PERIOD: u32 = 100_000;
 /// Why there is no such event.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
-    /// Neither a name of perf's nor a tracepoint's form.
+    /// Neither one of perf's names nor the form of a tracepoint.
     #[error("no event has the name '{0}'")]
     Unknown(String),
-    /// A period that is none.
+    /// Not a valid period.
     #[error("'{0}' is no period: it is a number from 1 to 4294967295")]
     Period(String),
     /// The clock has a rate.
@@ -125,7 +125,7 @@ pub enum EventError {
     /// No such tracepoint.
     #[error("this kernel has no tracepoint {0}")]
     NoTracepoint(String),
-    /// Tracepoints cannot be seen.
+    /// Tracepoints cannot be read.
     #[error("the kernel's tracepoints cannot be read: {0}")]
     NoTracefs(String),
 }
@@ -173,7 +173,7 @@ impl FromStr for ChosenEvent {
 fn split_period(text: &str) -> Result<(&str, Option<NonZeroU32>), EventError> {
     let Some((name, last)) = text.rsplit_once(':') else { return Ok((text, None)) };
     let is_number = last.bytes().all(|byte| byte.is_ascii_digit());
-    // What follows a name of perf's can be nothing else.
+    // After one of perf's names, only a period can follow.
     if !is_number && !name.contains(':') && !is_perfs(name) {
         return Ok((text, None));
     }
@@ -213,7 +213,7 @@ impl ChosenEvent {
         &self.name
     }
 
-    /// Of how many one is sampled.
+    /// One of this many is sampled.
     #[must_use]
     pub const fn period(&self) -> u32 {
         self.period.get()
@@ -229,10 +229,10 @@ impl ChosenEvent {
         &self.source
     }
 
-    /// Whether this machine has it, as far as that can be told before it is sampled.
+    /// Checks that this machine has it, as far as that can be known before it is sampled.
     ///
     /// # Errors
-    /// When it has not.
+    /// When it does not.
     pub fn check(&self) -> Result<(), EventError> {
         let Source::Tracepoint { category, name } = &self.source else { return Ok(()) };
         let root = tracefs()?;
@@ -240,7 +240,7 @@ impl ChosenEvent {
         if there { Ok(()) } else { Err(EventError::NoTracepoint(self.name.clone())) }
     }
 
-    /// The perf event of one CPU; `None`: it is made otherwise.
+    /// The perf event for one CPU; `None`: it is made another way.
     pub(super) fn builder(&self) -> Option<Builder<'static>> {
         let mut builder = match &self.source {
             Source::Clock | Source::Tracepoint { .. } => return None,
@@ -272,7 +272,7 @@ pub struct Listed {
     pub name: String,
     /// Other names for it.
     pub also: Vec<&'static str>,
-    /// Of how many one is sampled when nothing else is said.
+    /// One of this many is sampled by default.
     pub period: u32,
     /// What it counts.
     pub what: &'static str,
@@ -285,7 +285,7 @@ pub struct Events {
     pub software: Vec<Listed>,
     /// Its hardware events, caches last; none without a PMU.
     pub hardware: Vec<Listed>,
-    /// Tracepoints by category, or why they cannot be seen.
+    /// Tracepoints by category, or why they cannot be read.
     pub tracepoints: Result<Vec<(String, Vec<String>)>, EventError>,
 }
 

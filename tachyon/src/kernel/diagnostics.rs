@@ -1,7 +1,8 @@
-//! The diagnostic build of the object (`cargo xtask bpf build --log`) tells why walks stop; here it is read and printed.
+//! The diagnostic build of the object (`cargo xtask bpf build --log`) reports why walks stop; this module reads and
+//! prints that.
 //!
-//! Only a debug build of the profiler loads another object than its own: the one that `TACHYON_BPF_LOG` names. What that
-//! object tells goes to standard error, at most ten lines a second from each CPU (`tachyon-ebpf/src/diagnostics.rs`).
+//! Only a debug build of the profiler loads an object other than its own: the one that `TACHYON_BPF_LOG` names. The
+//! object's output goes to standard error, at most ten lines a second from each CPU (`tachyon-ebpf/src/diagnostics.rs`).
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -22,14 +23,14 @@ const RING: &str = "AYA_LOGS";
 /// What `--bpf-log` named.
 static NAMED: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has the diagnostic object at this path loaded by recordings of this process from now on; a debug build's alone.
+/// From now on, recordings of this process load the diagnostic object at this path; in debug builds only.
 #[cfg(debug_assertions)]
 pub fn log_with(object: PathBuf) {
-    // The first one stays.
+    // The first call wins.
     let _named = NAMED.set(object);
 }
 
-/// The object to load: the diagnostic one where a debug build is told to, else the profiler's own.
+/// The object to load: the diagnostic one if a debug build is told to, otherwise the profiler's own.
 pub(super) fn object_or(own: &'static [u8]) -> Cow<'static, [u8]> {
     let variable = || std::env::var_os(OBJECT).filter(|path| !path.is_empty()).map(PathBuf::from);
     let Some(path) = NAMED.get().cloned().or_else(variable).filter(|_| cfg!(debug_assertions)) else {
@@ -44,14 +45,14 @@ pub(super) fn object_or(own: &'static [u8]) -> Cow<'static, [u8]> {
     }
 }
 
-/// Prints what the diagnostic object tells, until it is dropped.
+/// Prints the diagnostic object's output until it is dropped.
 pub(super) struct Diagnostics {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Diagnostics {
-    /// `None` for the shipped object, which tells nothing.
+    /// `None` for the shipped object, which has no output.
     pub(super) fn start(ebpf: &mut Ebpf) -> Option<Self> {
         ebpf.map(RING)?;
         let mut logger = EbpfLogger::init_with_logger(ebpf, Printer).ok()?;

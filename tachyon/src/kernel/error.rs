@@ -1,4 +1,4 @@
-//! Why the kernel side could not be set up, in words that name the mend.
+//! Why the kernel side could not be set up, in words that name the remedy.
 
 use super::btf::BtfError;
 use crate::advice::{Advice, advises};
@@ -21,7 +21,7 @@ pub enum KernelError {
     Program {
         /// Its name.
         program: &'static str,
-        /// The kernel's word.
+        /// The kernel's reason.
         reason: String,
     },
     /// An event could not be opened.
@@ -29,7 +29,7 @@ pub enum KernelError {
     Attach {
         /// The event.
         what: String,
-        /// The kernel's word.
+        /// The kernel's reason.
         source: ProgramError,
     },
     /// The machine has no such event.
@@ -40,19 +40,19 @@ pub enum KernelError {
     Map {
         /// Its name.
         map: &'static str,
-        /// The kernel's word, which is part of the message: some are noted without their sources.
+        /// The kernel's reason, which is part of the message: some errors are noted without their sources.
         reason: MapError,
     },
     /// A map could not be mapped into memory.
     #[error("cannot map the BPF map {0} into memory: {1}")]
     Share(&'static str, std::io::Error),
-    /// The thread on which the verifier looks at programs could not be made.
+    /// The thread on which the verifier checks programs could not be made.
     #[error("cannot start a thread to load the BPF programs: {0}")]
     Thread(std::io::Error),
     /// The verifier still has the programs.
     #[error("the verifier still looks at the BPF programs")]
     Verifying,
-    /// The object lacks something the loader knows of.
+    /// The object lacks something that the loader expects.
     #[error("the BPF object has no {0}: it was not built from the sources of this program")]
     Missing(&'static str),
     /// The list of CPUs could not be read.
@@ -105,8 +105,8 @@ impl KernelError {
 const MEMLOCK: &str = "before Linux 5.11 maps count as locked memory (RLIMIT_MEMLOCK): `ulimit -l unlimited` first, or add \
                        CAP_SYS_RESOURCE";
 
-/// Whether a map was refused for its size: one of a page has been made before, so the right
-/// to make maps is there. (`bpf_map_charge_init`, kernel/bpf/syscall.c of 5.10, says EPERM.)
+/// Whether a map was refused for its size: a map of one page was made before, so making maps is permitted.
+/// (`bpf_map_charge_init`, kernel/bpf/syscall.c of 5.10, says EPERM.)
 fn is_memlock(error: &MapError) -> bool {
     matches!(error, MapError::CreateError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM))
 }
@@ -115,8 +115,8 @@ pub(super) fn program_error(program: &'static str) -> impl FnOnce(ProgramError) 
     move |error| KernelError::Program { program, reason: refusal(&error) }
 }
 
-/// Why the kernel refused a program, in one line. Of the verifier's log, which may have megabytes, the last words: they say
-/// what was wrong.
+/// Why the kernel refused a program, in one line: the last words of the verifier's log, which may have megabytes, say what
+/// was wrong.
 fn refusal(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
     let log = verifier_log.to_string();
@@ -125,7 +125,7 @@ fn refusal(error: &ProgramError) -> String {
     last.map_or_else(|| io_error.to_string(), |last| format!("{io_error}: {last}"))
 }
 
-/// How the lines begin that the verifier puts behind its reason (`print_verification_stats`, kernel/bpf/verifier.c).
+/// How the lines begin that the verifier appends after its reason (`print_verification_stats`, kernel/bpf/verifier.c).
 const STATISTICS: [&str; 4] = ["verification time", "stack depth", "processed ", "insns processed"];
 
 #[cfg(test)]
@@ -144,7 +144,7 @@ mod tests {
         assert!(names_it(KernelError::Map { map: "ROWS", reason: refused(libc::EPERM) }));
     }
 
-    /// Messages are shown escaped, so a hint inside of one would be shown with a literal line break.
+    /// Messages are shown escaped, so a hint inside one would show a literal line break.
     #[test]
     fn hints_are_no_part_of_messages() {
         let refused = std::io::Error::from_raw_os_error(libc::EPERM);

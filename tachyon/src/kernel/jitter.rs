@@ -1,27 +1,27 @@
 //! Intervals that vary, so that no program can be in step with them.
 //!
-//! A program that does one thing for 5 ms and another for 5 ms, again and again, is met in the same one by every firing of a
-//! timer of 10 ms: 0 : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about twice a second, and once at the start. How
-//! often matters little: an interval that happens to be in step spoils more samples the longer it lasts, and is the rarer for it.
+//! A program that alternates between one thing for 5 ms and another for 5 ms is met in the same one by every firing of a 10 ms timer: 0
+//! : 100 where 50 : 50 is true. So each CPU's interval is drawn anew about twice a second, and once at the start. How often matters
+//! little: an interval that happens to be in step spoils more samples the longer it lasts, but such intervals are then rarer.
 //!
 //! When the kernel is given another interval (`PERF_EVENT_IOC_PERIOD`), it forgets how much of the old one had passed
 //! (`__perf_event_period()`, kernel/events/core.c): that moves the phase to anywhere, and costs half an interval on average.
-//! What was forgotten is owed, and the following intervals are shorter by so much that the asked rate is kept: see [`Pace`].
+//! What was forgotten is owed, and the following intervals are shortened so that the requested rate is kept: see [`Pace`].
 
 use perf_event::Counter;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// How far an interval may lie from their mean, as a share of it.
+/// How far an interval may lie from the mean, as a share of it.
 pub(super) const SPREAD: f64 = 0.2;
-/// An interval is never shorter or longer than these shares of the asked one, whatever is owed.
+/// An interval is never shorter or longer than these shares of the requested one, whatever is owed.
 const SHORTEST: f64 = 0.5;
 const LONGEST: f64 = 1.5;
-/// Between two changes, on average: short beside a recording ...
+/// Average time between two changes: short compared with a recording ...
 const BETWEEN: Duration = Duration::from_millis(500);
-/// ... and so many intervals at least, for each change costs half of one.
+/// ... but at least this many intervals, because each change costs half of one.
 const INTERVALS_BETWEEN: u32 = 10;
-/// A change interrupts its CPU for some microseconds: on large machines there are fewer of them on each.
+/// A change interrupts its CPU for some microseconds: on large machines each CPU gets fewer of them.
 const BETWEEN_FOR_EACH_CPU: Duration = Duration::from_millis(5);
 
 mod request {
@@ -44,12 +44,12 @@ impl Mean {
     }
 }
 
-/// How one CPU keeps the asked rate.
+/// How one CPU keeps the requested rate.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     mean: Mean,
     interval: f64,
-    /// Firings that there should have been and were not.
+    /// Firings that should have happened but did not.
     owed: f64,
 }
 
@@ -58,7 +58,7 @@ impl Pace {
         Self { mean, interval: mean.0, owed: 0.0 }
     }
 
-    /// The interval to go on with, in nanoseconds, when the last one has been in use for `passed` and the next will be for
+    /// The next interval, in nanoseconds, when the last one has been in use for `passed` and the next will be in use for
     /// about `planned`. `draw` is uniform between 0 and 1.
     fn next(&mut self, passed: Duration, planned: Duration, draw: f64) -> u64 {
         let passed = passed.as_nanos() as f64;
@@ -69,7 +69,7 @@ impl Pace {
         let wanted = planned / self.mean.0 + self.owed + 0.5;
         let rate = 1.0 + SPREAD * (2.0 * draw - 1.0);
         let interval = planned / wanted.max(f64::MIN_POSITIVE) / rate;
-        // In whole nanoseconds, as the kernel counts them: long runs of short intervals would add the rest up.
+        // In whole nanoseconds, as the kernel counts them: over long runs of short intervals the remainders would add up.
         self.interval = interval.clamp(self.mean.0 * SHORTEST, self.mean.0 * LONGEST).round().max(1.0);
         self.interval as u64
     }
@@ -80,7 +80,7 @@ impl Pace {
 pub(super) struct Jitter {
     mean: Mean,
     between: Duration,
-    /// By CPU, with when its interval was drawn last.
+    /// By CPU, with the time when its interval was last drawn.
     paces: Vec<(Pace, Instant)>,
     due: Instant,
 }
@@ -99,7 +99,7 @@ impl Jitter {
         jitter
     }
 
-    /// Draws them anew if it is time. Returns when it will be next.
+    /// Draws them anew if it is time. Returns when it will next be time.
     pub(super) fn turn(&mut self, events: &[Counter]) -> Instant {
         if Instant::now() < self.due {
             return self.due;
@@ -111,7 +111,7 @@ impl Jitter {
             // SAFETY: an open descriptor, and a number that lives as long as the call.
             let changed = unsafe { request::set_period(event.as_raw_fd(), &raw const interval) };
             if changed.is_err() {
-                // The event of a CPU that has gone: it owes nothing when it is back.
+                // The event of a CPU that has gone offline: it owes nothing when it is back.
                 *pace = Pace::new(self.mean);
             }
         }
@@ -131,7 +131,7 @@ fn between(mean: Mean, cpus: usize) -> Duration {
 mod tests {
     use super::*;
 
-    /// A timer as the kernel's, and a thread that changes it at moments that it does not choose.
+    /// A timer like the kernel's, and a thread that changes it at moments that it does not choose.
     #[test]
     fn the_asked_rate_is_kept() {
         let mut random = fastrand::Rng::with_seed(7);
@@ -142,7 +142,7 @@ mod tests {
             let (mut passed, mut fired) = (0.0, 0.0);
             let mut spread = (f64::MAX, 0.0_f64);
             for change in 0..2_000 {
-                // Now and then the thread gets no CPU for long.
+                // Now and then the thread gets no CPU for a long time.
                 let late = if change % 50 == 0 { 5.0 } else { 1.0 };
                 let used = between.mul_f64((0.5 + random.f64()) * late);
                 passed += used.as_secs_f64();

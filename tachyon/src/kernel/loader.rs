@@ -1,8 +1,9 @@
 //! A loader of BPF objects that knows none of the kernel's types.
 //!
-//! The library's reads all of them and takes them apart as soon as it is made, for relocations that our object does not
-//! have: a tenth of a start's time and a third of its memory. There is no other way to make one (aya 0.14,
-//! `EbpfLoader::new`), but where their file cannot be opened it goes without. So a thread makes it that can open none.
+//! The library's loader reads and decodes all of them as soon as it is made, for relocations that this object does not
+//! have: that takes a tenth of the start's time and a third of its memory. There is no other way to make one (aya 0.14,
+//! `EbpfLoader::new`), but if their file cannot be opened it does without. So it is made on a thread that cannot open
+//! files.
 
 use aya::EbpfLoader;
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, c_ulong, sock_filter, sock_fprog};
@@ -23,20 +24,20 @@ pub(super) fn loader<'a>() -> EbpfLoader<'a> {
         thread.map(ScopedJoinHandle::join)
     });
     let mut loader = made.and_then(Result::ok).unwrap_or_default();
-    // Where they were read all the same.
+    // In case they were read all the same.
     loader.btf(None);
     loader
 }
 
 fn without_types<'a>() -> EbpfLoader<'a> {
-    // Where the kernel refuses, it takes longer.
+    // If the kernel refuses, making the loader takes longer.
     let _refused = forbid_opening();
     EbpfLoader::new()
 }
 
-/// From now on the calling thread, and no other, opens no file: each attempt finds none.
+/// From now on the calling thread, and no other, cannot open files: each attempt finds none.
 fn forbid_opening() -> io::Result<()> {
-    // BPF as it was before eBPF: constants of `linux/filter.h`, all of which fit.
+    // Classic BPF: constants of `linux/filter.h`, all of which fit.
     let op = |code: u32| code as u16;
     let not_found = libc::SECCOMP_RET_ERRNO | libc::ENOENT as u32;
     let number = offset_of!(libc::seccomp_data, nr) as u32;

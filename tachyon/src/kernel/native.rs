@@ -1,4 +1,4 @@
-//! The maps of native stacks: unwind rows, ranges of address spaces, and whose they are.
+//! The maps of native stacks: unwind rows, ranges of address spaces, and the processes they belong to.
 
 use super::error::KernelError;
 use super::object::take;
@@ -22,7 +22,7 @@ impl NativeMaps {
         Ok(Self { rows, ranges: shared(ebpf, "RANGES", ranges)?, spaces: take(ebpf, "SPACES")? })
     }
 
-    /// Tables that fill the room there is.
+    /// Tables that fill the available room.
     #[must_use]
     pub fn tables(&self) -> UnwindTables {
         UnwindTables::new(self.rows.entries(), self.ranges.entries())
@@ -36,9 +36,9 @@ impl NativeMaps {
         self.spaces.insert(tgid, Pod(*space), 0).map_err(KernelError::map("SPACES"))
     }
 
-    /// Forgets a process's ranges. The kernel side does so when a process ends, but may have been too early.
+    /// Forgets a process's ranges. The kernel side does so when a process ends, but may have done so too early.
     pub fn remove_space(&mut self, tgid: u32) {
-        // It is as well if there are none.
+        // It does not matter if there are none.
         let _none = self.spaces.remove(&tgid);
     }
 }

@@ -1,4 +1,4 @@
-//! Tables of values that entries of processes name by numbers: processes of one build share theirs.
+//! Tables of values that process entries refer to by number: processes of one build share theirs.
 
 use super::KernelError;
 use super::object::take;
@@ -6,7 +6,7 @@ use super::pod::Pod;
 use aya::Ebpf;
 use aya::maps::{Array, MapData};
 
-/// A table each of whose values is in it once.
+/// A table that holds each value once.
 pub(super) struct Numbered<T>
 where
     Pod<T>: aya::Pod,
@@ -14,7 +14,7 @@ where
     name: &'static str,
     map: Array<MapData, Pod<T>>,
     known: Vec<T>,
-    /// The first number: 1 where 0 is for those that have none.
+    /// The first number: 1 if 0 stands for "none".
     first: u32,
     entries: u32,
 }
@@ -28,7 +28,7 @@ where
         Ok(Self { name, map: take(ebpf, name)?, known: Vec::new(), first, entries })
     }
 
-    /// The number of a value, which is put there if it is new; `None`: the table is full.
+    /// The number of a value, which is added if it is new; `None`: the table is full.
     pub fn number(&mut self, value: &T) -> Result<Option<u32>, KernelError> {
         let known = self.known.iter().position(|known| known == value);
         let Ok(at) = u32::try_from(known.unwrap_or(self.known.len())) else { return Ok(None) };

@@ -41,20 +41,20 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ta
 pub struct LoadTimes {
     /// The kernel's types were read.
     pub types: Duration,
-    /// The object was taken apart, its maps made, and the hooks loaded that follow processes.
+    /// The object was parsed, its maps were made, and the hooks that follow processes were loaded.
     pub maps: Duration,
-    /// The verifier looked at the programs that make samples.
+    /// The verifier checked the programs that make samples.
     pub programs: Duration,
 }
 
 /// The loaded object.
 pub struct Kernel {
-    /// Not there while the verifier looks at the programs that make samples.
+    /// Absent while the verifier checks the programs that make samples.
     pub(super) ebpf: Option<Ebpf>,
     lives: HashMap<MapData, u32, Pod<Life>>,
     entries: HashMap<MapData, u64, Pod<ProcessEntry>>,
     pub(super) verdicts: Array<MapData, u64>,
-    /// Made to the process table by user space.
+    /// Number of changes that user space made to the process table.
     changes: u64,
     executables: HashMap<MapData, Pod<FileKey>, Pod<ProcessEntry>>,
     dull: HashMap<MapData, Pod<FileKey>, u64>,
@@ -67,14 +67,14 @@ pub struct Kernel {
     pub(super) bank: u32,
     // Held while attached: tail calls work only as long as the table's descriptor is open.
     pub(super) stages: ProgramArray<MapData>,
-    /// Events that are sampled, where they were chosen, and what tracepoints among them need.
+    /// Events that are sampled, if any were chosen, and what tracepoints among them need.
     pub(super) events: Vec<ChosenEvent>,
     pub(super) traces: Option<TraceMaps>,
     /// The programs that make samples.
     pub(super) samplers: Vec<&'static str>,
     /// Whether running threads are sampled.
     pub(super) running: bool,
-    /// Between two samples, as they were attached last.
+    /// Time between two samples, as last attached.
     pub(super) interval: std::time::Duration,
     pub(super) waits: Option<WaitMaps>,
     native: Option<NativeMaps>,
@@ -105,7 +105,7 @@ impl Kernel {
     /// When the kernel lacks something or refuses.
     pub fn open(options: &Options) -> Result<Self, KernelError> {
         let start = Instant::now();
-        // The library tries out what this kernel can, which is mostly waiting: time to read its types.
+        // The library tries out what this kernel can do, which is mostly waiting: time to read the kernel's types.
         let waits = options.waits.are_wanted();
         let config = std::thread::scope(|scope| {
             scope.spawn(aya::features);
@@ -262,13 +262,13 @@ impl Kernel {
         Ok(())
     }
 
-    /// What the kernel side keeps of a process, if it knows it. `tgid` is of the profiler's namespace.
+    /// What the kernel side keeps about a process, if it knows it. `tgid` is of the profiler's namespace.
     #[must_use]
     pub fn process(&self, tgid: u32) -> Option<Life> {
         self.lives.get(&tgid, 0).ok().map(|life| life.0)
     }
 
-    /// What was found out of the program that a process runs; `None` when nobody has decided yet.
+    /// What was found out about the program that a process runs; `None` if it has not been decided on yet.
     #[must_use]
     pub fn entry(&self, life: &Life) -> Option<ProcessEntry> {
         self.entries.get(&life.entry, 0).ok().map(|entry| entry.0)
@@ -280,21 +280,21 @@ impl Kernel {
         (self.lives.keys().count(), self.entries.keys().count())
     }
 
-    /// Sets what was found out of a program that a process runs. Image and instance are filled in. False when that program is
-    /// over by now: then nothing has been changed.
+    /// Sets what was found out about a program that a process runs. Image and instance are filled in. False if that program
+    /// has ended by now: then nothing was changed.
     ///
     /// # Errors
     /// When the table is full.
     pub fn decide(&mut self, tgid: u32, life: &Life, entry: &ProcessEntry) -> Result<bool, KernelError> {
         let entry = ProcessEntry { image: life.image, instance: life.instance, ..*entry };
         self.entries.insert(life.entry, Pod(entry), 0).map_err(KernelError::map("ENTRIES"))?;
-        // A hook that ends the program takes the entry away after it has changed the table of processes: either it finds this
-        // one, or the change is seen here.
+        // A hook that ends the program removes the entry after it has changed the table of processes: either it finds this
+        // one, or its change is seen here.
         let runs = self.process(tgid).is_some_and(|now| now.entry == life.entry);
         if runs {
             self.changed()?;
         } else {
-            // The key is used for nothing else, ever.
+            // The key is never used for anything else.
             let _removed_by_hook = self.entries.remove(&life.entry);
         }
         Ok(runs)
@@ -315,13 +315,13 @@ impl Kernel {
         Ok(())
     }
 
-    /// Says that the process table has been changed: what the kernel side decided of processes before ends to hold.
+    /// Signals that the process table has changed, which invalidates the verdicts that the kernel side has cached.
     fn changed(&mut self) -> Result<(), KernelError> {
         self.changes += 1;
         self.verdicts.set(CHANGES_BY_USER_SPACE, self.changes, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// Makes a process known that is not, with what was found out of it; false when a lifecycle hook was quicker.
+    /// Adds a process that is not known yet, with what was found out about it; false if a lifecycle hook was faster.
     ///
     /// # Errors
     /// When the tables are full.
@@ -341,7 +341,7 @@ impl Kernel {
             Err(reason) => Err(KernelError::Map { map: "PROCESSES", reason }),
         };
         if decided {
-            // Nobody was told the key.
+            // Nothing refers to the key.
             let _gone = self.entries.remove(&life.entry);
         }
         added
@@ -355,10 +355,10 @@ impl Kernel {
         self.executables.insert(Pod(key), Pod(*entry), 0).map_err(KernelError::map("EXECUTABLES"))
     }
 
-    /// Until then starts and ends of this executable's processes wake nobody: they are told with what is told next, or when a quarter
-    /// of the ring is full.
+    /// Until then, starts and ends of this executable's processes do not wake anyone: they are read along with the next event that
+    /// does, or when a quarter of the ring is full.
     pub fn let_wait(&mut self, key: FileKey, until: KtimeNs) {
-        // Where that fails they wake.
+        // If that fails, they wake.
         let _woken = self.dull.insert(Pod(key), until.0, 0);
     }
 
@@ -370,7 +370,7 @@ impl Kernel {
         self.layouts.number(layout)?.ok_or(KernelError::TooManyLayouts)
     }
 
-    /// The number of where asyncio keeps the running task; `None`: there are too many.
+    /// The number for where asyncio keeps the running task; `None`: there are too many.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -378,7 +378,7 @@ impl Kernel {
         Ok(self.asyncio.number(asyncio)?.and_then(|number| u16::try_from(number).ok()))
     }
 
-    /// The number of where a thread keeps its span, likewise.
+    /// The number for where a thread keeps its span, likewise.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -414,19 +414,19 @@ impl Kernel {
         self.load_times
     }
 
-    /// Memory of all maps as the kernel tells it (`memlock` of each descriptor's `fdinfo`), bytes.
+    /// Memory of all maps as the kernel reports it (`memlock` of each descriptor's `fdinfo`), bytes.
     #[must_use]
     pub fn map_bytes(&self) -> u64 {
         self.map_bytes.load(Ordering::Relaxed)
     }
 
-    /// The same as it is at any time: maps of unwind rows come as they are needed.
+    /// The same, kept up to date: maps of unwind rows are made as they are needed.
     #[must_use]
     pub fn live_map_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.map_bytes)
     }
 
-    /// Instructions that the verifier looked at, for each program, where the kernel tells (5.16+).
+    /// Instructions that the verifier processed, for each program, if the kernel says (5.16+).
     #[must_use]
     pub fn verified_instructions(&self) -> Vec<(String, Option<u32>)> {
         self.ebpf
@@ -452,7 +452,7 @@ fn map_fd(map: &Map) -> Option<i32> {
     }
 }
 
-/// Memory of a map, as the kernel tells it.
+/// Memory of a map, as the kernel reports it.
 pub(super) fn memlock(fd: i32) -> Option<u64> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
     info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())

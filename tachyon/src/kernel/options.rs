@@ -1,4 +1,4 @@
-//! What is chosen before the object is loaded.
+//! Choices made before the object is loaded.
 
 use super::chosen::ChosenEvent;
 use super::waits::Waits;
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Options {
     /// Time between two samples of a running thread.
     pub interval: Duration,
-    /// Processes that are in no table are wanted when they turn out to be CPython.
+    /// Processes that are in no table are wanted if they turn out to be CPython.
     pub all_python: bool,
     /// Only samples whose thread holds the GIL are wanted.
     pub gil_only: bool,
@@ -21,11 +21,11 @@ pub struct Options {
     pub kernel_stacks: bool,
     /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
-    /// Of waits the stack of the thread that ends one is wanted too.
+    /// The stack of the thread that ends a wait is wanted, too.
     pub wakers: bool,
-    /// Who awaits the running task is wanted too.
+    /// The tasks that await the running one are wanted, too.
     pub awaiting: bool,
-    /// What each thread came to is told when it exits.
+    /// What each thread did with its time is reported when it exits.
     pub thread_times: bool,
     /// Events to sample, in place of the clock alone; [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most.
     pub events: Vec<ChosenEvent>,
@@ -45,7 +45,7 @@ pub struct Options {
 pub fn ring_bytes(rate_hz: f64, cpus: usize) -> u32 {
     const MIN: u32 = 1 << 20;
     const MAX: u32 = 1 << 26;
-    // The cast saturates, which is what is wanted of an absurd rate.
+    // The cast saturates, which is right for an absurd rate.
     let wanted = (rate_hz * cpus as f64 * 2.0 * 2048.0) as u32;
     wanted.clamp(MIN, MAX).next_power_of_two()
 }

@@ -1,4 +1,4 @@
-//! The sampling event: one on each CPU, whose intervals are drawn anew again and again.
+//! The sampling event: one on each CPU, with intervals that are drawn anew from time to time.
 
 use super::KernelError;
 use super::chosen::ChosenEvent;
@@ -18,7 +18,7 @@ const OPEN: &str = "perf_event_open";
 /// What makes the timer's program run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// `PERF_COUNT_SW_CPU_CLOCK`: a high-resolution timer on each CPU; everywhere.
+    /// `PERF_COUNT_SW_CPU_CLOCK`: a high-resolution timer on each CPU; available everywhere.
     CpuClock,
     /// `PERF_COUNT_HW_CPU_CYCLES`: the processor's counter, where there is one; samples also where interrupts are off.
     Cycles,
@@ -37,7 +37,7 @@ impl Event {
         }
     }
 
-    /// How far an interval may lie from their mean, as a share of it. The kernel itself adapts those of `cycles` all the time.
+    /// How far an interval may lie from the mean, as a share of it. The kernel itself keeps adapting those of `cycles`.
     #[must_use]
     pub const fn jitter(self) -> f64 {
         match self {
@@ -47,18 +47,18 @@ impl Event {
     }
 }
 
-/// The events of all CPUs, with the timer's program attached to each. Once this is dropped the program runs no more.
+/// The events of all CPUs, with the timer's program attached to each. Once this is dropped the program no longer runs.
 pub(super) struct Sampling {
     pub(super) event: Event,
-    /// Where the events are clocks.
+    /// Present if the events are clocks.
     jitter: Option<Jitter>,
     clocks: Vec<Counter>,
-    /// Of other events.
+    /// Counters of other events.
     others: Vec<Counter>,
     tracepoints: Vec<TracePointLink>,
 }
 
-/// Attaches `program` on every online CPU: to hardware cycles where there is a PMU, else to cpu-clock.
+/// Attaches `program` on every online CPU: to hardware cycles if there is a PMU, otherwise to cpu-clock.
 ///
 /// # Errors
 /// When no event can be opened, with the reason of the last try.
@@ -66,13 +66,13 @@ pub(super) fn attach(program: &PerfEvent, interval: Duration) -> Result<Sampling
     attach_first(program, interval, Event::Cycles)
 }
 
-/// No event at all, so far.
+/// Starts without any event.
 pub(super) fn nothing(event: Event) -> Sampling {
     Sampling { event, jitter: None, clocks: Vec::new(), others: Vec::new(), tracepoints: Vec::new() }
 }
 
 impl Sampling {
-    /// Draws the intervals of clocks anew if it is time. Returns when it will be next; `None`: never.
+    /// Draws the intervals of clocks anew if it is time. Returns when it will next be time; `None`: never.
     pub(super) fn vary(&mut self) -> Option<Instant> {
         Some(self.jitter.as_mut()?.turn(&self.clocks))
     }
@@ -95,7 +95,7 @@ impl Sampling {
     /// Samples one of perf's events too, on every online CPU.
     ///
     /// # Errors
-    /// When the machine has none of its kind, or the kernel refuses.
+    /// When the machine has no such event, or the kernel refuses.
     pub(super) fn add_event(&mut self, program: &PerfEvent, event: &ChosenEvent) -> Result<(), KernelError> {
         for cpu in cpus()? {
             let Some(builder) = event.builder() else { return Ok(()) };
@@ -116,7 +116,7 @@ fn missing(error: &ProgramError) -> bool {
     error.call == OPEN && error.io_error.raw_os_error().is_some_and(|number| none.contains(&number))
 }
 
-/// The CPUs that are there now.
+/// The CPUs that are online now.
 ///
 /// # Errors
 /// When their list cannot be read.
@@ -124,7 +124,7 @@ pub fn cpus() -> Result<Vec<u32>, KernelError> {
     online_cpus().map_err(|(path, source)| KernelError::Cpus { path: path.to_owned(), source })
 }
 
-/// The same with the event that is tried first.
+/// The same, with `first` as the event to try first.
 ///
 /// # Errors
 /// As [`attach`].
@@ -149,7 +149,8 @@ pub(super) fn attach_first(program: &PerfEvent, interval: Duration, first: Event
     Ok(Sampling { jitter, clocks: counters, ..nothing(event) })
 }
 
-/// Our own event rather than the library's: that one keeps no descriptor, and without one the interval cannot be changed.
+/// Opens its own event rather than the library's: that one keeps no descriptor, and without one the interval cannot be
+/// changed.
 fn attach_one(program: &PerfEvent, cpu: u32, event: Event, interval_ns: u64) -> Result<Counter, ProgramError> {
     let mut builder = match event {
         Event::CpuClock | Event::Chosen => Builder::new(Software::CPU_CLOCK),

@@ -1,4 +1,4 @@
-//! Wrapper that makes shared types map values.
+//! A wrapper that makes shared types usable as map values.
 
 /// A type of `tachyon-common` as the value of a BPF map.
 #[derive(Clone, Copy, Debug, Default)]

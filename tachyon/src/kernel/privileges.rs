@@ -1,18 +1,18 @@
-//! What the profiler may still do once it samples: what is not needed any more is dropped.
+//! What the profiler may still do once it samples: capabilities that are no longer needed are dropped.
 
 use caps::errors::CapsError;
 use caps::{CapSet, Capability, CapsHashSet};
 
 /// What a running recording uses.
 const KEPT: [Capability; 9] = [
-    // Map operations, which before Linux 5.19 are refused without it where unprivileged BPF is switched off.
+    // Map operations, which before Linux 5.19 are refused without it if unprivileged BPF is switched off.
     Capability::CAP_BPF,
     // Processes that start later, of other users: their memory, mappings and files.
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_DAC_READ_SEARCH,
-    // The same where a library was deleted (`/proc/PID/map_files`).
+    // The same for deleted libraries (`/proc/PID/map_files`).
     Capability::CAP_CHECKPOINT_RESTORE,
-    // Further output files in a folder of the user who called sudo, given to them.
+    // Further output files in a folder of the user who called sudo, with their ownership given to that user.
     Capability::CAP_DAC_OVERRIDE,
     Capability::CAP_FOWNER,
     Capability::CAP_CHOWN,
@@ -32,8 +32,8 @@ pub fn drop_privileges() -> Result<(), CapsError> {
 }
 
 /// Lets the calling thread run before other programs' threads, where that is allowed (`CAP_SYS_NICE`, which is dropped
-/// afterwards). For the thread that follows processes: on a host whose processors are all busy, one of 50 ms would else be
-/// over before anybody has looked at it. Among other sessions it counts for little where the kernel groups threads by
+/// afterwards). For the thread that follows processes: on a host whose CPUs are all busy, a process of 50 ms would
+/// otherwise be over before it is looked at. Among other sessions it counts for little where the kernel groups threads by
 /// session (`kernel.sched_autogroup_enabled`).
 pub fn make_urgent() {
     const NICE: i32 = -10;
@@ -46,7 +46,7 @@ pub fn make_urgent() {
 pub fn make_immediate() {
     // The kernel's `struct sched_param`, which is this number alone. (musl's is longer, and its function never asks the kernel.)
     let lowest: libc::c_int = 1;
-    // What such a thread would start is an ordinary one.
+    // Threads started by such a thread are ordinary ones.
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the parameter outlives the call; 0 means the calling thread.
     if unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const lowest) } != 0 {
@@ -54,8 +54,8 @@ pub fn make_immediate() {
     }
 }
 
-/// As [`drop_privileges`], for a thread that attaches the sampling event anew: it keeps `CAP_PERFMON`, and where
-/// `perf_event_paranoid` is above 2, as Debian has it, `CAP_SYS_ADMIN`, which its kernel wants in the place of that.
+/// As [`drop_privileges`], for a thread that attaches the sampling event anew: it keeps `CAP_PERFMON`, and if
+/// `perf_event_paranoid` is above 2, as on Debian, `CAP_SYS_ADMIN`, which Debian's kernel requires instead.
 ///
 /// # Errors
 /// When the kernel refuses (a seccomp filter can).

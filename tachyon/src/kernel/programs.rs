@@ -1,7 +1,7 @@
-//! The BPF programs of the object: which there are, loading them, finding one by its name.
+//! The BPF programs of the object: their names, loading them, finding one by its name.
 //!
-//! The hooks that follow processes are loaded first and attached; the verifier looks at the programs that make samples on a
-//! thread of its own ([`Verifying`]), while the processes that there are get their entries.
+//! The hooks that follow processes are loaded first and attached; the verifier checks the programs that make samples on a
+//! thread of its own ([`Verifying`]), while existing processes get their entries.
 
 use super::chosen::{ChosenEvent, Source};
 use super::error::{KernelError, program_error};
@@ -13,12 +13,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tachyon_common::limits::MAX_EVENTS;
 
-/// The program that begins a sample: the one attached, and the one that those of chosen events go on to.
+/// The program that begins a sample: the one that is attached, and the one that programs of chosen events continue with.
 pub(super) const ENTRY: &str = "on_sample";
 /// The programs that make a sample, in the order of the tail-call table.
 pub(super) const STAGES: [&str; 6] =
     ["search_threads", "walk_frames", "name_codes", NATIVE_STAGE, ENTRY, "walk_awaiting"];
-/// The one that is not called, and not loaded, where native stacks are not wanted.
+/// The one that is neither called nor loaded if native stacks are not wanted.
 pub(super) const NATIVE_STAGE: &str = "walk_native";
 /// Raw tracepoints and their programs.
 pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
@@ -28,7 +28,7 @@ pub(super) const TRACEPOINTS: [(&str, &str); 4] = [
     ("on_free", "sched_process_free"),
 ];
 
-/// The first programs of chosen events, by their places: of perf's events, and of tracepoints.
+/// The first programs of chosen events, by position: of perf's events, and of tracepoints.
 pub(super) const EVENT_PROGRAMS: [&str; MAX_EVENTS] = ["on_event_0", "on_event_1", "on_event_2", "on_event_3"];
 pub(super) const TRACE_PROGRAMS: [&str; MAX_EVENTS] = ["on_trace_0", "on_trace_1", "on_trace_2", "on_trace_3"];
 /// As [`STAGES`], for tracepoints.
@@ -50,7 +50,7 @@ fn is_tracepoint(event: &ChosenEvent) -> bool {
     matches!(event.source(), Source::Tracepoint { .. })
 }
 
-/// Those that are not called, and not loaded, where who awaits the running task is not wanted.
+/// Those that are neither called nor loaded if the tasks that await the running one are not wanted.
 const AWAITING_STAGES: [&str; 3] = ["walk_awaiting", "wait_awaiting", "trace_awaiting"];
 
 /// The programs that make samples.
@@ -72,7 +72,7 @@ pub(super) fn samplers(native: bool, awaiting: bool, waits: bool, events: &[Chos
     programs
 }
 
-/// The programs that make samples, while the verifier looks at them.
+/// The programs that make samples, while the verifier checks them.
 #[must_use]
 pub struct Verifying(JoinHandle<Result<Verified, KernelError>>);
 
@@ -83,7 +83,7 @@ pub struct Verified {
 }
 
 impl Verifying {
-    /// Lets the verifier begin.
+    /// Starts the verifier.
     pub(super) fn begin(mut ebpf: Ebpf, programs: Vec<&'static str>) -> std::io::Result<Self> {
         let start = Instant::now();
         let verify = move || {

@@ -1,9 +1,9 @@
-//! Unwind rows in the kernel: an array of array maps, each made when it is first written, so that a bound of 64 MiB costs
-//! what the tables in it need.
+//! Unwind rows in the kernel: an array of array maps, each made when it is first written, so that a limit of 64 MiB costs
+//! only what the tables in it need.
 //!
 //! The library makes arrays of maps from BTF definitions only, and the object has no BTF. So the object declares `ROWS` as
-//! an array that the library can make, and before the programs are loaded the descriptor of that one becomes the
-//! descriptor of the real one: programs name maps by descriptor until the kernel has verified them.
+//! an array that the library can make, and before the programs are loaded the descriptor of that array is made to refer to
+//! the real one: programs name maps by descriptor until the kernel has verified them.
 
 use super::error::KernelError;
 use super::object::memlock;
@@ -24,7 +24,7 @@ const ROWS: &str = "ROWS";
 /// `BPF_F_MMAPABLE` (`include/uapi/linux/bpf.h`, Linux 5.5).
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-/// All rows, as far as there are any.
+/// All rows that exist so far.
 pub(super) struct RowChunks {
     outer: ArrayOfMaps<MapData>,
     chunks: Vec<Option<SharedArray<Row>>>,
@@ -35,15 +35,15 @@ pub(super) struct RowChunks {
 }
 
 impl RowChunks {
-    /// Puts the real map, for rows of so many bytes, in the place of the declared one. To be called before programs are
-    /// loaded.
+    /// Puts the real map, for rows of that many bytes, in the place of the declared one. To be called before programs
+    /// are loaded.
     ///
     /// # Errors
     /// When the kernel refuses a map.
     pub fn put_in_place(ebpf: &Ebpf, bytes: u32, map_bytes: &Arc<AtomicU64>) -> Result<Self, KernelError> {
         let share = |source| KernelError::Share(ROWS, source);
         let rows = (bytes / size_of::<Row>() as u32).max(1);
-        // Whole chunks, so that all of them together are no more than was asked for.
+        // Whole chunks, so that together they do not exceed what was asked for.
         let (chunk_rows, count) = (rows.min(ROWS_PER_CHUNK), (rows / ROWS_PER_CHUNK).max(1));
         let chunk = new_chunk(chunk_rows).map_err(KernelError::map(ROWS))?;
         let outer = array_of_maps(&chunk, count).map_err(share)?;
@@ -63,7 +63,7 @@ impl RowChunks {
         self.chunk(first / ROWS_PER_CHUNK).is_some_and(|chunk| chunk.write(first % ROWS_PER_CHUNK, rows))
     }
 
-    /// A chunk, which is made if need be.
+    /// A chunk, made if necessary.
     fn chunk(&mut self, index: u32) -> Option<&mut SharedArray<Row>> {
         let slot = self.chunks.get_mut(index as usize)?;
         if slot.is_none() {
@@ -92,7 +92,7 @@ fn new_chunk(rows: u32) -> Result<MapData, MapError> {
     MapData::create(chunk, "ROW_CHUNK", None)
 }
 
-/// An array of `count` maps that are like `inner`. (What the library has for this is its own.)
+/// An array of `count` maps like `inner`. (The library's function for this is private.)
 pub(super) fn array_of_maps(inner: &MapData, count: u32) -> io::Result<OwnedFd> {
     // SAFETY: all zeros are a valid `bpf_attr`.
     let mut attr: bpf_attr = unsafe { std::mem::zeroed() };

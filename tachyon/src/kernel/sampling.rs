@@ -11,7 +11,7 @@ use aya::Ebpf;
 use aya::maps::{MapData, MapError, PerCpuArray, ProgramArray};
 use std::time::{Duration, Instant};
 
-/// What tracepoints need that are sampled.
+/// What sampled tracepoints need.
 pub(super) struct TraceMaps {
     // Tail calls work only as long as the table's descriptor is open.
     stages: ProgramArray<MapData>,
@@ -24,7 +24,7 @@ impl TraceMaps {
     }
 }
 
-/// What the kernel says of the programs' cost.
+/// What the kernel says about the programs' cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
     /// Runs that count: of the timer's program or those of chosen events, without the hits of tracepoints between periods.
@@ -36,10 +36,10 @@ pub struct RunStats {
 }
 
 impl Kernel {
-    /// Lets the verifier look at the programs that make samples; meanwhile nothing can be attached or detached.
+    /// Has the verifier check the programs that make samples; meanwhile nothing can be attached or detached.
     ///
     /// # Errors
-    /// When there can be no thread for it.
+    /// When the thread cannot be made.
     pub fn verify(&mut self) -> Result<Verifying, KernelError> {
         let ebpf = self.ebpf.take().ok_or(KernelError::Verifying)?;
         Verifying::begin(ebpf, self.samplers.clone()).map_err(KernelError::Thread)
@@ -71,7 +71,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Samples from now on.
+    /// Starts sampling.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -95,33 +95,33 @@ impl Kernel {
         Ok(event)
     }
 
-    /// Attaches what is attached anew, on the CPUs that are there now.
+    /// Attaches everything that is attached anew, on the CPUs that are online now.
     ///
     /// # Errors
-    /// When the kernel refuses; then what can be is attached as before.
+    /// When the kernel refuses; then as much as possible is attached as before.
     pub fn reattach_sampling(&mut self) -> Result<(), KernelError> {
         if self.sampling.is_none() {
             return Ok(());
         }
         self.detach_sampling();
-        // A CPU may have gone while the others got their events.
+        // A CPU may have gone offline while the others got their events.
         let first = self.attach_sampling(self.interval);
         first.or_else(|_| self.attach_sampling(self.interval)).map(drop)
     }
 
-    /// Draws the intervals between samples anew where that is for us to do, if it is time. Returns when it will be next; `None`:
-    /// not before another event is attached.
+    /// Draws the intervals between samples anew if it is time and the profiler is to do it. Returns when it will next be time;
+    /// `None`: not before another event is attached.
     pub fn vary_intervals(&mut self) -> Option<Instant> {
         self.sampling.as_mut()?.vary()
     }
 
-    /// Detaches the timer's program, or those of chosen events: when this returns none runs any more, and the counters stand
-    /// still.
+    /// Detaches the timer's program, or those of chosen events: when this returns none of them runs any more, and the
+    /// counters stand still.
     pub fn detach_sampling(&mut self) {
         self.sampling = None;
     }
 
-    /// What the kernel measured of the programs; zeros unless it was asked to measure.
+    /// What the kernel measured about the programs; zeros unless it was asked to measure.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -146,7 +146,7 @@ impl Kernel {
         if self.events.is_empty() { program == ENTRY } else { of_events.any(|name| *name == program) }
     }
 
-    /// Hits of tracepoints that were no samples, for their periods.
+    /// Hits of tracepoints that were not sampled, because of their periods.
     fn hits_between_periods(&self) -> Result<u64, KernelError> {
         let Some(traces) = &self.traces else { return Ok(0) };
         let mut between = 0;
@@ -162,7 +162,7 @@ impl Kernel {
     }
 }
 
-/// Attaches the programs of chosen events, each by its place among them.
+/// Attaches the programs of chosen events, each by its position among them.
 fn attach_events(ebpf: &mut Ebpf, events: &[ChosenEvent], interval: Duration) -> Result<Sampling, KernelError> {
     let mut sampling = perf::nothing(Event::Chosen);
     for (event, (perf, trace)) in events.iter().zip(EVENT_PROGRAMS.into_iter().zip(TRACE_PROGRAMS)) {

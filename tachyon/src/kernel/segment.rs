@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
 use tachyon_common::segment::{BANKS, CUT_AT, CUT_DUE, SELECTED};
 
-/// A cut is due this long after it was asked for: user space has said so to every CPU by then.
+/// A cut takes effect this long after it was requested: by then user space has announced it to every CPU.
 const NOTICE: Duration = Duration::from_millis(1);
-/// A kick comes after microseconds or, where its CPU is taken away, not at all.
+/// A kick comes after microseconds or, if its CPU goes offline, not at all.
 const LONGEST_KICK: Duration = Duration::from_millis(100);
-/// A run takes microseconds, and longer only while a hypervisor runs no CPU.
+/// A run takes microseconds, and longer only while a hypervisor does not run the CPU.
 const LONGEST_RUN: Duration = Duration::from_secs(2);
 
 /// A bank of counters whose segment has ended.
@@ -26,9 +26,9 @@ pub struct Cut {
     pub at: KtimeNs,
     /// Sum of that bank's counters since the object was loaded.
     pub counters: Counters,
-    /// Whether a run was still under way when it was waited for no longer: the counters do not close then.
+    /// Whether a run was still under way when waiting was given up: then the counters do not balance.
     pub unsettled: bool,
-    /// What became of the bank's waits since the object was loaded; `None` where they are not wanted.
+    /// What became of the bank's waits since the object was loaded; `None` if waits are not wanted.
     pub waits: Option<WaitTotals>,
 }
 
@@ -39,7 +39,7 @@ impl Kernel {
         self.bank
     }
 
-    /// Ends a segment: from a moment on, runs count in the other bank. Returns when no run of the old one is under way.
+    /// Ends a segment: from a moment on, runs count in the other bank. Returns once no run of the old one is under way.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -51,7 +51,7 @@ impl Kernel {
         std::thread::sleep(NOTICE);
         let asked = Instant::now();
         loop {
-            // A run that began just before the moment may not have counted itself yet: it does within its first instructions.
+            // A run that began just before the moment may not have counted itself yet: it does so within its first instructions.
             let due = KtimeNs::now() >= at;
             let (counters, settled) = self.bank_counters(old)?;
             let waits = self.waits(old)?;

@@ -1,6 +1,6 @@
-//! An array map that both sides have in memory.
+//! An array map that both sides have mapped into memory.
 //!
-//! Writing it is no system call: a burst of map updates from user space would hold samples back on its CPU.
+//! Writing it takes no system call: a burst of map updates from user space would delay samples on its CPU.
 
 use aya::maps::MapData;
 use std::io;
@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 /// An array map made with `BPF_F_MMAPABLE` (Linux 5.5), mapped for writing.
 ///
-/// The kernel side may read while user space writes: what is written must not be in use yet, and it is published by
-/// another map's update, which orders the two. What the kernel side writes can be read at any time, see [`SharedArray::read_all`].
+/// The kernel side may read while user space writes: what is written must not be in use yet, and it is published by an update of
+/// another map, which orders the two. What the kernel side writes can be read at any time, see [`SharedArray::read_all`].
 #[doc(alias = "BPF_F_MMAPABLE")]
 #[derive(Debug)]
 pub struct SharedArray<T> {
@@ -54,18 +54,18 @@ impl<T: Copy> SharedArray<T> {
         (0..self.entries as usize).map(|index| {
             // SAFETY: the mapping holds as many entries, and lives as long as `self` is borrowed.
             let entry = unsafe { self.address.as_ptr().add(index) };
-            // SAFETY: as above; plain data, of which any bytes are some.
+            // SAFETY: as above; plain data, for which any bytes are valid.
             unsafe { entry.read_volatile() }
         })
     }
 
-    /// Writes entries from `first` on; false, and nothing is written, when they do not fit.
+    /// Writes entries from `first` on; if they do not fit, writes nothing and returns false.
     pub fn write(&mut self, first: u32, entries: &[T]) -> bool {
         let fits = (first as usize).checked_add(entries.len()).is_some_and(|end| end <= self.entries as usize);
         if fits {
             // SAFETY: `first` is within the mapping, which holds `entries` of `T`.
             let place = unsafe { self.address.as_ptr().add(first as usize) };
-            // SAFETY: as many entries as are written lie behind `place`; nobody else of this process has the mapping.
+            // SAFETY: at least as many entries as are written follow `place`; nothing else in this process has the mapping.
             unsafe { place.copy_from_nonoverlapping(entries.as_ptr(), entries.len()) };
         }
         fits

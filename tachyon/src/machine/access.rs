@@ -1,7 +1,7 @@
-//! Why a process's memory may not be read, and the mend.
+//! Why a process's memory may not be read, and the remedy.
 //!
 //! The kernel only says "operation not permitted". The rules behind it (`ptrace_may_access` in kernel/ptrace.c, and
-//! Yama, Documentation/admin-guide/LSM/Yama.rst) are few, so the one that hit can mostly be told from outside.
+//! Yama, Documentation/admin-guide/LSM/Yama.rst) are few, so the one that applied can mostly be worked out from outside.
 
 use super::preflight::{has, target_hint};
 use crate::remote::RemoteError;
@@ -10,22 +10,22 @@ use caps::Capability;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-/// What the rules look at.
+/// What the rules depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Access {
-    /// We have `CAP_SYS_PTRACE`.
+    /// The profiler has `CAP_SYS_PTRACE`.
     capable: bool,
-    /// Owner of the process, as `/proc/PID` shows it: root for one that may not be dumped.
+    /// Owner of the process, as `/proc/PID` shows it: root for an undumpable one.
     owner: u32,
     /// Real user of the process.
     user: Option<u32>,
-    /// Our own user.
+    /// The profiler's own user.
     own: u32,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     yama: Option<u32>,
 }
 
-/// The mend for a process that may not be read.
+/// The remedy for a process that may not be read.
 #[must_use]
 pub fn hint(pid: Pid) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -41,13 +41,13 @@ pub fn hint(pid: Pid) -> String {
     .hint()
 }
 
-/// Why a process cannot be told that has mapped a file which cannot be read, with the mend; `None` where none is known.
+/// Why a process that has mapped an unreadable file cannot be identified, with the remedy; `None` if none is known.
 #[must_use]
 pub fn file_problem(pid: Pid, error: RemoteError) -> Option<String> {
     if error.is_denied() && !has(Capability::CAP_SYS_PTRACE) {
         return Some(format!("it cannot be read; {}", hint(pid)));
     }
-    // The process is open to us: it is the way to the file that is not.
+    // The process itself can be read: the obstacle is on the way to the file.
     let error = anyhow::Error::new(error);
     target_hint(&error).map(|mend| format!("{error}; {mend}"))
 }

@@ -1,7 +1,7 @@
-//! What this machine, and this user on it, can profile: asks by trying, and names the mend of what is missing.
+//! What this machine, and this user on it, can profile: finds out by trying, and names the remedy for what is missing.
 //!
-//! [`preflight`] makes and closes a ring buffer, a program and an event; [`access`] tells why a process may not be read.
-//! The room knows neither CPython nor recordings.
+//! [`preflight`] makes and closes a ring buffer, a program and an event; [`access`] says why a process may not be read.
+//! This module knows nothing about CPython or recordings.
 
 pub mod access;
 pub mod preflight;

@@ -1,7 +1,7 @@
-//! Asks the machine whether it can profile, by trying: a ring buffer, a small program, a perf event.
+//! Finds out whether the machine can profile, by trying: a ring buffer, a small program, a perf event.
 //!
-//! [`preflight`] stops at the first thing that is missing and names its mend; `doctor` shows them all.
-//! Everything that is made here is closed again at once.
+//! [`preflight`] stops at the first thing that is missing and names the remedy; `doctor` shows them all. Everything
+//! that is made here is closed again at once.
 
 use crate::advice::{Advice, advises};
 use aya::maps::MapType;
@@ -14,7 +14,7 @@ use perf_event::events::{Event, Hardware, Software};
 use std::fs::{self, File};
 use std::io;
 
-/// Where the kernel tells its types.
+/// Where the kernel publishes its types.
 pub const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 
 /// Why this machine, or this user on it, cannot profile.
@@ -44,7 +44,7 @@ pub enum PreflightError {
         /// What is enough for this machine's CPUs.
         needed: u64,
     },
-    /// The kernel does not tell its types.
+    /// The kernel does not publish its types.
     #[error("cannot read the kernel's BTF at {BTF_PATH}")]
     Btf(#[source] io::Error),
     /// The kernel forbids BPF programs to read kernel memory.
@@ -55,9 +55,9 @@ pub enum PreflightError {
     Bpf {
         /// What was attempted.
         attempt: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
-        /// Capabilities that would allow it and are missing.
+        /// Missing capabilities that would allow it.
         missing: Vec<Capability>,
     },
     /// The kernel has no BPF programs for perf events.
@@ -69,11 +69,11 @@ pub enum PreflightError {
     /// `perf_event_open(2)` was refused.
     #[error("cannot open a perf event on a whole CPU")]
     PerfEvent {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
         /// `kernel.perf_event_paranoid`.
         paranoid: Option<i32>,
-        /// Capabilities that would allow it and are missing.
+        /// Missing capabilities that would allow it.
         missing: Vec<Capability>,
     },
 }
@@ -175,7 +175,7 @@ pub(crate) fn kernel_version() -> Result<(), PreflightError> {
     new_enough(release(), cfg!(target_arch = "aarch64"))
 }
 
-/// 5.8; on arm64 6.0, whose JIT compiler is the first to keep count of tail calls across BPF functions
+/// 5.8; on arm64 6.0, whose JIT compiler is the first to count tail calls across BPF functions
 /// (`bpf_jit_supports_subprog_tailcalls`, arch/arm64/net/bpf_jit_comp.c).
 fn new_enough(release: String, arm64: bool) -> Result<(), PreflightError> {
     match parse_release(&release) {
@@ -196,7 +196,7 @@ pub(crate) fn parse_release(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The kernel's lockdown mode, the word in brackets; `None` where there is none.
+/// The kernel's lockdown mode, the word in brackets; `None` if there is none.
 pub(crate) fn lockdown_mode() -> Option<String> {
     let text = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
     let (_, mode) = text.split_once('[')?;
@@ -211,35 +211,36 @@ pub(crate) fn lockdown() -> Result<(), PreflightError> {
     }
 }
 
-/// Raises the soft limit of open files, a thousand mostly, to the hard one: on a machine of hundreds of CPUs it is not
-/// enough, and more files can be held for naming native frames. A limit of the whole process: only its owner may decide that.
+/// Raises the soft limit of open files, mostly a thousand, to the hard one: on a machine with hundreds of CPUs it is not
+/// enough, and with a higher limit more files can be held for naming native frames. It is a limit of the whole process, so
+/// only the program's owner may decide this.
 pub fn raise_open_files() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // A limit that cannot be raised is what `open_files` judges.
+        // If the limit cannot be raised, `open_files` judges what there is.
         let _refused = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 
 /// How many files may be open at once.
 pub(crate) fn open_files() -> Result<u64, PreflightError> {
-    /// Of 66 some are open only at the start.
+    /// There are 66, some of them open only at the start.
     const MAPS_PROGRAMS_AND_FILES: u64 = 80;
     /// One for mappings and one for samples.
     const OF_A_CPU: u64 = 2;
-    // Where the limit is not told it is not kept either.
+    // If the limit cannot be read it is not enforced either.
     let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(u64::MAX) };
     let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().map_or(1, i64::unsigned_abs);
     let needed = MAPS_PROGRAMS_AND_FILES + OF_A_CPU * cpus;
     if limit < needed { Err(PreflightError::OpenFiles { limit, needed }) } else { Ok(limit) }
 }
 
-/// The kernel tells its types; their size in bytes.
+/// Checks that the kernel publishes its types; returns their size in bytes.
 pub(crate) fn btf() -> Result<u64, PreflightError> {
     let file = File::open(BTF_PATH).map_err(PreflightError::Btf)?;
     Ok(file.metadata().map_err(PreflightError::Btf)?.len())
 }
 
-/// A ring buffer of one page can be made.
+/// Checks that a ring buffer of one page can be made.
 pub(crate) fn ring_buffer() -> Result<(), PreflightError> {
     match aya::sys::is_map_supported(MapType::RingBuf) {
         Ok(true) => Ok(()),
@@ -252,7 +253,7 @@ pub(crate) fn ring_buffer() -> Result<(), PreflightError> {
     }
 }
 
-/// A program for perf events can be loaded.
+/// Checks that a program for perf events can be loaded.
 pub(crate) fn perf_event_program() -> Result<(), PreflightError> {
     match aya::sys::is_program_supported(ProgramType::PerfEvent) {
         Ok(true) => Ok(()),
@@ -268,7 +269,7 @@ pub(crate) fn perf_event_program() -> Result<(), PreflightError> {
     }
 }
 
-/// The timer's event can be opened for a whole CPU.
+/// Checks that the timer's event can be opened for a whole CPU.
 #[doc(alias = "PERF_COUNT_SW_CPU_CLOCK")]
 pub(crate) fn cpu_clock() -> Result<(), PreflightError> {
     open_event(Software::CPU_CLOCK).map_err(|source| PreflightError::PerfEvent {
@@ -278,7 +279,7 @@ pub(crate) fn cpu_clock() -> Result<(), PreflightError> {
     })
 }
 
-/// Hardware cycles can be counted: there is a PMU that we may use.
+/// Checks that hardware cycles can be counted: there is a PMU that may be used.
 #[doc(alias = "PERF_COUNT_HW_CPU_CYCLES")]
 pub(crate) fn hardware_cycles() -> io::Result<()> {
     open_event(Hardware::CPU_CYCLES)
@@ -290,7 +291,7 @@ fn open_event(event: impl Event) -> io::Result<()> {
     builder.build().map(drop)
 }
 
-/// A CPU that is online: CPU 0 need not be.
+/// A CPU that is online, which CPU 0 need not be.
 fn first_cpu() -> usize {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     online.split(|c: char| !c.is_ascii_digit()).next().and_then(|number| number.parse().ok()).unwrap_or(0)
@@ -301,13 +302,13 @@ pub(crate) fn paranoid() -> Option<i32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
 
-/// Most samples a second that the kernel lets a CPU take. It lowers this by itself where interrupts take too long
+/// Most samples a second that the kernel lets a CPU take. It lowers this by itself if interrupts take too long
 /// (`kernel.perf_cpu_time_max_percent`).
 pub fn max_sample_rate() -> Option<u32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
 }
 
-/// Whether we have a capability, in effect.
+/// Whether this process has a capability, in effect.
 pub(crate) fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
@@ -338,7 +339,7 @@ pub fn target_hint(error: &anyhow::Error) -> Option<String> {
     }
 }
 
-/// Those of `wanted` that we lack, unless CAP_SYS_ADMIN stands for them.
+/// Those of `wanted` that are missing, unless CAP_SYS_ADMIN covers them.
 fn missing(wanted: &[Capability]) -> Vec<Capability> {
     if has(Capability::CAP_SYS_ADMIN) {
         return Vec::new();

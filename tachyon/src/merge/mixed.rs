@@ -1,12 +1,12 @@
-//! Native frames and Python frames to one stack in call order.
+//! Joins native frames and Python frames into one stack in call order.
 //!
 //! C enters the evaluator, the evaluator runs Python frames, one of them calls C, which may enter the evaluator again.
-//! So each *activation* of the evaluator is one evaluator frame of the native stack and a run of Python frames, and
-//! the two stacks are joined activation by activation. Where one of them does not reach the root, or has more
-//! activations than the other for a known reason, the stack is put together all the same and says so ([`Quality`]);
-//! where the counts contradict each other it is no mixed stack, and says that.
+//! So each *activation* of the evaluator is one evaluator frame of the native stack and a run of Python frames, and the
+//! two stacks are joined activation by activation. Where one of them does not reach the root, or has more activations
+//! than the other for a known reason, the stack is put together all the same and labelled accordingly ([`Quality`]);
+//! where the counts contradict each other no mixed stack is made, and the label says that.
 //!
-//! Pure: knows indices and kinds, no addresses and no names.
+//! Pure: works on indices and kinds, without addresses or names.
 
 mod kind;
 
@@ -15,13 +15,13 @@ pub use kind::NativeKind;
 use tachyon_common::layout::{Layout, flags};
 use tachyon_common::stop::StopReason;
 
-/// Most activations without Python frames in a row that are believed: two are rare already.
+/// Most activations without Python frames in a row that are plausible: even two are rare.
 const MAX_EMPTY: u16 = 64;
 
 /// How a Python stack shows where activations begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundaries {
-    /// Each frame has its own (up to 3.10).
+    /// Each frame has its own activation (up to 3.10).
     EveryFrame,
     /// An activation's outermost frame is marked (3.11: `is_entry`).
     EntryFrame,
@@ -30,7 +30,7 @@ pub enum Boundaries {
 }
 
 impl Boundaries {
-    /// Those of an interpreter.
+    /// The boundaries of an interpreter.
     #[must_use]
     pub fn of(layout: &Layout) -> Self {
         if layout.has(flags::FRAME_OBJECTS) {
@@ -52,10 +52,10 @@ pub struct Native<'a> {
     pub whole: bool,
     /// Its outer part may be another interpreter's or greenlet's, whose Python frames are not this thread state's.
     pub foreign: bool,
-    /// The innermost activation has called what switches between greenlets: for a moment the native stack is the one's and
-    /// the Python stack the other's.
+    /// The innermost activation has called code that switches between greenlets: for a moment the native stack belongs to
+    /// one and the Python stack to the other.
     pub switching: bool,
-    /// The frame on which the evaluator keeps what it has entered the innermost Python frames with.
+    /// The frame on which the evaluator keeps the record of having entered the innermost Python frames.
     pub entered: Option<usize>,
 }
 
@@ -78,7 +78,8 @@ impl<'a> std::ops::Deref for Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// The stack as the Python stack has it: it tells whether this version links what it throws through.
+    /// The stack, counted the way the Python stack does: that one shows whether this version links frames that it
+    /// throws through.
     fn of(native: &Native<'a>, python: &Python<'_>, activations: usize) -> Self {
         let counted = |links_throws| {
             let mut stack = Self { native: *native, links_throws, activations: 0 };
@@ -93,7 +94,8 @@ impl<'a> Stack<'a> {
         if linked.activations == activations { linked } else { without }
     }
 
-    /// Whether the evaluator may be just entered, for the frame that stands for an activation; `None` for all others.
+    /// For a frame that stands for an activation, whether its evaluator may just be being entered; `None` for all other
+    /// frames.
     fn entering(&self, index: usize) -> Option<bool> {
         match self.frames[index] {
             NativeKind::Evaluator { entering } => Some(entering),
@@ -120,18 +122,18 @@ impl<'a> Stack<'a> {
         self.whole || outer.into_iter().any(|kind| *kind == NativeKind::Root)
     }
 
-    /// How many evaluators are further in than that of the innermost Python frames: they are being entered or left. `None`: it is
-    /// not known. (Greenlets move their parts of the stack to and from one place.)
+    /// How many evaluators lie further in than that of the innermost Python frames: they are being entered or left. `None`:
+    /// unknown. (Greenlets move their parts of the stack to and from one place.)
     fn without_python(&self) -> Option<usize> {
         let at = self.entered.filter(|&at| at < self.frames.len() && !self.foreign && !self.switching)?;
-        // Where the evaluator's code is in its caller's, the handler before that stands for it.
+        // Where the evaluator is inlined into its caller, the handler before that stands for it.
         let at = if self.entering(at).is_some() { at } else { at.checked_sub(1)? };
         self.entering(at)?;
         Some((0..at).filter(|&index| self.entering(index).is_some()).count())
     }
 
-    /// Whether the outermost activation may be of another thread state than the rest: code that is not the interpreter's
-    /// stands between, and could have changed it.
+    /// Whether the outermost activation may belong to another thread state than the rest: code outside the interpreter
+    /// lies in between and could have changed it.
     fn outermost_may_be_foreign(&self) -> bool {
         let mut evaluators = (0..self.frames.len()).rev().filter(|&index| self.entering(index).is_some());
         match (evaluators.next(), evaluators.next()) {
@@ -141,7 +143,7 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// A Python frame: [`tachyon_common::event::RawFrame`] has both.
+/// A Python frame: [`tachyon_common::event::RawFrame`] has both fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PythonFrame {
     /// The evaluator was entered anew for it.
@@ -174,10 +176,10 @@ pub enum Joined {
     Collector,
 }
 
-/// How far a joined stack can be believed.
+/// How far a joined stack can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quality {
-    /// Both stacks are whole, and have the same activations, but for one that is just being entered or left.
+    /// Both stacks are whole and have the same activations, except for one that is just being entered or left.
     Exact,
     /// They differ in a way that has an explanation.
     Repaired(Repair),
@@ -188,12 +190,12 @@ pub enum Quality {
 /// Why two stacks differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// The thread was just entering or leaving the evaluator: its innermost activation has no Python frame yet, or any
-    /// more, and the outermost one may be another thread state's.
+    /// The thread was just entering or leaving the evaluator: its innermost activation has no Python frame yet or no
+    /// longer has one, and the outermost one may be another thread state's.
     Entering,
     /// There is no Python stack for the evaluators in the native one: it could not be read.
     NoPython,
-    /// The native stack has evaluators that the Python stack has not: another interpreter's or greenlet's, or the
+    /// The native stack has evaluators that the Python stack does not: another interpreter's or greenlet's, or the
     /// Python stack was cut. The innermost ones belong together.
     OuterNative,
     /// The native stack was cut: nothing native is known about the outer Python frames.
@@ -204,7 +206,7 @@ pub enum Repair {
     Cut,
     /// Part of the native stack was walked by frame pointers, for want of a table: a frame may be missing there.
     FramePointers,
-    /// It leads through a function in assembly language, whose rules were read off its instructions.
+    /// It leads through a function in assembly language, whose rules were derived from its instructions.
     Assembly,
 }
 
@@ -227,10 +229,10 @@ impl Quality {
     }
 }
 
-/// Native frames that are kept although they say nothing about the Python code.
+/// Native frames to keep even though they say nothing about the Python code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// The interpreter's own; the evaluator's stands below the Python frames it runs.
+    /// The interpreter's own frames; the evaluator's goes below the Python frames it runs.
     pub interpreter: bool,
     /// What called the outermost Python frame, such as `_start` or `clone3`.
     pub roots: bool,
@@ -258,7 +260,7 @@ pub fn join(native: &Native<'_>, python: &Python<'_>, keep: Keep, out: &mut Vec<
     quality
 }
 
-/// Folds what called the outermost Python frame, or the outermost evaluator whose Python frames are not known. A stack
+/// Folds what called the outermost Python frame, or the outermost evaluator if its Python frames are not known. A stack
 /// without either keeps all its frames.
 fn fold_roots(native: &Stack<'_>, out: &mut Vec<Joined>) {
     let runs_python = |frame: &Joined| match *frame {
@@ -270,12 +272,12 @@ fn fold_roots(native: &Stack<'_>, out: &mut Vec<Joined>) {
     let mut place = 0;
     out.retain(|frame| {
         place += 1;
-        // That the collector called it is not told by any frame.
+        // No other frame shows that the collector called it.
         place <= outermost + 1 || *frame == Joined::Collector
     });
 }
 
-/// A run of Python frames, leaf first: indices. Empty for an activation that has none (yet, or any more).
+/// A run of Python frames, leaf first: indices. Empty for an activation that has none (yet, or no longer).
 type Activation = std::ops::Range<usize>;
 
 /// The activations of a Python stack, leaf first.
@@ -308,7 +310,7 @@ fn activations(python: &Python<'_>) -> Vec<Activation> {
         }
     }
     if start < python.frames.len() {
-        // A stack that was cut, or whose root's entry has no mark: a run as good as any.
+        // A stack that was cut, or whose root has no entry mark: counts as a run all the same.
         found.push(start..python.frames.len());
     }
     found
@@ -324,7 +326,7 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     let both_whole = native_whole && python_whole;
     if activations == 0 && evaluators > 0 {
         let entering = evaluators == 1 && entering && both_whole;
-        // The thread state has no frame, so it is its first one that is entered or left.
+        // The thread state has no frame, so its first one is being entered or left.
         let sure = entering && python.stop == StopReason::NoFrame && !native.foreign && !native.switching;
         let repair = if entering { Repair::Entering } else { Repair::NoPython };
         return (Some(evaluators), if sure { Quality::Exact } else { Quality::Repaired(repair) });
@@ -344,24 +346,24 @@ fn align(native: &Stack<'_>, python: &Python<'_>, activations: usize) -> (Option
     let sure = without_python == Some(0);
     match evaluators.cmp(&activations) {
         std::cmp::Ordering::Equal if native.switching => (Some(0), Quality::Repaired(Repair::Switching)),
-        // A thread that never entered Python has no thread state: then nothing is missing either. Nor where there is no
-        // interpreter, before it has begun and after it has ended.
+        // A thread that never entered Python has no thread state: then nothing is missing either. Nor if there is no
+        // interpreter, before it starts and after it ends.
         std::cmp::Ordering::Equal
             if native_whole && (python.stop.is_whole() || python.stop == StopReason::RuntimeNotInitialized) =>
         {
             (Some(0), Quality::Exact)
         }
-        // Its Python frame is not linked yet, so what was cut off has one evaluator more than is seen.
+        // Its Python frame is not linked yet, so the part that was cut off has one more evaluator than is visible.
         std::cmp::Ordering::Equal if !native_whole && python_whole && entering && !sure => {
             (Some(1), Quality::Repaired(Repair::OuterPython))
         }
         std::cmp::Ordering::Equal => (Some(0), Quality::Repaired(Repair::Cut)),
-        // The innermost has Python frames, so what is too many lies further out.
+        // The innermost has Python frames, so the surplus lies further out.
         std::cmp::Ordering::Greater if sure => (Some(0), Quality::Repaired(Repair::OuterNative)),
         // In the evaluator's first and last instructions its Python frame is not linked.
         std::cmp::Ordering::Greater if both_whole && (entering || !native.foreign) && evaluators == activations + 1 => {
-            // The others are all there then, unless the one too many is the outermost, of a thread state that C code has
-            // changed for another one in between.
+            // Then the others are all there, unless the surplus one is the outermost, of a thread state that C code has
+            // replaced by another in between.
             let sure = !native.foreign && !native.switching && !native.outermost_may_be_foreign();
             (Some(1), if sure { Quality::Exact } else { Quality::Repaired(Repair::Entering) })
         }
@@ -375,8 +377,8 @@ struct Joining<'a> {
     native: &'a Stack<'a>,
     activations: &'a [Activation],
     keep_interpreter: bool,
-    /// What follows the outermost Python frame is left out: where a native stack was cut and the innermost evaluator was
-    /// about to return, it is an inner call's, and its evaluator was cut off.
+    /// Whatever follows the outermost Python frame is left out: if a native stack was cut and the innermost evaluator
+    /// was about to return, it belongs to an inner call whose evaluator was cut off.
     trims: bool,
     out: &'a mut Vec<Joined>,
 }
@@ -394,7 +396,8 @@ impl Joining<'_> {
                 self.native_frame(index, *kind, evaluators == 0);
                 continue;
             }
-            // One that is just being entered runs nothing yet; one without Python frames stands for those not known.
+            // An evaluator that is just being entered runs nothing yet; one without Python frames stands for the
+            // unknown ones.
             let entered = evaluators >= first;
             let activation = if entered { left.next() } else { None };
             evaluators += 1;
@@ -426,7 +429,7 @@ impl Joining<'_> {
         if told || self.keep_interpreter {
             self.out.push(Joined::Native(index));
         }
-        // Its functions call each other: one mark for them all.
+        // The collector's functions call each other: one mark for them all.
         if kind == NativeKind::Collector && self.native.frames.get(index + 1) != Some(&NativeKind::Collector) {
             self.out.push(Joined::Collector);
         }

@@ -1,9 +1,8 @@
 //! One record -> one sample of the profile: whose it is, and its whole stack.
 //!
-//! A stack is its Python frames, with native ones between them where those were recorded; where the walk could not give
-//! all Python frames, a marker frame says so in their place, so that no sample vanishes and no cut stack passes for a
-//! whole one. Which process a record belongs to is told by the record's instance and image, never by its pid alone: pids are used
-//! again.
+//! A stack is its Python frames, with native ones between them where those were recorded; where the walk could not give all
+//! Python frames, a marker frame says so in their place, so that no sample vanishes and no cut stack passes for a whole one. The
+//! record's instance and image say which process it belongs to, never its pid alone: pids are reused.
 
 mod mixed;
 
@@ -24,7 +23,7 @@ pub const GC: &str = "<GC>";
 /// Name of the frame of a thread that was just entering the evaluator ([`StopReason::EnteringEval`]).
 pub const ENTERING: &str = "<entering evaluator>";
 
-/// What the kernel side calls a program in a process. One that execs is another one.
+/// How the kernel side identifies a program in a process. After an `exec` it is another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ProgramKey {
     /// The process.
@@ -46,9 +45,9 @@ impl ProgramKey {
 pub struct Merger {
     processes: HashMap<ProgramKey, ProcessId, RandomState>,
     threads: HashMap<(ProgramKey, u32, i64), ThreadId, RandomState>,
-    /// Names of threads that the profile before had.
+    /// Names of threads in the previous profile.
     named: HashMap<(ProgramKey, u32, i64), String>,
-    /// Who has a tid, and for the how-manieth time it was given out.
+    /// Which program has a tid, and how many times the tid has been given out.
     tids: HashMap<u32, (ProgramKey, u64), RandomState>,
     stack: Vec<FrameId>,
     python: Vec<PythonFrame>,
@@ -71,7 +70,7 @@ pub struct TaskBelow {
     pub above: usize,
     /// Who awaits it, and who awaits that: in place of the event loop, which called the task.
     pub awaiting: Vec<Waiter>,
-    /// There may be more of those.
+    /// There may be more of them.
     pub more: bool,
 }
 
@@ -82,7 +81,7 @@ pub struct Waiter {
     pub task: FrameId,
     /// The frames of its coroutines, leaf first.
     pub frames: Vec<RawFrame>,
-    /// Whether some are missing further in than those, and further out.
+    /// Whether frames are missing further in, and further out.
     pub cut: (bool, bool),
 }
 
@@ -95,7 +94,7 @@ pub struct Owner {
     pub thread: ThreadId,
     /// Whether this is the process's first sample.
     pub first: bool,
-    /// Whether this is the first sample of a thread whose name is still to be asked for.
+    /// Whether this is the first sample of a thread whose name is still to be read.
     pub nameless: bool,
 }
 
@@ -135,8 +134,8 @@ impl Merger {
         Owner { process, thread, first: known.is_none(), nameless }
     }
 
-    /// A profile begins that has no processes, threads and frames yet. Threads of processes that are `alive` keep the names
-    /// that they have in the profile that ends; of the others nothing is kept.
+    /// A new profile begins, with no processes, threads or frames yet. Threads of processes that are `alive` keep their
+    /// names from the profile that ends; nothing is kept about the others.
     pub fn begin_profile(&mut self, ended: &Profile, alive: impl Fn(ProgramKey) -> bool) {
         self.processes.clear();
         self.named = self
@@ -165,15 +164,15 @@ impl Merger {
         }
         if record.stop != StopReason::Complete as u8 {
             let marker = self.marker(profile, record);
-            // Of a thread that was entering the evaluator, what follows are its callers' frames.
+            // If a thread was entering the evaluator, its callers' frames follow.
             let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
             self.insert(at, marker);
         }
         self.put_task_below(profile, symbolizer, record);
     }
 
-    /// The same with native frames in their places: `native` are the record's, each with what it is; `names` are asked for those that
-    /// are shown. Without any this is [`Merger::stack`]. The stack is [`Merger::last`].
+    /// The same with native frames in their places: `native` holds the record's, each with its kind; `names` names those that are
+    /// shown. Without any this is [`Merger::stack`]. The stack is [`Merger::last`].
     pub fn mixed(
         &mut self,
         profile: &mut Profile,
@@ -188,7 +187,7 @@ impl Merger {
         self.python.extend(frames.iter().map(python));
         let stop = StopReason::from_number(record.stop).unwrap_or(StopReason::UnreadableFrame);
         let callers = stop == StopReason::EnteringEval && !frames.is_empty();
-        // All callers of the activation that is being entered.
+        // All are callers of the activation that is being entered.
         let stop = if callers { StopReason::Complete } else { stop };
         let (root_shims, boundaries) = (u16::from(record.root_shims), native.boundaries);
         let python = Python { frames: &self.python, root_shims, stop, boundaries };
@@ -198,7 +197,7 @@ impl Merger {
             whole,
             foreign: native.foreign || record.interp_id > 0,
             switching: native.switching,
-            // Of the last frame of a stack that was cut it is not known how far it reaches.
+            // How far the last frame of a cut stack reaches is unknown.
             entered: (record.entered as usize)
                 .checked_sub(1)
                 .filter(|&at| at < native.kinds.len() && (whole || at + 1 < usize::from(record.native_frames))),
@@ -210,13 +209,13 @@ impl Merger {
         if native.assembly && quality == Quality::Exact {
             quality = Quality::Repaired(Repair::Assembly);
         }
-        // Where the native stack shows the collector, it is in its place already.
+        // If the native stack shows the collector, it is already in its place.
         let flags = if joined.contains(&Joined::Collector) { !frame::GC } else { u8::MAX };
         let mut raw = std::mem::take(&mut self.raw);
         raw.clear();
         raw.extend(frames.iter().map(|raw| RawFrame { flags: raw.flags & flags, ..raw }));
-        // Where Python's part of the stack was cut, the mark of it stands below its outermost frame; without any, where the
-        // innermost evaluator runs what is not known.
+        // If Python's part of the stack was cut, the mark goes below its outermost frame; without Python frames, where the
+        // innermost evaluator runs something unknown.
         let cut = !matches!(
             stop,
             StopReason::Complete | StopReason::NoFrame | StopReason::NoThreadState | StopReason::RuntimeNotInitialized
@@ -311,7 +310,7 @@ impl Merger {
         }
     }
 
-    /// Puts the task at the end where that frame is not in the stack; and who awaits it, where that is wanted.
+    /// Puts the task at the end if that frame is not in the stack; and the tasks that await it, if wanted.
     fn put_task_below(&mut self, profile: &mut Profile, symbolizer: &mut Symbolizer, record: &SampleRecord) {
         let Some(below) = self.task.take() else { return };
         match self.task_at {
@@ -352,23 +351,23 @@ pub struct MixedWith<'a> {
     pub boundaries: Boundaries,
     /// Whether greenlets are among them, whose outer frames are not this thread state's.
     pub foreign: bool,
-    /// Whether one of them called what switches between them.
+    /// Whether one of them called code that switches between greenlets.
     pub switching: bool,
-    /// Whether one of them is code in assembly language, whose unwind rules were read off its instructions.
+    /// Whether one of them is code in assembly language, whose unwind rules were derived from its instructions.
     pub assembly: bool,
-    /// Which native frames are wanted that say nothing about the Python code.
+    /// Which native frames are wanted even though they say nothing about the Python code.
     pub keep: Keep,
 }
 
-/// Names native frames, when they are to be shown: most never are.
+/// Names native frames if they are to be shown: most never are.
 pub trait NativeFrames {
     /// Frames of the profile that the native frame of this index stands for, leaf first: more than one where functions were
     /// inlined.
     fn frames(&mut self, profile: &mut Profile, index: usize) -> &[FrameId];
 }
 
-/// The number of the reason why a record's Python stack ended, once its native frames are known: whether evaluators stand
-/// among them tells a thread without Python from one whose state was not found.
+/// The number of the reason why a record's Python stack ended, once its native frames are known: evaluators among them
+/// distinguish a thread without Python from one whose state was not found.
 #[must_use]
 pub fn thread_told(record: &SampleRecord, kinds: &[NativeKind]) -> u8 {
     const NONE: u8 = StopReason::NoThreadState as u8;

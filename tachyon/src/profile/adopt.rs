@@ -1,6 +1,6 @@
-//! Several profiles in one: what one refers to, by handles of another.
+//! Combines several profiles into one, and translates handles of one into handles of another.
 //!
-//! The segments of a recording have a profile each. Who looks at several takes them into one that grows.
+//! The segments of a recording have a profile each. To look at several, they are taken into one that grows.
 
 use super::{Frame, FrameId, NativeMapping, Process, Profile, SPECIAL_FILENAME, Thread, ThreadId};
 use foldhash::fast::RandomState;
@@ -69,7 +69,7 @@ impl Adopter {
             u32::try_from(processes.len() - 1).expect("fewer than 2^32 processes fit in memory")
         });
         let known = &mut processes[index as usize];
-        // What is learnt later: a name changes with `exec`, a version is read when the process is looked at.
+        // Some facts become known later: a name changes with `exec`, a version is read when the process is looked at.
         if known != process {
             known.clone_from(process);
         }

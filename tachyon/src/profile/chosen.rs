@@ -1,21 +1,22 @@
-//! Stacks of chosen events (`--event`): their root says which and how many it stands for, in every format.
+//! Stacks of chosen events (`--event`): in every format, their root says which event it was and how many a sample
+//! stands for.
 
 use super::{FrameId, Profile, SPECIAL_FILENAME};
 
 const BEFORE: &str = "<event: ";
 const AFTER: &str = ">";
 
-/// The event of asyncio's tasks that wait side by side while their loop is idle. What they wait for is no part of their thread's
-/// time: each of them waits for all of it.
+/// The event of asyncio tasks that wait concurrently while their loop is idle. Their waits are not part of their thread's time:
+/// each of them waits for all of it.
 pub const TASK_WAIT: &str = "task-wait";
 
-/// The name of that root, of an event as its user writes it: with its period, unless that is 1.
+/// The name of that root for an event, as users write it: with its period, unless that is 1.
 #[must_use]
 pub fn event_root(event: &str) -> String {
     format!("{BEFORE}{event}{AFTER}")
 }
 
-/// Which event a root of that name is of, and how many of them a sample stands for; `None`: it is another name.
+/// Which event a root of that name stands for, and how many of them a sample stands for; `None`: it is some other name.
 #[must_use]
 pub fn event_of_root(name: &str) -> Option<(&str, u64)> {
     let event = name.strip_prefix(BEFORE)?.strip_suffix(AFTER)?;
@@ -24,7 +25,7 @@ pub fn event_of_root(name: &str) -> Option<(&str, u64)> {
 }
 
 impl Profile {
-    /// Which event a stack, leaf first, was taken at, and how many of them it stands for; `None`: it is of the clock.
+    /// Which event a stack, leaf first, was taken at, and how many of them it stands for; `None`: the clock.
     #[must_use]
     pub fn event_of(&self, stack: &[FrameId]) -> Option<(&str, u64)> {
         let root = self.frames.get(*stack.last()?);

@@ -1,4 +1,4 @@
-//! What a recording knows of a process beyond its names, where it was asked to look.
+//! What a recording knows about a process beyond its names, if it was asked to look.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 pub struct Details {
     /// Real user id, as the profiler's user namespace numbers it; `None` when it could not be read.
     pub uid: Option<u32>,
-    /// Path of its control group: of the unified hierarchy where there is one, else of the first that is listed.
+    /// Path of its control group: in the unified hierarchy if there is one, otherwise in the first that is listed.
     pub cgroup: String,
-    /// Variables that were asked for and that it was started with, in the order in which they were asked for.
+    /// Requested variables that it was started with, in the order in which they were requested.
     pub environment: Vec<(String, String)>,
     /// Whether the environment could be read.
     pub is_whole: bool,
 }
 
-/// Longest label made of a variable, in characters: each sample of JSON lines has it.
+/// Longest label made from a variable, in characters: in JSON lines each sample has it.
 const MAX_LABEL: usize = 256;
 
 impl Details {
-    /// The variables as labels, by name; of a value that is too long the beginning and `…`.
+    /// The variables as labels, by name; a value that is too long is cut and ends in `…`.
     #[must_use]
     pub fn labels(&self) -> BTreeMap<String, String> {
         let cut = |value: &String| match value.char_indices().nth(MAX_LABEL) {

@@ -13,7 +13,7 @@ impl Hash for FrameId {
         state.write_u32(self.0);
     }
 
-    /// Whole stacks are hashed at every sample: four frames at once, which takes a third of the time.
+    /// Whole stacks are hashed at every sample: hashing four frames at once takes a third of the time.
     fn hash_slice<H: Hasher>(stack: &[Self], state: &mut H) {
         let (fours, rest) = stack.as_chunks::<4>();
         for [a, b, c, d] in fours.iter().map(|four| four.map(|id| u128::from(id.0))) {

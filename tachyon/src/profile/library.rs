@@ -1,6 +1,6 @@
-//! What part of an installation of Python a source file belongs to, by its path alone.
+//! Which part of a Python installation a source file belongs to, judged by its path alone.
 
-/// A part of an installation.
+/// A part of a Python installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library<'a> {
     /// In a directory of distributions.
@@ -14,7 +14,7 @@ pub enum Library<'a> {
     Standard(&'a str),
 }
 
-/// What part of an installation a file belongs to, if any.
+/// Which part of an installation a file belongs to, if any.
 #[must_use]
 pub fn library(path: &str) -> Option<Library<'_>> {
     for name in ["/site-packages/", "/dist-packages/"] {
@@ -45,8 +45,8 @@ fn is_version(rest: &str) -> bool {
     rest.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The package or module that a path in a directory of distributions is of, without what its file ends in:
-/// `six.py`, `_cffi_backend.cpython-311-x86_64-linux-gnu.so`.
+/// The package or module that a path in a directory of distributions belongs to, without the file's suffix: `six.py`,
+/// `_cffi_backend.cpython-311-x86_64-linux-gnu.so`.
 #[must_use]
 pub fn package(inside: &str) -> &str {
     let package = inside.split('/').next().unwrap_or_default();

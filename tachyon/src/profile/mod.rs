@@ -1,8 +1,8 @@
 //! The profile: samples as small handles into tables of frames, threads and processes.
 //!
-//! What every sink reads and nothing else. Strings and frames are stored once, in order of first use; a handle is
-//! an index into its table. A frame may be *pending*: it has its place in the table, but its names arrive later
-//! (see [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
+//! It is all that sinks read. Strings and frames are stored once, in order of first use; a handle is an index into its
+//! table. A frame may be *pending*: it has its place in the table, but its names arrive later (see
+//! [`Profile::resolve`]); at the end every frame has names, if only `<unreadable>`.
 
 mod adopt;
 mod chosen;
@@ -33,7 +33,7 @@ pub use work::{MOST_WORKS, Task, Work, WorkId, WorkTable};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// File name of frames that are no Python source lines, as CPython 3.15's profiler writes it.
+/// File name of frames that are not Python source lines, as CPython 3.15's profiler writes it.
 pub const SPECIAL_FILENAME: &str = "~";
 
 /// Index of a process in [`Profile::processes`].
@@ -47,7 +47,7 @@ pub struct ThreadId(pub u32);
 /// One process that was sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Process {
-    /// Its pid as the profiler's own namespace numbers it.
+    /// Its pid in the profiler's own namespace.
     pub pid: u32,
     /// The kernel's short name of its main thread.
     pub comm: String,
@@ -59,19 +59,19 @@ pub struct Process {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
-    /// The service that it says it is of (OpenTelemetry's process context); empty when it does not say.
+    /// The service that it says it belongs to (OpenTelemetry's process context); empty if it does not say.
     pub service: String,
     /// Variables that it was started with, by name: those that the recording asked for as labels.
     pub environment: BTreeMap<String, String>,
-    /// What tells it from every other process of this boot of its host, one with the same pid included: hexadecimal
-    /// digits. Empty when not known.
+    /// Distinguishes it from every other process of this boot of its host, including one with the same pid: hexadecimal
+    /// digits. Empty if not known.
     pub instance: String,
-    /// Whose it is and what it was told by its environment, where the recording asked for that.
+    /// Its user and its environment, if the recording asked for them.
     pub details: Option<Box<Details>>,
 }
 
 impl Process {
-    /// Labels that say what it is and where it runs, by name; those that are empty are not listed.
+    /// Labels that say what it is and where it runs, by name; empty ones are not listed.
     pub fn labels(&self) -> impl Iterator<Item = (Cow<'static, str>, String)> {
         let labels = [
             ("script", script(&self.cmdline)),
@@ -89,7 +89,7 @@ impl Process {
     pub fn program(&self) -> String {
         let script = script(&self.cmdline);
         let program = script.strip_prefix("-m ").unwrap_or(&script);
-        // Of `python -c …` the kernel's name says more.
+        // For `python -c …` the kernel's name says more.
         if program.is_empty() || program.starts_with('-') {
             return self.comm.clone();
         }
@@ -102,7 +102,7 @@ impl Process {
 pub struct Thread {
     /// Its process: index into [`Profile::processes`].
     pub process: u32,
-    /// Thread id as the profiler's own namespace numbers it.
+    /// Thread id in the profiler's own namespace.
     pub tid: u32,
     /// Thread id as written to files: unique in the recording (a reused tid gets a generation in its upper half).
     pub unique_tid: u64,
@@ -131,13 +131,13 @@ pub struct Sample<'a> {
     pub work: Option<WorkId>,
 }
 
-/// How far the order of native and Python frames in a stack can be believed.
+/// How far the order of native and Python frames in a stack can be trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Merge {
     /// There was nothing to put together: native frames were not recorded, or not known.
     #[default]
     None,
-    /// Both stacks were whole, and fit.
+    /// Both stacks were whole and matched.
     Exact,
     /// They differed for a known reason.
     Repaired,
@@ -146,13 +146,13 @@ pub enum Merge {
 }
 
 impl Merge {
-    /// Its number, below 4: beside a status byte, which has six bits, it needs no byte of its own.
+    /// Its number, below 4: it fits beside the six bits of a status byte and needs no byte of its own.
     #[must_use]
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// The one with this number; the last two bits count.
+    /// The one with this number; only the last two bits count.
     #[must_use]
     pub const fn from_number(number: u8) -> Self {
         match number & 3 {
@@ -163,7 +163,7 @@ impl Merge {
         }
     }
 
-    /// Its name in files; `None` where there is nothing to tell.
+    /// Its name in files; `None` if there is nothing to say.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self {
@@ -190,7 +190,7 @@ pub struct Profile {
     pub processes: Vec<Process>,
     /// Threads in order of first sample.
     pub threads: Vec<Thread>,
-    /// What does not change while samples come in.
+    /// Facts that do not change while samples come in.
     pub meta: Meta,
 }
 
@@ -238,7 +238,7 @@ impl Profile {
         &self.processes[self.thread(id).process as usize]
     }
 
-    /// Frames to count by where addresses do not matter ([`Profile::shown`]); `buffer` takes them where they differ.
+    /// The frames to count by if addresses do not matter ([`Profile::shown`]); `buffer` holds them if they differ.
     #[must_use]
     pub fn shown_stack<'a>(&self, frames: &'a [FrameId], buffer: &'a mut Vec<FrameId>) -> &'a [FrameId] {
         if self.native.is_empty() {
@@ -249,14 +249,14 @@ impl Profile {
         buffer
     }
 
-    /// Interns a frame that is no source line: `name` under the file name `~`, no location.
+    /// Interns a frame that is not a source line: `name` under the file name `~`, no location.
     pub fn special_frame(&mut self, name: &str) -> FrameId {
         let filename = self.strings.intern(SPECIAL_FILENAME);
         let function = self.strings.intern(name);
         self.frames.intern(Frame::without_location(filename, function))
     }
 
-    /// The same frame as another profile's, which is no native one.
+    /// The same frame as another profile's; it must not be a native one.
     pub fn adopt_frame(&mut self, from: &Self, frame: FrameId) -> FrameId {
         let frame = from.frames.get(frame);
         let [filename, function] =

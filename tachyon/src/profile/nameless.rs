@@ -1,16 +1,16 @@
-//! Names of native functions that no table names: the object they are in and where they start.
+//! Names for native functions that no symbol table names: the object they are in and where they start.
 
-/// What a function is called that starts at this address of its file.
+/// The name for a function that starts at this address of its file.
 #[must_use]
 pub fn name_of_address(vaddr: u64) -> String {
     format!("0x{vaddr:x}")
 }
 
-/// Object and address of a name as frames have it: `object!0x4a3c0`.
+/// Object and address from such a name in a frame: `object!0x4a3c0`.
 #[must_use]
 pub fn address_of_name(shown: &str) -> Option<(&str, u64)> {
     let (object, digits) = shown.rsplit_once("!0x")?;
-    // As it was written: `0X`, signs and leading zeros are some function's real name.
+    // Only as written here: `0X`, signs and leading zeros belong to some function's real name.
     let vaddr = u64::from_str_radix(digits, 16).ok().filter(|vaddr| format!("{vaddr:x}") == digits)?;
     Some((object, vaddr))
 }

@@ -2,15 +2,15 @@
 //!
 //! A native frame is shown by its name alone (`libz.so.1!deflate`), but a sampled address is a finer thing: one
 //! function is hit at many, and gperftools' format and pprof's want each. So there are two kinds of handles. The one
-//! that [`Profile::native_frame`] gives out is of one *place*: one address of one object, with the function that is
-//! called so there. [`Profile::shown`] leads from it to the frame of its name, which is the same for all places of a
-//! function and is what sinks count by that know no addresses: their tables and stacks do not grow with the number of
-//! addresses. Both handles have the same names in the frame table, so a sink that knows nothing of places shows the
-//! right thing all the same.
+//! that [`Profile::native_frame`] returns stands for one *place*: one address of one object, with the function there.
+//! [`Profile::shown`] leads from it to the frame of its name, which is the same for all places of a function. Sinks
+//! that have no addresses count by that one: their tables and stacks do not grow with the number of addresses. Both
+//! handles have the same names in the frame table, so a sink that knows nothing about places still shows the right
+//! thing.
 //!
-//! An address is not the same in two processes, but the place in the object is: places are told apart by object and
+//! An address is not the same in two processes, but the place in the object is: places are distinguished by object and
 //! address before relocation, so workers of one program share them, and a place keeps the address that it had in the
-//! process it was seen in first.
+//! process where it was first seen.
 
 use super::{Frame, FrameId, Profile, SPECIAL_FILENAME, StrId};
 use foldhash::fast::RandomState;
@@ -42,16 +42,16 @@ pub struct NativeMapping {
 pub struct NativePlace {
     /// The mapping that holds it; `None` for code that is in no file, as a just-in-time compiler makes it.
     pub mapping: Option<MappingId>,
-    /// Address of the instruction in the process it was seen in first; of a caller's call an address inside the call,
-    /// which is what names are looked up by: a return address less one.
+    /// Address of the instruction in the process where it was first seen; for a caller, an address inside the call, as
+    /// used to look up names: the return address less one.
     pub address: u64,
-    /// The same in the object, before relocation; where there is no object, `address`.
+    /// The same in the object, before relocation; without an object, `address`.
     pub vaddr: u64,
     /// The function was inlined here into the next outer frame, which has the same place.
     pub inlined: bool,
 }
 
-/// What is known of a place.
+/// What is known about a place.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     place: NativePlace,
@@ -60,12 +60,12 @@ struct Known {
     line: Option<u32>,
 }
 
-/// Who holds an address before relocation.
+/// What an address before relocation belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
-    /// An object: index of the first mapping of it.
+    /// An object: index of its first mapping.
     Object(u32),
-    /// Nobody: addresses are those of any process, and only together with a name one place.
+    /// Nothing: the address may be in any process, and identifies a place only together with a name.
     Nobody,
 }
 
@@ -80,7 +80,7 @@ pub struct NativePlaces {
     objects_by_name: HashMap<(String, String), Holder>,
     known: HashMap<FrameId, Known, RandomState>,
     places: HashMap<(Holder, u64, StrId), FrameId, RandomState>,
-    /// Path and build id of objects without a mapping here: those of a profile that was read from a file.
+    /// Path and build id of objects without a mapping here: those from a profile that was read from a file.
     told: BTreeSet<(String, String)>,
 }
 
@@ -100,7 +100,7 @@ impl NativePlaces {
         &self.mappings[id.0 as usize]
     }
 
-    /// Adds an object of which no mapping is known.
+    /// Adds an object without a known mapping.
     pub fn tell_object(&mut self, path: String, build_id: String) {
         self.told.insert((path, build_id));
     }
@@ -161,20 +161,20 @@ impl Profile {
         id
     }
 
-    /// Where a frame's code is; `None` for frames that are not of [`Profile::native_frame`].
+    /// Where a frame's code is; `None` for frames that are not from [`Profile::native_frame`].
     #[must_use]
     pub fn native_place(&self, id: FrameId) -> Option<&NativePlace> {
         Some(&self.native.known.get(&id)?.place)
     }
 
-    /// Source file and line of a native frame, where its object's DWARF told.
+    /// Source file and line of a native frame, if its object's DWARF has them.
     #[must_use]
     pub fn native_source(&self, id: FrameId) -> Option<(&str, Option<u32>)> {
         let known = self.native.known.get(&id)?;
         Some((self.strings.get(known.file?), known.line))
     }
 
-    /// The frame to count by where addresses do not matter: of a native place the one of its name, else the frame
+    /// The frame to count by if addresses do not matter: for a native place the one of its name, otherwise the frame
     /// itself.
     #[must_use]
     pub fn shown(&self, id: FrameId) -> FrameId {

@@ -1,9 +1,9 @@
-//! What a Python was told to run, from its command line alone.
+//! What a Python was told to run, judged by its command line alone.
 //!
-//! A program may write over its command line; what no longer looks like one has no script.
+//! A program may overwrite its command line; if it no longer looks like one, there is no script.
 
-/// Options that take the next word, unless the value stands in the same one (`CPython 3.15, Python/getopt.c`; the same
-/// since 3.8).
+/// Options that take the next word as their value, unless it is in the same word (`CPython 3.15, Python/getopt.c`; the
+/// same since 3.8).
 const WITH_VALUE: [char; 2] = ['W', 'X'];
 
 /// The script or module of a command line: `app.py`, `-m gunicorn`; `-c` for a program in the command line, `-` for one
@@ -32,7 +32,7 @@ pub fn script(cmdline: &[String]) -> String {
     String::new()
 }
 
-/// A command line without what was said to the program: its name, and its script or module.
+/// A command line without the program's arguments: its name, and its script or module.
 #[must_use]
 pub fn without_arguments(cmdline: &[String]) -> Vec<String> {
     // A program may write its title over its command line, as one word with spaces.
@@ -46,7 +46,7 @@ pub fn without_arguments(cmdline: &[String]) -> Vec<String> {
     program.into_iter().chain(words.into_iter().map(str::to_owned)).collect()
 }
 
-/// A word of one-letter options: `-m` and `-c` are the last of all, and their value may follow in the same word.
+/// A word of one-letter options: `-m` and `-c` come last, and their value may follow in the same word.
 fn short<'a>(options: &'a str, words: &mut impl Iterator<Item = &'a str>) -> Option<String> {
     for (at, option) in options.char_indices() {
         let joined = &options[at + option.len_utf8()..];

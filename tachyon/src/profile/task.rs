@@ -1,15 +1,15 @@
-//! Frames that say whose work the frames above them are: asyncio tasks, as CPython's profiler shows them, and greenlets.
+//! Frames that say which asyncio task the frames above them work for, as CPython's profiler shows them, or which greenlet.
 
 use super::SPECIAL_FILENAME;
 
-/// File name of a task's frame, whose function is the task's name (CPython 3.15, `Lib/profiling/sampling/collector.py`). It lies below
-/// the frames of the task's coroutines; what awaits the task lies below it.
+/// File name of a task's frame, whose function is the task's name (CPython 3.15, `Lib/profiling/sampling/collector.py`). It goes below
+/// the frames of the task's coroutines; whatever awaits the task goes below it.
 pub const TASK_FILENAME: &str = "<task>";
 
 /// The same of a greenlet's frame, whose function is the greenlet's name, or that of its type. It is the outermost one of the greenlet.
 pub const GREENLET_FILENAME: &str = "<greenlet>";
 
-/// The name of the task or greenlet that a frame stands for; `None`: it stands for none.
+/// The name of the task or greenlet that a frame stands for; `None`: it does not stand for one.
 #[must_use]
 pub fn task_name<'a>(filename: &str, function: &'a str) -> Option<&'a str> {
     let name = match filename {
@@ -23,7 +23,7 @@ pub fn task_name<'a>(filename: &str, function: &'a str) -> Option<&'a str> {
     Some(without_count(name))
 }
 
-/// The name that a task's frame has: where several await it, as CPython's profiler writes that.
+/// The name of a task's frame: if several await it, in the form that CPython's profiler uses.
 #[must_use]
 pub fn awaited_by(name: &str, several: u16) -> String {
     if several > 1 { format!("{name} ({several} parents)") } else { name.to_owned() }

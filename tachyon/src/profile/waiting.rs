@@ -1,4 +1,4 @@
-//! Stacks of threads that waited: their leaf says so, and for what, in every format.
+//! Stacks of threads that waited: in every format, their leaf says so, and for what.
 
 use super::{FrameId, Profile, SPECIAL_FILENAME, ThreadId};
 
@@ -11,25 +11,25 @@ pub fn waiting(cause: &str) -> String {
     format!("{BEFORE}{cause}{AFTER}")
 }
 
-/// What a leaf of that name says that was waited for; `None`: it is another name.
+/// What was waited for, according to a leaf of that name; `None`: it is some other name.
 #[must_use]
 pub fn waited_for(name: &str) -> Option<&str> {
     name.strip_prefix(BEFORE)?.strip_suffix(AFTER)
 }
 
-/// Name of the frame above the line that waits that tells who ended the wait, where that was asked for.
+/// Name of the frame, above the line that waits, that says who ended the wait, if that was asked for.
 #[must_use]
 pub fn woken_by(waker: &str) -> String {
     format!("<woken by: {waker}>")
 }
 
-/// Who a frame of that name tells of; `None`: it is another name.
+/// Who ended the wait, according to a frame of that name; `None`: it is some other name.
 #[must_use]
 pub fn waker_of(name: &str) -> Option<&str> {
     name.strip_prefix("<woken by: ")?.strip_suffix('>')
 }
 
-/// A wait, as far as it is known beside its stack.
+/// What is known about a wait apart from its stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wait<'a> {
     /// Samples that it stands for.
@@ -42,13 +42,13 @@ pub struct Wait<'a> {
     pub syscall: Option<u32>,
     /// Address of the futex, if it waited for one.
     pub futex: Option<u64>,
-    /// How long of that it was ready to run and had no CPU, in microseconds: the last part of it. `None`: not known.
+    /// The last part of that, in which it was ready to run but had no CPU, in microseconds. `None`: not known.
     pub queued_us: Option<u64>,
-    /// Id of the thread that woke it; `None`: none did, or it is not known.
+    /// Id of the thread that woke it; `None`: no thread did, or it is not known.
     pub waker: Option<u32>,
-    /// That thread and its stack, leaf first, where those were asked for and it is recorded too.
+    /// That thread and its stack, leaf first, if they were asked for and it is recorded, too.
     pub waker_stack: Option<(ThreadId, &'a [FrameId])>,
-    /// Who held the GIL, if it waited for that and that is known.
+    /// Who held the GIL, if the thread waited for the GIL and that is known.
     pub holder: Option<Holder>,
 }
 

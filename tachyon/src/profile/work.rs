@@ -1,4 +1,4 @@
-//! Whose work a sample was: an asyncio task's, a span's.
+//! Whose work a sample was: that of an asyncio task or a span.
 
 use super::StrId;
 use foldhash::fast::RandomState;
@@ -13,7 +13,7 @@ pub struct WorkId(u32);
 pub struct Task {
     /// Its name.
     pub name: StrId,
-    /// What `id(task)` gives in its process: an address, which another task may have later.
+    /// The value of `id(task)` in its process: an address, which another task may have later.
     pub id: u64,
 }
 
@@ -61,7 +61,7 @@ impl WorkTable {
 }
 
 impl WorkId {
-    /// Its number, from 1 on: 0 is free for what is nobody's.
+    /// Its number, from 1 on: 0 is left for samples without any.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0 as u64 + 1

@@ -1,4 +1,4 @@
-//! The account of a recording, put together from what each room counted.
+//! The account of a recording, put together from what each part of the recorder counted.
 
 use super::made::{Made, Merges, known_of};
 use super::native::Mapped;
@@ -21,7 +21,7 @@ pub(super) const SCHEMA: u32 = 1;
 /// What the account of a segment is made of.
 pub(super) struct Facts<'a> {
     pub request: &'a Request,
-    /// Samples to expect of the segment's CPU time; `None` where none could be measured.
+    /// Samples to expect for the segment's CPU time; `None` if no CPU time could be measured.
     pub expected: Option<f64>,
     pub cpu_ns: u64,
     pub event: Event,
@@ -31,15 +31,15 @@ pub(super) struct Facts<'a> {
     pub events_lost: u64,
     /// Whether a run was under way when the counters were read.
     pub unsettled: bool,
-    /// Runs since the object was loaded, as the timer's program counted them and as the kernel did: at the end, when none is
-    /// under way, where the kernel counts.
+    /// Runs since the object was loaded, as counted by the timer's program and by the kernel. Read at the end, when no run
+    /// is under way, and only where the kernel counts.
     pub runs_by_kernel: Option<(u64, u64)>,
     pub reader: &'a Read,
     /// Where waits were sampled.
     pub waits: Option<(WaitMethod, WaitTotals)>,
     pub made: &'a Made,
     pub counts: &'a SegmentCounts,
-    /// What the threads of processes came to, where waits are sampled.
+    /// What each process's threads did with their time, where waits are sampled.
     pub times: &'a HashMap<ProgramKey, Passed>,
     pub mapped: Option<&'a Mapped>,
     pub cost: CostReport,
@@ -58,9 +58,9 @@ pub(super) struct Read {
     pub stalled_without_cpu: Duration,
 }
 
-/// By how much two counts of the same differ, summed over all that are counted twice: the kernel side's runs and their ends,
-/// records sent, read, received and dealt with; at the end also the runs that the kernel counted. 0, or something is wrong
-/// with the recorder itself.
+/// By how much two counts of the same thing differ, summed over everything that is counted twice: the kernel side's runs and
+/// their ends, records sent, read, received and dealt with; at the end also the runs that the kernel counted. Anything but 0
+/// is a bug in the recorder.
 fn inconsistent(facts: &Facts<'_>) -> u64 {
     let Facts { counters, reader, made, .. } = facts;
     let dealt_with = made.stored + made.write_errors + made.bad_samples;
@@ -74,14 +74,14 @@ fn inconsistent(facts: &Facts<'_>) -> u64 {
         + u64::from(facts.unsettled)
 }
 
-/// Puts the report together. `ran = stored + idle + filtered + not_python + Σ loss`, to the unit. With it, what is known of
-/// its last processes: those without a sample, which the profile does not have.
+/// Puts the report together. `ran = stored + idle + filtered + not_python + Σ loss` holds exactly. Also returns what is
+/// known of its last processes: those without a sample, which are not in the profile.
 pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
     let Facts { request, counters, made, counts, .. } = facts;
     let mut loss: BTreeMap<String, u64> =
         LossCause::ALL.into_iter().map(|cause| (cause.name().to_owned(), counters.loss[cause as usize])).collect();
     let mut add = |cause: LossCause, count: u64| *loss.entry(cause.name().to_owned()).or_default() += count;
-    // What was sent and never came is no less lost than what came and could not be read; `inconsistent` tells that it was.
+    // What was sent and never arrived is as lost as what arrived and could not be read; `inconsistent` shows that it happened.
     let never_came = counters.sent.saturating_sub(made.stored + made.write_errors + made.bad_samples);
     add(LossCause::BadRecord, made.bad_samples + never_came);
     add(LossCause::WriteError, made.write_errors);
@@ -91,7 +91,7 @@ pub(super) fn report(facts: &Facts<'_>) -> (Report, Vec<Process>) {
 
     let expected = facts.expected.map(|expected| expected.round() as u64);
     let met = made.stored + loss.values().sum::<u64>();
-    // Samples that did not hold the GIL were met too, though they are not wanted.
+    // Samples without the GIL count as met, too, although they are not wanted.
     let met = if request.gil { met + counters.filtered } else { met };
     let cpu_s = facts.cpu_ns as f64 / 1e9;
     let (processes, unsampled) = processes(made, counts, facts.times, request);
@@ -160,7 +160,7 @@ fn events(request: &Request, made: &Made) -> Vec<EventReport> {
     counted.map(report).collect()
 }
 
-/// What was noted, and what is too much to be listed.
+/// The notes, and how much was left out because there was too much to list.
 fn notes(counts: &SegmentCounts) -> Vec<String> {
     let mut notes: Vec<String> = counts.notes.iter().cloned().collect();
     if counts.refused_more > 0 {
@@ -200,8 +200,8 @@ fn native(made: &Made, mapped: Option<&Mapped>) -> Option<NativeReport> {
     })
 }
 
-/// Sampled processes in order of first sample, then those that were CPython and met only before they were inspected,
-/// or not at all; and what is known of the latter.
+/// Sampled processes in order of first sample, then CPython processes that were met only before they were inspected, or
+/// not at all; and what is known of the latter.
 fn processes(
     made: &Made,
     segment: &SegmentCounts,
@@ -258,7 +258,8 @@ fn processes(
     let mut others: Vec<_> = segment
         .processes
         .iter()
-        // A child of a Python process that ran something else is none, whatever its first moments were.
+        // A Python process's child that went on to run something else does not count as one, even if it began as a copy
+        // of its parent.
         .filter(|(key, info)| !sampled.contains(*key) && !info.version().is_empty())
         .filter(|(_, info)| info.uninspected > 0 || !info.execs_later())
         .map(|(&key, info)| {
@@ -288,10 +289,10 @@ fn processes(
     (reports, unsampled)
 }
 
-/// Threads of one process that the account lists.
+/// Most threads of one process that the account lists.
 const MOST_THREADS: usize = 1000;
 
-/// What each thread of a process did with its life, those that lived longest first. `sampled`: its threads in the profile.
+/// What each thread of a process did with its time, the longest-lived first. `sampled`: its threads in the profile.
 fn threads(made: &Made, passed: &Passed, sampled: &[ThreadId]) -> Vec<ThreadReport> {
     let mut by_tid: HashMap<u32, (&str, Vec<ThreadId>)> = HashMap::new();
     for &id in sampled {
@@ -309,7 +310,8 @@ fn threads(made: &Made, passed: &Passed, sampled: &[ThreadId]) -> Vec<ThreadRepo
     threads.iter().map(report).collect()
 }
 
-/// Samples to expect in a second of CPU time. Where the rate was never changed it is the asked one, not one that rounding makes of it.
+/// Samples to expect in a second of CPU time. If the rate was never changed, this is exactly the rate asked for, free of rounding
+/// errors.
 fn effective_rate(asked: f64, expected: f64, cpu_s: f64) -> f64 {
     let rate = expected / cpu_s;
     if (rate - asked).abs() <= asked * 1e-9 { asked } else { rate }

@@ -4,7 +4,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Readable from when it is rung until it is heard. Clones are the same bell.
+/// Its descriptor is readable from when it is rung until it is heard. Clones share one bell.
 #[derive(Clone, Debug)]
 pub(super) struct Bell(Arc<EventFd>);
 
@@ -23,7 +23,7 @@ impl Bell {
         let _full = self.0.write(1);
     }
 
-    /// Whether it was rung since it was heard last.
+    /// Whether it has been rung since it was last heard.
     pub fn heard(&self) -> bool {
         self.0.read().is_ok()
     }
@@ -38,9 +38,9 @@ impl AsFd for Bell {
 /// Who is woken by whom.
 #[derive(Clone, Debug)]
 pub(super) struct Bells {
-    /// [`Running::status`](super::Running::status) has something to tell that it did not have before.
+    /// [`Running::status`](super::Running::status) has something new to tell.
     pub news: Bell,
-    /// The thread that follows processes has work that no process has given it.
+    /// The thread that follows processes has work that does not come from a process event.
     pub follow: Bell,
 }
 

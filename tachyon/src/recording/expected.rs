@@ -1,8 +1,8 @@
-//! The files of a program that has not begun: what it will map first is looked into before it runs, for a program may live no longer
-//! than that takes.
+//! The files of a program that has not started yet. What it will map first is examined before it runs, because the program may be
+//! over sooner than that takes.
 //!
-//! A guess, by what the dynamic linker would do: a script's interpreter, an ELF file's libraries. What it misses, or finds too
-//! much, is looked into when it is mapped, or for nothing.
+//! A guess, by what the dynamic linker would do: a script's interpreter, an ELF file's libraries. Files that it misses are
+//! examined when they are mapped; files that it lists in error are examined for nothing.
 
 use crate::remote::elf::Elf;
 use crate::remote::{FileIdentity, MappedFile, RemoteProcess};
@@ -12,16 +12,16 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-/// Most files that are looked into: a python and its libraries are ten.
+/// Most files that are examined: a python and its libraries are ten.
 const MOST: usize = 32;
 
-/// How many scripts may be interpreted by another one.
+/// Longest chain of scripts whose interpreter is itself a script.
 const MOST_SCRIPTS: usize = 4;
 
 /// Longest first line of a script (`BINPRM_BUF_SIZE` of Linux).
 const FIRST_LINE: usize = 256;
 
-/// Where the dynamic linkers of Debian, Fedora and musl look, beside what their configuration adds.
+/// Where the dynamic linkers of Debian, Fedora and musl look, apart from what their configuration adds.
 const LIBRARIES: [&str; 8] = [
     "/usr/local/lib",
     "/lib/x86_64-linux-gnu",
@@ -37,11 +37,11 @@ const LIBRARIES: [&str; 8] = [
 #[derive(Debug)]
 pub(super) struct Expected {
     pub file: MappedFile,
-    /// It is the program.
+    /// Whether it is the program itself.
     pub is_exe: bool,
 }
 
-/// The files of a program, itself first. `process` is the one that will execute it, in whose root directory they are.
+/// The files of a program, the program itself first. `process` will execute it; paths are taken in its root directory.
 pub(super) fn files_of(process: &RemoteProcess, program: &Path) -> Vec<Expected> {
     let mut found = Vec::new();
     let mut seen: HashSet<FileIdentity> = HashSet::new();
@@ -50,7 +50,7 @@ pub(super) fn files_of(process: &RemoteProcess, program: &Path) -> Vec<Expected>
         if found.len() == MOST {
             break;
         }
-        // A virtual environment's python is a link, and its libraries are where that leads.
+        // A virtual environment's python is a link; its libraries are next to the link's target.
         let path = std::fs::canonicalize(&path).unwrap_or(path);
         let Ok(file) = process.file_at(&path) else { continue };
         if !seen.insert(file.identity()) {
@@ -69,7 +69,7 @@ pub(super) fn files_of(process: &RemoteProcess, program: &Path) -> Vec<Expected>
     found
 }
 
-/// What runs a program: itself, or, of a script, what its first line names.
+/// What runs a program: the program itself or, for a script, what its first line names.
 fn interpreter_of(process: &RemoteProcess, program: &Path) -> PathBuf {
     let mut program = program.to_owned();
     for _ in 0..MOST_SCRIPTS {

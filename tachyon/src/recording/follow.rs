@@ -1,8 +1,8 @@
 //! Follows processes while a recording runs: starts, execs, late mappings, ends.
 //!
-//! A thread of its own, because a process that lives 50 ms must be inspected within a few: it sleeps until the
-//! kernel side's lifecycle ring or the mapping events wake it. Here is what it hears; `look` is what it does about it, in the order
-//! that `queue` says, and `decision` what follows.
+//! A thread of its own, because a process that lives 50 ms must be inspected within a few: it sleeps until the kernel side's
+//! lifecycle ring or the mapping events wake it. This file receives events; `look` acts on them, in `queue`'s order, and `decision`
+//! concludes.
 
 mod decision;
 mod look;
@@ -40,43 +40,43 @@ use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::walk::mix;
 use work::WorkLooks;
 
-/// A program that has mapped no CPython this long after its `exec` is taken for something else, until it does.
+/// A program that has mapped no CPython this long after its `exec` is taken for something else until it maps one.
 const UNDECIDED: Duration = Duration::from_secs(2);
-/// How often the undecided are looked through.
+/// How often undecided processes are checked.
 const TURN: Duration = Duration::from_millis(500);
-/// How often it is looked whether there is anything to do while nothing is undecided and nothing happens.
+/// How often to check for work while nothing is undecided and no events come.
 const IDLE_TURN: Duration = Duration::from_secs(5);
-/// The same where no mapping events tell when to look, while anything is undecided.
+/// How often undecided processes are checked where no mapping events say when to look.
 const QUICK_TURN: Duration = Duration::from_millis(10);
 
-/// Locks without minding a thread that panicked while it held the lock: its panic is reported when it is joined.
+/// Locks even if a thread panicked while it held the lock: that panic is reported when the thread is joined.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Which processes belong to the recording.
 pub(super) struct Wanted {
-    /// Those that are met by chance too.
+    /// All CPython processes that are met, not only chosen ones.
     pub all_python: bool,
-    /// Children of those that do.
+    /// Children of processes that belong to it.
     pub follow_children: bool,
     /// Only these of them.
     pub filter: Filter,
-    /// Variables of their environment, where more than their names is wanted.
+    /// Environment variables to read, where more than the processes' names is wanted.
     pub variables: Option<Vec<String>>,
 }
 
-/// A process of which nothing has been decided.
+/// A process that has not been decided on.
 struct Undecided {
-    /// When its image was new.
+    /// When its image began.
     since: Instant,
-    /// It was looked at, and had mapped nothing that is CPython.
+    /// It was looked at and had mapped no part of CPython.
     has_told_all: bool,
-    /// Whom it is charged to, once that was asked.
+    /// The user it is charged to, once looked up.
     user: Option<u32>,
-    /// What it executes, once that was told.
+    /// Its executable, once reported.
     executable: Option<FileKey>,
-    /// Its executable may be CPython yet, or become it.
+    /// Its executable may still turn out to be CPython, or become it.
     is_promising: bool,
 }
 
@@ -96,26 +96,26 @@ pub(super) struct Follower {
     all_python: bool,
     filter: Filter,
     variables: Option<Vec<String>>,
-    /// Selected processes of which nothing has been decided.
+    /// Selected processes that have not been decided on.
     undecided: HashMap<u32, Undecided>,
-    /// Of processes that were no CPython when they were looked at last, those of which the mappings did not tell all.
+    /// Processes that were not CPython at the last look, but whose mappings did not settle the matter.
     unclear: HashSet<u32>,
-    /// Looks that are asked for.
+    /// Pending looks.
     queue: Queue,
     /// Executables that need no look when they start.
     starts: Starts,
-    /// Processes that have mapped something unknown since a fork or an `exec` that is still to be heard of: the rings have no order.
+    /// Processes that have mapped something unknown after a fork or `exec` whose record is still to come: rings are not in order.
     ahead: HashSet<u32>,
-    /// Processes that found the kernel side's tables full, as far as they have been told of.
+    /// Processes reported so far as having found the kernel side's tables full.
     without_room: u64,
     fresh: u64,
-    /// Who looks at mappings, where native stacks are wanted.
+    /// The thread that looks at mappings, where native stacks are wanted.
     mapper: Option<Sender<News>>,
-    /// The processes that it has been told of: it is woken for no others.
+    /// The processes that it knows of: it is woken for no others.
     mapped: HashSet<u32>,
-    /// Where they keep whose work their threads do.
+    /// Where processes record whose work their threads do.
     work: WorkLooks,
-    /// Whether there was a process left that is recorded, or may be, when that was looked at last.
+    /// Whether, at the last check, any process was left that is recorded or may come to be.
     any_alive: bool,
 }
 
@@ -146,7 +146,7 @@ impl Follower {
         }
     }
 
-    /// From now on tells of processes and their mappings.
+    /// From now on, reports processes and their mappings to `mapper`.
     pub fn tell(&mut self, mapper: Sender<News>) {
         self.mapper = Some(mapper);
     }
@@ -161,7 +161,7 @@ impl Follower {
 
     fn news(&self, news: impl FnOnce() -> News) {
         if let Some(mapper) = &self.mapper {
-            // One that has panicked is told of at the end.
+            // If it has panicked, that is reported at the end.
             let _ended = mapper.send(news());
         }
     }
@@ -179,7 +179,7 @@ impl Follower {
         if self.filter.is_empty() { Ok(true) } else { self.filter.admits(&RemoteProcess::at(pid)) }
     }
 
-    /// A control group that is asked for and that does not exist.
+    /// A control group that was asked for but does not exist.
     pub fn missing_cgroup(&self) -> Option<&str> {
         self.filter.missing_cgroup()
     }
@@ -201,7 +201,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Looks into the files of the program that such a process will execute.
+    /// Examines the files of the program that such a process will execute.
     pub fn look_ahead(&mut self, pid: Pid, program: &Path) {
         for Expected { file, is_exe } in files_of(&RemoteProcess::at(pid), program) {
             let interpreter = self.cache.expect(&file, is_exe);
@@ -229,7 +229,7 @@ impl Follower {
         lock(&self.kernel).add_process(pid, &entry).map(drop)
     }
 
-    /// A number no image and no process has had: the kernel side hashes clock and tgid, this a counter.
+    /// A number that no image and no process has had: the kernel side hashes clock and tgid, this hashes a counter.
     fn fresh(&mut self) -> u64 {
         self.fresh = self.fresh.wrapping_add(1);
         mix(self.fresh, 0x7461_6368_796f_6e00)
@@ -275,9 +275,9 @@ impl Follower {
         }
     }
 
-    /// What was known of the program that ended stays; the process starts anew.
+    /// What is known of the previous program stays; the process starts afresh.
     fn on_exec(&mut self, record: &ProcessRecord) {
-        // The new program has used no more since than time has passed.
+        // Since its `exec`, the new program cannot have used more CPU time than time has passed.
         let since_ns = KtimeNs::now().0.saturating_sub(record.ktime_ns);
         let cpu_ns = cpu_time_ns(record.tgid).map(|now| now.saturating_sub(since_ns));
         lock(&self.registry).exec(record, comm_text(&record.comm), cpu_ns);
@@ -292,13 +292,13 @@ impl Follower {
         kernel.entry(&life).map_or(life.flags, |entry| entry.flags | (life.flags & flags::EXITED))
     }
 
-    /// Nothing is open any more about a process, or about the program that it ran.
+    /// Nothing is left to decide about a process or the program that it ran.
     fn decided(&mut self, pid: u32) {
         self.undecided.remove(&pid);
         self.unclear.remove(&pid);
     }
 
-    /// Whether events may gather for a moment: no program has just begun that may be CPython.
+    /// Whether events may be left to gather for a moment: no program that may be CPython has just started.
     fn is_calm(&self, now: Instant) -> bool {
         let is_hot = |open: &Undecided| {
             open.is_promising && now.saturating_duration_since(open.since) < thread::LIBRARIES_WITHIN
@@ -306,16 +306,16 @@ impl Follower {
         !self.undecided.values().any(is_hot)
     }
 
-    /// How much later mapping events may be heard at most; of all processes where they may `gather`. `None`: not at all.
+    /// By how much mapping events may be delayed at most; those of all processes if they may `gather`. `None`: not at all.
     fn may_rest(&self, gather: bool, now: Instant) -> Option<Duration> {
         if self.all_python {
             return (gather && self.is_calm(now)).then_some(watching::LONGEST_OF_ALL);
         }
-        // Only those of known processes would concern us.
+        // Only events of known processes would matter.
         self.undecided.is_empty().then_some(watching::LONGEST)
     }
 
-    /// Hears of a mapping. Whether it concerned a process that is recorded.
+    /// Handles a mapping event. Returns whether it concerned a recorded process.
     fn on_watch(&mut self, event: &WatchEvent<'_>) -> bool {
         let ours = match event {
             WatchEvent::Mapped { pid, .. } | WatchEvent::Exec { pid, .. } => self.mapped.contains(&pid.0),
@@ -334,7 +334,7 @@ impl Follower {
         }
         match event {
             WatchEvent::Mapped { pid, .. } if self.queue.has(pid.0) => {}
-            // A program that starts maps what others have mapped: most of it was looked into a moment ago.
+            // A program that starts maps what others have mapped: most of it was examined a moment ago.
             WatchEvent::Mapped { pid, dev, inode, path, .. }
                 if self.has_told_all(pid.0) && self.cache.is_no_python(*dev, *inode, path, Instant::now()) => {}
             WatchEvent::Mapped { pid, .. } if self.undecided.contains_key(&pid.0) => self.ask(pid.0),
@@ -345,12 +345,12 @@ impl Follower {
         ours
     }
 
-    /// Whether a process was no CPython when it was looked at last, and only a mapping can make it one.
+    /// Whether a process was not CPython at the last look and can only become it by mapping something.
     fn has_told_all(&self, pid: u32) -> bool {
         self.undecided.get(&pid).map_or_else(|| !self.unclear.contains(&pid), |open| open.has_told_all)
     }
 
-    /// A process of which nothing was open has mapped something that is not known.
+    /// A process that was already decided on has mapped an unknown file.
     fn on_unexpected(&mut self, pid: u32, path: &OsStr) {
         let flags = self.flags_of(pid);
         if is_open(flags) {
@@ -361,7 +361,7 @@ impl Follower {
         }
     }
 
-    /// Whether the registry has a process that may be CPython. It has others only if they were CPython once.
+    /// Whether the registry has a process that may be CPython. It keeps others only if they once were CPython.
     fn is_ours(&self, pid: u32) -> bool {
         lock(&self.registry).by_pid(pid).is_some_and(|info| info.program != Program::Other)
     }
@@ -371,7 +371,7 @@ impl Follower {
         self.queue.ask(pid, user);
     }
 
-    /// Who pays for looks at a process. Of one that begins that is asked once.
+    /// The user that looks at a process are charged to. Asked only once for a process that has just started.
     fn charged_for(&mut self, pid: u32) -> u32 {
         match self.undecided.get_mut(&pid) {
             Some(open) => *open.user.get_or_insert_with(|| user_of(pid)),
@@ -385,12 +385,12 @@ impl Follower {
         }
     }
 
-    /// How long until a look is due; `None` when none is asked for.
+    /// How long until a look is due; `None` when none is pending.
     fn until_next_look(&self) -> Option<Duration> {
         self.queue.wait(Instant::now()).into_iter().chain(self.work.wait()).min()
     }
 
-    /// Looks at those whose turn it is, until then; true when there are more.
+    /// Looks at the processes whose turn it is, until the given time; true if more are left.
     fn look_at_due(&mut self, until: Instant) -> bool {
         while let Some((pid, user)) = self.queue.next(Instant::now()) {
             self.look_for(pid, user, false);
@@ -401,16 +401,16 @@ impl Follower {
         false
     }
 
-    /// Looks at a process at the expense of its user.
+    /// Looks at a process and charges its user.
     fn look_for(&mut self, pid: u32, user: u32, last_look: bool) {
         let begun = ledger::thread_time();
         self.look(pid, last_look);
-        // A helper has worked for it as long as this thread; waiting for a processor is nobody's fault.
+        // A helper process has worked for it as long as this thread. Time spent waiting for a CPU is not charged to anyone.
         let took = 2 * ledger::thread_time().saturating_sub(begun);
         self.queue.spent(pid, user, took, Instant::now());
     }
 
-    /// Decides on everything that is still open, until then: the recording ends. False when there was not the time.
+    /// Decides on everything that is still open, as the recording ends. False if there was not enough time until `until`.
     fn decide_all(&mut self, until: Instant) -> bool {
         for pid in std::mem::take(&mut self.undecided).into_keys() {
             if Instant::now() >= until {
@@ -421,7 +421,7 @@ impl Follower {
         true
     }
 
-    /// Stops sampling processes whose code objects make no sense, and decides on those that have had their time.
+    /// Stops sampling processes whose code objects make no sense, and decides on those whose time to become CPython is up.
     fn turn(&mut self) {
         let nonsense = std::mem::take(&mut lock(&self.registry).nonsense);
         for pid in nonsense.into_iter().flat_map(|image| lock(&self.registry).pids_of_image(image)) {
@@ -452,7 +452,7 @@ impl Follower {
         }
     }
 
-    /// Tells of processes that found no room, once, and counts them in the account's note.
+    /// Reports once that processes found no room, and counts them in the account's note.
     fn tell_of_full_tables(&mut self) {
         let Ok(without_room) = lock(&self.kernel).without_room() else { return };
         if without_room == self.without_room {
@@ -469,7 +469,7 @@ impl Follower {
         self.without_room = without_room;
     }
 
-    /// Whether there is something to tell of the recording that was not there before.
+    /// Whether there is anything new to report about the recording.
     fn has_news(&mut self) -> bool {
         let registry = lock(&self.registry);
         let (told, any_alive) = (!registry.told.is_empty(), registry.any_alive());
@@ -486,15 +486,15 @@ impl Follower {
     }
 }
 
-/// Flags that a decision sets or takes back.
+/// Flags that a decision sets or clears.
 const DECIDED: u32 = flags::PYTHON | flags::NOT_PYTHON;
 
-/// Whether an entry says that a wanted process is no CPython.
+/// Whether an entry says that a wanted process is not CPython.
 fn is_other(entry_flags: u32) -> bool {
     entry_flags & (flags::SELECTED | DECIDED) == flags::SELECTED | flags::NOT_PYTHON
 }
 
-/// Whether nothing has been decided of a wanted process.
+/// Whether a wanted process is still undecided.
 fn is_open(entry_flags: u32) -> bool {
     entry_flags & (flags::SELECTED | DECIDED) == flags::SELECTED
 }

@@ -5,21 +5,21 @@ use crate::remote::{End, Patience};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// Such a thread.
+/// Such a thread, and the way to stop it.
 pub(super) struct Looker {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl Looker {
-    /// Has `run` look until what it is given has no sender any more. The thread has no privileges but those to read.
+    /// Runs `run`, which looks until the sender of its channel is gone. The thread has no privileges but those to read.
     ///
     /// # Errors
-    /// When there can be no thread for it.
+    /// When the thread cannot be made.
     pub fn start(name: &str, end: End, run: impl FnOnce(&Receiver<()>) + Send + 'static) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // What it reads it reads through helpers. Where the kernel refuses, it has more rights than it needs.
+            // It reads through helper processes. If the kernel refuses, the thread merely has more rights than it needs.
             let _refused = drop_privileges();
             let _concerned = end.concerns_this_thread(Patience::Short);
             run(&stopped);
@@ -27,10 +27,10 @@ impl Looker {
         Ok(Self { stop, thread })
     }
 
-    /// Looks no more.
+    /// Stops looking.
     pub fn stop(self) {
         drop(self.stop);
-        // One that has panicked has said so; what it would have seen is missing.
+        // If it panicked, the panic has been printed; what it would have seen is missing.
         let _panicked = self.thread.join();
     }
 }

@@ -1,4 +1,4 @@
-//! What the samples of one segment came to: its profile, its sink, and the counts of its account.
+//! What the samples of one segment add up to: its profile, its sink, and the counts of its account.
 
 use super::follow::lock;
 use super::registry::{ProcessInfo, Registry};
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use tachyon_common::event::SampleRecord;
 use tachyon_common::limits::MAX_EVENTS;
 
-/// Samples of a wait that a sink is given at once.
+/// Most samples of a wait that a sink is given at once.
 const MOST_AT_ONCE: u64 = 1024;
 
 /// Counts of one process, in the order of [`Profile::processes`].
@@ -46,7 +46,7 @@ impl Merges {
     }
 }
 
-/// What the samples of one segment came to.
+/// What the samples of one segment add up to.
 #[derive(Default)]
 pub(super) struct Made {
     pub profile: Profile,
@@ -84,7 +84,7 @@ pub(super) struct NativeCounts {
 }
 
 impl Made {
-    /// Nothing yet, for a segment with this profile and sink.
+    /// An empty segment with this profile and sink.
     pub fn new(profile: Profile, sink: Option<Box<dyn Sink + Send>>, keep_stacks: bool) -> Self {
         Self { profile, sink, stacks: keep_stacks.then(HashMap::default), ..Self::default() }
     }
@@ -97,7 +97,7 @@ impl Made {
         self
     }
 
-    /// Takes in a part of a wait.
+    /// Adds a part of a wait.
     pub fn wait(&mut self, sample: &Sample<'_>, charged: FrameId, stretch: &Stretch, told: &Wait<'_>) {
         let (began, ended) = (stretch.began_ns / 1000, stretch.ended_ns / 1000);
         let (stored, result) = self.put_wait(sample, told, (began, ended, stretch.over_ns / 1000));
@@ -118,7 +118,7 @@ impl Made {
         }
     }
 
-    /// Takes in what a task or greenlet waited while its loop was idle, at a look; it is charged to the frame at which people look for it.
+    /// Adds what a task or greenlet waited while its loop was idle, at a look; it is charged to the frame where people would look for it.
     pub fn task_wait(&mut self, sample: &Sample<'_>, charged: FrameId, weight: u64, is_greenlet: bool) {
         let (time_us, told) = (sample.time_us, Wait { weight, ..Wait::default() });
         let (stored, result) = self.put_wait(sample, &told, (time_us, time_us, time_us));
@@ -133,9 +133,9 @@ impl Made {
         *tasks.by_place.entry(charged).or_default() += weight;
     }
 
-    /// Gives a wait to the sink: at once where it can take it so, else as as many samples as it stands for, a period apart, the last
-    /// at its end. When it began, when it ended, and when a wait of which it is a part was over, in microseconds. Gives how
-    /// many were stored.
+    /// Gives a wait to the sink: as a whole if the sink supports that, else as the number of samples that it stands for, one period
+    /// apart, the last at its end. Takes when it began, when it ended, and when the wait that it is part of was over, in
+    /// microseconds. Returns how many were stored.
     fn put_wait(
         &mut self,
         sample: &Sample<'_>,
@@ -172,25 +172,25 @@ impl Made {
 /// What a profile may have of its processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {
-    /// Whole command lines, and not program and script alone.
+    /// Whole command lines, not just program and script.
     pub arguments: bool,
     /// Variables of their environment, as labels.
     pub environment: bool,
 }
 
 impl Told {
-    /// What the profile has of a command line.
+    /// The part of a command line that goes into the profile.
     pub fn cmdline(self, cmdline: &[String]) -> Vec<String> {
         if self.arguments { cmdline.to_vec() } else { crate::profile::without_arguments(cmdline) }
     }
 
-    /// What it has of the environment.
+    /// The part of the environment that goes into it.
     pub fn environment(self, info: &ProcessInfo) -> BTreeMap<String, String> {
         info.details.as_ref().filter(|_| self.environment).map(|details| details.labels()).unwrap_or_default()
     }
 }
 
-/// What is known of a process, apart from its identity.
+/// What is known about a process, apart from its identity.
 pub(super) fn known_of(info: &ProcessInfo, told: Told) -> Process {
     Process {
         pid: info.pid,
@@ -206,7 +206,7 @@ pub(super) fn known_of(info: &ProcessInfo, told: Told) -> Process {
     }
 }
 
-/// What is known of the process of a record.
+/// What is known about the process of a record.
 pub(super) fn describe(registry: &Mutex<Registry>, record: &SampleRecord) -> Process {
     let mut registry = lock(registry);
     let told = registry.told_of_processes;

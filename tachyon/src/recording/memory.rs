@@ -1,11 +1,10 @@
-//! `--max-memory`: keeps resident memory and BPF maps together within a limit, by giving things up in a said order. What the end
-//! of the file will take counts as if it were in use.
+//! `--max-memory`: keeps resident memory and BPF maps together within a limit, by giving things up in a fixed order. The memory
+//! needed to finish the file counts as if it were in use.
 //!
-//! At the start the sample ring, what may wait behind it, unwind tables and native symbols get an eighth of the limit
-//! each at most. From three quarters of it
-//! on, what can be made again is dropped; from seven eighths on nothing new is named, so that no table grows with the
-//! functions of the host; at fifteen sixteenths the recording ends and its file is finished, for what is left then grows
-//! with each process and thread that is met. Each step is told once.
+//! At the start the sample ring, the queue behind it, unwind tables and native symbols get at most an eighth of the
+//! limit each. From three quarters of it on, whatever can be rebuilt is dropped; from seven eighths on nothing new is
+//! named, so that no table grows with the functions of the host; at fifteen sixteenths the recording ends and its file
+//! is finished, because what is left then grows with each process and thread that is met. Each step is reported once.
 
 use super::follow::lock;
 use super::samples::Maker;
@@ -14,20 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often memory is looked at: reading one line of `/proc` takes 10 µs.
+/// How often memory is checked: reading one line of `/proc` takes 10 µs.
 const TURN: Duration = Duration::from_millis(200);
-/// How often caches are dropped: they are made again meanwhile.
+/// How often caches are dropped: they fill again in between.
 const SHRINK_TURN: Duration = Duration::from_secs(10);
-/// `--max-memory` that is given to the ring, and the same to what may wait behind it, to unwind tables and to native
-/// symbols: one part in so many.
+/// The ring gets one part in so many of `--max-memory`; the queue behind it, unwind tables and native symbols get as
+/// much each.
 const PARTS: u64 = 8;
 
 /// What is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// What can be made again.
+    /// What can be rebuilt.
     Caches,
-    /// Names of what was not met before.
+    /// Names of functions that were not met before.
     Names,
     /// Nothing: there is room again.
     Nothing,
@@ -49,14 +48,14 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Starts when everything is there that a recording begins with.
+    /// Starts once everything that a recording begins with is in memory.
     ///
     /// # Errors
-    /// When that is too much already.
+    /// When that already exceeds the limit.
     pub fn start(limit: u64, maps: Arc<AtomicU64>) -> Result<Self, Refusal> {
         let used = resident() + maps.load(Ordering::Relaxed);
         if used >= limit / 4 * 3 {
-            // Half as much again is the least that leaves room for names.
+            // One and a half times of what is in use is the least that leaves room for names.
             let enough = (used / 2 * 3).next_multiple_of(8 << 20);
             let what = format!(
                 "a memory limit of {} is too little: {} are in use before the first sample",
@@ -68,7 +67,7 @@ impl Memory {
         Ok(Self { limit, maps, looked: None, shrunk: None, no_names: false, start: Instant::now() })
     }
 
-    /// What is to be given up now; the end of the file takes so much.
+    /// What is to be given up now; finishing the file takes `finish_bytes`.
     fn turn(&mut self, finish_bytes: u64) -> Option<Step> {
         self.looked = Some(Instant::now());
         self.decide(self.start.elapsed(), resident() + self.maps.load(Ordering::Relaxed) + finish_bytes)
@@ -81,7 +80,7 @@ impl Memory {
         if used >= self.limit / 16 * 15 {
             return Some(Step::All);
         }
-        // Before names are given up, dropping caches must have had its effect.
+        // Names are given up only after dropping the caches has had time to take effect.
         if self.shrunk.is_none_or(|shrunk| elapsed.saturating_sub(shrunk) >= SHRINK_TURN) {
             self.shrunk = Some(elapsed);
             return Some(Step::Caches);
@@ -94,15 +93,15 @@ impl Memory {
     }
 }
 
-/// Most bytes that the sample ring may have, a power of two, and most that may wait behind it.
+/// Most bytes for the sample ring, a power of two, and most that may be queued behind it.
 pub(super) fn share(limit: u64) -> (u32, usize) {
     let share = u32::try_from(limit / PARTS).unwrap_or(u32::MAX);
-    // A limit is 32 MiB at least, so this is no zero.
+    // A limit is 32 MiB at least, so this is never zero.
     (1 << share.max(1).ilog2(), usize::try_from(share).unwrap_or(usize::MAX))
 }
 
 impl Maker {
-    /// Gives up what must be given up.
+    /// Gives up what must go to stay within the limit.
     pub(super) fn keep_within_memory(&mut self) {
         let Some(memory) = &mut self.memory else { return };
         if memory.looked.is_some_and(|looked| looked.elapsed() < TURN) {
@@ -178,7 +177,7 @@ mod tests {
         for (line, (seconds, used, expected)) in [
             (0, 1199, None),
             (1, 1200, Some(Step::Caches)),
-            // It did not help, but there is room for names still.
+            // It did not help, but there is still room for names.
             (2, 1399, None),
             (3, 1400, Some(Step::Names)),
             (4, 1450, None),

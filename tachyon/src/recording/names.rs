@@ -1,8 +1,8 @@
 //! Names of the threads of a profile, asked for once when a thread is new.
 //!
-//! A sample brings the kernel's short name. Python's own has to be read from the live process, which is tried as soon
-//! as a thread was met, since it may not live long, and on the next ticks again, since it may not be named yet. What all
-//! this may cost is bounded; a thread that is gone, or that Python does not name, keeps the kernel's name.
+//! A sample brings the kernel's short name. Python's own name has to be read from the live process. That is tried as
+//! soon as a thread is met, since it may not live long, and again on the next ticks, since it may not be named yet. The
+//! total cost is bounded; a thread that is gone, or that Python does not name, keeps the kernel's name.
 
 use super::follow::lock;
 use super::registry::Registry;
@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
 use tachyon_common::layout::Layout;
 
-/// Times a thread's name is asked for.
+/// How many times a thread's name is asked for.
 const MAX_TRIES: u8 = 4;
 
-/// Longest time one process may take: a thousand threads need 10 ms.
+/// Longest time spent on one process: a thousand threads need 10 ms.
 const LIMIT: Duration = Duration::from_millis(20);
 
-/// What names may cost altogether: this, and 1/64 of the time.
+/// What names may cost altogether: this much, plus 1/64 of the elapsed time.
 const FREE: Duration = Duration::from_millis(50);
 
 /// Threads that wait for their names.
 #[derive(Debug)]
 pub(super) struct Names {
     pending: Vec<Pending>,
-    /// Number of the layout of each image, as its code records tell it.
+    /// Number of each image's layout, from its code records.
     layouts: HashMap<u64, u32>,
     start: Instant,
     spent: Duration,
@@ -58,12 +58,12 @@ impl Names {
         self.layouts.entry(image).or_insert(number);
     }
 
-    /// A profile begins that has no threads yet.
+    /// A new profile begins, with no threads yet.
     pub fn begin_profile(&mut self) {
         self.pending.clear();
     }
 
-    /// Ends an image whose last process is gone.
+    /// Forgets an image whose last process is gone.
     pub fn forget(&mut self, image: u64) {
         self.layouts.remove(&image);
         self.pending.retain(|pending| pending.image != image);
@@ -83,8 +83,8 @@ impl Names {
         }
     }
 
-    /// Asks the live processes for the names that are missing, once for each process; `again` those too that were
-    /// asked for before.
+    /// Asks the live processes for the names that are missing, once for each process; with `again`, also those that
+    /// were asked for before.
     pub fn read(&mut self, profile: &mut Profile, registry: &Mutex<Registry>, again: bool) {
         let wanted = |pending: &Pending| again || pending.tries == 0;
         if !self.pending.iter().any(wanted) || self.spent > FREE + self.start.elapsed() / 64 {
@@ -97,7 +97,7 @@ impl Names {
             if !wanted(pending) || start.elapsed() > LIMIT {
                 return true;
             }
-            // Its code records come with the first samples: without them it is tried later.
+            // Its code records come with the first samples; until then the name cannot be read.
             let layout = layouts.get(&pending.image).and_then(|&number| lock(registry).layout(number).copied());
             let process = processes.entry(pending.tgid).or_insert_with(|| Process::new(pending.tgid));
             if !process.may {
@@ -121,7 +121,7 @@ struct Process {
     process: RemoteProcess,
     /// Names by ident, of each interpreter.
     names: HashMap<u64, Option<HashMap<u64, String>>>,
-    /// It has not cost too much so far.
+    /// It may still be read: it has not cost too much so far.
     may: bool,
 }
 
@@ -133,7 +133,7 @@ impl Process {
 
     fn name(&mut self, layout: &Layout, pending: &Pending) -> Option<String> {
         if ObjectLayout::of(layout).is_none() {
-            // CPython tells the kernel, but perhaps after the thread's first sample.
+            // CPython sets the kernel's name, but perhaps only after the thread's first sample.
             return self.process.task(pending.tid).map(|task| task.comm);
         }
         let (interp, ident) = snapshot::identify(&self.process, layout, pending.sampled)?;

@@ -1,7 +1,7 @@
-//! The start of a recording: what the kernel side needs is loaded and fed, then sampling begins.
+//! The start of a recording: the kernel side is loaded and gets its data, then sampling begins.
 //!
-//! The order at the start is part of the account: mappings and lifecycle hooks first, then the processes that exist, so that
-//! one that starts between is seen twice rather than never; the sampling event last.
+//! The order at the start matters for the account: mappings and lifecycle hooks first, then the existing processes, so that
+//! one that starts in between is seen twice rather than never; the sampling event last.
 
 use super::bell::Bells;
 use super::follow::{Follow, Follower, Wanted, lock};
@@ -56,23 +56,23 @@ pub struct Opened {
     processes_s: f64,
     load_times: LoadTimes,
     opened: Instant,
-    /// Told to all threads that read what targets have.
+    /// Signals the end to all threads that read from targets.
     end: End,
 }
 
 impl Request {
-    /// Loads the kernel side and finds the targets. Limits and capabilities of the calling process and thread stay as they
-    /// are, and its signals; the recorder's own threads give up what they do not need. (Before Linux 5.11, where maps count
-    /// as locked memory, the library that makes them raises `RLIMIT_MEMLOCK` when it is refused.)
+    /// Loads the kernel side and finds the targets. Limits, signals and capabilities of the calling process and thread stay
+    /// as they are; the recorder's own threads give up what they do not need. (Before Linux 5.11, where maps count as
+    /// locked memory, the library that makes them raises `RLIMIT_MEMLOCK` when it is refused.)
     ///
     /// # Errors
-    /// When the kernel lacks something or refuses, and when a target given by pid is no CPython that can be profiled.
-    /// [`Advice`](crate::advice::Advice) of what is behind the error tells what to do.
+    /// When the kernel lacks something or refuses, or when a target given by pid is not a CPython that can be profiled.
+    /// The [`Advice`](crate::advice::Advice) for the error's cause says what to do.
     pub fn open(self) -> anyhow::Result<Opened> {
         self.open_timed(Clock::start())
     }
 
-    /// The same, with a clock that has been running since before the machine was asked what it can.
+    /// The same, with a clock that was started before the machine was asked what it can do.
     pub(crate) fn open_timed(self, mut clock: Clock) -> anyhow::Result<Opened> {
         let (request, opened, end) = (self, Instant::now(), End::default());
         prepare_to_read();
@@ -139,7 +139,8 @@ impl Request {
         let load_times = lock(&kernel).load_times();
         clock.lap();
         if let Some(mapper) = mapper.as_mut().filter(|_| !of_few) {
-            // The tables of a whole host's processes come while samples do: beside the verifier they would hold it back.
+            // For a whole host, the processes' tables are made while sampling runs: at the same time as the verifier
+            // they would slow it down.
             mapper.start()?;
         }
         let children = Children::of(&request);
@@ -168,7 +169,7 @@ impl Request {
 }
 
 impl Opened {
-    /// Samples from now on. Samples are in the segments by stack, if [`Request::keep_stacks`] asked for that.
+    /// Starts sampling. The segments hold the samples by stack, if [`Request::keep_stacks`] asked for that.
     ///
     /// # Errors
     /// When the kernel refuses, or the limit of memory is too small.
@@ -176,10 +177,10 @@ impl Opened {
         self.start_with(|_| Ok(None))
     }
 
-    /// Samples from now on, into the sink that `open` gives for the profile of the first segment.
+    /// Starts sampling, into the sink that `open` returns for the profile of the first segment.
     ///
     /// # Errors
-    /// As [`Opened::start`], and what `open` says.
+    /// As [`Opened::start`], and any error of `open`.
     pub fn start_into(
         self,
         open: impl FnOnce(&Profile) -> anyhow::Result<Box<dyn Sink + Send>>,
@@ -233,9 +234,9 @@ impl Opened {
         let maker = {
             let (queued, end) = (Arc::clone(&queued), end.clone());
             std::thread::Builder::new().name("tachyon-samples".to_owned()).spawn(move || {
-                // Programs that make it name a lot must not take the processor from it as well.
+                // Programs that give it a lot to name must not take the CPU from it as well.
                 make_urgent();
-                // Where the kernel refuses, it does its work with more rights than it needs.
+                // If the kernel refuses, it works with more rights than it needs.
                 let _refused = drop_privileges();
                 let _concerned = end.concerns_this_thread(Patience::Usual);
                 maker.run(&told, &queued)
@@ -267,7 +268,7 @@ impl Opened {
             sleepers::start(means, end.clone())
         });
         let second_look = second_look.transpose()?;
-        // Where samples are kept by stack alone, nothing would tell them from those of threads.
+        // Where samples are kept only by stack, nothing would distinguish them from those of threads.
         let task_looks = (request.waits.are_wanted() && request.awaiting && has_sink).then(|| {
             let means = task_waits::Means {
                 registry: Arc::clone(&registry),
@@ -312,7 +313,7 @@ fn kernel_frames(registry: &Mutex<Registry>) -> anyhow::Result<KernelFrames> {
     Ok(KernelFrames::new(symbols))
 }
 
-/// What keeps the tables of native stacks, and what names their addresses.
+/// The mapper, which keeps the tables for native stacks, and what names their addresses.
 fn native(
     wanted: NativePlan,
     kernel: &Arc<Mutex<Kernel>>,
@@ -324,12 +325,12 @@ fn native(
     Ok((mapper, Mixer::new(spaces, Arc::clone(&symbols), wanted.keep), symbols))
 }
 
-/// Native frames of threads that are read from outside: as those of samples.
+/// How to show native frames of threads that are read from outside: like those of samples.
 fn look_with((plan, symbols): (NativePlan, Arc<NativeSymbols>)) -> (NativeChoice, Arc<NativeSymbols>) {
     (NativeChoice { interpreter_frames: plan.keep.interpreter, roots: plan.keep.roots }, symbols)
 }
 
-/// The furniture of a segment that begins now.
+/// The metadata of a segment that begins now.
 pub(super) fn meta(request: &Request) -> Meta {
     Meta {
         start_us: KtimeNs::now().as_micros(),

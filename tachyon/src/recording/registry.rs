@@ -1,9 +1,9 @@
-//! What is known of every process of a recording, for those who name, account and report.
+//! What is known about every process of a recording, for the code that names, accounts and reports.
 //!
-//! Shared by the thread that follows processes (writer) and the one that makes samples (reader). Keyed by the
-//! kernel side's *instance*, never by pid alone: a pid is used again. A process that execs is several entries, one for each
-//! of its programs, which are told apart by their *image*. What turns out not to be CPython leaves it at
-//! once, for the kernel side does not tell of its end; an always-on recording would collect every program of the host.
+//! Shared by the thread that follows processes (writer) and the one that makes samples (reader). Keyed by the kernel side's
+//! *instance*, never by pid alone: pids are reused. A process that execs has several entries, one for each of its programs,
+//! which are told apart by their *image*. What turns out not to be CPython is removed at once, because the kernel side does
+//! not report its end; an always-on recording would collect every program of the host.
 
 mod counts;
 mod process;
@@ -26,41 +26,41 @@ use tachyon_common::process::{Life, flags};
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     by_instance: HashMap<u64, ProcessInfo>,
-    /// CPythons that their processes have left by `exec`.
+    /// CPython programs whose processes have since executed another program.
     past: HashMap<ProgramKey, ProcessInfo>,
-    /// Programs that had samples before anything was known of them; the first [`MAX_EARLY`].
+    /// Programs that had samples before anything was known about them; the first [`MAX_EARLY`].
     early: HashSet<ProgramKey>,
     current: HashMap<u32, u64>,
     layouts: Vec<Layout>,
-    /// Runs that the kernel side counts as lost, and what is known of them by now.
+    /// Runs that the kernel side counts as lost, and what has become known about them.
     reclaimed: Reclaimed,
-    /// Processes that ended undecided and were looked at: no CPython. The latest [`MAX_OTHERS`].
+    /// Processes that ended undecided after a look that found no CPython. The latest [`MAX_OTHERS`].
     others: VecDeque<u64>,
-    /// When sampling ended: what processes use later stands for no samples.
+    /// When sampling ended: CPU time used later does not count, as no samples stand for it.
     ended_ns: Option<u64>,
-    /// What was met and refused, by reason, with the pids; the first [`MAX_REFUSED`].
+    /// Processes that were met and refused, by reason, with the pids; the first [`MAX_REFUSED`].
     pub refused: Vec<String>,
     /// How many more there were.
     pub refused_more: u64,
-    /// What is weaker than it should be, each once.
+    /// What works less well than it should, each once.
     pub notes: BTreeSet<String>,
-    /// Notes that are to be told on the terminal while the recording runs.
+    /// Notes to be shown on the terminal while the recording runs.
     pub told: Vec<String>,
-    /// What the profile may have of processes.
+    /// What the profile may say about processes.
     pub told_of_processes: Told,
-    /// Memory is short: who keeps what can be made again drops it.
+    /// Memory is short: whatever can be rebuilt is to be dropped.
     pub shrink: bool,
     /// Images whose last process has ended, each with the time.
     pub dead_images: Vec<(u64, Instant)>,
-    /// Images whose code objects make no sense: their layout is not what it was taken for.
+    /// Images whose code objects make no sense: their layout was misjudged.
     pub nonsense: Vec<u64>,
-    /// Programs that were CPython and have been left or ended, each with the time.
+    /// CPython programs that have ended or were replaced by `exec`, each with the time.
     left: VecDeque<(ProgramKey, Instant)>,
-    /// CPU time, as CPython, of those of them that are forgotten.
+    /// CPU time, as CPython, of those programs that have been forgotten.
     forgotten_cpu_ns: u64,
     /// CPU time of segments that have been accounted for.
     cpu_of_segments_ns: u64,
-    /// How many of these had run CPython to their end.
+    /// How many forgotten programs had run CPython to their end.
     pub forgotten: u64,
     /// Threads that have ended, by the instance of their process, where each thread's times are wanted.
     ended_threads: HashMap<u64, Vec<EndedThread>>,
@@ -68,7 +68,7 @@ pub(super) struct Registry {
     uninspected_only: usize,
 }
 
-/// What a thread came to in its life.
+/// What a thread did over its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EndedThread {
     pub tid: u32,
@@ -77,22 +77,22 @@ pub(super) struct EndedThread {
     pub lives: Lives,
 }
 
-/// Ended threads of one process that are listed one by one in a segment, and processes that have such.
+/// Most ended threads of one process that a segment lists one by one, and most processes with such threads.
 const MAX_ENDED_THREADS: usize = 1000;
 const MAX_WITH_ENDED_THREADS: usize = 256;
-/// Processes that could not be profiled and are listed one by one.
+/// Most processes that could not be profiled and are listed one by one.
 const MAX_REFUSED: usize = 1000;
 /// Notes are about interpreters, of which a host may see a new one each minute.
 const MAX_NOTES: usize = 256;
-/// Of a healthy recording these are a few at a time: an `exec` is told within milliseconds.
+/// In a healthy recording there are only a few at a time: an `exec` is reported within milliseconds.
 const MAX_EARLY: usize = 4096;
-/// Ended programs that are remembered until their `task_struct` goes, which is mostly at once.
+/// Most ended programs that are remembered until their `task_struct` is freed, which is mostly at once.
 const MAX_OTHERS: usize = 4096;
-/// Ended processes that were met, but never sampled, and are listed one by one.
+/// Most ended processes that were met but never sampled and are listed one by one.
 const MAX_UNINSPECTED_ONLY: usize = 1000;
 
 impl Registry {
-    /// Sampling starts now: what processes used before is not what samples stand for.
+    /// Sampling starts now: samples do not stand for CPU time used before.
     pub fn sampling_starts(&mut self) {
         for info in self.by_instance.values_mut() {
             info.cpu_before_ns = 0;
@@ -102,7 +102,7 @@ impl Registry {
         self.forgotten_cpu_ns = 0;
     }
 
-    /// Sampling has ended: what processes use from now on (on a busy machine the rest takes seconds) is not counted.
+    /// Sampling has ended: CPU time used from now on is not counted (on a busy machine the rest takes seconds).
     pub fn sampling_ended(&mut self) {
         self.ended_ns = Some(KtimeNs::now().0);
         for info in self.by_instance.values_mut().filter(|info| info.alive) {
@@ -115,7 +115,7 @@ impl Registry {
         self.cpu_of_segments_ns + self.python_cpu_ns().unwrap_or(0)
     }
 
-    /// CPU time that was told or measured at this moment, without what may have been used since sampling ended.
+    /// CPU time reported or measured at this moment, less what may have been used since sampling ended.
     fn until_the_end(&self, cpu_ns: u64, ktime_ns: u64) -> u64 {
         self.ended_ns.map_or(cpu_ns, |ended_ns| cpu_ns.saturating_sub(ktime_ns.saturating_sub(ended_ns)))
     }
@@ -123,11 +123,11 @@ impl Registry {
     pub fn insert(&mut self, instance: u64, mut info: ProcessInfo) {
         info.sampled |= self.early.remove(&ProgramKey { instance, image: info.image });
         if self.ended_ns.is_some() && info.alive && info.cpu_end_ns.is_none() {
-            // Of one that is gone its exit tells.
+            // If it is gone, its exit record has the time.
             info.cpu_end_ns = cpu_time_ns(info.pid).map(|cpu_ns| self.until_the_end(cpu_ns, KtimeNs::now().0));
         }
         let before = self.current.insert(info.pid, instance).filter(|&before| before != instance);
-        // Its end was told to nobody (a full ring): it has ended all the same, for its pid is used again.
+        // Its end was never reported (a full ring): it has ended all the same, since its pid has been reused.
         if let Some((before, ended)) = before.and_then(|before| Some((before, self.by_instance.get_mut(&before)?))) {
             ended.alive = false;
             let program = ProgramKey { instance: before, image: ended.image };
@@ -142,17 +142,17 @@ impl Registry {
         self.by_instance.get(&instance)
     }
 
-    /// What is known of a program, which its process may have left.
+    /// What is known about a program, which its process may have left by `exec`.
     fn program(&self, key: ProgramKey) -> Option<&ProcessInfo> {
         let present = self.by_instance.get(&key.instance).filter(|info| info.image == key.image);
         present.or_else(|| self.past.get(&key))
     }
 
-    /// The profile has a first sample of a program. Returns what is known of it.
+    /// The profile has a first sample of a program. Returns what is known about it.
     pub fn sampled(&mut self, key: ProgramKey) -> Option<&mut ProcessInfo> {
         let present = self.by_instance.get_mut(&key.instance).filter(|info| info.image == key.image);
         let Some(info) = present.or_else(|| self.past.get_mut(&key)) else {
-            // The kernel side knew it by its executable, and its `exec` is still to be read.
+            // The kernel side recognised it by its executable, and its `exec` record has not been read yet.
             if self.early.len() < MAX_EARLY {
                 self.early.insert(key);
             }
@@ -168,7 +168,7 @@ impl Registry {
         live.map(|(&instance, info)| (ProgramKey { instance, image: info.image }, info.pid)).collect()
     }
 
-    /// A program is the present one of a process that has not ended.
+    /// Whether a program is the present one of a process that has not ended.
     pub fn is_alive(&self, key: ProgramKey) -> bool {
         self.by_instance.get(&key.instance).is_some_and(|info| info.alive && info.image == key.image)
     }
@@ -195,7 +195,7 @@ impl Registry {
         self.live().filter(|info| info.is_python()).count() as u64
     }
 
-    /// Processes that have not ended, however many there were.
+    /// Processes that have not ended, found without scanning those that have.
     fn live(&self) -> impl Iterator<Item = &ProcessInfo> {
         self.current.values().filter_map(|instance| self.by_instance.get(instance)).filter(|info| info.alive)
     }
@@ -205,7 +205,7 @@ impl Registry {
         self.live().any(|info| info.program != Program::Other)
     }
 
-    /// Adds runs that met a process before it was inspected: lost if it is CPython, else none of ours.
+    /// Adds runs that met a process before it was inspected: lost if it is CPython, otherwise not counted as loss.
     pub fn add_uninspected(&mut self, instance: u64, count: u64, python: bool) {
         match self.by_instance.get_mut(&instance) {
             Some(info) if python => info.uninspected += count,
@@ -214,11 +214,11 @@ impl Registry {
         }
     }
 
-    /// A process runs CPython, now that it has been looked at.
+    /// A process turned out, at a look, to run CPython.
     pub fn is_python(&mut self, pid: u32, life: &Life, program: Program) {
         match self.by_instance.get_mut(&life.instance) {
             Some(info) => {
-                // Its `exec` was told to nobody (a full ring).
+                // Its `exec` was never reported (a full ring).
                 if info.image != life.image && info.is_python() {
                     let (comm, cpu_ns) = (info.comm.clone(), cpu_time_ns(pid));
                     self.begin_program(life.instance, life.image, comm, cpu_ns);
@@ -233,7 +233,7 @@ impl Registry {
         }
     }
 
-    /// What else was asked for of a process that runs CPython.
+    /// Adds what else was asked for about a process that runs CPython.
     pub fn add_details(&mut self, instance: u64, image: u64, details: Details) {
         if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
             info.details = Some(Box::new(details));
@@ -241,27 +241,28 @@ impl Registry {
         }
     }
 
-    /// A program says which service it is of.
+    /// A program says which service it belongs to.
     pub fn is_of_service(&mut self, instance: u64, image: u64, service: &str) {
         if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
             service.clone_into(&mut info.service);
         }
     }
 
-    /// Live CPythons of which not all could be read when they were met: a page that was not in memory was not waited for.
+    /// Live CPython programs that could not be read completely when they were met: the recorder does not wait for pages
+    /// that are not in memory.
     pub fn lacking_details(&self, most: usize) -> Vec<(u64, u64, u32)> {
         let lacks = |info: &ProcessInfo| info.details.as_ref().is_some_and(|details| !details.is_whole);
         let lacking = self.by_instance.iter().filter(|(_, info)| info.alive && info.is_python() && lacks(info));
         lacking.map(|(&instance, info)| (instance, info.image, info.pid)).take(most).collect()
     }
 
-    /// A program was decided on that had met this many runs by then.
+    /// A program was decided on; this many runs had met it by then.
     pub fn inspected(&mut self, instance: u64, uninspected: u64, python: bool) {
         let told = self.by_instance.get_mut(&instance).map(|info| info.new_of(uninspected));
         self.add_uninspected(instance, told.unwrap_or(uninspected), python);
     }
 
-    /// A program that was none of ours has become CPython: what it did before was accounted for then.
+    /// A program that was not CPython has become it: what it did before was accounted for at the earlier decision.
     pub fn late(&mut self, instance: u64, uninspected: u64) {
         if let Some(info) = self.by_instance.get_mut(&instance) {
             info.new_of(uninspected);
@@ -269,7 +270,7 @@ impl Registry {
         }
     }
 
-    /// The same when a program is over: one that nobody has looked at may have been CPython.
+    /// The same for a program that has ended: one that was never looked at may have been CPython.
     fn add_uninspected_of_ended(&mut self, instance: u64, count: u64) {
         let Some(info) = self.by_instance.get_mut(&instance) else {
             self.reclaimed.never_inspected += count;
@@ -284,26 +285,26 @@ impl Registry {
         }
     }
 
-    /// A program was inspected while it ran, and was no CPython so far.
+    /// A program was inspected while it ran and had not been CPython so far.
     pub fn looked_at(&mut self, instance: u64, image: u64) {
         if let Some(info) = self.by_instance.get_mut(&instance).filter(|info| info.image == image) {
             info.looked_at = true;
         }
     }
 
-    /// Runs that the kernel side counts as lost and that are not.
+    /// Runs that the kernel side counts as lost but that are not.
     pub fn not_lost(&self) -> u64 {
         self.reclaimed.not_lost()
     }
 
-    /// A process whose new program is not asked for. What it was before stays known if it was CPython.
+    /// A process's new program was not asked for. Its previous program stays known if it was CPython.
     pub fn turn_away(&mut self, instance: u64, uninspected: u64) {
         self.reclaimed.filtered += uninspected;
         self.leave(instance);
     }
 
-    /// A process turned out to run something that is not CPython. The kernel side tells no end of such a one, so it
-    /// leaves now, and comes again with its next `exec`. One that was CPython may still have samples on their way.
+    /// A process turned out to run something other than CPython. The kernel side does not report the end of such a process,
+    /// so it is removed now and comes back with its next `exec`. If it was CPython, samples may still be on their way.
     pub fn leave(&mut self, instance: u64) {
         let Some(info) = self.by_instance.get_mut(&instance) else { return };
         info.decide(Program::Other);
@@ -314,7 +315,7 @@ impl Registry {
         }
     }
 
-    /// Another program begins. The one before has an entry of its own from now on, if it was CPython.
+    /// Another program begins. From now on the previous one has an entry of its own, if it was CPython.
     fn begin_program(&mut self, instance: u64, image: u64, comm: String, cpu_ns: Option<u64>) {
         let Some(info) = self.by_instance.get_mut(&instance) else { return };
         let key = ProgramKey { instance, image: info.image };
@@ -341,7 +342,7 @@ impl Registry {
         }
     }
 
-    /// Nothing can run as this process any more. One that never was CPython has left the registry at its exit, or before.
+    /// Nothing can run as this process any more. One that never was CPython left the registry at its exit or earlier.
     pub fn free(&mut self, record: &ProcessRecord) {
         let undecided = record.flags & (flags::PYTHON | flags::NOT_PYTHON) == 0;
         let other = record.flags & flags::NOT_PYTHON != 0 || (undecided && self.others.contains(&record.instance));
@@ -362,14 +363,14 @@ impl Registry {
         }
     }
 
-    /// Notes what is weaker than it should be.
+    /// Notes that something works less well than it should.
     pub fn note(&mut self, note: String) {
         if self.notes.len() < MAX_NOTES {
             self.notes.insert(note);
         }
     }
 
-    /// A child: what its parent is, until it execs.
+    /// A child: it is what its parent is until it execs.
     pub fn fork(&mut self, record: &ProcessRecord, comm: String) {
         let parent = self.current.get(&record.parent).and_then(|instance| self.by_instance.get(instance));
         let (pid, image) = (record.tgid, record.image);
@@ -383,10 +384,10 @@ impl Registry {
         self.insert(record.instance, info);
     }
 
-    /// A new program begins: runs that met the old one uninspected are what that was. `cpu_ns` is the process's CPU time
-    /// at this moment, when it could be measured.
+    /// A new program begins: runs that met the old one uninspected are classified by what that was. `cpu_ns` is the
+    /// process's CPU time at this moment, when it could be measured.
     pub fn exec(&mut self, record: &ProcessRecord, comm: String, cpu_ns: Option<u64>) {
-        // Those that met what is none of ours were dealt with when that was decided.
+        // Runs that met a program that is not CPython were dealt with when that was decided.
         if record.flags & flags::NOT_PYTHON == 0 {
             self.add_uninspected_of_ended(record.instance, record.uninspected);
         }
@@ -406,7 +407,7 @@ impl Registry {
             return;
         }
         let threads = self.ended_threads.entry(record.instance).or_default();
-        // What it came to is in its process's account in any case.
+        // Its figures are in its process's account in any case.
         if threads.len() < MAX_ENDED_THREADS {
             threads.push(EndedThread {
                 tid: record.parent,
@@ -442,7 +443,7 @@ impl Registry {
         self.end(record.instance);
     }
 
-    /// The kernel side found a CPython by itself, and it has ended before anybody here could look.
+    /// The kernel side recognised a CPython by itself, and it ended before user space could look.
     fn decide_by_kernel(&mut self, record: &ProcessRecord) {
         let hex = self.layout(record.layout).map(|layout| layout.version_hex);
         let unknown = |info: &&mut ProcessInfo| info.program == Program::Unknown && info.image == record.image;
@@ -469,14 +470,14 @@ impl Registry {
         self.image_left(image);
     }
 
-    /// A process has left an image: when it was the last one, the image is over.
+    /// A process has left an image: if it was the last one, the image is dead.
     fn image_left(&mut self, image: u64) {
         if self.pids_of_image(image).is_empty() {
             self.dead_images.push((image, Instant::now()));
         }
     }
 
-    /// Takes the images that have been dead so long that none of their records can still be on its way.
+    /// Takes the images that have been dead for so long that no record of theirs can still be on its way.
     pub fn take_dead_images(&mut self, age: Duration) -> Vec<u64> {
         let old = self.dead_images.iter().take_while(|(_, since)| since.elapsed() >= age).count();
         self.dead_images.drain(..old).map(|(image, _)| image).collect()

@@ -1,4 +1,4 @@
-//! What to record: targets, sampling, limits. No paths, no formats, no words.
+//! What to record: targets, sampling, limits. No paths, formats or texts.
 
 use super::made::Told;
 use super::native::NativePlan;
@@ -15,7 +15,7 @@ pub enum Targets {
     Pids(Vec<Pid>),
     /// Every CPython process.
     AllPython,
-    /// A process that has not begun to run its program: it is looked at when it executes one.
+    /// A process that has not started its program yet: it is looked at when it executes one.
     Child(Pid),
 }
 
@@ -33,20 +33,20 @@ pub enum Targets {
 pub struct Request {
     /// Which processes.
     pub targets: Targets,
-    /// What [`Targets::Child`] will execute, where that is known: its files are looked into before it runs, so that its first samples
-    /// have whole stacks.
+    /// What [`Targets::Child`] will execute, if known: its files are examined before it runs, so that its first samples have whole
+    /// stacks.
     pub program: Option<PathBuf>,
     /// Their children too, from now on.
     pub follow_children: bool,
-    /// Which of those processes.
+    /// Which of those processes to record.
     pub filter: Filter,
     /// CPU time between two samples, in whole nanoseconds.
     pub interval: Duration,
     /// The same as samples for each second of CPU time, as it was asked for.
     pub rate_hz: f64,
-    /// Share of one core that the recorder may use, its BPF programs included; more, and it samples less often.
+    /// Share of one core that the recorder may use, its BPF programs included; above that, it samples less often.
     pub max_cpu: Option<f64>,
-    /// Bytes of memory that this process and the recorder's maps may use together; more, and it gives things up.
+    /// Bytes of memory that this process and the recorder's maps may use together; near that, it gives things up.
     pub max_memory: Option<u64>,
     /// Only samples that hold the GIL.
     pub gil: bool,
@@ -58,33 +58,34 @@ pub struct Request {
     pub kernel: bool,
     /// Whether waiting threads are sampled, each once in `interval`.
     pub waits: Waits,
-    /// Who ends waits is wanted too: thread and stack.
+    /// Record who ends waits, too: thread and stack.
     pub wakers: bool,
-    /// In stacks of asyncio tasks their names and (CPython 3.14+) the tasks that await them, in place of the event loop that called them.
+    /// Stacks of asyncio tasks show their names and (CPython 3.14+) the tasks that await them, in place of the event loop that called
+    /// them.
     pub awaiting: bool,
     /// Where waits are sampled, the account has the times of each thread.
     pub thread_times: bool,
     /// Events to sample, in place of the clock alone: [`MAX_EVENTS`](tachyon_common::limits::MAX_EVENTS) at most, and not with
     /// waits or a limit of CPU time.
     pub events: Vec<ChosenEvent>,
-    /// Each segment has its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
+    /// Each segment keeps its samples by stack, in memory ([`Segment::stacks`](super::Segment::stacks)).
     pub keep_stacks: bool,
     /// Each process has its [`Details`](crate::profile::Details), with these variables of its environment.
     pub variables: Option<Vec<String>>,
     /// Those variables are labels of its samples.
     pub label_env: bool,
-    /// Command lines whole; else programs and their scripts alone.
+    /// Whole command lines; otherwise only programs and their scripts.
     pub arguments: bool,
-    /// Bytes of the sample ring, a power of two of whole pages; `None`: what suits rate and CPUs.
+    /// Bytes of the sample ring, a power of two of whole pages; `None`: chosen by rate and number of CPUs.
     pub ring_bytes: Option<u32>,
 }
 
-/// Bytes for unwind tables when nothing else is said.
+/// Bytes for unwind tables by default.
 const UNWIND_MEMORY: u32 = 64 << 20;
 
 impl Request {
-    /// Python and native frames of `targets`, a sample for each `interval` of CPU time, without limits; samples are kept by
-    /// stack.
+    /// Records Python and native frames of `targets`, one sample per `interval` of CPU time, without limits; samples are
+    /// kept by stack.
     #[must_use]
     pub fn new(targets: Targets, interval: Duration) -> Self {
         Self {
@@ -113,7 +114,7 @@ impl Request {
         }
     }
 
-    /// What the ring must have room for, on each CPU: events other than the clock come in bursts.
+    /// Samples per second that the ring must have room for, on each CPU: events other than the clock come in bursts.
     pub(super) fn samples_a_second(&self) -> f64 {
         const OF_EVENTS: f64 = 2_000.0;
         if self.events.is_empty() { self.rate_hz } else { self.rate_hz.max(OF_EVENTS) }
@@ -124,7 +125,7 @@ impl Request {
         Told { arguments: self.arguments, environment: self.label_env }
     }
 
-    /// Whether samples may be of more than one process: stacks then start with `comm (pid)`.
+    /// Whether samples may come from more than one process: stacks then start with `comm (pid)`.
     #[must_use]
     pub fn many_processes(&self) -> bool {
         self.follow_children || !matches!(&self.targets, Targets::Pids(pids) if pids.len() == 1)

@@ -1,9 +1,9 @@
-//! A recording that runs: tells how it is doing, and hands out segments until it is ended.
+//! A running recording: reports how it is doing, and hands out segments until it is ended.
 //!
 //! A segment ends at a moment of the monotonic clock. The kernel side counts runs from then on in its other bank and marks
-//! their records ([`crate::kernel::Cut`]); when no run of the old bank is left, its count of records sent is final, the
-//! ring is read until they all have come, and the thread that makes samples begins the next profile. Nothing is detached. The
-//! end is the same with the event detached: then the counters stand still.
+//! their records ([`crate::kernel::Cut`]); when no run of the old bank is left, its count of records sent is final. The ring
+//! is read until they have all arrived, and the thread that makes samples begins the next profile. Nothing is detached. The
+//! end works the same way, but with the event detached, so that the counters stand still.
 
 mod status;
 
@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::Counters;
 use tachyon_common::segment::{ALL_BANKS, BANKS, WAIT_BANKS};
 
-/// At a cut the ring is read for no longer: by then the thread behind the reader is hopelessly late, which the account tells.
+/// Longest time the ring is read at a cut: after that the thread behind the reader is hopelessly late, which the account shows.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a running recording is made of.
@@ -75,13 +75,13 @@ pub(super) struct Threads {
     pub sender: Sender<Told>,
     pub maker: JoinHandle<Made>,
     pub mapper: Option<Mapper>,
-    /// Where waits are sampled.
+    /// If waits are sampled.
     pub second_look: Option<Looker>,
-    /// Where tasks that await others are wanted, too.
+    /// If tasks that await others are wanted, too.
     pub task_looks: Option<Looker>,
 }
 
-/// A recording that runs. Dropped, it ends and its samples are lost.
+/// A running recording. If dropped, it ends and its samples are lost.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -101,12 +101,12 @@ pub struct Running {
     parts: Parts,
     threads: Option<Threads>,
     since: Since,
-    /// What was told of by [`Running::status`]: segments do not repeat it.
+    /// Notes already reported by [`Running::status`]: segments do not repeat them.
     said: BTreeSet<String>,
     mapped: Option<Mapped>,
-    /// Runs of earlier segments that the kernel side counts as lost and that are not.
+    /// Runs of earlier segments that the kernel side counts as lost but that are not.
     not_lost: u64,
-    /// Whether a CPython that was asked for has been met.
+    /// Whether any requested CPython has been met.
     met: bool,
     times: Times,
 }
@@ -129,7 +129,7 @@ struct Since {
     expected: f64,
 }
 
-/// What is known of a segment when its samples are complete.
+/// What is known about a segment when its samples are complete.
 struct Ended {
     bank: u32,
     counters: Counters,
@@ -155,7 +155,7 @@ impl Running {
             codes_read: Default::default(),
             bad_records: 0,
             events_lost: 0,
-            // What the start took belongs to the first segment.
+            // The cost of the start belongs to the first segment.
             used: Used::default(),
             cpu_ns: 0,
             expected: 0.0,
@@ -184,10 +184,10 @@ impl Running {
         self.cut_with(|_| Ok(None))
     }
 
-    /// The same; samples of the next segment go into the sink that `open` gives for its profile.
+    /// The same; samples of the next segment go into the sink that `open` returns for its profile.
     ///
     /// # Errors
-    /// As [`Running::cut`], and what `open` says: nothing was cut then.
+    /// As [`Running::cut`], and any error of `open`, in which case nothing was cut.
     pub fn cut_into(
         &mut self,
         open: impl FnOnce(&Profile) -> anyhow::Result<Box<dyn Sink + Send>>,
@@ -195,9 +195,9 @@ impl Running {
         self.cut_with(|profile| open(profile).map(Some))
     }
 
-    /// Reads what could not be read of processes when they were met, where more than their names is wanted.
+    /// Reads what could not be read from processes when they were met, where more than their names is wanted.
     fn look_again(&self) {
-        // Each may take some tenths of a second in the worst case: what is left is read at the next cut.
+        // Each may take some tenths of a second in the worst case: the rest is read at the next cut.
         const MOST: usize = 8;
         let Some(variables) = &self.parts.request.variables else { return };
         let lacking = lock(&self.parts.registry).lacking_details(MOST);
@@ -231,7 +231,7 @@ impl Running {
         };
         let no_maker = || anyhow::anyhow!("the thread that makes samples ended early");
         threads.sender.send(Told::Lasting(Lasting { parts, unread: 0 })).map_err(|_| no_maker())?;
-        // Now, when the CPU time of processes is that of this moment.
+        // Now, so that it matches the processes' CPU time, which is of this moment.
         let times = self.read_times();
         let counts = take_counts(&self.parts.registry, &mut self.not_lost);
         let (end, end_unix) = at(cut.at);
@@ -247,7 +247,7 @@ impl Running {
         let (reply, ended) = mpsc::channel();
         let message = Told::Cut(Box::new(Cut { next, bank: cut.bank ^ 1, reply }));
         threads.sender.send(message).map_err(|_| no_maker())?;
-        // Before that nobody else may tell of what comes after the cut: it would be in the segment that ends.
+        // Until here nothing after the cut may be reported: it would land in the segment that ends.
         drop(sleepers);
         let made = ended.recv().map_err(|_| no_maker())?;
         if let Some(mapped) = threads.mapper.as_ref().and_then(Mapper::left) {
@@ -256,12 +256,12 @@ impl Running {
         let kernel::Cut { bank, counters, unsettled, waits, .. } = cut;
         let segment =
             self.account(Ended { bank, counters, unsettled, waits, reader, end, end_unix, made, counts, times });
-        // What the segment before this one had is free by now, in pieces between what lives on.
+        // The previous segment's memory is free by now, in pieces between what lives on.
         memory::return_freed();
         Ok(segment)
     }
 
-    /// What the threads of live processes have come to, where waits are sampled.
+    /// What the threads of live processes have done with their time, where waits are sampled.
     fn read_times(&self) -> Option<times::Read> {
         let programs = self.parts.request.waits.are_wanted().then(|| lock(&self.parts.registry).live_programs())?;
         Some(times::read(&programs, &lock(&self.parts.kernel)))
@@ -299,7 +299,7 @@ impl Running {
         let runs_since_load = counters.ran + self.since.counters[bank ^ 1].ran;
         let (mut report, unsampled) = account::report(&Facts {
             request,
-            // Without samples of running threads there is nothing to expect.
+            // Without samples of running threads there is no expected number.
             expected: cpu_ns
                 .filter(|_| request.waits != Waits::Alone && request.events.is_empty())
                 .map(|_| expected - self.since.expected),
@@ -329,7 +329,7 @@ impl Running {
             report.segment = Some(SegmentReport { sequence, start_unix, end_unix });
         }
         if report.effective_rate_hz < report.rate_hz {
-            // Formats that tell times count samples: they stand for the mean interval.
+            // Formats that show times count samples: each stands for the mean interval.
             made.profile.meta.interval_us = report.mean_interval_us();
         }
         self.since = Since {
@@ -363,7 +363,7 @@ impl Running {
         }
     }
 
-    /// Ends the recording. Returns its last segment, which is the whole of one that was never cut.
+    /// Ends the recording. Returns its last segment, which is the whole recording if it was never cut.
     ///
     /// # Errors
     /// When the kernel refuses, or a thread of the recorder has ended early: its samples are lost then.
@@ -374,14 +374,14 @@ impl Running {
         if let Some(task_looks) = self.threads.as_mut().and_then(|threads| threads.task_looks.take()) {
             task_looks.stop();
         }
-        // It takes a while: running threads are sampled as long as waiting ones are.
+        // It takes a while: running threads are sampled for as long as waiting ones are.
         if let Some(second_look) = self.threads.as_mut().and_then(|threads| threads.second_look.take()) {
             second_look.stop();
         }
         if waits {
             let mut sleepers = lock(&self.parts.sleepers);
             sleepers.look(&self.parts.registry, &self.parts.kernel, Duration::ZERO, sleepers::AT_END);
-            // Those that went on while the others were read.
+            // Threads that were switched while the others were read.
             sleepers.look(&self.parts.registry, &self.parts.kernel, Duration::ZERO, sleepers::AGAIN);
         }
         lock(&self.parts.kernel).detach_sampling();
@@ -398,14 +398,14 @@ impl Running {
                 "kernel.perf_event_max_sample_rate is {limit}, the most that a CPU samples in a second: ask for less, or raise it"
             ));
         }
-        // Where the targets wait and what their children do is asked before the slower part of the end.
+        // Where the targets wait and what their children do is read before the slower part of the end.
         let waiting = waiting::place(&self.parts.request.targets, &self.parts.registry);
         let busy_children = self.parts.children.busy(self.parts.started.elapsed());
         let bank = lock(&self.parts.kernel).bank();
         let (counters, settled) = lock(&self.parts.kernel).bank_counters(bank)?;
         // The last kicks may have been on their way when everything ended.
         let totals = lock(&self.parts.kernel).waits(bank)?.map(WaitTotals::without_kicks_to_come);
-        // Who tells whom decides the order: the reader tells the maker, and the maker and the follower tell the mapper.
+        // The order follows the messages: the reader sends to the maker, and the maker and the follower send to the mapper.
         let Threads { reader, follow, sender, maker, mapper, .. } =
             self.threads.take().expect("only the end takes them");
         let reader = reader.stop();
@@ -415,7 +415,7 @@ impl Running {
         lock(&self.parts.kernel).detach_lifecycle()?;
         if waits {
             let lasting = lock(&self.parts.sleepers).end(&lock(&self.parts.kernel), waits_ended);
-            // A maker that has ended is told of below.
+            // A maker that has ended is reported below.
             let _ended = sender.send(Told::Lasting(lasting));
         }
         drop(sender);
@@ -440,7 +440,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Only where it was not finished.
+        // Only if `finish` was not called.
         if let Some(threads) = self.threads.take() {
             self.abandon(threads);
         }
@@ -455,7 +455,7 @@ impl Running {
         self.parts.limiter.stop();
         self.parts.timer.stop();
         self.parts.end.come();
-        // There is nobody left to tell of what fails.
+        // Failures can no longer be reported to anyone.
         lock(&self.parts.kernel).detach_sampling();
         let _read = reader.stop();
         let _followed = follow.stop();
@@ -466,14 +466,14 @@ impl Running {
     }
 }
 
-/// What the registry knows of the segment that ends.
+/// What the registry knows about the segment that ends.
 fn take_counts(registry: &Mutex<Registry>, not_lost: &mut u64) -> SegmentCounts {
     let mut registry = lock(registry);
     *not_lost += registry.not_lost();
     registry.cut(SETTLED)
 }
 
-/// A moment of the monotonic clock, on the other clocks. It lies at most some milliseconds ago.
+/// Converts a moment of the monotonic clock to the other clocks. It is at most some milliseconds ago.
 fn at(moment: KtimeNs) -> (Instant, f64) {
     let ago = Duration::from_nanos(KtimeNs::now().0.saturating_sub(moment.0));
     let now = Instant::now();

@@ -1,7 +1,7 @@
 //! Makes samples of records and hands them to the sink.
 //!
-//! A thread of its own between the ring's reader and the disk: it may take its time, for nothing waits for it but
-//! memory, and that is bounded (see `events::Reader`).
+//! Runs in a thread of its own between the ring's reader and the disk. It may take its time: nothing but memory is held
+//! up by it, and that is bounded (see `events::Reader`).
 
 mod lasting;
 mod native;
@@ -44,15 +44,15 @@ use tachyon_common::stop::StopReason;
 /// How often missing names are read from live processes.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether there is anything to do while nothing is told.
+/// How often to check for work while no messages come.
 const IDLE_TICK: Duration = Duration::from_secs(5);
 
-/// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this and the 0.2 s after
-/// which the ring is read again, or the 0.8 s of a calm recording, whose samples are flushed as they come; and what threads wait
-/// for their CPUs.
+/// How often a streaming sink is flushed. A recording that is killed then loses no more than its last second: this plus the 0.2 s
+/// after which the ring is read again, or the 0.8 s of a calm recording, whose samples are flushed as they come; plus the time that
+/// threads wait for CPUs.
 const FLUSH: Duration = Duration::from_millis(500);
 
-/// Code objects of a process that are read before it is asked whether that costs too much.
+/// How many code objects of a process are read before checking whether that costs too much.
 const AT_A_TIME: u32 = 32;
 
 /// An image is forgotten this long after its last process: its last records have been read by then.
@@ -66,7 +66,7 @@ pub(super) struct Live {
     pub failed: AtomicBool,
     /// `--max-memory` is reached.
     pub no_memory: AtomicBool,
-    /// Rung when one of these is set, and when others have something to do.
+    /// Rung when one of these is set, and when other threads have something to do.
     pub bells: Bells,
 }
 
@@ -76,7 +76,7 @@ impl Live {
     }
 }
 
-/// What the thread is told.
+/// Messages to the thread.
 pub(super) enum Told {
     /// Records, as they lay in the ring.
     Batch(Batch),
@@ -84,7 +84,7 @@ pub(super) enum Told {
     Lasting(Lasting),
     /// Tasks of event loops that are idle.
     TaskWaits(TaskWaits),
-    /// All records of a bank of counters have been told: what follows belongs to the next segment.
+    /// All records of a bank of counters have been sent: what follows belongs to the next segment.
     Cut(Box<Cut>),
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Cut {
     pub next: Made,
     /// Its bank of counters.
     pub bank: u32,
-    /// Who wants the segment that has ended.
+    /// Where to send the segment that has ended.
     pub reply: Sender<Made>,
 }
 
@@ -124,25 +124,25 @@ pub(super) struct Maker {
     pub live: Arc<Live>,
     /// The limit of `--max-memory`.
     pub memory: Option<Memory>,
-    /// How often each was met: one frame that never gets its name would else take memory with every sample.
+    /// How often each was met: otherwise a frame that never gets its name would take memory with every sample.
     unnamed: HashMap<Unnamed, u64, RandomState>,
-    /// Images that sent code objects since they were judged last.
+    /// Images that have sent code objects since they were last judged.
     images: HashSet<u64>,
     /// Names the kernel's frames, where those are wanted.
     pub kernel: Option<KernelFrames>,
     native: Option<NativeSide>,
     /// Events that are sampled, where they were chosen.
     pub events: Vec<ChosenEvent>,
-    /// Who ends waits is wanted too.
+    /// Whether to record who ends waits, too.
     pub wakers: bool,
-    /// Stacks of waits that have begun, and of threads that have ended one.
+    /// Stacks of waits that have begun, and of threads that have ended a wait.
     begun: Held,
     waking: Held,
     threads: waits::Threads,
     pub tasks: whose::Tasks,
     /// The bank of counters of the present segment.
     bank: u32,
-    /// Sample records of the next segment that came before this one was over.
+    /// Sample records of the next segment that arrived before this one was over.
     early: Vec<u8>,
 }
 
@@ -178,10 +178,10 @@ impl Maker {
         }
     }
 
-    /// Deals with what it is told until nobody can tell it anything. Returns the last segment.
+    /// Handles messages until all senders are gone. Returns the last segment.
     pub fn run(mut self, told: &Receiver<Told>, queued: &AtomicUsize) -> Made {
         let (mut last_tick, mut last_flush) = (Instant::now(), Instant::now());
-        // The sink may have taken something since it was flushed.
+        // Whether the sink may have received anything since the last flush.
         let mut fresh = false;
         loop {
             let message = told.recv_timeout(self.patience(fresh, last_tick.elapsed(), last_flush.elapsed()));
@@ -221,7 +221,7 @@ impl Maker {
         self.made
     }
 
-    /// How long to wait for something to be told, `ticked` after the last tick and `flushed` after the last flush.
+    /// How long to wait for a message, `ticked` after the last tick and `flushed` after the last flush.
     fn patience(&self, fresh: bool, ticked: Duration, flushed: Duration) -> Duration {
         let wants_names = self.symbolizer.is_missing_any() || self.names.are_missing();
         let tick = if wants_names || !self.images.is_empty() { TICK } else { IDLE_TICK };
@@ -232,15 +232,15 @@ impl Maker {
         if self.memory.is_some() { until_tick.min(FLUSH) } else { until_tick }
     }
 
-    /// Tells whose names are left out.
+    /// Reports whose names are left out.
     fn tell_refused(&mut self) {
         for note in self.symbolizer.refused() {
             lock(&self.registry).note(note);
         }
     }
 
-    /// Ends the segment, hands it over and begins the next. What is known of code objects, names and mappings stays; what
-    /// refers to the profile that ends is found anew in the next one.
+    /// Ends the segment, hands it over and begins the next. What is known about code objects, names and mappings stays;
+    /// references to the ending profile are looked up anew in the next one.
     fn cut(&mut self, cut: Cut) {
         let Cut { next, bank, reply } = cut;
         self.read_missing();
@@ -261,7 +261,7 @@ impl Maker {
             kernel.begin_profile();
         }
         self.bank = bank;
-        // Who asked has gone only if the recording is being dropped.
+        // The receiver is gone only if the recording is being dropped.
         let _gone = reply.send(ended);
         let early = std::mem::take(&mut self.early);
         self.batch(&early);
@@ -285,7 +285,7 @@ impl Maker {
                     self.made.waited.received += u64::from(facts.weight) + u64::from(facts.queued);
                     self.wait_end(&record, &facts);
                 }
-                // They belong to records that come later; behind an early one, to the next segment's.
+                // Their records come later; after an early one, they belong to the next segment.
                 Ok(Event::WaitBegin(record, _, facts)) if self.early.is_empty() => {
                     let bytes = before.len() - events.rest().len();
                     self.begun.hold(record.tid, facts.left_ns, &before[..bytes]);
@@ -311,7 +311,7 @@ impl Maker {
                     // What a target claims of its code objects may be nonsense: its frames then have no names.
                     let _refused = self.symbolizer.add_code(&mut self.made.profile, &record, payload, &layout);
                 }
-                // A sample whose header is all that can be read; the reader has counted records of no known kind.
+                // A sample of which only the header can be read; the reader has counted records of unknown kinds.
                 Err(_) if is_sample => {
                     self.made.received += 1;
                     self.made.bad_samples += 1;
@@ -321,7 +321,7 @@ impl Maker {
         }
     }
 
-    /// The owner of a record, with its stack as the merger has it last, and whose work it was.
+    /// The owner of a record, with its stack left in the merger, and whose work it was.
     fn stack(&mut self, record: &SampleRecord, frames: Frames<'_>) -> (Owner, SampleRecord, (Merge, Option<WorkId>)) {
         self.threads.learn(record);
         let mut settled = Settled::of(&lock(&self.registry), record, frames);
@@ -335,7 +335,7 @@ impl Maker {
         if owner.first {
             made.processes.push(PerProcess { program: ProgramKey::of(record), ..PerProcess::default() });
         }
-        // Each request of a server is another one: what nobody writes down is not to be remembered.
+        // Each request of a server is different work: it is not to be remembered if no sink writes it down.
         let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
         let whose = frames.whose().filter(|_| tells_work);
         let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose));
@@ -395,7 +395,7 @@ impl Maker {
         process.samples += 1;
         process.merges.count(merge);
         process.not_initialized += u64::from(record.stop == StopReason::RuntimeNotInitialized as u8);
-        // Only these count as named when their frames are.
+        // Only whole stacks count as named when their frames are.
         if !StopReason::from_number(record.stop).is_some_and(StopReason::is_whole) {
             return;
         }
@@ -418,8 +418,8 @@ impl Maker {
         }
     }
 
-    /// Frees what is known of images whose last process has been gone for a while: a host that starts programs all day
-    /// must not fill memory with them. Their frames stay in the profile.
+    /// Frees what is known about images whose last process has been gone for a while: a host that starts programs all
+    /// day must not fill memory with them. Their frames stay in the profile.
     fn forget_images(&mut self) {
         let dead = lock(&self.registry).take_dead_images(SETTLED);
         for &image in &dead {
@@ -434,7 +434,7 @@ impl Maker {
         }
     }
 
-    /// Decides on samples that waited for names: those of images in `ended` will get no more.
+    /// Decides on samples that waited for names: images in `ended` will get no more of them.
     fn judge_unnamed(&mut self, ended: &[u64]) {
         let (symbolizer, processes) = (&self.symbolizer, &mut self.made.processes);
         self.unnamed.retain(|Unnamed { process, image, frames }, count| {
@@ -446,12 +446,12 @@ impl Maker {
         });
     }
 
-    /// The layouts' last test: code objects of a wrong one are noise.
+    /// The layouts' last test: with a wrong layout, code objects are noise.
     fn judge_images(&mut self) {
         for image in std::mem::take(&mut self.images) {
             let health = self.symbolizer.health(image);
             let bad = health.bad_names + health.bad_tables + health.outside;
-            // One in a hundred may be a target's own doing; a wrong layout spoils nearly all.
+            // One in a hundred may be a target's own doing; a wrong layout spoils nearly all of them.
             if bad >= 4 && bad * 4 > health.codes {
                 lock(&self.registry).nonsense.push(image);
                 self.live.bells.follow.ring();
@@ -466,7 +466,7 @@ impl Maker {
         for missing in self.symbolizer.missing() {
             let (Some(tgid), Some(layout)) = (missing.tgid, missing.layout) else { continue };
             let Some(layout) = lock(&self.registry).layout(layout).copied() else { continue };
-            // One that has cost enough is asked another time.
+            // A process that has cost enough is read another time.
             let may = || ledger::may(Work::Names, Pid(tgid), Duration::ZERO);
             let process = open.entry(tgid).or_insert_with(|| may().then(|| RemoteProcess::open(Pid(tgid)).ok())?);
             let Some(process) = process else { continue };

@@ -12,24 +12,25 @@ pub struct Segment {
     pub sequence: u64,
     /// Its account: `ran = stored + idle + filtered + not_python + Σ loss`, to the unit.
     pub report: Report,
-    /// What its samples refer to.
+    /// The processes, threads and frames that its samples refer to.
     pub profile: Profile,
-    /// What is known of the account's processes without a sample, which follow the profile's there; they have no identity.
+    /// What is known about the account's processes without a sample, listed there after the profile's; they have no identity.
     pub unsampled: Vec<Process>,
     /// Its samples by stack, where [`Request::keep_stacks`](super::Request::keep_stacks) asked for them; in no order.
     pub stacks: Vec<StackCount>,
-    /// Samples by the frame that they are charged to: the innermost of Python, or a mark such as `<GC>`; the innermost of all where
-    /// there is none.
+    /// Samples by the frame that they are charged to: the innermost Python frame, or a mark such as `<GC>`; the innermost frame of
+    /// all if there is neither.
     pub(super) own: HashMap<FrameId, u64>,
-    /// The first error of its sink; what was written is then not whole.
+    /// The first error of its sink; the output is then incomplete.
     pub sink_error: Option<std::io::Error>,
-    /// In the last one, with targets given by pid: where the first target's main thread waits, if it is alive.
+    /// In the last segment, with targets given by pid: where the first target's main thread waits, if it is alive.
     pub waiting: Option<String>,
-    /// Likewise: targets whose children were busy and are no part of the recording.
+    /// Likewise: targets whose children were busy but are not part of the recording.
     pub busy_children: Vec<BusyChildren>,
-    /// What is weaker than it should be and was not told while the recording ran ([`Status::told`](super::Status::told)).
+    /// What works less well than it should and was not reported while the recording ran
+    /// ([`Status::told`](super::Status::told)).
     pub notes: Vec<String>,
-    /// No CPython that was asked for was met by the end of this segment.
+    /// By the end of this segment, no requested CPython had been met.
     pub nobody: bool,
 }
 
@@ -62,7 +63,7 @@ pub struct Hot {
     pub function: String,
     /// Source file; empty for code outside Python.
     pub file: String,
-    /// Its line: of a function the one that was met most often; `None` where there is none.
+    /// Its line: for a function, the one that was met most often; `None` if there is none.
     pub line: Option<u32>,
     /// Samples.
     pub samples: u64,
@@ -85,7 +86,7 @@ impl Segment {
         }
     }
 
-    /// Functions by samples, most first, as `tachyon-bpf report` has them: native code is charged to the Python function that called it.
+    /// Functions by samples, most first, as in `tachyon-bpf report`: native code is charged to the Python function that called it.
     #[must_use]
     pub fn hottest_functions(&self) -> Vec<Hot> {
         self.hottest(|_| None)
@@ -98,7 +99,7 @@ impl Segment {
     }
 
     fn hottest(&self, apart: impl Fn(i32) -> Option<i32>) -> Vec<Hot> {
-        // File, function and perhaps line; samples, those of the line that has most, and that line.
+        // File, function and perhaps line; samples, the samples of the line that has most, and that line.
         type Place<'a> = (&'a str, &'a str, Option<i32>);
         let mut places: HashMap<Place<'_>, (u64, u64, i32)> = HashMap::new();
         for (&frame, &samples) in &self.own {

@@ -1,4 +1,4 @@
-//! What of a record is to be believed: its Python frames may have been read while they were being linked.
+//! Which parts of a record to trust: its Python frames may have been read while they were being linked.
 
 use super::registry::Registry;
 use crate::events::Frames;
@@ -8,20 +8,20 @@ use tachyon_common::layout::flags;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk;
 
-/// A record as it is to be believed.
+/// The trusted part of a record.
 pub(super) struct Settled<'a> {
-    /// With the reason why its Python stack ended.
+    /// The record, with the corrected reason why its Python stack ended.
     pub record: SampleRecord,
-    /// Without Python frames where they were being linked.
+    /// The frames, without Python ones if those were being linked.
     pub frames: Frames<'a>,
     /// Where activations begin in its interpreter's stacks.
     pub boundaries: Boundaries,
-    /// Those Python frames, where they may be right all the same.
+    /// Those Python frames, if they may be right all the same.
     pub doubted: Option<Frames<'a>>,
 }
 
 impl<'a> Settled<'a> {
-    /// The record as it is to be believed.
+    /// Takes what can be trusted from a record.
     pub fn of(registry: &Registry, record: &SampleRecord, frames: Frames<'a>) -> Self {
         let (mut leaf_first, record) = (frames.iter(), *record);
         let leaf = leaf_first.next();
@@ -31,7 +31,7 @@ impl<'a> Settled<'a> {
         let Some((layout, stop)) = known else { return settled };
         settled.boundaries = Boundaries::of(layout);
         if record.status & status::CALLERS != 0 {
-            // C entered the evaluator for the outermost of all frames; else what was read was no `cframe`.
+            // C entered the evaluator for the outermost of all frames; otherwise what was read was not a `cframe`.
             let entered = root.is_some_and(|root| root.flags & frame::ENTRY != 0);
             if !entered {
                 settled.forget_python();

@@ -4,7 +4,7 @@ use crate::kernel::LoadTimes;
 use crate::report::StartReport;
 use std::time::Instant;
 
-/// Takes the time of each part of the start.
+/// Measures the time of each part of the start.
 pub(crate) struct Clock {
     start: Instant,
     last: Instant,

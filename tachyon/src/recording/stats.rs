@@ -1,8 +1,8 @@
 //! What a recording costs: its own CPU time and memory, and what the kernel measures of the BPF programs.
 //!
-//! The kernel measures each run of each BPF program of the host, or none: two readings of a clock for each. Of samples nobody can
-//! tell; where waits are sampled, a program runs at each switch of threads, and measuring would cost as much as the program does. So
-//! there it is measured for the first moments, and reckoned by the number of switches after that, of which the kernel keeps count anyway.
+//! The kernel measures each run of every BPF program of the host, or none: two clock readings per run. For samples that is not
+//! noticeable; where waits are sampled, a program runs at each context switch, and measuring would cost as much as the program does. So
+//! there it is measured at first, and after that estimated from the number of switches, which the kernel counts anyway.
 
 use super::follow::lock;
 use crate::kernel::{Kernel, RunStats};
@@ -14,10 +14,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// For how long is measured where waits are sampled.
+/// How long to measure where waits are sampled.
 const MEASURED: Duration = Duration::from_millis(900);
 
-/// What `bpf_stats` of the report says from then on.
+/// What the report's `bpf_stats` says from then on.
 const RECKONED: &str = "for the first second; from then on by the number of context switches";
 
 /// The kernel's own measuring of BPF programs.
@@ -32,7 +32,7 @@ enum State {
     Reckoned(Reckoned),
 }
 
-/// From when on is measured for a while.
+/// Measures for a while, from this moment.
 #[derive(Clone, Copy)]
 struct Until {
     began: Instant,
@@ -40,7 +40,7 @@ struct Until {
     switches: u64,
 }
 
-/// What BPF costs by the number of switches.
+/// What BPF costs, estimated from the number of switches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reckoned {
     /// Up to the last moment that was measured.
@@ -60,7 +60,7 @@ impl Reckoned {
     }
 }
 
-/// What was used by a moment, since the start of everything.
+/// What had been used by a moment, since the very start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
     /// Runs of the timer's program since the object was loaded, as the kernel counted them.
@@ -76,7 +76,7 @@ impl Stats {
         let held = aya::sys::enable_stats(aya::sys::Stats::RunTime);
         Self(Mutex::new(match held {
             Ok(held) => State::On { _held: held, until: None },
-            // The kernel wants CAP_SYS_ADMIN for it, always.
+            // The kernel always requires CAP_SYS_ADMIN for it.
             Err(error) => State::Off(format!("off: {}", error.io_error)),
         }))
     }
@@ -89,7 +89,7 @@ impl Stats {
         }
     }
 
-    /// Ends it if it is time. To be called now and then.
+    /// Ends the measuring if it is time. To be called now and then.
     pub fn turn(&self, kernel: &Kernel) {
         let mut state = lock(&self.0);
         let State::On { until: Some(until), .. } = &*state else { return };
@@ -105,7 +105,7 @@ impl Stats {
         !matches!(&*lock(&self.0), State::Off(_))
     }
 
-    /// Runs of the timer's program, where the kernel counted each, and the nanoseconds of all programs.
+    /// Runs of the timer's program, if the kernel counted each, and the nanoseconds of all programs.
     fn measured(&self, kernel: &Kernel) -> (Option<u64>, Option<u64>) {
         match &*lock(&self.0) {
             State::Off(_) => (None, None),
@@ -118,7 +118,7 @@ impl Stats {
         }
     }
 
-    /// CPU time of this process, and of the BPF programs where that is known, up to now.
+    /// CPU time of this process up to now, and of the BPF programs if known.
     pub fn time(&self, kernel: &Kernel) -> Duration {
         let bpf_ns = self.measured(kernel).1.unwrap_or(0);
         Duration::from_nanos(bpf_ns + super::registry::cpu_time_ns(std::process::id()).unwrap_or(0))
@@ -185,7 +185,7 @@ mod tests {
         let by = Reckoned::new(&began, 6_000, 75);
         assert_eq!(by, Reckoned { run_ns: 6_000, switches: 75, each_ns: 200.0 });
         assert_eq!((by.run_ns(75), by.run_ns(85)), (6_000, 8_000));
-        // Nothing was switched meanwhile, or the count is another machine's.
+        // No switch in between, or a count from another machine.
         assert_eq!(Reckoned::new(&began, 1_000, 50).run_ns(90), 1_000);
         assert_eq!(by.run_ns(3), 6_000);
     }

@@ -1,4 +1,4 @@
-//! Which processes at the start, and what the rest of the host does beside them.
+//! Which processes are recorded from the start, and what the rest of the host does beside them.
 
 use super::follow::{Follower, lock};
 use super::made::{Made, Told};
@@ -69,8 +69,7 @@ pub(super) fn select(request: &Request, follower: &mut Follower, registry: &Mute
     Ok(())
 }
 
-/// Gives the children that these processes have already their entries, theirs as well, whatever they run: a shell's children may be
-/// what is looked for.
+/// Gives entries to the existing descendants of these processes, whatever they run: a shell's children may be the targets.
 fn adopt_descendants(targets: &[Pid], follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
     let own = Pid(std::process::id());
     let known = targets.iter().copied().chain([own]).collect();
@@ -80,7 +79,7 @@ fn adopt_descendants(targets: &[Pid], follower: &mut Follower, registry: &Mutex<
     })
 }
 
-/// Gives every process of the host its entry. Of most nothing is read but their mappings.
+/// Gives every process of the host its entry. For most, only the mappings are read.
 fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Result<()> {
     let own = Pid(std::process::id());
     // First, for its helper processes, which start while the others are looked at.
@@ -88,15 +87,15 @@ fn adopt_all(follower: &mut Follower, registry: &Mutex<Registry>) -> anyhow::Res
     adopt_each(HashSet::from([own]), follower, registry, discover::pids)
 }
 
-/// Gives the processes of a list their entries but those that are known, again and again until the list has no new one: a child of
-/// one that had no entry yet was told to nobody.
+/// Gives entries to the processes of a list that are not yet known, again and again until the list has no new one: the fork of a
+/// process without an entry is not reported.
 fn adopt_each(
     mut known: HashSet<Pid>,
     follower: &mut Follower,
     registry: &Mutex<Registry>,
     list: impl Fn() -> io::Result<Vec<Pid>>,
 ) -> anyhow::Result<()> {
-    // Who forks faster than this looks has children that are told of, for all others have their entries by then.
+    // If processes fork faster than that, their children are reported, since everything else has its entry by then.
     const ROUNDS: usize = 16;
     for _ in 0..ROUNDS {
         let new: Vec<Pid> = list()?.into_iter().filter(|&pid| known.insert(pid)).collect();
@@ -121,13 +120,13 @@ fn adopt_one(pid: Pid, follower: &mut Follower, registry: &Mutex<Registry>) -> a
             lock(registry).refuse(format!("pid {pid}: {}", reason(pid, &error)));
         }
         Ok(_) => follower.ignore(pid.0)?,
-        // One that is gone is no news.
+        // A process that is gone needs no note.
         Err(_) => {}
     }
     Ok(())
 }
 
-/// Why a process could not be looked at, with the mend where one is known.
+/// Why a process could not be looked at, with the remedy if one is known.
 fn reason(pid: Pid, error: &anyhow::Error) -> String {
     if let Some(InspectError::Process(denied)) = error.downcast_ref()
         && denied.is_denied()
@@ -143,7 +142,7 @@ fn comm(pid: Pid) -> String {
     text.trim_end().to_owned()
 }
 
-/// Version of the header, as far as it is known: major, minor, micro; of several the newest.
+/// Version for the header, as far as known: major, minor, micro; the newest if there are several.
 pub(super) fn newest_version(registry: &Registry) -> Option<(u8, u8, u8)> {
     newest(registry.python())
 }
@@ -159,7 +158,8 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, told: Told) {
     for (counts, process) in made.processes.iter().zip(&mut made.profile.processes) {
         let Some(info) = segment.get(counts.program) else { continue };
         if process.python_version.is_empty() {
-            // Of one that runs something else by now, or has never been more than a copy of its parent: what was sampled.
+            // For a process that runs something else by now, or was never more than a copy of its parent: the version
+            // that was sampled.
             info.last_python().map_or("", |(_, version)| version).clone_into(&mut process.python_version);
         }
         if process.cmdline.is_empty() {
@@ -168,7 +168,7 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, told: Told) {
         if process.environment.is_empty() {
             process.environment = told.environment(info);
         }
-        // It was sampled before it had been looked at, and had entered its container since it was forked.
+        // It was sampled before it was looked at, and had entered its container after its fork.
         if process.container.is_empty() {
             process.container.clone_from(&info.container);
             process.pod.clone_from(&info.pod);
@@ -184,7 +184,7 @@ pub(super) fn complete(made: &mut Made, segment: &SegmentCounts, told: Told) {
     made.profile.meta.python_version = newest.unwrap_or(made.profile.meta.python_version);
 }
 
-/// What to say of variables that were to be labels and that nobody was started with: their names may be misspelt.
+/// What to say about variables that were to be labels but that no process was started with: their names may be misspelt.
 pub(super) fn unknown_variables(made: &Made, request: &Request) -> Vec<String> {
     let processes = &made.profile.processes;
     let wanted = request.variables.iter().flatten().filter(|_| request.label_env && !processes.is_empty());

@@ -1,7 +1,8 @@
-//! `--max-cpu`: compares what the profiler uses with what it may use, and samples less often where it is too much; when
-//! the load has gone for a while, as often again as there is room for.
+//! `--max-cpu`: compares what the profiler uses with what it may use, and samples less often where it is too much; once
+//! the load has been gone for a while, it samples more often again, as far as there is room.
 //!
-//! Also keeps account of how often was sampled when: what to expect is the sum over the times of one rate each.
+//! Also keeps account of the rates over time: the expected number of samples is the sum over the periods with one rate
+//! each.
 
 use super::bell::Bell;
 use super::follow::lock;
@@ -13,19 +14,19 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the profiler's use is compared.
+/// How often the profiler's use is compared with its limit.
 const SECOND: Duration = Duration::from_secs(1);
-/// The rarest samples: as `--interval`.
+/// The longest interval between samples, as for `--interval`.
 const SLOWEST: Duration = Duration::from_secs(1);
-/// Lowered by this much more than the excess asks for, so that one step is mostly enough.
+/// The rate is lowered by this much more than the excess requires, so that one step is mostly enough.
 const MARGIN: f64 = 1.1;
-/// Most that one step lowers or raises: what a second tells may not last.
+/// Most that one step lowers or raises: what one second shows may not last.
 const LARGEST_STEP: f64 = 4.0;
-/// Raised only so far that this share of the limit would have sufficed in each of the seconds before. What is used beside
-/// sampling does not grow with the rate, so this errs to the side of caution.
+/// Raised only so far that this share of the limit would have sufficed in each of the seconds before. Use apart from
+/// sampling does not grow with the rate, so this errs on the side of caution.
 const RAISE_TO: f64 = 0.7;
-/// So many seconds in a row must have had room, the first time; twice as many after each time that the rate had to be
-/// lowered again, up to [`PATIENCE_MOST`]: load that comes and goes must not make the rate come and go with it.
+/// This many seconds in a row must have had room, the first time; twice as many each time that the rate had to be
+/// lowered again, up to [`PATIENCE_MOST`]: the rate must not go up and down with the load.
 const PATIENCE: u32 = 10;
 const PATIENCE_MOST: u32 = 640;
 /// Less than this is not worth attaching the event anew, which may cost a sample.
@@ -37,7 +38,7 @@ pub(super) struct Throttle {
     /// Share of one core.
     limit: f64,
     interval: Duration,
-    /// What was asked for: never less.
+    /// The interval asked for: it never gets shorter.
     shortest: Duration,
     /// Time since the start, and what was used by then.
     last: Option<(Duration, Duration)>,
@@ -45,7 +46,7 @@ pub(super) struct Throttle {
     over: Option<f64>,
     /// Seconds in a row that had room, and the largest share used in one of them.
     calm: (u32, f64),
-    /// How many of them it takes.
+    /// How many such seconds it takes.
     patience: u32,
     raised: bool,
 }
@@ -65,8 +66,8 @@ impl Throttle {
         }
     }
 
-    /// Takes what was used until now. Returns a longer interval where two seconds in a row were over the limit: a single
-    /// one may have been spent on the start of a hundred processes. A shorter one where there has been room for long.
+    /// Takes what was used until now. Returns a longer interval if two seconds in a row were over the limit (a single
+    /// one may have been spent on the start of a hundred processes), and a shorter one if there has been room for long.
     pub fn turn(&mut self, elapsed: Duration, used: Duration) -> Option<Duration> {
         let Some((before, used_before)) = self.last else {
             self.last = Some((elapsed, used));
@@ -114,13 +115,13 @@ impl Throttle {
     }
 }
 
-/// Which rate was asked of the kernel for how much of the targets' CPU time.
+/// Which rate the kernel was asked for during how much of the targets' CPU time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
     rate_hz: f64,
     /// CPU time of the targets up to the last change.
     cpu_ns: u64,
-    /// Samples to expect of it.
+    /// Samples to expect from it.
     expected: f64,
 }
 
@@ -133,19 +134,19 @@ impl Rates {
     /// The rate changes, when the targets have used so much altogether.
     pub fn change(&mut self, cpu_ns: u64, rate_hz: f64) {
         self.expected = self.expected(cpu_ns);
-        // A process that has just ended may be missing until its end is told: that is no time to count twice.
+        // A process that has just ended may be missing until its end is reported: its time must not count twice.
         self.cpu_ns = self.cpu_ns.max(cpu_ns);
         self.rate_hz = rate_hz;
     }
 
-    /// Samples to expect of so much CPU time.
+    /// Samples to expect from this much CPU time.
     pub fn expected(&self, cpu_ns: u64) -> f64 {
         self.expected + cpu_ns.saturating_sub(self.cpu_ns) as f64 / 1e9 * self.rate_hz
     }
 }
 
-/// Keeps a recording within its limit: a thread of its own where there is one, for it keeps the right to attach the
-/// event anew, which the others drop.
+/// Keeps a recording within its limit, if there is one. Runs in a thread of its own because it keeps the right to
+/// attach the event anew, which the others drop.
 pub(super) struct Limiter {
     rates: Arc<Mutex<Rates>>,
     running: Option<Thread>,
@@ -154,7 +155,7 @@ pub(super) struct Limiter {
 struct Thread {
     /// The thread ends when this is dropped.
     stop: mpsc::Sender<()>,
-    /// What is to be told while it runs.
+    /// Messages for the user while it runs.
     told: mpsc::Receiver<String>,
     thread: JoinHandle<()>,
 }
@@ -192,12 +193,12 @@ impl Limiter {
         Ok(Self { rates, running: Some(Thread { stop, told, thread }) })
     }
 
-    /// What is to be told now.
+    /// Messages for the user so far.
     pub fn told(&self) -> Vec<String> {
         self.running.iter().flat_map(|thread| thread.told.try_iter()).collect()
     }
 
-    /// How often was sampled so far.
+    /// The sampling rates so far.
     pub fn rates(&self) -> Rates {
         *lock(&self.rates)
     }
@@ -206,7 +207,7 @@ impl Limiter {
     pub fn stop(&mut self) {
         if let Some(Thread { stop, thread, told }) = self.running.take() {
             drop((stop, told));
-            // Its panic is on standard error; the rate that was asked for last holds.
+            // Its panic is on standard error; the rate last asked for stays.
             let _panicked = thread.join();
         }
     }
@@ -220,7 +221,7 @@ struct Worker {
     kernel: Arc<Mutex<Kernel>>,
     registry: Arc<Mutex<Registry>>,
     told: mpsc::Sender<String>,
-    /// Rung when there is.
+    /// Rung when there is a message.
     news: Bell,
 }
 
@@ -248,7 +249,7 @@ impl Worker {
             lock(&self.rates).change(cpu_ns, rate_hz);
             lowest_hz = lowest_hz.min(rate_hz);
             if !std::mem::replace(&mut told, true) {
-                // As it was given: with two decimals at most.
+                // As it was given, with two decimals at most.
                 let percent = (self.throttle.limit * 10_000.0).round() / 100.0;
                 let _over = self.told.send(format!(
                     "the profiler used more than its CPU limit, {percent} % of a core: sampling at {rate_hz:.1} Hz, less if need be, and more when there is room again"
@@ -294,7 +295,7 @@ mod tests {
             (0, 500, None),
             // Too early to tell.
             (900, 600, None),
-            // 100 ms in a second are ten times too much, but only once.
+            // 100 ms in a second is ten times too much, but only once.
             (1000, 600, None),
             (2000, 605, None),
             (3000, 655, None),
@@ -304,7 +305,7 @@ mod tests {
             (5000, 700, None),
             (6000, 710, None),
             (7000, 2000, None),
-            // The most one step does.
+            // The largest single step.
             (8000, 3000, Some(88)),
             (9000, 4000, None),
             (10_000, 5000, Some(352)),
@@ -337,13 +338,13 @@ mod tests {
         };
         // As asked for: there is nothing to raise.
         assert!(spend(&mut throttle, 30, 1).is_empty());
-        // 40 ms are four times too much.
+        // 40 ms is four times too much.
         assert_eq!(spend(&mut throttle, 2, 40), [40]);
-        // 6 ms leave no room that is worth it.
+        // 6 ms leaves too little room to be worth it.
         assert!(spend(&mut throttle, 60, 6).is_empty());
-        // 2 ms leave room for 3.5 times as much; the longer interval is never shorter than what was asked for.
+        // 2 ms leaves room for 3.5 times as much; the interval never gets shorter than what was asked for.
         assert_eq!(spend(&mut throttle, 20, 2), [11, 10]);
-        // The load comes back: twice as long without it now.
+        // The load comes back: from now on it takes twice as long without it.
         assert_eq!(spend(&mut throttle, 2, 40), [40]);
         assert!(spend(&mut throttle, 19, 1).is_empty());
         assert_eq!(spend(&mut throttle, 1, 1), [10]);
@@ -357,7 +358,7 @@ mod tests {
         let mut rates = Rates::new(100.0);
         assert_eq!(rates.expected(3 * second), 300.0);
         rates.change(2 * second, 50.0);
-        // A process that ended and is not told of yet.
+        // A process that ended and has not been reported yet.
         rates.change(second, 25.0);
         assert_eq!(rates.expected(2 * second), 200.0);
         assert_eq!(rates.expected(6 * second), 300.0);

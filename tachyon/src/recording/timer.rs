@@ -1,7 +1,8 @@
-//! What is to be done again and again while a recording runs, on one thread that wakes about twice a second.
+//! Periodic work while a recording runs, on one thread that wakes about twice a second.
 //!
-//! The intervals between samples are drawn anew ([`Kernel::vary_intervals`]). And CPUs are looked for that have gone away and come
-//! back: the kernel ends the sampling event of one that goes, and gives it none when it is back, so the event is attached anew. Where waits are sampled, BPF is measured for its first turns only ([`Stats`]).
+//! The intervals between samples are drawn anew ([`Kernel::vary_intervals`]). It also looks for CPUs that went offline and came back: the
+//! kernel ends the sampling event of a CPU that goes and gives it none when it is back, so the event is attached anew. Where waits are
+//! sampled, it also ends the measuring of BPF after the first turns ([`Stats`]).
 
 use super::follow::lock;
 use super::registry::Registry;
@@ -12,13 +13,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often CPUs are looked for where no intervals are drawn; else it is done at the same time. Reading the list takes some
-/// microseconds.
+/// How often CPUs are checked where no intervals are drawn; otherwise both are done at the same time. Reading the list takes
+/// some microseconds.
 const TURN: Duration = Duration::from_millis(500);
 
 /// The thread.
 pub(super) struct Timer {
-    /// Dropped first, which ends the thread.
+    /// Dropping it ends the thread.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -88,7 +89,7 @@ impl Known {
         Self(online.into_iter().collect())
     }
 
-    /// Those that have come, if any have. Of those that have gone the event is gone as well.
+    /// CPUs that have come online, if any. The event of a CPU that has gone is gone as well.
     fn turn(&mut self, online: Vec<u32>) -> Option<Vec<u32>> {
         let online: BTreeSet<u32> = online.into_iter().collect();
         let come: Vec<u32> = online.difference(&self.0).copied().collect();

@@ -1,9 +1,9 @@
-//! What the threads of each process did with their lives: ran, waited for a CPU, or waited for something else. Counted beside the
-//! samples of waiting threads, and not from them: for how long a thread waited its switches tell ([`SeenThread::waited_ns`]), for how
-//! long of that it was ready to run the kernel.
+//! What the threads of each process did with their time: ran, waited for a CPU, or waited for something else. Counted separately from
+//! the samples of waiting threads: its switches show how long a thread waited ([`SeenThread::waited_ns`]), and the kernel how long of
+//! that it was ready to run.
 //!
-//! The kernel's own CPU time is no measure of waits that are short: where a thread is woken on a CPU that is idle, it is the thread's from
-//! the moment at which that CPU puts it into its queue, some microseconds before it runs.
+//! The kernel's own CPU time is no measure for short waits: if a thread is woken on an idle CPU, the time counts as the thread's from the
+//! moment that CPU queues it, some microseconds before it runs.
 
 use super::registry::{EndedThread, SegmentCounts};
 use crate::kernel::Kernel;
@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, HashMap};
 use tachyon_common::event::ProcessRecord;
 use tachyon_common::wait::SeenThread;
 
-/// How long all threads of a process together have lived, waited since waits are sampled, and been ready to run without a CPU, nanoseconds.
+/// How long all threads of a process together have lived, have waited since waits have been sampled, and have been ready to run without a
+/// CPU, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lives {
     pub lives_ns: u64,
@@ -36,7 +37,7 @@ impl std::ops::Add for Lives {
 }
 
 impl Lives {
-    /// Of a thread that ended, or all that a process had.
+    /// For a thread that ended, or for all threads that a process had.
     pub fn of_ended(record: &ProcessRecord) -> Self {
         Self { lives_ns: record.lives_ns, queued_ns: record.queued_ns, waited_ns: record.waited_ns }
     }
@@ -50,18 +51,18 @@ impl Lives {
     }
 }
 
-/// What one thread has come to since it started.
+/// What one thread has done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ThreadLife {
     pub ran_ns: u64,
     pub lives: Lives,
-    /// When it started, to a hundredth of a second: tells it from a later one with the same id.
+    /// When it started, to a hundredth of a second: distinguishes it from a later one with the same id.
     start_ns: u64,
 }
 
 impl ThreadLife {
     fn since(self, earlier: Option<&Self>) -> Self {
-        // Of a thread that exits the kernel tells the start exactly, of others to a hundredth of a second.
+        // The kernel gives the start of an exiting thread exactly, of others to a hundredth of a second.
         const APART_NS: u64 = 20_000_000;
         let same = earlier.filter(|earlier| earlier.start_ns.abs_diff(self.start_ns) < APART_NS);
         let Some(earlier) = same else { return self };
@@ -77,12 +78,12 @@ impl ThreadLife {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     lives: Lives,
-    /// Its threads that live.
+    /// Its live threads.
     threads: HashMap<u32, ThreadLife>,
 }
 
 impl Known {
-    /// A process so far. A thread that ends meanwhile is counted once: where one has, all are asked again.
+    /// A process so far. A thread that ends meanwhile is counted once: if one has, all are read again.
     fn of(pid: u32, kernel: &Kernel, waits: &Waits) -> Option<Self> {
         const TRIES: usize = 3;
         let ended = || {
@@ -102,7 +103,7 @@ impl Known {
         let process = RemoteProcess::at(Pid(pid));
         let mut sum = Self::default();
         for tid in process.thread_ids().ok()? {
-            // One that has ended the kernel side tells of.
+            // If it has ended, the kernel side reports it.
             let Some(times) = process.task_times(tid) else { continue };
             let now_ns = KtimeNs::now().0;
             let lives_ns = now_ns.saturating_sub(times.start_ns);
@@ -115,20 +116,20 @@ impl Known {
     }
 }
 
-/// What is known of waits at one moment.
+/// What is known about waits at one moment.
 struct Waits {
-    /// Threads that have been switched since waits are sampled.
+    /// Threads that have been switched since waits have been sampled.
     seen: BTreeMap<u32, SeenThread>,
     began_ns: u64,
 }
 
 impl Waits {
-    /// How long a living thread has waited since waits are sampled.
+    /// How long a live thread has waited since waits have been sampled.
     fn of(&self, tid: u32, times: &TaskTimes, now_ns: u64) -> u64 {
         match self.seen.get(&tid) {
             Some(seen) if seen.left_ns == 0 => seen.waited_ns,
             Some(seen) => seen.waited_ns + now_ns.saturating_sub(seen.left_ns),
-            // It has been on its CPU all the time, or asleep.
+            // It has been on its CPU, or asleep, all the time.
             None if times.runs => 0,
             None => now_ns.saturating_sub(self.began_ns.max(times.start_ns)),
         }
@@ -138,22 +139,22 @@ impl Waits {
 /// What was known at the last cut.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    /// Instance -> up to then.
+    /// Counted up to then, by instance.
     counted: Read,
-    /// When the recording began: what a process did before that is none of its.
+    /// When the recording began: what a process did before does not belong to it.
     began_ns: u64,
 }
 
 /// What is known at one moment, by instance.
 pub(super) type Read = HashMap<u64, Known>;
 
-/// What all processes that are recorded and live have come to.
+/// What all live recorded processes have done with their time.
 pub(super) fn read(programs: &[(ProgramKey, u32)], kernel: &Kernel) -> Read {
     let waits = Waits { seen: kernel.seen_threads(), began_ns: kernel.waits_began().0 };
     programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel, &waits)?))).collect()
 }
 
-/// What a process came to in a segment.
+/// What a process did with its time in a segment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passed {
     pub lives: Lives,
@@ -164,7 +165,7 @@ pub(super) struct Passed {
 impl Times {
     /// The recording begins.
     pub fn begin(&mut self, mut now: Read) {
-        // Nobody has counted waits so far.
+        // No waits have been counted so far.
         for known in now.values_mut() {
             known.lives.waited_ns = 0;
             known.threads.values_mut().for_each(|thread| thread.lives.waited_ns = 0);
@@ -172,7 +173,8 @@ impl Times {
         (self.counted, self.began_ns) = (now, KtimeNs::now().0);
     }
 
-    /// What the processes of a segment came to in it. Of one that has executed another program meanwhile, all is that one's.
+    /// What the processes of a segment did with their time in it. If one has executed another program meanwhile, everything
+    /// counts for the new program.
     pub fn cut(&mut self, now: &Read, counts: &SegmentCounts) -> HashMap<ProgramKey, Passed> {
         let mut passed = HashMap::new();
         for (&key, info) in counts.processes.iter().filter(|(_, info)| !info.execs_later()) {
@@ -183,13 +185,13 @@ impl Times {
                 // Fewer than before: threads that were counted then ended at an `exec`.
                 Some(before) if before.lives.lives_ns <= total.lives_ns => before,
                 Some(_) => &nothing,
-                // One that is older than the recording was found late.
+                // A process older than the recording that was found late.
                 None if self.is_older(info.pid) => known.unwrap_or(&nothing),
                 None => &nothing,
             };
             let ended = counts.threads.get(&key.instance).map_or(&[][..], Vec::as_slice);
             let living = known.iter().flat_map(|known| &known.threads).map(|(&tid, &life)| (tid, life));
-            // The kernel side tells of threads before the recording begins.
+            // The kernel side reports threads even before the recording begins.
             let ended = ended.iter().filter(|thread| thread.ended_ns >= self.began_ns);
             let threads = ended.map(of_ended).chain(living);
             let since = |(tid, life): (u32, ThreadLife)| (tid, life.since(before.threads.get(&tid)));
@@ -210,11 +212,11 @@ fn of_ended(thread: &EndedThread) -> (u32, ThreadLife) {
     (thread.tid, ThreadLife { ran_ns: thread.ran_ns, lives: thread.lives, start_ns })
 }
 
-/// What a process or a thread did with its time: `cpu_ns` of it on a CPU as the kernel counts it, or less, where it waited longer than
-/// that leaves; `ticks` of its waits, by cause, tell what for.
+/// What a process or a thread did with its time: `cpu_ns` of it on a CPU as the kernel counts it, or less, if its waits leave less
+/// than that; `ticks` of its waits, by cause, show what for.
 pub(super) fn told(lives: Lives, cpu_ns: u64, ticks: &BTreeMap<&'static str, u64>) -> TimeReport {
     let seconds = |ns: u64| ns as f64 / 1e9;
-    // What nobody watched yet, in the first moments of a process, was no wait that was counted.
+    // In the first moments of a process, waits were not yet watched and so not counted.
     let ran_ns = cpu_ns.min(lives.lives_ns.saturating_sub(lives.waited_ns));
     let blocked = seconds(lives.lives_ns.saturating_sub(ran_ns).saturating_sub(lives.queued_ns));
     let of_waits = ticks.iter().filter(|(cause, _)| **cause != super::waits::FOR_A_CPU);
@@ -242,10 +244,10 @@ mod tests {
         assert_eq!(time.blocked_s, BTreeMap::from([("gil".to_owned(), 3.0), ("socket".to_owned(), 1.0)]));
         let time = told(lives, 5_000_000_000, &BTreeMap::new());
         assert_eq!(time.blocked_s, BTreeMap::from([("other".to_owned(), 4.0)]));
-        // The kernel calls it running that a thread is to run on a CPU that still wakes.
+        // The kernel counts a thread as running while the CPU that will run it still wakes up.
         let time = told(Lives { waited_ns: 6_000_000_000, ..lives }, 5_000_000_000, &ticks);
         assert_eq!((time.running_s, time.queued_s, time.gil_wait_s), (4.0, 1.0, 3.75));
-        // What was measured one after the other never gives less than nothing.
+        // Values measured one after the other never yield a negative time.
         let nothing_counted = told(Lives { waited_ns: 0, ..lives }, 20_000_000_000, &ticks);
         assert!(nothing_counted.blocked_s.values().all(|&seconds| seconds == 0.0));
     }

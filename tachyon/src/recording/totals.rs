@@ -4,11 +4,11 @@ use super::segment::{Hot, Segment};
 use crate::report::Report;
 use std::collections::HashMap;
 
-/// Functions that are remembered between segments; a recording of years meets any number.
+/// Most functions that are remembered between segments; a recording of years meets any number.
 const MOST_FUNCTIONS: usize = 4096;
 
-/// Processes that are listed between segments: a host that starts a thousand programs a minute must not fill memory with them.
-/// Where there are more, those with the fewest samples go.
+/// Most processes that are listed between segments: a host that starts a thousand programs a minute must not fill memory with
+/// them. Where there are more, those with the fewest samples go.
 const MOST_PROCESSES: usize = 1024;
 
 /// Adds up segments.
@@ -20,7 +20,7 @@ pub struct Totals {
     cpu_s: f64,
     /// Index into the report's processes, by instance and image.
     processes: HashMap<(u64, u64), usize>,
-    /// Processes that were listed no longer, each time that happened.
+    /// Processes dropped from the list, each time that happened.
     unlisted: u64,
     functions: HashMap<(String, String), Hot>,
 }
@@ -70,7 +70,7 @@ impl Totals {
         self.unlist();
     }
 
-    /// Keeps half of the processes that are listed when there are too many, in their order.
+    /// Keeps half of the listed processes, in their order, when there are too many.
     fn unlist(&mut self) {
         let listed = &mut self.report.processes;
         let Some(more) = listed.len().checked_sub(MOST_PROCESSES / 2).filter(|_| listed.len() > MOST_PROCESSES) else {
@@ -79,7 +79,7 @@ impl Totals {
         let mut samples: Vec<u64> = listed.iter().map(|process| process.samples).collect();
         let (_, &mut least, _) = samples.select_nth_unstable(more);
         let below = samples.iter().filter(|&&samples| samples < least).count();
-        // Of those with just as many as the last that stays, the oldest go.
+        // Of those with exactly as many samples as the last one that stays, the oldest go.
         let mut equals = more - below;
         listed.retain(|process| {
             let goes = process.samples < least || (process.samples == least && equals > 0);

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The recording has ended and its account waits for this.
+/// Short, because the recording has ended and its account waits for this.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// `file:line function` of the first target's main thread; `None` when there is no single one or it cannot be read.
+/// `file:line function` of the first target's main thread; `None` if there is no single target or it cannot be read.
 pub(super) fn place(targets: &Targets, registry: &Mutex<Registry>) -> Option<String> {
     let Targets::Pids(pids) = targets else { return None };
     let pid = *pids.first()?;

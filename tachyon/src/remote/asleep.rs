@@ -1,8 +1,8 @@
-//! Since when a thread has been asleep, of one that nobody watched when it fell asleep.
+//! Since when a thread has been asleep, if it was not watched when it fell asleep.
 //!
 //! The kernel notes when it last accounted for a thread's time on a CPU: when the thread left it (`se.exec_start` in
 //! `/proc/PID/task/TID/sched`, `kernel/sched/debug.c`). That is a moment of the CPU's own clock (`rq_clock_task`), which leaves out the
-//! time of interrupts and, in a virtual machine, of the host; a thread of ours on that CPU tells what the clock shows now.
+//! time of interrupts and, in a virtual machine, of the host; a thread of this process on that CPU can read what the clock shows now.
 
 use super::{RemoteError, RemoteProcess};
 use crate::types::KtimeNs;
@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// What the clocks of CPUs show, as far as they have been asked.
+/// What the CPUs' clocks show, as far as they have been read.
 #[derive(Debug, Default)]
 pub struct CpuClocks {
     known: HashMap<u32, Option<Reading>>,
@@ -25,7 +25,7 @@ struct Reading {
 }
 
 impl CpuClocks {
-    /// When a CPU's clock showed this; `None` where no thread of ours may run there, or the kernel tells nothing.
+    /// When a CPU's clock showed this; `None` if no thread of this process may run there, or the kernel does not say.
     fn moment(&mut self, cpu: u32, clock: Duration) -> Option<KtimeNs> {
         let reading = (*self.known.entry(cpu).or_insert_with(|| ask(cpu)))?;
         let ago = reading.clock.checked_sub(clock)?;
@@ -33,7 +33,7 @@ impl CpuClocks {
     }
 }
 
-/// Reads a CPU's clock, by a thread that runs there.
+/// Reads a CPU's clock, from a thread that runs there.
 fn ask(cpu: u32) -> Option<Reading> {
     let read = move || {
         let mut only = CpuSet::new();
@@ -49,8 +49,8 @@ fn ask(cpu: u32) -> Option<Reading> {
 }
 
 impl RemoteProcess {
-    /// Since when one of its threads has been off the CPU; `None` when it has ended, or the kernel does not tell. Of one that runs it
-    /// is a moment just now.
+    /// Since when one of its threads has been off the CPU; `None` if it has ended, or the kernel does not say. For a running thread
+    /// it is a moment just now.
     #[must_use]
     pub fn asleep_since(&self, tid: u32, clocks: &mut CpuClocks) -> Option<KtimeNs> {
         let file = |name: &str| -> Result<Vec<u8>, RemoteError> { self.task_file(tid, name) };

@@ -1,4 +1,4 @@
-//! Where a process stands in the control groups, and what container and pod that tells.
+//! A process's control groups, and the container and pod that they reveal.
 
 use super::{RemoteError, RemoteProcess};
 use std::fs;
@@ -9,19 +9,19 @@ use std::sync::OnceLock;
 /// Hexadecimal digits of a container id, as containerd, CRI-O, Docker and Podman make them.
 const CONTAINER_ID_LEN: usize = 64;
 
-/// Where the hierarchy of version 2 is mounted, and what it is called below `/sys/fs/cgroup` beside version 1.
+/// Where the hierarchy of version 2 is mounted, on its own and beside version 1.
 const MOUNTS: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
 /// The root of a hierarchy of version 2 has this inode, and no other group does (`cgroup_get_root_ino` is `kernfs`' first).
 const ROOT_INODE: u64 = 1;
-/// Groups of a host that are looked through for our own.
+/// Most groups of a host that are searched for this process's own.
 const GROUPS: usize = 1 << 16;
 
-/// The control groups of a process, from the root of the host where that can be found out, otherwise as the profiler's own cgroup
-/// namespace names them.
+/// The control groups of a process, from the root of the host if that can be found out, otherwise as named in the profiler's own
+/// cgroup namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
-    /// One path for each hierarchy, and the same as below `/sys/fs/cgroup`: those of version 1 with their controllers in
-    /// front, that of version 2 with `unified`, where it is mounted beside them (systemd's hybrid layout).
+    /// One path for each hierarchy, and the same as below `/sys/fs/cgroup`: those of version 1 prefixed with their
+    /// controllers, that of version 2 with `unified` if it is mounted beside them (systemd's hybrid layout).
     paths: Vec<String>,
 }
 
@@ -35,17 +35,17 @@ impl RemoteProcess {
     }
 }
 
-/// The group that our own cgroup namespace calls `/`, as the host calls it. Empty in the host's namespace, and where the host's
-/// hierarchy is not to be seen.
+/// The host's name for the group that is `/` in the profiler's own cgroup namespace. Empty in the host's namespace, and if the
+/// host's hierarchy is not visible.
 ///
-/// A container's namespace hides its own name (cgroup_namespaces(7)). But the directory that is mounted for it is the one that
-/// the first process's hierarchy has somewhere, with the same inode.
+/// A container's namespace hides its own name (cgroup_namespaces(7)). But the directory mounted for it also exists somewhere
+/// in the first process's hierarchy, with the same inode.
 fn own_root() -> &'static str {
     static OWN: OnceLock<String> = OnceLock::new();
     OWN.get_or_init(|| {
         let found = MOUNTS.iter().find_map(|mount| {
             let own = inode(&Path::new("/").join(mount)).filter(|inode| *inode != ROOT_INODE)?;
-            // Whoever made that mount might make us wait for ever, if it were of a file system of their own.
+            // Whoever made that mount could make the profiler wait for ever, if it were a file system of their own.
             if !leads_to_groups(&fs::read_to_string("/proc/1/mountinfo").ok()?, mount) {
                 return None;
             }
@@ -56,10 +56,11 @@ fn own_root() -> &'static str {
     })
 }
 
-/// Whether `mount` is version 2's hierarchy there, and everything on the way to it answers: lines of `proc_pid_mountinfo(5)`.
+/// Whether `mount` is version 2's hierarchy there, and everything on the way to it can be trusted to answer; `mounts` has
+/// lines as in `proc_pid_mountinfo(5)`.
 fn leads_to_groups(mounts: &str, mount: &str) -> bool {
     let kind_of = |line: &str| line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').next().map(str::to_owned));
-    // Of several mounts in one place the last one is seen.
+    // If several mounts are in one place, the last one is visible.
     let at = |place: &str| mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(place)).and_then(kind_of);
     let answers = |kind: &String| !["fuse", "nfs", "cifs", "9p", "ceph"].iter().any(|slow| kind.starts_with(slow));
     let place = format!("/{mount}");
@@ -91,7 +92,7 @@ fn below(top: &Path, inode: u64) -> Option<PathBuf> {
     None
 }
 
-/// A path that begins in the group `root`, which its first `..`s leave upwards.
+/// Resolves a path that starts in the group `root`, which leading `..`s lead up from.
 fn absolute(root: &str, path: &str) -> String {
     if root.is_empty() {
         return path.to_owned();
@@ -107,7 +108,7 @@ fn absolute(root: &str, path: &str) -> String {
 }
 
 impl Cgroups {
-    /// Parses `/proc/PID/cgroup`: lines of `number:controllers:path` (cgroups(7)). Paths of version 2 begin in the group `root`.
+    /// Parses `/proc/PID/cgroup`: lines of `number:controllers:path` (cgroups(7)). Paths of version 2 start in the group `root`.
     fn parse(text: &str, root: &str) -> Self {
         let mut paths = Vec::new();
         for line in text.lines() {
@@ -120,7 +121,7 @@ impl Cgroups {
                 "" => ("unified", absolute(root, own_name)),
                 _ => (controllers.strip_prefix("name=").unwrap_or(controllers), own_name.to_owned()),
             };
-            // First what the host calls it, then what our namespace does.
+            // First its name on the host, then the one in the profiler's namespace.
             let names = [path.as_str(), own_name];
             for name in &names[..if path == own_name { 1 } else { 2 }] {
                 paths.push((*name).to_owned());
@@ -138,7 +139,7 @@ impl Cgroups {
         self.paths.iter().any(|own| own.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
     }
 
-    /// The path of the control group: of the unified hierarchy where there is one, else of the first that is listed.
+    /// The path of the control group: in the unified hierarchy if there is one, otherwise in the first that is listed.
     #[must_use]
     pub fn path(&self) -> &str {
         let unified = self.paths.iter().find_map(|path| path.strip_prefix("/unified"));
@@ -159,7 +160,7 @@ impl Cgroups {
 }
 
 /// `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`; not
-/// `libpod-conmon-<id>.scope`, where a container's keeper is.
+/// `libpod-conmon-<id>.scope`, which holds a container's monitor.
 fn container_of(part: &str) -> Option<&str> {
     let name = part.strip_suffix(".scope").unwrap_or(part);
     if name.contains("-conmon-") {

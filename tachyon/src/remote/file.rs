@@ -1,4 +1,4 @@
-//! Files that a process has mapped, opened without trusting what their paths lead to, nor that their bytes ever come.
+//! Files that a process has mapped, opened without trusting where their paths lead, or that their bytes ever arrive.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use super::{Mapping, RemoteError, RemoteProcess, known};
 use crate::types::Pid;
 
 /// File systems of this machine's own disks and memory, by their numbers (`linux/magic.h`, statfs(2)): whoever could stall one
-/// has stalled the host. All others are read by helpers: FUSE, NFS and their like, but also overlays, whose lower layers may be
+/// could stall the host. All others are read by helpers: FUSE, NFS and the like, but also overlays, whose lower layers may be
 /// one of those.
 const LOCAL: [i64; 16] = [
     0xef53,      // ext2, ext3, ext4
@@ -39,13 +39,13 @@ const LOCAL: [i64; 16] = [
     0x2405_1905, // UBIFS
 ];
 
-/// Local file systems on which files of several subvolumes or snapshots may have one inode number and one device in mappings.
+/// Local file systems on which files of several subvolumes or snapshots may share an inode number and device in mappings.
 const NUMBERED_TWICE: [i64; 3] = [0x9123_683e, 0xca45_1a4e, 0x3434];
 
 /// How much of a file is read by a helper at once.
 const BLOCK: usize = 64 << 10;
 
-/// What tells one state of one file from all others.
+/// Distinguishes one state of one file from all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileIdentity {
     /// Device, as `stat` gives it.
@@ -59,7 +59,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Of what `stat` tells of a file.
+    /// From what `stat` returns for a file.
     #[must_use]
     pub(super) fn of(stat: &FileStat) -> Self {
         Self {
@@ -78,9 +78,9 @@ pub struct MappedFile {
     handle: Arc<OwnedFd>,
     /// The process that led there.
     pid: Pid,
-    /// Its bytes are this machine's own.
+    /// Whether its bytes are on this machine.
     local: bool,
-    /// Device and inode number tell it from all files that are there at the same time.
+    /// Whether device and inode number distinguish it from all files that exist at the same time.
     numbered: bool,
     /// The path by which it was found, for messages.
     found_at: PathBuf,
@@ -90,16 +90,16 @@ pub struct MappedFile {
 }
 
 impl RemoteProcess {
-    /// The file behind a mapping, also when it is deleted or lies in another mount namespace.
+    /// The file behind a mapping, even if it is deleted or in another mount namespace.
     ///
-    /// Taken from `/proc/PID/map_files` (needs `CAP_CHECKPOINT_RESTORE`), else by its path below `/proc/PID/root`,
-    /// where no symbolic link leads out; there only a file with the mapping's inode number is accepted.
+    /// Taken from `/proc/PID/map_files` (needs `CAP_CHECKPOINT_RESTORE`), otherwise found by its path below
+    /// `/proc/PID/root`, which symbolic links cannot leave; there only a file with the mapping's inode number is accepted.
     ///
     /// # Errors
     /// When there is no such file, it cannot be reached, or it is not a regular file.
     pub fn mapped_file(&self, mapping: &Mapping) -> Result<MappedFile, RemoteError> {
         if mapping.inode == 0 {
-            // Memory without a file, or the vdso: to ask would cost what a file costs.
+            // Memory without a file, or the vdso: looking it up would cost as much as for a file.
             return Err(RemoteError::NotRegular(self.proc_path("map_files")));
         }
         if let Some(file) = known::find(self, mapping) {
@@ -124,8 +124,8 @@ impl RemoteProcess {
         self.proc_path(&format!("map_files/{:x}-{:x}", mapping.start, mapping.end))
     }
 
-    /// The file at the mapping's path, below the target's root or (the kernel shows a chrooted process's paths
-    /// from outside) our own; `cause` is told when there is none.
+    /// The file at the mapping's path, below the target's root or, since the kernel shows a chrooted process's paths
+    /// from outside, the profiler's own; `cause` is reported if there is none.
     fn file_by_path(&self, mapping: &Mapping, cause: io::Error) -> Result<MappedFile, RemoteError> {
         let mut error = RemoteError::File { path: self.proc_path("map_files"), source: cause };
         let Some(path) = mapping.file_path() else { return Err(error) };
@@ -133,7 +133,8 @@ impl RemoteProcess {
         for root in [self.proc_path("root"), PathBuf::from("/")] {
             match self.file_below(&root, path, Some(mapping.inode)) {
                 Ok(file) => return Ok(file),
-                // Who may not look into the target's root finds another file below ours, or none: that is no news.
+                // Without access to the target's root, another file may be found below the profiler's own, or none:
+                // that says nothing new.
                 Err(_) if below_own && error.is_denied() => {}
                 Err(refused) => error = refused,
             }
@@ -142,7 +143,7 @@ impl RemoteProcess {
         Err(error)
     }
 
-    /// The regular file at a path of the target's own root directory, which no symbolic link leads out of.
+    /// The regular file at a path in the target's own root directory, which symbolic links cannot leave.
     ///
     /// # Errors
     /// When there is none, or it is not a regular file.
@@ -150,7 +151,7 @@ impl RemoteProcess {
         self.file_below(&self.proc_path("root"), path, None)
     }
 
-    /// The process's executable, also when it is deleted or lies in another mount namespace.
+    /// The process's executable, even if it is deleted or in another mount namespace.
     ///
     /// # Errors
     /// When it cannot be reached or is not a regular file.
@@ -159,7 +160,7 @@ impl RemoteProcess {
         self.find(Debtor::Paths(self.pid()), &[path.as_os_str().as_bytes()], &path)
     }
 
-    /// The file at `path` below `root`, if it has this inode number (when one is given). No symbolic link leads out of
+    /// The file at `path` below `root`, if it has this inode number (when one is given). Symbolic links cannot leave
     /// `root`.
     fn file_below(&self, root: &Path, path: &Path, inode: Option<u64>) -> Result<MappedFile, RemoteError> {
         let found_at = root.join(path.strip_prefix("/").unwrap_or(path));
@@ -203,21 +204,21 @@ impl MappedFile {
         Self { pid: process.pid(), found_at: process.map_file_path(mapping), owner, ..self.clone() }
     }
 
-    /// Whether device and inode number tell it from all files that are there at the same time, and this machine knows at once what
-    /// it is.
+    /// Whether device and inode number distinguish it from all files that exist at the same time, and it is on this machine, so
+    /// that `stat` answers at once.
     pub(super) fn is_numbered(&self) -> bool {
         self.numbered
     }
 
-    /// What `stat` tells of it now.
+    /// What `stat` returns for it now.
     ///
     /// # Errors
-    /// When its file system cannot tell.
+    /// When its file system cannot say.
     pub(super) fn stat(&self) -> Result<FileStat, Errno> {
         fstat(&*self.handle)
     }
 
-    /// What tells it from other files.
+    /// What distinguishes it from other files.
     #[must_use]
     pub fn identity(&self) -> FileIdentity {
         self.identity
@@ -241,7 +242,7 @@ impl MappedFile {
     /// When the file may not be read.
     pub fn open(&self) -> Result<TargetFile, RemoteError> {
         if !self.local {
-            // That it may be read is seen when it is.
+            // Whether it may be read shows when it is read.
             return Ok(TargetFile(Reached::Aside {
                 handle: Arc::clone(&self.handle),
                 whose: For { debtor: Debtor::FileSystem(self.identity.dev), pid: self.pid },
@@ -266,28 +267,28 @@ pub struct TargetFile(Reached);
 enum Reached {
     /// By this process.
     Here(File),
-    /// By helpers, which open it anew for each block: it is closed by them too, which may take for ever as well.
+    /// By helpers, which open it anew for each block. They also close it, which may take for ever as well.
     Aside {
         handle: Arc<OwnedFd>,
         whose: For,
         len: u64,
-        /// The last that was read, with its offset: most reads are small and lie near each other.
+        /// The last block that was read, with its offset: most reads are small and close together.
         block: Mutex<(u64, Vec<u8>)>,
     },
 }
 
 impl From<File> for TargetFile {
-    /// A file that nobody but its reader has chosen.
+    /// A file that only its reader has chosen.
     fn from(file: File) -> Self {
         Self(Reached::Here(file))
     }
 }
 
 impl TargetFile {
-    /// Reads what there is at an offset, at most as much as there is room for.
+    /// Reads what is at an offset, at most as much as there is room for.
     ///
     /// # Errors
-    /// When it cannot be read, or does not come.
+    /// When it cannot be read, or does not arrive.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.0 {
             Reached::Here(file) => std::os::unix::fs::FileExt::read_at(file, into, offset),

@@ -1,7 +1,7 @@
-//! Files that processes have mapped of late, held: the next process that maps one of them needs no helper to find it.
+//! Recently mapped files, held open: the next process that maps one of them needs no helper to find it.
 //!
-//! A device and an inode number are one file's as long as somebody holds that. Programs that start map the same libraries as
-//! others do, and to ask a helper for each was most of what a process that starts cost.
+//! Device and inode number identify a file as long as it is held open. Programs that start map the same libraries as others,
+//! and asking a helper for each was most of the cost of a starting process.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,26 +12,26 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::file::{FileIdentity, MappedFile};
 use super::{Mapping, RemoteProcess};
 
-/// How long a file is held after it was met last: a file system with a file that is held cannot be unmounted.
+/// How long a file is held after it was last met: a file system with a held file cannot be unmounted.
 const HELD_FOR: Duration = Duration::from_secs(10);
-/// Most files that are held, and the part of all that this process may have open.
+/// Most files that are held, and their share of all files that this process may have open.
 const MAX_FILES: u64 = 512;
 const PART_OF_FILES: u64 = 8;
 
 /// Where mappings say that a file is: device, as `stat` gives it, and inode.
 type Place = (u64, u64);
 
-/// Files, each with when it was met last.
+/// Files, each with the time when it was last met.
 #[derive(Default)]
 struct KnownFiles {
     files: HashMap<Place, (MappedFile, Instant)>,
-    /// Before this nothing is looked through for what is no longer to be held.
+    /// When to next look for files that need no longer be held.
     tidy_at: Option<Instant>,
 }
 
 static KNOWN: Mutex<Option<KnownFiles>> = Mutex::new(None);
 
-/// A panic while it was locked leaves it usable: it is a cache.
+/// A panic while it was locked leaves it usable, since it is a cache.
 fn lock() -> MutexGuard<'static, Option<KnownFiles>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -41,12 +41,12 @@ fn place(mapping: &Mapping) -> Place {
     (libc::makedev(major, minor), mapping.inode)
 }
 
-/// The file behind a mapping, if it was found behind another's of late.
+/// The file behind a mapping, if it was recently found behind another process's.
 pub(super) fn find(process: &RemoteProcess, mapping: &Mapping) -> Option<MappedFile> {
     let now = Instant::now();
     let mut known = lock();
     let (file, met) = known.as_mut()?.files.get_mut(&place(mapping))?;
-    // Its content may have changed where it lies. This asks no file system but one of this machine's own.
+    // Its content may have changed in place. This only asks a file system on this machine.
     let stat = file.stat().ok()?;
     if FileIdentity::of(&stat) != file.identity() {
         return None;
@@ -55,7 +55,7 @@ pub(super) fn find(process: &RemoteProcess, mapping: &Mapping) -> Option<MappedF
     Some(file.behind(process, mapping, stat.st_uid))
 }
 
-/// A file was found behind a mapping.
+/// Remembers a file that was found behind a mapping.
 pub(super) fn remember(mapping: &Mapping, file: &MappedFile) {
     let identity = file.identity();
     if !file.is_numbered() || (identity.dev, identity.inode) != place(mapping) {
@@ -74,14 +74,14 @@ pub(super) fn remember(mapping: &Mapping, file: &MappedFile) {
     }
 }
 
-/// Lets go of the files that nobody has met for a while.
+/// Releases the files that have not been met for a while.
 pub fn let_go_of_files() {
     if let Some(known) = lock().as_mut() {
         known.tidy(Instant::now());
     }
 }
 
-/// Lets go of all: a recording has ended. Another one in this process asks for its files again.
+/// Releases all files, when a recording has ended. Another one in this process looks its files up again.
 pub fn forget_files() {
     *lock() = None;
 }
@@ -107,7 +107,7 @@ mod tests {
     use crate::remote::file::tests;
     use crate::types::Pid;
 
-    /// A folder that is on this machine for sure, where there is one.
+    /// A folder that is certainly on this machine, if there is one.
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder")
     }
@@ -126,7 +126,7 @@ mod tests {
         let (process, mapping) = (RemoteProcess::at(Pid(std::process::id())), mapping_of(&path));
         assert!(find(&process, &mapping).is_none(), "nobody has found it yet");
         let first = process.mapped_file(&mapping).expect("it is a file");
-        // Whatever process maps it: of this one there is nothing to ask.
+        // No matter which process maps it: this one cannot be asked anything.
         let nobody = RemoteProcess::at(Pid(u32::MAX));
         let known = find(&nobody, &mapping).expect("it is known");
         assert_eq!(known.identity(), first.identity());

@@ -1,4 +1,4 @@
-//! `/proc/PID/maps`, parsed as bytes: paths are what the target made them.
+//! `/proc/PID/maps`, parsed as bytes: the target can give paths any content.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -34,7 +34,7 @@ pub struct Mapping {
 pub enum MappedPath {
     /// No name: anonymous memory.
     Anonymous,
-    /// A name in brackets, e.g. `[stack]`, or any other that is no absolute path.
+    /// A name in brackets, e.g. `[stack]`, or any other that is not an absolute path.
     Special(Vec<u8>),
     /// A file, by its path in the target's mount namespace. Newlines are escaped as `\012`, as the kernel does.
     File {
@@ -46,13 +46,13 @@ pub enum MappedPath {
 }
 
 impl MappedPath {
-    /// A file's path as the kernel tells it.
+    /// A file's path as reported by the kernel.
     fn of_file(told: &[u8]) -> Self {
         let (path, deleted) = undeleted(told);
         Self::File { path: path.to_vec(), deleted }
     }
 
-    /// Whether it is the file of which the kernel tells this path.
+    /// Whether it is the file for which the kernel reports this path.
     #[must_use]
     pub fn is_file(&self, told: &[u8]) -> bool {
         matches!(self, Self::File { path, deleted } if (path.as_slice(), *deleted) == undeleted(told))

@@ -12,7 +12,7 @@ use super::{RemoteError, RemoteProcess};
 use crate::types::RemoteAddr;
 
 impl RemoteProcess {
-    /// Fills `into` from the target's memory, wholly or not at all.
+    /// Fills `into` from the target's memory, completely or not at all.
     ///
     /// # Errors
     /// When any byte of it cannot be read; needs ptrace rights on the target.
@@ -23,7 +23,7 @@ impl RemoteProcess {
         }
         let error = |source: io::Error| RemoteError::Memory { pid: self.pid(), addr, len, source };
         let got = match aside::memory(self.pid(), addr.0, into) {
-            // A security module may let its ancestor, and nobody else, look into a process (Yama).
+            // A security module may let only a process's ancestor look into it (Yama).
             Err(Refused::Errno(Errno::EPERM) | Refused::NoHelper) => self.read_memory_here(addr, into),
             Err(Refused::Errno(errno)) => Err(errno),
             Err(refused @ Refused::NotWaitedFor) => return Err(error(refused.into())),
@@ -36,8 +36,8 @@ impl RemoteProcess {
         if got == len { Ok(()) } else { Err(RemoteError::Short { pid: self.pid(), addr, len, got }) }
     }
 
-    /// Reads whole pages by their numbers (address / [`PAGE`]), one after the other, up to the first that cannot be read. All are of
-    /// nearly the same moment.
+    /// Reads whole pages by their numbers (address / [`PAGE`]), one after the other, up to the first that cannot be read. All are
+    /// from nearly the same moment.
     #[must_use]
     pub fn read_pages(&self, numbers: &[u64]) -> Vec<Box<[u8; PAGE]>> {
         let here = |number: &u64| {
@@ -53,7 +53,7 @@ impl RemoteProcess {
         }
     }
 
-    /// The same by this thread itself, which waits until it is done.
+    /// The same, done by this thread itself, which blocks until it is done.
     fn read_memory_here(&self, addr: RemoteAddr, into: &mut [u8]) -> Result<usize, Errno> {
         // An address beyond the pointer's width cannot be mapped.
         let base = usize::try_from(addr.0).map_err(|_| Errno::EFAULT)?;
@@ -134,7 +134,7 @@ mod tests {
         let first = (bytes.as_ptr() as u64).div_ceil(PAGE as u64);
         let shift = (first * PAGE as u64 - bytes.as_ptr() as u64) as usize;
         let expected = |page: u64| &bytes[shift + page as usize * PAGE..][..PAGE];
-        // Not in their order, and more than one packet has room for.
+        // Out of order, and more than fit into one packet.
         let mut wanted: Vec<u64> = (0..60).rev().collect();
         wanted.extend([7, 7]);
         let numbers = |wanted: &[u64]| wanted.iter().map(|page| first + page).collect::<Vec<u64>>();

@@ -1,8 +1,8 @@
-//! Reading another process: its memory, its mappings, the files behind them, and what `/proc` says of it.
+//! Reading another process: its memory, its mappings, the files behind them, and what `/proc` says about it.
 //!
-//! Everything here only looks: nothing in the target is written, stopped or attached to. What is read was made by
-//! somebody else and is untrusted: short and failed reads are errors, sizes are bounded, and of the files behind
-//! mappings only regular ones are opened. What may never come is read by processes that can be left behind. Which bytes mean what is left to the rooms that ask.
+//! Everything here only reads: it never writes to the target, stops it or attaches to it. What is read comes from elsewhere and is
+//! untrusted: short and failed reads are errors, sizes are bounded, and of the files behind mappings only regular ones are opened. What may
+//! never arrive is read by processes that can be left behind. What the bytes mean is left to the calling modules.
 //!
 //! The crate `procfs` was considered and does not fit a hostile target: one path that is not UTF-8 hides all mappings
 //! of the process, and one named `/SYSV` panics its parser (`procfs-core` 0.18, `MMapPath::from`).
@@ -36,10 +36,10 @@ pub use namespace::{NamespaceError, own_pid_namespace};
 pub use status::{Stat, parse_stat};
 pub use tasks::{Blocked, Task, TaskTimes};
 
-/// Most bytes read of one file of `/proc`: 65,530 mappings (`vm.max_map_count`) of 256 bytes each are below it.
+/// Most bytes read from one file of `/proc`: 65,530 mappings (`vm.max_map_count`) of 256 bytes each fit.
 const MAX_PROC_FILE_BYTES: u64 = 32 << 20;
 
-/// Why a process, or something of it, could not be read.
+/// Why a process, or some part of it, could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// There is no such process, or no longer.
@@ -77,7 +77,7 @@ pub enum RemoteError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// A file of `/proc/PID` does not look as the kernel writes it.
+    /// A file of `/proc/PID` does not have the kernel's format.
     #[error("cannot parse {}: odd line {line:?}", .path.display())]
     Odd {
         /// The file.
@@ -85,13 +85,13 @@ pub enum RemoteError {
         /// What was found.
         line: String,
     },
-    /// What lies behind a mapping is a device, a FIFO or the like, which must not be opened.
+    /// Behind a mapping is a device, a FIFO or the like, which must not be opened.
     #[error("{} is not a regular file", .0.display())]
     NotRegular(PathBuf),
 }
 
 impl RemoteError {
-    /// Whether the process has ended, which is ordinary.
+    /// Whether the process has ended, which is normal.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         match self {
@@ -105,7 +105,7 @@ impl RemoteError {
         }
     }
 
-    /// Whether rights are missing.
+    /// Whether permissions are missing.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         match self {
@@ -114,7 +114,7 @@ impl RemoteError {
         }
     }
 
-    /// Whether it did not come in time, and is not waited for.
+    /// Whether it did not arrive in time, and waiting was given up.
     #[must_use]
     pub fn is_not_waited_for(&self) -> bool {
         match self {
@@ -126,7 +126,7 @@ impl RemoteError {
 
 /// A process to read from, named by its pid in the profiler's own namespace.
 ///
-/// Holds nothing open. A pid can be used again after the process ended: compare [`Stat::start_ticks`] where it matters.
+/// Holds nothing open. A pid can be reused after the process ended: compare [`Stat::start_ticks`] where it matters.
 #[derive(Clone, Debug)]
 pub struct RemoteProcess {
     pid: Pid,
@@ -142,7 +142,7 @@ impl RemoteProcess {
         if process.proc_path("stat").exists() { Ok(process) } else { Err(RemoteError::NoSuchProcess(pid)) }
     }
 
-    /// The process with this pid, if there is one: the first read will tell.
+    /// The process with this pid, if there is one: the first read will show.
     #[must_use]
     pub fn at(pid: Pid) -> Self {
         Self { pid }

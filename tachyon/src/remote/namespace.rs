@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 /// `PROC_PID_INIT_INO` (include/linux/proc_ns.h): inode number of the initial pid namespace.
 const INITIAL: u64 = 0xefff_fffc;
 
-/// Why the profiler does not know how processes are numbered.
+/// Why the profiler cannot know how processes are numbered.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// `/proc` is mounted for another pid namespace than the profiler's.
@@ -36,7 +36,7 @@ impl Advice for NamespaceError {
 /// # Errors
 /// When `/proc` is not the one of that namespace.
 pub fn own_pid_namespace() -> Result<Option<u32>, NamespaceError> {
-    // `/proc/self` is the reader's pid as the mount's own namespace numbers it; absent where it has no number.
+    // `/proc/self` is the reader's pid in the mount's own namespace; absent if it has none there.
     let shown = std::fs::read_link("/proc/self").ok();
     if shown.is_none_or(|shown| shown.as_os_str() != std::process::id().to_string().as_str()) {
         return Err(NamespaceError::OtherProc);

@@ -1,4 +1,4 @@
-//! What `/proc/PID` says of a process: name, command line, parent, start, pids in its namespaces.
+//! What `/proc/PID` says about a process: name, command line, parent, start, pids in its namespaces.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -22,7 +22,7 @@ pub struct Stat {
     pub parent: Pid,
     /// A kernel thread, which has no memory of its own.
     pub kernel_thread: bool,
-    /// Start after boot, in clock ticks. With the pid it names one process for good.
+    /// Start after boot, in clock ticks. Together with the pid it identifies one process for good.
     pub start_ticks: u64,
 }
 
@@ -48,8 +48,8 @@ impl RemoteProcess {
         Ok(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
     }
 
-    /// The command line, of which so many bytes are read: a process can make it as long as it likes. Empty when it has none
-    /// (a kernel thread, a zombie).
+    /// The command line, of which at most this many bytes are read: a process can make it as long as it likes. Empty when
+    /// it has none (a kernel thread, a zombie).
     ///
     /// # Errors
     /// When the process is gone.
@@ -62,7 +62,7 @@ impl RemoteProcess {
         Ok(text.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect())
     }
 
-    /// The variables of these names that it was started with (proc_pid_environ(5)), of which so many bytes are read.
+    /// The variables of these names that it was started with (proc_pid_environ(5)); at most this many bytes are read.
     ///
     /// # Errors
     /// When the process is gone, or may not be read.
@@ -71,7 +71,7 @@ impl RemoteProcess {
         Ok(variables(&text, names))
     }
 
-    /// Its effective user id, as the profiler's user namespace numbers it.
+    /// Its effective user id in the profiler's user namespace.
     ///
     /// # Errors
     /// When the process is gone.
@@ -79,7 +79,7 @@ impl RemoteProcess {
         self.uid(1)
     }
 
-    /// Its real user id: whose process it is.
+    /// Its real user id: the user it belongs to.
     ///
     /// # Errors
     /// When the process is gone.
@@ -109,16 +109,16 @@ impl RemoteProcess {
         Ok(parse_ns_pids(&text).unwrap_or_else(|| vec![self.pid().0]))
     }
 
-    /// Reads a file of `/proc/PID` whole.
+    /// Reads a whole file of `/proc/PID`.
     pub(super) fn proc_file(&self, name: &str) -> Result<Vec<u8>, RemoteError> {
         self.proc_file_within(name, MAX_PROC_FILE_BYTES)
     }
 
-    /// The same as far as `most` bytes.
+    /// The same, up to `most` bytes.
     fn proc_file_within(&self, name: &str, most: u64) -> Result<Vec<u8>, RemoteError> {
         let path = self.proc_path(name);
         let read = match name {
-            // These wait for nothing that the process has.
+            // Reading these never waits for anything of the process's.
             "stat" | "status" | "comm" | "cgroup" => read_here(&path, most),
             _ => match aside::whole(self.pid(), &path.to_string_lossy(), most) {
                 Err(Refused::NoHelper) => read_here(&path, most),
@@ -134,7 +134,7 @@ impl RemoteProcess {
     }
 }
 
-/// Those of `names` that an environment has, in the order of `names`.
+/// Those of `names` that are in an environment, in the order of `names`.
 fn variables(environment: &[u8], names: &[String]) -> Vec<(String, String)> {
     let value_of = |name: &String| {
         environment.split(|&byte| byte == 0).find_map(|word| word.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
@@ -143,9 +143,9 @@ fn variables(environment: &[u8], names: &[String]) -> Vec<(String, String)> {
     names.iter().filter_map(known).collect()
 }
 
-/// Reads a file by this thread itself, which waits until it is done.
+/// Reads a file on this thread itself, which blocks until it is done.
 fn read_here(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    // The kernel gives a page at a time; of a small buffer's steps a start with 2,000 processes would feel each.
+    // The kernel returns a page at a time; with a small buffer, a start with 2,000 processes would be noticeably slower.
     let mut text = Vec::with_capacity(4096);
     File::open(path)?.take(most).read_to_end(&mut text)?;
     Ok(text)
@@ -158,7 +158,7 @@ pub(super) fn parse_ns_pids(text: &[u8]) -> Option<Vec<u32>> {
     Some(pids.filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// Parses `pid (comm) state ppid …`. The name may hold blanks and parentheses: the last `)` ends it.
+/// Parses `pid (comm) state ppid …`. The name may contain blanks and parentheses: the last `)` ends it.
 #[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;

@@ -3,7 +3,7 @@
 use super::status::{parse_ns_pids, parse_stat};
 use super::{RemoteError, RemoteProcess};
 
-/// Most threads listed of one process: twice what a default `kernel.threads-max` of a large machine lets one have.
+/// Most threads listed for one process: twice what the default `kernel.threads-max` of a large machine allows.
 const MAX_TASKS: usize = 1 << 17;
 
 /// One thread.
@@ -19,20 +19,20 @@ pub struct Task {
     pub state: char,
 }
 
-/// What a thread has come to.
+/// What a thread has done with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskTimes {
     /// When it started, nanoseconds after boot to a hundredth of a second.
     pub start_ns: u64,
     /// How long it has run on a CPU, nanoseconds (the first number of its `schedstat`).
     pub ran_ns: u64,
-    /// How long it has been ready to run without a CPU (the second one; 0 where the kernel does not count that).
+    /// How long it has been ready to run without a CPU (the second one; 0 if the kernel does not count that).
     pub queued_ns: u64,
     /// Whether it is on a CPU or ready to run.
     pub runs: bool,
 }
 
-/// Where a thread is, as far as it can be told without stopping it.
+/// Where a thread is, as far as that can be determined without stopping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
     /// It sleeps in the kernel, and will go on in user mode with these registers.
@@ -79,7 +79,7 @@ impl RemoteProcess {
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(MAX_TASKS).collect())
     }
 
-    /// What one of its threads has come to; `None` when it has ended.
+    /// What one of its threads has done with its time; `None` if it has ended.
     #[must_use]
     pub fn task_times(&self, tid: u32) -> Option<TaskTimes> {
         let stat = parse_stat(&self.proc_file(&format!("task/{tid}/stat")).ok()?)?;
@@ -93,7 +93,7 @@ impl RemoteProcess {
         Some(TaskTimes { start_ns, ran_ns: number()?, queued_ns: number()?, runs: stat.state == 'R' })
     }
 
-    /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 where it sleeps outside of
+    /// The system call in which one of its threads sleeps, with its first arguments; the number is -1 if it sleeps outside of
     /// one. `None` when it runs, has ended or may not be looked at.
     #[must_use]
     pub fn system_call(&self, tid: u32) -> Option<(i64, [u64; 3])> {

@@ -1,11 +1,11 @@
-//! Accounts added up: of the segments of a recording, of several files.
+//! Adds up accounts: of the segments of a recording, or of several files.
 
 use super::{CostReport, NativeReport, ProcessReport, Report, TimeReport};
 use std::collections::BTreeMap;
 
 impl Report {
-    /// Adds the account of another recording, or of another part of the same one, without its processes: what is one process
-    /// in both the caller knows. Times and rates stay, for those of two recordings may overlap and differ.
+    /// Adds the account of another recording, or of another part of the same one, without its processes: only the caller knows
+    /// which ones are the same in both. Times and rates are not changed, because those of two recordings may overlap and differ.
     pub fn add(&mut self, more: &Self) {
         self.schema = self.schema.max(more.schema);
         self.ran += more.ran;
@@ -66,7 +66,7 @@ impl Report {
         add_cost(&mut self.cost, &more.cost);
     }
 
-    /// How many segments an account is of, where it tells.
+    /// How many segments an account covers, if it says.
     #[must_use]
     pub fn segment_count(&self) -> Option<u64> {
         self.segments.or(self.segment.map(|_| 1))
@@ -85,7 +85,7 @@ impl TimeReport {
 }
 
 impl ProcessReport {
-    /// Adds what was counted of the same process elsewhere.
+    /// Adds what was counted for the same process elsewhere.
     pub fn add(&mut self, more: &Self) {
         self.pid = more.pid;
         let texts = [
@@ -143,7 +143,7 @@ fn add_lines<T: Clone + Ord>(sum: &mut Vec<T>, more: &[T], count: impl Fn(&mut T
     sum.truncate(MOST_LINES);
 }
 
-/// Adds what may not be known.
+/// Adds a number that may be unknown.
 pub fn add_known(sum: &mut Option<u64>, more: Option<u64>) {
     if let Some(more) = more {
         *sum.get_or_insert(0) += more;

@@ -1,8 +1,8 @@
-//! A profile to collapsed stacks: `tid:42;main.py:main:7;json.py:loads:3 190`, one line for each distinct stack.
+//! Writes a profile as collapsed stacks: `tid:42;main.py:main:7;json.py:loads:3 190`, one line for each distinct stack.
 //!
 //! As CPython 3.15's `profiling.sampling` prints them (`CollapsedStackCollector` in `Lib/profiling/sampling/
-//! stack_collector.py`): root first, files without their directories, frames that are no source lines by name alone,
-//! the most frequent stacks first. `docs/formats/collapsed.md` tells the differences.
+//! stack_collector.py`): root first, files without their directories, frames that are not source lines by name only,
+//! the most frequent stacks first. `docs/formats/collapsed.md` lists the differences.
 
 use super::need::Amounts;
 use super::stacks::Counts;
@@ -29,7 +29,7 @@ impl<W: Write> CollapsedSink<W> {
         Self { out, counts: Counts::default(), stored: 0 }
     }
 
-    /// How many samples were taken; their number is the sum of the counts in the file.
+    /// How many samples were taken; the counts in the file add up to this.
     #[must_use]
     pub fn stored(&self) -> u64 {
         self.stored
@@ -55,7 +55,7 @@ impl<W: Write> Sink for CollapsedSink<W> {
 
     fn finish(&mut self, profile: &Profile, _report: &Report) -> io::Result<()> {
         let mut names = Names::default();
-        // Different frames may look the same here, which knows neither directories nor columns.
+        // Different frames may look the same here, since the format has neither directories nor columns.
         let mut lines: HashMap<Box<[u32]>, u64, RandomState> = HashMap::default();
         let mut line = Vec::new();
         for (key, count) in self.counts.sorted() {
@@ -86,10 +86,11 @@ impl<W: Write> Sink for CollapsedSink<W> {
     }
 }
 
-/// Most bytes of a name: far more than any programmer writes, and a file of few samples cannot fill a disk.
+/// Most bytes of a name: far more than any programmer writes, and small enough that a file of few samples cannot fill a
+/// disk.
 const LONGEST_NAME: usize = 1024;
 
-/// What stands between semicolons, each text once.
+/// The texts between semicolons, each once.
 #[derive(Default)]
 struct Names {
     texts: Vec<Rc<str>>,
@@ -140,7 +141,7 @@ impl Names {
         };
         match (shared == a.len(), shared == b.len()) {
             (false, false) => bytes(a).cmp(&bytes(b)),
-            // One is the other's beginning.
+            // One is a prefix of the other.
             _ => a.len().cmp(&b.len()),
         }
     }

@@ -1,4 +1,4 @@
-//! Opens the sink of a format: the same one for a recording and for `export`.
+//! Opens the sink for a format: the same one for a recording and for `export`.
 
 use super::firefox::FirefoxSink;
 use super::flamegraph::FlamegraphSink;
@@ -13,20 +13,20 @@ use crate::advice::{Advice, advises};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What a sink may be asked for beside its format.
+/// What a sink may be asked for besides its format.
 #[derive(Default)]
 pub struct ExportOptions {
-    /// Threads stay apart in formats that join them: gperftools, pprof, flame graphs.
+    /// Keep threads apart in formats that join them: gperftools, pprof, flame graphs.
     pub by_thread: bool,
-    /// In the same formats, processes of one program are one.
+    /// In the same formats, merge processes of one program.
     pub merge_processes: bool,
     /// A flame graph as a bare SVG, without its reversed view.
     pub svg: bool,
     /// The second file of a gperftools profile.
     pub companion: Option<Companion>,
-    /// The report is of what asyncio's tasks await, which it leaves out otherwise.
+    /// Make the report show what asyncio tasks await, which it otherwise leaves out.
     pub task_waits: bool,
-    /// Where the report's source text is found; `None`: it has none.
+    /// Where the report finds source text; `None`: it has none.
     pub source: Option<Box<dyn SourceFiles>>,
 }
 
@@ -34,17 +34,17 @@ pub struct ExportOptions {
 pub struct Companion {
     /// Where to write it.
     pub file: Box<dyn Write + Send>,
-    /// Where it will lie: absolute, because readers have a working directory of their own.
+    /// Where it will be: absolute, because readers have a working directory of their own.
     pub path: PathBuf,
 }
 
 /// Why there is no sink.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
-    /// A TACH file is no export: [`super::TachSink`] writes it.
+    /// A TACH file is not an export: [`super::TachSink`] writes it.
     #[error("tach files cannot go to a pipe: their header is written last")]
     Tach,
-    /// A gperftools profile is two files.
+    /// A gperftools profile consists of two files.
     #[error("gperftools profiles cannot go to a pipe: a second file names their addresses")]
     NoCompanion,
 }

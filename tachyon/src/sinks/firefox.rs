@@ -1,10 +1,10 @@
-//! A profile to the Firefox profiler's "processed" JSON.
+//! Writes a profile as the Firefox profiler's "processed" JSON.
 //!
 //! `fxprof-processed-profile` does the encoding of all but two tables. It keeps samples and markers in memory, some 80
-//! bytes for each sample, and cannot write them piece by piece; so it gets each distinct stack of a thread once, and each
-//! kind of marker, and what it makes of them says how the two tables look, which are then written column by column
-//! (`firefox/columns.rs`). Frames have a category for the kind of their code; when a thread held the GIL is told by
-//! markers.
+//! bytes for each sample, and cannot write them piece by piece; so it gets each distinct stack of a thread, and each kind
+//! of marker, only once. Its output for these shows what the two tables look like, which are then written column by
+//! column (`firefox/columns.rs`). Frames have a category for the kind of their code; markers show when a thread held the
+//! GIL.
 
 mod columns;
 
@@ -87,7 +87,7 @@ fn write_file(out: &mut impl Write, file: &Value, threads: Vec<Value>, spool: &S
     out.write_all(b"]}\n")
 }
 
-/// The encoder's output is not as this version of it writes it.
+/// The encoder's output does not look as expected from this version.
 fn changed() -> io::Error {
     io::Error::other("the encoder of Firefox profiles has changed")
 }
@@ -122,7 +122,7 @@ impl<'a> Builder<'a> {
             _ => "Python",
         };
         let mut out = fxprof_processed_profile::Profile::new(product, reference, interval);
-        // Nobody is to look for names of native code: they are there.
+        // Viewers need not look for names of native code: they are in the file.
         out.set_symbolicated(true);
         let python = out.add_category("Python", CategoryColor::Yellow);
         let native = out.add_category("Native", CategoryColor::Blue);
@@ -153,8 +153,8 @@ impl<'a> Builder<'a> {
         self.samples(spool, id, handle)
     }
 
-    /// Each stack and each kind of marker of the thread, once; [`Columns`] has what comes of it. All weights are the
-    /// thread's number: the encoder sorts threads.
+    /// Gives the encoder each stack and each kind of marker of the thread once; [`Columns`] uses the result. All
+    /// weights are the thread's number, because the encoder sorts threads.
     fn samples(&mut self, spool: &Spool, id: ThreadId, thread: ThreadHandle) -> io::Result<()> {
         let start = Timestamp::from_nanos_since_reference(0);
         let number = i32::try_from(id.0).map_err(io::Error::other)?;
@@ -199,11 +199,11 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A time in which a thread held, or did not hold, the GIL at every sample.
+/// A period in which a thread held, or did not hold, the GIL at every sample.
 struct GilMarker {
     name: StringHandle,
     category: CategoryHandle,
-    /// Takes the place of the number of samples, until that is known.
+    /// Stands in for the number of samples until that is known.
     held: bool,
 }
 

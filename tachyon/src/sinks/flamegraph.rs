@@ -1,6 +1,7 @@
-//! A profile to a flame graph: an SVG, or an HTML page with it and its reversed view. Both need nothing else.
+//! Writes a profile as a flame graph: an SVG, or an HTML page with it and its reversed view. Both are self-contained.
 //!
-//! `inferno` draws; search and zoom are its script's. Python code is warm, native code blue, the kernel grey-violet.
+//! `inferno` draws it; search and zoom come from its script. Python code has warm colours, native code is blue, the
+//! kernel grey-violet.
 
 use super::label::{Kind, Label, RootOptions, Roots};
 use super::need::Amounts;
@@ -24,13 +25,13 @@ pub struct FlamegraphSink<W> {
     counts: Counts,
     roots: RootOptions,
     html: bool,
-    /// Most bytes of all stacks as text that are given to inferno, with [`BOX`] for each box.
+    /// Most bytes of text that all stacks given to inferno may have, counting [`BOX`] for each box.
     most_bytes: usize,
 }
 
 impl<W: Write> FlamegraphSink<W> {
-    /// Nothing is written to `out` before the end. `html`: a page with both views, else an SVG with one. `roots`:
-    /// what stands below the stacks.
+    /// Nothing is written to `out` before the end. `html`: a page with both views, otherwise an SVG with one. `roots`:
+    /// what goes below the stacks.
     pub fn new(out: W, roots: RootOptions, html: bool) -> Self {
         Self { out, counts: Counts::default(), roots, html, most_bytes: MOST_BYTES }
     }
@@ -84,22 +85,22 @@ impl<W: Write> Sink for FlamegraphSink<W> {
     }
 }
 
-/// How a graph stands.
+/// Which way up a graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum View {
-    /// Roots at the bottom, where the page opens it.
+    /// Roots at the bottom, which is where the page opens.
     Flames,
-    /// Roots at the top, where a viewer opens a drawing.
+    /// Roots at the top, which is where viewers open a drawing.
     Icicles,
     /// Leaves at the top, their callers below.
     Reversed,
 }
 
-/// Most bytes of a name: boxes show far less, and the line that tells of one is no wider.
+/// Most bytes of a name: boxes show far less, and the line with details of a box is no wider.
 const LONGEST_NAME: usize = 160;
-/// What a box takes beside its name, in bytes of text.
+/// What a box takes besides its name, in bytes of text.
 const BOX: usize = 48;
-/// [`FlamegraphSink::most_bytes`]: inferno takes fourteen times as many until the picture is drawn, and a browser some more.
+/// [`FlamegraphSink::most_bytes`]: inferno needs fourteen times as much while it draws, and a browser some more.
 const MOST_BYTES: usize = 16 << 20;
 const LEAST_BYTES: usize = 1 << 20;
 const TIMES: u64 = 14;
@@ -178,7 +179,7 @@ impl Graph {
             self.stacks.iter_mut().for_each(|(stack, _)| stack.reverse());
         }
         if lines.is_empty() {
-            // inferno takes an empty profile for an error.
+            // inferno treats an empty profile as an error.
             return Ok(EMPTY.replace("@@", &xml(&format!("{}: {}", self.title, self.caption))));
         }
         options.palette_map = Some(&mut self.colours);
@@ -188,7 +189,7 @@ impl Graph {
     }
 
     /// What inferno draws: stacks in order, each with its count. Frames too rare to be drawn count for their callers, so
-    /// what is drawn stays as wide as it is; where stacks are very many, what is rare is left out sooner.
+    /// the width of what is drawn does not change; with very many stacks, rare ones are left out sooner.
     fn lines(&mut self) -> Vec<String> {
         self.stacks.sort_unstable();
         let mut least = self.total.div_ceil(NARROWEST);
@@ -217,7 +218,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Puts the lines of stacks that are the same up to `depth`, and sorted. What is too rare counts here.
+    /// Adds the lines of stacks, sorted, that are the same up to `depth`. What is too rare counts here.
     fn put(&mut self, stacks: &[(Box<[u32]>, u64)], depth: usize) {
         let mut own = 0;
         for group in stacks.chunk_by(|(a, _), (b, _)| a.get(depth) == b.get(depth)) {
@@ -235,7 +236,7 @@ impl Lines<'_> {
         if own > 0 {
             let names: Vec<&str> = self.path.iter().map(|&name| self.names[name as usize].as_str()).collect();
             self.bytes += names.iter().map(|name| name.len() + 1).sum::<usize>();
-            // Beyond, only the size is asked.
+            // Beyond that, only the size matters.
             if self.bytes <= self.most_bytes {
                 self.lines.push(format!("{} {own}", names.join(";")));
             }
@@ -287,7 +288,7 @@ pub(super) fn caption(total: u64, report: &Report) -> String {
     } else if report.effective_rate_hz > 0.0 && report.effective_rate_hz < report.rate_hz {
         caption.push_str(&format!(" at {:.1} Hz on the mean", report.effective_rate_hz));
     } else if report.rate_hz > 0.0 {
-        // What other programs' files say of an interval is rounded.
+        // Intervals in other programs' files are rounded.
         caption.push_str(&format!(" at {} Hz", (report.rate_hz * 10.0).round() / 10.0));
     }
     if report.cut {
@@ -307,7 +308,7 @@ fn shown(name: &str) -> String {
     escape(&cut(name, LONGEST_NAME), |_| false).into_owned()
 }
 
-/// A name that inferno takes as it is: `;` separates frames, and a number at a line's end is a count.
+/// A name that inferno takes unchanged: `;` separates frames, and a number at a line's end is a count.
 fn frame_name(name: &str) -> String {
     let name = escape(name.trim(), |character| character == ';');
     match name.rsplit_once(' ') {
@@ -318,7 +319,7 @@ fn frame_name(name: &str) -> String {
     }
 }
 
-/// One hue for each kind, its shade by the name.
+/// One hue for each kind, with the shade chosen by the name.
 fn colour(kind: Kind, name: &str) -> color::Color {
     let hash = foldhash::fast::FixedState::default().hash_one(Bytes(name.as_bytes()));
     let shade = |low: u8, width: u8, shift: u32| low + u8::try_from((hash >> shift) % u64::from(width)).unwrap_or(0);
@@ -343,7 +344,7 @@ pub(super) fn xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// An SVG as the JSON string of a script element, which nothing in it can end.
+/// An SVG as a JSON string inside a script element, which nothing in it can close.
 fn script_text(svg: &str) -> String {
     let text = serde_json::to_string(svg).expect("a string becomes JSON");
     text.replace('<', "\\u003c")

@@ -18,9 +18,9 @@ pub enum Format {
     Pprof,
     /// speedscope's JSON.
     Speedscope,
-    /// A page that needs nothing else: flame graph, time line, functions.
+    /// A self-contained page: flame graph, time line, functions.
     Report,
-    /// A flame graph, as a drawing or a page that needs nothing else.
+    /// A flame graph, as a drawing or a self-contained page.
     Flamegraph,
     /// The Firefox profiler's JSON.
     Firefox,
@@ -28,7 +28,7 @@ pub enum Format {
     Jsonl,
 }
 
-/// A name that is no format's.
+/// A name that no format has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown format {0:?}\nhint: one of {formats}", formats = names(&Format::ALL))]
 pub struct UnknownFormat(String);
@@ -47,7 +47,7 @@ impl Format {
         Self::Jsonl,
     ];
 
-    /// What the ends of files' names tell.
+    /// Formats by file name endings.
     pub const ENDINGS: [(&'static str, Self); 14] = [
         (".tach", Self::Tach),
         (".collapsed", Self::Collapsed),
@@ -81,10 +81,10 @@ impl Format {
         }
     }
 
-    /// The format that a file's name tells, if it does.
+    /// The format that a file's name indicates, if any.
     #[must_use]
     pub fn from_extension(path: &Path) -> Option<Self> {
-        // Bytes that are no text stand before the ending, or there is none.
+        // Bytes that are not text come before the ending, or there is none.
         let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
         Self::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, format)| format)
     }

@@ -1,6 +1,6 @@
-//! What a TACH file tells last, written beside it as it becomes known, so that a recording that is cut can be read.
+//! What comes last in a TACH file, written beside it as it becomes known, so that a recording that is cut can be read.
 //!
-//! One JSON object a line, each line written at once, only ever appended: a last line that is not whole is dropped. A
+//! One JSON object per line, each line written at once and only ever appended: an incomplete last line is dropped. A
 //! frame may come twice, when its names arrived late; the later line counts. `docs/formats/tach.md` has the keys.
 
 use super::metadata::{ObjectMetadata, ProcessMetadata, ThreadMetadata};
@@ -36,7 +36,7 @@ pub enum Line {
 pub struct Start {
     /// Version of this schema.
     pub schema: u32,
-    /// A number by chance, which the recording's tail has as well.
+    /// A random number, which the recording's tail has as well.
     pub id: u64,
     /// The early layout.
     pub early: bool,
@@ -71,7 +71,7 @@ impl Start {
     /// The only schema there is.
     pub const SCHEMA: u32 = 1;
 
-    /// Of a recording that begins.
+    /// For a recording that begins.
     #[must_use]
     pub fn new(meta: &Meta, options: &Options, id: u64) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Journal {
         self.buffer.push(b'\n');
     }
 
-    /// Puts the start and what is new of processes and threads.
+    /// Adds the start and any new processes and threads.
     pub fn put_profile(&mut self, profile: &crate::profile::Profile, options: &Options) {
         if !std::mem::replace(&mut self.begun, true) {
             self.put(&Line::Start(Start::new(&profile.meta, options, self.id)));
@@ -170,7 +170,7 @@ impl Journal {
         self.mappings = mappings.len();
     }
 
-    /// Brings what was put to the file.
+    /// Writes what was added to the file.
     pub fn write(&mut self, sync: bool) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -198,7 +198,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// Reads the lines up to the first that is none.
+    /// Reads the lines up to the first malformed one.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -225,7 +225,7 @@ impl Read {
         }
     }
 
-    /// The tables of the file: frames up to the first that the journal lacks. `last` becomes the last string.
+    /// The tables of the file: frames up to the first one missing from the journal. `last` becomes the last string.
     #[must_use]
     pub fn tables(&self, last: String) -> Tables {
         let mut interner = crate::tach::Interner::default();

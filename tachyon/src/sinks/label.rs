@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Python code, or one of the marks that stand for none: what native code is charged to.
+    /// Whether native code may be charged to it: Python code, or one of the marks that stand for no code.
     pub(crate) const fn is_python(self) -> bool {
         matches!(self, Self::Python | Self::Special)
     }
@@ -36,12 +36,12 @@ impl Kind {
     }
 }
 
-/// A frame in words.
+/// A frame's names for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label<'a> {
     /// What it is.
     pub kind: Kind,
-    /// Qualified name; of native frames without their object.
+    /// Qualified name; for native frames without their object.
     pub function: &'a str,
     /// Source file, or a native frame's object; empty when there is none.
     pub filename: &'a str,
@@ -50,10 +50,10 @@ pub struct Label<'a> {
 }
 
 impl<'a> Label<'a> {
-    /// What a frame of the profile is called.
+    /// The label of a frame of the profile.
     ///
     /// # Panics
-    /// When the frame's names are of another profile.
+    /// When the frame's names belong to another profile.
     #[must_use]
     pub fn of(profile: &'a Profile, frame: &Frame) -> Self {
         let function = profile.strings.get(frame.function);
@@ -74,7 +74,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// `function (json/decoder.py)`, `deflate (libz.so.1)`, `[k] do_syscall_64`, `<GC>`: for pictures, where names are cut at
+    /// `function (json/decoder.py)`, `deflate (libz.so.1)`, `[k] do_syscall_64`, `<GC>`: for graphics, where names are cut at
     /// the end.
     pub(crate) fn to_text(self) -> String {
         let Self { function, filename, .. } = self;
@@ -109,16 +109,16 @@ pub(crate) fn thread_name(profile: &Profile, id: ThreadId) -> String {
     name
 }
 
-/// What stands at the root of stacks in formats that join threads.
+/// What goes at the root of stacks in formats that join threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootOptions {
     /// The thread.
     pub by_thread: bool,
-    /// The program instead of the process, where there are several processes.
+    /// The program instead of the process, if there are several processes.
     pub merge_processes: bool,
 }
 
-/// The frames that stand outside of a thread's stacks in formats that join threads.
+/// The frames that go around a thread's stacks in formats that join threads.
 pub(super) struct Roots<'a> {
     profile: &'a Profile,
     by_thread: bool,
@@ -136,7 +136,7 @@ impl<'a> Roots<'a> {
         Self { profile, by_thread: options.by_thread, processes }
     }
 
-    /// Those of a thread, outermost first: the process, where there are several, and the thread, where it is wanted.
+    /// The roots of a thread, outermost first: the process, if there are several, and the thread, if wanted.
     pub fn of(&self, id: ThreadId) -> Vec<String> {
         let process = self.processes.get(self.profile.thread(id).process as usize).cloned();
         process.into_iter().chain(self.by_thread.then(|| thread_name(self.profile, id))).collect()
@@ -145,7 +145,7 @@ impl<'a> Roots<'a> {
 
 /// Names of processes, the same for all that run one program: `python3 app.py (4 processes)`.
 fn programs(processes: &[Process]) -> Vec<String> {
-    // Not by the name that is shown, which has no directories.
+    // Not by the displayed name, which has no directories.
     let key = |process: &Process| (program_name(process), crate::profile::script(&process.cmdline));
     let mut programs: HashMap<(String, String), usize> = HashMap::new();
     for process in processes {
@@ -164,14 +164,14 @@ fn programs(processes: &[Process]) -> Vec<String> {
     processes.iter().map(name).collect()
 }
 
-/// A demangled name with `<…>` for its template arguments, which may be longer than all else: `std::sort<…>`. What a Rust
-/// path begins with is not such: `<Vec<…> as Clone>::clone`.
+/// A demangled name with `<…>` for its template arguments, which may be longer than everything else: `std::sort<…>`. The
+/// brackets that a Rust path begins with are kept: `<Vec<…> as Clone>::clone`.
 pub(crate) fn fold_templates(name: &str) -> Cow<'_, str> {
     if !name.contains('<') {
         return Cow::Borrowed(name);
     }
     let mut out = String::with_capacity(name.len());
-    // Of each bracket that is open, whether what it holds is folded.
+    // For each open bracket, whether its contents are folded.
     let mut open: Vec<bool> = Vec::new();
     let mut characters = name.char_indices().peekable();
     while let Some((at, character)) = characters.next() {

@@ -1,8 +1,7 @@
-//! What a profile file carries beside samples: one JSON document in an unused entry of TACH's string table.
+//! What a profile file carries besides samples: one JSON document in an unused entry of TACH's string table.
 //!
-//! CPython's reader never looks at unused strings, so the document is invisible to it. It is always the last entry:
-//! a program that calls a function by such a name does not get to speak for its profile. The schema is documented in
-//! `docs/formats/tach.md`.
+//! CPython's reader never looks at unused strings, so the document is invisible to it. It is always the last entry, so
+//! a program that gives a function such a name cannot forge it. The schema is documented in `docs/formats/tach.md`.
 
 use super::file_thread_id;
 use crate::profile::{Process, Profile, ThreadId, address_of_name, script};
@@ -26,7 +25,7 @@ pub struct Metadata {
     pub start_unix: f64,
     /// The outermost frame of every stack names its process.
     pub many_processes: bool,
-    /// Place of this file in a recording that takes several, from 1.
+    /// Number of this file in a recording that takes several, from 1.
     pub part: u32,
     /// How many files the recording takes.
     pub parts: u32,
@@ -42,7 +41,7 @@ pub struct Metadata {
     pub report: Report,
 }
 
-/// An object whose functions are named by their addresses: what is needed to name them later.
+/// An object whose functions are named by their addresses, with what is needed to name them later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ObjectMetadata {
@@ -55,7 +54,7 @@ pub struct ObjectMetadata {
 }
 
 impl ObjectMetadata {
-    /// Those of a profile.
+    /// The objects of a profile.
     fn of(profile: &Profile) -> Vec<Self> {
         let nameless: HashSet<&str> =
             profile.strings.iter().filter_map(|name| Some(address_of_name(name)?.0)).collect();
@@ -63,7 +62,7 @@ impl ObjectMetadata {
         objects.filter(|object| nameless.contains(&*object.name)).collect()
     }
 
-    /// Of an object.
+    /// The metadata of an object.
     #[must_use]
     pub fn new(path: &str, build_id: &str) -> Self {
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -87,14 +86,14 @@ pub struct ProcessMetadata {
     pub container: String,
     /// Uid of its Kubernetes pod, likewise.
     pub pod: String,
-    /// The service that it says it is of; empty when it does not say.
+    /// The service that it says it belongs to; empty if it does not say.
     pub service: String,
     /// Variables that it was started with, by name: those that the recording asked for; absent when there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     /// Script or module of its command line ([`crate::profile::script`]); empty when it has none.
     pub script: String,
-    /// What tells it from every other process of this boot of its host, in hexadecimal digits; empty when not known.
+    /// Distinguishes it from every other process of this boot of its host, in hexadecimal digits; empty if not known.
     pub instance: String,
 }
 
@@ -151,7 +150,7 @@ impl From<ProcessMetadata> for Process {
 }
 
 impl ThreadMetadata {
-    /// What is told of a thread of the profile.
+    /// The metadata of a thread of the profile.
     #[must_use]
     pub fn new(profile: &Profile, id: ThreadId) -> Self {
         let thread = profile.thread(id);
@@ -208,16 +207,17 @@ impl Metadata {
     }
 }
 
-/// What a document may cost for each of its bytes, and what any may. Those of ours, whose members are all written, cost three to six.
+/// What a document may cost per byte, and what any document may cost. Documents from this program, which have all members, cost three
+/// to six per byte.
 const COST_A_BYTE: usize = 7;
 const MOST_COST: usize = 256 << 10;
-/// Memory of an object (a thread has 72 bytes, a process 200), and of a text or another member: of a map's entry
-/// and its name.
+/// Memory of an object (a thread has 72 bytes, a process 200), and of a text or other member: of a map's entry and its
+/// name.
 const OBJECT: usize = 192;
 const MEMBER: usize = 48;
 
-/// What a document will take in memory, roughly. One of nine million bytes has room for three million objects or texts without
-/// content, which would take fifty times the memory.
+/// What a document will take in memory, roughly. A document of nine million bytes has room for three million empty objects or
+/// texts, which would take fifty times the memory.
 fn cost(document: &str) -> usize {
     let (mut cost, mut in_text, mut escaped) = (0, false, false);
     for byte in document.bytes() {
@@ -241,7 +241,7 @@ mod tests {
     fn a_document_of_empty_entries_is_none_of_ours() {
         let find = |document: &str| Metadata::find(&Tables::new(["a", &format!("{PREFIX}{document}")], Vec::new()));
         assert!(find("{}").is_some());
-        // Braces of a command line are text.
+        // Braces in a command line are text.
         let odd = format!(r#"{{"processes":[{{"pid":7,"cmdline":["\"{}"]}}]}}"#, "{".repeat(100_000));
         assert_eq!(find(&odd).expect("it is ours").processes[0].pid, 7);
         let many = |key: &str, entry: &str| format!(r#"{{"{key}":[{}]}}"#, vec![entry; 60_000].join(","));
@@ -250,7 +250,7 @@ mod tests {
         {
             assert!(find(&many(key, entry)).is_none(), "{key} {entry}");
         }
-        // What this version writes at least.
+        // The minimum that this version writes.
         let process = serde_json::to_string(&ProcessMetadata::default()).unwrap();
         let thread = serde_json::to_string(&ThreadMetadata::default()).unwrap();
         let account = serde_json::to_string(&crate::report::ProcessReport::default()).unwrap();

@@ -1,7 +1,7 @@
 //! Where a profile goes. Sinks read the profile and nothing else.
 //!
-//! One file for each format, [`Format`] names them and [`export`] opens all but TACH; [`metadata`] is the document that carries what a format has no
-//! place for, [`text`] makes names of hostile programs harmless where they are shown.
+//! There is one module for each format; [`Format`] names them and [`export`] opens all but TACH. [`metadata`] is the document that carries
+//! what a format has no place for; [`text`] makes names from hostile programs harmless where they are shown.
 
 pub mod collapsed;
 pub mod export;
@@ -46,8 +46,8 @@ pub trait Sink {
     /// When the output cannot be written. The sample is then counted as `write_error`.
     fn sample(&mut self, profile: &Profile, sample: &Sample<'_>) -> std::io::Result<()>;
 
-    /// Takes samples that differ in their times only: `times_us` has all of them, that of `sample`, the first one, included.
-    /// The same as [`Sink::sample`] for each; a sink that does not look at times counts them in one step.
+    /// Takes samples that differ only in their times: `times_us` has all of them, including that of `sample`, the first one.
+    /// The same as [`Sink::sample`] for each; a sink that ignores times counts them in one step.
     ///
     /// # Errors
     /// As [`Sink::sample`].
@@ -55,8 +55,8 @@ pub trait Sink {
         times_us.iter().try_for_each(|&time_us| self.sample(profile, &Sample { time_us, ..*sample }))
     }
 
-    /// Takes a wait of any weight at once, if the format can; `sample` has the time of its end. If not (`false`), nothing was
-    /// taken, and [`Sink::sample`] is called as often as the weight says.
+    /// Takes a wait of any weight at once, if the format supports that; `sample` has the time of its end. If not (`false`),
+    /// nothing was taken, and [`Sink::sample`] is called as often as the weight says.
     ///
     /// # Errors
     /// As [`Sink::sample`].
@@ -65,18 +65,18 @@ pub trait Sink {
         Ok(false)
     }
 
-    /// Whether the file tells whose work each sample was ([`Sample::work`]): where none does, that is not kept.
+    /// Whether the file records whose work each sample was ([`Sample::work`]): if no sink does, that is not kept.
     fn tells_work(&self) -> bool {
         false
     }
 
-    /// Whether samples come to the file while they are taken, so that a recording that is cut short has them: then waits that last are
-    /// taken in parts, too.
+    /// Whether samples reach the file while they are taken, so that a recording that is cut short has them: then waits that are still
+    /// going on are taken in parts, too.
     fn streams(&self) -> bool {
         false
     }
 
-    /// Brings what was taken so far to the file. A sink that writes all at the end has nothing to bring.
+    /// Writes what was taken so far to the file. A sink that writes everything at the end has nothing to do.
     ///
     /// # Errors
     /// When the output cannot be written.
@@ -85,13 +85,13 @@ pub trait Sink {
         Ok(())
     }
 
-    /// How many bytes of memory [`Sink::finish`] will take at most beside what is taken now, roughly: a recording ends before there
-    /// is no room for that.
+    /// Roughly the most additional bytes of memory that [`Sink::finish`] will take: a recording ends while there is still room for
+    /// that.
     fn finish_bytes(&self, profile: &Profile) -> u64 {
         need::of_tables(profile)
     }
 
-    /// A recording may use so much memory: the end of its file shall take a part of that only, where it can take less.
+    /// A recording may use this much memory: finishing its file should take only a part of that, if it can take less.
     fn limit(&mut self, memory_bytes: u64) {
         let _takes_little = memory_bytes;
     }
@@ -103,7 +103,7 @@ pub trait Sink {
     fn finish(&mut self, profile: &Profile, report: &Report) -> std::io::Result<()>;
 }
 
-/// Whether a frame is native code or the kernel's: neither a line of Python nor a mark.
+/// Whether a frame is native or kernel code: neither a line of Python nor a mark.
 #[must_use]
 pub fn is_machine_code(profile: &Profile, frame: FrameId) -> bool {
     let kind = label::Label::of(profile, profile.frames.get(frame)).kind;
@@ -115,7 +115,7 @@ pub fn is_machine_code(profile: &Profile, frame: FrameId) -> bool {
 #[must_use]
 pub fn file_thread_id(profile: &Profile, id: ThreadId) -> u64 {
     let thread = profile.thread(id);
-    // 0 is no thread's id: a profile that was read from a file may have ids that are not Linux's.
+    // 0 is not a valid thread id: a profile that was read from a file may have ids that are not Linux's.
     if profile.meta.many_processes || thread.ns_tid == 0 { thread.unique_tid } else { u64::from(thread.ns_tid) }
 }
 
@@ -125,7 +125,7 @@ pub fn process_title(process: &Process) -> String {
     format!("{} ({})", named(process, |script| script), process.pid)
 }
 
-/// Name of the outermost frame that tells a process in a profile of many: `python3 app.py (4242)`.
+/// Name of the outermost frame, which identifies the process in a profile of many: `python3 app.py (4242)`.
 #[must_use]
 pub fn process_frame_name(process: &Process) -> String {
     format!("{} ({})", program_name(process), process.pid)
@@ -142,7 +142,7 @@ pub(crate) fn program_name(process: &Process) -> String {
     named(process, |script| if script.starts_with('-') { script } else { label::base_name(script) })
 }
 
-/// Most bytes of a script's name: a program may write into its command line what it likes.
+/// Most bytes of a script's name: a program may write anything into its command line.
 const LONGEST_SCRIPT: usize = 100;
 
 fn named(process: &Process, shown: fn(&str) -> &str) -> String {

@@ -1,10 +1,10 @@
-//! How much memory the end of a file takes, by what has been taken so far. The factors are measured
-//! (`tachyon/tests/finish_memory.rs` holds each sink to what it says).
+//! How much memory finishing a file takes, estimated from what has been taken so far. The factors are measured
+//! (`tachyon/tests/finish_memory.rs` holds each sink to its estimate).
 
 use super::stacks::Stacks;
 use crate::profile::Profile;
 
-/// What a profile has of everything.
+/// How much a profile has of each thing.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sinks) struct Amounts {
     /// Distinct stacks.
@@ -30,14 +30,15 @@ impl Amounts {
         }
     }
 
-    /// So much for each of them: stacks, frames of stacks, frames, bytes of text, threads.
+    /// The sum with this much for each: stacks, frames of stacks, frames, bytes of text, threads.
     pub const fn sum(self, [stack, stack_frame, frame, text, thread]: [u64; 5]) -> u64 {
         let Self { stacks, stack_frames, frames, text: bytes, threads } = self;
         stacks * stack + stack_frames * stack_frame + frames * frame + bytes * text + threads * thread
     }
 }
 
-/// What tables take that are written one after the other, and processes and threads as a document, with their accounts.
+/// Memory for tables that are written one after the other, and for processes and threads as a document, with their
+/// accounts.
 pub(super) fn of_tables(profile: &Profile) -> u64 {
     1024 * (profile.threads.len() + profile.processes.len()) as u64 + 100 * profile.frames.len() as u64
 }

@@ -1,9 +1,8 @@
-//! A profile to the report: one HTML page with a flame graph, a time line, a table of functions, and filters.
+//! Writes a profile as the report: one HTML page with a flame graph, a time line, a table of functions, and filters.
 //!
 //! The page is committed ready-made (`prebuilt/report.html`, from `report-page/`); what is written here is its data: one
-//! block of base64 with gzip inside, in which nothing can end the element that it stands in. Samples are kept in a
-//! temporary file until the end, so memory grows with the number of distinct stacks. `docs/formats/report.md` has the
-//! layout.
+//! block of base64 with gzip inside, in which nothing can close the element around it. Samples are kept in a temporary
+//! file until the end, so memory grows with the number of distinct stacks. `docs/formats/report.md` has the layout.
 
 mod data;
 pub mod source;
@@ -40,9 +39,9 @@ pub struct PageSink<W> {
     source: Option<Box<dyn SourceFiles>>,
     /// By process: whether it had a sample.
     met: Vec<bool>,
-    /// Some of them are of waiting threads.
+    /// Whether some samples are of waiting threads.
     waits: bool,
-    /// The page is of asyncio tasks that wait; else it leaves those out.
+    /// Whether the page is about waiting asyncio tasks; otherwise it leaves those out.
     task_waits: bool,
 }
 
@@ -61,19 +60,20 @@ impl<W: Write> PageSink<W> {
         }
     }
 
-    /// The page is of what asyncio's tasks await alone. Else it leaves that out: it is no part of any thread's time.
+    /// Makes the page show only what asyncio tasks await. Otherwise it leaves that out, since it is not part of any
+    /// thread's time.
     #[must_use]
     pub fn of_task_waits(self, task_waits: bool) -> Self {
         Self { task_waits, ..self }
     }
 
-    /// The page has source text too, from these files.
+    /// Adds source text to the page, from these files.
     #[must_use]
     pub fn with_source(self, source: Option<Box<dyn SourceFiles>>) -> Self {
         Self { source, ..self }
     }
 
-    /// Writes what the page is told of a profile: one text in base64. Gives its answer as HTML.
+    /// Writes the page's data on a profile: one text in base64. Returns the page's summary as HTML.
     fn write_data(&mut self, out: impl Write, profile: &Profile, report: &Report) -> io::Result<String> {
         let stacks = &self.spool.stacks;
         let usage = Usage::of(profile, &self.spool)?;
@@ -133,7 +133,7 @@ impl<W: Write> Sink for PageSink<W> {
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        // The page names what its samples are of.
+        // The page names what its samples stand for.
         let of_tasks = self.task_waits.then(|| Report { event: TASK_WAIT.to_owned(), ..report.clone() });
         let report = of_tasks.as_ref().unwrap_or(report);
         let (title, caption) = (title(profile), caption(self.total, report));
@@ -143,7 +143,7 @@ impl<W: Write> Sink for PageSink<W> {
     }
 }
 
-/// Writes the page with its answer, which is HTML, and its blocks of data, which are base64.
+/// Writes the page with its summary, which is HTML, and its blocks of data, which are base64.
 fn write_page(
     out: &mut dyn Write,
     title: &str,
@@ -167,7 +167,7 @@ fn write_page(
     out.flush()
 }
 
-/// One side of a comparison: takes samples as the page's sink does, and keeps what the page is told of them.
+/// One side of a comparison: takes samples as the page's sink does, and keeps the page's data on them.
 pub struct SideSink {
     sink: PageSink<io::Sink>,
     data: Vec<u8>,
@@ -193,7 +193,7 @@ impl Sink for SideSink {
     }
 }
 
-/// Writes the page of a comparison. `changes`: what the statistics say, as `diff --json` has it.
+/// Writes the page of a comparison. `changes`: the result of the statistics, as in `diff --json`.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -235,7 +235,7 @@ impl Usage {
     }
 }
 
-/// What a thread was doing, as the page tells it.
+/// What a thread was doing, as the page shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     /// It ran; whether it held the GIL is not known.

@@ -1,7 +1,7 @@
-//! A profile to speedscope's JSON: one sampled profile for each thread, in time order.
+//! Writes a profile as speedscope's JSON: one sampled profile for each thread, in time order.
 //!
-//! Weights are what makes speedscope's time line right: all profiles start with the recording, a sample lasts until
-//! the thread's next one, and where a thread was not on a CPU for longer, an empty stack fills the gap. The format is
+//! The weights make speedscope's time line right: all profiles start with the recording, a sample lasts until the
+//! thread's next one, and if a thread was off CPU for longer, an empty stack fills the gap. The format is
 //! `file-format-spec.ts` of speedscope; `docs/formats/speedscope.md` has the arithmetic.
 
 use super::label::{Label, thread_name};
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
-/// What stands for a stack without frames: an empty stack means that the thread was idle.
+/// Stands for a stack without frames: an empty stack would mean that the thread was idle.
 const NO_FRAMES: &str = "<no frames>";
 
 /// Writes the file at the end. Memory grows with the number of distinct stacks and frames.
@@ -53,7 +53,7 @@ impl<W: Write> Sink for SpeedscopeSink<W> {
 
 fn write_file(out: &mut impl Write, profile: &Profile, spool: &Spool) -> io::Result<()> {
     let (first, last) = spool.span().unwrap_or_default();
-    // A file from elsewhere may have no start of its own.
+    // A file from another program may have no start of its own.
     let start = if profile.meta.start_us == 0 || profile.meta.start_us > first { first } else { profile.meta.start_us };
     let exporter = concat!("tachyon-bpf ", env!("CARGO_PKG_VERSION"));
     write!(out, "{{\"$schema\":\"{SCHEMA}\",\"exporter\":\"{exporter}\",\"name\":")?;
@@ -79,7 +79,7 @@ fn title(profile: &Profile) -> String {
     }
 }
 
-/// The frames that stacks use: their index in the file, where lines of a function are told apart and columns are not.
+/// The frames that stacks use, with their index in the file, which distinguishes lines of a function but not columns.
 #[derive(Default)]
 struct Frames {
     /// By [`FrameId`].
@@ -113,7 +113,7 @@ impl Frames {
 }
 
 impl Frames {
-    /// A stack as the file has it, outermost frame first.
+    /// A stack as in the file, outermost frame first.
     fn stack(&mut self, spool: &Spool, id: StackId) -> &str {
         let index = &self.index;
         self.stacks[id.0 as usize].get_or_insert_with(|| {
@@ -150,8 +150,8 @@ struct Span {
 }
 
 impl Span {
-    /// How long a sample lasts whose thread shows its next one `gap` later. A thread that runs shows one for each
-    /// interval of CPU time; moving between CPUs, whose timers tick at different moments, makes it up to two.
+    /// How long a sample lasts if the thread's next one comes `gap` later. A running thread has one for each interval
+    /// of CPU time; moving between CPUs, whose timers tick at different moments, makes the gap up to two.
     fn duration(&self, gap: u64) -> u64 {
         if gap <= self.interval.saturating_mul(2) { gap } else { self.interval }
     }
@@ -202,7 +202,7 @@ enum Part {
 /// Cuts a thread's time into pieces without gaps, from the recording's start to its end.
 fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     let mut now = span.start;
-    // `whole`: the stack was met in all of the gap.
+    // `whole`: the stack was met during all of the gap.
     let mut until = |next: u64, stack: Option<StackId>, whole: bool| {
         let gap = next.saturating_sub(now);
         let busy = match stack {
@@ -224,7 +224,7 @@ fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> 
         let Spooled { time_us, count, step_us, stack, .. } = samples;
         until(time_us, last.replace(stack), false)?;
         let rest = count - 1;
-        // So many side by side look like one that lasts as long.
+        // That many side by side look like one that lasts as long.
         if rest >= MANY && span.duration(step_us) == step_us {
             return until(time_us.saturating_add(step_us.saturating_mul(rest)), last, true);
         }
@@ -233,7 +233,7 @@ fn walk(spool: &Spool, id: ThreadId, span: &Span, mut take: impl FnMut(Part) -> 
     until(span.end, last, false)
 }
 
-/// Samples of one stack, equally far apart, that are written as one: no recording of ours has as many.
+/// From this many on, evenly spaced samples of one stack are written as one: no recording by this profiler has as many.
 const MANY: u64 = 4096;
 
 /// Commas between entries.

@@ -1,8 +1,8 @@
 //! One profile for each process of a recording (`--split process`).
 //!
 //! Samples wait in one temporary file until the recording ends; then the processes' files are written one after the
-//! other, so hundreds of processes need no more open files and no more memory than one. Meanwhile everything also goes
-//! to one TACH file with its journal, from which a recording that is cut can be recovered.
+//! other, so hundreds of processes need no more open files or memory than one. Meanwhile everything also goes to one
+//! TACH file with its journal, from which a recording that is cut can be recovered.
 
 use super::Sink;
 use super::spool::{packed, unpacked};
@@ -15,34 +15,34 @@ use std::io;
 
 /// Makes the files.
 pub trait ProcessFiles {
-    /// Opens the file of a process, the only one of the profile. `lost_percent` is what its file is to tell as lost: of
-    /// which process a lost sample would have been is not known, so it is the whole recording's share.
+    /// Opens the file of a process, the only one of the profile. `lost_percent` is what its file reports as lost: which
+    /// process a lost sample would have belonged to is unknown, so it is the whole recording's share.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// When it cannot be opened.
     fn open(&mut self, process: &Profile, lost_percent: Option<f64>) -> io::Result<Box<dyn Sink + Send>>;
 
-    /// The sink has finished the file, and is gone.
+    /// The sink has finished the file and has been dropped.
     ///
     /// # Errors
     /// When the file cannot be given its name.
     fn close(&mut self) -> io::Result<()>;
 
-    /// Whether they tell whose work samples were ([`Sink::tells_work`]).
+    /// Whether they record whose work samples were ([`Sink::tells_work`]).
     fn tell_work(&self) -> bool {
         false
     }
 
-    /// Whether the place of the files was removed, and they with it.
+    /// Whether the directory of the files was removed, and they with it.
     fn are_gone(&self) -> bool;
 }
 
 /// Writes a file for each process. Memory grows with the number of processes and of distinct frames.
 pub struct SplitSink<F> {
-    /// The whole recording, as long as the files are not there.
+    /// The whole recording, until the files exist.
     whole: Box<dyn Sink + Send>,
     streams: Streams,
-    /// By process: the last sample's time and stack, which the next one is told by.
+    /// By process: the last sample's time and stack, relative to which the next one is stored.
     last: Vec<(u64, Vec<FrameId>)>,
     files: F,
 }
@@ -56,7 +56,7 @@ impl<F: ProcessFiles> SplitSink<F> {
     /// Gives the samples of a process to `take`, in order of arrival.
     fn read(&self, process: usize, mut take: impl FnMut(&Sample<'_>) -> io::Result<()>) -> io::Result<()> {
         let mut time_us = 0_u64;
-        // Outermost first: stacks change at the other end.
+        // Outermost first, because stacks change at the other end.
         let mut stack: Vec<FrameId> = Vec::new();
         let mut frames = Vec::new();
         self.streams.read(process, |bytes| {
@@ -130,7 +130,7 @@ impl<F: ProcessFiles> Sink for SplitSink<F> {
     }
 
     fn finish(&mut self, profile: &Profile, report: &Report) -> io::Result<()> {
-        // Should a file fail, all is in the whole one.
+        // If a file fails, everything is in the whole one.
         self.whole.tick(profile)?;
         if !self.files.are_gone() {
             let written = self.write_files(profile, report);
@@ -154,7 +154,7 @@ impl<F: ProcessFiles> SplitSink<F> {
             ..Profile::default()
         };
         let mut threads = Threads::new(profile);
-        // Of thousands of processes each gets a copy, without what is told of the others.
+        // Each of thousands of processes gets a copy, without what concerns the others.
         let common = Report {
             stops: std::collections::BTreeMap::new(),
             refused: Vec::new(),
@@ -218,8 +218,8 @@ fn version(text: &str) -> Option<(u8, u8, u8)> {
     Some((number()?, number()?, number()?))
 }
 
-/// The account as a recording of this process alone would have had it: what met the others is filtered. Lost samples
-/// stay the whole recording's, and why stacks ended is not known by process.
+/// The account as for a recording of this process alone: runs that met the others count as filtered. Lost samples stay
+/// the whole recording's, and why stacks ended is not known per process.
 fn of_process(report: &Report, process: Option<&ProcessReport>, stored: u64, gil_only: bool) -> Report {
     let expected =
         process.and_then(|process| process.cpu_s).map(|cpu_s| (cpu_s * report.mean_rate_hz()).round() as u64);
@@ -227,7 +227,7 @@ fn of_process(report: &Report, process: Option<&ProcessReport>, stored: u64, gil
         stored,
         filtered: report.filtered + report.stored.saturating_sub(stored),
         expected,
-        // Firings that did not find the GIL held cannot be told from those that never were.
+        // Firings that did not find the GIL held cannot be distinguished from those that never happened.
         not_fired: expected.filter(|_| !gil_only).map(|expected| expected.saturating_sub(stored)),
         processes: process.cloned().into_iter().collect(),
         ..report.clone()

@@ -1,15 +1,15 @@
-//! Samples kept in an unnamed temporary file until all names are known: the state of sinks that keep every sample.
+//! Samples, kept in an unnamed temporary file until all names are known: the state of sinks that keep every sample.
 //!
 //! A sample takes a few bytes: its stack is an index into the table of distinct stacks. Streams (one for each thread,
-//! where a format wants threads one after the other) are gathered in small blocks, so memory does not grow with the
-//! number of samples.
+//! if a format needs threads one after the other) are gathered in small blocks, so memory does not grow with the number
+//! of samples.
 
 use super::stacks::{StackId, Stacks};
 use super::streams::{Streams, get, get_u32, put};
 use crate::profile::{FrameId, Merge, Profile, Sample, ThreadId, WorkId};
 use std::io;
 
-/// A sample as it comes back.
+/// A sample as it is read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spooled {
     /// The thread.
@@ -26,12 +26,12 @@ pub(super) struct Spooled {
     pub work: Option<WorkId>,
     /// How many there are, one after the other.
     pub count: u64,
-    /// How far apart; wraps.
+    /// How far apart they are; wraps.
     pub step_us: u64,
 }
 
 impl Spooled {
-    /// Each by itself.
+    /// Each sample separately.
     pub fn each(self) -> impl Iterator<Item = Self> {
         let at = move |number: u64| self.time_us.wrapping_add(self.step_us.wrapping_mul(number));
         (0..self.count).map(move |number| Self { time_us: at(number), count: 1, step_us: 0, ..self })
@@ -52,7 +52,7 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    /// Adds samples that differ in their times only to the stream of their thread, with what is shown of their frames: native
+    /// Adds samples that differ only in their times to the stream of their thread, with their frames as shown: native
     /// addresses do not matter.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Spool {
         result
     }
 
-    /// The threads up to the last one that has samples, where streams are threads.
+    /// The threads up to the last one that has samples, if streams are threads.
     pub fn threads(&self) -> impl Iterator<Item = ThreadId> {
         (0..).map(ThreadId).take(self.last_us.len())
     }
@@ -75,7 +75,7 @@ impl Spool {
         self.span
     }
 
-    /// Adds a sample to a stream, with what its reader takes off again.
+    /// Adds a sample to a stream, followed by more data that its reader takes off again.
     ///
     /// # Errors
     /// When the temporary file cannot be made or written.
@@ -83,8 +83,8 @@ impl Spool {
         self.repeat_with(stream, sample, &[sample.time_us], more)
     }
 
-    /// The same of samples that differ in their times only. Those that are equally far apart are one entry: a file from
-    /// elsewhere may repeat a stack hundreds of millions of times.
+    /// The same for samples that differ only in their times. Evenly spaced ones become one entry: a file from another
+    /// program may repeat a stack hundreds of millions of times.
     ///
     /// # Errors
     /// As [`Spool::push_with`].
@@ -104,7 +104,7 @@ impl Spool {
         }
         for (times_us, step) in even(times_us) {
             let (begin, end) = (times_us[0], times_us[times_us.len() - 1]);
-            // Wraps where time goes back, as it may in a file from elsewhere; reading wraps again.
+            // Wraps if time goes back, as it may in a file from another program; reading wraps again.
             let delta = begin.wrapping_sub(std::mem::replace(&mut self.last_us[stream], end));
             self.streams.push(stream, |out| {
                 put(out, u64::from(sample.thread.0));
@@ -125,12 +125,12 @@ impl Spool {
     /// Gives all samples of a stream to `take`, in order of arrival.
     ///
     /// # Errors
-    /// When the temporary file cannot be read, or what `take` says.
+    /// When the temporary file cannot be read, or any error of `take`.
     pub fn read(&self, stream: usize, mut take: impl FnMut(Spooled) -> io::Result<()>) -> io::Result<()> {
         self.read_with(stream, |samples, _| samples.each().try_for_each(&mut take))
     }
 
-    /// The same in as few steps as they were kept in; `take` takes off what was pushed with the samples.
+    /// The same, one call per stored entry; `take` takes off the data that was pushed with the samples.
     ///
     /// # Errors
     /// As [`Spool::read`].
@@ -231,7 +231,7 @@ mod tests {
             work: None,
         };
         let mut times: Vec<u64> = (0..1000).map(|number| 10 + number * 7).collect();
-        // One by itself, one that steps back, and the last before the end of all time.
+        // One on its own, one that steps back, and one at the end of the range.
         times.extend([9_000, 8_000, u64::MAX, 4]);
         spool.repeat_with(0, &sample, &times, |_| {}).unwrap();
         spool.push_with(0, &Sample { time_us: 5, ..sample }, |_| {}).unwrap();

@@ -1,4 +1,4 @@
-//! Distinct stacks, and how often each thread showed them: the state of sinks that sum up.
+//! Distinct stacks, and how often each thread had them: the state of sinks that sum up.
 
 use crate::profile::{FrameId, Profile, Sample, WorkId};
 use foldhash::fast::RandomState;
@@ -48,7 +48,7 @@ impl Stacks {
     }
 }
 
-/// What samples have in common that are counted together.
+/// What samples that are counted together have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key {
     /// Index of the thread.
@@ -71,7 +71,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts `count` samples by what is shown of their frames: native addresses do not matter.
+    /// Counts `count` samples by their frames as shown: native addresses do not matter.
     pub fn add_shown(&mut self, profile: &Profile, sample: &Sample<'_>, count: usize) {
         let mut buffer = std::mem::take(&mut self.shown);
         let frames = profile.shown_stack(sample.frames, &mut buffer);
@@ -79,15 +79,15 @@ impl Counts {
         self.shown = buffer;
     }
 
-    /// Counts `count` samples that differ in nothing that is looked at here; with labels, who held the GIL and whose work it was
-    /// are looked at, too.
+    /// Counts `count` samples that are the same in everything that matters here; with labels, who held the GIL and whose work it
+    /// was matter, too.
     pub fn add(&mut self, sample: &Sample<'_>, with_labels: bool, count: usize) {
         let stack = self.stacks.intern(sample.frames);
         let (gil, work) = if with_labels { (gil_held(sample.status), sample.work) } else { (None, None) };
         *self.counts.entry(Key { thread: sample.thread.0, stack, gil, work }).or_default() += count as u64;
     }
 
-    /// How many counts there are: of a stack several, where samples differ in more.
+    /// How many counts there are: several for a stack if its samples differ in more.
     pub fn len(&self) -> usize {
         self.counts.len()
     }
@@ -100,7 +100,7 @@ impl Counts {
     }
 }
 
-/// Whether a status byte says that the thread held the GIL; `None` when it says that nothing is known.
+/// Whether a status byte says that the thread held the GIL; `None` if it says that this is unknown.
 pub(crate) fn gil_held(status: u8) -> Option<bool> {
     let bits = u32::from(status);
     if bits & status::HAS_GIL != 0 {

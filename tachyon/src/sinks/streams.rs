@@ -1,4 +1,4 @@
-//! Streams of bytes in one unnamed temporary file: what sinks keep of every sample.
+//! Streams of bytes in one unnamed temporary file: what sinks keep about every sample.
 //!
 //! Each stream gathers a small block in memory before it goes to the file, and all blocks together are bounded, so
 //! memory grows neither with the length of a recording nor much with the number of streams.
@@ -52,7 +52,7 @@ impl Streams {
         if self.gathered >= MOST_GATHERED {
             for stream in 0..self.streams.len() {
                 self.write_block(stream)?;
-                // There are very many streams: those that are quiet shall cost nothing.
+                // There are very many streams: quiet ones should cost nothing.
                 self.streams[stream].buffer = Vec::new();
             }
         }
@@ -74,10 +74,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Gives `take` the records of a stream, in order of arrival. It takes one record from the front of the bytes.
+    /// Gives `take` the records of a stream, in order of arrival. Each call takes one record from the front of the bytes.
     ///
     /// # Errors
-    /// When the temporary file cannot be read, or what `take` says.
+    /// When the temporary file cannot be read, or any error of `take`.
     pub fn read(&self, stream: usize, mut take: impl FnMut(&mut &[u8]) -> io::Result<()>) -> io::Result<()> {
         let Some(stream) = self.streams.get(stream) else { return Ok(()) };
         let mut block = Vec::new();
@@ -120,7 +120,7 @@ pub(super) fn array<const N: usize>(bytes: &mut &[u8]) -> io::Result<[u8; N]> {
     Ok(array)
 }
 
-/// What is read is what was written, unless somebody else wrote to the file.
+/// What is read is what was written, unless another program wrote to the file.
 pub(super) fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the temporary file of samples was changed")
 }

@@ -1,7 +1,7 @@
-//! A profile to TACH files, as it is recorded.
+//! Writes a profile to TACH files while it is recorded.
 //!
-//! Streams: samples go out as they come, the tables at the end, when all names are known. A recording whose samples
-//! would outgrow what CPython's reader takes goes on in a next file, if the caller gives one.
+//! It streams: samples are written as they come, the tables at the end, when all names are known. A recording whose
+//! samples would exceed what CPython's reader accepts continues in another file, if the caller provides one.
 
 mod indices;
 
@@ -25,7 +25,7 @@ pub struct TachOptions {
     pub layout: Layout,
     /// What is done to the samples.
     pub compression: Compression,
-    /// What the file says about its recording, when it was not made by this program.
+    /// What the file says about its recording, if it was not made by this program.
     pub origin: Option<Origin>,
     /// Most bytes of samples in a compressed file; see [`Options::max_sample_bytes`].
     pub max_sample_bytes: u64,
@@ -51,7 +51,7 @@ pub struct Origin {
     pub features: Option<Features>,
     /// Duration, rate and shares.
     pub statistics: Option<Statistics>,
-    /// It has our metadata: host, processes and all.
+    /// It has this project's metadata: host, processes and so on.
     pub metadata: bool,
 }
 
@@ -90,12 +90,12 @@ pub struct TachSink<W> {
     full: Vec<Writer<W>>,
     finished: Vec<(W, Summary)>,
     stored: u64,
-    /// Where names go while there are no tables yet.
+    /// Where names go until there are tables.
     journal: Option<Journal>,
-    /// Where samples go that the file lacks yet.
+    /// Where samples go that are not in the file yet.
     tail: Option<Tail>,
     sync: Option<Sync>,
-    /// What is told as lost instead of what the report says.
+    /// The share to report as lost, in place of the report's.
     lost_percent: Option<f64>,
     table: FrameIndices,
     /// The stack at hand, as indices of the file.
@@ -103,7 +103,7 @@ pub struct TachSink<W> {
 }
 
 impl<W: Write + Seek> TachSink<W> {
-    /// Starts a file. `file` must be empty and stand at its start.
+    /// Starts a file. `file` must be empty and positioned at its start.
     ///
     /// # Errors
     /// When the header cannot be written.
@@ -154,16 +154,16 @@ impl<W: Write + Seek> TachSink<W> {
         })
     }
 
-    /// Lets the recording go on in a next file when one is full. Without it, samples past that point are refused.
+    /// Lets the recording continue in another file when one is full. Without this, samples past that point are refused.
     #[must_use]
     pub fn with_next_output(mut self, next: impl FnMut(u32) -> io::Result<W> + Send + 'static) -> Self {
         self.next_output = Some(Box::new(next));
         self
     }
 
-    /// Writes what the file lacks beside it, for `recover`: the names that samples use, as they become known, to
-    /// `journal`, and at every [`Sink::tick`] the samples that are not in the file yet to `tail`. Both are empty files, which
-    /// the caller removes when the TACH files are complete.
+    /// Writes what is not in the file yet beside it, for `recover`: names that samples use go to `journal` as they become
+    /// known, and at every [`Sink::tick`] the samples that the file lacks go to `tail`. Both are empty files, which the
+    /// caller removes when the TACH files are complete.
     ///
     /// # Errors
     /// When the journal cannot be written.
@@ -188,14 +188,14 @@ impl<W: Write + Seek> TachSink<W> {
         self
     }
 
-    /// Has the file tell this share as lost, for a part of a recording whose losses are known as a whole only.
+    /// Makes the file report this share as lost, for a part of a recording whose losses are only known as a whole.
     #[must_use]
     pub fn with_lost_percent(mut self, lost_percent: Option<f64>) -> Self {
         self.lost_percent = lost_percent;
         self
     }
 
-    /// Brings new names to the journal, and names that changed since they were written: they came late.
+    /// Writes new names to the journal, and names that arrived late and so changed since they were written.
     fn write_journal(&mut self, profile: &Profile) -> io::Result<()> {
         let Some(journal) = &mut self.journal else { return Ok(()) };
         journal.put_profile(profile, &self.options);
@@ -301,7 +301,7 @@ impl<W: Write + Seek> Sink for TachSink<W> {
             thread_id: file_thread_id(profile, sample.thread),
             interpreter_id: profile.thread(sample.thread).interpreter,
             timestamp_us: sample.time_us,
-            // CPython looks at six of its bits.
+            // CPython uses six of its bits.
             status: sample.status | sample.merge.number() << 6,
             frames: &stack,
         };
@@ -318,8 +318,8 @@ impl<W: Write + Seek> Sink for TachSink<W> {
         result
     }
 
-    /// A recording that is cut later loses no more than what came after the last call. The file is what it would be
-    /// without: what cannot be brought to it yet goes beside it.
+    /// A recording that is cut later loses no more than what came after the last call. The file stays the same as
+    /// without this: what cannot be written to it yet goes beside it.
     fn tick(&mut self, profile: &Profile) -> io::Result<()> {
         // Names first: a sample without them is lost when the file is cut.
         self.write_journal(profile)?;
@@ -343,7 +343,7 @@ impl<W: Write + Seek> Sink for TachSink<W> {
         }
         let statistics = self.statistics(report);
         let (strings, frames) = self.table.tables(profile);
-        // A file that another program made has no host and no processes to tell.
+        // A file from another program has no host and no processes to record.
         let told = self.origin.is_none_or(|origin| origin.metadata);
         let mut metadata = told.then(|| Metadata::new(profile, report));
         let mut writers = std::mem::take(&mut self.full);

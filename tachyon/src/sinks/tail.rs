@@ -1,9 +1,9 @@
-//! The newest samples of a TACH file that is being written, beside it: those that the compressor still holds, and
+//! The newest samples of a TACH file that is being written, kept beside it: those that the compressor still holds, and
 //! repeated ones that have no record yet ([`crate::tach::Checkpoint`]).
 //!
-//! Records are appended to a *slot*, and each new base begins a new slot elsewhere in the file, where it overwrites
-//! none but the one before the last: however long the recording, the file has the size of a few slots, and one slot is
-//! whole at any moment. `docs/formats/tach.md` has the bytes.
+//! Records are appended to a *slot*, and each new base begins a new slot elsewhere in the file, overwriting only the
+//! second-to-last one: however long the recording, the file has the size of a few slots, and at any moment one slot is
+//! whole. `docs/formats/tach.md` has the bytes.
 
 use crate::tach::{Base, Checkpoint, MAX_SAMPLE_BYTES};
 use std::fs::File;
@@ -15,7 +15,7 @@ const MAGIC: [u8; 8] = *b"TACHtail";
 const HEAD_LEN: usize = 5 * 8 + 2 * 4;
 /// Length of the records and checksum.
 const CHUNK_HEAD_LEN: usize = 4 + 4;
-/// Records of a chunk: with its head, a page.
+/// Most bytes of records in a chunk: with its head, one page.
 const MAX_CHUNK: usize = 4096 - CHUNK_HEAD_LEN;
 /// A slot starts at 0 or at a power of two from this one on.
 const MIN_SLOT_LOG: u32 = 18;
@@ -57,7 +57,7 @@ impl Tail {
         Self { out, id, generation: 0, slot: None, end: 0, buffer: Vec::new() }
     }
 
-    /// Brings a checkpoint to the file. A base of it must be in the TACH file already.
+    /// Writes a checkpoint to the file. If it has a base, that must already be in the TACH file.
     pub fn put(&mut self, checkpoint: &Checkpoint<'_>, sync: bool) -> io::Result<()> {
         self.buffer.clear();
         if let Some(base) = checkpoint.base {
@@ -84,7 +84,7 @@ impl Tail {
     }
 }
 
-/// Bound to its slot and place: what an older slot left there is no chunk of this one.
+/// Bound to its slot and place, so that leftovers of an older slot do not pass for a chunk of this one.
 fn chunk_checksum(slot: u64, place: u64, records: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&slot.to_le_bytes());
@@ -99,7 +99,7 @@ struct Head {
     /// Counts slots.
     generation: u64,
     base: Base,
-    /// Bytes of records without which the slot is of no use.
+    /// Bytes of records without which the slot is useless.
     first_len: u64,
 }
 
@@ -156,13 +156,13 @@ impl Found {
         Ok(found)
     }
 
-    /// What its records go on from.
+    /// What its records continue from.
     #[must_use]
     pub fn base(&self) -> Base {
         self.head.base
     }
 
-    /// Its records up to the first that is not whole; `None`: that is one of those that came with its base.
+    /// Its records up to the first incomplete one; `None`: that one is among those that came with its base.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -171,7 +171,7 @@ impl Found {
         file.seek(SeekFrom::Start(place))?;
         let (mut bytes, mut records) = (BufReader::new(file), Vec::new());
         while let Some(chunk) = self.chunk(&mut bytes, place)? {
-            // Readers take no more.
+            // Readers accept no more.
             if (records.len() + chunk.len()) as u64 > MAX_SAMPLE_BYTES {
                 break;
             }
@@ -181,7 +181,7 @@ impl Found {
         Ok((records.len() as u64 >= self.head.first_len).then_some(records))
     }
 
-    /// The chunk that stands there; `None`: there is none.
+    /// The chunk at that place; `None`: there is none.
     fn chunk(&self, bytes: &mut impl Read, place: u64) -> io::Result<Option<Vec<u8>>> {
         let (mut len, mut checksum) = ([0; 4], [0; 4]);
         if !(filled(bytes, &mut len)? && filled(bytes, &mut checksum)?) {
@@ -245,7 +245,7 @@ mod tests {
         // The last chunk of those that came with the newest base is cut.
         file.set_len(file.metadata().unwrap().len() - 1).unwrap();
         assert_eq!(records(&found(7)), [(2, None), (1, Some(b"onetwo".to_vec()))]);
-        // Where the first slot was, a shorter one: what is left of the old one is no part of it.
+        // A shorter slot in place of the first one: what is left of the old one is not part of it.
         tail.put(&Checkpoint { base: base(3), records: b"x" }, false).unwrap();
         assert_eq!(records(&found(7)), [(3, Some(b"x".to_vec())), (2, None)]);
     }

@@ -39,18 +39,18 @@ fn write_escape(out: &mut String, escape: std::fmt::Arguments<'_>) {
 }
 
 /// Control characters (C0, DEL, C1), line and paragraph separators, marks that change the direction of text (UAX #9)
-/// and what has no width.
+/// and zero-width characters.
 #[must_use]
 pub fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// JSON for people and programs, indented. In its texts everything [unsafe](is_unsafe) to show is written as `\uXXXX`,
-/// which a JSON reader undoes: JSON itself only asks for that below U+0020, and a terminal obeys U+009B, too.
+/// JSON for people and programs, indented. In its strings everything [unsafe](is_unsafe) to show is written as
+/// `\uXXXX`, which a JSON reader undoes: JSON itself only asks for that below U+0020, and a terminal obeys U+009B, too.
 ///
 /// # Errors
-/// When the value has no form in JSON, or `out` fails.
+/// When the value cannot be expressed in JSON, or `out` fails.
 pub fn write_json<T: Serialize + ?Sized>(out: impl io::Write, value: &T) -> serde_json::Result<()> {
     value.serialize(&mut serde_json::Serializer::with_formatter(out, Harmless { like: PrettyFormatter::new() }))
 }
@@ -67,14 +67,15 @@ pub fn write_json_line<T: Serialize + ?Sized>(out: impl io::Write, value: &T) ->
 /// The same as a text.
 ///
 /// # Panics
-/// When the value has no form in JSON.
+/// When the value cannot be expressed in JSON.
 pub fn json_line<T: Serialize + ?Sized>(value: &T) -> String {
     let mut text = Vec::new();
     write_json_line(&mut text, value).expect("strings, numbers and maps with string keys become JSON");
     String::from_utf8(text).expect("JSON is text")
 }
 
-/// The longest beginning of a name that has `most` bytes, with a mark that tells it from others that begin so.
+/// The longest prefix of a name that fits in `most` bytes, with a mark that distinguishes it from others with the same
+/// prefix.
 #[must_use]
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
@@ -84,7 +85,7 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}…#{:08x}", &text[..end], crc32fast::hash(text.as_bytes())))
 }
 
-/// Another formatter, with more escapes.
+/// Wraps another formatter and adds escapes.
 #[derive(Default)]
 struct Harmless<F> {
     like: F,
@@ -128,7 +129,7 @@ impl<F: Formatter> Formatter for Harmless<F> {
     }
 
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        // The serializer has already dealt with what is below U+0020. All others lie in the basic plane.
+        // The serializer has already dealt with characters below U+0020. All others are in the basic plane.
         let mut rest = fragment;
         while let Some((place, character)) = rest.char_indices().find(|&(_, character)| is_unsafe(character)) {
             let (before, after) = rest.split_at(place);

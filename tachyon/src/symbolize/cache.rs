@@ -1,4 +1,4 @@
-//! Line tables that are kept once, however many code objects have them.
+//! Line tables, kept once however many code objects share them.
 
 use super::linetable::LineTable;
 use std::collections::HashSet;
@@ -36,7 +36,7 @@ impl LineTables {
         table
     }
 
-    /// Drops the tables that nobody has.
+    /// Drops the tables that are no longer used.
     pub(super) fn sweep(&mut self) {
         self.tables.retain(|table| Arc::strong_count(table) > 1);
         self.tables.shrink_to_fit();

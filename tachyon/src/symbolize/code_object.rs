@@ -1,4 +1,4 @@
-//! What is known of one code object: names and line table, as they arrive in parts.
+//! What is known about one code object: names and line table, as they arrive in parts.
 //!
 //! In: code records of the kernel side, or a live process's memory. Out: frames, once the parts suffice. Sizes that a
 //! target claims are limits, never allocations.
@@ -15,22 +15,22 @@ use tachyon_common::limits;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{self, CodeBuffer, CodeIdentity, TextHash, Unreadable, UserMemory, code_identity};
 
-/// Bytes kept of one line table: those that are part of its code object's identity. What a longer one says of later
-/// instructions is not known.
+/// Most bytes kept of one line table: those that are part of its code object's identity. What a longer one says about
+/// later instructions stays unknown.
 pub const MAX_LINETABLE_BYTES: usize = limits::MAX_LINETABLE_BYTES as usize;
 
 /// CPython 3.15.1's words for names that could not be read.
 pub(super) const UNKNOWN_FUNCTION: &str = "<unknown function>";
 pub(super) const UNKNOWN_FILE: &str = "<unknown file>";
 
-/// Identity of a code object (DESIGN.md 7): its address alone is used again once it is freed.
+/// Identity of a code object (DESIGN.md 7): its address alone is not enough, since it is reused once the object is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CodeKey {
     /// Memory image it lives in: new at `exec`, inherited by `fork`.
     pub image: u64,
     /// Address of the `PyCodeObject`.
     pub code: u64,
-    /// Hash of what tells it from others that ever lie there.
+    /// Hash of what distinguishes it from others that are ever at that address.
     pub fingerprint: u64,
 }
 
@@ -40,7 +40,7 @@ impl From<&CodeRecord> for CodeKey {
     }
 }
 
-/// Why a code record was not (wholly) taken.
+/// Why a code record was not accepted, or not wholly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCodeRecord {
     /// The payload is shorter than the record says.
@@ -61,16 +61,16 @@ pub enum BadCodeRecord {
         /// Length of the table.
         total: u32,
     },
-    /// The qualified name is no string.
+    /// The qualified name is not a valid string.
     #[error("cannot decode a qualified name: {0}")]
     Qualname(#[source] BadText),
-    /// The file name is no string.
+    /// The file name is not a valid string.
     #[error("cannot decode a file name: {0}")]
     Filename(#[source] BadText),
     /// The process, or its user, has so many code objects that no more are remembered.
     #[error("the process of image {0} has used its bytes for names and line tables")]
     Budget(u64),
-    /// Nothing more is to be remembered of any process.
+    /// Nothing more is to be remembered about any process.
     #[error("no memory is left for further code objects")]
     Full,
 }
@@ -81,13 +81,13 @@ pub enum ReadCodeError {
     /// Memory could not be read; the process may be gone.
     #[error("cannot read code object at {0:#x}")]
     Unreadable(u64),
-    /// Another object lies there by now.
+    /// Another object is there by now.
     #[error("code object at {0:#x} is another one by now")]
     Changed(u64),
     /// The process has so many code objects that no more are remembered.
     #[error("image {0} has used its bytes for names and line tables")]
     Budget(u64),
-    /// One of its names is no string.
+    /// One of its names is not a valid string.
     #[error("cannot read a name of the code object at {code:#x}: {source}")]
     Text {
         /// Address of the code object.
@@ -106,12 +106,12 @@ pub(super) enum Table {
     Ready(Arc<LineTable>),
 }
 
-/// A frame that was made of this code object.
+/// A frame that was made from this code object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     pub(super) lasti: i32,
     pub(super) opcode: u8,
-    /// The frame has not got its last value.
+    /// The frame does not have its final value yet.
     pub(super) pending: bool,
     pub(super) frame: FrameId,
 }
@@ -132,14 +132,14 @@ pub(super) struct Code {
     pub(super) filename: Option<StrId>,
     pub(super) table: Table,
     pub(super) uses: Vec<Use>,
-    /// What the record seen first says of it.
+    /// What its first record says about it.
     pub(super) seen: Option<Seen>,
     /// Times that the live process could not be read.
     pub(super) failed_reads: u8,
 }
 
 impl Code {
-    /// A code object of which nothing is known yet.
+    /// A code object about which nothing is known yet.
     pub(super) const fn unseen() -> Self {
         Self {
             qualname: None,
@@ -180,7 +180,7 @@ impl Code {
         }
         let total = total as usize;
         let wanted = total.min(MAX_LINETABLE_BYTES);
-        // Cheap while parts are missing: most tables come in one.
+        // Cheap while parts are missing: most tables come in one part.
         if parts.values().map(|part| part.len()).sum::<usize>() < wanted {
             return None;
         }
@@ -189,7 +189,7 @@ impl Code {
         (bytes.len() == wanted).then(|| (bytes.into_boxed_slice(), wanted == total && !cut))
     }
 
-    /// What is known of a table of which parts are missing, once no more will come.
+    /// What is known about a table with missing parts, once no more will come.
     pub(super) fn cut_table(&self) -> Option<LineTable> {
         let (Table::Parts(parts), Some(seen)) = (&self.table, self.seen) else { return None };
         Some(LineTable::new(seen.format, seen.firstlineno, prefix(parts).into(), false))
@@ -213,7 +213,7 @@ impl Code {
     }
 }
 
-/// What the parts say from the table's start without a gap.
+/// The contiguous bytes from the table's start that the parts give.
 fn prefix(parts: &BTreeMap<u32, Box<[u8]>>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (&start, part) in parts {
@@ -226,7 +226,7 @@ fn prefix(parts: &BTreeMap<u32, Box<[u8]>>) -> Vec<u8> {
     bytes
 }
 
-/// A code record's payload, taken apart.
+/// A code record's payload, decoded.
 #[derive(Debug)]
 pub(super) struct Part<'a> {
     qualname: &'a [u8],
@@ -294,7 +294,7 @@ pub(super) const fn is_shim(qualname: u64, filename: u64, firstlineno: i32) -> b
 }
 
 impl LiveCode {
-    /// Reads the code object `key` names, and believes it only when its identity is the same before and after.
+    /// Reads the code object that `key` names, and accepts it only if its identity is the same before and after.
     pub(super) fn read<M: UserMemory + ?Sized>(
         memory: &M,
         layout: &Layout,
@@ -342,7 +342,7 @@ fn check<M: UserMemory + ?Sized>(
     let identity = code_identity(memory, layout, seed, key.code, &mut CodeBuffer::default(), &mut TextHash::default())
         .map_err(|_: StopReason| ReadCodeError::Unreadable(key.code))?;
     if identity.lacks != 0 {
-        // A fingerprint without its names or its table proves nothing of them.
+        // A fingerprint made without names or table proves nothing about them.
         return Err(ReadCodeError::Unreadable(key.code));
     }
     if identity.fingerprint == key.fingerprint { Ok(identity) } else { Err(ReadCodeError::Changed(key.code)) }

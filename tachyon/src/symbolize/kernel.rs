@@ -1,11 +1,11 @@
-//! Addresses of the kernel to its functions, from `/proc/kallsyms`.
+//! Kernel addresses to function names, from `/proc/kallsyms`.
 
 use std::io::{self, BufRead, BufReader};
 
 /// The running kernel's functions, and those of its modules.
 #[derive(Debug, Default)]
 pub struct KernelSymbols {
-    /// Sorted by address; names end where the next begins.
+    /// Sorted by address; each name ends where the next begins.
     functions: Vec<(u64, u32)>,
     names: String,
 }
@@ -14,7 +14,7 @@ pub struct KernelSymbols {
 const MAX_FUNCTIONS: usize = 4_000_000;
 
 impl KernelSymbols {
-    /// Reads them. Empty when the kernel does not tell this process their addresses (`kernel.kptr_restrict`, and no
+    /// Reads them. Empty if the kernel hides their addresses from this process (`kernel.kptr_restrict` without
     /// `CAP_SYSLOG`).
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl KernelSymbols {
             }
             line.clear();
         }
-        // Several names of one address: the first is the one that the kernel's own messages show.
+        // If an address has several names, the first is the one that the kernel's own messages show.
         found.sort_by_key(|(address, _)| *address);
         found.dedup_by_key(|(address, _)| *address);
         let mut symbols = Self::default();
@@ -49,7 +49,7 @@ impl KernelSymbols {
         Ok(symbols)
     }
 
-    /// Whether the kernel tells nothing.
+    /// Whether the kernel shows nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()

@@ -1,8 +1,8 @@
 //! CPython's line tables: byte offset of an instruction to line and columns.
 //!
 //! In: the bytes of `co_lnotab` (3.8, 3.9) or `co_linetable` (3.10 and later), `co_firstlineno` and `lasti`. Out: a
-//! [`Position`], equal to what `code.co_positions()` or `PyCode_Addr2Line()` says. The bytes are a target's: any bytes
-//! end in a time linear in their number, and what is malformed has no position from there on.
+//! [`Position`], equal to what `code.co_positions()` or `PyCode_Addr2Line()` says. The bytes come from a target:
+//! decoding takes linear time for any bytes, and after a malformed entry there are no positions.
 //!
 //! Sources: `Objects/codeobject.c` and `Objects/lnotab_notes.txt` of CPython 3.9 and 3.10, `Objects/codeobject.c`
 //! and `InternalDocs/code_objects.md` of CPython 3.13.
@@ -60,8 +60,8 @@ impl Format {
 
 /// One code object's line table, kept as its bytes and a few marks from which a search may start.
 ///
-/// Equal content is equal: code objects that were freed and made again, or that live in several processes, can
-/// share one.
+/// Tables with the same content compare equal: code objects that were freed and made again, or that live in several
+/// processes, can share one.
 #[derive(Debug)]
 pub struct LineTable {
     format: Format,
@@ -94,8 +94,8 @@ impl Hash for LineTable {
 }
 
 impl LineTable {
-    /// Reads `bytes` through once. `whole` is false when the table goes on after them: then offsets that they do not
-    /// cover have no position.
+    /// Scans `bytes` once. `whole` is false if the table continues after them: then offsets that they do not cover have
+    /// no position.
     #[must_use]
     pub fn new(format: Format, firstlineno: i32, bytes: Box<[u8]>, whole: bool) -> Self {
         let mut mark = Mark { at: 0, addr: 0, line: firstlineno };
@@ -116,8 +116,8 @@ impl LineTable {
         Self { format, firstlineno, whole, sound, bytes, marks: marks.into(), code_len }
     }
 
-    /// Where the instruction at `lasti` is, a byte offset from the start of the code. A negative one belongs to a
-    /// frame that has not started: its place is the function's first line, as `PyCode_Addr2Line()` has it.
+    /// Where the instruction at `lasti` is, a byte offset from the start of the code. A negative one belongs to a frame
+    /// that has not started: its place is the function's first line, as in `PyCode_Addr2Line()`.
     ///
     /// `lasti` may lie anywhere in an instruction, its inline caches included: a table's ranges cover them.
     #[must_use]
@@ -134,13 +134,14 @@ impl LineTable {
         Position::NONE
     }
 
-    /// Whether every byte could be decoded; of a table that is not whole nothing can be said. An empty `co_linetable` is not sound: each code object has instructions.
+    /// Whether every byte could be decoded; nothing can be said about a table that is not whole. An empty `co_linetable` is not sound: each
+    /// code object has instructions.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         !self.whole || self.sound && (self.format == Format::Lnotab || self.code_len > 0)
     }
 
-    /// Whether `lasti` may be an offset into this code, as far as the table tells.
+    /// Whether `lasti` may be an offset into this code, as far as the table shows.
     #[must_use]
     pub fn covers(&self, lasti: i32) -> bool {
         !self.whole || u64::try_from(lasti).map_or(true, |lasti| lasti < self.code_len)
@@ -169,7 +170,7 @@ struct Mark {
 }
 
 impl Mark {
-    /// Passes one entry: its range ends at `self.addr` then. `None` at the end.
+    /// Passes one entry, whose range then ends at `self.addr`. `None` at the end.
     fn next(&mut self, format: Format, bytes: &[u8], whole: bool) -> Result<Option<Position>, Malformed> {
         match format {
             Format::Lnotab => Ok(self.next_lnotab(bytes, whole)),

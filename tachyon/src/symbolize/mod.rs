@@ -5,8 +5,8 @@
 //! not known yet is pending there, and gets its names when they arrive, or CPython's `<unknown function>` at the end
 //! ([`Symbolizer::finish`]). What does not arrive can be read from the live process ([`Symbolizer::missing`]).
 //!
-//! This room does not know that BPF exists. It trusts no size and no byte of a target, and escapes nothing: names go
-//! into the profile as they are.
+//! This module knows nothing about BPF. It trusts no size and no byte from a target, and escapes nothing: names go into
+//! the profile as they are.
 
 mod cache;
 mod code_object;

@@ -1,4 +1,4 @@
-//! The symbolizer: code objects known so far, frames made of them, and what is still missing.
+//! The symbolizer: code objects known so far, frames made from them, and what is still missing.
 
 use super::cache::LineTables;
 use super::code_object::{
@@ -19,24 +19,24 @@ use tachyon_common::walk::UserMemory;
 /// What one frame costs here and in the profile: an entry in each of four tables.
 const FRAME_BYTES: usize = 160;
 
-/// What a string costs beside its bytes.
+/// What a string costs in addition to its bytes.
 const STRING_BYTES: usize = 64;
 
-/// What one code object costs beside its names and line table.
+/// What one code object costs in addition to its names and line table.
 const CODE_BYTES: usize = size_of::<Code>() + 2 * size_of::<CodeKey>();
 
-/// Times a live process is asked for one code object before it is given up: a page may just be swapped out.
+/// How many times one code object is read from a live process before giving up: a page may just be swapped out.
 const MAX_FAILED_READS: u8 = 3;
 
-/// Names code and keeps what it learnt. See the [module documentation](super).
+/// Names code and remembers what it has learnt. See the [module documentation](super).
 #[derive(Debug, Default)]
 pub struct Symbolizer {
     codes: HashMap<CodeKey, Code, RandomState>,
     frames: HashMap<FrameKey, FrameId, RandomState>,
-    /// Those of `codes` that are the interpreter's own; few, so that each frame of each sample can be looked for here.
+    /// Those of `codes` that are the interpreter's own; few, so that each frame of each sample can be looked up here.
     shims: HashSet<CodeKey, RandomState>,
     images: HashMap<u64, Image, RandomState>,
-    /// What is kept of each process and user, which is bounded.
+    /// What is kept for each process and user, which is bounded.
     stock: Stock,
     tables: LineTables,
     /// Frames that lack a name.
@@ -64,19 +64,19 @@ struct Image {
 }
 
 impl Image {
-    /// So much more is kept as long as the image is there.
+    /// This much more is kept as long as the image exists.
     fn hold(&mut self, stock: &mut Stock, bytes: usize) {
         self.held += bytes;
         stock.add(self.owner, bytes, 0);
     }
 }
 
-/// How believable the code objects of one memory image are: a layout that does not fit its interpreter shows here.
+/// How plausible the code objects of one memory image are: a layout that does not fit its interpreter shows here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageHealth {
     /// Code objects whose names or line table arrived.
     pub codes: u64,
-    /// Names that are no strings.
+    /// Names that are not valid strings.
     pub bad_names: u64,
     /// Whole line tables that cannot be decoded to their end.
     pub bad_tables: u64,
@@ -85,7 +85,7 @@ pub struct ImageHealth {
 }
 
 impl ImageHealth {
-    /// Whether anything is wrong at all. Healthy interpreters have no such code object.
+    /// Whether nothing at all is wrong. Healthy interpreters have no bad code objects.
     #[must_use]
     pub const fn is_sound(&self) -> bool {
         self.bad_names == 0 && self.bad_tables == 0 && self.outside == 0
@@ -97,7 +97,7 @@ impl ImageHealth {
 pub struct Missing {
     /// Which.
     pub key: CodeKey,
-    /// Process (initial pid namespace) it was copied from; `None` when no record arrived: any process of the image has it.
+    /// Process (initial pid namespace) it was copied from; `None` if no record arrived: any process of the image has it.
     pub tgid: Option<u32>,
     /// Index of its layout, likewise.
     pub layout: Option<u32>,
@@ -114,27 +114,27 @@ impl Symbolizer {
         Self::default()
     }
 
-    /// Whose an image is, which is asked when it was not known. Of one that nobody has told of, what is kept is charged to nobody's
-    /// process.
+    /// Notes which process owns an image, asking `owner` if that is not known yet. What is kept for an image that was never
+    /// announced is charged to no process.
     pub fn begin_image(&mut self, image: u64, owner: impl FnOnce() -> Owner) {
         self.images.entry(image).or_insert_with(|| Image { owner: owner(), ..Image::default() });
     }
 
-    /// What may be kept of processes and users, by a limit of all memory.
+    /// Sets what may be kept for processes and users, from a limit for all memory.
     pub fn limit(&mut self, memory: u64) {
         self.stock.limit(memory);
     }
 
-    /// Who was refused names since this was asked last, in words.
+    /// Who was refused names since the last call, in words.
     pub fn refused(&mut self) -> Vec<String> {
         self.stock.refused()
     }
 
     /// Takes one code record with its payload (what follows the record, padding allowed). Parts of a line table may
-    /// arrive in any order and more than once. Pending frames of the code object get what became known.
+    /// arrive in any order and more than once. Pending frames of the code object get what has become known.
     ///
     /// # Errors
-    /// When the record contradicts itself or its names are no strings; what could be used is used nevertheless.
+    /// When the record contradicts itself or its names are not valid strings; what is usable is used nevertheless.
     pub fn add_code(
         &mut self,
         profile: &mut Profile,
@@ -177,8 +177,8 @@ impl Symbolizer {
             Err(why) => bad = bad.or(Some(BadCodeRecord::Filename(why))),
         }
         image.health.bad_names += u64::from(bad.is_some());
-        // A table without bytes is one whose length could not be read: code without instructions does not exist, and
-        // only `co_lnotab` has nothing to say of some.
+        // A table without bytes is one whose length could not be read: there is no code without instructions, and only
+        // a `co_lnotab` can be empty.
         let readable = record.linetable_len != 0 || format == Format::Lnotab;
         if let Some(bytes) = part.linetable.filter(|_| readable) {
             image.hold(stock, bytes.len());
@@ -193,7 +193,7 @@ impl Symbolizer {
     }
 
     /// The frame of `key` at instruction `lasti` (as [`tachyon_common::event::RawFrame`] has it), the same for the same
-    /// question. `opcode` is [`Frame::NO_OPCODE`] when it was not recorded.
+    /// arguments. `opcode` is [`Frame::NO_OPCODE`] when it was not recorded.
     pub fn frame(&mut self, profile: &mut Profile, key: CodeKey, lasti: i32, opcode: u8) -> FrameId {
         let frame_key = FrameKey { key, lasti: lasti.max(UNKNOWN_LASTI), opcode };
         match self.frames.get(&frame_key) {
@@ -209,7 +209,7 @@ impl Symbolizer {
         if self.full || !stock.has_room(image.owner) {
             let known = self.codes.get(&key).and_then(|code| code.filename.zip(code.qualname));
             if let Some((filename, function)) = known {
-                // One frame for each code object that was met: which of its lines it is would be many.
+                // One frame per code object: one per line would be many.
                 return profile.frames.intern(Frame::without_location(filename, function));
             }
             let filename = profile.strings.intern(UNKNOWN_FILE);
@@ -240,21 +240,21 @@ impl Symbolizer {
         self.shims.contains(&key)
     }
 
-    /// Whether both names of `frame` are known. Frames of other rooms are.
+    /// Whether both names of `frame` are known. Frames that other modules make always are.
     #[must_use]
     pub fn is_named(&self, frame: FrameId) -> bool {
         !self.unnamed.contains(&frame)
     }
 
-    /// Whether [`Symbolizer::missing`] has any to tell of.
+    /// Whether [`Symbolizer::missing`] has any to report.
     #[must_use]
     pub fn is_missing_any(&self) -> bool {
         !self.incomplete.is_empty()
     }
 
     /// Code objects that lack names or line table, by image and address. The rest of a long line table may be on its
-    /// way, so this is best asked some time after the samples. A code object that turned out to be gone, or could
-    /// not be read a few times, is not named again.
+    /// way, so this is best called some time after the samples. A code object that turned out to be gone, or could not
+    /// be read a few times, is not listed again.
     #[must_use]
     pub fn missing(&self) -> Vec<Missing> {
         let missing = |&key: &CodeKey| {
@@ -273,7 +273,7 @@ impl Symbolizer {
     /// Reads a missing code object from a live process of its image. `seed` is the one the fingerprints were made with.
     ///
     /// # Errors
-    /// When the process cannot be read, or another object lies there by now.
+    /// When the process cannot be read, or another object is there by now.
     pub fn read_missing<M: UserMemory + ?Sized>(
         &mut self,
         profile: &mut Profile,
@@ -313,7 +313,7 @@ impl Symbolizer {
         }
     }
 
-    /// Gives every frame that is still pending what is known of it, else CPython's `<unknown function>` and
+    /// Gives every frame that is still pending what is known about it, or else CPython's `<unknown function>` and
     /// `<unknown file>`.
     pub fn finish(&mut self, profile: &mut Profile) {
         for key in std::mem::take(&mut self.incomplete) {
@@ -325,7 +325,7 @@ impl Symbolizer {
         }
     }
 
-    /// Ends an image whose last process is gone: its frames stay in the profile, all else is freed.
+    /// Forgets an image whose last process is gone: its frames stay in the profile, everything else is freed.
     pub fn forget(&mut self, profile: &mut Profile, image: u64) {
         let Some(image) = self.images.remove(&image) else { return };
         self.stock.free(image.owner, image.held);
@@ -340,8 +340,8 @@ impl Symbolizer {
         }
     }
 
-    /// From now on frames are those of the profile `next`: names go over to it, frames are made anew when they are asked
-    /// for. In the one before they keep the names that they have.
+    /// From now on frames belong to the profile `next`: names are carried over, frames are made anew when they are asked
+    /// for. In the previous profile they keep the names that they have.
     pub fn begin_profile(&mut self, ended: &Profile, next: &mut Profile) {
         self.frames.clear();
         self.unnamed.clear();
@@ -360,8 +360,8 @@ impl Symbolizer {
     }
 
     /// Learns nothing more from now on, so that neither the symbolizer nor the profile's tables of strings and frames
-    /// grow: lines that were not met before have their function's name alone, functions that were not met before are
-    /// `<unknown function>`. `false` takes that back.
+    /// grow: lines that were not met before get only their function's name, functions that were not met before are
+    /// `<unknown function>`. `false` undoes that.
     pub fn set_full(&mut self, full: bool) {
         self.full = full;
     }
@@ -375,7 +375,7 @@ impl Symbolizer {
         self.unnamed.shrink_to_fit();
     }
 
-    /// How believable the code objects of `image` were so far.
+    /// How plausible the code objects of `image` have been so far.
     #[must_use]
     pub fn health(&self, image: u64) -> ImageHealth {
         self.images.get(&image).map(|image| image.health).unwrap_or_default()
@@ -407,7 +407,7 @@ impl Symbolizer {
     }
 }
 
-/// Begins a code object of which nothing is known.
+/// Begins a code object about which nothing is known.
 fn unseen(image: &mut Image, stock: &mut Stock, incomplete: &mut BTreeSet<CodeKey>, key: CodeKey) -> Code {
     image.codes.push(key);
     image.hold(stock, CODE_BYTES);
@@ -415,7 +415,7 @@ fn unseen(image: &mut Image, stock: &mut Stock, incomplete: &mut BTreeSet<CodeKe
     Code::unseen()
 }
 
-/// Takes a name, if it was not known.
+/// Takes a name, if it was not known yet.
 fn learn(known: &mut Option<StrId>, profile: &mut Profile, image: &Image, stock: &mut Stock, name: &str) {
     if known.is_none() {
         let before = profile.strings.len();

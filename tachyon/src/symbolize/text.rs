@@ -1,8 +1,8 @@
-//! CPython's string storage to Rust strings.
+//! Turns CPython's string storage into Rust strings.
 //!
 //! In: the bytes of a `str` object in its own kind (PEP 393), as the kernel side copied them, or a live process's
-//! memory. Out: the text, verbatim: control characters and NULs are kept, escaping is for those who show it. A code
-//! point that is no Unicode scalar value (a lone surrogate, as `surrogateescape` makes of a file name that is not
+//! memory. Out: the text, verbatim: control characters and NULs are kept, escaping is left to whoever shows it. A code
+//! point that is not a Unicode scalar value (a lone surrogate, as `surrogateescape` makes of a file name that is not
 //! UTF-8) is written as an escape, `\udcff`; one that no string can have becomes U+FFFD.
 
 use tachyon_common::layout::Layout;
@@ -12,13 +12,13 @@ use tachyon_common::walk::{UserMemory, read_u32, read_u64};
 /// Most bytes read of one string in a live process. A longer one is cut there, as the kernel side cuts it.
 pub(super) const MAX_LIVE_TEXT_BYTES: usize = MAX_TEXT_BYTES;
 
-/// What stands at the end of a text that was cut.
+/// Marks the end of a text that was cut.
 pub const CUT_MARK: char = '…';
 
-/// Why bytes are no string.
+/// Why bytes are not a valid string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadText {
-    /// The number of bytes a code point has is none that CPython uses.
+    /// CPython does not use this number of bytes per code point.
     #[error("string has {0} bytes a code point, expected 1, 2 or 4")]
     Kind(u8),
     /// The text ends inside a code point.
@@ -39,8 +39,8 @@ pub enum BadText {
 
 /// Decodes text of `kind` bytes a code point: latin-1, UCS-2 or UCS-4, in this machine's byte order.
 ///
-/// `cut` says that the string goes on after `bytes`: what is left of its last code point is dropped, and a
-/// [`CUT_MARK`] tells.
+/// `cut` says that the string goes on after `bytes`: an incomplete last code point is dropped, and a [`CUT_MARK`] shows
+/// the cut.
 ///
 /// # Errors
 /// [`BadText::Kind`] and [`BadText::Length`].
@@ -63,8 +63,9 @@ pub fn decode(kind: u8, bytes: &[u8], cut: bool) -> Result<String, BadText> {
     Ok(text)
 }
 
-/// Adds a code point. A surrogate is no Unicode scalar value, and is written as CPython's error handler `backslashreplace`
-/// does (`PyCodec_BackslashReplaceErrors` in `Python/codecs.c`): two file names that differ in one stay two.
+/// Adds a code point. A surrogate is not a Unicode scalar value, and is written as by CPython's error handler
+/// `backslashreplace` (`PyCodec_BackslashReplaceErrors` in `Python/codecs.c`): two file names that differ in one stay
+/// distinct.
 fn push(text: &mut String, code_point: u32) {
     use std::fmt::Write as _;
     match (char::from_u32(code_point), code_point) {
@@ -78,7 +79,7 @@ fn push(text: &mut String, code_point: u32) {
 /// Reads the `str` object at `address` of a live process.
 ///
 /// # Errors
-/// [`BadText`], when it is none or cannot be read.
+/// [`BadText`], when it is not a string or cannot be read.
 pub(crate) fn read<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, address: u64) -> Result<String, BadText> {
     let unreadable = |_| BadText::Unreadable(address);
     let state = read_u32(memory, address, layout.unicode_state).map_err(unreadable)?;
@@ -87,7 +88,7 @@ pub(crate) fn read<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, address:
         return Err(BadText::NotCompact(address));
     }
     let ascii = state & layout.unicode_ascii_bit != 0;
-    // Three bits; decode() refuses what is no kind.
+    // Three bits; decode() refuses invalid kinds.
     let kind = ((state >> layout.unicode_kind_shift) & 7) as u8;
     let head = if ascii { layout.unicode_ascii_size } else { layout.unicode_compact_size };
     let whole = length.saturating_mul(u64::from(kind));

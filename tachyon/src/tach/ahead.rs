@@ -1,4 +1,4 @@
-//! Samples read by a thread of their own, so that decoding one file and writing another take turns on no CPU.
+//! Samples read by a thread of their own, so that decoding one file and writing another do not share a CPU.
 
 use super::{ReadError, Reader, RecordCounts, Sample};
 use std::io::{self, Seek};
@@ -6,16 +6,16 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::Scope;
 
-/// Samples of a batch: enough that handing it over costs nothing, few enough to stay in a CPU's cache.
+/// Most samples in a batch: enough that handing it over costs nothing, few enough to stay in a CPU's cache.
 const MAX_SAMPLES: usize = 1024;
-/// Frames of a batch: of deep stacks fewer samples fit.
+/// Most frames in a batch: with deep stacks fewer samples fit.
 const MAX_FRAMES: usize = 64 * 1024;
-/// Times of a batch: of samples that repeat one stack more fit.
+/// Most times in a batch: of samples that repeat one stack more fit.
 const MAX_TIMES: usize = 64 * 1024;
-/// Batches that are read and not yet taken.
+/// Most batches that are read and not yet taken.
 const QUEUE: usize = 4;
 
-/// Samples that differ in their times only, which lie with others in [`Batch::times_us`], as their stack does in
+/// Samples that differ only in their times, which are in [`Batch::times_us`] along with others, as their stack is in
 /// [`Batch::frames`].
 struct Entry {
     thread_id: u64,
@@ -25,7 +25,7 @@ struct Entry {
     frames: Range<usize>,
 }
 
-/// What all samples came to.
+/// The totals of all samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Read {
     pub records: RecordCounts,
@@ -42,7 +42,7 @@ struct Batch {
     end: Option<Result<Read, ReadError>>,
 }
 
-/// The samples of a file, as [`super::Samples`] has them.
+/// The samples of a file, as from [`super::Samples`].
 pub(crate) struct ReadAhead {
     full: Receiver<Batch>,
     empty: Sender<Batch>,
@@ -55,7 +55,7 @@ impl ReadAhead {
     /// Starts to read. The thread ends with the file, or when the receiving end is dropped.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When the thread cannot be made.
     pub fn start<'scope, 'env, R: io::Read + Seek + Send>(
         scope: &'scope Scope<'scope, 'env>,
         reader: &'env mut Reader<R>,
@@ -66,10 +66,10 @@ impl ReadAhead {
         Ok(Self { full, empty, batch: Batch::default(), next: 0, read: None })
     }
 
-    /// The next samples that differ in their times only, and all their times, or `None` after the last.
+    /// The next samples that differ only in their times, and all their times, or `None` after the last.
     ///
     /// # Errors
-    /// As [`super::Samples::next_sample`], and when the samples cannot be had at all.
+    /// As [`super::Samples::next_sample`], and when the samples cannot be read at all.
     pub fn next_run(&mut self) -> Result<Option<(Sample<'_>, &mut [u64])>, ReadError> {
         while self.next >= self.batch.entries.len() {
             match self.batch.end.take() {
@@ -84,9 +84,9 @@ impl ReadAhead {
                 }
                 None => {}
             }
-            // A thread that panicked takes this one along when both are joined.
+            // If that thread panicked, joining it makes this one panic, too.
             let Ok(batch) = self.full.recv() else { return Ok(None) };
-            // At the end nobody wants it.
+            // At the end nothing takes it.
             let _gone = self.empty.send(std::mem::replace(&mut self.batch, batch));
             self.next = 0;
         }
@@ -98,7 +98,7 @@ impl ReadAhead {
         Ok(Some((Sample { thread_id, interpreter_id, timestamp_us: times_us[0], status, frames }, times_us)))
     }
 
-    /// What all samples came to, once they are at their end.
+    /// The totals of all samples, once they are at their end.
     pub fn read(&self) -> Read {
         self.read.unwrap_or_default()
     }
@@ -108,7 +108,7 @@ fn read<R: io::Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, em
     let mut samples = match reader.samples() {
         Ok(samples) => samples,
         Err(error) => {
-            // Nobody waits any more when the receiver is gone: here and below.
+            // If the receiver is gone, nothing waits for this any more: here and below.
             let _gone = full.send(Batch { end: Some(Err(error)), ..Batch::default() });
             return;
         }
@@ -139,7 +139,7 @@ fn read<R: io::Read + Seek>(reader: &mut Reader<R>, full: &SyncSender<Batch>, em
 
 fn push(entries: &mut Vec<Entry>, all: &mut Vec<u32>, sample: &Sample<'_>, times: Range<usize>) {
     let &Sample { thread_id, interpreter_id, status, frames, .. } = sample;
-    // Repeated stacks are told once.
+    // Repeated stacks are stored once.
     let frames = match entries.last() {
         Some(last) if all[last.frames.clone()] == *frames => last.frames.clone(),
         _ => {

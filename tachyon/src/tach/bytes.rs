@@ -6,11 +6,11 @@ use std::io::{self, Read};
 
 const BUFFER_LEN: usize = 64 * 1024;
 
-/// Numbers and bytes out of a stream. Every read is checked against the end; memory is one buffer.
+/// Reads numbers and bytes from a stream. Every read is checked against the end; memory is one buffer.
 pub(super) struct Bytes<R> {
     source: R,
     section: Section,
-    /// How a failed read of the source is told.
+    /// How a failed read of the source is reported.
     fault: fn(io::Error) -> ReadError,
     buffer: Box<[u8]>,
     start: usize,
@@ -85,7 +85,7 @@ impl<R: Read> Bytes<R> {
                 return Ok(u64::from(first & 0x7f) | u64::from(second) << 7);
             }
         }
-        // More is asked for only when it is needed: in a file that was cut there may be no more to be had.
+        // More is read only when it is needed: a file that was cut may not have more.
         let buffered = self.buffer[self.start..self.end].iter().take(super::varint::MAX_LEN);
         if buffered.into_iter().all(|byte| byte & 0x80 != 0) {
             self.have(super::varint::MAX_LEN)?;

@@ -1,12 +1,12 @@
 //! What a file that is being written lacks: records that the compressor still holds, and repeated samples that have no
 //! record yet. A program that keeps them elsewhere can be killed without losing them, and the file stays byte for byte
-//! what it would have been.
+//! as it would have been.
 
 use super::pending::Pending;
 use super::records::put_repeat_head;
 use super::{Options, RECORD_HEAD_LEN};
 
-/// Bytes that follow a new base before the next one, at least; also the most that is held for one checkpoint.
+/// Least number of bytes between a base and the next one; also the most that is held for one checkpoint.
 const PERIOD: usize = 128 * 1024;
 
 /// A place in the samples of a file, before compression.
@@ -18,14 +18,14 @@ pub struct Base {
     pub crc32: u32,
 }
 
-/// Records that a file lacks, as [`Writer::checkpoint`](super::Writer::checkpoint) gives them.
+/// Records that a file lacks, as returned by [`Writer::checkpoint`](super::Writer::checkpoint).
 ///
 /// The bytes of the file's samples up to the newest base, then the records of its checkpoint and of all that came since,
 /// are the records of every sample taken: [`Reader::continue_with`](super::Reader::continue_with) reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpoint<'a> {
-    /// Where the records go on from, if not from the last checkpoint's: what was given before is then needed no more. A
-    /// base is in the file.
+    /// Where the records continue from, if not from the last checkpoint: what was returned before is then no longer
+    /// needed. A base is in the file.
     pub base: Option<Base>,
     /// Whole records.
     pub records: &'a [u8],

@@ -1,4 +1,4 @@
-//! The way of sample bytes into a file: buffered, then plain or through one zstd frame.
+//! How sample bytes get into a file: buffered, then plain or through one zstd frame.
 
 use super::checkpoint::{Base, checksum};
 use super::{Compression, Options};
@@ -14,8 +14,8 @@ const LEVEL: i32 = 5;
 const LEVEL_OF_LITTLE: i32 = 9;
 /// CPython's window: 2 MiB.
 const WINDOW_LOG: u32 = 21;
-/// The compressor gathers so many bytes, then it gives all blocks made of them at once (`inBuffTarget` in
-/// `ZSTD_compressStream_generic`, zstd 1.5.7). Should another version do otherwise, tests tell.
+/// The compressor gathers this many bytes, then outputs all blocks made from them at once (`inBuffTarget` in
+/// `ZSTD_compressStream_generic`, zstd 1.5.7). If another version does otherwise, tests fail.
 const ZSTD_INPUT: u64 = 128 * 1024;
 
 /// Takes sample bytes.
@@ -30,12 +30,12 @@ pub(super) struct SampleOutput {
     kept: Option<Kept>,
 }
 
-/// The bytes that the compressor has taken and may not have given yet.
+/// The bytes that the compressor has taken but may not have output yet.
 struct Kept {
     bytes: Vec<u8>,
-    /// Bytes before those.
+    /// Number of bytes before those.
     start: u64,
-    /// Of the bytes before those.
+    /// Checksum of the bytes before those.
     checksum: crc32fast::Hasher,
 }
 
@@ -95,24 +95,25 @@ impl SampleOutput {
         self.kept = Some(Kept { bytes: Vec::new(), start: 0, checksum: checksum(options) });
     }
 
-    /// Brings to the file what can be brought without a change of what it will be.
+    /// Writes to the file what can be written without changing what the file will be.
     pub(super) fn bring(&mut self, file: &mut impl Write) -> io::Result<()> {
         if self.zstd.is_none() { self.drain(file) } else { Ok(()) }
     }
 
-    /// The end of the bytes that were given to the file for sure, and the bytes from there on.
+    /// The end of the bytes that have certainly been written to the file, and the bytes after that.
     pub(super) fn base(&self) -> Option<(Base, [&[u8]; 2])> {
         let kept = self.kept.as_ref()?;
         let base = Base { len: kept.start, crc32: kept.checksum.clone().finalize() };
         Some((base, [&kept.bytes, &self.buffer]))
     }
 
-    /// Brings all bytes to the file and ends the zstd frame.
+    /// Writes all bytes to the file and ends the zstd frame.
     pub(super) fn finish(&mut self, file: &mut impl Write) -> io::Result<()> {
         if self.taken == 0
             && let Some(Zstd { encoder, .. }) = &mut self.zstd
         {
-            // So little needs no tables for a window of 2 MiB: to make and clear those takes longer than the bytes.
+            // So little data needs no tables for a window of 2 MiB: making and clearing those takes longer than
+            // compressing it.
             encoder.set_parameter(CParameter::CompressionLevel(LEVEL_OF_LITTLE))?;
             encoder.set_pledged_src_size(Some(self.buffer.len() as u64))?;
         }
@@ -157,7 +158,7 @@ impl SampleOutput {
 mod tests {
     use super::*;
 
-    /// What is written of so many bytes, and the size of its frame's window.
+    /// That many bytes, what is written for them, and the size of the frame's window.
     fn frame(len: usize) -> (Vec<u8>, Vec<u8>, u64) {
         let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + at / 1000) as u8).collect();
         let (mut output, mut file) = (SampleOutput::new(Compression::Zstd).expect("it can be made"), Vec::new());
@@ -167,8 +168,8 @@ mod tests {
         }
         output.finish(&mut file).expect("there is room");
         assert_eq!(output.written(), file.len() as u64);
-        // RFC 8878, 3.1.1.1: after the magic number a descriptor, whose bits 5 to 7 say whether the content's size is told; then,
-        // as it is not, the window's size.
+        // RFC 8878, 3.1.1.1: after the magic number a descriptor, whose bits 5 to 7 say whether the content's size is given;
+        // then, since it is not, the window's size.
         let [descriptor, window] = [file[4], file[5]];
         assert_eq!(descriptor >> 5, 0, "the content's size is not told");
         let base = 1 << (10 + (window >> 3));

@@ -1,7 +1,7 @@
-//! A file's samples into another file, byte for byte, while they are read and checked.
+//! Copies a file's samples into another file, byte for byte, while they are read and checked.
 //!
-//! What a conversion from TACH to TACH changes lies around the samples: the layout of the header, the statistics block.
-//! To encode and to compress the samples again would take three times as long, and give the same samples.
+//! A conversion from TACH to TACH only changes what surrounds the samples: the layout of the header, the statistics
+//! block. Encoding and compressing the samples again would take three times as long, and give the same samples.
 
 use super::finish::{Body, finish_file};
 use super::header::ByteOrder;
@@ -18,14 +18,14 @@ pub enum CopyError {
     /// The file that is read is damaged, or cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The file that is written cannot be.
+    /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Whether [`Reader::copy_to`] takes this file: samples of the other byte order must be written anew,
-    /// and those of a file that is continued.
+    /// Whether [`Reader::copy_to`] accepts this file: samples in the other byte order must be written anew, as must
+    /// those of a file that is continued.
     #[must_use]
     pub fn can_be_copied(&self) -> bool {
         self.header.byte_order == ByteOrder::Little && self.end.is_none()
@@ -50,7 +50,7 @@ impl<R: Read + Seek> Reader<R> {
     /// ```
     ///
     /// # Errors
-    /// When this file is damaged, or `out` cannot be written; what was written is no profile then.
+    /// When this file is damaged, or `out` cannot be written; then what was written is not a valid profile.
     ///
     /// # Panics
     /// When [`Reader::can_be_copied`] says no.
@@ -88,7 +88,7 @@ impl<R: Read + Seek> Reader<R> {
             return Err(WriteError::Io(error).into());
         }
         let (records, threads, sample_bytes) = read?;
-        // The end of the samples is the end of the section: a reader that stops before it would have told.
+        // The end of the samples is the end of the section: a reader that stops before it would have reported an error.
         debug_assert_eq!(tee.written, header.string_table_offset - HEADER_LEN);
         let body = Body {
             samples: records.samples(),
@@ -109,7 +109,7 @@ struct Tee<R, W> {
     source: R,
     out: W,
     written: u64,
-    /// Why `out` could not be written: the reader of this sees a failed read.
+    /// Why `out` could not be written: whoever reads from this sees a failed read.
     failed: Option<io::Error>,
 }
 

@@ -61,7 +61,7 @@ impl fmt::Display for OffsetFault {
 /// Why a file cannot be read, or cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The bytes could not be had.
+    /// The bytes could not be read.
     #[error("cannot read the file: {0}")]
     Io(#[source] io::Error),
     /// Not even room for header and footer.

@@ -1,16 +1,16 @@
-//! The end of a file: tables, statistics, footer, and the header that only now can be written.
+//! The end of a file: tables, statistics, footer, and the header, which can only be written now.
 
 use super::statistics::MARK;
 use super::{FOOTER_LEN, Frame, HEADER_LEN, Header, Options, RecordCounts, Statistics, Summary, WriteError, tables};
 use std::io::{Seek, SeekFrom, Write};
 
-/// Bytes of the statistics' trailer, which stands before the footer and begins with their mark.
+/// Bytes of the statistics' trailer, which comes before the footer and begins with their mark.
 const TRAILER: usize = 16;
 
 /// Table bytes that are gathered before they are written.
 const TABLE_BUFFER: usize = 64 * 1024;
 
-/// What the samples came to, which are in the file.
+/// The totals of the samples, which are already in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Body {
     pub samples: u64,
@@ -51,8 +51,8 @@ pub(super) fn finish_file<W: Write + Seek, S: AsRef<str>>(
     table.drain(0)?;
     match statistics {
         Some(statistics) => table.buffer.extend(statistics.encode()?),
-        // Lines and columns are a program's own, and their bytes may happen to be what statistics end with. What lies between
-        // the last frame and the footer nobody reads.
+        // Lines and columns come from a program, and their bytes may happen to look like the end of statistics. Nothing reads
+        // what lies between the last frame and the footer.
         None if table.tail.starts_with(&MARK) => table.buffer.push(0),
         None => {}
     }
@@ -117,7 +117,7 @@ mod tests {
     use crate::tach::{Frame, Options, Reader, Writer};
     use std::io::Cursor;
 
-    /// A frame whose places spell the mark of statistics, and more than a file can have behind it.
+    /// A frame whose location spells the mark of statistics, followed by more than a file can have after it.
     #[test]
     fn frames_that_look_like_statistics_are_frames() {
         let zigzag = |byte: u8| i32::from(byte >> 1) ^ -i32::from(byte & 1);

@@ -8,13 +8,14 @@ pub(super) const HEADER_SIZE: usize = 64;
 pub(super) const FOOTER_SIZE: usize = 32;
 const _: () = assert!(HEADER_LEN == HEADER_SIZE as u64 && FOOTER_LEN == FOOTER_SIZE as u64);
 
-/// Which description of the header holds. Both call themselves version 1.
+/// Which description of the header applies. Both call themselves version 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
     /// CPython 3.15.0b4 and later.
     #[default]
     Released,
-    /// CPython 3.15.0a4 to b3: the sample count takes four bytes, all after it stands earlier, no mode is recorded.
+    /// CPython 3.15.0a4 to b3: the sample count takes four bytes, everything after it comes earlier, and no mode is
+    /// recorded.
     Early,
 }
 
@@ -129,7 +130,7 @@ impl Mode {
     }
 }
 
-/// What was recorded beside Python frames of one thread.
+/// What was recorded in addition to Python frames of one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// Samples of all threads.
@@ -173,7 +174,7 @@ pub struct Header {
     pub layout: Layout,
     /// Byte order of the fixed-width fields.
     pub byte_order: ByteOrder,
-    /// Version of CPython that wrote it, or (ours) that was profiled: major, minor, micro.
+    /// Version of CPython that wrote it, or, in this profiler's files, that was profiled: major, minor, micro.
     pub python_version: [u8; 3],
     /// Start on the monotonic clock, microseconds.
     pub start_time_us: u64,
@@ -213,7 +214,7 @@ pub(crate) const HEAD_LEN: usize = START_TIME + size_of::<u64>();
 /// Where the start time stands.
 const START_TIME: usize = 12;
 
-/// The start time in the beginning of a little-endian header, microseconds; `None` where no such header begins.
+/// The start time from the beginning of a little-endian header, microseconds; `None` if no such header begins there.
 pub(crate) fn start_time_of(head: &[u8; HEAD_LEN]) -> Option<u64> {
     let time = head.last_chunk().map(|time| u64::from_le_bytes(*time));
     time.filter(|_| head.starts_with(&MAGIC.to_le_bytes()))
@@ -355,7 +356,7 @@ fn choose_layout(header: &[u8; HEADER_SIZE], order: ByteOrder, file_size: u64) -
     };
     let Some(released) = fault(Layout::Released) else { return Ok(Layout::Released) };
     let Some(early) = fault(Layout::Early) else { return Ok(Layout::Early) };
-    // Our own writer puts a header without offsets at the start of a file that it has not finished.
+    // This project's writer puts a header without offsets at the start of an unfinished file.
     if header[28..52].iter().all(|&byte| byte == 0) {
         return Err(ReadError::Unfinished);
     }

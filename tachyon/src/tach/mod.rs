@@ -1,9 +1,9 @@
 //! TACH, the binary profile format of CPython 3.15's `profiling.sampling`.
 //!
 //! In: samples as numbers, and the tables of strings and frames that the numbers point into; out: a file that
-//! `python3.15 -m profiling.sampling replay` accepts, and the way back. [`Writer`] streams in memory that does not
-//! grow with the number of samples, [`Reader`] reads both layouts, both byte orders and both compressions without
-//! trusting a byte. Nothing here knows processes, `Profile` or eBPF: that is `sinks::tach`.
+//! `python3.15 -m profiling.sampling replay` accepts, and the way back. [`Writer`] streams in memory that does not grow
+//! with the number of samples, [`Reader`] reads both layouts, both byte orders and both compressions without trusting a
+//! byte. Nothing here knows about processes, `Profile` or eBPF: that is in `sinks::tach`.
 //!
 //! The facts come from `Modules/_remote_debugging/binary_io_{writer,reader}.c` of CPython 3.15.2 and from tests
 //! against it; `docs/formats/tach.md` holds this project's own decisions.
@@ -67,7 +67,7 @@ pub use writer::{Summary, Writer};
 
 /// First four bytes of a file, read in its own byte order ("TACH" when big-endian).
 pub const MAGIC: u32 = 0x5441_4348;
-/// The only version there is; all layouts call themselves so.
+/// The only version there is; all layouts use it.
 pub const VERSION: u32 = 1;
 /// Bytes of the header, and offset of the sample data.
 pub const HEADER_LEN: u64 = 64;
@@ -89,7 +89,7 @@ mod encoding {
     pub(super) const POP_PUSH: u8 = 3;
 }
 
-/// One sample of one thread, as the file tells it.
+/// One sample of one thread, as stored in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample<'a> {
     /// On Linux the kernel's thread id as the target sees it.

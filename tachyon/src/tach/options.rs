@@ -1,8 +1,8 @@
-//! What a file is told before its first sample.
+//! What goes into a file before its first sample.
 
 use super::{Compression, Features, Header, Layout, MAX_SAMPLE_BYTES, Mode};
 
-/// What a file is told at its start.
+/// What goes into a file at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Which layout the header gets.
@@ -19,7 +19,7 @@ pub struct Options {
     pub mode: Option<Mode>,
     /// What is recorded.
     pub features: Option<Features>,
-    /// Most bytes of samples, before compression, in a compressed file; at most [`MAX_SAMPLE_BYTES`] holds.
+    /// Most bytes of samples, before compression, in a compressed file; capped at [`MAX_SAMPLE_BYTES`].
     pub max_sample_bytes: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for Options {
     }
 }
 
-/// What a file with the same samples is told at its start.
+/// What goes into a file with the same samples at its start.
 impl From<&Header> for Options {
     fn from(header: &Header) -> Self {
         Self {

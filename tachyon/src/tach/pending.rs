@@ -9,10 +9,10 @@ pub(super) const MAX_ENTRY: usize = MAX_LEN + 1;
 /// Memory that a thread starts with; most threads repeat few samples.
 const FIRST: usize = 256;
 
-/// Deltas and status bytes. Samples are counted later than they are put, many at once.
+/// Deltas and status bytes. Samples are counted after they are put, many at once.
 #[derive(Default)]
 pub(super) struct Pending {
-    /// Behind what is filled, zeros: a sample is put without a look at whether there is memory for it.
+    /// Zeros after the filled part: a sample is put without checking whether there is memory for it.
     buffer: Vec<u8>,
     filled: usize,
     /// Bytes of the samples that are counted.
@@ -38,7 +38,7 @@ impl Pending {
         (self.filled - self.counted) as u64
     }
 
-    /// Counts the samples that were put since the last time. Their bytes.
+    /// Counts the samples that were put since the last time. Returns their bytes.
     pub(super) fn count_samples(&mut self, samples: u64) -> u64 {
         self.count += u32::try_from(samples).expect("16 KiB hold no more than fit");
         let bytes = self.uncounted_bytes();
@@ -69,7 +69,7 @@ impl Pending {
             0x80..0x4000 => (delta & 0x7f | 0x80 | (delta >> 7) << 8 | status_bits << 16, 3),
             _ => return self.put_long(delta, status),
         };
-        // Eight bytes in one step: those behind the status are the next sample's.
+        // Eight bytes in one step: those after the status belong to the next sample.
         *place.first_chunk_mut().expect("eleven are more than eight") = bits.to_le_bytes();
         self.filled += len;
     }
@@ -83,7 +83,7 @@ impl Pending {
         self.filled += sample.len();
     }
 
-    /// How many samples no checkpoint has yet, and their bytes. All are counted; after this one has them.
+    /// How many samples are in no checkpoint yet, and their bytes. All must be counted; after this a checkpoint has them.
     pub(super) fn take_unlogged(&mut self) -> (u32, &[u8]) {
         let (bytes, count) = std::mem::replace(&mut self.logged, (self.filled, self.count));
         (self.count - count, &self.buffer[bytes..self.filled])

@@ -15,7 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom, Take};
 /// Reads both layouts, both byte orders and both compressions. The tables are in memory, samples are streamed with
 /// [`Reader::samples`], as often as wanted.
 ///
-/// Nothing in a file is believed: what does not hold is a [`ReadError`] of its own, and what comes before it is given.
+/// Nothing in a file is trusted: each kind of damage has its own [`ReadError`], and everything before it can be read.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ pub struct Reader<R> {
     pub(super) header: Header,
     pub(super) statistics: Option<Statistics>,
     pub(super) tables: Tables,
-    /// What takes the place of the samples' end from there on.
+    /// Replaces the end of the samples from there on.
     pub(super) end: Option<(u64, Vec<u8>)>,
 }
 
@@ -58,7 +58,7 @@ impl<R: Read + Seek> Reader<R> {
     /// Reads all but the samples.
     ///
     /// # Errors
-    /// When the bytes cannot be read or are no profile that can be read.
+    /// When the bytes cannot be read or are not a readable profile.
     pub fn new(mut source: R) -> Result<Self, ReadError> {
         let file_size = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
         if file_size < HEADER_LEN + FOOTER_LEN {
@@ -77,10 +77,10 @@ impl<R: Read + Seek> Reader<R> {
         Ok(Self { source, header, statistics, tables, end: None })
     }
 
-    /// Opens a file whose writer was stopped: what its header and its tables would have said comes from elsewhere.
-    /// `samples_end` is the offset where the samples end, if that is known; else all of the file is taken for samples.
+    /// Opens a file whose writer was stopped: what its header and tables would have said comes from elsewhere.
+    /// `samples_end` is the offset where the samples end, if that is known; otherwise the whole file is taken for samples.
     ///
-    /// The samples then end with an error, which tells where the file was cut.
+    /// The samples then end with an error that says where the file was cut.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -100,8 +100,8 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// Has the samples of a file that was cut go on from `base` with these records, which
-    /// [`Writer::checkpoint`](super::Writer::checkpoint) gave; what the file has behind the base is left out. Says no, and
-    /// changes nothing, when they belong to another file or this one ends before its base.
+    /// [`Writer::checkpoint`](super::Writer::checkpoint) gave; what the file has after the base is left out. Returns
+    /// false, and changes nothing, if they belong to another file or this one ends before its base.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -165,7 +165,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// What is wrong with a file that has no room for header and footer: one that is being recorded may have its header alone.
+/// What is wrong with a file that has no room for header and footer: one that is being recorded may have only its header.
 fn without_footer(source: &mut (impl Read + Seek), file_size: u64) -> ReadError {
     if file_size < HEADER_LEN {
         return ReadError::TooSmall(file_size);
@@ -195,7 +195,7 @@ fn read_statistics<R: Read + Seek>(source: &mut R, header: &Header) -> Result<Op
     let Some((start, len)) = Statistics::locate(&trailer, header.byte_order, header.file_size)? else {
         return Ok(None);
     };
-    // The older form is shorter, but the footer stands behind it: reading 56 bytes stays in the file.
+    // The older form is shorter, but the footer follows it: reading 56 bytes stays within the file.
     let block: [u8; statistics::SIZE] = read_array(source, start)?;
     Statistics::decode(block.get(..len).unwrap_or(&block), header.byte_order).map(Some)
 }

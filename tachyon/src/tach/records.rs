@@ -15,7 +15,7 @@ pub(super) fn put_repeat_head(out: &mut Vec<u8>, thread_id: u64, interpreter_id:
     put_u32(out, samples);
 }
 
-/// Writes a stack that differs from its thread's last one, `old`. The choice of the encoding is CPython's
+/// Writes a stack that differs from its thread's last one, `old`. The encoding is chosen as in CPython
 /// (`compare_stacks` in `binary_io_writer.c`).
 pub(super) fn put_change(out: &mut Vec<u8>, records: &mut RecordCounts, old: &[u32], sample: &Sample<'_>, delta: u64) {
     let new = sample.frames;

@@ -1,4 +1,4 @@
-//! Records to samples, one at a time.
+//! Turns records into samples, one at a time.
 
 use super::bytes::Bytes;
 use super::header::ByteOrder;
@@ -26,14 +26,14 @@ impl<R: Read> Read for Stored<'_, R> {
     }
 }
 
-/// The first bytes of what is stored, and bytes that take the place of the others.
+/// The first stored bytes, and bytes that replace the rest.
 pub(super) struct Source<'a, R: Read> {
     stored: Take<Stored<'a, R>>,
     rest: &'a [u8],
 }
 
 impl<'a, R: Read> Source<'a, R> {
-    /// `source` stands at the first sample byte. `end`: where another end takes the place of the stored one.
+    /// `source` is positioned at the first sample byte. `end`: where another end replaces the stored one.
     pub(super) fn new(source: &'a mut R, header: &Header, end: Option<(u64, &'a [u8])>) -> Result<Self, ReadError> {
         let (limit, rest) = end.unwrap_or((u64::MAX, &[]));
         let len = header.string_table_offset.saturating_sub(super::HEADER_LEN);
@@ -54,7 +54,7 @@ impl<R: Read> Read for Source<'_, R> {
     }
 }
 
-/// Tells a broken zstd stream from a disk that failed.
+/// Distinguishes a broken zstd stream from a failed disk.
 pub(super) fn zstd_fault(error: io::Error) -> ReadError {
     if error.raw_os_error().is_some() {
         ReadError::Io(error)
@@ -93,7 +93,7 @@ impl Stack {
     fn change(&mut self, kept: usize, new: usize) -> &mut [u32] {
         let depth = kept + new;
         if depth > self.memory.len() {
-            // Grows with what the file has shown, and not beyond what it may: `depth` was checked.
+            // Grows with what the file contains, and not beyond what is allowed: `depth` was checked.
             let mut memory = vec![0; depth.next_power_of_two()];
             let from = self.memory.len() - kept;
             let to = memory.len() - kept;
@@ -107,12 +107,12 @@ impl Stack {
 
 /// The samples of a file, in the order of its records: time order for each thread, not across threads.
 ///
-/// Got from [`super::Reader::samples`]. Memory grows with the number of threads, not with the number of samples. What
-/// comes before a bad record is given before its error, as in CPython.
+/// Returned by [`super::Reader::samples`]. Memory grows with the number of threads, not with the number of samples.
+/// Samples before a bad record come before its error, as in CPython.
 pub struct Samples<'a, R: Read> {
     bytes: Bytes<Source<'a, R>>,
     tables: &'a Tables,
-    /// By frame: it and its names exist.
+    /// By frame: whether it and its names exist.
     usable: Vec<bool>,
     byte_order: ByteOrder,
     declared_samples: u64,
@@ -160,7 +160,7 @@ impl<'a, R: Read> Samples<'a, R> {
         self.tables
     }
 
-    /// The records read so far; of a REPEAT record under way, the samples given so far.
+    /// The records read so far; of a REPEAT record under way, the samples returned so far.
     #[must_use]
     pub fn records(&self) -> RecordCounts {
         self.records
@@ -181,12 +181,12 @@ impl<'a, R: Read> Samples<'a, R> {
     /// The next sample, or `None` after the last. Every frame and string index in it is valid.
     ///
     /// # Errors
-    /// When the file is damaged; then nothing more can be had.
+    /// When the file is damaged; then nothing more can be read.
     pub fn next_sample(&mut self) -> Result<Option<Sample<'_>>, ReadError> {
         if self.done {
             return Ok(None);
         }
-        // Set back below: an error leaves it.
+        // Reset below; an error leaves it set.
         self.done = true;
         let Some((index, status)) = self.step()? else { return Ok(None) };
         self.done = false;
@@ -209,7 +209,7 @@ impl<'a, R: Read> Samples<'a, R> {
         if self.done {
             return Ok(None);
         }
-        // Set back below: an error leaves it.
+        // Reset below; an error leaves it set.
         self.done = true;
         let Some((index, status)) = self.step()? else { return Ok(None) };
         self.done = false;

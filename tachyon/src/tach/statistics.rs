@@ -16,7 +16,7 @@ pub struct Statistics {
     pub missed_samples: Option<f64>,
 }
 
-/// What stands at the block's end.
+/// Marks the block's end.
 pub(super) const MARK: [u8; 8] = *b"TACHSTAT";
 const VERSION: u32 = 1;
 /// Bytes of the block as written since 3.15.0.
@@ -28,7 +28,7 @@ const PRESENT_ERROR_RATE: u32 = 1;
 const PRESENT_MISSED: u32 = 2;
 
 impl Statistics {
-    /// Says what no reader would take.
+    /// What no reader would accept, if anything.
     fn fault(&self) -> Option<&'static str> {
         if !self.duration_sec.is_finite() || self.duration_sec < 0.0 {
             Some("the duration is no finite number from 0")

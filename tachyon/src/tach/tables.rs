@@ -1,4 +1,4 @@
-//! Strings and frames, which stand after the samples.
+//! Strings and frames, which come after the samples.
 
 use super::bytes::Bytes;
 use super::varint::{put_i32, put_u32};
@@ -66,13 +66,13 @@ impl Frame {
     }
 
     /// A function without source of its own that a line of Python has called, native code for instance. It is shown at that
-    /// line, so that viewers which count by line have in the line what it called.
+    /// line, so that viewers which count by line include in the line what it called.
     #[must_use]
     pub fn called_at(filename: u32, function: u32, lineno: i32) -> Self {
         Self { lineno, end_lineno: lineno, end_column: Self::CALLED, ..Self::without_location(filename, function) }
     }
 
-    /// Whether it is of [`Frame::called_at`].
+    /// Whether it was made by [`Frame::called_at`].
     #[must_use]
     pub fn is_called(&self) -> bool {
         self.column == Self::NOT_AVAILABLE && self.end_column == Self::CALLED

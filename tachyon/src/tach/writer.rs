@@ -1,4 +1,4 @@
-//! Samples to a file, byte for byte as CPython 3.15.2's `BinaryWriter` does it.
+//! Writes samples to a file, byte for byte as CPython 3.15.2's `BinaryWriter` does.
 
 use super::checkpoint::{Checkpoint, Log};
 use super::compress::SampleOutput;
@@ -15,9 +15,9 @@ use std::io::{Seek, Write};
 
 /// Longest head of a REPEAT record: a `u32` takes five bytes.
 const MAX_REPEAT_HEAD: u64 = RECORD_HEAD_LEN as u64 + 5;
-/// Longest record that is no REPEAT: head, delta, status, two counts, 256 frames of five bytes.
+/// Longest record that is not a REPEAT: head, delta, status, two counts, 256 frames of five bytes.
 const MAX_RECORD: u64 = RECORD_HEAD_LEN as u64 + MAX_LEN as u64 + 1 + 2 * 5 + MAX_DEPTH as u64 * 5;
-/// One more repeated sample takes no more than that.
+/// One more repeated sample never takes more than that.
 const _: () = assert!(MAX_REPEAT_HEAD + MAX_ENTRY as u64 <= MAX_RECORD);
 
 /// What was written.
@@ -94,23 +94,23 @@ pub struct Writer<W> {
     output: SampleOutput,
     threads: Vec<Thread>,
     indices: HashMap<(u64, u32), usize, foldhash::fast::RandomState>,
-    /// The thread of the last sample: the next one is likely of the same.
+    /// The thread of the last sample: the next one is likely to have the same.
     last: usize,
-    /// How many samples that repeat the last one can follow without a look at any limit.
+    /// How many samples that repeat the last one can follow without checking any limit.
     room: u64,
-    /// What [`Self::room`] was at first: the difference are samples that [`Self::samples`] does not count yet.
+    /// What [`Self::room`] was at first: the difference is the samples that [`Self::samples`] does not count yet.
     granted: u64,
     /// Upper bound of what the threads' pending samples will take.
     pending_bytes: u64,
     records: RecordCounts,
     samples: u64,
-    /// What the header can count.
+    /// The most that the header can count.
     most_samples: u64,
-    /// What readers take.
+    /// The most that readers accept.
     most_bytes: u64,
     /// Where the string table starts, once the samples are complete.
     samples_end: Option<u64>,
-    /// What checkpoints will have.
+    /// What checkpoints will contain.
     log: Option<Log>,
     broken: bool,
 }
@@ -155,8 +155,8 @@ impl<W: Write + Seek> Writer<W> {
         self.samples + (self.granted - self.room)
     }
 
-    /// Whether one more sample could make the file larger than [`Options::max_sample_bytes`]: CPython's reader takes
-    /// 2^30 bytes of samples, when they are compressed. Then it is time to finish this file and to go on in another one.
+    /// Whether one more sample could make the file larger than [`Options::max_sample_bytes`]: CPython's reader accepts
+    /// 2^30 bytes of samples if they are compressed. Then it is time to finish this file and to go on in another one.
     #[must_use]
     #[inline]
     pub fn would_overflow(&self) -> bool {
@@ -165,7 +165,7 @@ impl<W: Write + Seek> Writer<W> {
             && self.output.taken() + self.pending_bytes + self.uncounted_bytes() + MAX_RECORD > self.most_bytes
     }
 
-    /// What the file was told at its start.
+    /// What went into the file at its start.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
@@ -177,7 +177,7 @@ impl<W: Write + Seek> Writer<W> {
         self.samples_end
     }
 
-    /// Changes the version that the header will tell, which may be learnt late.
+    /// Changes the version that the header will state, which may be learnt late.
     pub fn set_python_version(&mut self, version: [u8; 3]) {
         self.options.python_version = version;
     }
@@ -192,8 +192,8 @@ impl<W: Write + Seek> Writer<W> {
         if self.repeats(sample) { Ok(()) } else { self.write_any(sample) }
     }
 
-    /// Takes a sample that only repeats the last one's thread and stack once more: most samples of most programs. Says
-    /// whether it did.
+    /// Takes a sample that only repeats the last one's thread and stack: most samples of most programs. Returns whether
+    /// it did.
     #[inline]
     fn repeats(&mut self, sample: &Sample<'_>) -> bool {
         let Some(thread) = self.threads.get_mut(self.last) else { return false };
@@ -292,8 +292,8 @@ impl<W: Write + Seek> Writer<W> {
         self.log = Some(Log::new());
     }
 
-    /// Brings to the file what changes nothing of what it will be, and gives the records that it still lacks: should the
-    /// program be killed, file and records together have every sample taken so far.
+    /// Writes to the file what does not change what it will be, and returns the records that it still lacks: if the
+    /// program is killed, file and records together have every sample taken so far.
     ///
     /// ```
     /// use std::io::Cursor;
@@ -363,7 +363,7 @@ impl<W: Write + Seek> Writer<W> {
         self.file
     }
 
-    /// Ends the samples and gives back the memory they needed. Only [`Writer::finish`] may follow. For those who must
+    /// Ends the samples and frees the memory they needed. Only [`Writer::finish`] may follow. For callers that must
     /// stop a file before they have its tables.
     ///
     /// # Errors
@@ -464,7 +464,7 @@ impl<W: Write + Seek> Writer<W> {
         self.guard(|writer| Ok(writer.output.record_end(&mut writer.file)?))
     }
 
-    /// After a failed write nobody knows what the file holds: refuse all further ones.
+    /// After a failed write the file's contents are unknown: refuses all further ones.
     fn guard(&mut self, write: impl FnOnce(&mut Self) -> Result<(), WriteError>) -> Result<(), WriteError> {
         if self.broken {
             return Err(WriteError::Broken);

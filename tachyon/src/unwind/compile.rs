@@ -1,8 +1,8 @@
 //! The rules of one file's `.eh_frame`, compiled into rows.
 //!
-//! Only what a stack needs is kept: the CFA, and where the frame pointer and the return address were saved; which rules have
-//! a compact form is the processor's own ([`x86_64`], [`arm64`]). Everything in the file may be hostile: what is read is
-//! bounded, and one function whose rules make no sense costs that function.
+//! Only what a stack needs is kept: the CFA, and where the frame pointer and the return address were saved. Which rules have
+//! a compact form depends on the processor ([`x86_64`], [`arm64`]). Everything in the file may be hostile: reads are
+//! bounded, and if one function's rules make no sense, only that function is lost.
 
 mod arm64;
 mod assembly;
@@ -28,8 +28,8 @@ const MAX_EH_FRAME: u64 = 128 << 20;
 /// Most rows of one file: 4 million, 32 MiB.
 pub const MAX_ROWS: usize = 1 << 22;
 
-/// Most bytes of instructions that are run, for each byte of `.eh_frame`: those that functions share are run for each of them.
-/// Linkers' files come to two at most.
+/// Most bytes of instructions that are run per byte of `.eh_frame`: instructions shared by functions are run for each of them.
+/// Files from linkers need two at most.
 const MAX_RUN: usize = 4;
 
 /// Most shared parts that are kept at hand; real files have some dozens.
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Whose instructions `.eh_frame` may have beside everybody's: arm64 tells where return addresses are signed.
+    /// The vendor whose additional instructions `.eh_frame` may use: arm64 marks where return addresses are signed.
     fn vendor(self) -> Vendor {
         match self {
             Self::X86_64 => Vendor::Default,
@@ -66,7 +66,7 @@ pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 /// Why a file's stacks cannot be unwound.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// It is no ELF file that can be read.
+    /// It is not a readable ELF file.
     #[error(transparent)]
     Elf(#[from] ElfError),
     /// It is for another processor.
@@ -81,7 +81,7 @@ pub enum Refusal {
     /// Its `.eh_frame` makes no sense.
     #[error("its .eh_frame makes no sense: {0}")]
     Malformed(#[from] gimli::Error),
-    /// What its functions share is out of all proportion.
+    /// Its functions share instructions out of all proportion.
     #[error("its .eh_frame has rules that take far longer to read than it is long")]
     TooDear,
     /// It has more rules than any real file.
@@ -92,13 +92,14 @@ pub enum Refusal {
 /// The compact table of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// What to subtract from an address of the file, before relocation, to get the one that rows start at.
+    /// What to subtract from a file address, before relocation, to get the form in which rows store it.
     pub base: u64,
-    /// Rows, sorted. The first [`Rule::GAP`] after a function is where it ends.
+    /// Sorted rows. A function ends at the first [`Rule::GAP`] after it.
     pub rows: Vec<Row>,
     /// Rows whose rule has no compact form.
     pub unsupported: usize,
-    /// Functions of the file, before relocation, whose rules are in no `.eh_frame` but were read off the instructions, sorted.
+    /// Functions of the file, before relocation, without rules in `.eh_frame`: theirs were derived from the instructions.
+    /// Sorted.
     pub assembly: Vec<Range<u64>>,
 }
 
@@ -121,7 +122,7 @@ struct Piece {
     rule: Rule,
 }
 
-/// Compiles the rules of a file of any processor that is known.
+/// Compiles the rules of a file for any supported processor.
 ///
 /// # Errors
 /// When it has none, or they cannot be read.
@@ -141,7 +142,7 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     if machine == Machine::Arm64 {
         pieces.extend(arm64::linkage_table(elf));
     }
-    // A function that was thrown away when the file was linked is left at address 0, or in no segment.
+    // A function that the linker discarded is left at address 0, or in no segment.
     pieces_of((&section, bytes.len()), &bases, &mut pieces, |start, end| is_mapped(&code, start, end))?;
     let mut pieces = pieces.finish();
     if pieces.is_empty() {
@@ -157,7 +158,7 @@ pub fn compile<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     Ok(rows_of(pieces, assembly, base))
 }
 
-/// Adds all functions of a section of that many bytes that are wanted.
+/// Adds all wanted functions of a section of that many bytes.
 fn pieces_of<'a, R: ReadAt>(
     (section, len): (&'a EhFrame<Slice<'a>>, usize),
     bases: &'a BaseAddresses,
@@ -194,8 +195,8 @@ fn pieces_of<'a, R: ReadAt>(
     Ok(())
 }
 
-/// What a section of rules says that lies at an address of a process of this machine's: where each rule begins and ends there. From
-/// the first entry on that makes no sense nothing is read any more.
+/// The rules in a section at an address of a process on this machine: where each rule begins and ends there. Reading stops at the
+/// first entry that makes no sense.
 pub(super) fn rules_in_memory(bytes: &[u8], address: u64) -> Vec<(u64, u64, Rule)> {
     let machine = if cfg!(target_arch = "aarch64") { Machine::Arm64 } else { Machine::X86_64 };
     let section = section(bytes, machine);
@@ -230,10 +231,10 @@ fn is_mapped(code: &[&Load], start: u64, end: u64) -> bool {
     start < end && code.iter().any(|load| start >= load.vaddr && end <= load.vaddr.saturating_add(load.mem_size))
 }
 
-/// Compiles the rules of the kernel's vdso, which on arm64 has none.
+/// Compiles the rules of the kernel's vdso; on arm64 it has none, so they are derived from its code.
 ///
 /// # Errors
-/// As [`compile()`], where what the code does cannot be told either.
+/// As [`compile()`], if the code cannot be understood either.
 pub fn compile_vdso<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     match compile(elf) {
         Err(Refusal::NoTable) if elf.machine() == object::elf::EM_AARCH64 => arm64::vdso(elf).ok_or(Refusal::NoTable),
@@ -241,7 +242,7 @@ pub fn compile_vdso<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     }
 }
 
-/// Address and size of `.eh_frame`: by its section, else by what the program header for it points to.
+/// Address and size of `.eh_frame`: from its section, otherwise from what the program header for it points to.
 fn locate<R: ReadAt>(elf: &Elf<R>) -> Result<(u64, u64), Refusal> {
     if let Some(section) = elf.section(".eh_frame")
         && section.vaddr != 0
@@ -252,13 +253,13 @@ fn locate<R: ReadAt>(elf: &Elf<R>) -> Result<(u64, u64), Refusal> {
     if size > MAX_EH_FRAME {
         return Err(Refusal::TooLarge(size));
     }
-    // Version, encodings, and a pointer of at most 8 bytes; the search table behind is not needed.
+    // Version, encodings, and a pointer of at most 8 bytes; the search table after it is not needed.
     let mut head = [0; 12];
     elf.read_vaddr(address, &mut head)?;
     let bases = BaseAddresses::default().set_eh_frame_hdr(address);
     let header = EhFrameHdr::new(&head, LittleEndian).parse(&bases, 8)?;
     let Pointer::Direct(start) = header.eh_frame_ptr() else { return Err(Refusal::NoTable) };
-    // How long it is nobody says: it ends with an entry of length 0, at the latest with its segment.
+    // Its length is not recorded: it ends with an entry of length 0, at the latest with its segment.
     let holds =
         |load: &&crate::remote::elf::Load| start >= load.vaddr && start < load.vaddr.saturating_add(load.file_size);
     let load = elf.loads().iter().find(holds).ok_or(Refusal::NoTable)?;

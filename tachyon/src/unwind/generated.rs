@@ -1,4 +1,4 @@
-//! Rules of code that was made while the program ran, and lies in no file: those of its trampolines
+//! Rules of code that was generated at run time and is in no file: those of trampolines
 //! ([`trampolines`](super::trampolines)), and those that a just-in-time compiler wrote for a debugger ([`GeneratedRules`]).
 
 use super::Table;
@@ -11,11 +11,11 @@ use tachyon_common::unwind::Rule;
 /// Most rules of one process's generated code.
 const MAX_RULES: usize = 1 << 17;
 
-/// The table of a mapping of such code, whose addresses begin with the mapping.
+/// The table for a mapping of such code; its addresses are relative to the mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
     pub table: Arc<Table>,
-    /// The table is for so many bytes, and the same for as many that follow, up to the mapping's end.
+    /// The table covers this many bytes, and repeats for each such stretch up to the mapping's end.
     pub len: u64,
 }
 
@@ -27,8 +27,7 @@ pub struct GeneratedRules {
 }
 
 impl GeneratedRules {
-    /// Adds what a section `.eh_frame` says that lies at an address of the process, with these bytes. What makes no sense in it is
-    /// left out.
+    /// Adds the rules of an `.eh_frame` section with these bytes at an address of the process. What makes no sense is left out.
     pub fn add(&mut self, address: u64, bytes: &[u8]) {
         for (start, end, rule) in rules_in_memory(bytes, address) {
             if self.rules.len() < MAX_RULES {
@@ -37,7 +36,7 @@ impl GeneratedRules {
         }
     }
 
-    /// The table of what a mapping holds; `None`: nothing is known of it.
+    /// The table for a mapping; `None`: nothing is known about it.
     #[must_use]
     pub fn table(&self, mapping: Range<u64>) -> Option<Generated> {
         let within = self.rules.range(mapping.clone()).filter(|(_, (end, _))| *end <= mapping.end);
@@ -46,7 +45,7 @@ impl GeneratedRules {
         (!table.rows.is_empty()).then(|| Generated { table: Arc::new(table), len: mapping.end - mapping.start })
     }
 
-    /// Bytes that are kept, about.
+    /// Approximate number of bytes that are kept.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.rules.len() * 40

@@ -1,8 +1,8 @@
 //! `.eh_frame` -> compact tables for the kernel side, shared by all processes that map the same file.
 //!
-//! In: processes, whose ELF files somebody else wrote. Out: sorted rows ([`compile()`]), and which addresses of a process
-//! they are for ([`UnwindTables`]). How they are searched and followed is in `tachyon_common::unwind`, which runs in the
-//! kernel; this room knows no BPF and reads no process's memory, only its mappings and the files behind them.
+//! In: processes, whose ELF files are untrusted. Out: sorted rows ([`compile()`]), and which addresses of a process they
+//! cover ([`UnwindTables`]). `tachyon_common::unwind`, which runs in the kernel, searches and follows them; this module
+//! knows nothing about BPF and reads no process's memory, only its mappings and the files behind them.
 
 mod compile;
 mod generated;

@@ -1,4 +1,4 @@
-//! A table in the parts that the kernel side searches: each with its index, in one chunk of memory.
+//! A table split into the parts that the kernel side searches: each with its index, in one chunk of memory.
 
 use tachyon_common::limits::ROWS_PER_CHUNK;
 use tachyon_common::unwind::{Row, pages};
@@ -10,13 +10,13 @@ pub struct TablePart {
     pub pc: u32,
     /// How many rows there are.
     pub rows: u16,
-    /// How many pages of code the index is for.
+    /// How many pages of code the index covers.
     pub pages: u16,
     /// The rows, relative to the first one, and the index.
     pub words: Vec<Row>,
 }
 
-/// The parts of a table whose rows are sorted, each made when it is asked for.
+/// The parts of a table whose rows are sorted, each made on demand.
 pub fn parts(rows: &[Row]) -> impl Iterator<Item = TablePart> {
     let mut left = rows;
     std::iter::from_fn(move || {
@@ -31,8 +31,8 @@ pub fn parts(rows: &[Row]) -> impl Iterator<Item = TablePart> {
     })
 }
 
-/// How many of these rows make one part: as many as fit into a chunk with the index of the code that they are for, and no
-/// more code than an index can be for.
+/// How many of these rows make one part: as many as fit into a chunk along with the index of the code they cover, and no
+/// more code than an index can cover.
 fn part_len(rows: &[Row]) -> Option<usize> {
     let first = rows.first()?.pc();
     let fits = |len: usize| {
@@ -40,7 +40,7 @@ fn part_len(rows: &[Row]) -> Option<usize> {
         let words = len as u64 + u64::from(pages::index_words(pages));
         len <= usize::from(u16::MAX) && pages <= pages::MAX_PAGES && words <= u64::from(ROWS_PER_CHUNK)
     };
-    // One row always does.
+    // One row always fits.
     let (mut most, mut too_many) = (1, rows.len() + 1);
     while most + 1 < too_many {
         let len = most.midpoint(too_many);
@@ -58,7 +58,7 @@ mod tests {
         parts(rows).map(|part| usize::from(part.rows)).collect()
     }
 
-    /// Dense code fills a chunk with its index, and what follows a wide gap has a part of its own.
+    /// Dense code fills a chunk along with its index, and code after a wide gap gets a part of its own.
     #[test]
     fn a_part_is_bounded_by_its_rows_and_by_its_code() {
         let dense: Vec<Row> = (0..70_000).map(|at| Row::new(at * 4, Rule::END)).collect();

@@ -1,13 +1,13 @@
 //! Tables of all files that profiled processes have mapped, within a bounded memory, and the ranges of each process.
 //!
 //! In: a process. Out: rows and ranges written to a [`TableMemory`], and the [`Space`] that says where they are. A file's
-//! table is made once and shared by all processes that map it. What is in use is not told by events, which can be lost,
-//! but read from the memory itself ([`TableMemory::spaces`]): what no process has any more is given away after a while,
-//! the file used longest ago first.
+//! table is made once and shared by all processes that map it. What is in use is not learned from events, which can be
+//! lost, but read from the memory itself ([`TableMemory::spaces`]): what no process has any more is freed after a while,
+//! the least recently used file first.
 //!
-//! A program may map gigabytes of code and run little of it. So what is made at once has an allowance ([`Wanted`]): the
-//! interpreter, then files in the order of their size. Of all others a window is made when a sample was met in it
-//! ([`UnwindTables::meet`]), and until then a walk ends there and says so.
+//! A program may map gigabytes of code and run little of it. So what is made at once is limited by an allowance
+//! ([`Wanted`]): the interpreter, then files in order of size. For all others a window is made when a sample has met it
+//! ([`UnwindTables::meet`]); until then a walk ends there and says so.
 
 mod file;
 mod gone;
@@ -32,23 +32,23 @@ use tachyon_common::unwind::{Range, Row, Rule, Space, no_table};
 /// Most files remembered, those without a table included.
 const MAX_FILES: usize = 16_384;
 
-/// Of the memory for rows, what is filled with tables that no sample has asked for: one in so many parts.
+/// Share of the memory for rows, as one part in so many, that may be filled with tables that no sample has asked for.
 const UNASKED: u32 = 8;
 
-/// Of the memory for rows, what is filled with windows that no sample has asked for: one in so many parts.
+/// Share of the memory for rows, as one part in so many, that may be filled with windows that no sample has asked for.
 const MOST_BESIDE: u32 = 4;
 
-/// How long those are made at a time, at least one: what samples ask for meanwhile waits.
+/// How long such windows are made at a time (at least one): meanwhile, what samples ask for has to wait.
 const AT_A_TIME: Duration = Duration::from_millis(15);
 
-/// Largest `.eh_frame` of a file of which all rows are made before samples are met in it.
+/// Largest `.eh_frame` of a file whose rows are all made before samples are met in it.
 const MOST_UNASKED: u64 = 2 << 20;
 
-/// The same of its code: what has no rules there is read instruction by instruction, which takes OpenBLAS's 20 MB four times as long
-/// as its rules, and of which one in five is for this machine's processor.
+/// The same for its code: code without rules is read instruction by instruction. For OpenBLAS's 20 MB that takes four times as long
+/// as its rules, and only one function in five is for this machine's processor.
 const MOST_CODE_UNASKED: u64 = 8 << 20;
 
-/// How the reason begins of a file whose table does not fit.
+/// How the reason begins for a file whose table does not fit.
 const NO_ROOM: &str = "no room for its";
 
 /// What stands behind an executable mapping.
@@ -60,7 +60,7 @@ enum Source {
     Generated(u64),
 }
 
-/// What is known of a file.
+/// What is known about a file.
 #[derive(Debug)]
 enum Known {
     Placed(Placed),
@@ -76,7 +76,7 @@ struct Block {
     first: u32,
     count: u32,
     sources: HashSet<Source>,
-    /// Since when no process has it.
+    /// Since when no process has used it.
     unused: Option<Instant>,
 }
 
@@ -91,14 +91,14 @@ pub struct UnwindTables {
     refusals: BTreeMap<String, String>,
     /// Windows for which there was no room, with the room they need.
     starved: HashMap<(Source, u64), u32>,
-    /// When what no process has any more was looked for last.
+    /// When unused blocks were last looked for.
     swept: Option<Instant>,
-    /// Of the tables that were made since this was asked for: parts of files whose rules were read off the instructions.
+    /// Parts of files whose rules were derived from the instructions, for tables made since the last call for them.
     assembly: Vec<(FileIdentity, std::ops::Range<u64>)>,
 }
 
 impl UnwindTables {
-    /// Tables in a memory of so many rows and ranges.
+    /// Tables in a memory for that many rows and ranges.
     #[must_use]
     pub fn new(rows: u32, ranges: u32) -> Self {
         Self {
@@ -114,8 +114,8 @@ impl UnwindTables {
         }
     }
 
-    /// Parts of files, by offset, whose rules are in no `.eh_frame` but were read off the instructions: those of tables that were made
-    /// since this was asked for last.
+    /// Parts of files, by offset, without rules in `.eh_frame`, whose rules were derived from the instructions: for tables made since
+    /// the last call.
     pub fn take_assembly(&mut self) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
         std::mem::take(&mut self.assembly)
     }
@@ -125,13 +125,13 @@ impl UnwindTables {
         self.refusals.iter().map(|(path, reason)| (path.as_str(), reason.as_str()))
     }
 
-    /// How many files or parts of files that samples have met have no table for want of room.
+    /// How many files, or parts of files, that samples have met have no table for want of room.
     #[must_use]
     pub fn without_room(&self) -> usize {
         self.starved.len()
     }
 
-    /// Bytes of memory with which all that was asked for would have had room.
+    /// Bytes of memory that would have had room for everything that was asked for.
     #[must_use]
     pub fn bytes_wanted(&self) -> u64 {
         let starved: u64 = self.starved.values().map(|&words| u64::from(words)).sum();
@@ -141,7 +141,7 @@ impl UnwindTables {
         words.next_multiple_of(u64::from(ROWS_PER_CHUNK)) * size_of::<Row>() as u64
     }
 
-    /// Rows in use, those that an index takes the room of among them.
+    /// Rows in use, including those whose room an index takes.
     #[must_use]
     pub fn rows_used(&self) -> u32 {
         self.rows.used
@@ -153,7 +153,7 @@ impl UnwindTables {
         u64::from(self.rows.used) * size_of::<Row>() as u64
     }
 
-    /// Writes what is needed to unwind a process's stacks with these mappings, which are all of its own.
+    /// Writes what is needed to unwind a process's stacks with these mappings, which are all that it has.
     ///
     /// # Errors
     /// When there is no room for them.
@@ -189,7 +189,7 @@ impl UnwindTables {
         let first: HashSet<u64> =
             code.iter().filter(|(mapping, _)| named_first(mapping)).map(|(mapping, _)| mapping.start).collect();
         let is_first = |mapping: &Mapping| first.contains(&mapping.start);
-        // What costs little first, and interpreters before all.
+        // The cheapest first, but interpreters before everything.
         code.sort_by_cached_key(|(mapping, _)| (!is_first(mapping), mapping.end - mapping.start));
         let (mut sources, mut left, mut more) = (HashSet::new(), wanted.allowance, false);
         for (mapping, source) in &mut code {
@@ -220,7 +220,7 @@ impl UnwindTables {
         let first = self.ranges.take(count).ok_or(NoRoom(ranges.len()))?;
         memory.write_ranges(first, &ranges);
         self.blocks.push(Block { first, count, sources, unused: None });
-        // As many address spaces as numbers are more than a recording sees.
+        // A recording never sees as many address spaces as there are numbers.
         Ok((Space { image: wanted.image, first, count, version: self.calls as u32, _pad: 0 }, more))
     }
 
@@ -238,7 +238,7 @@ impl UnwindTables {
         if !interpreter && (rules > MOST_UNASKED || len_of(&code) > MOST_CODE_UNASKED || !room) {
             return;
         }
-        // What is wrong with a file is told when a process has it.
+        // Problems with a file are reported when a process maps it.
         let Ok(table) = compile_own(&elf) else { return };
         let in_use = self.known.keys().copied().collect();
         if let Some(at) = self.place(&table, u64::MAX, &in_use, memory) {
@@ -274,8 +274,8 @@ impl UnwindTables {
         self.make(&file, &path_of(mapping), &windows, &window, memory)
     }
 
-    /// Makes some of the windows that are missing of files in which samples were met, while less than a quarter of the memory is in use:
-    /// each of them would cost a sample to be asked for. Whether it made any, and whether there are more.
+    /// Makes some of the missing windows of files in which samples were met, while less than a quarter of the memory is in use:
+    /// otherwise each would cost a sample to ask for it. Returns whether it made any, and whether there are more.
     pub fn make_more(
         &mut self,
         process: &RemoteProcess,
@@ -308,7 +308,7 @@ impl UnwindTables {
         (made, false)
     }
 
-    /// Makes a window of a file. True when it is there now.
+    /// Makes a window of a file. True if it exists now.
     fn make(
         &mut self,
         file: &MappedFile,
@@ -326,7 +326,7 @@ impl UnwindTables {
             windows.compile(&elf, window).map_err(|error| error.to_string())
         });
         let table = match compiled {
-            // Code without any rule: so it is said from then on.
+            // Code without any rule: from now on it is reported as such.
             Ok(table) if table.rows.is_empty() => {
                 Table { base: window.start, rows: vec![Row::new(0, Rule::GAP)], ..Table::default() }
             }
@@ -336,8 +336,8 @@ impl UnwindTables {
                 return false;
             }
         };
-        // Of files that live processes have mapped none gives way for another: their samples would ask for it again at once, by
-        // turns, and nobody would be told that the room is short.
+        // No file mapped by live processes gives way to another: samples would ask for each again in turn, and nothing would
+        // show that room is short.
         let living = self.blocks.iter().filter(|block| block.unused.is_none());
         let in_use = living.flat_map(|block| block.sources.iter().copied()).chain([source]).collect();
         let Some(at) = self.place(&table, window.end, &in_use, memory) else {
@@ -351,8 +351,8 @@ impl UnwindTables {
         true
     }
 
-    /// What stands behind a mapping, which is looked at if it is new; `in_use` is of the process in hand. `None` when it
-    /// cannot be told, or there is no room for it. `more` becomes true when the allowance was too small for it.
+    /// What is behind a mapping, examined if it is new; `in_use` belongs to the process at hand. `None` if that cannot
+    /// be determined, or there is no room for it. `more` becomes true when the allowance was too small for it.
     fn source(
         &mut self,
         (process, mapping, identities): (&RemoteProcess, &Mapping, Option<&Identities>),
@@ -364,7 +364,7 @@ impl UnwindTables {
         let is_vdso = mapping.path == MappedPath::Special(b"[vdso]".to_vec());
         let source = if is_vdso { Source::Vdso } else { Source::File(identity(process, mapping, identities)?) };
         let room = self.rows.used <= self.rows.size / UNASKED;
-        // Whether all of a file is made now; a file of which there is something already stays as it is.
+        // Whether all of a file is made now; a file that is already partly made stays as it is.
         let mut all = |rules: u64, code: &[Code]| match &mut allowance {
             None => true,
             Some(_) if rules > MOST_UNASKED || len_of(code) > MOST_CODE_UNASKED || !room => false,
@@ -389,7 +389,7 @@ impl UnwindTables {
         }
         let file = if is_vdso { None } else { Some(process.mapped_file(mapping).ok()?) };
         if let Some(found) = file.as_ref().map(|file| Source::File(file.identity())).filter(|found| *found != source) {
-            // It has changed since: the next look knows.
+            // It has changed since: the next look will see that.
             return self.known.contains_key(&found).then_some(found);
         }
         let compiled = match &file {
@@ -414,7 +414,7 @@ impl UnwindTables {
                     self.assembly.extend(assembly(source, &table, &code));
                     Known::Placed(Placed::whole(at, rules, code, self.calls))
                 }
-                // Parts of it may have room, when they are asked for.
+                // Parts of it may fit when they are asked for.
                 None if windows.is_some() => Known::Placed(Placed::new(windows, rules, code, self.calls)),
                 None => {
                     self.starved.insert((source, 0), words(&table));
@@ -437,7 +437,7 @@ impl UnwindTables {
 
     fn remember(&mut self, source: Source, known: Known) {
         if self.known.len() >= MAX_FILES {
-            // What has no table costs little to look at again.
+            // Files without a table cost little to look at again.
             self.known.retain(|_, known| matches!(known, Known::Placed(placed) if !placed.tables.is_empty()));
             self.refusals.clear();
             self.starved.clear();
@@ -453,7 +453,7 @@ impl UnwindTables {
             _ => return ranges.push(without_table(mapping, no_table::STOP)),
         };
         if let Source::Generated(_) = source {
-            // The kernel makes one mapping of arenas that lie side by side.
+            // The kernel merges adjacent arenas into one mapping.
             let len = placed.code.first().map_or(u64::MAX, |code| code.end).max(1);
             for start in (mapping.start..mapping.end).step_by(usize::try_from(len).unwrap_or(usize::MAX)) {
                 let end = mapping.end.min(start.saturating_add(len));

@@ -1,17 +1,17 @@
 //! The trampolines of `-X perf` (`Python/asm_trampoline.S`): CPython copies one small function over and over into anonymous
-//! memory and calls each Python function through a copy of its own, so that `perf` can tell them apart. Nobody wrote rules for
-//! them, but the function is so small that they can be read off its instructions.
+//! memory and calls each Python function through a copy of its own, so that `perf` can tell them apart. There are no rules for
+//! them, but the function is so small that they can be derived from its instructions.
 
 use super::{Slice, Table};
 use tachyon_common::unwind::{Row, Rule, kind, saved};
 
-/// What is filled with copies at once (`new_code_arena` in `Python/perf_trampoline.c`).
+/// Bytes that are filled with copies at once (`new_code_arena` in `Python/perf_trampoline.c`).
 pub const ARENA: u64 = 64 << 10;
 
-/// How many bytes of memory tell whether it is such.
+/// How many bytes of memory are enough to recognise an arena.
 pub const PREFIX: usize = 1024;
 
-/// Longest function that is taken for one.
+/// Longest function that is taken for a trampoline.
 const LONGEST: usize = 64;
 
 /// What an instruction does to the distance between stack pointer and caller's frame.
@@ -26,7 +26,7 @@ enum Effect {
     Return,
 }
 
-/// Instructions that the compilers of x86-64 make of it, with and without frame pointers and `-fcf-protection`.
+/// Instructions that x86-64 compilers use for it, with and without frame pointers and `-fcf-protection`.
 const INSTRUCTIONS: [(&[u8], Effect); 8] = [
     (&[0xf3, 0x0f, 0x1e, 0xfa], Effect::None),
     (&[0x55], Effect::Push),
@@ -38,7 +38,7 @@ const INSTRUCTIONS: [(&[u8], Effect); 8] = [
     (&[0xc3], Effect::Return),
 ];
 
-/// The rules of an arena of trampolines, of which these are the first bytes; `None`: it is none.
+/// The rules of an arena of trampolines, given its first bytes; `None`: it is not one.
 #[must_use]
 pub fn trampolines(bytes: Slice<'_>) -> Option<Table> {
     if !cfg!(target_arch = "x86_64") {
@@ -46,7 +46,7 @@ pub fn trampolines(bytes: Slice<'_>) -> Option<Table> {
     }
     let bytes = bytes.slice();
     let (rows, len) = rules(bytes)?;
-    // 3.12 has one copy right behind the other, others round up or leave room between them.
+    // 3.12 has copies directly after each other; other versions round up or leave room between them.
     let stride = (len..=bytes.len() / 2).find(|&stride| bytes[stride..].starts_with(&bytes[..len]))?;
     let mut table = Table::default();
     let copies = ARENA as usize / stride;

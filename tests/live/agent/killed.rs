@@ -1,4 +1,4 @@
-//! The agent and the program that reads its spool, both killed again and again.
+//! The agent and the program that reads its spool, both killed repeatedly.
 
 use super::{Agent, FAST, json};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ impl Shipper {
         command.spawn().expect("the shipper can be run")
     }
 
-    /// Ships what is left, and compares the folder with tables that are made of the spool at once.
+    /// Ships what is left, and compares the folder with tables made from the spool in one go.
     fn has_each_segment_once(&self, agent: &Agent) {
         let shipped = Self::fleet().args(["ship", "--once", "--config"]).arg(&self.config).output().unwrap();
         assert!(shipped.status.success(), "{}", String::from_utf8_lossy(&shipped.stderr));
@@ -75,8 +75,8 @@ fn contents(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// No segment is unreadable after the next start, no sample is there twice, at most a second of each is lost; and whoever reads the spool meanwhile,
-/// killed at moments of its own, has each segment once.
+/// After the next start every segment can be read, no sample is there twice, and each lost a second at most. Whoever reads the spool
+/// meanwhile, and is killed at other moments, has each segment once.
 ///
 /// `TACHYON_LONG=N` kills both N times as often: 5 are twenty.
 #[test]
@@ -85,10 +85,11 @@ fn killed_they_are_carried_on() {
     let long: u32 = std::env::var("TACHYON_LONG").map_or(1, |text| text.parse().expect("TACHYON_LONG is a number"));
     let target =
         Target::start_in(&Interpreter::named("pyenv_3_12"), "spin.py", &[], &[("TACHYON_TEST_SECONDS", "600")]);
-    // What is killed within a second of a cut may have nothing on the disk yet: hardly ever all of these.
+    // An agent killed within a second of a cut may have nothing on the disk yet, but hardly ever every time.
     let mut agent = Agent::start(&FAST.replace("500ms", "20s"));
     let shipper = Shipper::of(&agent);
-    // The moments, and how long threads had waited for a processor then: the agent's in its whole life, the target's since that began.
+    // The moments, and how long threads had waited for a CPU by then: the agent's in its whole life, the target's since the agent
+    // began.
     let mut kills = Vec::new();
     for _ in 0..4 * long {
         let target_waited = waited_for_cpu(target.pid());
@@ -124,7 +125,7 @@ fn killed_they_are_carried_on() {
     assert!(times_us.is_sorted_by(|before, after| before < after), "a sample is there twice");
     let cut = agent.reports().iter().filter(|report| report.cut).count();
     assert!(cut > 0 && agent.log().contains("recovered "), "{cut} recovered: {}", agent.log());
-    // The disk is written once a second, of a ring that is read each 0.2 s.
+    // The disk is written once a second, from a ring that is read every 0.2 s.
     for (kill_us, waited) in kills {
         let lost = Duration::from_micros(lost_before(&times_us, kill_us));
         println!("no sample in the last {lost:?} before a kill; waited {waited:?}");
@@ -133,7 +134,7 @@ fn killed_they_are_carried_on() {
     shipper.has_each_segment_once(&agent);
 }
 
-/// How long before a moment the last sample is.
+/// How long before a moment the last sample was taken.
 fn lost_before(times_us: &[u64], moment_us: u64) -> u64 {
     let after = times_us.partition_point(|time| *time <= moment_us);
     moment_us - times_us[..after].last().copied().unwrap_or(0)

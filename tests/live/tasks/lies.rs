@@ -1,5 +1,5 @@
-//! A target that lies about its tasks: lists that lead nowhere, coroutines that await themselves, sets and names without an end.
-//! The dump ends soon, shows what is left, and says what it could not read.
+//! A target that lies about its tasks: lists that lead nowhere, coroutines that await themselves, endless sets and names. The
+//! dump ends soon, shows the rest, and says what it could not read.
 
 use super::{by_id, dump, list, stack};
 use serde_json::Value;
@@ -90,7 +90,7 @@ fn lies_cost_bounded_time(python: &Interpreter) {
         panic!("{awaits:?}")
     };
     liar.poke_word(liar.word(coroutine + frame + at) - 8 * below, coroutine);
-    // A name that is as long as there is memory, and one that is no text.
+    // A name as long as all memory, and one that is not text.
     let name = liar.word(fourth + offsets.task_name);
     liar.poke_word(name + u64::from(liar.interpreter.layout.unicode_length), u64::MAX / 2);
     liar.poke_word(fifth + offsets.task_name, coroutine);

@@ -1,4 +1,4 @@
-//! Stacks of samples against what a program tells of its threads.
+//! Compares stacks of samples with what a program tells about its threads.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,7 +9,7 @@ const ENTERING: &str = "<entering evaluator>";
 
 type Place = [i32; 4];
 
-/// What the program tells of a thread; `programs/truth_trace.py` says what it means.
+/// What the program tells about a thread; `programs/truth_trace.py` says what it means.
 #[derive(Deserialize)]
 struct Told {
     functions: Vec<(String, String, BTreeSet<i32>, i32)>,
@@ -17,10 +17,10 @@ struct Told {
     leaves: Vec<(usize, usize)>,
 }
 
-/// The same, to look up.
+/// The same, for look-ups.
 struct Truth {
     functions: HashMap<(String, String), usize>,
-    /// Of each function: all its lines, and a generator's first.
+    /// For each function: all its lines, and a generator's first.
     lines: Vec<(BTreeSet<i32>, i32)>,
     nodes: HashMap<(usize, usize, Place), usize>,
     leaves: HashSet<(usize, usize)>,
@@ -40,7 +40,7 @@ impl From<Told> for Truth {
     }
 }
 
-/// A place without columns (before 3.11) has no end either: not every format tells one.
+/// A place without columns (before 3.11) has no end either: not every format has one.
 fn place([line, end_line, column, end_column]: Place) -> Place {
     [line, if column < 0 { -1 } else { end_line }, column, end_column]
 }
@@ -83,7 +83,7 @@ impl Frame {
         format!("{} ({}:{:?})", self.function, self.file.as_deref().unwrap_or("~"), self.place())
     }
 
-    /// It has its names and no line: an instruction without one, or its line table was not in memory when it was met.
+    /// It has names but no line: the instruction has none, or its line table was not in memory when it was sampled.
     fn is_lineless(&self) -> bool {
         self.kind == "python" && self.line.is_none_or(|line| line < 0)
     }
@@ -140,18 +140,18 @@ impl Truth {
     }
 }
 
-/// What a program tells of all its threads.
+/// What a program tells about all its threads.
 pub(super) struct Truths {
     /// By thread and interpreter.
     threads: HashMap<(u32, u32), Truth>,
     /// Threads of C.
     foreign: HashSet<u32>,
-    /// Functions that the interpreter calls wherever it stands.
+    /// Functions that the interpreter may call at any point.
     anywhere: HashSet<String>,
 }
 
 impl Truths {
-    /// Those of a program that is ready.
+    /// The threads of a program that is ready.
     pub(super) fn of(facts: &Value) -> Self {
         fn fact<T: serde::de::DeserializeOwned>(facts: &Value, name: &str) -> T {
             serde_json::from_value(facts[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -171,7 +171,7 @@ impl Truths {
     /// What is wrong with the Python frames of a thread, leaf first; `entering`: they are all callers.
     fn fault(&self, truth: &Truth, frames: &[&Frame], entering: bool) -> Option<String> {
         let called = frames.iter().position(|frame| self.anywhere.contains(&frame.function));
-        // What was called anywhere is a root of its own, and its caller may be anywhere.
+        // A function that can be called anywhere is its own root, and its caller may be anywhere.
         let (own, outer) = frames.split_at(called.map_or(frames.len(), |at| at + 1));
         let fault = if entering {
             // What is being entered may be one of those that are called anywhere: then the innermost is where a leaf may be.
@@ -188,15 +188,15 @@ pub(super) struct Judged {
     /// Native frames were recorded: then each stack says how sure its order is.
     native: bool,
     pub(super) samples: usize,
-    /// Stacks with a Python frame that are the program's.
+    /// Stacks with a Python frame that match the program's.
     pub(super) right: usize,
-    /// They say that they are not whole or not sure: how often, by what they say.
+    /// They say that they are incomplete or unsure: how often, by what they say.
     pub(super) unsure: BTreeMap<String, usize>,
     /// Neither: how often, and an example of each.
     pub(super) wrong: BTreeMap<String, (usize, String)>,
 }
 
-/// What was found of one sample.
+/// The verdict on one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Right,

@@ -1,8 +1,8 @@
-//! Programs that are run instruction by instruction: not one of them is at a place that makes a wrong stack, and each stack
-//! follows from the one before by one frame that comes or goes.
+//! Programs that are run instruction by instruction: no instruction gives a wrong stack, and each stack follows from the
+//! one before by one frame that comes or goes.
 //!
-//! Samples at random moments meet a window of three instructions now and then, and a compiler's next version may have another one.
-//! Here each instruction of a turn of work is met once. `cargo xtask oracle` takes as many for each kind of work.
+//! Samples at random moments hit a window of three instructions now and then, and a compiler's next version may have another one.
+//! Here each instruction of a turn of work is sampled once. `cargo xtask oracle` takes as many for each kind of work.
 
 use super::judge::{Frame, Judged, Line, Truths, Verdict};
 use super::{ANYWHERE, KINDS, LIVES, conclude, long_form};
@@ -24,7 +24,7 @@ fn every_instruction(python: &Interpreter) {
     }
 }
 
-/// Runs the first thread of the program through so many instructions, and judges the sample of each.
+/// Runs the program's first thread through this many instructions, and judges the sample of each.
 fn follow(python: &Interpreter, kinds: &[&str], count: usize) {
     let target = Target::start_in(python, "truth.py", kinds, &LIVES);
     let truths = Truths::of(&target.facts);
@@ -33,7 +33,7 @@ fn follow(python: &Interpreter, kinds: &[&str], count: usize) {
         let profiler = if native { profiler.native().arg("--interpreter-frames") } else { profiler };
         // Until then it may still be saying that it is ready.
         let_run(target.pid(), Duration::from_millis(100));
-        // It stands still while the recording begins, and until its last sample has been written.
+        // It is stopped while the recording begins, and until its last sample has been written.
         let mut stepper = Stepper::stop(target.pid());
         let running = profiler.start();
         stepper.steps(count);

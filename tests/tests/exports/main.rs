@@ -1,7 +1,7 @@
-//! Exports before their own readers: both `pprof`s, Chromium, speedscope and the Firefox profiler's importer.
+//! Exports, read by their own readers: both `pprof`s, Chromium, speedscope and the Firefox profiler's importer.
 //!
-//! `cargo xtask tools` installs them. Where they are missing the tests say so and pass, except in CI and
-//! with `TACHYON_LIVE_TESTS=required` (`cargo xtask test` sets it).
+//! `cargo xtask tools` installs them. If they are missing the tests say so and pass, except in CI and with
+//! `TACHYON_LIVE_TESTS=required` (`cargo xtask test` sets it).
 
 mod native;
 mod page;

@@ -1,4 +1,4 @@
-//! Native frames with real addresses before both `pprof`s.
+//! Native frames with real addresses, read by both `pprof`s.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ const THERE: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 struct Code {
     profile: Profile,
     module: FrameId,
-    /// Functions of the library that is there, of one that is not, of the program, and of a library that another
-    /// process has at the same addresses.
+    /// Functions of the existing library, of a missing one, of the program, and of a library that another process has
+    /// at the same addresses.
     read: FrameId,
     deflate: [FrameId; 2],
     inner: FrameId,
@@ -141,7 +141,7 @@ fn native_addresses_have_names_in_both_pprofs() {
     }
 }
 
-/// Go's reads a path up to the first white space: the companion is then given to it by name.
+/// Go's pprof reads a path up to the first white space: the companion is then passed to it by name.
 #[test]
 fn companions_with_white_space_in_their_path() {
     if tools().is_none() {

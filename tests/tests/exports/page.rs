@@ -1,4 +1,4 @@
-//! The HTML report in headless Chromium: `page.mjs` drives it, here is what it must have shown.
+//! The HTML report in headless Chromium: `page.mjs` drives it, and what it must have shown is checked here.
 
 use crate::profile::{Stacks, USUAL, WAITING, export, write};
 use crate::report::json;
@@ -17,7 +17,7 @@ use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{Format, Sink, TachSink};
 use tachyon_tests::viewers::{run, tools};
 
-/// Names that try to be more than names.
+/// Names that try to be markup or code.
 const HOSTILE: Stacks<'static> = &[
     (0, &["</script><script>hacked=1</script>:1", "<img src=x onerror=hacked=1>:2", "\"'&amp;<!--:3"], 5),
     (0, &["a\u{1b}[31m\u{202e}\n\u{0}b:4", "javascript\u{2028}x:5", "lib</script>.so!<b>@@data@@"], 3),
@@ -139,7 +139,7 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
     assert_eq!(found["themes"], json!(["dark", "light"]));
     assert_eq!(found["inverted"], "leaf (app.py): 100 samples, 80.6 % · /srv/app.py");
 
-    // Names are text, whatever is in them; and what a name could do is forbidden to the page.
+    // Names are text, whatever they contain; and the page may not do what a name could try.
     assert_eq!(found["hacked"], json!(null));
     assert_eq!(found["elements"], json!(["SCRIPT"]), "no element but the page's own script");
     let names: Vec<&str> =
@@ -157,7 +157,7 @@ fn the_page_shows_what_the_report_says_and_obeys_no_name() {
     );
 }
 
-/// Waits are charged to the line that waits, and told by what they are for; a task's samples are those with its frame.
+/// Waits are charged to the line that waits, and listed by cause; a task's samples are those with its frame.
 fn the_page_tells_waits_and_tasks(found: &Value, file: &str) {
     let rows = of_page(&found["rows"]);
     assert_eq!(rows, of_report(&["report", file]));
@@ -177,7 +177,7 @@ fn the_page_tells_waits_and_tasks(found: &Value, file: &str) {
     assert_eq!(found["linked"], found["fetch"], "the link leads to the task");
 }
 
-/// What a source file may be full of.
+/// What a source file may contain.
 const SOURCE: &str = "import os\n\n@cached\ndef hot(x):\n    return é(x) + \"</script><script>hacked=1</script><img src=x onerror=hacked=1>\" + \"\u{1b}[31m\u{202e}\"\n\ndef other():\n    pass\n";
 const HOT: &str =
     "    return é(x) + \"</script><script>hacked=1</script><img src=x onerror=hacked=1>\" + \"\\u{1b}[31m\\u{202e}\"";

@@ -41,7 +41,7 @@ fn a_large_page_is_right_and_looks_at_no_more_than_it_shows() {
     let found: Value = serde_json::from_str(&run(Command::new("node").arg(script).arg(tools).arg(page))).unwrap();
     assert_eq!(found["errors"], json!([]));
 
-    // Opened: everything is summed up once, and laid out once the graph's width is known.
+    // When opened, everything is summed up once, and laid out once the graph's width is known.
     let file = tach.to_str().unwrap();
     let (opened, expected) = (&found["opened"], of_report(&["report", file]));
     assert_eq!(samples(opened), SAMPLES);
@@ -54,7 +54,7 @@ fn a_large_page_is_right_and_looks_at_no_more_than_it_shows() {
     assert!((SAMPLES / 2..=SAMPLES).contains(&all), "{all} entries");
     let boxes = marks(opened, "boxes");
     assert!(boxes.len() <= 2, "{boxes:?}");
-    // Narrower ones than half a pixel are not made, in any of at most 61 rows.
+    // Boxes narrower than half a pixel are not made, in any of at most 61 rows.
     assert!(boxes.iter().all(|boxes| (1..2 * 1400 * 61).contains(boxes)), "{boxes:?}");
 
     // A search looks at no sample, and lays nothing out.

@@ -1,4 +1,4 @@
-//! A profile whose every number is known, and what viewers must say of it.
+//! A profile whose every number is known, and what viewers must show for it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ pub fn export(input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     export_as(format, input, path, by_thread)
 }
 
-/// Exports to `path` in a format that need not be its extension's.
+/// Exports to `path` in a format that may differ from its extension's.
 pub fn export_as(format: Format, input: &Path, path: PathBuf, by_thread: bool) -> PathBuf {
     let plan = OutputPlan { destination: Destination::Path(path.clone()), format, force: true };
     let output = OutputFile::create(&plan.destination, true).unwrap();

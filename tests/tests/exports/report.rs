@@ -1,4 +1,4 @@
-//! `report` and `diff` beside what Go's pprof says of the same samples.
+//! `report` and `diff` compared with what Go's pprof says about the same samples.
 
 use crate::profile::{ONE_STACK, Stacks, USUAL, WITHOUT_SYMBOLS, export, write};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use tachyon::cli::args::{self, Verb};
 use tachyon::cli::{diff, report};
 use tachyon_tests::viewers::{Costs, go_pprof, run, tools};
 
-/// Runs the program's `report` or `diff`; gives its JSON and its exit status.
+/// Runs the program's `report` or `diff`; returns its JSON and its exit status.
 pub fn json(words: &[&str]) -> (Value, u8) {
     let line = ["tachyon-bpf"].iter().chain(words).chain(&["--json"]).map(std::ffi::OsString::from);
     let mut out = Vec::new();
@@ -59,7 +59,7 @@ fn totals_are_those_of_pprof() {
         let (mut theirs, _) = go_pprof(&exported, &[]);
         theirs.retain(|name, _| native.iter().any(|row| row["function"] == **name));
         assert_eq!(costs(&serde_json::json!({ "rows": native }), function), theirs);
-        // What native code its self has in it, and the rest, which pprof says ran in the function.
+        // The native code that its self includes, and the rest, which pprof says ran in the function.
         let (leaves, _) = go_pprof(&exported, &[]);
         for row in ours["rows"].as_array().unwrap().iter().filter(|row| row["kind"] == "python") {
             let detail = row["native"].as_array().into_iter().flatten().map(|row| row["self"].as_u64().unwrap());
@@ -86,7 +86,7 @@ fn focus_and_ignore_are_those_of_pprof() {
     for (option, pattern) in [("focus", "^inner|fact$"), ("focus", "deflate"), ("ignore", "libz"), ("ignore", "leaf")] {
         let (ours, _) = json(&["report", &file, "--native", &format!("--{option}"), pattern]);
         let (theirs, head) = go_pprof(&exported, &[&format!("-{option}={pattern}")]);
-        // Self of Python code has native code in it; totals are the same.
+        // Self of Python code includes native code; totals are the same.
         let totals =
             |costs: Costs| costs.into_iter().map(|(name, (_, total))| (name, total)).collect::<BTreeMap<_, _>>();
         assert_eq!(totals(costs(&ours, function)), totals(theirs), "{option} {pattern}: {head}");
@@ -169,7 +169,7 @@ fn the_subtraction_is_that_of_pprof() {
     assert_eq!(ours["leaf"], 63 - 107);
 }
 
-/// A program that got slower fails the gate, one that did not passes it.
+/// A program that got slower fails the gate; one that did not passes it.
 #[test]
 fn the_gate() {
     let dir = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ use shares::{Compared, Shares, TOLERATED, compared, ours, py_spys};
 /// The section's heading.
 pub(crate) const HEADING: &str = "## Native frames beside py-spy\n";
 
-/// What works in C, C++ and Rust.
+/// Packages that do their work in C, C++ and Rust.
 const PACKAGES: &str = "numpy==2.4.6 pyarrow==26.0.1 orjson==3.13.0 pydantic-core==2.50.4";
 
 /// Functions that are compared.
@@ -30,7 +30,7 @@ const TOP: usize = 12;
 const OURS_HZ: u32 = 499;
 const THEIRS_HZ: u32 = 99;
 
-/// The busy program; it ends when this is dropped.
+/// The busy program; dropping this ends it.
 struct Program(Child);
 
 impl Program {
@@ -54,10 +54,10 @@ impl Drop for Program {
     }
 }
 
-/// Profiles the program with both at once. The page's section.
+/// Profiles the program with both at once. Returns the page's section.
 ///
 /// # Errors
-/// The packages cannot be had, or a profiler failed.
+/// The packages are not available, or a profiler failed.
 pub(crate) fn section(tools: &Tools, python: &Path, quick: bool) -> Result<String> {
     eprintln!("native frames beside py-spy's");
     let python = tools::in_venv(python, &cache::dir()?.join("bench/wheels"), PACKAGES)?.join("python");
@@ -65,7 +65,7 @@ pub(crate) fn section(tools: &Tools, python: &Path, quick: bool) -> Result<Strin
     let length = Duration::from_secs(if quick { 3 } else { 20 });
     let (pid, path) = (program.0.id().to_string(), |name: &str| tools.work.path().join(name));
     let (raw, lines) = (path("native.raw"), path("native.jsonl"));
-    // py-spy takes longer to start: it is to be there for as long as we are.
+    // py-spy takes longer to start, but must run for as long as this profiler.
     let seconds = (length.as_secs() + 1).to_string();
     let mut line = Command::new(&tools.py_spy);
     line.args(["record", "--native", "--format", "raw", "--rate", &THEIRS_HZ.to_string(), "--duration", &seconds]);

@@ -14,9 +14,9 @@ use super::tools::{Aim, Start, Tool, Usage};
 
 /// Python processes while memory and start are measured.
 pub(crate) const PYTHONS: usize = 50;
-/// Processes of the whole machine then.
+/// Processes on the whole machine at that time.
 pub(crate) const PROCESSES: usize = 200;
-/// The same on a large one.
+/// The same on a large machine.
 const MANY: usize = 2000;
 /// Rates at which a host is watched for long.
 const RATES_HZ: [u32; 2] = [19, 99];
@@ -31,11 +31,12 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub(crate) struct Crowd {
     /// The middle one of several starts, phase by phase, as seen from outside.
     pub(crate) start: StartPhases,
-    /// The last run, which went on for as long as a cost measurement.
+    /// The last run, which lasted as long as a cost measurement.
     pub(crate) whole: Usage,
-    /// BPF time with one of a hundred busy processes selected, as a share of that with all of them, other programs left out.
+    /// BPF time with one of a hundred busy processes selected, as a share of that with all of them selected, leaving out
+    /// other programs.
     pub(crate) filtered: f64,
-    /// The start's parts by the number of processes on the host, middle ones of several starts, as the profiler tells.
+    /// The start's parts by the number of processes on the host, medians of several starts, as reported by the profiler.
     parts: Vec<(usize, Start)>,
     starts: usize,
     /// Nanoseconds in the kernel of a sample of the busy one, by the number of processes on the host.
@@ -79,7 +80,7 @@ pub(crate) fn crowd(bench: &Bench, nothing: NothingSelected) -> Result<Crowd> {
     })
 }
 
-/// Several starts: what is seen from outside, and what the profiler says of itself.
+/// Several starts: what is seen from outside, and what the profiler reports about itself.
 fn starts(bench: &Bench) -> Result<(StartPhases, Start)> {
     let (mut phases, mut parts) = (Vec::new(), Vec::new());
     for _ in 0..bench.effort.starts {
@@ -110,13 +111,13 @@ fn starts(bench: &Bench) -> Result<(StartPhases, Start)> {
 
 /// A hundred busy processes, as deep as the target elsewhere, all of them recorded and one of them: what a run costs in the
 /// second case by what it costs in the first, on a host where nothing but the hundred runs. Runs that met other programs
-/// are taken out of both: they cost what a run costs where nothing is selected, and would make the share of one larger.
+/// are removed from both: they cost as much as a run with nothing selected, and would inflate the share of one.
 fn filtered(bench: &Bench) -> Result<f64> {
     eprintln!("one of {BUSY} busy processes");
     let needle = bench.tools.work.path().join("needle");
     std::os::unix::fs::symlink(&bench.python, &needle).context("cannot make a link")?;
     let busy = |program: &std::path::Path| {
-        // Nice, so that the profiler gets to start.
+        // With `nice`, so that the profiler gets to start.
         let mut line = Command::new("nice");
         let deep = format!("def f(n):\n    while not n: pass\n    f(n - 1)\nf({})", DEPTH - 2);
         line.args(["-n", "19"]).arg(program).args(["-S", "-c", &deep]);
@@ -145,8 +146,8 @@ struct Runs {
     selected: f64,
 }
 
-/// The cost of a run that meets a selected process and of one that does not are what makes up both means; from them, what
-/// a run costs with one of [`BUSY`] selected by what it costs with all of them.
+/// Both means are made up of the costs of runs that meet a selected process and of runs that do not; from them follows
+/// what a run costs with one of [`BUSY`] selected, divided by what it costs with all of them.
 fn share_of_one(all: &Runs, one: &Runs) -> Option<f64> {
     // mean = other + selected * (sample - other), twice.
     let more = (all.mean_ns - one.mean_ns) / (all.selected - one.selected);

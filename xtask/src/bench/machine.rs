@@ -1,4 +1,4 @@
-//! On what a benchmark ran, and how much else ran there.
+//! What a benchmark ran on, and how much else ran there.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,15 +22,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks around. The first of the profilers is ours.
+    /// Looks around. The first of the profilers is this project's.
     ///
     /// # Errors
-    /// One of the versions cannot be told, or there is no profiler.
+    /// One of the versions cannot be determined, or there is no profiler.
     pub(crate) fn look(python: &Path, profilers: &[&Path]) -> Result<Self> {
         Self::look_at(("target", python), ("profilers", profilers))
     }
 
-    /// The same by other names than target and profilers.
+    /// The same with names other than target and profilers.
     ///
     /// # Errors
     /// As [`Self::look`].
@@ -70,13 +70,13 @@ impl Machine {
             (which, versions),
             ("load when it began", load()),
         ];
-        // The mean of the last minute: a build of ours that has just ended is in it, too.
+        // The mean of the last minute, which includes a build that has just ended.
         let busy = load().parse::<f64>().unwrap_or(0.0);
         let disturbed = busy > cpus as f64 / 2.0;
         Ok(Self { rows, disturbed, start: Instant::now(), jiffies: probe::steal(), forks: probe::forks() })
     }
 
-    /// Notes what is known only when the run is over.
+    /// Notes what is only known when the run is over.
     pub(crate) fn end(&mut self) {
         let (all, stolen) = probe::steal();
         let steal = stolen.saturating_sub(self.jiffies.1) as f64 / all.saturating_sub(self.jiffies.0).max(1) as f64;

@@ -1,4 +1,4 @@
-//! The measurements, one function each. None of them judges: that is for [`super::results`].
+//! The measurements, one function each. None of them judges: that is left to [`super::results`].
 
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -12,14 +12,14 @@ use super::target::{Idle, Mark, Shape, Target};
 use super::tools::{Aim, Run, Tool, Tools, Usage};
 use crate::zoo::Python;
 
-/// What is measured how long.
+/// How long and how often to measure.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
-    /// Of each measurement of a tool's cost.
+    /// Length of each measurement of a tool's cost.
     pub(crate) cost: Duration,
-    /// Of each measurement inside the kernel.
+    /// Length of each measurement inside the kernel.
     pub(crate) kernel: Duration,
-    /// Of each half of a pair with and without a profiler.
+    /// Length of each half of a pair with and without a profiler.
     pub(crate) window: Duration,
     /// Pairs.
     pub(crate) pairs: usize,
@@ -32,9 +32,9 @@ pub(crate) struct Bench {
     pub(crate) tools: Tools,
     /// The target's, outside of any chroot.
     pub(crate) python: PathBuf,
-    /// One that counts the code objects that are freed (3.14+): of those that are known nothing has to be read.
+    /// One that counts freed code objects (3.14+), so that nothing has to be read for known ones.
     pub(crate) counting: Python,
-    /// One whose code objects have no version (before 3.12): the strings and the line table of each are hashed anew.
+    /// One whose code objects have no version (before 3.12): the strings and the line table of each are hashed every time.
     pub(crate) hashed: Python,
     /// The target's CPU; no tool runs there.
     pub(crate) cpu: usize,
@@ -47,9 +47,9 @@ pub(crate) const RATES_HZ: [u32; 2] = [99, 1000];
 pub(crate) const WARM_HZ: u32 = 5000;
 /// Depth of the ordinary target.
 pub(crate) const DEPTH: usize = 30;
-/// Depths that tell the cost of a frame from the cost of a sample.
+/// Depths that separate the cost of a frame from the cost of a sample.
 pub(crate) const DEPTHS: [usize; 3] = [2, DEPTH, 200];
-/// Frames that C calls where native frames are measured: with those that start the program, native stacks of pyenv's
+/// Frames called from C when native frames are measured: with those that start the program, native stacks of pyenv's
 /// 3.13 then have 20 frames.
 pub(super) const THROUGH_C: usize = 1;
 /// Memory the target reads through between samples, so that they find cold caches: more than a core's own.
@@ -57,11 +57,11 @@ pub(crate) const SWEEP_MIB: usize = 8;
 
 /// Nothing needs longer to start.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between the first sample and the measurement: names of what runs all the time are known by then.
+/// Between the first sample and the measurement: by then the names of whatever runs all the time are known.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
-/// The same where the profiler's own CPU time is measured: symbols are read when the first samples are, which may be 0.8 s later.
+/// The same when the profiler's own CPU time is measured: symbols are read when the first samples are, which may be 0.8 s later.
 const STEADY: Duration = Duration::from_secs(2);
-/// The others do not show when they have begun.
+/// The other tools do not show when they have started.
 const OTHERS_START: Duration = Duration::from_secs(1);
 
 /// One tool at one rate.
@@ -72,7 +72,7 @@ pub(crate) struct ToolCost {
     pub(crate) user_share: f64,
     /// Its BPF programs' time in the same window, shares of a core.
     pub(crate) bpf_share: f64,
-    /// The timer's program's time by the target's CPU time.
+    /// The timer's program's time divided by the target's CPU time.
     pub(crate) bpf_of_target: f64,
     /// The run from its start to its end.
     pub(crate) whole: Usage,
@@ -128,11 +128,11 @@ impl Bench {
         Target::start(&self.ordinary(), self.cpu, Shape { sweep_mib, ..Shape::deep(depth) })
     }
 
-    /// Starts a tool and returns when it samples.
+    /// Starts a tool and returns once it samples.
     pub(crate) fn begin(&self, tool: Tool, aim: Aim, rate_hz: u32) -> Result<Run> {
         let mut run = self.tools.start(tool, aim, rate_hz)?;
         match tool {
-            // It samples nobody who runs: nothing tells that it has begun but that its tracepoints run.
+            // It samples no running threads: the only sign that it has started is that its tracepoints run.
             Tool::OffCpu => sleep(OTHERS_START),
             _ if tool.is_ours() => drop(start_phases(&mut run, Duration::from_millis(5))?),
             _ => sleep(OTHERS_START),
@@ -143,7 +143,7 @@ impl Bench {
     }
 
     pub(crate) fn watch(&self, run: &Run, target: &Target, length: Duration) -> Result<Watched> {
-        // Where waits are sampled the profiler does not keep it on.
+        // When waits are sampled the profiler does not keep it on.
         let _measured = probe::measure_bpf()?;
         let before = (target.mark()?, probe::cpu_time(run.pid())?, BpfObjects::of(run.pid()));
         sleep(length);
@@ -153,7 +153,7 @@ impl Bench {
     }
 }
 
-/// Nanoseconds of one run of the timer's program where nothing is selected, at the sampling rate and warm.
+/// Nanoseconds of one run of the timer's program with nothing selected, at the sampling rate and warm.
 #[derive(Clone, Copy)]
 pub(crate) struct NothingSelected {
     pub(crate) cold_ns: f64,
@@ -248,7 +248,7 @@ pub(crate) fn native_costs(bench: &Bench, nothing: NothingSelected) -> Result<Ve
     Ok(costs)
 }
 
-/// Nanoseconds of a sample of a target, which nearly all samples are of.
+/// Nanoseconds of a sample of the target, which nearly all samples meet.
 pub(crate) fn sample_cost(
     bench: &Bench,
     target: &Target,
@@ -261,12 +261,12 @@ pub(crate) fn sample_cost(
     let run = bench.begin(tool, aim, rate_hz)?;
     let mean = per_run(&bench.watch(&run, target, bench.effort.kernel)?.bpf)?;
     let report = run.finish()?.report.context("the profiler writes a report")?;
-    // The other runs met other CPUs: idle, or busy with what is not selected.
+    // The other runs met other CPUs: idle, or busy with unselected programs.
     let share = report.stored as f64 / report.ran as f64;
     Ok((mean - (1.0 - share) * other_ns) / share)
 }
 
-/// The speed a target loses by one tool at one rate, in percent of its speed without.
+/// The speed that a target loses to one tool at one rate, in percent of its speed without.
 pub(crate) struct Slowdown {
     pub(crate) tool: Tool,
     pub(crate) rate_hz: u32,
@@ -274,7 +274,7 @@ pub(crate) struct Slowdown {
 }
 
 /// Windows with a profiler between windows without, both tools and rates in turn: each window with one is compared with
-/// the mean of the two beside it, which takes out what drifts slowly.
+/// the mean of the two beside it, which removes slow drifts.
 pub(crate) fn slowdowns(bench: &Bench) -> Result<Vec<Slowdown>> {
     let target = bench.target(DEPTH, 0)?;
     let conditions: Vec<_> =
@@ -319,7 +319,7 @@ pub(crate) struct StartPhases {
     pub(crate) first_run_ms: f64,
 }
 
-/// Raw tracepoints, which are attached before the processes are looked for.
+/// Raw tracepoints, which are attached before processes are searched for.
 const TRACEPOINTS: usize = 4;
 
 /// Watches a start from outside until the timer's program runs.

@@ -1,4 +1,4 @@
-//! Memory of a program and of all that it started, looked at again and again: the kernel keeps the most of a process only for who waits for it.
+//! Memory of a program and of everything it started, polled: the kernel reports the peak of a process only to whoever waits for it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use super::probe;
 
-/// Between two looks.
+/// Time between two looks.
 const EACH: Duration = Duration::from_millis(100);
 
-/// Looks at a process until it is asked.
+/// Watches a process until the result is requested.
 pub(crate) struct Watch {
-    /// Ends it when it is dropped.
+    /// Dropping this ends it.
     running: Sender<()>,
     thread: JoinHandle<u64>,
 }
@@ -58,7 +58,7 @@ fn resident(root: u32) -> u64 {
     family.iter().filter_map(|&pid| status(pid, "VmRSS")).map(|kib| u64::from(kib) * 1024).sum()
 }
 
-/// A number of `/proc/PID/status`.
+/// A number from `/proc/PID/status`.
 fn status(pid: u32, name: &str) -> Option<u32> {
     probe::field(&format!("/proc/{pid}/status"), name)?.split_whitespace().next()?.parse().ok()
 }
@@ -76,7 +76,7 @@ mod tests {
         let mut shell = line.args(["-c", &source]).stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut ready = [0; 2];
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut ready).unwrap();
-        // It looks once at least.
+        // It looks at least once.
         let most = Watch::of(shell.id()).most();
         let _killed = Command::new("pkill").args(["-P", &shell.id().to_string()]).status();
         shell.wait().unwrap();

@@ -1,7 +1,8 @@
-//! What profiling costs, in one run beside py-spy, each figure beside its budget.
+//! What profiling costs, in one run together with py-spy, each figure beside its budget.
 //!
-//! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes
-//! the page, but for the section on files, which is [`tach`]'s. It asserts nothing: times differ from machine to machine, and only those of one run compare.
+//! [`target`] is profiled by the [`tools`], [`probe`] watches them, [`measure`] says what is done, [`results`] makes the page, except for
+//! the section on files, which comes from [`tach`]. It asserts nothing: times differ from machine to machine, and only those of one run are
+//! comparable.
 
 mod agreement;
 mod crowd;
@@ -73,7 +74,7 @@ const PAGE: &str = "docs/performance.md";
 /// Runs `cargo xtask bench`.
 ///
 /// # Errors
-/// Not root, no interpreter, or a profiler failed. That a figure is over its budget is no error.
+/// Not root, no interpreter, or a profiler failed. A figure over its budget is not an error.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if args.tach || args.agreement {
         return one_section(&args);
@@ -174,7 +175,7 @@ fn one_section(args: &BenchArgs) -> Result<()> {
     put(args, heading, &section)
 }
 
-/// A section that is measured without the others, with what that was on.
+/// A section that is measured without the others, with the machine it was measured on.
 fn alone(mut machine: Machine, mut section: String) -> String {
     machine.end();
     section.push_str("\nMeasured by itself:\n\n");
@@ -182,7 +183,7 @@ fn alone(mut machine: Machine, mut section: String) -> String {
     section
 }
 
-/// Shows a section, and where that was asked for puts it into the page.
+/// Shows a section, and puts it into the page if asked to.
 fn put(args: &BenchArgs, heading: &str, section: &str) -> Result<()> {
     print!("{section}");
     if !args.write {
@@ -193,7 +194,7 @@ fn put(args: &BenchArgs, heading: &str, section: &str) -> Result<()> {
     write(&replace(&page, heading, section))
 }
 
-/// The page with another section in the place of its own; at its end, where it had none.
+/// The page with its section replaced by another, or with that added at its end.
 pub(crate) fn replace(page: &str, heading: &str, section: &str) -> String {
     let Some(start) = page.find(heading) else { return format!("{}\n\n{section}", page.trim_end()) };
     let after = &page[start + heading.len()..];

@@ -1,5 +1,5 @@
-//! A program that numbers its work, beside a soak in segments: its numbers say whether samples are missing at a cut, or stand in
-//! two segments.
+//! A program that numbers its work, running during a soak in segments: its numbers show whether samples are missing at a cut, or
+//! appear in two segments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Steps until the numbers begin again: each is a line of one function, so the program's code stays what it is.
+/// Steps until the numbers start over: each is a line of one function, so the program's code does not change.
 const STEPS: u64 = 1_000;
-/// CPU time of a step: six intervals at 99 Hz. The timer meets another program on this CPU now and then, above all at a cut, when
-/// the profiler itself has work, but not so often in a row.
+/// CPU time of a step: six intervals at 99 Hz. Now and then the timer meets another program on this CPU, above all at a cut, when
+/// the profiler itself has work, but not this many times in a row.
 const STEP_MS: u64 = 60;
 const FUNCTION: &str = "numbered_steps";
 
@@ -37,7 +37,7 @@ pub(super) fn write(directory: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Holds the steps in these files, in the order of time, against the order in which the program does them; returns how many
+/// Checks the steps in these files, in order of time, against the order in which the program does them; returns how many
 /// samples there are.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What `/proc` and the clocks tell of a running process: CPU time, memory, and the BPF objects it holds.
+//! What `/proc` and the clocks say about a running process: CPU time, memory, and the BPF objects it holds.
 //!
 //! The profiler is watched from outside, so that it needs no code for its own benchmark.
 
@@ -16,21 +16,21 @@ use nix::unistd::Pid;
 
 /// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h): the timer's programs.
 const PERF_EVENT: u64 = 7;
-/// What hears of switches.
+/// The program that is run at context switches.
 const SWITCH: &str = "on_switch";
-/// What an interrupt runs, to take the stack of a thread that has waited.
+/// The program that an interrupt runs to take the stack of a thread that has waited.
 const KICK: &str = "on_kick";
 
-/// Has the kernel measure the runs of BPF programs as long as what it gives lives (`BPF_ENABLE_STATS`, bpf(2)).
+/// Makes the kernel measure the runs of BPF programs as long as the returned descriptor lives (`BPF_ENABLE_STATS`, bpf(2)).
 pub(crate) fn measure_bpf() -> Result<OwnedFd> {
     const BPF_ENABLE_STATS: libc::c_long = 32;
     // `attr.enable_stats.type`: `BPF_STATS_RUN_TIME`.
     let run_time = 0_u32;
-    // SAFETY: the command reads the word, as long as it says it is.
+    // SAFETY: the command reads the word, whose size is passed along.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_ENABLE_STATS, &raw const run_time, size_of::<u32>()) };
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0);
     let fd = fd.ok_or_else(io::Error::last_os_error).context("the kernel does not measure BPF programs (5.8)")?;
-    // SAFETY: a descriptor that nobody else has.
+    // SAFETY: a descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct BpfObjects {
     pub(crate) timer_ns: u64,
     /// Nanoseconds of all other programs.
     pub(crate) other_ns: u64,
-    /// Runs of the program that hears of switches, where waits are sampled.
+    /// Runs of the program for context switches, if waits are sampled.
     pub(crate) switch_runs: u64,
     /// Nanoseconds of these runs.
     pub(crate) switch_ns: u64,
@@ -59,14 +59,14 @@ pub(crate) struct BpfObjects {
     pub(crate) kick_ns: u64,
 }
 
-/// Names of the programs that the kernel has, by their ids.
+/// Names of the programs in the kernel, by their ids.
 fn program_names() -> HashMap<u64, String> {
     let named = |program: ProgramInfo| Some((u64::from(program.id()), program.name_as_str()?.to_owned()));
     loaded_programs().filter_map(std::result::Result::ok).filter_map(named).collect()
 }
 
 impl BpfObjects {
-    /// Of a process; all zero when it is gone or holds none.
+    /// The objects of a process; all zero if it is gone or holds none.
     pub(crate) fn of(pid: u32) -> Self {
         let mut objects = Self::default();
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return objects };
@@ -94,7 +94,7 @@ impl BpfObjects {
         };
         let (runs, nanoseconds) = (field("run_cnt"), field("run_time_ns"));
         if field("prog_type") == PERF_EVENT {
-            // A tail-called program's time is its caller's; only the attached one has runs.
+            // A tail-called program's time counts for its caller; only the attached one has runs.
             self.timer_runs += runs;
             self.timer_ns += nanoseconds;
             return;
@@ -133,10 +133,10 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(time.into())
 }
 
-/// Time that the main thread of a process waited for a CPU while it wanted one.
+/// Time that the main thread of a process spent waiting for a CPU.
 ///
 /// # Errors
-/// The process is gone, or the kernel does not tell (`CONFIG_SCHED_INFO`).
+/// The process is gone, or the kernel does not say (`CONFIG_SCHED_INFO`).
 pub(crate) fn run_delay(pid: u32) -> Result<Duration> {
     let path = format!("/proc/{pid}/schedstat");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -151,11 +151,11 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// Jiffies of all CPUs together, and those of them that the hypervisor gave to others (proc_stat(5), 8th field).
+/// Jiffies of all CPUs together, and those that the hypervisor gave to others (proc_stat(5), 8th field).
 pub(crate) fn steal() -> (u64, u64) {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = text.lines().next().unwrap_or_default();
-    // Guest time, from the 9th on, is in user time already.
+    // Guest time, from the 9th on, is already included in user time.
     let jiffies: Vec<u64> = first.split_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
     (jiffies.iter().sum(), jiffies.get(7).copied().unwrap_or(0))
 }

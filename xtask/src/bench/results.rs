@@ -1,4 +1,4 @@
-//! What was measured, as the page `docs/performance.md`: each figure beside its budget, those over it too.
+//! What was measured, as the page `docs/performance.md`: each figure beside its budget, including those over it.
 
 use std::fmt::Write as _;
 
@@ -15,9 +15,9 @@ pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) nothing: NothingSelected,
     pub(crate) samples: Samples,
-    /// The same of the interpreter that counts the code objects that are freed.
+    /// The same for the interpreter that counts freed code objects.
     pub(crate) counting: Samples,
-    /// The same of one before 3.12.
+    /// The same for one before 3.12.
     pub(crate) hashed: Samples,
     pub(crate) native: Vec<SampleCost>,
     pub(crate) tools: Vec<ToolCost>,
@@ -50,7 +50,7 @@ impl Results {
         (self.crowd.whole.peak_rss_bytes + maps) as f64 / MIB
     }
 
-    /// The budget of the design, as far as this version has what is budgeted.
+    /// The budget of the design, as far as this version has the budgeted features.
     fn budgeted(&self) -> Vec<Budgeted> {
         let mut all = Vec::new();
         let mut add = |what: String, value: Option<f64>, budget: f64, unit: &'static str, decimals: usize| {
@@ -59,8 +59,8 @@ impl Results {
         let [low, high] = RATES_HZ;
         let swept = |mib: usize| if mib > 0 { ", caches swept" } else { "" };
         add(format!("firing where nothing is selected, {WARM_HZ} Hz"), Some(self.nothing.warm_ns), 150.0, "ns", 0);
-        // What the budget calls found in the cache, and checked anew: on 3.12 and 3.13 each frame's `co_version` is read,
-        // before that all that is shown of it.
+        // What the budget calls found in the cache, and checked again: on 3.12 and 3.13 each frame's `co_version` is
+        // read, before that everything shown of it.
         for (of, each, budget) in [
             (&self.counting, "found known", 80.0),
             (&self.samples, "checked anew", 170.0),
@@ -71,7 +71,8 @@ impl Results {
             let what = format!("sample of {python} in the kernel, {WARM_HZ} Hz: without its frames");
             add(what, warm.map(|fit| fit.0), 1200.0, "ns", 0);
             add(format!("the same: each frame, {each}"), warm.map(|fit| fit.1), budget, "ns", 0);
-            // The budget names the rate. Sweeping the caches as well is harder than what it asks, and is held against it too.
+            // The budget names the rate. Sweeping the caches as well is harder than the budget asks, but is checked against
+            // it, too.
             for mib in [0, SWEEP_MIB] {
                 let what = format!("sample of {DEPTH} frames of {python} in the kernel, {low} Hz{}", swept(mib));
                 add(what, of.under(low, mib).and_then(|cost| cost.at(DEPTH)).map(|ns| ns / 1e3), 8.0, "µs", 1);
@@ -137,7 +138,7 @@ impl Results {
         page
     }
 
-    /// The answers that most readers come for.
+    /// The answers that most readers look for.
     fn in_short(&self, page: &mut String) {
         page.push_str("A busy Python program with a stack of 30 frames, on the machine below:\n\n");
         for rate_hz in RATES_HZ {

@@ -1,7 +1,7 @@
-//! A busy host for long: does memory stay flat, does the account add up, does the reader keep up?
+//! A busy host over a long time: does memory stay flat, does the account add up, does the reader keep up?
 //!
-//! 200 live interpreters that work a little, a thousand program starts a minute of which every tenth is CPython's, and
-//! the profiler over all of them. Memory is watched from outside.
+//! 200 live interpreters that work a little, a thousand program starts a minute of which every tenth is CPython, and
+//! the profiler watching all of them. Memory is watched from outside.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -50,42 +50,43 @@ const PAGE: &str = "docs/dev/soak.md";
 /// What runs beside the profiler.
 #[derive(Clone, Copy)]
 struct Load {
-    /// Interpreters that live all the time.
+    /// Interpreters that run all the time.
     live: usize,
-    /// Between two program starts.
+    /// Time between two program starts.
     between: Duration,
-    /// Every so manieth of them is CPython.
+    /// One in this many of them is CPython.
     python_every: u64,
-    /// What each CPython that was started may cost in memory.
+    /// Memory that each started CPython may cost.
     process_bytes: u64,
 }
 
 /// A thousand program starts a minute.
 const BUSY: Load =
     Load { live: 200, between: Duration::from_millis(60), python_every: 10, process_bytes: PROCESS_BYTES };
-/// Of what has ended a recording in segments keeps nothing.
+/// A recording in segments keeps nothing about ended processes.
 const CUT: Load = Load { live: 20, between: Duration::from_millis(333), python_every: 1, process_bytes: 0 };
-/// Between two looks at memory.
+/// Time between two looks at memory.
 const LOOK: Duration = Duration::from_secs(5);
-/// Most of the time that counts as warming up, two thirds of a short run: compile units of a file's DWARF are read when
-/// samples first fall into them, fewer and fewer of them.
+/// Longest time that counts as warming up (at most two thirds of a short run): compile units of a file's DWARF are read
+/// when samples first fall into them, and that happens less and less.
 const WARM: Duration = Duration::from_secs(120);
-/// Growth beside what each sampled process costs: an allocator's own.
+/// Growth allowed in addition to the cost of each sampled process: the allocator's own.
 const SLACK_BYTES: u64 = 3 << 20;
 /// What one sampled process may cost (`docs/limits.md`).
 const PROCESS_BYTES: u64 = 6 << 10;
-/// Growth from one look to the next that is a step: the symbols of a file that a sample has fallen into for the first time.
+/// Growth from one look to the next that counts as a step: the symbols of a file that a sample has fallen into for the
+/// first time.
 const STEP_BYTES: u64 = 1 << 20;
-/// Most that all steps may come to: the profiler's own bound on symbols.
+/// Most that all steps may add up to: the profiler's own limit on symbols.
 const STEPS_BYTES: u64 = 64 << 20;
-/// Growth in a recording in segments without native frames.
+/// Growth allowed in a recording in segments without native frames.
 const FLAT_BYTES: u64 = 2 << 20;
-/// Name of the interpreters that a recording in segments is of: no other Python on the machine counts.
+/// Name of the interpreters that a recording in segments covers: no other Python on the machine counts.
 const NAME: &str = "soak-python";
 /// Longest the reader should ever be late.
 const STALL_S: f64 = 0.1;
 
-/// What lives all the time: half a millisecond of work, twice a second, until its parent is gone.
+/// The program that runs all the time: half a millisecond of work, twice a second, until its parent is gone.
 const WORK: &str = "
 import os, time
 parent = os.getppid()
@@ -97,13 +98,13 @@ while os.getppid() == parent:
     time.sleep(0.5)
 ";
 
-/// Processes that are ended when this is dropped.
+/// Processes that end when this is dropped.
 pub(crate) struct Crowd(pub(crate) Vec<Child>);
 
 impl Drop for Crowd {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One that has ended is no error.
+            // One that has already ended is not an error.
             let _gone = child.kill();
             let _reaped = child.wait();
         }
@@ -187,7 +188,7 @@ pub(crate) fn run(args: SoakArgs) -> Result<()> {
     Ok(())
 }
 
-/// Memory after all the cuts is what it was after the first.
+/// Checks that memory after all the cuts is the same as after the first.
 fn flat(looks: &[Look]) -> Result<()> {
     let (Some(first), Some(last)) = (looks.iter().find(|look| look.at >= LOOK), looks.last()) else {
         bail!("a run of {} looks shows nothing", looks.len());
@@ -209,12 +210,12 @@ fn flat(looks: &[Look]) -> Result<()> {
     Ok(())
 }
 
-/// What resident memory may grow by between two looks.
+/// How much resident memory may grow between two looks.
 fn allowed_growth(warm: &Look, last: &Look, load: Load) -> u64 {
     SLACK_BYTES + load.process_bytes * (last.pythons - warm.pythons)
 }
 
-/// Files of a directory whose names end so, in order.
+/// Files of a directory with this extension, in order.
 fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).context("there are no segments")?;
     let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -226,11 +227,11 @@ fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
 /// Where segments go, below the directory of a soak.
 const SEGMENTS: &str = "segments";
 
-/// Holds the accounts of all segments against each other and against the whole recording's.
+/// Checks the accounts of all segments against each other and against the whole recording's.
 fn segments(directory: &Path, whole: &Value, length: Duration) -> Result<()> {
     ensure!(files(directory, "part")?.is_empty(), "a segment was not finished");
     let mut paths = files(directory, "json")?;
-    // The agent's own.
+    // The agent's own state.
     paths.retain(|path| !path.ends_with("state.json"));
     const COUNTS: [&str; 6] = ["ran", "stored", "idle", "filtered", "not_python", "inconsistent"];
     let count = |report: &Value, name: &str| report[name].as_u64().with_context(|| format!("an account has no {name}"));
@@ -265,7 +266,7 @@ fn segments(directory: &Path, whole: &Value, length: Duration) -> Result<()> {
     Ok(())
 }
 
-/// What resident memory grew by in steps since it was warm. What leaks grows at each look, by less.
+/// How much resident memory grew in steps since it was warm. A leak grows at each look, by less.
 fn steps(looks: &[Look], warm: Duration) -> u64 {
     let since = looks.iter().filter(|look| look.at >= warm).map(|look| look.rss).collect::<Vec<_>>();
     since.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).filter(|grown| *grown > STEP_BYTES).sum()
@@ -298,7 +299,7 @@ impl Soaked {
         Ok(Account { ran: self.number("/ran")?, accounted, kernels: self.number("/cost/bpf_run_count")? })
     }
 
-    /// When it was warm, and the last look.
+    /// The look when it was warm, and the last one.
     fn ends(&self) -> Result<(Look, Look)> {
         let last = *self.looks.last().context("nothing was looked at")?;
         let warm = WARM.min(last.at * 2 / 3);
@@ -324,7 +325,7 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
         line.arg("-S").arg(numbered::write(work)?);
         live.0.push(quiet(line).context("cannot start the program that numbers its work")?);
     }
-    // They have started: what they are is found out by looking at them, not by following their start.
+    // They have started: the profiler finds them by looking at them, not by following their start.
     sleep(Duration::from_secs(5));
     let report = work.join("report.json");
     let mut line = if args.agent { agent::command(profiler, work)? } else { recorder(profiler, work, &report, args) };
@@ -340,7 +341,7 @@ fn soak(python: &Path, profiler: &Path, work: &Path, length: Duration, load: Loa
         if looks.len() as u128 * LOOK.as_millis() <= start.elapsed().as_millis() {
             looks.push(Look::of(pid, start.elapsed(), pythons)?);
         }
-        // After a while in which this had no CPU, what was missed is made up for.
+        // If this had no CPU for a while, it catches up on missed starts.
         while u128::from(execs) * between.as_millis() <= start.elapsed().as_millis() {
             let line = if execs % python_every == 0 {
                 pythons += 1;

@@ -1,4 +1,4 @@
-//! The little statistics a benchmark needs: mean with its interval, median, a line through points.
+//! The bit of statistics that a benchmark needs: mean with its interval, median, a line through points.
 
 /// A mean and the half width of its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -7,12 +7,12 @@ pub(crate) struct Interval {
     pub(crate) mean: f64,
     /// Half the width of the 95 % interval (Student's t).
     pub(crate) half: f64,
-    /// Values it is made of.
+    /// Number of values.
     pub(crate) count: usize,
 }
 
 impl Interval {
-    /// Of at least two values; `None` of fewer.
+    /// From at least two values; `None` for fewer.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let count = values.len();
         if count < 2 {
@@ -44,17 +44,18 @@ fn student(freedom: usize) -> f64 {
     z + first / n + second / n.powi(2) + third / n.powi(3)
 }
 
-/// By how much something takes longer in one state than in another, of which rounds of runs were made by turns.
+/// By how much something takes longer in one state than in another, from alternating rounds of runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Longer {
-    /// Of the fastest tenth of all runs in each state, the slowest: what else a machine does makes runs longer, and none shorter. Percent.
+    /// Difference in percent between the slowest of the fastest tenth of all runs in each state: other activity only makes runs longer,
+    /// never shorter.
     pub(crate) percent: f64,
     /// The 95 % interval, from rounds drawn again and again with replacement (the bootstrap: Efron and Tibshirani 1993, chapter 13).
     pub(crate) interval: [f64; 2],
 }
 
 impl Longer {
-    /// Of as many rounds in each state; `None` of fewer than two, or of none with a run.
+    /// From the same number of rounds in each state; `None` for fewer than two, or without any run.
     pub(crate) fn of(without: &[Vec<f64>], with: &[Vec<f64>]) -> Option<Self> {
         const DRAWS: usize = 2_000;
         let rounds = without.len();
@@ -65,7 +66,7 @@ impl Longer {
             let of = |state: &[Vec<f64>]| fastest_tenth(chosen.iter().filter_map(|&round| state.get(round)).flatten());
             Some((of(with)? / of(without)? - 1.0) * 100.0)
         };
-        // The same each time: who reads the same figures is to find the same interval.
+        // The same each time, so that the same figures give the same interval.
         let mut drawn = fastrand::Rng::with_seed(1);
         let mut again = || percent(&(0..rounds).map(|_| drawn.usize(..rounds)).collect::<Vec<_>>());
         let mut draws = (0..DRAWS).map(|_| again()).collect::<Option<Vec<f64>>>()?;
@@ -75,14 +76,14 @@ impl Longer {
     }
 }
 
-/// The slowest of the fastest tenth; `None` of none.
+/// The slowest of the fastest tenth; `None` if there are no values.
 fn fastest_tenth<'a>(values: impl Iterator<Item = &'a f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.copied().collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 10).copied()
 }
 
-/// The middle value; `None` of none.
+/// The middle value; `None` if there are no values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -93,14 +94,14 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Intercept and slope of the line with the least squares through (x, y); `None` of fewer than two different x.
+/// Intercept and slope of the line with the least squares through (x, y); `None` for fewer than two different x.
 pub(crate) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let count = points.len() as f64;
     let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / count;
     let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / count;
     let spread: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
     let together: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
-    // Also false for the NaN of no points.
+    // Also false for NaN, if there are no points.
     (spread > 0.0).then(|| (mean_y - together / spread * mean_x, together / spread))
 }
 

@@ -1,7 +1,7 @@
 //! The TACH writer and reader beside CPython 3.15's own, on the same samples, and what an export costs.
 //!
-//! CPython writes a file; ours writes the samples of that file again. Both read both. Times are CPU time of one process
-//! without its preparations, the best of three: what other work adds is not what is asked.
+//! CPython writes a file; this project's writer writes the samples of that file again. Both read both. Times are CPU
+//! time of one process without its setup, the best of three, because what other work adds does not matter.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ use crate::{cache, command};
 pub(crate) const HEADING: &str = "## TACH, beside CPython's own writer and reader\n";
 /// What the samples are; `xtask/bench/tach.py` makes them.
 const KINDS: [(&str, f64); 2] = [("repeated", 20e6), ("changing", 1e6)];
-/// What is exported to, by its extension. Not JSON lines: at 3.8 kB a sample of 30 frames it is the disk that is measured.
+/// Export formats, by extension. Not JSON lines: at 3.8 kB per sample of 30 frames that would measure the disk.
 const EXPORTS: [&str; 8] = ["collapsed", "prof", "pb.gz", "html", "svg", "speedscope.json", "firefox.json", "tach"];
-/// Most seconds that an export of [`LARGE`] samples should take.
+/// Longest time that an export of [`LARGE`] samples should take, seconds.
 const EXPORT_BUDGET_S: f64 = 2.0;
 const LARGE: u64 = 5_000_000;
 const SMALL: u64 = 1_000_000;
@@ -72,7 +72,7 @@ impl Both {
         Ok(runs.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("there are three"))
     }
 
-    /// CPython's. A path is the name of a file in the directory.
+    /// Runs CPython's. A path is the name of a file in the directory.
     fn theirs(&self, words: &[&str]) -> Result<Timed> {
         let inside = Path::new("/").join(self.dir.path().strip_prefix(&self.root).expect("it was made there"));
         let mut line = Command::new("chroot");
@@ -109,7 +109,7 @@ fn export_as(tachyon: &Path, from: &Path, extension: &str) -> Result<Export> {
     export(tachyon, from, &dir.path().join(format!("out.{extension}")))
 }
 
-/// Exports a TACH file to a path, whose extension says as what.
+/// Exports a TACH file to a path, whose extension gives the format.
 ///
 /// # Errors
 /// The export fails.
@@ -132,7 +132,7 @@ pub(crate) fn export(tachyon: &Path, from: &Path, to: &Path) -> Result<Export> {
 /// Measures, and writes the section.
 ///
 /// # Errors
-/// There is no CPython 3.15, or either side fails. That a figure is over its budget is no error.
+/// There is no CPython 3.15, or either side fails. A figure over its budget is not an error.
 pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
     let both = Both::set_up()?;
     let per_kind = if quick { 20_000 } else { SMALL };

@@ -1,4 +1,4 @@
-//! The programs that are profiled: a busy one that counts its work, and idle ones that are only there.
+//! The programs that are profiled: a busy one that counts its work, and idle ones that are just present.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use super::probe;
 use crate::command;
 use crate::zoo::Python;
 
-/// A running `xtask/bench/deep.py`; it ends when this is dropped.
+/// A running `xtask/bench/deep.py`; dropping this ends it.
 pub(crate) struct Target {
     child: Child,
     counter: NamedTempFile,
@@ -21,7 +21,7 @@ pub(crate) struct Target {
     _dir: TempDir,
 }
 
-/// How far a target was at one moment.
+/// How far a target had got at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Mark {
     at: Instant,
@@ -35,11 +35,11 @@ pub(crate) struct Mark {
 pub(crate) struct Shape {
     /// Python frames.
     pub(crate) depth: usize,
-    /// Memory that is read through between samples.
+    /// Memory that is scanned between samples.
     pub(crate) sweep_mib: usize,
-    /// Frames that C calls.
+    /// Frames called from C.
     pub(crate) through_c: usize,
-    /// Whose work it is, as `deep.py` takes it; empty: nobody's.
+    /// Whose work it is, as an argument of `deep.py`; empty: nobody's.
     pub(crate) whose: &'static str,
 }
 
@@ -56,7 +56,7 @@ impl Target {
     /// It does not start, or does nothing.
     pub(crate) fn start(python: &Python, cpu: usize, shape: Shape) -> Result<Self> {
         let Shape { depth, sweep_mib, through_c, whose } = shape;
-        // Where the interpreter sees it.
+        // Its path as the interpreter sees it.
         let root = python.root.as_deref();
         let all = root.map_or_else(std::env::temp_dir, |root| root.join("tmp"));
         let dir = tempfile::Builder::new().prefix("bench").tempdir_in(&all);
@@ -103,7 +103,7 @@ impl Target {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// How far it is at its next iteration: the kernel adds a wait for the CPU to `run_delay` only once it is over.
+    /// How far it has got at its next iteration: the kernel adds a wait for the CPU to `run_delay` only once it is over.
     ///
     /// # Errors
     /// It is gone.
@@ -129,15 +129,15 @@ impl Drop for Target {
 }
 
 impl Mark {
-    /// Iterations a second of the time since `before` in which the target was not kept from its CPU by other processes:
-    /// their coming and going is no slowdown by a profiler, interrupts and stops are.
+    /// Iterations a second of the time since `before` during which other processes did not keep the target from its
+    /// CPU: their activity is not a slowdown caused by a profiler, but interrupts and stops are.
     pub(crate) fn speed_since(&self, before: &Self) -> f64 {
         let waited = self.run_delay.saturating_sub(before.run_delay);
         let free = (self.at - before.at).saturating_sub(waited);
         self.iterations.saturating_sub(before.iterations) as f64 / free.as_secs_f64()
     }
 
-    /// Iterations a second since `before`: of a program that waits most of the time, for others.
+    /// Iterations a second since `before`, for a program that spends most of its time waiting for others.
     pub(crate) fn trips_since(&self, before: &Self) -> f64 {
         self.iterations.saturating_sub(before.iterations) as f64 / (self.at - before.at).as_secs_f64()
     }
@@ -148,7 +148,7 @@ impl Mark {
     }
 }
 
-/// Processes that wait; they end when this is dropped, or when the benchmark does.
+/// Processes that wait; they end when this is dropped, or when the benchmark ends.
 pub(crate) struct Idle(Vec<Child>);
 
 impl Idle {
@@ -164,7 +164,7 @@ impl Idle {
         })
     }
 
-    /// Starts processes that are no Python until the machine has `wanted` processes.
+    /// Starts processes that are not Python until the machine has `wanted` processes.
     ///
     /// # Errors
     /// One cannot be started.
@@ -178,7 +178,7 @@ impl Idle {
     pub(crate) fn start(count: usize, line: impl Fn() -> Command) -> Result<Self> {
         let mut idle = Self(Vec::new());
         for _ in 0..count {
-            // The pipe's other end is ours: they read its end when we are gone.
+            // This process holds the pipe's other end: they see it close when this process is gone.
             let child = line().stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
             idle.0.push(child.context("cannot start an idle process")?);
         }
@@ -197,7 +197,7 @@ impl Drop for Idle {
     }
 }
 
-/// Ends a process of ours; one that ended by itself is no error.
+/// Ends a process of the benchmark; one that ended by itself is not an error.
 fn end(child: &mut Child) {
     let _gone = child.kill();
     let _reaped = child.wait();

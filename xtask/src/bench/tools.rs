@@ -17,7 +17,7 @@ use crate::{cache, command, zoo};
 /// The other profiler, from PyPI.
 const PY_SPY: &str = "py-spy==0.4.2";
 
-/// Builds the profiler as users get it. Its executable.
+/// Builds the profiler as users get it. Returns its executable.
 ///
 /// # Errors
 /// It does not build.
@@ -41,7 +41,7 @@ fn built(options: &[&str], profile: &str) -> Result<PathBuf> {
     Ok(target_directory()?.join(profile).join("tachyon-bpf"))
 }
 
-/// Where cargo puts what it builds.
+/// Where cargo puts build results.
 ///
 /// # Errors
 /// It does not say.
@@ -57,7 +57,7 @@ pub(crate) fn target_directory() -> Result<PathBuf> {
     Ok(metadata.target_directory)
 }
 
-/// Builds a benchmark of `tachyon/benches`. Its executable.
+/// Builds a benchmark of `tachyon/benches`. Returns its executable.
 ///
 /// # Errors
 /// It does not build.
@@ -77,12 +77,12 @@ pub(crate) fn benchmark(name: &str, options: &[&str]) -> Result<PathBuf> {
     }
     let told = command::stdout(line.stderr(Stdio::inherit()))?;
     let messages = told.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    // The program itself is built too.
+    // The program itself is built, too.
     let mut ours = messages.filter(|message| message.target.as_ref().is_some_and(|target| target.name == name));
     ours.find_map(|message| message.executable).context("cargo names no benchmark")
 }
 
-/// Installs py-spy into a virtual environment in the cache, unless it is there. Its executable.
+/// Installs py-spy into a virtual environment in the cache, if needed. Returns its executable.
 ///
 /// # Errors
 /// It cannot be installed.
@@ -95,7 +95,7 @@ pub(crate) fn py_spy(python: &Path) -> Result<PathBuf> {
 pub(crate) struct Tools {
     pub(crate) tachyon: PathBuf,
     pub(crate) py_spy: PathBuf,
-    /// As `taskset -c` takes them.
+    /// In the form for `taskset -c`.
     pub(crate) cpus: String,
     pub(crate) work: TempDir,
 }
@@ -109,14 +109,14 @@ pub(crate) enum Tool {
     Native,
     /// Python frames, and the tasks that await the running one.
     Awaiting,
-    /// Waiting threads too, and children of the process.
+    /// Waiting threads, too, and children of the process.
     Wall,
-    /// Waiting threads alone.
+    /// Waiting threads only.
     OffCpu,
     PySpy,
     /// py-spy, with threads that wait and children of the process.
     PySpyIdle,
-    /// CPython 3.15's own, by the clock on the wall, with children of the process.
+    /// CPython 3.15's own, in wall-clock mode, with children of the process.
     Sampling,
 }
 
@@ -191,7 +191,7 @@ impl Tools {
             line.args(has_children.then_some("--subprocesses"));
             line.args(["--frequency", &rate, "--format", "tach", "--force", "--report"]).arg(&report);
         } else {
-            // Longer than any measurement: without a duration it asks for one on the terminal's behalf.
+            // Longer than any measurement: without a duration it asks for one on the terminal.
             line.args(["--rate", &rate, "--format", "raw", "--duration", "86400"]);
             if tool == Tool::PySpyIdle {
                 line.args(["--idle", "--subprocesses"]);
@@ -219,7 +219,7 @@ pub(crate) struct Run {
     log: PathBuf,
 }
 
-/// What a whole run cost, start and end included, as wait4(2) tells it.
+/// What a whole run cost, including start and end, according to wait4(2).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) wall: Duration,
@@ -272,7 +272,7 @@ impl Run {
         self.started
     }
 
-    /// An error when the tool has ended already.
+    /// Fails if the tool has already ended.
     ///
     /// # Errors
     /// It has.
@@ -327,7 +327,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // One that ended by itself is no error.
+            // One that ended by itself is not an error.
             let _gone = child.kill();
             let _reaped = child.wait();
         }
@@ -340,7 +340,7 @@ fn py_spy_samples(log: &str) -> Option<u64> {
     after.split_whitespace().next()?.parse().ok()
 }
 
-/// Waits for a child, with what that child alone has cost: `getrusage` knows only all children together.
+/// Waits for a child and returns what that child alone has cost: `getrusage` only gives all children together.
 pub(crate) fn wait4(pid: i32) -> std::io::Result<(ExitStatus, libc::rusage)> {
     let mut status = 0;
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();

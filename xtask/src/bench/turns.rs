@@ -1,7 +1,7 @@
-//! Two builds of the profiler by turns on the same targets: what one row of the page costs with either, as a ratio.
+//! Alternates two builds of the profiler on the same targets: what one row of the page costs with each, as a ratio.
 //!
-//! Figures of two runs of the benchmark do not compare: machines are shared. Here each round measures a row with both
-//! builds, one right after the other, and every other round in the other order.
+//! Figures from two runs of the benchmark are not comparable, because machines are shared. Here each round measures a
+//! row with both builds, one right after the other, and every other round in reverse order.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ use super::target::{Shape, Target};
 use super::tools::{Aim, Tool};
 use crate::zoo::Python;
 
-/// What one row is about.
+/// What one row measures.
 enum Work {
     /// A sample in the kernel, in nanoseconds.
     Sample { python: Python, depth: usize, rate_hz: u32, tool: Tool, through_c: usize },
-    /// A run where nothing is selected, in nanoseconds.
+    /// A run with nothing selected, in nanoseconds.
     Nothing,
     /// Process and BPF programs, in percent of a core.
     Whole { rate_hz: u32, tool: Tool },
@@ -33,7 +33,7 @@ struct Row {
 /// Measures every row `rounds` times with both builds and prints the table.
 ///
 /// # Errors
-/// A build does not run, or a profiler failed. That one build is slower is no error.
+/// A build does not run, or a profiler failed. A slower build is not an error.
 pub(crate) fn run(bench: &mut Bench, other: &Path, rounds: usize) -> Result<()> {
     if !other.is_file() {
         bail!("{} is no executable\nhint: --against takes the path of another build's tachyon-bpf", other.display());
@@ -98,7 +98,7 @@ impl Work {
             Self::Nothing => Ok(measure::nothing_selected(bench)?.warm_ns),
             Self::Sample { python, depth, rate_hz, tool, through_c } => {
                 let target = Target::start(python, bench.cpu, Shape { through_c: *through_c, ..Shape::deep(*depth) })?;
-                // Nearly every run is of the target: both builds are charged the same for the others.
+                // Nearly every run meets the target: both builds are charged the same for the others.
                 let nothing = NothingSelected { cold_ns: 700.0, warm_ns: 110.0 };
                 measure::sample_cost(bench, &target, *tool, Aim::Pid(target.pid()), *rate_hz, nothing)
             }

@@ -1,4 +1,5 @@
-//! What it costs to sample waiting threads: where threads are switched ten thousand times a second, beside the other profilers.
+//! What it costs to sample waiting threads, with threads switched ten thousand times a second, compared with the other
+//! profilers.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -16,11 +17,11 @@ use crate::zoo::{self, Python};
 /// The section's heading.
 pub(crate) const HEADING: &str = "## Waiting threads\n";
 
-/// Frames of the process that asks.
+/// Frames of the process that sends requests.
 const DEPTH: usize = 10;
 /// Runs of `perf bench sched pipe` in each round, without the profiler and with it.
 const RUNS: usize = 4;
-/// By then the profiler does what it does from then on: in its first second it also has the kernel measure what a switch costs.
+/// When the profiler has reached a steady state: in its first second it also has the kernel measure what a switch costs.
 const STEADY: Duration = Duration::from_millis(1_500);
 
 /// A figure and the most that it should be.
@@ -76,7 +77,7 @@ pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
 /// Two processes that wait for each other.
 fn pair(bench: &Bench, python: &Python) -> Result<Target> {
     let target = Target::start(python, bench.cpu, Shape { whose: "pipe", ..Shape::deep(DEPTH) })?;
-    // Its speed is steady by then.
+    // By then its speed is steady.
     sleep(Duration::from_millis(300));
     Ok(target)
 }
@@ -86,7 +87,7 @@ struct Switches {
     rows: Vec<Row>,
 }
 
-/// A switch of threads that are not recorded, and of those that are; a stack; and all of the profiler.
+/// The costs of a switch of unrecorded threads and of recorded ones; of a stack; and of the whole profiler.
 fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
     let target = pair(bench, python)?;
     let idle = Idle::pythons(&bench.python, 1)?;
@@ -131,14 +132,14 @@ fn switches(bench: &Bench, python: &Python, rate_hz: u32) -> Result<Switches> {
 /// Where the two processes of `perf bench sched pipe` run.
 #[derive(Clone, Copy)]
 enum Where {
-    /// Where the kernel puts them, as everybody runs it.
+    /// Where the kernel puts them, as in normal use.
     Anywhere,
     /// Both on the benchmark's CPU: nothing but switches.
     OneCpu,
 }
 
 impl Where {
-    /// Round trips of half a second.
+    /// Round trips in half a second.
     const fn trips(self) -> u32 {
         match self {
             Self::Anywhere => 50_000,

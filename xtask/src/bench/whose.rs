@@ -1,4 +1,4 @@
-//! What it costs the kernel side to tell whose work a sample is: the asyncio task, those that await it, the span.
+//! What it costs the kernel side to find out whose work a sample is: the asyncio task, those that await it, the span.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::zoo::{self, Python};
 /// The section's heading.
 pub(crate) const HEADING: &str = "## Whose work it was\n";
 
-/// What is measured beside a program that is nobody's work, but has the same frames below.
+/// What is measured against a program whose work has no owner, but that has the same frames below.
 struct Case {
     name: &'static str,
     nobodys: &'static str,
@@ -42,7 +42,7 @@ const CASES: [Case; 4] = [
     Case { name: "in a span of ddtrace", nobodys: "traced", whose: "span", tool: Tool::Tachyon, budget: 100.0 },
 ];
 
-/// Measures by turns, so that what drifts is in both of each pair. The page's section.
+/// Alternates measurements, so that drifts affect both of each pair. Returns the page's section.
 ///
 /// # Errors
 /// An interpreter is missing, or the profiler failed.
@@ -56,7 +56,7 @@ pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> R
     for minor in ["3.11", "3.13", "3.14", "3.15"] {
         let is_new = matches!(minor, "3.14" | "3.15");
         let python = if is_new { zoo::in_sid(minor) } else { zoo::in_pyenv(minor) }.context("hint: cargo xtask zoo")?;
-        // The tracer's wheel is for 3.14; before, no task says who awaits it.
+        // The tracer's wheel is for 3.14; in earlier versions, no task says who awaits it.
         for case in CASES.iter().filter(|case| match case.whose {
             "span" => minor == "3.14",
             _ => is_new || case.tool == Tool::Tachyon,

@@ -1,4 +1,4 @@
-//! What the linker leaves in an object for debuggers, taken out of it.
+//! Removes what the linker leaves in an object for debuggers.
 
 use anyhow::{Context, Result, ensure};
 use object::build::elf::{Builder, SectionData};
@@ -8,9 +8,9 @@ const HEADER: usize = 24;
 
 /// The object without DWARF and without line numbers.
 ///
-/// Its types are needed: global functions are told from others by them, and a global function is verified by itself. What
-/// names them is needed too, `.BTF.ext`, but not the line numbers there: the loader cannot place those of functions that
-/// begin with inlined code.
+/// Its types are needed: they distinguish global functions from others, and a global function is verified separately.
+/// `.BTF.ext`, which names them, is needed, too, but not the line numbers in it: the loader cannot place those of
+/// functions that begin with inlined code.
 pub(super) fn slim(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut builder = Builder::read(bytes).context("the linked object cannot be read")?;
     let mut functions = false;
@@ -26,7 +26,7 @@ pub(super) fn slim(bytes: &[u8]) -> Result<Vec<u8>> {
     }
     ensure!(functions, "the linked object has no section `.BTF.ext`");
     builder.delete_orphans();
-    // LLVM names sections and symbols in one table, for which the library has no place.
+    // LLVM names sections and symbols in one table, which the library does not support.
     let names = builder.sections.add();
     names.name = ".shstrtab".into();
     names.sh_type = object::elf::SHT_STRTAB;
@@ -37,14 +37,14 @@ pub(super) fn slim(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(slim)
 }
 
-/// `.BTF.ext` with its functions alone: they follow the header, lines follow them.
+/// `.BTF.ext` with only its functions: they follow the header, lines follow them.
 fn without_lines(data: &[u8]) -> Result<Vec<u8>> {
     let word = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
     let words = || Some((word(4)?, word(8)?, word(12)?, word(16)?));
     let (header, start, len, lines) = words().context("`.BTF.ext` is shorter than its header")?;
     ensure!(start == 0 && lines == len && header >= HEADER, "`.BTF.ext` does not begin with its functions");
     let mut kept = data.get(..header + len).context("`.BTF.ext` is shorter than its header says")?.to_vec();
-    // No lines, and no relocations (where the header has them): nothing of them, behind the functions.
+    // No lines, and no relocations (if the header has them): both empty, after the functions.
     kept[20..24].fill(0);
     if header >= HEADER + 8 {
         kept[24..28].copy_from_slice(&(len as u32).to_le_bytes());

@@ -1,4 +1,4 @@
-//! `cargo xtask layouts --diff A B`: what changed between two versions' headers, as far as a walk minds.
+//! `cargo xtask layouts --diff A B`: what changed between two versions' headers, as far as it matters to a walk.
 //!
 //! The first thing to look at when a new CPython is out; `docs/dev/new-python-version.md` says what to make of it.
 
@@ -36,7 +36,7 @@ pub(super) fn run(from: &str, to: &str, committed: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One side: with and without a GIL where it has both.
+/// One side: with and without a GIL if it has both.
 fn sides(side: &str, committed: &str) -> anyhow::Result<Vec<Headers>> {
     let dir = Path::new(side);
     if dir.is_dir() {
@@ -72,7 +72,7 @@ fn changes(old: &Headers, new: &Headers) -> Vec<String> {
     lines
 }
 
-/// Names of the words of `_Py_DebugOffsets`, in order; `None` for a version without, or what is no folder.
+/// Names of the words of `_Py_DebugOffsets`, in order; `None` for a version without it, or if it is not a folder.
 fn published(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
     // 3.13 has it in another header.
     for header in ["pycore_debug_offsets.h", "pycore_runtime.h"] {

@@ -2,7 +2,7 @@
 //! of what `cargo xtask zoo` built?
 //!
 //! A patch release that the table does not name yet must agree with a row of its minor version: sid has a new one every
-//! few weeks, and one that moved a field has to be noticed here and not by users.
+//! few weeks, and if one moved a field, that has to be noticed here, not by users.
 
 use std::path::{Path, PathBuf};
 
@@ -11,16 +11,16 @@ use anyhow::{Context as _, bail, ensure};
 use super::{Headers, OLDEST_MINOR, ask, installed_headers, label};
 use crate::{apt, cache};
 
-/// From the oldest that the mirrors have to the newest.
+/// From the oldest suite that the mirrors have to the newest.
 const SUITES: [&str; 4] = ["bullseye", "bookworm", "trixie", "sid"];
 
 /// Compares, and names each set of headers.
 ///
 /// # Errors
-/// A set of headers differs from the table, or cannot be had.
+/// A set of headers differs from the table, or is not available.
 pub(super) fn run(known: &[Headers]) -> anyhow::Result<()> {
     let dir = cache::dir()?;
-    // How large the runtime is depends on how a build was configured (musl's differs), where its fields are does not.
+    // The size of the runtime depends on how a build was configured (musl's differs), the position of its fields does not.
     let own: Vec<PathBuf> = zoo_headers(&dir.join("zoo"));
     let mut folders = installed_headers();
     folders.extend(own.iter().cloned());
@@ -33,7 +33,7 @@ pub(super) fn run(known: &[Headers]) -> anyhow::Result<()> {
     let mut faults = Vec::new();
     for folder in &folders {
         for free_threaded in [false, true] {
-            // The headers of a free-threaded build speak of that one only.
+            // The headers of a free-threaded build only describe that one.
             if !free_threaded && folder.to_string_lossy().ends_with('t') {
                 continue;
             }
@@ -62,7 +62,7 @@ pub(super) fn run(known: &[Headers]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How the headers agree with the table, or the first thing by which they do not.
+/// How the headers agree with the table, or the first difference.
 fn judge(headers: &Headers, known: &[Headers]) -> Result<&'static str, String> {
     let minor = |of: &Headers| (of.version_hex >> 16, of.free_threaded);
     let same_minor: Vec<&Headers> = known.iter().filter(|row| minor(row) == minor(headers)).collect();
@@ -96,7 +96,7 @@ fn zoo_headers(zoo: &Path) -> Vec<PathBuf> {
     builds.filter(|dir| dir.join("internal").is_dir()).collect()
 }
 
-/// Fetches the `-dev` packages of a suite and unpacks them; gives the folders with `Python.h`.
+/// Fetches the `-dev` packages of a suite and unpacks them; returns the folders with `Python.h`.
 fn suite_headers(suite: &str, cache: &Path, unpacked: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mirrors = apt::Mirrors::of_this_machine()?;
     let index = apt::Suite::open(&cache.join("apt").join(suite), suite, &mirrors)?;

@@ -13,16 +13,16 @@ use super::{STAGE, commit_time, ensure_same};
 use crate::vm::machine::Machine;
 use crate::{apt, command, tools};
 
-/// The newest that Rust 1.95 builds.
+/// The newest version that Rust 1.95 builds.
 const CARGO_DEB: &str = "3.8.0";
 
 /// The C library of the oldest suite of `depends` in `tachyon/Cargo.toml`.
 const GLIBC: [u32; 2] = [2, 34];
 
-/// The package that a trial begins with: the same one, called older.
+/// The package that a trial begins with: the same one, with an older version number.
 const OLDER: &str = "0.0.1-1";
 
-/// Makes the package of what lies in the stage, and tries it out.
+/// Makes the package from what is in the stage, and tries it out.
 ///
 /// # Errors
 /// It cannot be made, is not reproducible, or does not do what a package must.
@@ -44,7 +44,7 @@ pub(super) fn make(machine: Machine, dev: bool, suites: &[String], output: &Path
     Ok(deb)
 }
 
-/// Makes the package of what lies in the stage and no more, for those who try something else with it.
+/// Only makes the package from what is in the stage, for callers that try something else with it.
 ///
 /// # Errors
 /// It cannot be made.
@@ -71,7 +71,7 @@ fn build(machine: Machine, dev: bool, version: &str, output: &Path) -> Result<Pa
     Ok(deb)
 }
 
-/// What is no error to `lintian` is not worth a failure: it asks for what an archive of Debian's own wants.
+/// Only what `lintian` calls an error is a failure: the rest is about requirements of Debian's own archive.
 fn lint(deb: &Path) -> Result<()> {
     apt::ensure(&[("lintian", "lintian")])?;
     let mut lintian = Command::new("lintian");
@@ -79,7 +79,7 @@ fn lint(deb: &Path) -> Result<()> {
     command::run(&mut lintian)
 }
 
-/// The newest entry of the package's changelog is for the version that is packed.
+/// Checks that the newest entry of the package's changelog is for the version that is packed.
 fn check_changelog(version: &str) -> Result<()> {
     let file = command::project_root().join("deploy/debian/changelog");
     let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -88,7 +88,8 @@ fn check_changelog(version: &str) -> Result<()> {
     Ok(())
 }
 
-/// The package depends on no newer C library than the program does. What it asks for is in its table of needed versions.
+/// Checks that the package does not depend on a newer C library than the program, whose needs are in its table of needed
+/// versions.
 fn check_glibc(program: &Path) -> Result<()> {
     let said = command::stdout(Command::new("readelf").args(["--version-info", "--wide"]).arg(program))?;
     let newest = newest_glibc(&said).context("the program asks for no version of the C library")?;

@@ -1,6 +1,6 @@
 //! Images for container engines, by `buildah` from `deploy/Containerfile`: no daemon, and no registry.
 //!
-//! The base is busybox alone, from Debian: it has `sh` and `find`, which the probes of the Kubernetes manifests call. An image is made
+//! The base is only busybox, from Debian: it has `sh` and `find`, which the probes of the Kubernetes manifests call. An image is made
 //! twice and compared; x86-64's is run.
 
 use std::fs;
@@ -13,10 +13,10 @@ use super::{commit_time, ensure_same, sbom, tar};
 use crate::vm::machine::{Machine, busybox};
 use crate::{apt, cache, command};
 
-/// What of busybox the probes call, and who looks into a container.
+/// Applets of busybox that the probes call, and that people use to look into a container.
 const APPLETS: [&str; 5] = ["sh", "find", "cat", "ls", "test"];
 
-/// Makes the image of what lies in the stage of an archive, and tries it out.
+/// Makes the image from what is in the stage of an archive, and tries it out.
 ///
 /// # Errors
 /// It cannot be made, is not reproducible, or does not do what it must.
@@ -43,7 +43,7 @@ pub(super) fn make(machine: Machine, stage: &Path, output: &Path) -> Result<Path
     Ok(image)
 }
 
-/// Where buildah keeps images and containers: nothing of the machine's own.
+/// Where buildah keeps images and containers, separate from the machine's own.
 struct Store {
     dir: tempfile::TempDir,
 }
@@ -78,7 +78,7 @@ impl Store {
             self.buildah(&["build", "--quiet", "--arch", arch, "--timestamp", &time, "--build-arg", &based]);
         build.args(["--pull-never", "--tag", &named, "--file"]);
         command::stdout(build.arg(command::project_root().join("deploy/Containerfile")).arg(context))?;
-        // An archive of buildah's has the time at which it was written.
+        // An archive from buildah contains the time at which it was written.
         let layout = self.dir.path().join("layout");
         command::stdout(&mut self.buildah(&["push", "--quiet", &named, &format!("oci:{}:{named}", layout.display())]))?;
         command::stdout(tar(&time).arg("-C").arg(&layout).arg("-cf").arg(archive).args([
@@ -108,7 +108,7 @@ impl Store {
             };
             let said = run(&["tachyon-bpf", "--version"])?;
             ensure!(said.contains(env!("CARGO_PKG_VERSION")), "the image's program calls itself {said:?}");
-            // The probe of the manifests, of a file that was just written.
+            // The probe from the manifests, on a file that was just written.
             run(&["sh", "-c", ": >/state.json && test -n \"$(find /state.json -mmin -5)\""])?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What the program is made of: the crates that are linked into it and into the BPF object that is in it, by `cargo metadata`, and the
-//! npm packages that are bundled into the page of its report.
+//! What the program consists of: the crates that are linked into it and into its BPF object, from `cargo metadata`, and the npm
+//! packages that are bundled into the page of its report.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::command;
 use crate::vm::machine::Machine;
 
-/// A part of what `cargo metadata` tells.
+/// A part of the output of `cargo metadata`.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -57,12 +57,12 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct Kind {
-    /// `dev` or `build`; nothing of what is linked.
+    /// `dev` or `build`; absent for what is linked.
     kind: Option<String>,
 }
 
 impl Package {
-    /// One of the project's own.
+    /// Whether it is one of the project's own.
     pub(super) fn is_own(&self) -> bool {
         self.source.is_none()
     }
@@ -75,7 +75,7 @@ impl Package {
 /// Crates that are linked, by name and version.
 pub(super) struct Linked {
     packages: BTreeMap<(String, String), Package>,
-    /// Whom each of them calls.
+    /// Which ones each of them calls.
     calls: BTreeMap<(String, String), BTreeSet<(String, String)>>,
     pub(super) root: (String, String),
 }
@@ -122,7 +122,7 @@ impl Linked {
         Ok(Self { packages, calls, root })
     }
 
-    /// All of them but the root, in the order of their names.
+    /// All of them except the root, in order of their names.
     pub(super) fn libraries(&self) -> impl Iterator<Item = &Package> {
         self.packages.iter().filter(|(key, _)| **key != self.root).map(|(_, package)| package)
     }
@@ -166,7 +166,7 @@ pub(super) struct Bundled {
     pub(super) license: Option<String>,
     /// `sha512-` and the digest of its archive in base64.
     pub(super) integrity: Option<String>,
-    /// It makes the page and is not in it.
+    /// It is used to make the page, but is not in it.
     #[serde(default)]
     dev: bool,
 }

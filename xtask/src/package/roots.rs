@@ -1,5 +1,5 @@
-//! Debian suites to try packages in: a root of each is made once and kept in the cache; every trial gets a copy that is
-//! thrown away, without a network.
+//! Debian suites to try packages in: a root for each is made once and kept in the cache; every trial gets a throwaway
+//! copy, without a network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{apt, cache, command};
 
-/// What a minimal Debian lacks: whom the package depends on, and a Python that can install wheels.
+/// What a minimal Debian lacks: the package's dependencies, and a Python that can install wheels.
 const PACKAGES: &str = "systemd,python3-pip,python3-venv";
 
 /// The minimal Debian of a suite.
@@ -44,7 +44,7 @@ impl Root {
         Ok(Self { suite: suite.to_owned(), dir })
     }
 
-    /// Where it lies: to be copied, never to be changed.
+    /// Where it is: to be copied, never changed.
     pub(super) fn path(&self) -> &Path {
         &self.dir
     }
@@ -52,7 +52,7 @@ impl Root {
     /// Runs a script in a copy, with these files beside it in `/mnt` and their names as its arguments.
     ///
     /// # Errors
-    /// The script fails; what it said last is in the message.
+    /// The script fails; its last output is in the message.
     pub(super) fn try_out(&self, what: &str, script: &str, files: &[&Path]) -> Result<()> {
         let given = tempfile::tempdir().context("cannot create a directory for a trial")?;
         fs::write(given.path().join("script"), script).context("cannot write a script")?;
@@ -66,13 +66,13 @@ impl Root {
         let mut trial = Command::new("unshare");
         trial.args(["--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c", THROWAWAY, "sh"]);
         trial.args([self.dir.as_path(), work.path(), given.path()]).args(&names);
-        // As a system that sets none.
+        // As on a system that sets no variables.
         trial.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
         command::run_quietly(&format!("{what} in Debian {}", self.suite), &mut trial)
     }
 }
 
-/// All mounts are of this process's own namespace and end with it.
+/// All mounts are in this process's own namespace and end with it.
 const THROWAWAY: &str = r#"set -eu
 root=$1 work=$2 given=$3
 shift 3

@@ -1,7 +1,7 @@
 //! The bill of materials of a release, in CycloneDX 1.5's JSON: what is in the program, with versions, licences and digests, so that
-//! a scanner can say which known hole concerns it.
+//! a scanner can say which known vulnerabilities concern it.
 //!
-//! It depends on the lock files alone, and names no path of the machine that makes it (`cargo cyclonedx` does; so does maturin).
+//! It depends only on the lock files, and contains no paths of the machine that makes it (unlike `cargo cyclonedx` and maturin).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +37,7 @@ const VALIDATOR: &str = "cyclonedx-python-lib[json-validation]==11.12.0";
 /// Lets CycloneDX's own validator judge a bill of materials.
 ///
 /// # Errors
-/// It cannot be had, or finds a fault.
+/// The validator is not available, or finds a fault.
 pub(super) fn judge(bill: &Path) -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     let programs = tools::in_venv(&python, &cache::dir()?.join("cyclonedx"), VALIDATOR)?;
@@ -83,7 +83,7 @@ pub(super) fn of(machine: Machine) -> Result<Vec<u8>> {
     let dependencies =
         bill.calls.into_iter().map(|(dependency_ref, dependencies)| Dependency { dependency_ref, dependencies });
     let bom = Bom {
-        // Of the same sources the same bytes: a number that is drawn would differ.
+        // The same sources must give the same bytes: a random number would differ.
         serial_number: None,
         metadata: Some(metadata),
         components: Some(Components(bill.components.into_values().collect())),
@@ -99,7 +99,7 @@ pub(super) fn of(machine: Machine) -> Result<Vec<u8>> {
     Ok(json)
 }
 
-/// What there is so far, by reference: a package's URL.
+/// What has been collected so far, by reference: a package's URL.
 #[derive(Default)]
 struct Bill {
     components: BTreeMap<String, Component>,
@@ -145,7 +145,7 @@ fn library(package: &Package, sum: Option<&String>) -> Result<Component> {
         let external_reference_type = ExternalReferenceType::Vcs;
         ExternalReferences(vec![ExternalReference { external_reference_type, url, comment: None, hashes: None }])
     });
-    // `zstd-sys` says in its version which sources of Zstandard are in it.
+    // The version of `zstd-sys` says which Zstandard sources it contains.
     if let Some((_, version)) = package.version.split_once("+zstd.") {
         let mut zstandard = component(Classification::Library, "generic", "zstd", version)?;
         zstandard.licenses = Some(licence("BSD-3-Clause"));
@@ -206,11 +206,11 @@ mod tests {
         }
         let zstd = find("pkg:cargo/zstd-sys@").unwrap();
         assert_eq!(zstd["components"][0]["name"], "zstd");
-        // These make it, and are not in it.
+        // These are used to make it, but are not in it.
         for absent in ["pkg:cargo/criterion@", "pkg:cargo/serde_derive@", "pkg:cargo/syn@", "pkg:npm/esbuild@"] {
             assert!(find(absent).is_none(), "{absent}");
         }
-        // All that is called is there.
+        // Everything that is called is there.
         let known: Vec<&str> = components.iter().map(|found| found["bom-ref"].as_str().unwrap()).collect();
         for dependency in bill["dependencies"].as_array().unwrap() {
             for called in dependency["dependsOn"].as_array().into_iter().flatten() {

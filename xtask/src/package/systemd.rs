@@ -1,5 +1,5 @@
 //! The Debian package under a real systemd: a guest boots Debian with it, installs the package and runs the agent as its
-//! manual says (`systemd.sh`); what it sent is judged here.
+//! manual says (`systemd.sh`); this module judges what it sent.
 //!
 //! The guest's root is the throwaway root of the suite, as an initramfs: it needs no disk and no driver.
 
@@ -24,7 +24,7 @@ use crate::{apt, cache, command};
 const SUITE: &str = "bookworm";
 const KERNEL: &str = "6.1";
 
-/// What takes an emulated system long and has no part in this.
+/// Units that take an emulated system long and do not matter here.
 const MASKED: [&str; 8] = [
     "systemd-udevd.service",
     "systemd-udev-trigger.service",
@@ -49,7 +49,7 @@ ExecStart=/bin/sh /trial/script
 /// Boots the suite with the package beside it.
 ///
 /// # Errors
-/// The guest does not boot, or the agent is not what its manual says.
+/// The guest does not boot, or the agent does not behave as its manual says.
 pub(super) fn try_out(deb: &Path) -> Result<()> {
     apt::ensure(Machine::X86_64.programs())?;
     apt::ensure(&[("cpio", "cpio")])?;
@@ -65,7 +65,7 @@ pub(super) fn try_out(deb: &Path) -> Result<()> {
     };
     let link = |to: &str, path: &str| {
         let path = inside.join(path);
-        // What is there is a default that is not wanted.
+        // An existing one is an unwanted default.
         let _none = fs::remove_file(&path);
         symlink(to, &path).with_context(|| format!("cannot link {}", path.display()))
     };
@@ -82,7 +82,7 @@ pub(super) fn try_out(deb: &Path) -> Result<()> {
     for unit in MASKED {
         link("/dev/null", &format!("etc/systemd/system/{unit}"))?;
     }
-    // Nobody reads them there, and the guest has them in memory.
+    // Nobody reads these files there, and the guest keeps them in memory.
     for dir in ["usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists"] {
         cache::remove(&inside.join(dir))?;
     }
@@ -101,7 +101,7 @@ pub(super) fn try_out(deb: &Path) -> Result<()> {
     Ok(())
 }
 
-/// All that it sent as text, for whoever wants to know what went wrong.
+/// Everything that it sent, as text, to find out what went wrong.
 fn listing(sent: &Path) -> String {
     let entries = fs::read_dir(sent).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();

@@ -1,5 +1,6 @@
-//! Wheels for pip, by `maturin` from `pyproject.toml`: the program alone, static with musl, so that one file serves Pythons of
-//! any C library, and its bill of materials. Zig is the C compiler for zstd, and links: one for all processors, from PyPI.
+//! Wheels for pip, by `maturin` from `pyproject.toml`: just the program, static with musl, so that one file serves Pythons
+//! with any C library, and its bill of materials. Zig is the C compiler for zstd, and links: one for all processors, from
+//! PyPI.
 //!
 //! A wheel is made twice and compared. pip installs x86-64's in Debian's Python of each suite (`wheel.sh`), and its program starts
 //! in a root that contains nothing else; arm64's starts under QEMU. The short form packs the unoptimised build of the tests, which
@@ -18,7 +19,7 @@ use crate::{cache, command, tools, zoo};
 
 const TOOLS: &str = "maturin==1.16.0 ziglang==0.17.1";
 
-/// A static program suits the oldest systems of both kinds that pip knows and Rust's targets do.
+/// A static program runs on the oldest systems of both kinds that pip and Rust's targets support.
 const PLATFORMS: [&str; 2] = ["manylinux2014", "musllinux_1_2"];
 
 /// Makes the wheel, and tries it out.
@@ -48,9 +49,10 @@ pub(super) fn make(machine: Machine, dev: bool, suites: &[String], output: &Path
     Ok(wheel)
 }
 
-/// Makes the wheel and no more.
+/// Only makes the wheel.
 ///
-/// Without `SOURCE_DATE_EPOCH`, for which cargo would build zstd and all that needs it anew: maturin's files are of 1980.
+/// Without `SOURCE_DATE_EPOCH`, for which cargo would rebuild zstd and everything that needs it: maturin's files are
+/// dated 1980.
 ///
 /// # Errors
 /// It cannot be made.
@@ -83,7 +85,7 @@ pub(super) fn build(machine: Machine, dev: bool, output: &Path) -> Result<PathBu
     Ok(wheel.context("maturin made no wheel")?.path())
 }
 
-/// Takes the program out of a wheel, where it has a directory of its own. The bill of materials must be there too.
+/// Takes the program out of a wheel, where it has a directory of its own. The bill of materials must be there, too.
 ///
 /// # Errors
 /// The wheel lacks one of them.
@@ -98,7 +100,7 @@ pub(super) fn program(wheel: &Path, work: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The program starts where there is no C library, no loader and no other file.
+/// Checks that the program starts without a C library, a loader or any other file.
 fn alone(program: &Path, machine: Machine) -> Result<()> {
     let mut started = if machine == Machine::X86_64 {
         let mut chroot = Command::new("chroot");
@@ -114,8 +116,8 @@ fn alone(program: &Path, machine: Machine) -> Result<()> {
     Ok(())
 }
 
-/// pip of a Python with musl would take the wheel. The zoo's has no zlib, which pip needs; what decides is pip's own
-/// list of tags.
+/// Checks that pip of a Python with musl would accept the wheel. The zoo's Python has no zlib, which pip needs; pip's
+/// own list of tags decides.
 fn suits_musl(wheel: &Path) -> Result<()> {
     let python = zoo::newest_supported().context("no CPython 3.11 to 3.13 in pyenv")?;
     let pip = "import os, pip; print(os.path.dirname(os.path.dirname(pip.__file__)))";

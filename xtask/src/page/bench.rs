@@ -2,7 +2,7 @@
 //! same samples.
 //!
 //! `tachyon/benches/page` makes the profile, `xtask/bench/page.mjs` opens both. It asserts nothing: times differ from machine to
-//! machine, and only those of one run compare.
+//! machine, and only those of one run are comparable.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
 
 /// Where the page is kept, from the project's directory.
 const PAGE: &str = "docs/dev/page.md";
-/// Speedscope gets one sample in so many where it cannot load all of them.
+/// Speedscope gets one sample in so many if it cannot load all of them.
 const TENTH: u32 = 10;
 /// Most milliseconds until the flame graph is painted, and for a filter.
 const FIRST_MS: f64 = 1000.0;
@@ -63,8 +63,7 @@ const ACTS: [(&str, &str, bool); 11] = [
     ("native, back", "and back", false),
 ];
 
-/// Milliseconds of one act: those that passed, and of the page's main thread those in which it ran and those in which it was
-/// ready while no CPU ran it.
+/// Milliseconds of one act: elapsed, and for the page's main thread, running and ready without a CPU.
 #[derive(Deserialize)]
 struct Cost {
     passed: f64,
@@ -81,7 +80,8 @@ struct Found {
     memory: Vec<f64>,
     speedscope: Vec<Cost>,
     speedscope_memory: Vec<f64>,
-    /// Speedscope could not load the whole profile: the milliseconds until its page crashed. The other figures are of a tenth then.
+    /// Speedscope could not load the whole profile: the milliseconds until its page crashed. Then the other figures are for a
+    /// tenth.
     crashed_after: Option<f64>,
     /// Moments that the page itself marks.
     marks: BTreeMap<String, Vec<f64>>,
@@ -90,7 +90,7 @@ struct Found {
 /// Runs `cargo xtask page bench`.
 ///
 /// # Errors
-/// Something cannot be built or had, or the page fails. That a figure is over its budget is no error.
+/// Something cannot be built or obtained, or the page fails. A figure over its budget is not an error.
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let viewers = tools::viewers()?;
     let profiler = args.profiler.clone().map_or_else(bench::build, Ok)?;
@@ -141,7 +141,7 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("page.mjs has measured nothing")
 }
 
-/// Medians of what passed, ran and waited, and the longest that passed.
+/// Medians of elapsed, running and ready time, and the longest elapsed time.
 fn of(costs: &[Cost]) -> Result<[f64; 4]> {
     let column = |of: fn(&Cost) -> f64| costs.iter().map(of).collect::<Vec<f64>>();
     let passed = column(|cost| cost.passed);

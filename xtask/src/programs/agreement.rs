@@ -1,16 +1,16 @@
-//! What py-spy says of the same process at the same time: the Python functions that ran.
+//! What py-spy says about the same process at the same time: the Python functions that ran.
 
 use super::counts::Sample;
 use super::rows::Compared;
 use std::collections::BTreeMap;
 
-/// How many of py-spy's functions are looked at.
+/// How many of py-spy's top functions are compared.
 const TOP: usize = 10;
 
-/// Shares of all samples within which two are the same.
+/// Difference in shares of all samples up to which two count as the same.
 pub(super) const TOLERATED: f64 = 0.05;
 
-/// Samples by innermost Python function: its name without what is around it, and the name of its file.
+/// Samples by innermost Python function: its unqualified name, and the name of its file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Functions {
     pub samples: u64,
@@ -24,7 +24,7 @@ impl Functions {
         *self.by_function.entry((last(function, '.'), last(file, '/'))).or_default() += count;
     }
 
-    /// Adds ours.
+    /// Adds this profiler's samples.
     pub fn add_ours(&mut self, samples: &[Sample], compared: Compared) {
         for sample in samples {
             let wanted = compared == Compared::Running || sample.gil == Some(true);
@@ -60,7 +60,7 @@ pub(super) struct Agreement {
     /// Functions that were compared: py-spy's top ones.
     pub of: usize,
     pub same: usize,
-    /// Those that differ: name, our share, theirs.
+    /// Those that differ: name, this profiler's share, py-spy's.
     pub differ: Vec<(String, f64, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a recording tells of itself: samples by label, and where stacks were cut.
+//! What a recording says about itself: samples by label, and where stacks were cut.
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -28,15 +28,16 @@ struct Cost {
     map_bytes: u64,
 }
 
-/// Of one recording, or of several of one program.
+/// Counts from one recording, or from several of one program.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     pub stored: u64,
     pub lost: u64,
     pub exact: u64,
-    /// Right up to code that has no rules, where they end (made at run time without frame pointers), or through it (assembly language).
+    /// Samples that are right up to code without rules, where they end (generated at run time without frame pointers), or through it
+    /// (assembly language).
     pub to_the_last_rule: u64,
-    /// What is not exact, by reason.
+    /// Samples that are not exact, by reason.
     pub reasons: BTreeMap<String, u64>,
     /// Samples whose innermost frame has no name and no address in a file.
     pub unknown: u64,
@@ -45,17 +46,17 @@ pub(super) struct Counts {
     pub memory_bytes: u64,
 }
 
-/// Native stops in code that has no rules.
+/// Native stops in code without rules.
 const WITHOUT_RULES: [&str; 2] = ["no_unwind_rule", "no_frame_pointer"];
 
-/// Merges of whole stacks through code that has none.
+/// Merges of whole stacks through such code.
 const THROUGH_ASSEMBLY: &str = "repaired: through assembly without unwind rules";
 
 impl Counts {
     /// Adds a recording: its account, and its samples as JSON lines.
     ///
     /// # Errors
-    /// One of them is not what it should be.
+    /// One of them is malformed.
     pub fn add(&mut self, report: &str, samples: &[Sample]) -> Result<()> {
         let report: Report = serde_json::from_str(report).context("cannot read the report")?;
         self.stored += report.stored;
@@ -97,7 +98,7 @@ impl Counts {
         Ok(())
     }
 
-    /// A part of the samples.
+    /// A number of samples as a share of all.
     pub fn share(&self, part: u64) -> f64 {
         if self.stored == 0 { 0.0 } else { part as f64 / self.stored as f64 }
     }
@@ -123,7 +124,7 @@ pub(super) struct Frame {
 /// Reads JSON lines.
 ///
 /// # Errors
-/// A line is no sample.
+/// A line is not a sample.
 pub(super) fn samples(text: &str) -> Result<Vec<Sample>> {
     text.lines().map(|line| serde_json::from_str(line).context("cannot read a sample")).collect()
 }

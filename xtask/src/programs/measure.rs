@@ -1,4 +1,4 @@
-//! One row: the program runs, both profilers look.
+//! One row: the program runs, both profilers watch.
 
 use super::Bench;
 use super::agreement::{Agreement, Functions, agreement};
@@ -14,20 +14,20 @@ use std::time::Duration;
 pub(super) const OURS_HZ: u32 = 199;
 pub(super) const THEIRS_HZ: u32 = 99;
 
-/// py-spy takes longer to start: it looks for so much longer.
+/// py-spy takes longer to start, so it watches this much longer.
 const LATER: Duration = Duration::from_secs(1);
 
-/// What a row tells.
+/// The results of a row.
 pub(super) struct Measured {
     pub counts: Counts,
-    /// From the profiler's own start to its first sample.
+    /// Time from the profiler's own start to its first sample.
     pub first_sample: Option<Duration>,
     pub agreement: Agreement,
     /// Samples of py-spy.
     pub their_samples: u64,
 }
 
-/// Measures one.
+/// Measures one row.
 ///
 /// # Errors
 /// The program or one of the profilers failed.
@@ -57,7 +57,7 @@ pub(super) fn row(bench: &Bench, row: &Row) -> Result<Measured> {
     })
 }
 
-/// Whom to look at.
+/// What to look at.
 struct Aim {
     pid: u32,
     children: bool,
@@ -117,7 +117,7 @@ impl Seen {
     }
 }
 
-/// A profiler, as urgent as the programs: what else the machine does must not decide how soon it works.
+/// A profiler, with the same priority as the programs: other activity must not decide how soon it gets to work.
 fn urgent(profiler: &Path) -> Command {
     let mut line = Command::new("nice");
     line.args(["-n", &URGENT.to_string()]).arg(profiler);
@@ -137,7 +137,7 @@ impl Ours {
         Self::start_with(line, work, |_| {})
     }
 
-    /// Starts it; `last` adds what stands behind its options. When that was, on the clock of samples.
+    /// Starts it; `last` adds what follows its options. Returns the time, on the samples' clock.
     fn start_with(line: &mut Command, work: &Work<'_>, last: impl FnOnce(&mut Command)) -> Result<(Self, Duration)> {
         let path = |name: &str| work.dir().join(name);
         let (log, report, lines) = (path("ours.log"), path("report.json"), path("ours.jsonl"));
@@ -156,7 +156,7 @@ impl Ours {
         let status = self.child.wait().context("cannot wait for the profiler")?;
         let read =
             |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
-        // A program that fails is told apart from a profile that was not written by its report.
+        // The report distinguishes a program that failed from a profile that was not written.
         if !self.report.exists() {
             bail!("the profiler ended with {status}\n{}", read(&self.log)?);
         }
@@ -181,7 +181,7 @@ impl Theirs {
         Ok(Self { child: line.spawn().context("cannot start py-spy")?, raw })
     }
 
-    /// What it saw; nothing, where it saw none.
+    /// What it saw, possibly nothing.
     fn finish(mut self) -> Result<String> {
         self.child.wait().context("cannot wait for py-spy")?;
         Ok(std::fs::read_to_string(&self.raw).unwrap_or_default())

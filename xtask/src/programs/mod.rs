@@ -1,4 +1,4 @@
-//! `cargo xtask programs`: what people really run, profiled, and the page that tells how well: `docs/programs.md`.
+//! `cargo xtask programs`: real-world programs, profiled, and the page that says how well that works: `docs/programs.md`.
 //!
 //! [`rows`] says which programs there are, [`work`] runs them, [`venv`] installs what they need, [`measure`] profiles one and
 //! py-spy the same process at the same time, [`counts`] and [`agreement`] read what came out, [`page`] writes it.
@@ -42,7 +42,7 @@ pub(crate) struct ProgramsArgs {
     list: bool,
 }
 
-/// What rows are measured with.
+/// What is needed to measure rows.
 struct Bench {
     profiler: PathBuf,
     py_spy: PathBuf,
@@ -54,8 +54,8 @@ struct Bench {
 /// Runs `cargo xtask programs`.
 ///
 /// # Errors
-/// Not root, a package cannot be had, or a program did not run. That a row is below what is asked for is no error, but with
-/// `--quick`, where a row without samples is.
+/// Not root, a package is not available, or a program did not run. A row below its target is not an error, except for a row
+/// without samples with `--quick`.
 pub(crate) fn run(args: &ProgramsArgs) -> Result<()> {
     if args.list {
         ROWS.iter().for_each(|row| println!("{:12} {}", row.name, row.what));

@@ -1,4 +1,4 @@
-//! `docs/programs.md`: a table, and what stands behind its figures. Rows that were not measured this time stay as they are.
+//! `docs/programs.md`: a table, and the details behind its figures. Rows that were not measured this time stay as they are.
 
 use super::agreement::TOLERATED;
 use super::measure::{Measured, OURS_HZ, THEIRS_HZ};
@@ -13,7 +13,7 @@ use std::process::Command;
 /// The page, from the project's directory.
 const PAGE: &str = "docs/programs.md";
 
-/// Packages whose versions the page tells.
+/// Packages whose versions the page shows.
 const TOLD: &[&str] = &[
     "apache-airflow",
     "celery",
@@ -58,7 +58,7 @@ pub(super) fn write(measured: &[(&Row, Measured)]) -> Result<()> {
     let before = std::fs::read_to_string(&path).unwrap_or_default();
     let date = command::stdout(Command::new("date").args(["-u", "+%F"]))?;
     let load = std::fs::read_to_string("/proc/loadavg").context("cannot read /proc/loadavg")?;
-    // Of the last fifteen minutes.
+    // The load of the last fifteen minutes.
     let load = load.split(' ').nth(2).unwrap_or_default();
     let text = page(&before, measured, &format!("{}, load {load}", date.trim()));
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

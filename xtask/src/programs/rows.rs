@@ -10,10 +10,10 @@ pub(super) struct Row {
     /// For readers.
     pub what: &'static str,
     pub venv: Venv,
-    /// Runs with `--quick`.
+    /// Whether it runs with `--quick`.
     pub quick: bool,
     pub kind: Kind,
-    /// What py-spy is asked for, and what of ours it is compared with.
+    /// What py-spy is asked for, and which of this profiler's samples it is compared with.
     pub compared: Compared,
 }
 
@@ -25,12 +25,12 @@ pub(super) enum Kind {
     Short(&'static [&'static str]),
 }
 
-/// Whose samples are compared.
+/// Which threads' samples are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// Of threads that hold the GIL: `py-spy --gil`.
+    /// Threads that hold the GIL: `py-spy --gil`.
     Gil,
-    /// Of threads that run.
+    /// Running threads.
     Running,
 }
 
@@ -48,7 +48,7 @@ const fn short(name: &'static str, what: &'static str, venv: Venv, words: &'stat
     Row { name, what, venv, quick: false, kind: Kind::Short(words), compared: Compared::Running }
 }
 
-/// The same among those of `--quick`, whose packages are small.
+/// The same row, included in `--quick`, which only uses small packages.
 const fn quick(row: Row) -> Row {
     Row { quick: true, venv: Venv::Small, ..row }
 }

@@ -28,10 +28,10 @@ impl Venv {
         }
     }
 
-    /// Its interpreter; installed when it is not there.
+    /// Its interpreter; installed if needed.
     ///
     /// # Errors
-    /// A package cannot be had, or is not the one that is pinned.
+    /// A package is not available, or is not the pinned one.
     pub fn python(self) -> Result<PathBuf> {
         let (name, requirements) = self.parts();
         let all = cache::dir()?.join("programs");
@@ -54,7 +54,7 @@ impl Venv {
         Ok(python)
     }
 
-    /// Names and versions of what a page tells of.
+    /// Names and versions of the packages that a page shows.
     pub fn versions(self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.parts().1.lines().filter_map(|line| line.split(' ').next()?.split_once("=="))
     }
@@ -63,7 +63,7 @@ impl Venv {
 /// The other profiler.
 ///
 /// # Errors
-/// It cannot be had.
+/// It is not available.
 pub(super) fn py_spy() -> Result<PathBuf> {
     Ok(Venv::Small.python()?.with_file_name("py-spy"))
 }

@@ -1,4 +1,4 @@
-//! Programs at work: started, waited for until they have warmed up, and ended.
+//! Runs programs: starts them, waits until they have warmed up, and ends them.
 
 use crate::command;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,16 +12,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A program that has not warmed up by then never will.
+/// If a program has not warmed up by then, it never will.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a program has to end in after an interrupt.
+/// How long a program has to end after an interrupt.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The priority of the program that is looked at, and of those that look.
+/// The priority of the profiled program, and of the profilers.
 pub(super) const URGENT: i32 = -19;
 
-/// A command line behind the interpreter.
+/// A command line after the interpreter.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run(Vec<String>);
 
@@ -41,7 +41,7 @@ impl Run {
     }
 }
 
-/// The programs of one row; they end when this is dropped.
+/// The programs of one row; dropping this ends them.
 pub(super) struct Work<'a> {
     python: &'a Path,
     dir: TempDir,
@@ -55,12 +55,12 @@ impl<'a> Work<'a> {
         Ok(Self { python, dir, running: Vec::new() })
     }
 
-    /// Where files of the row go.
+    /// The directory for files of the row.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A command line as each of them is started.
+    /// The command with which each of them is started.
     pub fn command(&self, words: &[String]) -> Command {
         let mut line = Command::new(self.python);
         line.args(words).current_dir(scripts()).stdin(Stdio::null());
@@ -68,7 +68,7 @@ impl<'a> Work<'a> {
         line
     }
 
-    /// Nothing of this project's own environment, which some machines tell numpy's OpenBLAS an older processor by.
+    /// Removes this project's own environment, which on some machines makes numpy's OpenBLAS assume an older processor.
     pub fn surroundings(&self, line: &mut Command) {
         for name in ["OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONHOME", "PYTHONPATH"] {
             line.env_remove(name);
@@ -81,7 +81,7 @@ impl<'a> Work<'a> {
         line.env("JUPYTER_RUNTIME_DIR", dir).env("IPYTHONDIR", dir);
     }
 
-    /// Starts one. Its process id.
+    /// Starts one. Returns its process id.
     pub fn start(&mut self, run: &Run) -> Result<u32> {
         let shown = run.0.join(" ");
         let log = self.log(self.running.len())?;
@@ -90,7 +90,7 @@ impl<'a> Work<'a> {
         let child = line.spawn().with_context(|| format!("cannot start {shown}"))?;
         let pid = child.id();
         if self.running.is_empty() {
-            // The one that is looked at: py-spy counts time in which a thread waits for a CPU, and that must be little.
+            // For the profiled one: py-spy counts time in which a thread waits for a CPU, and that must be short.
             // SAFETY: setpriority(2) touches no memory; the group is the child's own.
             let status = unsafe { libc::setpriority(libc::PRIO_PGRP, pid, URGENT) };
             ensure!(status == 0, "it cannot be made urgent: {}", std::io::Error::last_os_error());
@@ -116,12 +116,12 @@ impl<'a> Work<'a> {
         Ok(pid)
     }
 
-    /// Lets them warm up that do not say when they have.
+    /// Waits for programs to warm up that do not say when they are ready.
     pub fn settle(&self) {
         self.settle_for(3);
     }
 
-    /// The same for so many seconds.
+    /// The same for this many seconds.
     pub fn settle_for(&self, seconds: u64) {
         std::thread::sleep(Duration::from_secs(seconds));
     }
@@ -134,14 +134,14 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The process that the last one said is the one to look at.
+    /// The process that the last one named as the one to look at.
     pub fn told_pid(&self) -> Result<u32> {
         let told = std::fs::read_to_string(self.log_path(self.running.len() - 1)).unwrap_or_default();
         let pid = told.lines().find_map(|line| line.strip_prefix("ready ")?.parse().ok());
         pid.with_context(|| format!("it has not told a process id: {told:?}"))
     }
 
-    /// An error when one of them has ended.
+    /// Fails if one of them has ended.
     pub fn check(&mut self) -> Result<()> {
         for at in 0..self.running.len() {
             let (child, shown) = &mut self.running[at];
@@ -182,7 +182,7 @@ impl<'a> Work<'a> {
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        // Clients first: a server that has none ends sooner. Each is the first of a group of its own, with all its children.
+        // Clients first: a server without clients ends sooner. Each leads a process group of its own, with all its children.
         for (child, _) in self.running.iter_mut().rev() {
             let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { continue };
             let _gone = killpg(group, Signal::SIGINT);

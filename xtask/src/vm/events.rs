@@ -1,14 +1,15 @@
 //! Chosen events on a guest's kernel: `tests/kernel/waits.py` under `-e context-switches -e sched:sched_switch`, which are the
-//! same switches, one of perf's and one a tracepoint.
+//! same switches, once as a perf event and once as a tracepoint.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// 2 s of turns of 10 ms are 200 sleeps. An emulated processor loses time.
+/// 2 s of turns of 10 ms are 200 sleeps. An emulated CPU loses time.
 const FEWEST: u64 = 20;
-/// Samples whose stack says where. A switch can be met at any other place too, where other programs want the processor.
+/// Share of samples whose stack shows the expected place. A switch can be met at any other place, too, if other
+/// programs want the CPU.
 const RIGHT_SHARE: f64 = 0.5;
 /// By how much the two may differ: they are attached and detached one after the other, on each of sixteen emulated processors.
 const APART: u64 = 24;
@@ -36,7 +37,7 @@ struct Frame {
     function: String,
 }
 
-/// Both are sampled, as often as each other, where the program sleeps.
+/// Checks that both are sampled, equally often, where the program sleeps.
 ///
 /// # Errors
 /// One of these does not hold.
@@ -66,7 +67,7 @@ pub(super) fn judge(read: &impl Fn(&str) -> Result<String>, summary: &mut String
 pub(super) mod tests {
     use super::*;
 
-    /// What a guest sends where all is well.
+    /// What a guest sends if all is well.
     pub(in super::super) fn sent() -> [(&'static str, String); 3] {
         let sample = |event: &str| format!(r#"{{"event": "{event}", "frames": [{{"function": "sleeps"}}]}}"#) + "\n";
         let report = r#"{"events": [{"name": "context-switches", "stored": 30}, {"name": "sched:sched_switch", "stored": 31}], "inconsistent": 0}"#;

@@ -15,14 +15,14 @@ use crate::command;
 pub(crate) struct Given {
     pub(crate) cpus: u32,
     pub(crate) memory_mib: u32,
-    /// Arguments of the kernel beside those that every guest gets.
+    /// Kernel arguments in addition to those that every guest gets.
     pub(crate) arguments: &'static str,
     /// A guest that takes longer is stopped.
     pub(crate) at_most: Duration,
 }
 
 impl Given {
-    /// Of a check with the profiler alone: emulated, it takes up to three minutes on a machine that does nothing else.
+    /// For a check with only the profiler: emulated, it takes up to three minutes on an otherwise idle machine.
     pub(crate) fn check(cpus: u32) -> Self {
         Self { cpus, memory_mib: 1024, arguments: "", at_most: Duration::from_secs(480) }
     }
@@ -31,31 +31,30 @@ impl Given {
 /// Lines of the console shown when a guest fails.
 const TAIL_LINES: usize = 40;
 
-/// What the guest's script says first.
+/// The first output of the guest's script.
 const BOOTED: &str = "the guest has booted";
 
-/// Whether a kernel died of what none of our programs can be blamed for: before it had started one, or because an emulated
-/// processor met the breakpoint behind which the kernel was just patching its code, and took it for another's (7.2 while it booted,
-/// once in some dozens of boots; 6.12 with sixteen processors, where programs are attached to its tracepoints, on one machine twice in
-/// a row).
+/// Whether a kernel died for a reason that none of the guest's programs can cause: before it had started one, or because an emulated
+/// CPU hit the breakpoint that the kernel uses while patching its code, and took it for a foreign one (7.2 while booting, once in some
+/// dozens of boots; 6.12 with sixteen CPUs, when programs are attached to its tracepoints, on one machine twice in a row).
 fn died_of_emulation(console: &str) -> bool {
     console.contains("Kernel panic") && (!console.contains(BOOTED) || console.contains("Oops: int3:"))
 }
 
-/// What a kernel says when a processor has done nothing else for longer than its watchdog waits (20 s), and again while that lasts.
+/// What a kernel prints when a CPU has been stuck for longer than its watchdog allows (20 s), and again while that lasts.
 const LOCKUP: &str = "BUG: soft lockup";
 
-/// Whether the kernel said so: on one machine each boot of 5.10 ended there, also where nothing of ours ran, as if two emulated
-/// processors waited for each other. On others it never did.
+/// Whether the kernel printed that: on one machine each boot of 5.10 ended there, even without the profiler, as if two emulated
+/// CPUs were waiting for each other. On others it never did.
 fn locked_up(console: &str) -> bool {
     console.contains(LOCKUP)
 }
 
-/// How QEMU emulates several processors.
+/// How QEMU emulates several CPUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Threads {
     OnePerProcessor,
-    /// They take turns: slower, and never at odds with each other.
+    /// They take turns: slower, but never in conflict with each other.
     One,
 }
 
@@ -67,7 +66,7 @@ impl Threads {
         }
     }
 
-    /// How long a guest may take; where other builds want the processors too, as `TACHYON_VM_SECONDS` says.
+    /// How long a guest may take; `TACHYON_VM_SECONDS` sets it for machines that also run other builds.
     fn at_most(self, given: Given) -> Duration {
         let seconds = std::env::var("TACHYON_VM_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
         let at_most = seconds.map_or(given.at_most, Duration::from_secs);
@@ -79,11 +78,11 @@ impl Threads {
 }
 
 /// Boots `image` and returns the directory with the files that the guest sent. A kernel that died of its emulation, or whose
-/// processors were locked up, is booted once more with one thread for all of them: both are told of processors that run at once,
-/// and what is of our making outlives it.
+/// CPUs were locked up, is booted once more with one thread for all of them: both problems are known from CPUs that run in
+/// parallel, and bugs in the profiler would show again.
 ///
 /// # Errors
-/// The guest did not end in time, or sent nothing whole; the message ends with the console's last lines.
+/// The guest did not end in time, or sent nothing complete; the message ends with the console's last lines.
 pub(crate) fn run(kernel: Kernel, given: Given, image: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
     let first = boot(kernel, given, Threads::OnePerProcessor, image, initramfs, work);
     let Err(error) = &first else { return first };
@@ -171,7 +170,7 @@ struct Guest(Child);
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Both fail only for a child that has ended and was waited for, which is what is wanted.
+        // Both fail only for a child that has ended and was waited for, which is fine.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -194,7 +193,7 @@ fn unpack(results: &Path, received: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Of a console, whose bytes are not always text; nothing where there is none yet.
+/// The text of a console, whose bytes are not always text; empty if there is none yet.
 fn read(console: &Path) -> String {
     String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned()
 }

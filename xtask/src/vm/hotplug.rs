@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// Samples on that CPU: 3 s of 199 Hz are 597. An emulated processor loses time.
+/// Fewest samples on that CPU: 3 s at 199 Hz are 597. An emulated CPU loses time.
 const FEWEST: usize = 30;
 
 #[derive(Deserialize)]
@@ -18,10 +18,10 @@ struct Sample {
     time_us: u64,
 }
 
-/// Judges what the guest has sent; one whose CPUs stay says so.
+/// Judges what the guest has sent; a guest whose CPUs cannot be unplugged says so.
 ///
 /// # Errors
-/// The guest says neither, the CPU was not sampled after its return, or that it was away is not told.
+/// The guest says neither, the CPU was not sampled after its return, or its absence is not reported.
 pub(super) fn judge(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -> Result<()> {
     if read("hotplug/none").is_ok() {
         return write!(summary, "; its CPUs stay").context("cannot sum up");

@@ -15,7 +15,7 @@ use crate::command::{self, project_root};
 
 const PYTHON: &str = "/usr/bin/python3.11";
 
-/// Builds the archive in `work`; it holds the profiler where one is given. `dir` is the cache.
+/// Builds the archive in `work`; it contains the profiler if one is given. `dir` is the cache.
 ///
 /// # Errors
 /// A file is missing.
@@ -27,7 +27,7 @@ pub(crate) fn build(dir: &Path, work: &Path, machine: Machine, profiler: Option<
     root.add_program(&root.busybox()?, "bin/busybox")?;
     symlink("busybox", root.inside.join("bin/sh")).context("cannot link the guest's sh")?;
     if machine == Machine::X86_64 {
-        // Takes capabilities away, which busybox's own cannot.
+        // Drops capabilities, which busybox's own version cannot.
         root.add_program(Path::new("/usr/bin/setpriv"), "usr/bin/setpriv")?;
     }
     let scripts = project_root().join("tests/kernel");
@@ -57,7 +57,7 @@ fn extension(work: &Path, machine: Machine) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// The program that tries out whether a thread can be met between its wait and its own code.
+/// The program that tests whether a thread can be met between its wait and its own code.
 fn kick(work: &Path, machine: Machine) -> Result<PathBuf> {
     let program = work.join("kick");
     let mut compiler = Command::new(machine.cc());
@@ -91,14 +91,14 @@ impl Root {
         Ok(())
     }
 
-    /// A program or library, and all libraries that it names and its loader at the paths where they are looked for.
+    /// Adds a program or library, with its loader and all libraries that it names, at the paths where they are looked up.
     fn add_program(&self, program: &Path, inside: &str) -> Result<()> {
         if self.inside.join(inside).exists() {
             return Ok(());
         }
         self.add(program, inside)?;
         for wanted in wanted_by(program)? {
-            // The loader has a path, a library a name.
+            // The loader is given by path, a library by name.
             let wanted = wanted.trim_start_matches('/');
             let multiarch = format!("{}-linux-gnu", self.machine.rust());
             let places = [String::new(), format!("lib/{multiarch}/"), format!("usr/lib/{multiarch}/")];
@@ -118,7 +118,7 @@ impl Root {
     fn add_python(&self, program: &Path) -> Result<()> {
         let inside = PYTHON.trim_start_matches('/');
         self.add_program(&self.from.join(inside), inside)?;
-        // Another machine's Python is asked through this one's: Debian's packages of one version have the same modules.
+        // For another architecture, this machine's Python is asked: Debian's packages of one version have the same modules.
         let flags = ["-I", "-S", "-X", "utf8"];
         let modules = command::stdout(Command::new(PYTHON).args(flags).arg(program).arg("--modules"))?;
         // os.py is the landmark by which CPython finds its library (Modules/getpath.py).

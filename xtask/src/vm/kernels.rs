@@ -19,7 +19,7 @@ pub(crate) struct Kernel {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Version {
-    /// bullseye's: the oldest that is promised to work.
+    /// bullseye's: the oldest supported one.
     V5_10,
     /// bookworm's.
     V6_1,
@@ -47,7 +47,7 @@ impl FromStr for Kernel {
 
     fn from_str(name: &str) -> Result<Self> {
         let (machine, version) = match name.strip_prefix("arm64") {
-            // The one kernel of that machine that every run boots.
+            // The one kernel for that machine that every run boots.
             Some("") => (Machine::Arm64, "6.12"),
             Some(rest) => (Machine::Arm64, rest.strip_prefix('-').unwrap_or(rest)),
             None => (Machine::X86_64, name),
@@ -59,7 +59,7 @@ impl FromStr for Kernel {
 }
 
 impl Kernel {
-    /// The version as people say it, with the machine where it is not x86-64.
+    /// The version in its usual form, with the machine if it is not x86-64.
     pub(crate) fn name(self) -> String {
         match self.machine {
             Machine::X86_64 => self.version.name().to_owned(),
@@ -67,7 +67,7 @@ impl Kernel {
         }
     }
 
-    /// `qemu64` has no FSGSBASE, `max` has: the thread pointer is right either way, and both ways are booted. On arm64
+    /// `qemu64` has no FSGSBASE, `max` does: the thread pointer must be right either way, so both are booted. On arm64
     /// `max` signs return addresses in software, which makes a walk 12 times slower.
     pub(crate) fn cpu(self) -> &'static str {
         match (self.machine, self.version) {
@@ -77,7 +77,7 @@ impl Kernel {
         }
     }
 
-    /// What the profiler must do there: the JIT compiler of arm64 is not up to the object before 6.0.
+    /// What the profiler must do there: before 6.0, arm64's JIT compiler cannot handle the object.
     pub(crate) fn promise(self, cpus: u32) -> Promise {
         let arm64 = self.machine == Machine::Arm64;
         let refusal = (arm64 && self.version == Version::V5_10).then_some("(needs 6.0)");
@@ -94,7 +94,7 @@ impl Kernel {
         }
     }
 
-    /// The names of the packages with the image: sid has put it into `linux-binary` of late.
+    /// The names of the packages with the image: sid recently moved it to `linux-binary`.
     fn package_pattern(self) -> String {
         let start = match self.version {
             Version::V5_10 => r"linux-image-5\.10\.0-[0-9]+",

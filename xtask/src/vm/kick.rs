@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 
-/// Kicks that must have been tried: an emulated processor makes some hundreds a second.
+/// Fewest kicks that must have been tried: an emulated CPU makes some hundreds a second.
 const FEWEST: u64 = 500;
 
-/// Every kick must have been met in the thread that it was meant for, before that ran anything of its own.
+/// Every kick must have arrived in the thread that it was meant for, before that ran any code of its own.
 ///
 /// # Errors
-/// The kernel refused, or one was not.
+/// The kernel refused, or a kick did not.
 pub(crate) fn judge(told: &str, summary: &mut String) -> Result<()> {
     if let Some(refused) = told.lines().find(|line| line.starts_with("refused ")) {
         anyhow::bail!("no kick: {refused}");

@@ -16,7 +16,7 @@ pub(crate) enum Machine {
     Arm64,
 }
 
-/// What the arm64 guest has of Debian: the suite whose C library the cross compiler links with, too.
+/// The suite of the arm64 guest's Debian, with the same C library that the cross compiler links with.
 const ARM64_SUITE: &str = "bookworm";
 const ARM64_PACKAGES: [&str; 8] = [
     "busybox-static",
@@ -30,7 +30,7 @@ const ARM64_PACKAGES: [&str; 8] = [
 ];
 
 impl Machine {
-    /// Debian's name of it.
+    /// Debian's name for it.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -38,7 +38,7 @@ impl Machine {
         }
     }
 
-    /// Rust's and GNU's name of it.
+    /// Rust's and GNU's name for it.
     pub(crate) fn rust(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -59,7 +59,7 @@ impl Machine {
             Self::X86_64 => &[("qemu-system-x86_64", "qemu-system-x86"), ("strip", "binutils")],
             Self::Arm64 => &[
                 ("qemu-system-aarch64", "qemu-system-arm"),
-                // The cross compiler: for zstd, and to link. It brings its own binutils, and recommends the C library.
+                // The cross compiler: for zstd, and to link. It depends on its own binutils, and recommends the C library.
                 ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
                 ("/usr/aarch64-linux-gnu/include/stdio.h", "libc6-dev-arm64-cross"),
             ],
@@ -99,7 +99,7 @@ impl Machine {
         }
     }
 
-    /// Of the kernel. With panic=-1 a panic ends QEMU at once, through -no-reboot.
+    /// The kernel's command line. With panic=-1 a panic ends QEMU at once, because of -no-reboot.
     pub(crate) fn command_line(self) -> &'static str {
         match self {
             Self::X86_64 => "console=ttyS0 quiet panic=-1 results=ttyS1",
@@ -136,12 +136,12 @@ impl Machine {
         Ok(root)
     }
 
-    /// Rust's name of the target.
+    /// Rust's name for the target.
     pub(crate) fn triple(self) -> String {
         format!("{}-unknown-linux-gnu", self.rust())
     }
 
-    /// Rust's name of the target whose programs are static.
+    /// Rust's name for the target with static programs.
     pub(crate) fn static_triple(self) -> String {
         format!("{}-unknown-linux-musl", self.rust())
     }
@@ -149,9 +149,9 @@ impl Machine {
     /// Builds the profiler for this machine, and says where it is.
     ///
     /// # Errors
-    /// The target's standard library cannot be had, or it does not build.
+    /// The target's standard library is not available, or it does not build.
     pub(crate) fn profiler(self, release: bool) -> Result<PathBuf> {
-        // The second time there is nothing to build or to complain of, only the path to learn.
+        // The second time there is nothing to build or complain about, only the path to learn.
         command::run(&mut self.cargo(release)?)?;
         let lines = command::stdout(self.cargo(release)?.args(["--message-format", "json"]))?;
         lines
@@ -161,7 +161,7 @@ impl Machine {
             .context("cargo named no executable of tachyon-bpf")
     }
 
-    /// This unoptimised build of the profiler where one is given and the machine is the one that we run on; else builds it.
+    /// The given unoptimised build of the profiler, if there is one and the machine is this one; otherwise builds it.
     ///
     /// # Errors
     /// As [`Self::profiler`].
@@ -194,7 +194,7 @@ impl Machine {
 /// Debian's static busybox for a processor: in the guest's userland, or unpacked beside it.
 ///
 /// # Errors
-/// The package cannot be had.
+/// The package is not available.
 pub(crate) fn busybox(machine: Machine, dir: &Path) -> Result<PathBuf> {
     let path = "bin/busybox";
     if machine == Machine::Arm64 {

@@ -1,4 +1,4 @@
-//! Boots other kernels in QEMU and profiles a live interpreter on each: the verifier of every kernel is different.
+//! Boots other kernels in QEMU and profiles a live interpreter on each: every kernel's verifier is different.
 //!
 //! A kernel comes from a Debian suite ([`kernels`]), the guest's files from this machine or, for another processor, from
 //! Debian's packages ([`machine`], [`initramfs`]); the guest's part is `tests/kernel/init.sh`; [`guest`] boots it and brings
@@ -43,7 +43,7 @@ pub(crate) struct VmTestArgs {
 /// Runs `cargo xtask vm-test`.
 ///
 /// # Errors
-/// A kernel did not boot, or what was recorded on it is not what it must be; every kernel is tried first.
+/// A kernel did not boot, or its recording is not as it must be; every kernel is tried first.
 pub(crate) fn run(args: VmTestArgs) -> Result<()> {
     let start = Instant::now();
     apt::ensure(&[
@@ -55,7 +55,7 @@ pub(crate) fn run(args: VmTestArgs) -> Result<()> {
     let dir = cache::dir()?.join("vm");
     let _lock = cache::lock(&dir)?;
     let work = tempfile::tempdir()?;
-    // One for each machine, made when its first kernel is met.
+    // One for each machine, made when its first kernel comes up.
     let mut archives = Vec::new();
     let (mut failed, mut times) = (Vec::new(), Vec::new());
     for kernel in args.kernel {
@@ -93,7 +93,7 @@ pub(crate) fn run(args: VmTestArgs) -> Result<()> {
     Ok(())
 }
 
-/// Keeps what a guest sent for whoever wants to know why it failed.
+/// Keeps what a guest sent, to find out why it failed.
 fn keep(guest: &Path, kept: &Path) -> Result<()> {
     cache::remove(kept)?;
     std::fs::create_dir_all(kept).with_context(|| format!("cannot create {}", kept.display()))?;

@@ -1,13 +1,13 @@
-//! What the profiler must refuse in a guest, with the mend: too little locked memory, Debian's `perf_event_paranoid`, a kernel
+//! What the profiler must refuse in a guest, with a remedy: too little locked memory, Debian's `perf_event_paranoid`, a kernel
 //! in lockdown; and that it works with exactly the capabilities that are needed.
 
 use anyhow::{Result, ensure};
 
 /// Judges what the guest's `refuses` left, file by file through `read`. `memlock` says whether this kernel counts maps as
-/// locked memory, and is `None` where the guest could not try it.
+/// locked memory, and is `None` if the guest could not try it.
 ///
 /// # Errors
-/// It was not refused, or the message names no mend.
+/// It was not refused, or the message names no remedy.
 pub(super) fn judge(read: &impl Fn(&str) -> Result<String>, memlock: Option<bool>) -> Result<()> {
     if let Some(counted) = memlock {
         if counted {
@@ -38,7 +38,7 @@ fn refused(read: &impl Fn(&str) -> Result<String>, what: &str, line: &str, mend:
 pub(super) mod tests {
     use super::*;
 
-    /// A guest's files where all is as it must be.
+    /// A guest's files if all is as it must be.
     pub(in super::super) const SENT: [(&str, &str); 11] = [
         ("memlock/record.status", "1\n"),
         (

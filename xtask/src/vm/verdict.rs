@@ -1,4 +1,4 @@
-//! What a guest sent, held against what it must be: the known stack, the account, a quiet kernel log.
+//! Checks what a guest sent against what it must be: the known stack, the account, a quiet kernel log.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,19 +13,19 @@ use super::{events, hotplug, kick, refusals, waits};
 /// A stack is cut now and then by a page that cannot be read at that moment, so not every one can be exact.
 const EXACT_SHARE: f64 = 0.99;
 
-/// 2 s at 199 Hz are 398 samples. A loaded machine takes time from the emulated processors, whose timers then fire late
-/// (55 were seen where 18 programs wanted two processors): stacks are judged here, counts on the host.
+/// 2 s at 199 Hz are 398 samples. A loaded machine takes time from the emulated CPUs, whose timers then fire late (55
+/// were seen when 18 programs wanted two CPUs): stacks are judged here, counts on the host.
 const FEWEST_SAMPLES: u64 = 40;
 
-/// The recordings that a guest makes of the running target. The first has Python frames alone, the second is what the
+/// The recordings that a guest makes of the running target. The first has only Python frames, the second is what the
 /// profiler does by default: native frames as well.
 const RECORDINGS: [&str; 2] = ["python", "default"];
 
 /// Programs of a recording without native frames: four stages of sampling and four lifecycle hooks.
 const PROGRAMS: usize = 8;
 
-/// A program of more verified instructions is refused (`BPF_COMPLEXITY_LIMIT_INSNS`), and kernels count differently: ours
-/// keep a quarter of it free.
+/// A program with more verified instructions is refused (`BPF_COMPLEXITY_LIMIT_INSNS`), and kernels count differently:
+/// this project's programs leave a quarter of it free.
 const LIMIT_VERIFIED: u32 = 1_000_000;
 const MOST_VERIFIED: u32 = LIMIT_VERIFIED / 4 * 3;
 
@@ -51,7 +51,7 @@ struct Native {
     failed: u64,
 }
 
-/// What is told, not judged: emulated, times are not this machine's.
+/// Shown, not judged: under emulation, times are not this machine's.
 #[derive(Deserialize)]
 struct Cost {
     bpf_run_count: Option<u64>,
@@ -69,7 +69,7 @@ struct Start {
     attach_s: f64,
 }
 
-/// A frame of Python that must be there: a function, and the lines it may be on.
+/// A Python frame that must be there: a function, and the lines it may be on.
 #[derive(Debug, PartialEq)]
 struct Expected<'a> {
     function: &'a str,
@@ -77,10 +77,10 @@ struct Expected<'a> {
     last_line: u32,
 }
 
-/// The object whose native frames the target tells of; what libc and the interpreter do between them is their own.
+/// The object whose native frames the target declares; what libc and the interpreter do in between does not matter.
 const OBJECT: &str = "extension.so!";
 
-/// What the target tells of its stack, root first.
+/// What the target says about its stack, root first.
 #[derive(Debug, PartialEq)]
 struct Truth<'a> {
     stack: Vec<Entry<'a>>,
@@ -150,13 +150,13 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
     Ok(summary)
 }
 
-/// Frames of one sample of the deepest stack: the most that there can be of Python and of native code.
+/// Frames of one sample of the deepest stack: the maximum of Python and of native frames.
 const DEEPEST: [usize; 2] = [1_024, 256];
 
-/// Samples of it that must be there. (One takes an emulated processor some milliseconds.)
+/// Fewest samples of it. (One takes an emulated CPU some milliseconds.)
 const FEWEST_DEEPEST: usize = 20;
 
-/// A sample as JSON lines tell it, as far as it is judged here.
+/// A sample in JSON lines, as far as it is judged here.
 #[derive(Deserialize)]
 struct Sample {
     merge: String,
@@ -168,7 +168,7 @@ struct Kind {
     kind: String,
 }
 
-/// Each sample has all frames that there is room for, and says that it was cut.
+/// Checks that each sample has all frames that there is room for, and says that it was cut.
 fn judge_deepest(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -> Result<()> {
     let status = read("deepest/record.status")?;
     ensure!(status.trim() == "0", "it ended with status {}", status.trim());
@@ -191,17 +191,17 @@ fn judge_deepest(read: &impl Fn(&str) -> Result<String>, summary: &mut String) -
     write!(summary, "; {right} of {} with {python} and {native} frames", samples.len()).context("cannot sum up")
 }
 
-/// What is to be seen on a kernel.
+/// What must be seen on a kernel.
 pub(crate) struct Promise {
-    /// Whether there are so many processors that what they cost while they are idle is told.
+    /// Whether there are so many CPUs that their idle cost is shown.
     pub(crate) many_cpus: bool,
-    /// What the profiler must say where it cannot work.
+    /// What the profiler must say if it cannot work.
     pub(crate) refusal: Option<&'static str>,
-    /// Whether maps count as locked memory; `None` where that cannot be tried.
+    /// Whether maps count as locked memory; `None` if that cannot be tried.
     pub(crate) memlock: Option<bool>,
 }
 
-/// What events on all CPUs cost while nothing that is wanted runs.
+/// Shows what events on all CPUs cost while nothing wanted runs.
 fn tell_cost(idle: &Account, summary: &mut String) -> std::fmt::Result {
     let Cost { start: Start { total_s, attach_s }, user_cpu_s, ring_bytes, map_bytes, .. } = idle.cost;
     let (attach_ms, ring_kib, maps_kib) = (attach_s * 1e3, ring_bytes >> 10, map_bytes >> 10);
@@ -261,7 +261,7 @@ fn judge_recording(
         ensure!(never.is_none(), "never seen: {never:?}; exported:\n{}", first_lines(&collapsed));
         write!(summary, ", {mixed} mixed stacks of Python and C exact").context("cannot sum up")?;
     }
-    // One line for each descriptor of a program; kernels before 5.16 do not tell the number.
+    // One line for each descriptor of a program; kernels before 5.16 do not give the number.
     let programs = read("programs")?;
     let ids = programs.lines().filter_map(|program| program.split_once("prog_id:")?.1.split_whitespace().next());
     let loaded = ids.collect::<BTreeSet<_>>().len();
@@ -283,7 +283,7 @@ fn judge_recording(
     Ok(())
 }
 
-/// The first line of the kernel's log that speaks of a fault.
+/// The first line of the kernel's log that reports a fault.
 fn complaint(dmesg: &str) -> Option<&str> {
     dmesg
         .lines()
@@ -309,13 +309,13 @@ fn truth(target: &str) -> Result<Truth<'_>> {
     Ok(truth)
 }
 
-/// Samples, and those whose stack is what the target tells of it.
+/// Samples, and those whose stack matches what the target says.
 #[derive(Debug, Default, PartialEq)]
 struct Counted {
     total: u64,
-    /// Frames of Python alone.
+    /// Matching in Python frames only.
     python: u64,
-    /// Those and native ones, in their order.
+    /// Matching in Python and native frames, in order.
     mixed: u64,
     /// Of the latter, how many have each of [`Truth::above`].
     above: Vec<u64>,

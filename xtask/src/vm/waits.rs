@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 /// 3 s at 49 Hz are 147 ticks, of which seven tenths or more are in waits. An emulated processor loses time.
 const FEWEST: u64 = 40;
-/// Of the waits for something else than a processor, those whose stack says where. Now and then a page cannot be read.
+/// Share of waits for anything but a CPU whose stack shows the expected place. Now and then a page cannot be read.
 const RIGHT_SHARE: f64 = 0.95;
-/// Waits for a processor, each from the moment when the thread was woken: other programs of the guest want one now and then, and an emulated
+/// Share of waits for a CPU, each from the moment the thread was woken: other programs of the guest want one now and then, and an emulated
 /// guest on a busy machine spends as long on that as its program sleeps.
 const QUEUED_SHARE: f64 = 0.7;
-/// Ticks whose kick may have missed its thread.
+/// Share of ticks whose kick may have missed its thread.
 const MISSED_SHARE: f64 = 0.05;
 
 /// `ticks_due = stored + Σ loss`.
@@ -47,7 +47,7 @@ struct Frame {
     function: String,
 }
 
-/// Each tick is accounted for, and the stacks are those of the thread that waited.
+/// Checks that each tick is accounted for, and that the stacks are those of the thread that waited.
 ///
 /// # Errors
 /// One of these does not hold.

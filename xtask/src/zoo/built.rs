@@ -2,8 +2,8 @@
 //!
 //! A mirror keeps a suite's source packages only while they are current, and some drop them sooner than the index says,
 //! while others that no index lists any more are still there: a build may name such archives with their digests, and
-//! names several suites; it takes the first source that can be fetched. Where there is none, `$TACHYON_DEB_SRC` names
-//! another archive, as a line of apt's: `deb-src [trusted=yes] URL SUITE main`. Only the upstream archive of a source
+//! names several suites; it takes the first source that can be fetched. If there is none, `$TACHYON_DEB_SRC` names
+//! another archive, as an apt line: `deb-src [trusted=yes] URL SUITE main`. Only the upstream archive of a source
 //! package is used.
 
 use std::fs;
@@ -22,11 +22,11 @@ pub(crate) struct Build {
     dir: &'static str,
     /// Source package, for instance `python3.14`.
     package: &'static str,
-    /// Upstream archives in the mirror's pool, the best first: what is looked for before the suites.
+    /// Upstream archives in the mirror's pool, the best first: tried before the suites.
     pool: &'static [Archive],
     /// Where to look for that package, the best first.
     suites: &'static [&'static str],
-    /// What compiles it.
+    /// The compiler for it.
     compiler: Compiler,
     /// Arguments of `configure`.
     configure: &'static [&'static str],
@@ -38,14 +38,14 @@ struct Archive {
     sha256: &'static str,
 }
 
-/// What compiles an interpreter.
+/// A compiler for interpreters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compiler {
-    /// The machine's.
+    /// The machine's own.
     Gcc,
     /// The same, with another C library.
     MuslGcc,
-    /// The first clang that knows what the tail-calling interpreter asks for, and its tools.
+    /// The first clang with the features that the tail-calling interpreter needs, and its tools.
     Clang19,
 }
 
@@ -65,15 +65,15 @@ impl Compiler {
     }
 }
 
-/// What is still in the pool of 3.14, whose index lists a newer version that is not.
+/// What is still in the pool for 3.14, whose index lists a newer version that is not there.
 const POOL_3_14: [Archive; 3] = [
     Archive { version: "3.14.7", sha256: "3b48dac8fb59f62eaa67ac83c1eb12bda1b7a08406dd286e252c11a66be27f81" },
     Archive { version: "3.14.6", sha256: "143b1dddefaec3bd2e21e3b839b34a2b7fb9842272883c576420d605e9f30c63" },
     Archive { version: "3.14.5", sha256: "7e32597b99e5d9a39abed35de4693fa169df3e5850d4c334337ffd6a19a36db6" },
 ];
 
-/// The first free-threaded version: no tagged references yet, and no per-thread bytecode. Built without the optimiser's
-/// larger tricks: code that nobody's release has, and half the time.
+/// The first free-threaded version: no tagged references yet, and no per-thread bytecode. Built without the larger
+/// optimisations: code unlike any release, but in half the time.
 pub(crate) const FREE_THREADED_3_13: Build = Build {
     kind: "built",
     dir: "python3.13t",
@@ -84,7 +84,8 @@ pub(crate) const FREE_THREADED_3_13: Build = Build {
     configure: &["--disable-gil", "OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
 };
 
-/// Tagged references and per-thread bytecode. With the modules for tests: one tells which copy of the bytecode runs.
+/// Tagged references and per-thread bytecode. With the modules for tests: one of them shows which copy of the bytecode
+/// runs.
 pub(crate) const FREE_THREADED_3_14: Build = Build {
     kind: "built",
     dir: "python3.14t",
@@ -95,7 +96,7 @@ pub(crate) const FREE_THREADED_3_14: Build = Build {
     configure: &["--disable-gil", "--enable-test-modules", "OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
 };
 
-/// The evaluator as a function for each instruction, which jump to each other.
+/// The evaluator as one function per instruction, which jump to each other.
 pub(crate) const TAIL_CALLS_3_14: Build = Build {
     kind: "tail",
     dir: "python3.14-tail",
@@ -106,8 +107,8 @@ pub(crate) const TAIL_CALLS_3_14: Build = Build {
     configure: &["--with-tail-call-interp", "CFLAGS=-g0"],
 };
 
-/// Built nearly as python-build-standalone builds: tail calls, optimised by profile and at link time. Without BOLT, whose
-/// version 19 crashes on it; and what is run to get the profile is shorter.
+/// Built nearly as python-build-standalone builds: tail calls, with profile-guided and link-time optimisation. Without
+/// BOLT, whose version 19 crashes on it, and with a shorter profiling run.
 pub(crate) const STANDALONE_3_14: Build = Build {
     kind: "standalone",
     dir: "python3.14-standalone",
@@ -136,13 +137,13 @@ pub(crate) const MUSL_3_13: Build = Build {
     configure: &["OPT=-DNDEBUG -O1", "CFLAGS=-O1 -g0"],
 };
 
-/// Neither tests nor pip are of use here.
+/// Neither tests nor pip are needed here.
 const CONFIGURE: [&str; 3] = ["-q", "--without-ensurepip", "--disable-test-modules"];
 
 /// What is installed: no byte code, no manual.
 const INSTALL: [&str; 5] = ["-s", "altbininstall", "libinstall", "inclinstall", "sharedinstall"];
 
-/// Builds what is not there, all at the same time: each spends a third of its time where only one processor has work.
+/// Builds what is missing, all at the same time: each spends a third of its time using only one CPU.
 ///
 /// # Errors
 /// For each build that failed: no suite has the source, or it does not build.
@@ -179,7 +180,7 @@ impl Build {
         zoo.join(self.dir).join("bin").join(format!("python{version}"))
     }
 
-    /// Builds it; returns at once when it is there.
+    /// Builds it; returns at once if it exists.
     fn set_up(&self, zoo: &Path) -> Result<()> {
         let dir = zoo.join(self.dir);
         if self.is_there(zoo) {
@@ -210,7 +211,7 @@ impl Build {
         format!("{} {} musl={musl}\n", self.package, self.configure.join(" "))
     }
 
-    /// Fetches and unpacks the source; gives its directory.
+    /// Fetches and unpacks the source; returns its directory.
     fn fetch(&self, work: &Path) -> Result<PathBuf> {
         let mut failures = Vec::new();
         let mirror = apt::Mirrors::of_this_machine()?.debian;
@@ -267,7 +268,7 @@ impl Build {
             Compiler::Gcc => {}
             Compiler::Clang19 => {
                 configure.arg("CC=clang-19");
-                // `configure` believes only whole paths.
+                // `configure` only accepts full paths.
                 for (variable, tool) in [("LLVM_AR", "llvm-ar"), ("LLVM_PROFDATA", "llvm-profdata")] {
                     configure.arg(format!("{variable}=/usr/lib/llvm-19/bin/{tool}"));
                 }
@@ -278,7 +279,7 @@ impl Build {
                 let script = "#!/bin/sh\ncase \"$1\" in --print-multiarch) exit 0;; esac\nexec musl-gcc \"$@\"\n";
                 fs::write(&compiler, script).with_context(|| format!("cannot write {}", compiler.display()))?;
                 command::run(Command::new("chmod").arg("+x").arg(&compiler))?;
-                // Libraries of the machine are built for glibc.
+                // The machine's libraries are built for glibc.
                 configure.arg(format!("CC={}", compiler.display())).arg("PKG_CONFIG=false");
             }
         }

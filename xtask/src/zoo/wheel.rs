@@ -1,5 +1,5 @@
-//! Free-threaded interpreters that no package at hand has and whose source is not to be had: the executables that
-//! cx_Freeze puts in front of a frozen program are whole, optimised CPythons, and its package index has one for each
+//! Free-threaded interpreters that are in no package at hand and whose source is not available: the executables that
+//! cx_Freeze puts in front of a frozen program are complete, optimised CPythons, and its package index has one for each
 //! version.
 //!
 //! Such an executable is static, stripped, not position-independent, and built by the Python Packaging Authority's
@@ -16,9 +16,9 @@ use object::{Object, ObjectSegment, ObjectSymbol};
 
 use crate::{cache, command};
 
-/// One of them.
+/// One such interpreter.
 pub(crate) struct Wheel {
-    /// Its version, as its executable has it: `3.14t`.
+    /// Its version, as in its executable's name: `3.14t`.
     pub(crate) version: &'static str,
     /// SHA-256 of the wheel.
     sha256: &'static str,
@@ -35,7 +35,7 @@ pub(crate) const FREE_THREADED_3_15: Wheel =
 /// The package, pinned: a new release may have a new patch release of CPython.
 const PACKAGE: &str = "freeze-core==0.8.1";
 
-/// What its wheels of today are built for.
+/// What its current wheels are built for.
 const PLATFORM: &str = "manylinux2014_x86_64";
 
 impl Wheel {
@@ -48,10 +48,10 @@ impl Wheel {
         self.dir(zoo).join("bin").join(format!("python{}", self.version))
     }
 
-    /// Fetches it and puts it together; returns at once when it is there. `pip` is any Python with pip, `sid` the chroot.
+    /// Fetches it and puts it together; returns at once if it exists. `pip` is any Python with pip, `sid` the chroot.
     ///
     /// # Errors
-    /// The wheel cannot be fetched, is another one than was pinned, or its interpreter does not run.
+    /// The wheel cannot be fetched, is not the pinned one, or its interpreter does not run.
     pub(crate) fn set_up(&self, zoo: &Path, pip: &Path, sid: &Path) -> Result<()> {
         ensure!(cfg!(target_arch = "x86_64"), "the jump to `Py_BytesMain` is written for x86-64 alone");
         let dir = self.dir(zoo);
@@ -86,7 +86,7 @@ impl Wheel {
         Ok(wheel.context("pip fetched no wheel")?.path())
     }
 
-    /// The directories of an installed Python, so that the interpreter finds its library beside it.
+    /// Makes the directories of an installed Python, so that the interpreter finds its library beside it.
     fn put_together(&self, unpacked: &Path, dir: &Path, sid: &Path) -> Result<()> {
         let core = unpacked.join("freeze_core");
         let abi = format!("cpython-{}-x86_64-linux-gnu", self.version.replace('.', ""));
@@ -109,7 +109,7 @@ impl Wheel {
         command::run(Command::new("chmod").arg("0755").arg(&executable))
     }
 
-    /// It must run, be what its name says, and find both halves of its library.
+    /// Checks that it runs, is what its name says, and finds both halves of its library.
     fn judge(&self, zoo: &Path) -> Result<()> {
         let program = "import sys, sysconfig, threading, math, select; \
                        print('%d.%d%s' % (*sys.version_info[:2], '' if sys._is_gil_enabled() else 't'))";

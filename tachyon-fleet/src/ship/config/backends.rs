@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How OTLP is spoken.
+/// The transport for OTLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -61,7 +61,7 @@ impl Default for OtlpConfig {
             cert_file: None,
             key_file: None,
             timeout: Duration::from_secs(30),
-            // gRPC servers take 4 MiB unless they are told otherwise.
+            // gRPC servers accept 4 MiB by default.
             max_message: 3 << 20,
         }
     }
@@ -77,13 +77,13 @@ pub struct PyroscopeConfig {
     pub url: String,
     /// The label whose value is the tenant (`X-Scope-OrgID`).
     pub tenant_label: Option<String>,
-    /// The tenant of what has no such label.
+    /// The tenant if there is no such label.
     pub tenant: Option<String>,
     /// Labels that become labels of series.
     pub labels: Vec<String>,
     /// A bearer token.
     pub token_file: Option<PathBuf>,
-    /// Of a password.
+    /// The user for the password.
     pub user: Option<String>,
     /// Password.
     pub password_file: Option<PathBuf>,
@@ -98,7 +98,7 @@ pub struct PyroscopeConfig {
     /// For one request.
     #[serde(deserialize_with = "time")]
     pub timeout: Duration,
-    /// What is older is not sent.
+    /// Older data is not sent.
     #[serde(deserialize_with = "time")]
     pub max_age: Duration,
     /// Most series that one hour has.
@@ -130,7 +130,7 @@ impl Default for PyroscopeConfig {
             cert_file: None,
             key_file: None,
             timeout: Duration::from_secs(30),
-            // Grafana Pyroscope 1.x, pkg/validation/limits.go: what it takes unless it is told otherwise.
+            // Grafana Pyroscope 1.x, pkg/validation/limits.go: its defaults.
             max_age: Duration::from_secs(60 * 60),
             max_series: 5000,
             max_samples: 16_000,
@@ -159,7 +159,7 @@ pub struct StoreConfig {
     pub name: Option<String>,
     /// `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`.
     pub url: String,
-    /// Of a server that is not the cloud's own.
+    /// Address of a server that is not the cloud's own.
     pub endpoint: Option<String>,
     /// Of S3.
     pub region: Option<String>,
@@ -167,7 +167,7 @@ pub struct StoreConfig {
     pub account: Option<String>,
     /// What it gets.
     pub formats: BTreeSet<StoreFormat>,
-    /// Segments of so long a time are one file of each table.
+    /// Segments from this long a period become one file per table.
     #[serde(deserialize_with = "optional_time")]
     pub batch: Option<Duration>,
     /// Certificates of authorities.

@@ -1,6 +1,7 @@
-//! The dictionary of a message: each string, function, location and stack once, and the index by which all others name it.
+//! The dictionary of a message: each string, function, location and stack once, referred to by index.
 //!
-//! The first of each table is nothing. The dictionary counts its bytes, so that a message can end in time; samples and profiles are its message's.
+//! The first entry of each table is empty. The dictionary counts its bytes, so that a message can end in time; samples and profiles belong
+//! to the message.
 
 use crate::hash::StackId;
 use crate::rows::FrameRow;
@@ -12,10 +13,10 @@ use prost::Message as _;
 use std::collections::HashMap;
 use tachyon::profile::address_of_name;
 
-/// What stands for a stack without frames: stack 0 is none.
+/// Stands for a stack without frames: stack 0 means "none".
 const NO_FRAMES: &str = "<no frames>";
 
-/// The tables, and where in them is what.
+/// The tables, and the positions of their entries.
 pub(super) struct Dictionary<'a> {
     segment: &'a Segment,
     tables: proto::ProfilesDictionary,
@@ -34,9 +35,9 @@ pub(super) struct Dictionary<'a> {
 }
 
 impl<'a> Dictionary<'a> {
-    /// Of frames and stacks of a segment.
+    /// For the frames and stacks of a segment.
     pub(super) fn new(segment: &'a Segment) -> Self {
-        // The first of each table is nothing.
+        // The first entry of each table is empty.
         let tables = proto::ProfilesDictionary {
             mapping_table: vec![proto::Mapping::default()],
             location_table: vec![proto::Location::default()],
@@ -65,7 +66,7 @@ impl<'a> Dictionary<'a> {
         self.bytes
     }
 
-    /// What a stack would add at most, roughly.
+    /// The most that a stack would add, roughly.
     pub(super) fn cost(&self, id: StackId) -> usize {
         if self.stacks.contains_key(&id) {
             return 0;
@@ -109,7 +110,7 @@ impl<'a> Dictionary<'a> {
         index
     }
 
-    /// Its index: the stack with all that it needs stands in the tables from now on.
+    /// Its index; adds the stack, with everything it needs, to the tables if necessary.
     pub(super) fn stack(&mut self, id: StackId) -> i32 {
         if let Some(&index) = self.stacks.get(&id) {
             return index;
@@ -144,7 +145,7 @@ impl<'a> Dictionary<'a> {
         if let Some(&index) = self.locations.get(&frame.frame_id) {
             return index;
         }
-        // A mapping is worth its while with a build id alone: by that a backend looks up names.
+        // A mapping is only useful with a build id: backends look up names by it.
         let mapping_index = frame.build_id.as_ref().map_or(0, |build_id| self.mapping(&frame.file, build_id));
         let whole = format!("{}!{}", frame.file, frame.function);
         let address = address_of_name(&whole).filter(|_| mapping_index != 0).map_or(0, |(_, address)| address);
@@ -154,7 +155,7 @@ impl<'a> Dictionary<'a> {
             line: frame.line.map_or(0, i64::from).max(0),
             column: 0,
         };
-        // opentelemetry.io/docs/specs/semconv/registry/attributes/profile: what is none of these has none.
+        // opentelemetry.io/docs/specs/semconv/registry/attributes/profile: any other kind has no value.
         let kind = match &*frame.kind {
             "python" => Some("cpython"),
             "native" => Some("native"),

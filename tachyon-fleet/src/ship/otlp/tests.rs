@@ -120,7 +120,7 @@ fn dictionaries_begin_with_nothing_and_have_nothing_twice() {
     assert!(once(dictionary.stack_table.iter().map(|it| format!("{it:?}")).collect()));
     assert!(once(dictionary.location_table.iter().map(|it| format!("{it:?}")).collect()));
     assert!(once(dictionary.function_table.iter().map(|it| format!("{it:?}")).collect()));
-    // Only what has a build id has a mapping.
+    // Only objects with a build id have a mapping.
     assert_eq!(dictionary.mapping_table.len(), 2);
     let mapping = &dictionary.mapping_table[1];
     let attribute = &dictionary.attribute_table[usize::try_from(mapping.attribute_indices[0]).unwrap()];

@@ -1,20 +1,20 @@
-//! Files that lie elsewhere on the other side: another checkout, another container, another version of Python.
+//! Files at another path on the other side: another checkout, another container, another version of Python.
 //!
-//! A file that only one side has is taken for the one of the other side that ends in the same names, when there is one
-//! that fits best; else for one of another name that has most of the same functions.
+//! A file that only one side has is matched with the file of the other side whose path ends in the same names, if there
+//! is a single best match; otherwise with one of another name that has most of the same functions.
 
 use crate::analysis::aggregate::{Aggregate, Place};
 use crate::sinks::label::Kind;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Functions that two files of different names must have in common, at least.
+/// Fewest functions that two files of different names must have in common.
 const FEWEST_IN_COMMON: usize = 2;
 
 /// Functions by file.
 type Functions<'a> = BTreeMap<Arc<str>, BTreeSet<&'a str>>;
 
-/// Files of the side before, with those of the side after that they are there.
+/// Files of the side before, with their counterparts on the side after.
 pub(super) fn moved(before: &Aggregate, after: &Aggregate) -> BTreeMap<Arc<str>, Arc<str>> {
     let [old, new] = [before, after].map(|aggregate| {
         let mut files = Functions::new();
@@ -29,7 +29,7 @@ pub(super) fn moved(before: &Aggregate, after: &Aggregate) -> BTreeMap<Arc<str>,
     moved
 }
 
-/// The places of `before`, with the files of `after` where they are the same ones.
+/// The places of `before`, with the files of `after` where they correspond.
 pub(super) fn aligned(before: &Aggregate, moved: &BTreeMap<Arc<str>, Arc<str>>) -> Vec<Place> {
     let place = |place: &Place| match moved.get(&place.file) {
         Some(file) if place.kind == Kind::Python => Place { file: Arc::clone(file), ..place.clone() },
@@ -64,12 +64,12 @@ fn renamed(old: &Functions<'_>, new: &Functions<'_>, moved: &mut BTreeMap<Arc<st
     }
 }
 
-/// A file with those of its functions that tell something: what every file has says nothing.
+/// A file with those of its functions that are distinctive: what every file has says nothing.
 fn telling<'a>((file, functions): (&'a Arc<str>, &BTreeSet<&'a str>)) -> (&'a Arc<str>, BTreeSet<&'a str>) {
     (file, functions.iter().copied().filter(|name| !name.starts_with('<') && *name != "main").collect())
 }
 
-/// Files of one side alone by their name, as pairs.
+/// Pairs files that only one side has, by their names.
 fn pairs(old: &BTreeSet<Arc<str>>, new: &BTreeSet<Arc<str>>) -> HashMap<Arc<str>, Arc<str>> {
     let by_name = |files: BTreeSet<Arc<str>>| {
         let mut names: HashMap<String, Vec<Arc<str>>> = HashMap::new();
@@ -82,7 +82,7 @@ fn pairs(old: &BTreeSet<Arc<str>>, new: &BTreeSet<Arc<str>>) -> HashMap<Arc<str>
     let mut pairs = HashMap::new();
     for (name, old) in &old {
         let Some(new) = new.get(name) else { continue };
-        // `__init__.py` has many namesakes: each takes the nearest, and who has two that are as near takes none.
+        // `__init__.py` has many namesakes: each takes the nearest, and none if two are equally near.
         for file in old {
             let Some(best) = nearest(file, new) else { continue };
             if nearest(best, old).is_some_and(|back| back == file) {
@@ -93,7 +93,7 @@ fn pairs(old: &BTreeSet<Arc<str>>, new: &BTreeSet<Arc<str>>) -> HashMap<Arc<str>
     pairs
 }
 
-/// The one that has most of its last names in common; `None` when that is more than one.
+/// The one whose path shares the longest end; `None` if that is more than one.
 fn nearest<'a>(file: &str, among: &'a [Arc<str>]) -> Option<&'a Arc<str>> {
     let in_common = |other: &str| file.rsplit('/').zip(other.rsplit('/')).take_while(|(a, b)| a == b).count();
     let most = among.iter().map(|other| in_common(other)).max()?;

@@ -1,9 +1,9 @@
-//! Rows with few samples: what their replicates cannot tell, the number of samples does.
+//! Rows with few samples: where replicates say too little, the number of samples helps.
 //!
-//! A row that has 20 samples before and, at a tenth of the rate, happens to have none after, has no variance there: by its
-//! replicates alone the change is certain. So a row's variance is at least that of independent samples with the share that both
-//! sides have together, and a change must be significant by the exact test of two counts, too. Where replicates deviate more than
-//! independent samples would, a count stands for as many fewer.
+//! A row that has 20 samples before and, at a tenth of the rate, happens to have none after, has no variance there: judged by its
+//! replicates alone the change is certain. So a row's variance is at least that of independent samples with the share of both
+//! sides together, and a change must also be significant by the exact test of two counts. If replicates deviate more than
+//! independent samples would, a count stands for correspondingly fewer.
 
 use super::replicates::Estimate;
 use super::test::{Tested, welch};
@@ -11,9 +11,9 @@ use statrs::function::beta::beta_reg;
 
 /// The samples of a row on both sides.
 pub(super) struct Counts {
-    /// By side: samples, and the exposure: how many it would be if the row's value were 1.
+    /// By side: samples, and the exposure: how many samples there would be if the row's value were 1.
     pub sides: [(f64, f64); 2],
-    /// Samples of all rows on both sides; infinite where rows are no parts of a whole: CPU time of a second or of a request.
+    /// Samples of all rows on both sides; infinite if rows are not parts of a whole: CPU time per second or per request.
     pub shared: f64,
 }
 
@@ -22,16 +22,16 @@ impl Counts {
     fn variances(&self) -> [f64; 2] {
         let [(a, of_a), (b, of_b)] = self.sides;
         let value = (a + b) / (of_a + of_b).max(f64::MIN_POSITIVE);
-        // Samples of the whole are as many as they are: what one row has, others do not.
+        // The total number of samples is fixed: what one row has, others do not.
         let others = (1.0 - (a + b) / self.shared.max(1.0)).max(0.0);
         [of_a, of_b].map(|exposure| value * others / exposure.max(f64::MIN_POSITIVE))
     }
 
-    /// How often chance alone parts the samples as unequally, when each stands for `effect` dependent ones.
+    /// How often chance alone divides the samples as unequally, if each stands for `effect` dependent ones.
     fn exact(&self, effect: f64) -> f64 {
         let [(a, of_a), (b, of_b)] = self.sides;
         let (a, b, share) = (a / effect, b / effect, of_a / (of_a + of_b).max(f64::MIN_POSITIVE));
-        // P(X >= a) and P(X <= a) of a binomial X, as the incomplete beta function has them for any a.
+        // P(X >= a) and P(X <= a) of a binomial X, which the incomplete beta function gives for any a.
         let tail = |a: f64, b: f64, share: f64| if a > 0.0 { beta_reg(a, b + 1.0, share.clamp(0.0, 1.0)) } else { 1.0 };
         (2.0 * tail(a, b, share).min(tail(b, a, 1.0 - share))).min(1.0)
     }
@@ -73,7 +73,7 @@ mod tests {
         let counts = Counts { sides: [(20.0, 10_000.0), (0.0, 1_000.0)], shared: 11_000.0 };
         let (tested, _) = test([estimate(0.002, 0.002 / 10_000.0), estimate(0.0, 0.0)], &counts);
         assert!(tested.p > 0.1, "{tested:?}");
-        // Of many it is one.
+        // With many samples it is a significant change.
         let counts = Counts { sides: [(2_000.0, 1e6), (0.0, 1e5)], shared: 1.1e6 };
         let (tested, _) = test([estimate(0.002, 0.002 / 1e6), estimate(0.0, 0.0)], &counts);
         assert!(tested.p < 1e-9, "{tested:?}");

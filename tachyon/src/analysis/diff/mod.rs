@@ -1,12 +1,12 @@
-//! What changed between two profiles, and what of it is more than noise.
+//! What changed between two profiles, and which of the changes are more than noise.
 //!
 //! Each row's share (or CPU time per unit of work) before and after is a ratio over replicates (`replicates`); whether
-//! it changed is Student's test with the bootstrap's error, and of many rows those are significant whose q, by Benjamini
-//! and Hochberg, is at most [`LEVEL`].
+//! it changed is decided by Student's test with the bootstrap's error, and of many rows those are significant whose q,
+//! by Benjamini and Hochberg, is at most [`LEVEL`].
 //!
-//! Cost that only has another name is no change. A function that one side lacks is charged to its nearest caller that
-//! both have, on both sides: what was renamed, split, put into its caller or moved to another file adds up to the same
-//! there. So a row is significant only when this ancestor changed, too.
+//! Cost under another name is not a change. A function that one side lacks is charged, on both sides, to its nearest
+//! caller that both have: what was renamed, split, inlined or moved to another file adds up to the same there. So a row
+//! is significant only if this ancestor changed, too.
 
 mod align;
 mod few;
@@ -34,7 +34,7 @@ use test::{Tested, false_discoveries, visible, welch};
 pub struct Options {
     /// What has a row: a function, a line or a module.
     pub by: By,
-    /// Units of work that were done before and after: what is compared is then CPU seconds for each.
+    /// Units of work done before and after: then CPU seconds per unit are compared.
     pub per_unit: Option<(f64, f64)>,
     /// Rounds of the bootstrap.
     pub rounds: usize,
@@ -69,11 +69,11 @@ pub struct Measured {
     pub after: f64,
     /// After less before.
     pub change: f64,
-    /// The interval that has the true change in it in 99 of 100 cases; `None` without enough replicates.
+    /// The interval that contains the true change in 99 of 100 cases; `None` without enough replicates.
     pub interval: Option<(f64, f64)>,
-    /// Share of false alarms when all rows with a q as low are believed; `None`: not tested.
+    /// Share of false alarms if all rows with a q this low are accepted; `None`: not tested.
     pub q: Option<f64>,
-    /// More than noise, and no mere move.
+    /// More than noise, and not just moved.
     pub significant: bool,
 }
 
@@ -98,17 +98,17 @@ impl From<Measured> for InJson {
 /// A row that one of the sides has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// What it is told by.
+    /// What identifies it.
     pub name: RowName,
     /// Samples before and after.
     pub samples: (u64, u64),
     /// What was asked for: its share, or with [`Options::per_unit`] its CPU seconds for each unit.
     pub measured: Measured,
-    /// CPU seconds in each second of recording; with [`Options::per_unit`] its share.
+    /// CPU seconds per second of recording; with [`Options::per_unit`] its share.
     pub other: Measured,
-    /// It changed, but what it is set against did not: it was moved, renamed, split, or put into its caller.
+    /// It changed, but its ancestor did not: it was moved, renamed, split, or inlined.
     pub only_moved: bool,
-    /// The row that most of what it lost went to, when it only moved.
+    /// The row that got most of what it lost, if it only moved.
     pub moved_to: Option<RowName>,
 }
 
@@ -124,17 +124,17 @@ pub struct Difference {
     pub smallest_visible_share: Option<f64>,
     /// Significant ones first, then the largest.
     pub changes: Vec<Change>,
-    /// Files of before that have another path after.
+    /// Files that have another path afterwards.
     pub moved_files: BTreeMap<Arc<str>, Arc<str>>,
 }
 
-/// Rows with fewer samples on both sides together are not tested: nothing could be told of them.
+/// Rows with fewer samples on both sides together are not tested: nothing could be said about them.
 const FEWEST_SAMPLES: u64 = 10;
-/// What one side has less than this part of, compared with the other, it does not have.
+/// If one side has less than this fraction of what the other has, it counts as not having it.
 const HARDLY_ANY: f64 = 0.02;
-/// Changes that chance makes more often than this are not looked at any closer.
+/// Changes that chance produces more often than this are not examined any closer.
 const UNREMARKABLE: f64 = 0.2;
-/// The share that the smallest visible change is told for.
+/// The share for which the smallest visible change is given.
 const TOLD_FOR: f64 = 0.01;
 
 /// Compares two profiles.
@@ -202,11 +202,11 @@ struct Measure {
     scale: [f64; 2],
     /// What a sample weighs.
     sample: [f64; 2],
-    /// Samples that rows share: infinite, where one row may have more without another having less.
+    /// Samples that rows share: infinite if one row may have more without another having less.
     shared: f64,
 }
 
-/// The replicates of a side, whose blocks are as long as its rows show that they must be.
+/// The replicates of a side, with blocks as long as its rows show to be necessary.
 fn replicates(side: &Side, units: &[(replicates::Unit, f64)], seed: u64, rounds: usize) -> Replicates {
     let mut replicates = Replicates::new(units, seed, rounds);
     let well_known = side.own.iter().zip(&side.samples).filter(|(_, samples)| **samples >= 5 * FEWEST_SAMPLES);
@@ -228,7 +228,7 @@ impl Measure {
         Self::new(sides, replicates, [1.0, 1.0])
     }
 
-    /// CPU seconds in each second, or for each unit of work.
+    /// CPU seconds per second, or per unit of work.
     fn rates(sides: &[Side; 2], options: Options, aggregates: [&Aggregate; 2]) -> Self {
         let replicates =
             [0, 1].map(|side| replicates(&sides[side], &sides[side].lengths, 2 + side as u64, options.rounds));
@@ -272,7 +272,7 @@ impl Measure {
         let side = |side: usize| {
             let sample = self.sample[side].max(f64::MIN_POSITIVE);
             let count = values[side].iter().map(|(_, value)| value).sum::<f64>() / sample;
-            // In this many samples' worth a row of the value 1 would have one sample.
+            // The exposure: the number of samples that a row of value 1 would have.
             let exposure = self.replicates[side].denominator() / (sample * self.scale[side].max(f64::MIN_POSITIVE));
             (count, exposure)
         };
@@ -287,7 +287,7 @@ struct Rows {
     moved_to: Vec<Option<usize>>,
 }
 
-/// Both sides' rows, and the ancestors that they are set against.
+/// Both sides' rows, and the ancestors that they are compared with.
 struct Compared<'a> {
     sides: &'a [Side; 2],
     /// By row: the ancestor that most of it is charged to.
@@ -346,7 +346,7 @@ impl<'a> Compared<'a> {
             rows[row].significant = together <= LEVEL;
             only_moved[row] = alone <= LEVEL && together > LEVEL;
             if only_moved[row] && rows[row].change < 0.0 {
-                // What else is charged to the same ancestor and grew most; one that is still called the same comes first.
+                // The row charged to the same ancestor that grew most; one with the same name comes first.
                 let others = (0..rows.len()).filter(|&other| self.ancestor[other] == self.ancestor[row]);
                 let rank = |other: &usize| {
                     let namesake = table.names[*other].function == table.names[row].function;
@@ -359,7 +359,7 @@ impl<'a> Compared<'a> {
         Rows { rows, only_moved, moved_to }
     }
 
-    /// The smallest visible change of a row with 1 %, whose samples depend on each other as those of other rows do.
+    /// The smallest visible change of a row with 1 %, assuming its samples depend on each other as in other rows.
     fn smallest_visible(&self, measure: &Measure, samples: [u64; 2]) -> Option<f64> {
         if !measure.are_enough() || samples.contains(&0) {
             return None;
@@ -380,7 +380,7 @@ impl<'a> Compared<'a> {
             .map(|estimates| {
                 let [before, after] = &estimates;
                 let chance = binomial((before.value + after.value) / 2.0);
-                // Less than independent samples would deviate is chance.
+                // A smaller deviation than that of independent samples is chance.
                 let effect = ((before.variance + after.variance) / chance).max(1.0);
                 visible(effect.sqrt(), welch(before, after).freedom, tests)
             })

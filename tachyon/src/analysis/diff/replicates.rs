@@ -1,25 +1,25 @@
-//! How far a share may be from the truth, told from its replicates.
+//! How far a share may be from the truth, estimated from its replicates.
 //!
 //! Samples of one process depend on each other, so their number says little about the error of a share. Its replicates
-//! say it: blocks of time of each process of each recording. A share is a ratio of two sums over blocks; its variance
-//! comes from what each block deviates from the ratio (the delta method), and by resampling the blocks (the bootstrap).
+//! do: blocks of time of each process of each recording. A share is a ratio of two sums over blocks; its variance comes
+//! from how much each block deviates from the ratio (the delta method), and from resampling the blocks (the bootstrap).
 //!
-//! Blocks depend on each other too where a program works in phases that are longer than a block. So longer blocks are
-//! tried, then whole processes and whole recordings: where the sums of neighbours deviate by more than independent
-//! blocks would, these are the replicates.
+//! Blocks depend on each other, too, if a program works in phases that are longer than a block. So longer blocks are
+//! tried, then whole processes and whole recordings: if the sums of neighbours deviate by more than independent blocks
+//! would, these are used as the replicates.
 
 use std::cell::OnceCell;
 
-/// Fewer blocks than these tell nothing of an error.
+/// Fewer blocks than this say nothing about an error.
 const FEWEST_BLOCKS: usize = 6;
 /// Fewer processes or recordings likewise.
 const FEWEST_GROUPS: usize = 3;
-/// Most replicates: shorter blocks than this leaves are not told apart.
+/// Most replicates: blocks are made long enough for this.
 const MOST: usize = 4096;
-/// From this many standard deviations on, the blocks of a row are taken to depend on each other: once in 1,000 times it
-/// is chance. It is not once in 100, because each such mistake hides a change, and there are several sizes to try.
+/// From this many standard deviations on, the blocks of a row are assumed to depend on each other: one time in 1,000
+/// that is chance. Not one in 100, because each such mistake hides a change, and several sizes are tried.
 const DEPENDENT: f64 = 3.1;
-/// The same of all rows together: what makes them depend on each other is the program's, not a row's.
+/// The same for all rows together: what makes them depend on each other is a property of the program, not of a row.
 const ALL_DEPENDENT: f64 = 2.33;
 
 /// Where a replicate lies.
@@ -47,14 +47,14 @@ pub(super) struct Replicates {
 struct Level {
     /// By unit: the group.
     group: Vec<u32>,
-    /// By group: what its values are a part of.
+    /// By group: the whole that its values are part of.
     denominators: Vec<f64>,
     /// Groups that have any.
     groups: usize,
     draws: OnceCell<Draws>,
 }
 
-/// How often each group is drawn in each round, and what the sums of the rounds are a part of.
+/// How often each group is drawn in each round, and the wholes that the rounds' sums are part of.
 struct Draws {
     times: Vec<u16>,
     denominators: Vec<f64>,
@@ -67,14 +67,14 @@ pub(super) struct Estimate {
     pub value: f64,
     /// Its variance.
     pub variance: f64,
-    /// Replicates that the variance is of, less one.
+    /// Number of replicates behind the variance, less one.
     pub freedom: f64,
     /// Size of the replicates.
     pub level: usize,
 }
 
 impl Replicates {
-    /// `units` in order, with what their values are a part of.
+    /// Takes `units` in order, with the wholes that their values are part of.
     pub fn new(units: &[(Unit, f64)], seed: u64, rounds: usize) -> Self {
         let mut levels: Vec<Level> = Vec::new();
         let longest = units.iter().map(|(unit, _)| unit.block).max().unwrap_or(0);
@@ -89,7 +89,7 @@ impl Replicates {
         Self { levels, denominator, seed, rounds, independent: 0 }
     }
 
-    /// Looks at rows with many samples, whether longer blocks are needed for all.
+    /// Finds out from rows with many samples whether longer blocks are needed for all.
     pub fn learn<'a>(&mut self, rows: impl Iterator<Item = &'a [(u32, f64)]>) {
         let (mut excesses, mut count) = (vec![0.0; self.levels.len()], 0.0);
         for row in rows {
@@ -105,7 +105,7 @@ impl Replicates {
         self.independent = (1..self.levels.len()).rev().find(dependent).unwrap_or(0);
     }
 
-    /// Whether the groups of a level tell an error.
+    /// Whether a level has enough groups to estimate an error.
     fn has_enough(&self, level: usize) -> bool {
         let is_time = level + 2 < self.levels.len();
         self.levels[level].groups >= if is_time { FEWEST_BLOCKS } else { FEWEST_GROUPS }
@@ -116,8 +116,8 @@ impl Replicates {
         (value, self.levels[0].deviations(values, value))
     }
 
-    /// By how many standard deviations the groups of a level deviate more than independent ones would, of which the
-    /// squares of deviations add up to the same at any size.
+    /// By how many standard deviations the groups of a level deviate more than independent ones would, whose squared
+    /// deviations add up to the same at any size.
     fn excess(&self, level: usize, deviations: f64, finest: f64) -> f64 {
         let groups = self.levels[level].groups;
         if !self.has_enough(level) || groups == self.levels[0].groups {
@@ -128,7 +128,7 @@ impl Replicates {
         (deviations / finest - 1.0) / chance
     }
 
-    /// The whole that values are a part of.
+    /// The whole that values are part of.
     pub fn denominator(&self) -> f64 {
         self.denominator
     }
@@ -138,7 +138,7 @@ impl Replicates {
         self.levels[0].groups
     }
 
-    /// Whether they are enough to tell an error.
+    /// Whether they are enough to estimate an error.
     pub fn are_enough(&self) -> bool {
         self.len() >= FEWEST_BLOCKS
     }
@@ -156,7 +156,7 @@ impl Replicates {
         for level in self.independent + 1..self.levels.len() {
             let (coarser, deviations) = of(level);
             dependent |= finest > 0.0 && self.excess(level, deviations, finest) > DEPENDENT;
-            // Where blocks depend on each other at all, longer ones that deviate more are believed without proof.
+            // If blocks depend on each other at all, longer ones that deviate more are accepted without proof.
             if dependent && self.has_enough(level) && coarser.variance > best.variance {
                 best = coarser;
             }
@@ -183,7 +183,7 @@ impl Replicates {
             let times = &draws.times[round * level.denominators.len()..][..level.denominators.len()];
             let sum: f64 = present.iter().map(|&(group, sum)| f64::from(times[group]) * sum).sum();
             let ratio = sum / denominator.max(f64::MIN_POSITIVE);
-            // Welford's way: no difference of large sums.
+            // Welford's method: no difference of large sums.
             let before = ratio - mean;
             mean += before / (round + 1) as f64;
             squares += before * (ratio - mean);
@@ -193,7 +193,7 @@ impl Replicates {
     }
 }
 
-/// Of nothing 0, where the standard library's is -0.
+/// The sum of nothing is 0, where the standard library's is -0.
 fn sum<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     values.fold(0.0, |sum, value| sum + value)
 }
@@ -221,7 +221,7 @@ impl Level {
         level
     }
 
-    /// The sum of squares of what groups deviate from a ratio.
+    /// The sum of the squared deviations of groups from a ratio.
     fn deviations(&self, values: &[(u32, f64)], ratio: f64) -> f64 {
         let mut deviations: Vec<f64> = self.denominators.iter().map(|denominator| -ratio * denominator).collect();
         for &(unit, value) in values {
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(resampled, Replicates::new(&units(64), 1, 2000).bootstrap(&values, &estimate));
     }
 
-    /// Phases of eight blocks: as 64 replicates they would be three times too sure.
+    /// Phases of eight blocks: treated as 64 replicates, the result would look three times too certain.
     #[test]
     fn phases_are_no_replicates_of_each_other() {
         let replicates = Replicates::new(&units(64), 1, 100);

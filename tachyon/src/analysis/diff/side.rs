@@ -13,19 +13,19 @@ pub(super) type Values = Vec<(u32, f64)>;
 pub(super) struct Side {
     /// Replicates with the CPU time of their samples, microseconds.
     pub units: Vec<(Unit, f64)>,
-    /// The same with their length: the parts of the recordings' seconds.
+    /// The same with their length: their parts of the recordings' seconds.
     pub lengths: Vec<(Unit, f64)>,
     /// By row: CPU time in it.
     pub own: Vec<Values>,
     /// By row: samples in it.
     pub samples: Vec<u64>,
-    /// By ancestor: CPU time that is its own when what the other side does not have is charged to its caller.
+    /// By ancestor: its own CPU time if what the other side does not have is charged to its caller.
     pub collapsed: Vec<Values>,
     /// CPU time of a row that is charged to an ancestor.
     pub charged: HashMap<(usize, usize), f64, RandomState>,
 }
 
-/// What a place is, to a comparison.
+/// What a place means to a comparison.
 pub(super) struct Places {
     /// Its row.
     pub row: Vec<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Places {
     pub ancestor: Vec<usize>,
 }
 
-/// Rows that stacks without frames of interest belong to, and the root that is above all.
+/// Rows for stacks without frames of interest, and the root above everything.
 #[derive(Clone, Copy)]
 pub(super) struct Outside {
     pub no_python: (usize, usize),
@@ -41,12 +41,12 @@ pub(super) struct Outside {
     pub root: usize,
 }
 
-/// Whether a frame counts: native code has rows of its own by module alone.
+/// Whether a frame counts: native code has rows of its own only by module.
 fn is_shown(aggregate: &Aggregate, place: PlaceId, by: By) -> bool {
     by == By::Module || aggregate.place(place).is_python()
 }
 
-/// By ancestor: CPU time of all samples that have it anywhere.
+/// By ancestor: CPU time of all samples in which it occurs.
 pub(super) fn presence(aggregate: &Aggregate, places: &Places, by: By, ancestors: usize) -> Vec<f64> {
     let mut by_stack = vec![0.0; aggregate.stacks().len()];
     for (entry, count) in aggregate.entries() {
@@ -138,7 +138,7 @@ fn processes(aggregate: &Aggregate) -> Vec<u32> {
         .collect()
 }
 
-/// All blocks of each process of each recording, also those in which it did nothing, in order, with their numbers.
+/// All blocks of each process of each recording, in order, including those in which it did nothing, with their numbers.
 fn blocks(aggregate: &Aggregate, processes: &[u32]) -> (Vec<(Unit, f64)>, HashMap<Unit, u32>) {
     let mut last: HashMap<u32, u16> = HashMap::new();
     let mut pairs = Vec::new();

@@ -1,4 +1,4 @@
-//! From estimates to what may be believed: Student's test, and how many false alarms many tests make.
+//! From estimates to conclusions: Student's test, and how many false alarms many tests make.
 
 use super::replicates::Estimate;
 use statrs::distribution::{ContinuousCDF as _, StudentsT};
@@ -6,9 +6,9 @@ use statrs::distribution::{ContinuousCDF as _, StudentsT};
 /// Share of false alarms among the changes that are called significant.
 pub const LEVEL: f64 = 0.01;
 
-/// The power that the smallest visible change is reckoned with, so that in fact four of five such changes are found: now and
-/// then blocks look as if they depended on each other, and hide one. In pairs drawn from real recordings 0.87 found 78 to 91 %
-/// (`cargo xtask differences`).
+/// The power for which the smallest visible change is computed, so that in fact four of five such changes are found: now and
+/// then blocks seem to depend on each other and hide one. In pairs drawn from real recordings 0.87 found 78 to 91 % (`cargo
+/// xtask differences`).
 const AIM: f64 = 0.92;
 
 /// A difference of two estimates.
@@ -20,7 +20,7 @@ pub(super) struct Tested {
     pub error: f64,
     /// Welch's degrees of freedom.
     pub freedom: f64,
-    /// How often chance alone makes a change as large.
+    /// How often chance alone produces a change this large.
     pub p: f64,
 }
 
@@ -39,14 +39,14 @@ pub(super) fn welch(before: &Estimate, after: &Estimate) -> Tested {
 }
 
 impl Tested {
-    /// The interval that has the true change in it in 99 of 100 cases.
+    /// The interval that contains the true change in 99 of 100 cases.
     pub fn interval(&self) -> (f64, f64) {
         let reach = quantile(1.0 - LEVEL / 2.0, self.freedom) * self.error;
         (self.change - reach, self.change + reach)
     }
 }
 
-/// The smallest change that a test finds four times in five when it is one of `tests`.
+/// The smallest change that a test finds four times in five if it is one of `tests`.
 pub(super) fn visible(error: f64, freedom: f64, tests: usize) -> f64 {
     let level = LEVEL / tests.max(1) as f64;
     (quantile(1.0 - level / 2.0, freedom) + quantile(AIM, freedom)) * error
@@ -60,7 +60,7 @@ fn quantile(share: f64, freedom: f64) -> f64 {
     student(freedom).inverse_cdf(share)
 }
 
-/// Benjamini's and Hochberg's q of each p: the share of false alarms when all with a q as low are believed.
+/// Benjamini's and Hochberg's q of each p: the share of false alarms if all with a q this low are accepted.
 pub(super) fn false_discoveries(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));

@@ -117,7 +117,7 @@ fn nor_where_little_is_known() {
     assert!(alarms <= 20, "{alarms}");
 }
 
-/// A program that works in phases of random length, which depend on nothing but themselves.
+/// A program that works in phases of random length, independent of anything else.
 #[test]
 fn phases_are_noise() {
     let mut alarms = 0;
@@ -136,7 +136,7 @@ fn phases_are_noise() {
             });
             let mut share = 0.5;
             for block in 0..128 {
-                // A phase lasts eight seconds on the mean.
+                // A phase lasts eight seconds on average.
                 if random.f64() < 0.125 {
                     share = random.f64();
                 }
@@ -154,7 +154,7 @@ fn phases_are_noise() {
     assert!(alarms <= 8, "{alarms}");
 }
 
-/// Five percent more of a function with one percent is found in four of five cases where that was promised.
+/// An increase of five percent in a function with one percent is found in four of five cases if that was promised.
 #[test]
 fn what_was_promised_to_be_visible_is_found() {
     let rest = 0.99 / 11.0;
@@ -169,7 +169,7 @@ fn what_was_promised_to_be_visible_is_found() {
     let mut sides = |sampling, share| {
         [0.01, share].map(|share| with_names(&program(share), |program| sampled(program, sampling, &mut random)))
     };
-    // What 100,000 samples can see tells how many it takes to see 0.05 % of the whole.
+    // From what 100,000 samples can show follows how many it takes to show 0.05 % of the whole.
     let pilot = Sampling { samples: 1e5, blocks: 64, ..USUAL };
     let [before, after] = sides(pilot, 0.01);
     let visible = compare(&before, &after, By::Function, 100).smallest_visible_share.unwrap();
@@ -274,7 +274,7 @@ fn lines_that_shift_are_no_change() {
     assert!(names(&difference).is_empty(), "{:?}", names(&difference));
 }
 
-/// What is new and costs time is told by its own name, not by its caller's.
+/// A new cost is reported under its own name, not its caller's.
 #[test]
 fn new_cost_is_a_change() {
     let (difference, significant) = changes(

@@ -1,4 +1,4 @@
-//! The samples of one segment, until that has ended.
+//! The samples of one segment, gathered until it has ended.
 
 use crate::analysis::Collector;
 use crate::profile::{FrameId, Merge, Profile, Sample, ThreadId};
@@ -30,7 +30,7 @@ pub(super) struct BatchSample {
 pub struct BatchSink(Arc<Mutex<Batch>>, Vec<FrameId>);
 
 impl BatchSink {
-    /// What came so far; nothing is left.
+    /// Takes what has come so far, leaving nothing.
     #[must_use]
     pub fn take(&self) -> Batch {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -55,7 +55,7 @@ impl Batch {
     /// Hands all samples to a collector, for a report of this segment alone.
     ///
     /// # Errors
-    /// What the collector says.
+    /// Any error of the collector.
     pub fn feed(&self, profile: &Profile, report: &Report, collector: &mut Collector<'_>) -> io::Result<()> {
         for BatchSample { time_us, thread, stack, status } in &self.samples {
             let merge = Merge::from_number(status >> 6);

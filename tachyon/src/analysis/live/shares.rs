@@ -1,8 +1,8 @@
-//! What a window says as a whole.
+//! What a window shows as a whole.
 
 use crate::analysis::rows::Sum;
 
-/// What samples say altogether.
+/// What all samples together show.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     /// Samples and the time that they stand for: CPU time, unless waiting threads are sampled too.
@@ -13,7 +13,7 @@ pub struct Shares {
     pub waiting: f64,
     /// Length of the stretch of time.
     pub seconds: f64,
-    /// Share of samples that held the GIL, of those of which that is known.
+    /// Share of samples that held the GIL, among those for which that is known.
     pub gil: Option<f64>,
     /// Share of samples in the garbage collector.
     pub gc: f64,
@@ -21,7 +21,7 @@ pub struct Shares {
     pub native: f64,
     /// Share of samples in which an exception was being raised or handled.
     pub exceptions: f64,
-    /// Samples lost, of whatever thread.
+    /// Samples lost, of any thread.
     pub lost: u64,
     /// CPU time of the profiler.
     pub profiler_s: f64,

@@ -21,7 +21,7 @@ pub struct TaskRow {
     pub process: String,
     /// While it ran, in the window.
     pub own: Sum,
-    /// And while a task ran that it awaits.
+    /// And while a task that it awaits ran.
     pub total: Sum,
     /// Likewise, since the start.
     pub own_whole: Sum,
@@ -34,7 +34,7 @@ pub struct TaskRow {
 pub(super) struct Tasks {
     names: Vec<Arc<str>>,
     ids: HashMap<Arc<str>, u32, RandomState>,
-    /// By stack of the aggregate: the one that ran, then those that await it.
+    /// By stack of the aggregate: the task that ran, then those that await it.
     of_stack: Vec<Box<[u32]>>,
 }
 
@@ -65,7 +65,8 @@ impl Tasks {
 }
 
 impl Live {
-    /// The tasks that have a sample, and what is of none, in no order. Tasks of one process with one name are one row.
+    /// The tasks that have a sample, and a row for samples without a task, in no particular order. Tasks of one process
+    /// with one name are one row.
     #[must_use]
     pub fn task_rows(&self, length: Duration) -> Vec<TaskRow> {
         let mut rows: HashMap<Scope, [Sum; 4]> = HashMap::new();

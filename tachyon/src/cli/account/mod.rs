@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use unicode_width::UnicodeWidthStr as _;
 
-/// What the account shows beside the [`Report`].
+/// What the account shows besides the [`Report`].
 #[derive(Clone, Debug)]
 pub struct Extras<'a> {
     /// The file that was written.
@@ -33,17 +33,17 @@ pub struct Extras<'a> {
     pub busy_children: Vec<BusyChildren>,
     /// Only samples that hold the GIL were wanted.
     pub gil: bool,
-    /// No CPython that was asked for ran at any time: what was asked for, as options; empty for all of them.
+    /// No requested CPython ran at any time: what was requested, as options; empty for all processes.
     pub nobody: Option<String>,
-    /// How this program is called.
+    /// How to call this program.
     pub program: PathBuf,
     /// Whether colours are wanted.
     pub colours: bool,
-    /// Columns of the terminal; `None`: lines may be as long as they like.
+    /// Columns of the terminal; `None`: no limit.
     pub width: Option<usize>,
 }
 
-/// How this program can be called again: by its name where the shell finds this very file by it, else as it was called.
+/// How this program can be called again: by its name if the shell finds this very file by it, otherwise as it was called.
 #[must_use]
 pub fn program() -> PathBuf {
     let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
@@ -72,14 +72,14 @@ pub struct Rotated {
 const BLOCKED_SHARE: f64 = 0.01;
 /// Most functions that are shown.
 const TOP_SHOWN: usize = 5;
-/// Below this share of stacks nothing is said of those that were cut.
+/// Below this share of stacks, cut ones are not mentioned.
 const LEAST_CUT: f64 = 0.001;
 /// Function names are not cut below this many columns.
 const NARROWEST_NAME: usize = 20;
-/// Most columns of a name where there is no terminal that says: a log takes any, and a program may call its functions what it likes.
+/// Most columns of a name if there is no terminal to set a limit: a log takes any width, and a program may give functions any name.
 const WIDEST_NAME: usize = 200;
 
-/// Writes the account, one fact a line.
+/// Writes the account, one fact per line.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -112,7 +112,7 @@ pub fn write(report: &Report, extras: &Extras<'_>, out: &mut dyn Write) -> io::R
     } else if !report.events.is_empty() {
         write_events(&report.events, out)?;
     } else if report.wall.is_some() {
-        // Told first.
+        // Already shown first.
     } else if share.unwrap_or(0.0) < BLOCKED_SHARE && (share.is_some() || report.stored == 0) {
         write!(out, "ran {} of {seconds} s", percent(share.unwrap_or(0.0)))?;
         match &extras.waiting {
@@ -238,13 +238,13 @@ fn write_next(extras: &Extras<'_>, report: &Report, out: &mut dyn Write) -> io::
     Ok(())
 }
 
-/// Share of the recording that the targets were on a CPU, 1.0 being one whole CPU; `None` when it was not measured.
+/// Share of the recording that the targets were on a CPU, 1.0 being one whole CPU; `None` if it was not measured.
 fn on_cpu_share(report: &Report) -> Option<f64> {
     let measured: Vec<f64> = report.processes.iter().filter_map(|process| process.cpu_s).collect();
     (!measured.is_empty() && report.duration_s > 0.0).then(|| measured.iter().sum::<f64>() / report.duration_s)
 }
 
-/// `30` for 30.0, else one decimal.
+/// `30` for 30.0, otherwise one decimal.
 fn seconds(seconds: f64) -> String {
     let text = format!("{seconds:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
@@ -377,7 +377,7 @@ mod tests {
         let mut extras = extras(&output);
         extras.waiting = Some("selectors.py:468 select".into());
         assert_eq!(
-            // Who has that program is told of it.
+            // Users who have that program are told about it.
             account(&report(8, Some(0.09)), &extras).split_inclusive('\n').take(4).collect::<String>(),
             "8 samples of 1 process in 30 s; on a CPU 0.3 % of the time\n\
              ran 0.3 % of 30 s; waiting in selectors.py:468 select\n\

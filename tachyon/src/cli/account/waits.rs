@@ -1,4 +1,4 @@
-//! Where the selected threads waited, as shares of their lives: the first line of the account of a recording with waits.
+//! Where the selected threads waited, as shares of their lifetimes: the first line of the account of a recording with waits.
 
 use super::super::table::percent;
 use crate::analysis::ratio;
@@ -13,12 +13,12 @@ use std::io::{self, Write};
 const CAUSES: usize = 4;
 /// Most lines that held the GIL, and most that ended waits.
 const LINES: usize = 3;
-/// A place that has less of its cause is one of many.
+/// A place with a smaller share of its cause is just one of many.
 const MOST: f64 = 0.5;
-/// Below this share of their lives nobody asks who held what threads waited for.
+/// Below this share of their lifetimes, who held what threads waited for is not shown.
 const LEAST: f64 = 0.02;
 
-/// Shares of the threads' lives.
+/// Shares of the threads' lifetimes.
 struct Shares {
     waiting: f64,
     /// By cause, largest first.
@@ -26,7 +26,7 @@ struct Shares {
 }
 
 impl Shares {
-    /// As the kernel counted the time of each process; where it did not, as the samples say.
+    /// From the time of each process as the kernel counted it, or else from the samples.
     fn of(report: &Report, wall: &WallReport) -> Self {
         Self::of_times(report).unwrap_or_else(|| {
             let whole = report.stored + wall.stored;
@@ -64,7 +64,7 @@ impl Shares {
     }
 }
 
-/// Writes one line, and more where there is more to ask.
+/// Writes one line, and more if there is more to say.
 pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> io::Result<()> {
     let shares = Shares::of(report, wall);
     let shown = shares.causes.iter().take(CAUSES).filter(|(_, share)| *share >= 0.001);
@@ -102,7 +102,7 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// Where asyncio's tasks, and greenlets, waited side by side.
+/// Writes where asyncio tasks and greenlets waited side by side.
 fn write_tasks(tasks: &TaskWaitReport, out: &mut dyn Write) -> io::Result<()> {
     let told = |place: &PlaceReport| format!("{} {}", short(ratio(place.stored, tasks.stored)), escape(&place.place));
     let lines: Vec<String> = tasks.places.iter().take(LINES).map(told).collect();
@@ -133,7 +133,7 @@ fn told(name: &str, share: f64, wall: &WallReport) -> String {
     let share = short(share);
     let what = match name {
         "gil" => "GIL",
-        // Where a thread is when its CPU is taken away says nothing.
+        // Where a thread is when it loses its CPU says nothing.
         "cpu" => return format!("{share} for a CPU"),
         "child" => "child process",
         "stop_the_world" => "stop of the world",
@@ -161,7 +161,7 @@ fn holder(line: &HolderReport) -> String {
     }
 }
 
-/// Whole percent, or one decimal of small ones.
+/// Whole percent, or one decimal for small ones.
 fn short(share: f64) -> String {
     let percent = share * 100.0;
     if percent >= 9.95 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }

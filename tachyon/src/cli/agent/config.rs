@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::{Table, Value};
 
-/// Read where no other is named, if it is there.
+/// Read if no other is named and it exists.
 pub const DEFAULT_PATH: &str = "/etc/tachyon-bpf/agent.toml";
 /// What the environment's variables begin with: `TACHYON_RECORD_FREQUENCY` is `record.frequency`.
 const VARIABLES: &str = "TACHYON_";
@@ -44,7 +44,7 @@ pub struct Record {
     pub filter: Filter,
 }
 
-/// What is told of each process.
+/// What is recorded about each process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Labels {
     /// Variables of its environment that become labels.
@@ -57,7 +57,7 @@ pub struct Labels {
 pub struct Key {
     /// `section.name`.
     pub name: &'static str,
-    /// As it would be written in the file; empty for none.
+    /// As it would be written in the file; empty if there is none.
     pub default: &'static str,
     /// What it means, for `--check` and the manual.
     pub help: &'static str,
@@ -79,7 +79,7 @@ const fn list(name: &'static str, help: &'static str, set: fn(&mut Config, &str)
     Key { name, default: "", help, set, is_list: true }
 }
 
-/// All keys but `[[labels.rule]]`, which is a table each.
+/// All keys except `[[labels.rule]]`, each of which is a table.
 pub const KEYS: [Key; 15] = [
     key("record.frequency", "19", "samples per second of each thread's CPU time, 1 to 10000", |config, text| {
         config.record.frequency = values::frequency(text)?;
@@ -218,7 +218,7 @@ impl Config {
     /// Defaults, then the file, then the environment, then `KEY=VALUE` of the command line.
     ///
     /// # Errors
-    /// [`Failure`] with exit status 2 for what is no configuration; with 1 for a file that cannot be read.
+    /// [`Failure`] with exit status 2 for an invalid configuration; with 1 for a file that cannot be read.
     pub fn load(
         file: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
@@ -233,7 +233,7 @@ impl Config {
             let shown = format!("{VARIABLES}{name}");
             match KEYS.iter().position(|key| variable(key.name) == name) {
                 Some(number) => config.set(number, &[&value], &shown)?,
-                // Others begin with the prefix alone and are none of the agent's.
+                // Others only share the prefix and are not the agent's.
                 None if SECTIONS.iter().any(|section| name.starts_with(section)) => {
                     let key = name.replacen('_', ".", 1).to_lowercase();
                     return Err(unknown(&shown, &key));
@@ -293,7 +293,7 @@ impl Config {
         Ok(())
     }
 
-    /// A list that is given replaces the one that was there.
+    /// A given list replaces the one before.
     fn clear(&mut self, name: &str) {
         let filter = &mut self.record.filter;
         match name {
@@ -338,7 +338,7 @@ fn bytes(bytes: u64) -> String {
     bytesize::ByteSize(bytes).display().iec().to_string()
 }
 
-/// `RECORD_MAX_CPU` of `record.max_cpu`.
+/// `RECORD_MAX_CPU` for `record.max_cpu`.
 fn variable(key: &str) -> String {
     key.replace('.', "_").to_uppercase()
 }

@@ -1,5 +1,5 @@
-//! Labels of a process: who it is, for those who look at many hosts. Found without asking anybody but the kernel and the
-//! process's own environment.
+//! Labels of a process: what it is, for people who look at many hosts. They come only from the kernel and the process's
+//! own environment.
 
 use super::config::Labels;
 use crate::profile::{Details, Process, script};
@@ -17,12 +17,12 @@ const SERVICE: &str = "service.name";
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rule {
-    /// Patterns by label: all of them must match. None match every process.
+    /// Patterns by label: all of them must match. Without patterns, every process matches.
     #[serde(rename = "match")]
     matches: BTreeMap<String, String>,
     /// Only these labels stay.
     keep: Vec<String>,
-    /// These labels go.
+    /// These labels are removed.
     drop: Vec<String>,
     /// Labels that get another name: old = new.
     rename: BTreeMap<String, String>,
@@ -33,10 +33,10 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Those of `[[labels.rule]]`.
+    /// The rules of `[[labels.rule]]`.
     ///
     /// # Errors
-    /// What is wrong with the first that is.
+    /// What is wrong with the first invalid one.
     pub fn all(value: &Value) -> Result<Vec<Self>, String> {
         let mut rules: Vec<Self> =
             value.clone().try_into().map_err(|error: toml::de::Error| format!("labels.rule: {}", error.message()))?;
@@ -69,7 +69,7 @@ impl Rule {
 }
 
 impl Labels {
-    /// Variables of processes that are looked at.
+    /// Variables of processes that are read.
     pub fn variables(&self) -> Vec<String> {
         let mut names = vec![SERVICE_NAME.to_owned(), RESOURCE_ATTRIBUTES.to_owned()];
         names.extend(self.environment.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());

@@ -13,10 +13,10 @@ use crate::recording::{Clock, NativePlan, Running, Segment, Status, Waits};
 use crate::sinks::{Format, Sink};
 use std::time::Duration;
 
-/// Bytes for unwind tables, as of a recording by hand; `max_memory` bounds them further.
+/// Bytes for unwind tables, as for a recording by hand; `max_memory` limits them further.
 const UNWIND_MEMORY: u32 = 64 << 20;
 
-/// One that runs.
+/// A running recorder.
 pub struct Recorder {
     plan: Plan,
     running: Running,
@@ -36,7 +36,7 @@ impl Recorder {
     /// Loads the kernel side and begins to sample.
     ///
     /// # Errors
-    /// What a recording by hand would say.
+    /// The errors of a recording by hand.
     pub fn start(config: &Config, spool: &Spool) -> anyhow::Result<Self> {
         let plan = plan(config, spool);
         let mut request = plan.request(None);
@@ -50,7 +50,7 @@ impl Recorder {
         Ok(Self { plan, running, segments })
     }
 
-    /// From now on with other labels and bounds, which need no new recorder.
+    /// Changes labels and bounds, which need no new recorder.
     pub fn adjust(&mut self, config: &Config, spool: &Spool) {
         self.segments.labels = config.labels.clone();
         self.plan = plan(config, spool);
@@ -60,7 +60,7 @@ impl Recorder {
     /// How it is doing.
     ///
     /// # Errors
-    /// When the kernel refuses to tell.
+    /// When the counters cannot be read from the kernel.
     pub fn status(&mut self) -> anyhow::Result<Status> {
         self.running.status()
     }
@@ -68,8 +68,8 @@ impl Recorder {
     /// Ends a segment and begins the next.
     ///
     /// # Errors
-    /// When the next one's file cannot be had: the segment goes on then. When the last one's could not be written: it is
-    /// counted.
+    /// When the next one's file cannot be created: then the segment goes on. When the last one's could not be written:
+    /// it is counted.
     pub fn cut(&mut self, state: &mut State) -> anyhow::Result<()> {
         let Self { plan, running, segments } = self;
         let segment = running.cut_into(|profile| segments.open(plan, profile))?;
@@ -105,7 +105,7 @@ impl Segments {
         let before = self.rotation.kept();
         let result = match (outputs, &segment.sink_error) {
             (Some(outputs), None) => self.rotation.finish(outputs, &segment),
-            // What there is of its file goes: on a full disk the next one needs the room.
+            // Its unfinished file is removed: on a full disk the next one needs the room.
             (_, Some(error)) => Err(anyhow::anyhow!("the segment cannot be written: {error}")),
             (None, None) => Ok(()),
         };

@@ -1,4 +1,4 @@
-//! The spool: a directory that one agent at a time writes, and whose segments others read.
+//! The spool: a directory that one agent at a time writes to, and whose segments others read.
 
 use crate::cli::failure::Failure;
 use crate::cli::output::{Destination, OutputFile, write_whole};
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 /// Held as long as an agent writes there.
 const LOCK: &str = ".lock";
-/// Readable for the spool's group: whoever ships segments needs no more rights.
+/// Readable by the spool's group: shipping segments needs no further rights.
 const FILE_MODE: u32 = 0o640;
 
-/// A spool that is ours.
+/// A spool that this agent holds.
 #[derive(Debug)]
 pub struct Spool {
     directory: PathBuf,
@@ -24,7 +24,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Looks whether an agent could write there, without touching anything.
+    /// Checks that an agent could write there, without touching anything.
     ///
     /// # Errors
     /// As [`Spool::check`]; when another agent writes there.
@@ -36,10 +36,10 @@ impl Spool {
         }
     }
 
-    /// The same, whoever writes there.
+    /// The same, even if another agent writes there.
     ///
     /// # Errors
-    /// When it is no directory, is a symbolic link, belongs to somebody else, or others may write to it.
+    /// When it is not a directory, is a symbolic link, belongs to another user, or others may write to it.
     pub fn check(directory: &Path) -> Result<(), Failure> {
         let shown = directory.display();
         let metadata = match fs::symlink_metadata(directory) {
@@ -73,7 +73,7 @@ impl Spool {
         }
     }
 
-    /// Makes the directory, unless it is there, and takes it for this agent alone.
+    /// Creates the directory, if needed, and locks it for this agent.
     ///
     /// # Errors
     /// As [`Spool::check`]; when it cannot be made or written; when another agent has it.
@@ -89,7 +89,7 @@ impl Spool {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot("make", error)),
             _ => {}
         }
-        // Who may write to its parent may have put something else there meanwhile.
+        // Anyone who may write to its parent may have put something else there meanwhile.
         Self::check(directory)?;
         let mut options = OpenOptions::new();
         let options = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -105,7 +105,7 @@ impl Spool {
         &self.directory
     }
 
-    /// Finishes what a killed agent left. Returns what there is to tell.
+    /// Finishes what a killed agent left. Returns messages for the user.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -114,7 +114,7 @@ impl Spool {
         for path in self.paths()? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.ends_with(".recovered.part") || name.ends_with(".json.part") || name.ends_with(".prom.part") {
-                // Half of what is made again.
+                // An unfinished file that will be made again.
                 remove(&path);
             } else if let Some(finished) = name.strip_suffix(".part").filter(|name| name.ends_with(".tach")) {
                 told.push(self.finish(&path, finished));
@@ -141,7 +141,7 @@ impl Spool {
             }
             Err(error) => {
                 let broken = self.directory.join(format!("{name}.broken"));
-                // What cannot be renamed is met again at the next start.
+                // What cannot be renamed will be found again at the next start.
                 let _kept = fs::rename(part, &broken);
                 remove_with_journal(part);
                 format!("{name}: left by a killed agent, and cannot be recovered: {error:#}; it is {name}.broken now")
@@ -162,7 +162,7 @@ impl Spool {
         paths.iter().filter_map(|path| fs::symlink_metadata(path).ok()).map(|metadata| metadata.len()).sum()
     }
 
-    /// Writes one of its own files whole.
+    /// Writes one of its own files as a whole.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -190,7 +190,7 @@ fn rescue(part: &Path, path: &Path) -> anyhow::Result<u64> {
         recovered => recovered?,
     };
     let account = path.with_extension("json");
-    // One that was finished but for its name has its account already.
+    // A file that was finished except for its name already has its account.
     if recovered.cut || !account.exists() {
         let report = Report {
             schema: 1,
@@ -207,7 +207,7 @@ fn rescue(part: &Path, path: &Path) -> anyhow::Result<u64> {
 
 /// Lets the spool's group read a finished file.
 pub fn share(path: &Path) {
-    // Where the file system has no modes, whoever may read it may.
+    // On a file system without modes, its own rules apply.
     let _refused = fs::set_permissions(path, fs::Permissions::from_mode(FILE_MODE));
 }
 
@@ -221,7 +221,7 @@ fn remove_with_journal(part: &Path) {
 }
 
 fn remove(path: &Path) {
-    // What is not there need not be removed; what cannot be is met again.
+    // A missing file need not be removed; one that cannot be removed will be found again.
     let _left = fs::remove_file(path);
 }
 

@@ -1,4 +1,4 @@
-//! What the agent says of itself: `state.json`, and the same as metrics for Prometheus.
+//! What the agent reports about itself: `state.json`, and the same as metrics for Prometheus.
 
 use super::spool::Spool;
 use crate::recording::Segment;
@@ -14,10 +14,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Its name in the spool.
 pub const STATE: &str = "state.json";
-/// That of the metrics, as the textfile collector of Prometheus's node exporter wants it.
+/// Name of the metrics, as required by the textfile collector of Prometheus's node exporter.
 pub const METRICS: &str = "metrics.prom";
 
-/// Sums since the agent's start, and how it is doing now. Written whole after each segment.
+/// Sums since the agent's start, and how it is doing now. Written anew after each segment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct State {
     /// The agent's process.
@@ -26,7 +26,7 @@ pub struct State {
     pub started_unix: f64,
     /// Segments that have ended.
     pub segments: u64,
-    /// The number of the latest one, of the recorder that runs now.
+    /// The number of the latest one from the present recorder.
     pub sequence: u64,
     /// When it ended.
     pub segment_end_unix: f64,
@@ -37,7 +37,7 @@ pub struct State {
     pub filtered: u64,
     pub not_python: u64,
     pub loss: BTreeMap<String, u64>,
-    /// By how much counts of the same thing differ: 0, or a defect.
+    /// By how much counts of the same thing differ: anything but 0 is a bug.
     pub inconsistent: u64,
     /// Share of one core in the latest segment, BPF programs included.
     pub cpu_share: f64,
@@ -53,7 +53,7 @@ pub struct State {
     /// Segments that could not be written, and the samples in them.
     pub dropped_segments: u64,
     pub dropped_samples: u64,
-    /// How often the recorder began anew.
+    /// How often the recorder was restarted.
     pub restarts: u64,
     /// CPythons sampled in the latest segment, by version.
     pub pythons: BTreeMap<String, u64>,

@@ -1,4 +1,4 @@
-//! What is made of the command line's definition: the manual page and the shells' completions.
+//! What is generated from the command line's definition: the manual page and the shells' completions.
 
 use super::{CommandLine, EXAMPLES};
 use clap::CommandFactory as _;
@@ -39,7 +39,7 @@ pub fn write_man(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     man.render_description_section(out)?;
     man.render_options_section(out)?;
     for verb in command.get_subcommands() {
-        // Recording is what the options above are of.
+        // The options above are already those of `record`.
         if verb.get_name() != "record" {
             let verb_man = clap_mangen::Man::new(verb.clone());
             writeln!(out, ".SH {}", verb.get_name().to_uppercase())?;
@@ -53,7 +53,7 @@ pub fn write_man(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     out.flush()
 }
 
-/// The sections of the manual page that no option tells.
+/// The sections of the manual page that do not come from options.
 fn write_man_sections(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     let roff = |text: &str| text.replace('\\', "\\e").replace('-', "\\-");
     let entries = |out: &mut dyn std::io::Write, title: &str, entries: &[(&str, &str)]| {
@@ -77,12 +77,12 @@ fn write_man_sections(out: &mut dyn std::io::Write) -> std::io::Result<()> {
 /// When `out` cannot be written.
 pub fn write_completions(shell: clap_complete::Shell, out: &mut dyn std::io::Write) -> std::io::Result<()> {
     let command = CommandLine::command();
-    // zsh's function would take a verb for CMD, which needs its `--`, and offer nothing of the verb's.
+    // zsh's function would take a verb for CMD, which needs its `--`, and offer none of the verb's options.
     let options = command.get_arguments().filter(|argument| !argument.is_positional()).cloned();
     let mut command = clap::Command::new("tachyon-bpf").args(options).subcommands(command.get_subcommands().cloned());
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut command, "tachyon-bpf", &mut text);
-    // clap_complete 4.6 sets one name for each verb in bash, and looks for another where the program's name has a hyphen.
+    // clap_complete 4.6 sets one name for each verb in bash, but looks for another if the program's name has a hyphen.
     let text = String::from_utf8_lossy(&text).replace("tachyon__subcmd__bpf", "tachyon__bpf");
     out.write_all(text.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Arguments of `record`, and what files it shares with other verbs.
+//! Arguments of `record`, and output arguments that it shares with other verbs.
 
 use super::shared::{SamplingArgs, TargetArgs};
 use super::values;
@@ -150,7 +150,7 @@ pub struct MergeProcesses {
 }
 
 impl MergeProcesses {
-    /// What that means for a format.
+    /// What the arguments mean for a format.
     ///
     /// # Errors
     /// When the format cannot merge them.

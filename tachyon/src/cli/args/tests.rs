@@ -44,7 +44,7 @@ fn manual_and_completions_know_all_flags() {
         [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish].map(completions);
     let command = CommandLine::command();
     let verbs = command.get_subcommands();
-    // What a debug build has for its developers is hidden.
+    // Options that a debug build has for developers are hidden.
     let shown = verbs.flat_map(clap::Command::get_arguments).filter(|argument| !argument.is_hide_set());
     for flag in shown.filter_map(clap::Arg::get_long) {
         assert!(man.contains(&format!("--{flag}")), "the manual lacks --{flag}");

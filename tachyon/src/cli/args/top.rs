@@ -56,10 +56,10 @@ pub struct TopArgs {
 }
 
 impl TopArgs {
-    /// The recording that is watched. Nothing of it goes to a file by itself.
+    /// The recording that is watched. None of it goes to a file by itself.
     ///
     /// # Panics
-    /// When a command line without a word is none.
+    /// If an empty command line is not valid.
     #[must_use]
     pub fn recording(&self) -> RecordArgs {
         let unset = CommandLine::try_parse_from(["tachyon-bpf"]).expect("all options have defaults").record;

@@ -1,4 +1,4 @@
-//! Values of options: what their text may be, and what is said of a text that is none.
+//! Values of options: what their text may be, and the message for an invalid text.
 
 use crate::analysis::live::HISTORY;
 use crate::cli::plan::Keep;
@@ -10,7 +10,7 @@ const MAX_RATE_HZ: u32 = 10_000;
 const MIN_INTERVAL: Duration = Duration::from_micros(100);
 /// Shortest `--rotate`.
 const MIN_SEGMENT: Duration = Duration::from_millis(100);
-/// Of `top`: more often than this nobody reads, and more rarely it is no live view.
+/// Limits for `top`: updates more frequent than this are unreadable, and rarer ones are not a live view.
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(3600);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
@@ -109,13 +109,13 @@ pub(in crate::cli) fn variable(text: &str) -> Result<String, String> {
     }
 }
 
-/// What is kept of segments: a size or an age.
+/// Which segments are kept: by size or age.
 pub(in crate::cli) fn keep(text: &str) -> Result<Keep, String> {
     const HELP: &str = "must be a size or an age with its unit, such as 2GiB or 7d";
     if text.parse::<f64>().is_ok() {
         return Err(HELP.to_owned());
     }
-    // Both read `30m` and `30M`: minutes and megabytes are meant.
+    // Both parsers accept `30m` and `30M`: the one means minutes, the other megabytes.
     let age = humantime::parse_duration(text).ok().filter(|age| *age > Duration::ZERO);
     let size = text.parse::<bytesize::ByteSize>().ok().map(|size| size.as_u64()).filter(|size| *size > 0);
     match (age, size) {
@@ -138,7 +138,7 @@ pub(in crate::cli) fn unwind_memory(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Least `--max-memory`: below, the program and its maps alone would be too much.
+/// Smallest `--max-memory`: below this, the program and its maps alone would exceed it.
 const MIN_MEMORY: u64 = 32 << 20;
 
 /// Bytes from a number with a unit.

@@ -1,5 +1,5 @@
-//! The Python processes that run now, as `doctor` shows them: by build, for a host may have hundreds of them; one by one
-//! where something is wrong, or where that is asked for.
+//! The running Python processes, as `doctor` shows them: by build, because a host may have hundreds of them; one by one
+//! if something is wrong, or if that is asked for.
 
 use super::Status;
 use crate::cli::escape::escape;
@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Processes of one problem that are named; more are counted.
+/// Most processes named for one problem; the others are counted.
 const NAMED: usize = 3;
 
-/// A Python process that runs now.
+/// A running Python process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunningInterpreter {
     /// Its pid, in the profiler's namespace.
@@ -20,15 +20,15 @@ pub struct RunningInterpreter {
     pub pid: Pid,
     /// The kernel's short name for it.
     pub comm: String,
-    /// `CPython`, or what else it is; empty when it could not be told.
+    /// `CPython`, or whatever else it is; empty if it could not be determined.
     pub implementation: String,
-    /// CPython's version; empty when it could not be told.
+    /// CPython's version; empty if it could not be determined.
     pub python_version: String,
     /// It is a build without the GIL.
     pub free_threaded: bool,
-    /// The file that holds the interpreter, as the process sees it; empty when it could not be told.
+    /// The file that holds the interpreter, as the process sees it; empty if it could not be determined.
     pub file: PathBuf,
-    /// Why it could not be profiled; `None` when it could.
+    /// Why it could not be profiled; `None` if it could be.
     pub problem: Option<String>,
 }
 
@@ -37,7 +37,7 @@ fn pid_number<S: serde::Serializer>(pid: &Pid, serializer: S) -> Result<S::Ok, S
 }
 
 impl RunningInterpreter {
-    /// One of which nothing more is known.
+    /// A process about which nothing more is known.
     #[must_use]
     pub fn new(pid: Pid, comm: impl Into<String>) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl RunningInterpreter {
         self
     }
 
-    /// `CPython 3.14.2, free-threaded`; empty when nothing is known of it.
+    /// `CPython 3.14.2, free-threaded`; empty if nothing is known about it.
     fn build(&self) -> String {
         let Self { implementation, python_version, free_threaded, .. } = self;
         let free_threaded = if *free_threaded { ", free-threaded" } else { "" };
@@ -95,7 +95,7 @@ pub(super) fn show(interpreters: &[RunningInterpreter], each: bool, out: &mut dy
     problems.into_values().try_for_each(|same| line(&same, out))
 }
 
-/// One line of processes that have all but their pids and names in common.
+/// One line for processes that differ only in their pids and names.
 fn line(same: &[&RunningInterpreter], out: &mut dyn Write) -> io::Result<()> {
     let first = same[0];
     let name = |one: &&RunningInterpreter| match one.comm.as_str() {

@@ -1,4 +1,4 @@
-//! Finds the Python processes that run now.
+//! Finds the running Python processes.
 
 use super::RunningInterpreter;
 use crate::discover;
@@ -7,7 +7,7 @@ use crate::machine::access;
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 
-/// Python processes that run now, for `doctor`: all of them, or those among `pids`, of which each gets an answer.
+/// Running Python processes, for `doctor`: all of them, or those in `pids`, each of which gets an answer.
 #[must_use]
 pub fn running_interpreters(pids: &[Pid]) -> Vec<RunningInterpreter> {
     let mut cache = ElfCache::default();
@@ -24,8 +24,8 @@ pub fn running_interpreters(pids: &[Pid]) -> Vec<RunningInterpreter> {
     pids.iter().map(&mut answer).collect()
 }
 
-/// What `doctor` says of a process; `None` when it is no Python. Where it cannot be known, as little as there is of one that
-/// was `asked_for` or is called so.
+/// What `doctor` says about a process; `None` if it is not a Python. If that cannot be known, the little there is, provided
+/// it was `asked_for` or has a Python's name.
 fn running_interpreter(
     process: &discover::ScannedProcess,
     cache: &mut ElfCache,
@@ -39,7 +39,7 @@ fn running_interpreter(
         |error: &RemoteError| error.is_denied().then(|| format!("it cannot be read; {}", access::hint(process.pid)));
     let found = RunningInterpreter::new(process.pid, &*process.stat.comm);
     match inspect::inspect(&remote, cache) {
-        // Its mappings may be open to us where its memory is not (CAP_PERFMON is enough for them on newer kernels).
+        // Its mappings may be readable even if its memory is not (CAP_PERFMON is enough for them on newer kernels).
         Ok(inspect::Verdict::Python(interpreter)) => {
             let read = remote.read_array::<1>(RemoteAddr(interpreter.runtime));
             Some(RunningInterpreter {

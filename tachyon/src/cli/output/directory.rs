@@ -1,9 +1,9 @@
 //! A directory of files that appears whole or not at all: one file for each process (`--split process`).
 //!
 //! As with a file: it is made as `PATH.part`, created new and for its owner only, and takes its name when it is done.
-//! With `--force`, a directory that stands at `PATH` is kept, and the files are put into it one by one, replacing
-//! regular files of the same name and nothing else. All is done through open directories, so that nobody who may
-//! rename them can lead us elsewhere.
+//! With `--force`, an existing directory at `PATH` is kept, and the files are moved into it one by one, replacing only
+//! regular files of the same name. Everything goes through open directories, so that renaming them cannot redirect the
+//! files elsewhere.
 
 use super::error::CHOWN;
 use super::place::Place;
@@ -26,22 +26,22 @@ pub const WHOLE: &str = "recording.tach";
 
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// A directory that is being filled. Dropped without [`OutputDirectory::commit`] or [`OutputDirectory::keep`] it
-/// vanishes.
+/// A directory that is being filled. If dropped without [`OutputDirectory::commit`] or [`OutputDirectory::keep`] it is
+/// removed.
 #[derive(Debug)]
 pub struct OutputDirectory {
     place: Place,
-    /// `PATH.part`, locked while we live.
+    /// `PATH.part`, locked while this process lives.
     inside: File,
     force: bool,
-    /// It is ours to remove.
+    /// Whether it is to be removed on drop.
     pending: AtomicBool,
 }
 
-/// Looks whether files could be written into a directory, or it be made, without touching anything.
+/// Checks that files could be written into a directory, or that it could be created, without touching anything.
 ///
 /// # Errors
-/// What [`create_directory`] would say.
+/// The errors of [`create_directory`].
 pub fn check_directory(path: &Path) -> Result<(), OutputError> {
     if path.is_dir() {
         return Place::of(&path.join("x"), PART).map(drop);
@@ -53,11 +53,11 @@ pub fn check_directory(path: &Path) -> Result<(), OutputError> {
     }
 }
 
-/// Makes a directory that files are put into one by one, unless it is there: its owner's alone, who is the calling user
-/// under sudo.
+/// Creates, if needed, a directory that files are put into one by one: accessible only to its owner, under sudo the
+/// calling user.
 ///
 /// # Errors
-/// When something else stands there, or the directory around it cannot be written.
+/// When something else exists there, or the directory around it cannot be written.
 pub fn create_directory(path: &Path) -> Result<(), OutputError> {
     check_directory(path)?;
     if path.is_dir() {
@@ -71,10 +71,10 @@ pub fn create_directory(path: &Path) -> Result<(), OutputError> {
 }
 
 impl OutputDirectory {
-    /// Looks whether it could be made now, without touching anything.
+    /// Checks that it could be created now, without touching anything.
     ///
     /// # Errors
-    /// What [`OutputDirectory::create`] would say.
+    /// The errors of [`OutputDirectory::create`].
     pub fn check(path: &Path, force: bool) -> Result<(), OutputError> {
         let place = Place::of(plain(path), PART)?;
         check_target(&place, force)?;
@@ -84,7 +84,7 @@ impl OutputDirectory {
     /// Makes `PATH.part`.
     ///
     /// # Errors
-    /// When something stands at the path, or the directory around it cannot be written.
+    /// When something exists at the path, or the directory around it cannot be written.
     pub fn create(path: &Path, force: bool) -> Result<Self, OutputError> {
         let place = Place::of(plain(path), PART)?;
         check_target(&place, force)?;
@@ -96,7 +96,7 @@ impl OutputDirectory {
             .map_err(failed("create"))
             .and_then(|()| open_inside(&place).map_err(failed("open")))
             .and_then(|inside| {
-                // A file system without locks costs only the distinction.
+                // Without locks on the file system, only that distinction is lost.
                 let _no_locks = inside.try_lock();
                 give_to_caller(&inside).map_err(|source| (CHOWN, source))?;
                 Ok(inside)
@@ -122,7 +122,7 @@ impl OutputDirectory {
         OutputFile::create_at(Place::within(directory.into(), path, name, PART), false)
     }
 
-    /// An empty file in it that has no name any more.
+    /// An empty file in it that no longer has a name.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -132,13 +132,13 @@ impl OutputDirectory {
         made.try_clone_file().map_err(|source| self.place.part_error("open", source))
     }
 
-    /// Whether somebody removed it.
+    /// Whether it was removed.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         nix::sys::stat::fstat(&self.inside).is_ok_and(|stat| stat.st_nlink == 0)
     }
 
-    /// Gives the directory its name, or its files to the directory that has it.
+    /// Gives the directory its name, or moves its files into the directory that has that name.
     ///
     /// # Errors
     /// When the name was taken meanwhile: `PATH.part` then stays.
@@ -146,7 +146,7 @@ impl OutputDirectory {
         self.pending.store(false, Ordering::Relaxed);
         let place = &self.place;
         let (directory, part, name) = (place.directory.as_fd(), place.part_name.as_os_str(), place.name.as_os_str());
-        // A directory takes the place of nothing, or of an empty directory.
+        // A directory can replace nothing, or an empty directory.
         let result = match renameat(directory, part, directory, name) {
             Err(nix::Error::ENOTEMPTY | nix::Error::EEXIST) if self.force => self.merge(),
             other => other.map_err(io::Error::from),
@@ -155,7 +155,7 @@ impl OutputDirectory {
         result.map_err(|source| OutputError::Rename { part, path, source })
     }
 
-    /// Moves the files into the directory that has the name already.
+    /// Moves the files into the directory that already has the name.
     fn merge(&self) -> io::Result<()> {
         let place = &self.place;
         let to = openat(&place.directory, place.name.as_os_str(), FLAGS, Mode::empty())?;
@@ -170,7 +170,7 @@ impl OutputDirectory {
         Ok(unlinkat(&place.directory, place.part_name.as_os_str(), UnlinkatFlags::RemoveDir)?)
     }
 
-    /// Leaves `PATH.part` as it is and tells its name.
+    /// Leaves `PATH.part` as it is and returns its name.
     pub fn keep(&self) -> PathBuf {
         self.pending.store(false, Ordering::Relaxed);
         self.place.part_path()
@@ -193,7 +193,7 @@ fn plain(path: &Path) -> &Path {
     Path::new(OsStr::from_bytes(&bytes[..len]))
 }
 
-/// Nothing stands at the path, or a directory that may be added to.
+/// Checks that nothing is at the path, or a directory that may be added to.
 fn check_target(place: &Place, force: bool) -> Result<(), OutputError> {
     let path = || place.path.clone();
     match place.stat(&place.name) {
@@ -213,7 +213,7 @@ fn open_inside(place: &Place) -> nix::Result<File> {
     openat(&place.directory, place.part_name.as_os_str(), FLAGS, Mode::empty()).map(File::from)
 }
 
-/// The `PATH.part` that stands there, when it may be replaced.
+/// An existing `PATH.part`, if it may be replaced.
 fn judge_part(place: &Place, force: bool) -> Result<Option<File>, OutputError> {
     let part = place.part_path();
     match place.stat(&place.part_name) {
@@ -234,7 +234,7 @@ fn judge_part(place: &Place, force: bool) -> Result<Option<File>, OutputError> {
 }
 
 fn names(directory: &File) -> io::Result<Vec<OsString>> {
-    // A description of its own: the one that is locked keeps its place at the start.
+    // A file description of its own: the locked one keeps its position at the start.
     let mut entries = Dir::openat(directory, ".", FLAGS, Mode::empty())?;
     let mut names = Vec::new();
     for entry in entries.iter() {
@@ -246,7 +246,7 @@ fn names(directory: &File) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Removes `PATH.part` with its files. A directory in it is not ours: then it stays.
+/// Removes `PATH.part` with its files. If there is a directory in it, which this program did not make, it stays.
 fn remove(place: &Place, inside: &File) -> io::Result<()> {
     for name in names(inside)? {
         unlinkat(inside, name.as_os_str(), UnlinkatFlags::NoRemoveDir)?;
@@ -358,7 +358,7 @@ mod tests {
             assert!(matches!(error, OutputError::NotDirectory { found: "a symbolic link", .. }), "{error:?}");
             fs::remove_file(target).unwrap();
         }
-        // A directory that we did not make is not emptied.
+        // A directory that this program did not make is not emptied.
         fs::create_dir_all(part.join("deep")).unwrap();
         assert!(matches!(OutputDirectory::create(&path, true), Err(OutputError::Part { .. })));
         assert!(part.join("deep").is_dir());

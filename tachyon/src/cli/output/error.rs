@@ -4,33 +4,33 @@ use crate::advice::{Advice, advises};
 use std::io;
 use std::path::PathBuf;
 
-/// What [`OutputError::Part`] calls the change of a file's owner.
+/// The action in [`OutputError::Part`] for changing a file's owner.
 pub(super) const CHOWN: &str = "give to the calling user";
 
 /// Why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
-    /// Something stands at the path.
+    /// Something exists at the path.
     #[error("cannot write {}: it exists", path.display())]
     Exists {
         /// The path.
         path: PathBuf,
     },
-    /// Something that `--force` does not replace stands at the path.
+    /// Something that `--force` does not replace exists at the path.
     #[error("cannot replace {}: it is {found}", path.display())]
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What stands there.
+        /// What exists there.
         found: &'static str,
     },
-    /// Something that is no directory stands where one is to be.
+    /// Something that is not a directory exists where one is to be.
     #[error("cannot write into {}: it is {found}", path.display())]
     NotDirectory {
         /// The path.
         path: PathBuf,
-        /// What stands there.
+        /// What exists there.
         found: &'static str,
     },
     /// The path has no file name.
@@ -44,7 +44,7 @@ pub enum OutputError {
     Directory {
         /// The directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A `.part` file of a recording that was cut is in the way.
@@ -53,7 +53,7 @@ pub enum OutputError {
         /// The `.part` file.
         part: PathBuf,
     },
-    /// The same of a directory (`--split process`).
+    /// The same for a directory (`--split process`).
     #[error("cannot create {}: it is left from a recording that was cut", part.display())]
     StaleDirectory {
         /// The `.part` directory.
@@ -72,17 +72,17 @@ pub enum OutputError {
         action: &'static str,
         /// The `.part` file.
         part: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The finished file could not take its name; it is kept as `.part`.
     #[error("cannot rename {} to {}", part.display(), path.display())]
     Rename {
-        /// The `.part` file, which is whole and stays.
+        /// The `.part` file, which is complete and stays.
         part: PathBuf,
         /// The name it should have.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The `.part` file was removed, or the directory with it.
@@ -90,7 +90,7 @@ pub enum OutputError {
     Gone {
         /// The name it should have.
         path: PathBuf,
-        /// Where the whole file is instead.
+        /// Where the complete file is instead.
         kept: io::Result<PathBuf>,
     },
     /// Standard output did not take a profile, which is kept.
@@ -98,7 +98,7 @@ pub enum OutputError {
     StdoutKept {
         /// Why not.
         source: io::Error,
-        /// Where the whole file is instead.
+        /// Where the complete file is instead.
         kept: io::Result<PathBuf>,
     },
     /// Standard output could not be written.
@@ -131,7 +131,7 @@ impl Advice for OutputError {
                 io::ErrorKind::NotFound => "create the directory first, or give another path".to_owned(),
                 _ => "give a path in a directory that you may write".to_owned(),
             }),
-            // Of other formats there is nothing to recover.
+            // Other formats have nothing to recover.
             Self::StalePart { part } => Some(match part.to_string_lossy().contains(".tach.") {
                 true => "`tachyon-bpf recover` makes it readable; give --force to replace it".to_owned(),
                 false => "give --force to replace it".to_owned(),

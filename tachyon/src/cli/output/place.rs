@@ -1,4 +1,4 @@
-//! A name in a directory: creating, judging and renaming the file that stands there.
+//! A name in a directory: creating, judging and renaming the file there.
 
 use super::OutputError;
 use crate::input::not_regular;
@@ -25,7 +25,7 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn of(path: &Path, ending: &str) -> Result<Self, OutputError> {
-        // `Path::file_name` forgives a trailing slash, the kernel does not.
+        // `Path::file_name` accepts a trailing slash, the kernel does not.
         let trailing_slash = path.as_os_str().as_bytes().last() == Some(&b'/');
         let (Some(name), false) = (path.file_name(), trailing_slash) else {
             return Err(OutputError::NoFileName { path: path.to_owned() });
@@ -71,7 +71,7 @@ impl Place {
         self.stat(&self.part_name).is_ok()
     }
 
-    /// Nothing stands at the path, or a regular file that may be replaced.
+    /// Checks that nothing is at the path, or a regular file that may be replaced.
     pub(super) fn check_target(&self, force: bool) -> Result<(), OutputError> {
         match self.stat(&self.name) {
             Err(nix::Error::ENOENT) => Ok(()),
@@ -89,7 +89,7 @@ impl Place {
         openat(&self.directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map(File::from)
     }
 
-    /// `Ok` when the `.part` file that stands there may be replaced.
+    /// `Ok` if the existing `.part` file may be replaced.
     pub(super) fn judge_part(&self, force: bool) -> Result<(), OutputError> {
         let part = self.part_path();
         match self.stat(&self.part_name) {
@@ -101,7 +101,7 @@ impl Place {
                 }
             }
         }
-        // Non-blocking, should it have become a FIFO since.
+        // Non-blocking, in case it has become a FIFO since.
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         if let Ok(fd) = openat(&self.directory, self.part_name.as_os_str(), flags, Mode::empty())
             && let Err(TryLockError::WouldBlock) = File::from(fd).try_lock()
@@ -112,11 +112,11 @@ impl Place {
     }
 
     pub(super) fn unlink(&self, name: &OsStr) {
-        // A file that is gone already is what was wanted.
+        // A file that is already gone is fine.
         let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
     }
 
-    /// Removes what lies beside the `.part` file.
+    /// Removes the files beside the `.part` file.
     pub(super) fn unlink_journal(&self) {
         self.unlink(&self.journal_name);
         self.unlink(&self.tail_name);
@@ -128,7 +128,7 @@ impl Place {
             return Ok(renameat(directory, part, directory, name)?);
         }
         match rename_no_replace(directory.as_raw_fd(), part, name) {
-            // The file system cannot (FUSE, some network ones): take the name first, then rename over it.
+            // The file system does not support it (FUSE, some network ones): take the name first, then rename over it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
                 openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;

@@ -1,4 +1,4 @@
-//! Files that are being written, for whoever ends this process early.
+//! Files that are being written, for code that ends this process early.
 
 use super::place::Place;
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A file that has not got its name yet, until this is dropped.
+/// A file that does not have its final name yet, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Unfinished(u64);
 
@@ -23,7 +23,7 @@ fn all() -> MutexGuard<'static, (u64, Vec<Entry>)> {
 }
 
 impl Unfinished {
-    /// `None` where there is no descriptor left: nobody will remove it then.
+    /// `None` if there is no descriptor left: then it will not be removed.
     pub(super) fn of(place: &Place) -> Option<Self> {
         let directory = place.directory.try_clone().ok()?;
         let mut all = all();
@@ -40,10 +40,10 @@ impl Drop for Unfinished {
     }
 }
 
-/// Removes them all. Not for recordings, of which what there is can be recovered.
+/// Removes them all. Not for recordings, which can be recovered.
 pub fn remove_unfinished() {
     for entry in all().1.drain(..) {
-        // A file that is gone already is what was wanted.
+        // A file that is already gone is fine.
         let _ = unlinkat(&entry.directory, entry.part_name.as_os_str(), UnlinkatFlags::NoRemoveDir);
     }
 }

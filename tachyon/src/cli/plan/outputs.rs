@@ -1,4 +1,4 @@
-//! Where a profile goes, and as what.
+//! Where a profile goes, and in which format.
 
 use super::Surroundings;
 use crate::cli::args::{ExportArgs, MergeArgs, RecordArgs};
@@ -10,10 +10,10 @@ use crate::sinks::Format;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Where an export goes, and as what.
+/// Where an export goes, and in which format.
 ///
 /// # Errors
-/// [`Failure`] when the format cannot be told, or the output cannot be had.
+/// [`Failure`] when the format cannot be determined, or the output is not available.
 pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<OutputPlan, anyhow::Error> {
     let destination = Destination::from_argument(args.output.clone());
     let format = match (args.format, &destination) {
@@ -31,7 +31,7 @@ pub fn export_output(args: &ExportArgs, surroundings: &Surroundings) -> Result<O
 /// Where `merge` writes to.
 ///
 /// # Errors
-/// When it is no file for TACH.
+/// When it is not a suitable file for TACH.
 pub fn merge_output(args: &MergeArgs) -> Result<OutputPlan, anyhow::Error> {
     let destination = Destination::from_argument(args.output.clone());
     let other = match &destination {
@@ -69,7 +69,7 @@ pub(super) fn record_output(args: &RecordArgs, surroundings: &Surroundings) -> R
     Ok(output)
 }
 
-/// A directory has no extension that could tell the format of its files.
+/// The plan for a directory, which has no extension that could give the format of its files.
 fn directory_output(args: &RecordArgs, surroundings: &Surroundings) -> Result<OutputPlan, Failure> {
     let destination = match &args.output {
         Some(path) => Destination::from_argument(path.clone()),
@@ -90,7 +90,7 @@ fn format_of_path(path: &Path) -> Result<Format, Failure> {
     })
 }
 
-/// Only the report shows source text.
+/// Whether source text is wanted; only the report shows it.
 pub(super) fn source_wanted(wanted: bool, format: Format) -> Result<bool, Failure> {
     if wanted && format != Format::Report {
         return Err(Failure::usage(format!("{format} files have no source text"))
@@ -99,7 +99,7 @@ pub(super) fn source_wanted(wanted: bool, format: Format) -> Result<bool, Failur
     Ok(wanted)
 }
 
-/// What standard output cannot take.
+/// Refuses what cannot go to standard output.
 fn check_stream(output: &OutputPlan, surroundings: &Surroundings) -> Result<(), Failure> {
     if output.destination == Destination::Stdout && output.format == Format::Gperftools {
         return Err(Failure::usage("cannot write a gperftools profile to standard output: it is two files")

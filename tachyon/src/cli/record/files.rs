@@ -16,14 +16,13 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes gathered before a `write(2)`; where a recording can be recovered, what is gathered is written at least once a second all
-/// the same.
+/// Bytes gathered before a `write(2)`; if a recording can be recovered, what is gathered is still written at least once a second.
 const BUFFER: usize = 256 * 1024;
 
-/// Further files of one profile: of a recording that one TACH file cannot hold, or a gperftools profile's companion.
+/// Further files of one profile: of a recording too large for one TACH file, or a gperftools profile's companion.
 type More = Arc<Mutex<Vec<OutputFile>>>;
 
-/// Files that one writer pushed and another takes: whole whatever became of either.
+/// Files that one thread pushes and another takes: intact even if either panicked.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -32,8 +31,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(in crate::cli) struct Outputs {
     first: OutputFile,
     more: More,
-    /// With `--split process`: where the processes' files go. The others are then the recording as a whole, which has
-    /// done its duty when those are there.
+    /// With `--split process`: where the processes' files go. The other files then hold the recording as a whole, which
+    /// is no longer needed once those exist.
     directory: Option<Arc<OutputDirectory>>,
 }
 
@@ -41,7 +40,7 @@ impl Outputs {
     /// Creates the first file and its sink.
     ///
     /// # Errors
-    /// When a file cannot be had.
+    /// When a file cannot be created.
     pub fn open(plan: &Plan, profile: &Profile) -> anyhow::Result<(Self, Box<dyn Sink + Send>)> {
         let more = More::default();
         if plan.split {
@@ -64,10 +63,10 @@ impl Outputs {
     /// Gives the files their names.
     ///
     /// # Errors
-    /// When a name was taken meanwhile, or the file has no place any more: it is then kept.
+    /// When a name was taken meanwhile, or the file's directory is gone: it is then kept.
     pub fn commit(self, format: Format) -> Result<(), OutputError> {
         match self.directory {
-            // With the directory the processes' files are lost; the whole one is finished then.
+            // The processes' files are lost with the directory; then the whole one is finished.
             Some(directory) if directory.is_gone() => commit(self.first, &self.more),
             Some(directory) => {
                 drop((self.first, std::mem::take(&mut *lock(&self.more))));
@@ -80,7 +79,7 @@ impl Outputs {
         }
     }
 
-    /// Leaves what was written where it is, and tells where.
+    /// Leaves what was written where it is, and returns where.
     pub fn keep(self) -> Vec<PathBuf> {
         if let Some(directory) = &self.directory {
             directory.keep();
@@ -94,13 +93,13 @@ fn commit(first: OutputFile, more: &More) -> Result<(), OutputError> {
     first.commit().and(commit_all(more))
 }
 
-/// All of them, also after one that failed: what has no name yet would vanish. The first error.
+/// Commits all of them, even after one has failed: those without a name would vanish. Returns the first error.
 fn commit_all(files: &More) -> Result<(), OutputError> {
     let files = std::mem::take(&mut *lock(files));
     files.into_iter().map(OutputFile::commit).fold(Ok(()), Result::and)
 }
 
-/// The sink of a TACH file, `first`, that may go on in further ones.
+/// The sink for a TACH file, `first`, that may continue in further ones.
 fn tach_sink(
     plan: &Plan,
     output: &OutputPlan,
@@ -147,7 +146,7 @@ fn export_sink(
     Ok(export::open(output.format, file, options)?)
 }
 
-/// Brings all files of a recording to the disk (`--sync`).
+/// Syncs all files of a recording to disk (`--sync`).
 fn sync(first: &File, more: &Mutex<Vec<OutputFile>>) -> std::io::Result<()> {
     first.sync_data()?;
     lock(more).iter().try_for_each(|output| output.file().sync_data())

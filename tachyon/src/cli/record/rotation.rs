@@ -1,7 +1,7 @@
 //! `--rotate` and `--keep`: a directory of segments, each a whole file with its account beside it.
 //!
-//! A segment is `HOST-START-SEQ.EXT`, START the recorder's start in UTC, and `HOST-START-SEQ.json` its account, which is there
-//! before the file has its name: who sees the file can read both. Names sort in the order of time.
+//! A segment is `HOST-START-SEQ.EXT`, where START is the recorder's start in UTC, and `HOST-START-SEQ.json` is its account,
+//! which exists before the file gets its name: if the file is visible, both can be read. Names sort in the order of time.
 
 use super::files::Outputs;
 use super::{json, kept};
@@ -29,10 +29,10 @@ pub(in crate::cli) struct Rotation {
 }
 
 impl Rotation {
-    /// Makes the directory, unless it is there.
+    /// Creates the directory if needed.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn begin(plan: &Plan, rotate: &Rotate) -> anyhow::Result<Self> {
         let Destination::Path(directory) = &plan.output.destination else {
             unreachable!("the plan refuses --rotate with standard output")
@@ -58,12 +58,12 @@ impl Rotation {
         Plan { output, ..plan.clone() }
     }
 
-    /// The next segment's file is there.
+    /// The next segment's file has been created.
     pub fn opened(&mut self) {
         self.sequence += 1;
     }
 
-    /// From now on with other bounds.
+    /// Changes the limits from now on.
     pub fn keep(&mut self, keep: &[Keep]) {
         self.keep = keep.to_vec();
     }
@@ -76,7 +76,7 @@ impl Rotation {
     /// Gives a segment's account and file their names, and removes what is too old.
     ///
     /// # Errors
-    /// When one of them cannot be written. What there is of the file is kept.
+    /// When one of them cannot be written. What was written of the file is kept.
     pub fn finish(&mut self, outputs: Outputs, segment: &Segment) -> anyhow::Result<()> {
         if let Some(error) = &segment.sink_error {
             let error = std::io::Error::new(error.kind(), error.to_string());
@@ -93,13 +93,13 @@ impl Rotation {
         Ok(())
     }
 
-    /// What it came to.
+    /// How many segments were finished and removed.
     pub fn kept(&self) -> Rotated {
         Rotated { finished: self.finished, removed: self.removed }
     }
 }
 
-/// `HOST-START` that no file of the directory has: of two recordings that start in one second, one waits for the next.
+/// A `HOST-START` that no file in the directory has: if two recordings start in the same second, one waits for the next.
 fn free_name(directory: &Path, host: &str) -> std::io::Result<String> {
     loop {
         let now = SystemTime::now();
@@ -116,7 +116,7 @@ fn free_name(directory: &Path, host: &str) -> std::io::Result<String> {
     }
 }
 
-/// A host's name as a part of a file's.
+/// A host's name as part of a file name.
 fn plain(host: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let name: String = host.trim_start_matches('.').chars().map(plain).collect();
@@ -136,7 +136,7 @@ struct Finished {
     modified: Option<SystemTime>,
 }
 
-/// Removes the oldest segments until the rest keeps within the bound, but never the newest one. Returns how many.
+/// Removes the oldest segments until the rest is within the limit, but never the newest one. Returns how many.
 ///
 /// # Errors
 /// When the directory cannot be read, or a file not be removed.
@@ -178,7 +178,7 @@ fn finished(directory: &Path) -> std::io::Result<BTreeMap<(String, u64, String),
         let entry = entry?;
         let name = entry.file_name();
         let Some(key) = name.to_str().and_then(segment_of) else { continue };
-        // One that another recorder has just removed is none.
+        // One that another recorder has just removed does not count.
         let Ok(metadata) = entry.metadata() else { continue };
         if metadata.is_file() {
             let segment = segments.entry(key).or_default();
@@ -190,10 +190,10 @@ fn finished(directory: &Path) -> std::io::Result<BTreeMap<(String, u64, String),
     Ok(segments)
 }
 
-/// START, SEQ and HOST of a finished segment's file; `None` for what is still being written, and for what is no segment.
+/// START, SEQ and HOST of a finished segment's file; `None` for a file that is still being written, or is not a segment.
 fn segment_of(name: &str) -> Option<(String, u64, String)> {
     let (stem, ending) = name.split_once('.').filter(|(stem, _)| stem.contains("Z-")).or_else(|| {
-        // The host's name may have dots itself.
+        // The host's name may itself contain this.
         let at = name.rfind("Z-")?;
         let dot = at + name[at..].find('.')?;
         Some((&name[..dot], &name[dot + 1..]))
@@ -263,7 +263,7 @@ mod tests {
             write(&format!("h-20261122T190113Z-{sequence:06}.tach"), 900);
             write(&format!("h-20261122T190113Z-{sequence:06}.json"), 100);
         }
-        // An earlier recorder's, by a host whose name sorts last; and what is none of ours.
+        // An earlier recorder's segment, from a host whose name sorts last; and files that are not segments.
         write("z-20260101T000000Z-000007.tach", 1000);
         write("precious.tach", 100_000);
         write("h-20261122T190113Z-000005.tach.part", 100_000);

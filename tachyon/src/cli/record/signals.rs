@@ -1,7 +1,7 @@
 //! Signals that end a recording.
 //!
-//! Every signal that would end the program by itself finishes the file instead, whoever sends it and however early: the
-//! handlers are there before the first file is.
+//! Every signal that would end the program finishes the file instead, whoever sends it and however early: the handlers
+//! are installed before the first file is created.
 
 use nix::sys::signal::Signal as Number;
 use std::io;
@@ -10,9 +10,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// What a signal says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cli) enum End {
-    /// The recording is to end; a signal that a supervisor sends to us alone is handed on to the command.
+    /// The recording is to end; a signal that a supervisor sends only to the profiler is passed on to the command.
     Asked(Option<Number>),
-    /// A child has ended, stopped or gone on.
+    /// A child has ended, stopped or continued.
     ChildChanged,
 }
 
@@ -20,15 +20,15 @@ pub(in crate::cli) enum End {
 pub(in crate::cli) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// Not where it was ignored when we were started, as under `nohup`.
+    /// Absent if it was ignored when the program was started, as under `nohup`.
     hangup: Option<Signal>,
     child: Signal,
-    /// Those that mean nothing here, and would else end the program with its files half done.
+    /// Those that mean nothing here, but would otherwise end the program with its files half done.
     others: [Signal; 4],
 }
 
 impl Signals {
-    /// Installs the handlers, inside of a runtime.
+    /// Installs the handlers, inside a runtime.
     ///
     /// # Errors
     /// When the system refuses.
@@ -72,7 +72,7 @@ async fn received(signal: &mut Option<Signal>) -> Option<()> {
     }
 }
 
-/// Whether a signal was ignored when we were started.
+/// Whether a signal was ignored when the program was started.
 fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: all-zero is a valid `sigaction`: SIG_DFL, no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -83,6 +83,6 @@ fn is_ignored(signal: libc::c_int) -> bool {
 
 /// From now on an interrupt ends this process at once.
 pub(in crate::cli) fn abort_on_interrupt() {
-    // SAFETY: restores the default action, which runs no code of ours.
+    // SAFETY: restores the default action, which runs no code of this program.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
 }

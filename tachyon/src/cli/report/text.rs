@@ -9,27 +9,27 @@ use indicatif::HumanCount;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Rows where nobody says how many and no terminal tells how many it has room for.
+/// Rows to show if the user does not say how many and there is no terminal to set a limit.
 const ROWS: usize = 20;
-/// Lines of the first screen that are no rows of the table: what stands above it and below it, and the shell's.
+/// Lines of the first screen that are not rows of the table: those above and below it, and the shell's.
 const AROUND: usize = 12;
-/// Share of all samples below which native code in a Python function's self time is not told below it.
+/// Share of all samples below which native code in a Python function's self time is not shown under it.
 const NATIVE_TOLD: f64 = 0.001;
-/// Most native functions that are told below a Python function.
+/// Most native functions that are shown under a Python function.
 const NATIVE_SHOWN: usize = 3;
-/// Modules and processes in the lines that sum them up.
+/// Most modules and processes in the lines that sum them up.
 const SUMMED_UP: usize = 6;
 
 /// Share of samples on a CPU from which all of them count as CPU time.
 const ON_CPU: f64 = 0.995;
 
-/// What the text is made of.
+/// What the text is made from.
 pub(super) struct Text<'a> {
     pub asked: &'a Asked<'a>,
     pub report: &'a Report,
     pub modules: Option<Report>,
     pub processes: Option<Report>,
-    /// Where samples tell their tasks.
+    /// By task, if samples have tasks.
     pub tasks: Option<Report>,
     /// What tasks awaited, which is not in the report.
     pub waiting_tasks: Option<LeftAside>,
@@ -92,7 +92,7 @@ impl Text<'_> {
         if self.style == Style::Markdown {
             writeln!(out)?;
         }
-        // Samples of waiting threads, which CPython's profiler takes by default, are no CPU time.
+        // Samples of waiting threads, which CPython's profiler takes by default, are not CPU time.
         let time = match report.cpu_share {
             _ if report.is_of_tasks() => "waiting tasks' time",
             ..ON_CPU => "threads' time",
@@ -160,13 +160,13 @@ impl Text<'_> {
         self.asked.args.lines.unwrap_or_else(|| height().map_or(ROWS, fitting))
     }
 
-    /// What is told of native code below a Python function.
+    /// What is shown about native code under a Python function.
     fn detail<'a>(&'a self, row: &'a Row) -> impl Iterator<Item = &'a (Arc<str>, Arc<str>, u64)> {
         let told = |native: &&(Arc<str>, Arc<str>, u64)| self.share(native.2) >= NATIVE_TOLD;
         row.native.iter().filter(told).take(NATIVE_SHOWN)
     }
 
-    /// How many rows have room in so many lines, with what is told below each.
+    /// How many rows fit into that many lines, with the details under each.
     fn fitting(&self, rows: &[&Row], lines: usize) -> usize {
         let mut used = 0;
         let fits = |row: &&&Row| {
@@ -180,7 +180,7 @@ impl Text<'_> {
         let (python, native): (Vec<&Row>, Vec<&Row>) =
             self.report.rows.iter().partition(|row| row.name.kind != RowKind::Native);
         let wanted = self.rows_wanted();
-        // A blank line, two headings, and what is left out.
+        // A blank line, two headings, and a line for what is left out.
         let with_native = if native.is_empty() { 0 } else { wanted.saturating_sub(4).div_ceil(3).max(3) };
         let has_detail = self.asked.args.native && matches!(self.report.by, By::Function | By::Line);
         let shown = match (self.asked.args.lines, native.is_empty()) {

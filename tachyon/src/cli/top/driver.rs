@@ -1,4 +1,4 @@
-//! Runs the recording: a thread that cuts it again and again, and hands over what it was cut into.
+//! Runs the recording: a thread that cuts it again and again, and hands over the segments.
 
 use crate::analysis::live::{Batch, BatchSink};
 use crate::profile::Profile;
@@ -12,21 +12,21 @@ use tokio::sync::mpsc::UnboundedSender;
 /// A segment with its samples.
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// What its samples refer to.
+    /// The processes, threads and frames that its samples refer to.
     pub profile: Profile,
     /// Its account.
     pub report: Report,
     /// Its samples.
     pub batch: Batch,
-    /// What is weaker than it should be.
+    /// What works less well than it should.
     pub notes: Vec<String>,
 }
 
-/// What the thread has to say.
+/// Messages from the thread.
 pub enum Message {
     /// A segment has ended.
     Segment(Box<Taken>),
-    /// Something has become weaker than it should be.
+    /// Something now works less well than it should.
     Told(String),
     /// There is nothing more to record, and why.
     Over(String),
@@ -77,7 +77,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Cuts the recording at once, so that what the start cost is a segment of its own, and then after each `delay`.
+    /// Cuts the recording at once, so that the cost of the start is a segment of its own, and then after each `delay`.
     ///
     /// # Errors
     /// When the thread cannot be made.
@@ -89,7 +89,7 @@ impl Driver {
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel::<()>();
         let thread = std::thread::Builder::new().name("tachyon-top".to_owned()).spawn(move || {
-            // Who listens has gone only when the view is over.
+            // The receiver is gone only when the view is over.
             let send = |message| drop(messages.send(message));
             let mut turn = || -> anyhow::Result<Option<Over>> {
                 let taken = taking.cut(&mut running)?;

@@ -45,7 +45,7 @@ pub fn action(key: &KeyEvent, mode: &Mode) -> Option<Action> {
             KeyCode::Char(character) => Some(Action::Type(character)),
             _ => None,
         },
-        // Any key ends the help; `q` here means that, too.
+        // Any key ends the help, and here that includes `q`.
         Mode::Help => Some(Action::Back),
         Mode::Table => table(key.code),
     }

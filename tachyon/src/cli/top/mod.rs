@@ -1,7 +1,7 @@
 //! `top`: a live view of a recording, and `--once` for scripts.
 //!
 //! `driver` runs the recording in a thread of its own and cuts it into segments; `seen` takes them in; `model` is the
-//! state of the view and what keys (`keys`) do to it; `view` draws it; `terminal` gives the terminal back whatever
+//! state of the view and what keys (`keys`) do to it; `view` draws it; `terminal` restores the terminal whatever
 //! happens. `once` needs none of these but the recording.
 
 mod driver;
@@ -32,10 +32,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// How often the command is looked at, and whether something has gone wrong.
+/// How often to check on the command, and whether something has gone wrong.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Shows a live view, or with `--once` writes to `out`. Gives the exit status.
+/// Shows a live view, or with `--once` writes to `out`. Returns the exit status.
 ///
 /// # Errors
 /// When nothing can be recorded, or there is no terminal to show it on.
@@ -46,7 +46,7 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     }
     let plan = Plan::new(args.recording(), &surroundings)?;
     let output = if args.once { CommandOutput::StandardError } else { CommandOutput::Nowhere };
-    // Before anything else: the command must inherit neither our signal handlers nor our threads.
+    // Before anything else: the command must inherit neither signal handlers nor threads.
     let mut command = match &plan.targets {
         Targets::Command { argv, as_root } => Some(PreparedCommand::prepare(argv, *as_root, output)?),
         Targets::Pids(_) | Targets::AllPython => None,
@@ -80,7 +80,7 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     Ok(ended.map_or(0, CommandStatus::exit_status))
 }
 
-/// A view takes a terminal that can be drawn on.
+/// Checks for a terminal that a view can be drawn on.
 fn check_terminal(surroundings: &Surroundings) -> Result<(), Failure> {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
     if surroundings.stdout_is_terminal && !dumb && std::io::stdin().is_terminal() {
@@ -102,12 +102,12 @@ fn start(
     if let Some(command) = command {
         command.start()?;
     }
-    // Where the kernel refuses, it does its work with more rights than it needs.
+    // If the kernel refuses, it works with more rights than it needs.
     let _refused = drop_privileges();
     Ok((Driver::start(running, sink, args.delay, sender)?, messages))
 }
 
-/// Ends a command that we started. It may have ended already.
+/// Ends a command that the profiler started. It may have ended already.
 fn end(command: &mut PreparedCommand) -> anyhow::Result<CommandStatus> {
     let _gone = command.forward(nix::sys::signal::Signal::SIGTERM);
     Ok(command.wait()?)
@@ -140,12 +140,12 @@ struct Top {
     messages: UnboundedReceiver<Message>,
     input: UnboundedReceiver<std::io::Result<Event>>,
     command: Option<PreparedCommand>,
-    /// How the command ended by itself.
+    /// How the command ended, if it ended by itself.
     ended: Option<CommandStatus>,
 }
 
 impl Top {
-    /// Shows the view until somebody ends it.
+    /// Shows the view until the user ends it.
     async fn watch(&mut self, signals: &mut Signals) -> anyhow::Result<()> {
         let mut turn = tokio::time::interval(TURN);
         let mut recording = true;
@@ -194,7 +194,7 @@ impl Top {
         Ok(true)
     }
 
-    /// Whether there is anything new to show.
+    /// Handles a message. Returns whether there is anything new to show.
     fn message(&mut self, message: Message) -> anyhow::Result<bool> {
         match message {
             Message::Segment(taken) => {
@@ -213,7 +213,7 @@ impl Top {
         }
     }
 
-    /// Whether the view is to end.
+    /// Handles input. Returns whether the view is to end.
     fn input(&mut self, event: &Event) -> anyhow::Result<bool> {
         let Event::Key(key) = event else { return Ok(false) };
         let Some(action) = keys::action(key, self.model.mode()) else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! The state of the view, and what actions do to it. It draws nothing and reads no key.
+//! The state of the view, and what actions do to it. It draws nothing and reads no keys.
 
 mod action;
 mod tab;
@@ -21,7 +21,7 @@ use std::time::Duration;
 pub struct Title {
     /// For people.
     pub what: String,
-    /// Samples asked for, for each second of CPU time.
+    /// Samples requested per second of CPU time.
     pub rate_hz: f64,
 }
 
@@ -38,7 +38,7 @@ pub struct TableRow {
     pub native: Vec<(f64, String, String)>,
     /// Its number, for its history.
     pub id: usize,
-    /// Whose samples it has, where it is a thread or process.
+    /// Whose samples it has, if it is a thread or process.
     pub scope: Option<Scope>,
 }
 
@@ -50,7 +50,7 @@ impl TableRow {
     }
 }
 
-/// What is sampled beside Python's frames.
+/// What is sampled besides Python frames.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sampled {
     /// Native frames.
@@ -67,10 +67,10 @@ pub struct Model {
     window: Duration,
     sampled: Sampled,
     seen: Seen,
-    /// What is shown; it stays while the view is paused.
+    /// What is shown; it does not change while the view is paused.
     live: Rc<Live>,
     paused: bool,
-    /// The counts began again, and what is shown is of before.
+    /// The counts have started over, and what is shown is from before.
     anew: bool,
     over: Option<String>,
     said: Option<String>,
@@ -89,7 +89,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Nothing seen yet.
+    /// A view that has seen nothing yet.
     #[must_use]
     pub fn new(title: Title, delay: Duration, window: Duration, sampled: Sampled) -> Self {
         Self {
@@ -116,9 +116,9 @@ impl Model {
         }
     }
 
-    /// Takes a segment in.
+    /// Takes in a segment.
     pub fn add(&mut self, taken: &Taken) {
-        // One that shares what is shown would have it copied.
+        // If it were still shared with what is shown, it would have to be copied.
         let shown = if self.paused { None } else { Some(std::mem::take(&mut self.live)) };
         drop(shown);
         if self.seen.add(taken) {
@@ -130,11 +130,11 @@ impl Model {
         }
     }
 
-    /// Shows what there is now.
+    /// Shows the current state.
     fn go_on(&mut self) {
         self.live = self.seen.live();
         if std::mem::take(&mut self.anew) {
-            // Its threads are gone with all else.
+            // Its threads are gone with everything else.
             self.scope = Scope::All;
         }
         self.renew();
@@ -150,7 +150,7 @@ impl Model {
         self.said = Some(message.to_owned());
     }
 
-    /// Does what somebody wants.
+    /// Carries out an action.
     pub fn apply(&mut self, action: Action) -> Effect {
         self.said = None;
         match action {
@@ -207,7 +207,7 @@ impl Model {
             _ => text.clear(),
         }
         let text = text.clone();
-        // As editors do it: a capital letter asks for exactly what is written.
+        // As in editors: a capital letter makes the search case-sensitive.
         let any_case = !text.chars().any(char::is_uppercase);
         match RegexBuilder::new(&text).case_insensitive(any_case).build() {
             Ok(pattern) => {
@@ -216,7 +216,7 @@ impl Model {
                 self.selected = 0;
                 self.renew();
             }
-            // It may be one when more is typed.
+            // It may become one when more is typed.
             Err(_) => self.say("not a regular expression yet"),
         }
     }
@@ -248,7 +248,7 @@ impl Model {
         self.renew();
     }
 
-    /// All threads, then each that was met, then all again.
+    /// Steps through: all threads, then each that was met, then all again.
     fn step_thread(&mut self, by: isize) {
         let threads = self.live.groups(By::Thread, self.window);
         let at = match self.scope {
@@ -258,7 +258,7 @@ impl Model {
         let count = threads.len() + 1;
         let next = (at + count).saturating_add_signed(by) % count;
         self.scope = next.checked_sub(1).map_or(Scope::All, |thread| threads[thread].scope);
-        // The table of all threads has nothing to show of one.
+        // The table of all threads has nothing to show for one.
         if !self.tab.is_code() {
             self.tab = Tab::Functions;
         }
@@ -292,7 +292,7 @@ impl Model {
         }
         self.rows = rows;
         self.sort_rows();
-        // The row that somebody has selected goes on being the selected one; the first is whatever leads.
+        // The row that the user has selected stays selected; the first is always whatever leads.
         if self.selected > 0 {
             let found = |(name, place): &(String, String)| {
                 self.rows.iter().position(|row| row.name == *name && row.place == *place)
@@ -339,7 +339,7 @@ impl Model {
         self.rows.sort_by(|a, b| {
             let number = |row: &TableRow, column: usize| row.numbers[column].unwrap_or(-1.0);
             let by = |column: usize| number(b, column).total_cmp(&number(a, column));
-            // Equal ones in the order of the columns: where the window says nothing, the whole decides.
+            // Equal rows are sorted by the other columns: if the window says nothing, the whole recording decides.
             let order = [column, 0, 1, 2, 3].into_iter().fold(Ordering::Equal, |order, column| order.then(by(column)));
             order.then_with(|| (&a.name, &a.place).cmp(&(&b.name, &b.place)))
         });
@@ -351,7 +351,7 @@ impl Model {
         self.live.steps().len() == 0
     }
 
-    /// Of a row on the screen: its share of a CPU in each step of the last minute.
+    /// For each row on the screen, its share of a CPU in each step of the last minute.
     #[must_use]
     pub fn histories(&self, rows: &[TableRow]) -> Vec<Vec<f64>> {
         if self.tab.is_code() {
@@ -368,7 +368,7 @@ impl Model {
         self.live.history(self.scope)
     }
 
-    /// Steps that a minute has.
+    /// Number of steps in a minute.
     #[must_use]
     pub fn steps_a_minute(&self) -> usize {
         let steps = crate::analysis::live::HISTORY.as_millis() / self.delay.as_millis().max(1);
@@ -387,7 +387,7 @@ impl Model {
         &self.title
     }
 
-    /// Length of the window that is shown; shorter than what was asked for when there is no more yet.
+    /// Length of the window that is shown; shorter than requested if there is no more yet.
     #[must_use]
     pub fn window(&self) -> f64 {
         self.shares.0.seconds
@@ -435,7 +435,7 @@ impl Model {
         self.live.scope_name(self.scope)
     }
 
-    /// What rows have to match; empty: nothing.
+    /// What rows have to match; empty: no filter.
     #[must_use]
     pub fn filter(&self) -> &str {
         &self.filter
@@ -447,7 +447,7 @@ impl Model {
         self.native
     }
 
-    /// Whether the view stands still.
+    /// Whether the view is paused.
     #[must_use]
     pub fn paused(&self) -> bool {
         self.paused
@@ -471,7 +471,7 @@ impl Model {
         &self.mode
     }
 
-    /// All that was seen, also while the view is paused.
+    /// All that was seen, even while the view is paused.
     #[must_use]
     pub fn seen(&self) -> &Seen {
         &self.seen

@@ -17,28 +17,28 @@ use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// How often the targets are looked at.
+/// How often to check on the targets.
 const TURN: Duration = Duration::from_millis(100);
-/// Rows of the text where no terminal tells how many it has room for.
+/// Rows of the text if there is no terminal to set a limit.
 const ROWS: usize = 20;
 /// Most tasks that are named in one line.
 const TASKS: usize = 8;
-/// Lines of the text that are no rows.
+/// Lines of the text that are not rows.
 const AROUND: usize = 6;
 
-/// The JSON: that of `report`, and what is known of a live process alone. `docs/top.md` names the keys.
+/// The JSON: that of `report`, plus what is only known about a live process. `docs/top.md` names the keys.
 #[derive(Serialize)]
 struct Live<'a> {
     #[serde(flatten)]
     report: Json<'a>,
     window_s: f64,
-    /// `None`: not known, where only threads on a CPU were sampled.
+    /// `None`: not known, because only threads on a CPU were sampled.
     waiting_share: Option<f64>,
-    /// CPU time of the profiler, its BPF programs included where the kernel measures them, for each second.
+    /// CPU time of the profiler per second, including its BPF programs if the kernel measures them.
     profiler_cpu_share: f64,
 }
 
-/// Looks for as long as was asked for, and writes what it saw. Gives how the command ended, if it did by itself.
+/// Records for as long as requested, and writes what it saw. Returns how the command ended, if it did so by itself.
 ///
 /// # Errors
 /// When the kernel refuses, or the output cannot be written.
@@ -51,12 +51,12 @@ pub fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<Option<CommandStatus>> {
     let (mut running, mut taking) = driver::begin(opened)?;
-    // What the start cost is a segment of its own.
+    // The cost of the start is a segment of its own.
     taking.cut(&mut running)?;
     if let Some(command) = command.as_deref_mut() {
         command.start()?;
     }
-    // Where the kernel refuses, it does its work with more rights than it needs.
+    // If the kernel refuses, it works with more rights than it needs.
     let _refused = drop_privileges();
     let ended = runtime.block_on(wait(args.delay, &mut running, signals, command.as_deref_mut()))?;
     let taken = taking.cut(&mut running)?;

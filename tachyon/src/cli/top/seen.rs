@@ -12,12 +12,12 @@ use std::io::{BufWriter, Write as _};
 use std::path::Path;
 use std::rc::Rc;
 
-/// Samples that are kept for a file, of 24 bytes each; beyond, the oldest go.
+/// Most samples that are kept for a file, 24 bytes each; beyond that, the oldest go.
 const MOST_SAMPLES: usize = 2_000_000;
 /// How many of them go at once.
 const CHUNK: usize = 100_000;
 
-/// Samples that follow each other, with the sum of their segments' accounts.
+/// Consecutive samples, with the sum of their segments' accounts.
 #[derive(Debug, Default)]
 struct Chunk {
     samples: Vec<Numbered>,
@@ -26,7 +26,7 @@ struct Chunk {
     start_unix: f64,
 }
 
-/// All of it.
+/// Everything that was seen.
 #[derive(Debug, Default)]
 pub struct Seen {
     live: Rc<Live>,
@@ -36,7 +36,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Adds a segment. Whether there was so much that all before it had to go.
+    /// Adds a segment. Returns whether there was so much that everything before it had to go.
     pub fn add(&mut self, taken: &Taken) -> bool {
         let full = self.live.is_full();
         if full {
@@ -70,7 +70,7 @@ impl Seen {
         self.chunks.iter().map(|chunk| chunk.samples.len()).sum()
     }
 
-    /// Writes a TACH file. Gives the number of its samples.
+    /// Writes a TACH file. Returns the number of its samples.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -92,7 +92,7 @@ impl Seen {
             totals.add_report(&chunk.totals.report());
         }
         let mut report = totals.report();
-        // It is one file, however often was looked.
+        // It is one file, however many segments it came from.
         report.segments = Some(1);
         sink.finish(&profile, &report)?;
         let stored = sink.stored();

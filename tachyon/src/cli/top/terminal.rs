@@ -1,7 +1,7 @@
-//! The terminal: taken for the view, and given back at its end, whatever ends it.
+//! The terminal: taken over for the view, and restored at its end, whatever ends it.
 //!
-//! Signals end the view's loop like a key does; a panic of any thread gives the terminal back before it is told, and ends the
-//! view too.
+//! Signals end the view's loop like a key does; a panic of any thread restores the terminal before it is printed, and ends
+//! the view, too.
 
 use super::model::Model;
 use super::view;
@@ -21,17 +21,17 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// How long the thread that reads keys may go on after the end.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A thread has panicked, and the terminal is no longer ours.
+/// A thread has panicked, and the terminal has been restored.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// The terminal while it is ours. Dropped, it is as it was.
+/// The terminal while the view has it. Dropping it restores the terminal.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     colours: bool,
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Takes over the terminal.
     ///
     /// # Errors
     /// When it refuses.
@@ -56,7 +56,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Has the next view drawn whole, over whatever another program wrote.
+    /// Makes the next view be drawn completely, over whatever another program wrote.
     ///
     /// # Errors
     /// When the terminal cannot be written.
@@ -64,7 +64,7 @@ impl Screen {
         self.terminal.clear()
     }
 
-    /// Gives the terminal back, stops this process (Ctrl-Z), and takes the terminal again when it goes on.
+    /// Restores the terminal, stops this process (Ctrl-Z), and takes over the terminal again when it continues.
     ///
     /// # Errors
     /// When the terminal refuses.
@@ -87,7 +87,7 @@ fn take() -> io::Result<()> {
     execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
 }
 
-/// All that can be given back is, whatever of it fails: the terminal may be gone.
+/// Restores everything that can be restored, even if a step fails: the terminal may be gone.
 fn leave() {
     let _gone = disable_raw_mode();
     let _gone = execute!(io::stdout(), LeaveAlternateScreen, cursor::Show);
@@ -96,7 +96,7 @@ fn leave() {
 /// Whether all threads are well.
 ///
 /// # Errors
-/// When one has panicked; it has said why.
+/// When one has panicked; the panic has been printed.
 pub fn check_threads() -> anyhow::Result<()> {
     anyhow::ensure!(!PANICKED.load(Ordering::Relaxed), "a thread ended early");
     Ok(())
@@ -123,7 +123,7 @@ pub fn read_input() -> io::Result<(UnboundedReceiver<io::Result<Event>>, impl Fn
             }
         }
     })?;
-    // It is not waited for: where the terminal is gone, crossterm never stops looking for its keys.
+    // The thread is not waited for: if the terminal is gone, crossterm never stops looking for keys.
     Ok((input, move || stop.store(true, Ordering::Relaxed)))
 }
 
@@ -147,7 +147,7 @@ mod tests {
         [termios.c_iflag, termios.c_oflag, termios.c_cflag, termios.c_lflag]
     }
 
-    /// The test runs itself again in a terminal, where a thread panics and nothing else gives the terminal back.
+    /// The test runs itself again in a terminal, where a thread panics and nothing else restores the terminal.
     #[test]
     fn a_panic_of_any_thread_gives_the_terminal_back_before_it_is_told() {
         if std::env::var_os(INSIDE).is_some() {
@@ -161,7 +161,7 @@ mod tests {
         let (name, like, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
         // SAFETY: both numbers outlive the call; name, settings and size are left out.
         assert_eq!(unsafe { libc::openpty(&raw mut ours, &raw mut theirs, name, like, size) }, 0);
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let (mut ours, theirs) = (unsafe { File::from_raw_fd(ours) }, theirs);
         // SAFETY: as above.
         let theirs = unsafe { OwnedFd::from_raw_fd(theirs) };
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(settings(&theirs), before, "keys do not come as they did");
         drop(theirs);
         let mut output = Vec::new();
-        // The end of a terminal that nobody holds is an error.
+        // Reading from a terminal that nothing holds any more ends with an error.
         let _ended = ours.read_to_end(&mut output);
         let output = String::from_utf8_lossy(&output);
         assert_eq!(status.code(), Some(7), "{output}");

@@ -58,12 +58,12 @@ pub fn taken(seen: &[Seen<'_>]) -> Taken {
     Taken { profile, report, batch: sink.take(), notes: Vec::new() }
 }
 
-/// A view with a window of four seconds of such segments.
+/// A view of such segments with a window of four seconds.
 pub fn model() -> Model {
     model_with(Sampled { native: true, tasks: false })
 }
 
-/// The same of a recording of this.
+/// The same for a recording with this sampled.
 pub fn model_with(sampled: Sampled) -> Model {
     let title = Title { what: "python3 app.py".to_owned(), rate_hz: 99.0 };
     Model::new(title, Duration::from_secs(2), Duration::from_secs(4), sampled)

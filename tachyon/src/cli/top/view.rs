@@ -16,9 +16,9 @@ use unicode_width::UnicodeWidthStr as _;
 const NUMBERS: [usize; 4] = [8, 9, 10, 11];
 /// Cells of the histories.
 const HISTORY: usize = 30;
-/// A screen that is as wide has room for a history in each row.
+/// A screen at least this wide has room for a history in each row.
 const ROOM_FOR_HISTORIES: u16 = 120;
-/// Most native functions below a function.
+/// Most native functions shown under a function.
 const NATIVE_SHOWN: usize = 3;
 /// Narrowest name of a row.
 const NARROWEST: usize = 10;
@@ -42,7 +42,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, colours: bool) {
     frame.render_widget(Paragraph::new(foot_line(model, foot, paint)), foot);
 }
 
-/// Styles, without colours where they are not wanted.
+/// Styles, without colours if they are not wanted.
 #[derive(Clone, Copy)]
 struct Paint {
     colours: bool,
@@ -227,7 +227,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, columns: &Column
     let natives = |row: &TableRow| {
         if model.native() && model.tab().is_code() { row.native.len().min(NATIVE_SHOWN) } else { 0 }
     };
-    // The first row that leaves room for the selected one, whose own native code may not fit.
+    // The first row from which the selected one is still visible; its native code may not fit.
     let (rows, selected) = (model.rows(), model.selected());
     let mut first = selected;
     let mut used = 1;
@@ -326,7 +326,7 @@ fn padded(text: &str, width: usize) -> String {
     text + &" ".repeat(room)
 }
 
-/// The last minute in so many cells, newest last, of which the highest stands for `most`.
+/// The last minute in that many cells, newest last; a full cell stands for `most`.
 fn sparkline(steps: &[f64], cells: usize, minute: usize, most: f64) -> String {
     let each = minute.div_ceil(cells.max(1)).max(1);
     let cell = |steps: &[f64]| {
@@ -340,7 +340,7 @@ fn sparkline(steps: &[f64], cells: usize, minute: usize, most: f64) -> String {
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 0 and 8")]
 fn level(share: f64) -> char {
-    // Little is more than nothing.
+    // A little must look like more than nothing.
     let least = if share > 0.0 { 1.0 } else { 0.0 };
     LEVELS[(share * 8.0).round().clamp(least, 8.0) as usize]
 }

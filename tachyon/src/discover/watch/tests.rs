@@ -28,14 +28,14 @@ struct History {
 }
 
 /// One test at a time, also of those that run as processes of their own (nextest): the flood of one would lose what
-/// another waits for. Given back when the file is closed.
+/// another waits for. Released when the file is closed.
 fn turn() -> File {
     let file = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).expect("it was built from there");
     file.lock().expect("the file can be locked");
     file
 }
 
-/// The watch, or `None` where it is not allowed, which CI may not be.
+/// The watch, or `None` if it is not allowed; in CI it must be.
 fn open() -> Option<(Watch, File)> {
     let turn = turn();
     match Watch::open() {
@@ -116,7 +116,7 @@ fn a_shared_libpython_is_reported_while_the_process_lives() {
         library.inode
     );
     assert!(maps.lines().any(|have| have.starts_with(&line)), "{line} is not in\n{maps}");
-    // The spawned process is one exec, and all is in order of time, after we began and before now.
+    // The spawned process is one exec, and everything is in order of time, between the start of the test and now.
     assert_eq!(history.execs.iter().map(|(_, comm)| comm.as_str()).collect::<Vec<_>>(), ["python3.12"]);
     assert!(before < history.execs[0].0 && history.execs[0].0 < library.time && library.time < KtimeNs::now());
     drop(child.stdin.take());
@@ -139,7 +139,7 @@ fn a_static_interpreter_is_reported_at_exec() {
     child.wait().unwrap();
 }
 
-/// What an embedding program does: map a library long after its exec. Data mappings are not told.
+/// What an embedding program does: map a library long after its exec. Data mappings are not reported.
 #[test]
 fn a_late_mapping_is_reported() {
     let Some(python) = wanted(pyenv_python("3.12"), "a pyenv python3.12") else { return };
@@ -160,7 +160,7 @@ sys.stdin.read()";
     child.wait().unwrap();
 }
 
-/// Maps faster than anyone reads: each call ends, the loss is told, and what others do is still seen.
+/// Maps faster than anything reads: each call ends, the loss is reported, and what others do is still seen.
 #[test]
 fn a_process_that_maps_in_a_loop_stalls_nothing() {
     let Some(python) = wanted(pyenv_python("3.12"), "a pyenv python3.12") else { return };
@@ -185,7 +185,7 @@ for _ in range(20000): mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ | mmap
             break;
         }
     }
-    // The rest of the loss is told with the ring's next record: let each CPU have one.
+    // The rest of the loss is reported with the ring's next record: let each CPU have one.
     let mut others = Vec::new();
     let all = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
     for cpu in (0..nix::sched::CpuSet::count()).filter(|&cpu| all.is_set(cpu).unwrap()) {

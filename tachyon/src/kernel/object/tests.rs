@@ -35,7 +35,8 @@ fn the_kernel_accepts_the_object() {
     kernel.add_samplers(verifying.wait().expect("the verifier is content")).expect("the table takes them");
     kernel.attach_sampling(options.interval).expect("the event attaches");
     std::thread::sleep(Duration::from_millis(200));
-    // Kernels verify up to 1,000,000 instructions (`BPF_COMPLEXITY_LIMIT_INSNS`) and differ: half is left to the others.
+    // Kernels verify up to 1,000,000 instructions (`BPF_COMPLEXITY_LIMIT_INSNS`) and differ from each other: half is
+    // left as a margin for others.
     for (program, verified) in kernel.verified_instructions() {
         println!("{program}: {verified:?} instructions verified");
         assert!(verified.is_none_or(|verified| verified < 500_000), "{program}: {verified:?}");

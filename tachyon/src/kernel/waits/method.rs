@@ -1,7 +1,7 @@
-//! Where the stacks of waiting threads are taken: whether a kick meets its thread is tried out on every CPU first.
+//! Where the stacks of waiting threads are taken. Whether a kick meets its thread is first tried out on every CPU.
 //!
-//! Nothing promises that the interrupt comes at once. Where it does not (an emulator, a kernel that does such work in a thread),
-//! stacks are taken when threads leave their CPUs.
+//! Nothing guarantees that the interrupt comes at once. If it does not (in an emulator, or with a kernel that does such work in
+//! a thread), stacks are taken when threads leave their CPUs.
 
 use super::super::error::{KernelError, program_error};
 use super::super::object::Kernel;
@@ -18,7 +18,7 @@ pub(in crate::kernel) const TRY: &str = "try_kick";
 
 /// Kicks that are tried on each CPU.
 const TRIES: u64 = 3;
-/// A kick comes after microseconds, or after a guest's processor has its turn again.
+/// A kick comes after microseconds, or once a guest's virtual CPU has its turn again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Where the stacks of waiting threads are taken.
@@ -27,7 +27,7 @@ pub enum WaitMethod {
     /// When the wait is over, by an interrupt that meets the thread before it goes on.
     #[default]
     Kick,
-    /// When the wait begins, of some waits that stand for all.
+    /// When the wait begins, for some waits that stand for all.
     SwitchOut,
 }
 
@@ -42,7 +42,7 @@ impl WaitMethod {
     }
 }
 
-/// What a recording of waits would use here: its programs are not loaded but for the two that try.
+/// What a recording of waits would use here: only the two programs for the try are loaded.
 ///
 /// # Errors
 /// When the kernel lacks something or refuses.
@@ -69,23 +69,23 @@ pub fn wait_method() -> Result<WaitMethod, KernelError> {
     Ok(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut })
 }
 
-/// `TACHYON_WAIT_METHOD`: for tests of the other one.
+/// `TACHYON_WAIT_METHOD`: to test the other method.
 fn asked() -> Option<WaitMethod> {
     let asked = std::env::var("TACHYON_WAIT_METHOD").ok()?;
     [WaitMethod::Kick, WaitMethod::SwitchOut].into_iter().find(|method| method.name() == asked)
 }
 
 impl Kernel {
-    /// Attaches what waits need, after a try of the kick. Gives the method that is used from then on.
+    /// Tries out the kick, then attaches what waits need. Returns the method that is used from then on.
     pub(super) fn attach_wait_programs(&mut self) -> Result<WaitMethod, KernelError> {
         let kicked = self.attach_wait_program(KICK, INTERRUPT);
         let works = kicked.is_ok() && self.kicks_are_met();
         let method = asked().unwrap_or(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut });
         if method == WaitMethod::Kick {
-            // Where it was asked for, its refusal is what went wrong.
+            // If the kick was asked for, its failure is the error.
             kicked?;
         } else {
-            // Nobody is kicked any more: its tracepoint is each interrupt that CPUs send each other, on arm64.
+            // Kicks are no longer used, and on arm64 their tracepoint fires for every interrupt that CPUs send each other.
             let kick = self.waits.as_mut().and_then(|waits| waits.links.pop());
             if let (Some((name, link)), Some(ebpf)) = (kick, self.ebpf.as_mut()) {
                 tracepoint(ebpf, name)?.detach(link).map_err(program_error(name))?;
@@ -127,7 +127,7 @@ impl Kernel {
         tried > 0
     }
 
-    /// Whether so many kicks have met their thread by now, or do so soon.
+    /// Whether that many kicks have met their thread by now, or do so soon.
     fn have_met(&self, tried: u64) -> bool {
         let begun = Instant::now();
         let met = || {

@@ -1,6 +1,6 @@
 //! Waits (`--wall`, `--off-cpu`): their programs, the rings whose wake-ups are the kicks, and what was counted.
 //!
-//! The rings carry nothing; somebody must empty them all the same, or they are full after a thousand kicks.
+//! The rings carry no data, but they must be emptied all the same, or they are full after a thousand kicks.
 
 mod method;
 mod told;
@@ -57,7 +57,8 @@ impl Waits {
 pub(super) const SWITCH: &str = "on_switch";
 pub(super) const WAKE: &str = "on_wake";
 pub(super) const KICK: &str = "on_kick";
-/// What those tail-call, in the order of `programs::STAGES`, and what walks the frames of a lock's holder.
+/// The programs that those tail-call, in the order of `programs::STAGES`, and the one that walks the frames of a lock's
+/// holder.
 pub(super) const WAIT_STAGES: [&str; 7] =
     ["wait_search", "wait_frames", "wait_codes", NATIVE_WAIT_STAGE, "wait_begin", "wait_awaiting", "wait_holder"];
 pub(super) const NATIVE_WAIT_STAGE: &str = "wait_native";
@@ -72,7 +73,7 @@ const EMPTIED: Duration = Duration::from_millis(100);
 /// A kick that has not come this long after the last switch does not come.
 const LAST_KICKS: Duration = Duration::from_millis(20);
 
-/// What there is only where waits are wanted.
+/// What exists only if waits are wanted.
 pub(super) struct WaitMaps {
     counts: PerCpuArray<MapData, Pod<WaitCounters>>,
     slots: SharedArray<ThreadSlot>,
@@ -92,10 +93,10 @@ pub(super) struct WaitMaps {
     links: Vec<(&'static str, RawTracePointLinkId)>,
 }
 
-/// Changes of the period that are remembered: each is a change of the sampling rate, of which there are few.
+/// Most changes of the period that are remembered: each is a change of the sampling rate, and there are few.
 const MOST_PERIODS: usize = 256;
 
-/// Periods of the ticks, each with the moment from which it holds, oldest first; the first holds for what was before it too.
+/// Periods of the ticks, each with the moment from which it holds, oldest first; the first also holds for the time before it.
 #[derive(Clone, Debug, Default)]
 struct Periods(VecDeque<(KtimeNs, u64)>);
 
@@ -128,7 +129,7 @@ pub struct WaitTotals {
 }
 
 impl WaitTotals {
-    /// Ticks of waits of which it is known what became of them before a walk, or that a walk began.
+    /// Ticks of waits that are known to have been dropped before a walk, or to have begun one.
     #[must_use]
     pub fn met(&self) -> u64 {
         self.before.too_many + self.before.not_kicked + self.before.not_met + self.walked.ran
@@ -140,7 +141,7 @@ impl WaitTotals {
         self.met() == self.before.due && self.walked.is_settled()
     }
 
-    /// With kicks that have not come for what they are: lost.
+    /// Counts kicks that have not come as lost.
     #[must_use]
     pub fn without_kicks_to_come(mut self) -> Self {
         self.before.not_met += self.before.due.saturating_sub(self.met());
@@ -249,7 +250,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Samples waits from now on, where those are wanted.
+    /// Starts sampling waits, if those are wanted.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -268,8 +269,8 @@ impl Kernel {
         self.waits.as_ref().map_or(WaitMethod::Kick, |waits| waits.method)
     }
 
-    /// Samples waits no more: when this returns, all that were to be looked at have been, or never will be. Gives the moment up to
-    /// which waits that still last count.
+    /// Stops sampling waits: when this returns, all that were to be looked at have been, or never will be. Returns the moment up
+    /// to which waits that are still going on count.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -286,7 +287,7 @@ impl Kernel {
         Ok(ended)
     }
 
-    /// Has each waiting thread ticked once in each period from now on.
+    /// From now on, each waiting thread gets one tick per period.
     pub(super) fn set_wait_period(&mut self, period: Duration) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
         let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
@@ -294,7 +295,7 @@ impl Kernel {
         self.verdicts.set(PERIOD, period_ns, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// Since when waits are sampled.
+    /// Since when waits have been sampled.
     #[must_use]
     pub fn waits_began(&self) -> KtimeNs {
         self.waits.as_ref().map_or_else(KtimeNs::default, |waits| waits.began)
@@ -306,7 +307,7 @@ impl Kernel {
         self.waits.as_ref().map_or(0, |waits| waits.periods.ticks(self.seed(), thread, began_ns, ended_ns))
     }
 
-    /// What became of waits since the start that count in a bank; `None` where they are not wanted.
+    /// What has become, since the start, of waits that count in a bank; `None` if waits are not wanted.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -1,4 +1,4 @@
-//! Waits that last: which threads wait since when, and what user space tells of them itself.
+//! Waits that are still going on: which threads have been waiting since when, and the parts that user space reports itself.
 
 use super::super::error::KernelError;
 use super::super::native::shared;
@@ -15,10 +15,10 @@ use std::time::Duration;
 use tachyon_common::limits::TOLD_WAITS;
 use tachyon_common::wait::{SeenThread, TOLD_AT, told, told_slot};
 
-/// How long a thread that comes back takes at most from what it reads of its wait to what it writes: some instructions.
+/// Longest time between a returning thread's reading about its wait and its writing: some instructions.
 const WRITTEN: Duration = Duration::from_millis(1);
 
-/// What user space has told of waits that last.
+/// What user space has reported about waits that are still going on.
 pub(super) struct Told {
     words: SharedArray<u64>,
     /// Slot -> thread that it is used for.
@@ -30,7 +30,7 @@ impl Told {
         Ok(Self { words: shared(ebpf, "WAITS_TOLD", TOLD_WAITS)?, used: HashMap::new() })
     }
 
-    /// False when the slot is another thread's, whose wait lasts too.
+    /// False if the slot belongs to another thread whose wait is still going on, too.
     fn write(&mut self, seed: u64, tid: u32, until: KtimeNs) -> bool {
         let slot = told_slot(tid);
         let is_ours = *self.used.entry(slot).or_insert(tid) == tid;
@@ -39,14 +39,14 @@ impl Told {
 }
 
 impl Kernel {
-    /// Threads that have been switched since the start, and live, by their ids.
+    /// Live threads that have been switched since the start, by their ids.
     #[must_use]
     pub fn seen_threads(&self) -> BTreeMap<u32, SeenThread> {
         self.waits.as_ref().map_or_else(BTreeMap::new, all)
     }
 
-    /// Leaves the parts of waits up to a moment to the caller, as far as the threads still wait: the kernel side counts those waits
-    /// from that moment on. Gives the threads of which it does.
+    /// Leaves the parts of waits up to a moment to the caller, if the threads still wait: the kernel side counts those waits only
+    /// from that moment on. Returns the threads for which it does.
     pub fn leave_waits(
         &mut self,
         tids: impl Iterator<Item = u32>,
@@ -55,11 +55,11 @@ impl Kernel {
     ) -> Vec<u32> {
         let seed = self.seed();
         let Some(waits) = &mut self.waits else { return Vec::new() };
-        // First: whoever comes back from then on looks for what has been told.
+        // This comes first: from then on, returning threads look for what has been reported.
         if self.verdicts.set(TOLD_AT, until.0, 0).is_err() {
             return Vec::new();
         }
-        // Of one for which there is no room the whole wait is counted when it ends.
+        // If there is no room for a thread, its whole wait is counted when it ends.
         let tids: Vec<u32> = tids.filter(|&tid| waits.told.write(seed, tid, until)).collect();
         // A thread that comes back just now may not have written down yet what it found.
         std::thread::sleep(WRITTEN);
@@ -78,7 +78,8 @@ impl Kernel {
     }
 }
 
-/// All threads: those with a slot, and those in the map, of which one system call gets some hundreds, where the kernel can (5.6).
+/// All threads: those with a slot, and those in the map, of which one system call returns some hundreds if the kernel supports it
+/// (5.6).
 fn all(waits: &WaitMaps) -> BTreeMap<u32, SeenThread> {
     let one_by_one = || waits.threads.iter().filter_map(Result::ok).map(|(_, Pod(seen))| seen).collect();
     let seen: Vec<SeenThread> = in_batches(waits.threads_fd.as_raw_fd()).unwrap_or_else(one_by_one);
@@ -86,7 +87,7 @@ fn all(waits: &WaitMaps) -> BTreeMap<u32, SeenThread> {
     slots.chain(seen).map(|seen| (seen.tid, seen)).collect()
 }
 
-/// `BPF_MAP_LOOKUP_BATCH`, which the library does not have; `None` where the kernel refuses.
+/// `BPF_MAP_LOOKUP_BATCH`, which the library does not support; `None` if the kernel refuses.
 fn in_batches(map: RawFd) -> Option<Vec<SeenThread>> {
     const BATCH: usize = 512;
     let (mut keys, mut values) = (vec![0_u64; BATCH], vec![SeenThread::default(); BATCH]);

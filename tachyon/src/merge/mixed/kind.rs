@@ -1,6 +1,6 @@
-//! What native frames are to the join, by the names of functions.
+//! What native frames mean to the join, by the names of functions.
 
-/// What a native frame is to the join.
+/// What a native frame means to the join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NativeKind {
     /// The evaluator: one activation. `entering`: its first instructions, where its Python frame may not be linked yet.
@@ -8,26 +8,26 @@ pub enum NativeKind {
         /// See above.
         entering: bool,
     },
-    /// A handler of a tail-calling build: part of the activation of the evaluator frame that called it. Where a compiler
-    /// has put that one's code into its callers (profile and link-time optimisation do), the handler stands for it.
+    /// A handler of a tail-calling build: part of the activation of the evaluator frame that called it. If a compiler has
+    /// inlined that one into its callers (as profile-guided and link-time optimisation do), the handler stands for it.
     Handler,
-    /// Call machinery of the interpreter, or code of its that has no name: says nothing that Python frames do not.
+    /// Call machinery of the interpreter, or its code without a name: says nothing that Python frames do not.
     Plumbing,
     /// The first function that the interpreter runs in a thread: what called it runs no Python.
     Root,
     /// The garbage collector.
     Collector,
-    /// What throws an exception into a generator or coroutine. Where that one delegates to another (`yield from`, `await`), it calls
-    /// itself, and links the frame of the outer one without an evaluator (3.9 to 3.11; 3.9 does not link that one to its caller, so there
-    /// the stack lacks the callers, as `sys._getframe` does).
+    /// The function that throws an exception into a generator or coroutine. If that one delegates to another (`yield from`, `await`), the
+    /// function calls itself and links the outer one's frame without an evaluator (3.9 to 3.11; 3.9 does not link that frame to its
+    /// caller, so there the stack lacks the callers, as with `sys._getframe`).
     Throw,
-    /// Other code of the interpreter's file: told as a Python frame's callee, folded between Python frames.
+    /// Other code of the interpreter's file: shown as a Python frame's callee, folded between Python frames.
     Interpreter,
     /// Anything else.
     Other,
 }
 
-/// Names of functions that call, start or wrap: with one of these beginnings a function of the interpreter is plumbing.
+/// Prefixes of functions that call, start or wrap: an interpreter function whose name starts with one is plumbing.
 const PLUMBING: &[&str] = &[
     "PyEval_",
     "PyObject_Call",
@@ -78,11 +78,11 @@ const ROOTS: &[&str] =
 /// free-threaded builds' (`Modules/gcmodule.c`, `Python/gc.c`, `Python/gc_free_threading.c`).
 const COLLECTOR: &[&str] = &["collect", "gc_collect_main", "gc_collect_internal", "gc_collect_region"];
 
-/// What throws into generators and coroutines (`Objects/genobject.c`).
+/// The function that throws into generators and coroutines (`Objects/genobject.c`).
 const THROW: &str = "_gen_throw";
 
 impl NativeKind {
-    /// The kind of a frame in the interpreter's file that is no part of the evaluator.
+    /// The kind of a frame in the interpreter's file that is not part of the evaluator.
     #[must_use]
     pub fn of_interpreter(function: Option<&str>) -> Self {
         let is_one_of =

@@ -1,5 +1,6 @@
-//! Stacks written as text, leaf first: `E` the evaluator (`e` while it is entered), `h` a handler, `p` plumbing, `i`
-//! the interpreter, `t` what throws into a generator, `r` its first function, `n` other native code; Python frames are `f`, `F` with an entry mark, `S` a shim.
+//! Stacks written as text, leaf first: `E` the evaluator (`e` while it is entered), `h` a handler, `p` plumbing, `i` the interpreter, `t`
+//! the function that throws into a generator, `r` the interpreter's first function, `n` other native code; Python frames are `f`, `F` with
+//! an entry mark, `S` a shim.
 
 use super::*;
 
@@ -98,8 +99,8 @@ fn whole_stacks_are_joined_exactly() {
         (Shim, "EpiipEpn", "ffSfS", "012n", "01Epiip2Epn"),
         // qsort through ctypes: the callback's C frames are kept.
         (Shim, "EpnnnnpEpn", "fSfS", "0nnnn1n", "0Epnnnnp1Epn"),
-        // An exception is thrown into a generator that delegates to another one: its frame is linked, without an evaluator, as
-        // often as it is delegated; or is not linked (3.8).
+        // An exception is thrown into a generator that delegates to another one: its frame is linked without an evaluator,
+        // once per delegation, or is not linked (3.8).
         (EntryFrame, "EppttpEp", "FFfF", "0123", "0Eppt1tp23Ep"),
         (EveryFrame, "EpptttpEp", "ffff", "0123", "0Eppt1t2tp3Ep"),
         (EveryFrame, "EppttpEp", "ff", "01", "0Eppttp1Ep"),
@@ -110,14 +111,14 @@ fn whole_stacks_are_joined_exactly() {
         (Shim, "nnn", "", "nnn", "nnn"),
         // Tail-calling builds: the handler has no activation of its own.
         (Shim, "nhEphE", "fSfS", "n01", "nh0Eph1E"),
-        // The evaluator's code is part of some of its callers: their handlers stand for it.
+        // The evaluator is inlined into some of its callers: their handlers stand for it.
         (Shim, "nhphEphp", "fSfSfS", "n012", "n0hph1Ep2hp"),
         (Shim, "hhE", "ffSfS", "012", "01hh2E"),
         // Two activations next to each other: the call between was a tail call.
         (EntryFrame, "EEp", "FF", "01", "0E1Ep"),
         // The activation in the middle has popped its only frame, and runs a finalizer.
         (Shim, "EpiEpEn", "fSSfS", "01n", "0EpiEp1En"),
-        // The leaf's has popped its frame.
+        // The leaf's activation has popped its frame.
         (Shim, "EpEn", "SfS", "0n", "Ep0En"),
     ] {
         let case = whole(boundaries, native, python);
@@ -129,7 +130,7 @@ fn whole_stacks_are_joined_exactly() {
 #[test]
 fn only_what_throws_through_explains_frames_without_evaluators() {
     use Boundaries::{EntryFrame, Shim};
-    // One frame too many for it; one throws only; shims tell it from 3.12 on.
+    // One frame too many for that; a throw only; from 3.12 on shims show it.
     for (boundaries, native, python) in
         [(EntryFrame, "EppttpEp", "FFFF"), (EntryFrame, "EpptpEp", "FFF"), (Shim, "EppttpEp", "fSfSfS")]
     {
@@ -143,11 +144,11 @@ fn what_called_the_first_python_frame_is_folded() {
     for (case, folded) in [
         (whole(Shim, "nnnEpnnn", "fS"), "nnn0"),
         (whole(EveryFrame, "EpnnnEpn", "ff"), "0nnn1"),
-        // A thread without Python is a tower of its own.
+        // A thread without Python is a stack of its own.
         (whole(Shim, "nnn", ""), "nnn"),
-        // That the collector ran a finalizer no other frame tells.
+        // No other frame shows that the collector ran a finalizer.
         (whole(Shim, "Epcnn", "fS"), "0G"),
-        // Nobody knows what the outer evaluator runs.
+        // What the outer evaluator runs is unknown.
         (Case { foreign: true, ..whole(Shim, "nEpnEnn", "fS") }, "n0nE"),
         (Case { stop: StopReason::EnteringEval, ..whole(Shim, "EpnEn", "") }, "EnE"),
         (Case { native_whole: false, ..whole(Shim, "nEpn", "fSfS") }, "n0n1"),
@@ -156,7 +157,7 @@ fn what_called_the_first_python_frame_is_folded() {
     }
 }
 
-/// It has no thread state, which is another reason than none of its frames being Python's.
+/// It has no thread state, which is a different reason from having no Python frames.
 #[test]
 fn a_thread_that_never_entered_python_is_exact() {
     let case = Case { stop: StopReason::NoThreadState, ..whole(Boundaries::Shim, "nnn", "") };
@@ -171,7 +172,7 @@ fn what_differs_is_repaired_and_labelled() {
     for (native, python, native_whole, stop, folded, repair) in [
         ("epnEn", "F", true, Complete, "n0n", Repair::Entering),
         ("en", "", true, NoFrame, "en", Repair::Entering),
-        // Nothing tells which frames the evaluators run: they stand for them.
+        // Nothing shows which frames the evaluators run, so the evaluators stand for them.
         ("EpnEn", "", true, EnteringEval, "EnEn", Repair::NoPython),
         // A greenlet on another's native stack: the innermost belong together.
         ("nEpnEn", "fF", true, Complete, "n01nEn", Repair::OuterNative),
@@ -181,21 +182,21 @@ fn what_differs_is_repaired_and_labelled() {
         ("nEpn", "fFfF", false, Complete, "n01n23", Repair::OuterPython),
         ("nn", "fF", false, Complete, "nn01", Repair::OuterPython),
         ("nEp", "F", false, Complete, "n0", Repair::Cut),
-        // The evaluator that is entered runs nothing yet, and the one that called C was cut off.
+        // The evaluator being entered runs nothing yet, and the one that called C was cut off.
         ("en", "F", false, Complete, "n0", Repair::OuterPython),
         ("enEn", "FF", false, Complete, "n0n1", Repair::OuterPython),
-        // About to return it cannot be told from one that runs: what C follows may be an inner call's.
+        // One that is about to return looks like one that runs: the C frames that follow may belong to an inner call.
         ("En", "F", false, Complete, "0", Repair::Cut),
         ("nEnEn", "FF", false, Complete, "n0n1", Repair::Cut),
     ] {
         let case = Case { native, python, boundaries: EntryFrame, native_whole, foreign: true, stop, entered: None };
         assert_eq!(case.run(false), (folded.to_owned(), Quality::Repaired(repair)), "{native} {python}");
     }
-    // Without a greenlet or another interpreter, the one too many is the innermost: it is leaving the evaluator.
+    // Without a greenlet or another interpreter, the surplus one is the innermost: it is leaving the evaluator.
     let leaving = whole(EntryFrame, "nEpnEn", "fF");
     assert_eq!(leaving.run(false), ("nn01n".to_owned(), Quality::Repaired(Repair::Entering)));
-    // Nothing but the interpreter stands between the outer two, and so no other thread state: its frames are all there. Where
-    // every call enters the evaluator (3.8 to 3.10), 3 to 4 % of the samples were not called exact for this.
+    // Only the interpreter lies between the outer two, so there is no other thread state: its frames are all there. Where
+    // every call enters the evaluator (3.8 to 3.10), this kept 3 to 4 % of the samples from being called exact.
     for (native, folded) in [("nEpEn", "n01n"), ("epiEn", "01n")] {
         assert_eq!(whole(EntryFrame, native, "fF").run(false), (folded.to_owned(), Quality::Exact), "{native}");
     }
@@ -212,29 +213,29 @@ fn what_differs_is_repaired_and_labelled() {
 fn the_place_where_the_evaluator_was_entered_tells_which_one_it_was() {
     use Boundaries::EntryFrame;
     for (native, entered, native_whole, folded, quality) in [
-        // C code stands between: without this place the one too many could be the outermost.
+        // C code lies in between: without this place the surplus one could be the outermost.
         ("EnEnEn", Some(2), true, "n0n1n", Quality::Exact),
         ("nEnEnEn", Some(3), true, "nn0n1n", Quality::Exact),
         ("EnEnEn", Some(0), true, "0n1nEn", Quality::Repaired(Repair::OuterNative)),
         ("EnEnEn", Some(4), true, "01", Quality::Failed),
         ("EnEnEn", None, true, "n0n1n", Quality::Repaired(Repair::Entering)),
-        // As many of them as there are activations, and yet not theirs.
+        // As many evaluators as activations, and yet they do not match.
         ("EnEn", Some(2), true, "01", Quality::Failed),
         ("EnEn", Some(2), false, "n0n1", Quality::Repaired(Repair::OuterPython)),
         ("EnEn", Some(0), true, "0n1n", Quality::Exact),
-        // Being entered, and yet it has its Python frames: they were linked at this moment.
+        // Being entered, and yet with its Python frames: they were linked at this very moment.
         ("enEn", Some(0), false, "0n1", Quality::Repaired(Repair::Cut)),
         ("enEnEn", Some(2), false, "n0n1n", Quality::Repaired(Repair::Cut)),
-        // What is no evaluator tells nothing.
+        // A frame that is not an evaluator says nothing.
         ("EnEn", Some(1), true, "0n1n", Quality::Exact),
-        // Nor does what is not there.
+        // Nor does one that does not exist.
         ("EnEn", Some(4), true, "0n1n", Quality::Exact),
     ] {
         let case = Case { entered, native_whole, ..whole(EntryFrame, native, "FF") };
         let expected = (folded.to_owned(), quality);
         assert_eq!(case.run(false), expected, "{native} {entered:?}");
     }
-    // Parts of greenlets' stacks lie at the same place by turns.
+    // Parts of greenlets' stacks take turns at the same place.
     let case = Case { entered: Some(2), foreign: true, ..whole(EntryFrame, "EnEn", "FF") };
     assert_eq!(case.run(false), ("0n1n".to_owned(), Quality::Exact));
 }
@@ -245,12 +246,12 @@ fn without_an_interpreter_native_frames_are_all_there_is() {
     let case = Case { stop: StopReason::RuntimeNotInitialized, ..whole(Boundaries::Shim, "nnn", "") };
     assert_eq!(case.run(false), ("nnn".to_owned(), Quality::Exact));
     assert_eq!(Case { native_whole: false, ..case }.run(false).1, Quality::Repaired(Repair::Cut));
-    // It has one, which could not be read.
+    // It has an interpreter, which could not be read.
     let case = Case { stop: StopReason::RuntimeNotInitialized, ..whole(Boundaries::Shim, "nEn", "") };
     assert_eq!(case.run(false).1, Quality::Repaired(Repair::NoPython));
 }
 
-/// musl has no unwind tables for what calls the interpreter's first function, where Python's part is whole.
+/// musl has no unwind tables for the callers of the interpreter's first function; Python's part of the stack is whole.
 #[test]
 fn a_stack_that_is_cut_below_the_interpreters_first_function_is_exact() {
     use Boundaries::EntryFrame;

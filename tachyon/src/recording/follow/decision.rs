@@ -1,4 +1,4 @@
-//! What follows from a look at a process: one decision for whoever looked, whenever.
+//! What follows from a look at a process: the same decision no matter who looked, or when.
 
 use crate::inspect::{self, InspectError, Interpreter, Refusal};
 use crate::remote::RemoteError;
@@ -9,10 +9,10 @@ use std::ffi::OsStr;
 pub(super) enum Found {
     /// A CPython that can be profiled.
     Python(Box<Interpreter>),
-    /// A Python that cannot.
+    /// A Python that cannot be profiled.
     Refused(String),
-    /// A CPython of which nothing more can be said yet: the dynamic linker maps a library in parts, each over a part of the
-    /// first. Between two of them the mappings do not show where it was loaded; they do when the next library is mapped.
+    /// A CPython about which nothing more can be said yet: the dynamic linker first maps a whole library, then its parts
+    /// over that. In between, the mappings do not show where the library was loaded; they do once the next one is mapped.
     Unclear(String),
     /// Nothing that looks like Python is mapped.
     Nothing,
@@ -23,7 +23,7 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// Of what inspection says; a layout is still to be tested.
+    /// From the verdict of the inspection; the layout has not been tested yet.
     pub fn of(inspected: Result<inspect::Verdict, InspectError>) -> Self {
         match inspected {
             Ok(inspect::Verdict::Python(interpreter)) => Self::Python(interpreter),
@@ -37,7 +37,7 @@ impl Found {
         }
     }
 
-    /// As an error, for those who asked for this very process.
+    /// As an error, for a caller that asked for this very process.
     pub fn into_error(self) -> anyhow::Error {
         match self {
             Self::Refused(why) | Self::Unclear(why) => anyhow::anyhow!(why),
@@ -48,14 +48,14 @@ impl Found {
     }
 }
 
-/// What has been decided of a program before.
+/// What was decided about a program before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// Nothing, and it has more time.
+    /// Nothing, and it still has time.
     Open,
     /// Nothing, and this is the last look for a while.
     LastLook,
-    /// That it is none of ours. It may have loaded CPython since.
+    /// That it is not CPython. It may have loaded it since.
     Other,
 }
 
@@ -64,11 +64,11 @@ pub(super) enum Before {
 pub(super) enum Step {
     /// It is CPython.
     Python,
-    /// It is something else. `tell`: people want to know why.
+    /// It is something else. `tell`: the user should know why.
     Other { tell: bool },
     /// Nothing changes.
     Leave { tell: bool },
-    /// It has been looked at in vain; there will be another look.
+    /// The look was inconclusive; there will be another.
     Wait { looked_at: bool },
 }
 
@@ -84,7 +84,7 @@ pub(super) fn decide(found: &Found, before: Before) -> Step {
         (Found::Unclear(_) | Found::Unreadable(_), Before::Open) => Step::Wait { looked_at: false },
         (Found::Nothing, Before::LastLook) => Step::Other { tell: false },
         (Found::Unclear(_) | Found::Unreadable(_), Before::LastLook) => Step::Other { tell: true },
-        // Between two mappings of a library that is being loaded: the next one tells more.
+        // Between two mappings of a library that is being loaded: the next mapping will show more.
         (Found::Nothing | Found::Unclear(_) | Found::Unreadable(_), Before::Other) => Step::Leave { tell: false },
     }
 }

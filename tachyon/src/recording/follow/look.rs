@@ -1,4 +1,4 @@
-//! Looks at a process, and writes what follows: the only place where an entry of the kernel side's table is decided.
+//! Looks at a process and writes the decision: the only place that decides on an entry of the kernel side's table.
 
 use super::decision::{Before, Found, Step, decide};
 use super::starts::{KNOWN_FOR, executable};
@@ -17,7 +17,7 @@ use tachyon_common::event::ProcessRecord;
 use tachyon_common::process::{Life, ProcessEntry, flags};
 
 impl Follower {
-    /// Looks at a process that exists already and gives it an entry. `Ok(None)`: not CPython, or one that is not asked for.
+    /// Looks at a process that exists already and gives it an entry. `Ok(None)`: not CPython, or not asked for.
     ///
     /// # Errors
     /// When it cannot be inspected or profiled, or the kernel's tables are full.
@@ -39,7 +39,7 @@ impl Follower {
         let fresh = self.fresh();
         let entry = ProcessEntry { flags: entry.flags | self.flags, image: fresh, instance: fresh, ..entry };
         if !lock(&self.kernel).add_process(pid, &entry)? {
-            // It has one from its parent, or from its `exec`, which may know less of it.
+            // It already has an entry, from its parent or its `exec`, which may say less.
             self.look(pid, true);
         } else if program != Program::Other {
             let info = ProcessInfo::new(pid, fresh, program, cpu_time_ns(pid).unwrap_or(0));
@@ -57,7 +57,7 @@ impl Follower {
         }
     }
 
-    /// Looks at a program that starts, if that may tell anything: at once, for it may live for a few milliseconds only.
+    /// Looks at a program that starts, if that may show anything: at once, since it may live for only a few milliseconds.
     pub(super) fn look_at_start(&mut self, record: &ProcessRecord) {
         let (pid, now) = (record.tgid, Instant::now());
         let is_known = !self.ahead.remove(&pid) && self.starts.is_other(record, now);
@@ -66,11 +66,12 @@ impl Follower {
             (open.executable, open.is_promising) = (Some(executable(record)), !is_dull);
         }
         let flags = self.flags_of(pid);
-        // Its end is told of next; only what the kernel side has recognised has anything to look at then.
+        // The record of its end comes next; there is only something to look at if the kernel side has recognised the
+        // program.
         let has_ended = flags == 0 || flags & flags::EXITED != 0;
-        // A filter may have to be asked of each process.
+        // With a filter, each process may have to be checked against it.
         let is_left_out = is_known && self.filter.is_empty() && is_open(flags);
-        // Of what becomes CPython, one that ends before it was looked at was perhaps that.
+        // If its executable sometimes becomes CPython, a process that ends before it was looked at may have been CPython.
         if is_dull && (has_ended || is_left_out) {
             lock(&self.registry).looked_at(record.instance, record.image);
         }
@@ -87,7 +88,7 @@ impl Follower {
         if !self.queue.may(pid, user, now) {
             ledger::put_off(Work::Look, pid, user);
             self.queue.ask(pid, user);
-            // What the kernel side has recognised may have ended by then.
+            // A program that the kernel side recognised may have ended by then.
             if let Some(info) = lock(&self.registry).by_pid(pid) {
                 info.read_names();
             }
@@ -99,14 +100,14 @@ impl Follower {
             && lock(&self.kernel).process(pid).is_some_and(runs_still)
         {
             self.starts.was_other(record, now);
-            // Elsewhere perhaps nothing else would wake us.
+            // Otherwise nothing else might wake this thread.
             if self.all_python && self.filter.is_empty() && self.starts.is_dull(record, now) {
                 lock(&self.kernel).let_wait(executable(record), KtimeNs::now().after(KNOWN_FOR));
             }
         }
     }
 
-    /// Inspects a process whose image is new, or which has mapped something since, and decides on it.
+    /// Inspects a process that has a new image, or has mapped something since the last look, and decides on it.
     pub(super) fn look(&mut self, pid: u32, last_look: bool) {
         let known = {
             let kernel = lock(&self.kernel);
@@ -115,7 +116,7 @@ impl Follower {
         let Some((life, entry)) = known else { return };
         let entry_flags = entry.map_or(life.flags, |entry| entry.flags);
         let before = match entry_flags & (flags::SELECTED | DECIDED) {
-            // An executable served in the kernel at its exec still has to be known here.
+            // An executable that the kernel side recognised at its `exec` still has to be known here.
             python if python & flags::PYTHON != 0 => {
                 self.decided(pid);
                 return self.confirm(pid, &life, entry.map_or(0, |entry| entry.layout));
@@ -126,7 +127,7 @@ impl Follower {
             // Not one of ours.
             _ => return self.decided(pid),
         };
-        // Of one that has exited, undecided, the exit record tells the rest.
+        // If it exited while undecided, the exit record will settle the rest.
         if life.flags & flags::EXITED != 0 {
             self.decided(pid);
             return;
@@ -162,7 +163,7 @@ impl Follower {
                 let entry = ProcessEntry { flags: (entry_flags & !DECIDED) | flags::NOT_PYTHON, ..other() };
                 self.write(pid, &life, before, &entry, None);
             }
-            // One that has ended has no mappings, which says nothing of what it was.
+            // A process that has ended has no mappings, which says nothing about what it was.
             (Step::Wait { looked_at: true }, _) if is_running(pid) => {
                 lock(&self.registry).looked_at(life.instance, life.image);
             }
@@ -170,13 +171,13 @@ impl Follower {
         }
     }
 
-    /// Whether the next mapping of a file that is no CPython has to be looked at.
+    /// Notes whether the next mapping of a file that is not CPython calls for a look.
     fn note_what_was_clear(&mut self, pid: u32, found: &Found) {
         let has_told_all = matches!(found, Found::Nothing);
         if let Some(open) = self.undecided.get_mut(&pid) {
             open.has_told_all = has_told_all;
         }
-        // Of one that is gone no mapping will be told.
+        // A process that is gone will have no more mapping events.
         if has_told_all || matches!(found, Found::Gone(_)) {
             self.unclear.remove(&pid);
         } else {
@@ -184,7 +185,7 @@ impl Follower {
         }
     }
 
-    /// Takes back that a process is CPython: from now on it is not sampled. What it did before stays what it was.
+    /// Revokes the decision that a process is CPython: from now on it is not sampled. Its earlier samples stay.
     pub(super) fn take_back(&self, pid: u32) {
         let mut kernel = lock(&self.kernel);
         let Some(life) = kernel.process(pid) else { return };
@@ -197,7 +198,7 @@ impl Follower {
         }
     }
 
-    /// Writes a decision, if the program that it is about still runs, and lets everybody know.
+    /// Writes a decision, if the program that it is about still runs, and notifies the other threads.
     fn write(&mut self, pid: u32, life: &Life, before: Before, entry: &ProcessEntry, found: Option<&Interpreter>) {
         let executable = self.undecided.remove(&pid).and_then(|open| open.executable).filter(|_| found.is_some());
         let unexpected = executable.filter(|executable| self.starts.became_python(*executable));
@@ -206,12 +207,12 @@ impl Follower {
             kernel.let_wait(executable, KtimeNs(0));
         }
         let written = kernel.decide(pid, life, entry);
-        // Read afterwards: from now on nothing is added to it.
+        // Read after the write: from then on the count no longer grows.
         let uninspected = kernel.process(pid).filter(|now| now.entry == life.entry).map_or(0, |now| now.uninspected);
         drop(kernel);
         match written {
             Ok(true) => {}
-            // What was looked at is not what runs there.
+            // What was looked at no longer runs there.
             Ok(false) => return,
             Err(error) => return self.refuse(pid, &error.to_string()),
         }
@@ -220,7 +221,7 @@ impl Follower {
             Some(interpreter) => {
                 registry.is_python(pid, life, program(interpreter));
                 if before == Before::Other {
-                    // What it did before was decided then.
+                    // What it did before was accounted for by the earlier decision.
                     registry.late(life.instance, uninspected);
                 } else {
                     registry.inspected(life.instance, uninspected, true);
@@ -238,9 +239,9 @@ impl Follower {
         }
     }
 
-    /// Completes what is known of a process whose entry the kernel side made by itself.
+    /// Completes what is known about a process whose entry the kernel side made by itself.
     fn confirm(&mut self, pid: u32, life: &Life, layout: u32) {
-        // An exec whose fork was not told of has put it there, and nothing is decided.
+        // An `exec` whose fork was never reported put it there, and nothing is decided.
         let decided = |info: &ProcessInfo| info.image == life.image && info.program != Program::Unknown;
         if lock(&self.registry).get(life.instance).is_some_and(decided) {
             return;
@@ -254,14 +255,14 @@ impl Follower {
         self.look_closer(pid, life.image, life.instance);
     }
 
-    /// Reads what else was asked for of a process that runs CPython.
+    /// Reads whatever else was asked for about a process that runs CPython.
     fn look_closer(&self, pid: u32, image: u64, instance: u64) {
         let Some(variables) = &self.variables else { return };
         let details = read_details(pid, variables);
         lock(&self.registry).add_details(instance, image, details);
     }
 
-    /// What a process is, with its layout tested on the live runtime where that is needed.
+    /// Finds out what a process is; tests its layout on the live runtime where needed.
     fn examine(&mut self, process: &RemoteProcess) -> Found {
         let found = Found::of(inspect::inspect(process, &mut self.cache));
         if let Found::Python(interpreter) = &found
@@ -306,14 +307,14 @@ impl Follower {
         }
     }
 
-    /// The entry of one that has just begun, or loaded CPython: until it has one its samples are lost, so what it imports later
-    /// is left for later.
+    /// The entry of a process that has just started or loaded CPython. Until it has one its samples are lost, so what it
+    /// imports later is looked up later.
     fn young_entry_of(
         &mut self,
         process: &RemoteProcess,
         interpreter: &Interpreter,
     ) -> Result<ProcessEntry, KernelError> {
-        // A module of its own is not loaded yet.
+        // If asyncio is a module of its own, it is not loaded yet.
         let built_in = interpreter.asyncio_built_in;
         let running = if built_in { self.tasks_in_files(process, interpreter) } else { Running::default() };
         self.entry_of(interpreter, running)
@@ -344,10 +345,10 @@ impl Follower {
             flags: flags::PYTHON | if interpreter.asyncio_built_in { flags::ASYNCIO_BUILT_IN } else { 0 },
             ..ProcessEntry::default()
         };
-        // Which processes of it are wanted is known to user space alone.
+        // With a filter, only user space knows which of its processes are wanted.
         if interpreter.static_address && self.filter.is_empty() {
             let key = FileKey::of_stat(interpreter.file.dev, interpreter.file.inode);
-            // Another process of it has its tasks elsewhere.
+            // Another process of this executable keeps its tasks elsewhere.
             let asyncio = if current_tasks == 0 { asyncio } else { 0 };
             kernel.set_executable(key, &ProcessEntry { asyncio, current_tasks: 0, ..entry })?;
         }
@@ -355,12 +356,12 @@ impl Follower {
     }
 }
 
-/// Entry of what is not CPython.
+/// The entry of a process that is not CPython.
 fn other() -> ProcessEntry {
     ProcessEntry { flags: flags::NOT_PYTHON, ..ProcessEntry::default() }
 }
 
-/// What the registry calls it.
+/// How the registry describes it.
 fn program(interpreter: &Interpreter) -> Program {
     Program::Python(interpreter.layout.version_hex, interpreter.version_text())
 }

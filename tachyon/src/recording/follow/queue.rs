@@ -1,8 +1,9 @@
 //! Which process is looked at next.
 //!
-//! A look reads all mappings of a process, which takes as long as the process likes: it may have as many as it likes, and may
-//! map another file each millisecond. So looks are asked for, not made: several for one process are one, users have their
-//! turns, and who has cost much waits until that is worn off. Time is handed in, so nothing here needs a clock.
+//! A look reads all mappings of a process, and the process decides how long that takes: it may have any number of mappings,
+//! and may map another file each millisecond. So looks are queued rather than made at once: several for one process become
+//! one, users take turns, and a user that has cost much waits until the debt has worn off. The time is passed in, so nothing
+//! here needs a clock.
 
 use crate::remote::ledger::{Debts, Work};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 /// The looks that are asked for.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// By user, each in the order in which they were asked for.
+    /// Processes that wait, by user, in the order in which looks were requested.
     waiting: BTreeMap<u32, VecDeque<u32>>,
     /// The user of each process that waits.
     user_of: HashMap<u32, u32>,
     debts: Debts,
-    /// Whose turn was last.
+    /// The user whose turn was last.
     last: u32,
 }
 
@@ -27,7 +28,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Whether a look at this process is asked for already.
+    /// Whether a look at this process is already pending.
     pub fn has(&self, pid: u32) -> bool {
         self.user_of.contains_key(&pid)
     }
@@ -40,7 +41,7 @@ impl Queue {
         }
     }
 
-    /// No look is wanted any more; the pid may be another process's next.
+    /// Drops the request for a look; the pid may go to another process next.
     pub fn forget(&mut self, pid: u32) {
         self.debts.forget(pid);
         let Some(user) = self.user_of.remove(&pid) else { return };
@@ -54,7 +55,8 @@ impl Queue {
         self.debts.may(pid, user, Duration::ZERO, now)
     }
 
-    /// Takes the process whose turn it is: users one after another, of each the first that may.
+    /// Takes the process whose turn it is: users one after another, and of each user the first process that may be
+    /// looked at.
     pub fn next(&mut self, now: Instant) -> Option<(u32, u32)> {
         let after = self.waiting.range(self.last.saturating_add(1)..).chain(self.waiting.range(..=self.last));
         let (user, index) =
@@ -71,12 +73,12 @@ impl Queue {
         Some((pid, user))
     }
 
-    /// A look has cost this.
+    /// Records what a look has cost.
     pub fn spent(&mut self, pid: u32, user: u32, took: Duration, now: Instant) {
         self.debts.spent(pid, user, took, now);
     }
 
-    /// How long until somebody's turn comes; `None` when nobody waits.
+    /// How long until the next turn; `None` when nothing waits.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
         let until = self.user_of.iter().map(|(&pid, &user)| self.debts.until(pid, user, now));
         until.min().map(|until| until.saturating_duration_since(now))

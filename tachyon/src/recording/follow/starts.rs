@@ -1,31 +1,32 @@
-//! Executables that start as no CPython does.
+//! Executables that do not start as CPython.
 //!
-//! Most programs that start on a host are none, and are the same few again and again: to look at each takes longer than all
-//! else that is done for it, and whatever starts beside it waits for that long. What a process has mapped at its `exec`
-//! follows from its executable. So where that has turned out to be nothing of Python's, the next one is not looked at before it
-//! maps something more: that is told, and tells CPython in a library (`libpython`).
+//! Most programs that start on a host are not CPython, and are the same few again and again. Looking at each takes longer than
+//! everything else that is done for it, and delays whatever starts beside it. What a process has mapped at its `exec` follows
+//! from its executable. So once an executable has turned out to have nothing to do with Python, its next process is not looked
+//! at until it maps something more: a mapping event reports that, and shows a CPython in a library (`libpython`).
 
 use crate::kernel::FileKey;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tachyon_common::event::ProcessRecord;
 
-/// How long it holds: a file that is replaced may get the number of the one before. Should that be a CPython that is its own
-/// executable, it is found when it maps an unknown library, or is looked at because nothing has been decided for so long.
+/// How long this is remembered: a file that replaces another may get its inode number. If the new one is a CPython in an
+/// executable, it is found when it maps an unknown library, or at the look that follows when nothing has been decided for
+/// too long.
 pub(super) const KNOWN_FOR: Duration = Duration::from_secs(10);
-/// Executables remembered. A host with more distinct ones at a time starts anew.
+/// Most executables that are remembered. With more distinct ones at a time, all are forgotten.
 const MOST: usize = 4096;
 
 /// Executables whose processes had mapped no CPython when they were looked at after their `exec`.
 #[derive(Debug, Default)]
 pub(super) struct Starts(HashMap<FileKey, Start>);
 
-/// What is known of one.
+/// What is known about one executable.
 #[derive(Clone, Copy, Debug)]
 struct Start {
-    /// When that was.
+    /// When that was seen.
     seen: Instant,
-    /// Such a process has turned out to be CPython when it had mapped more.
+    /// Such a process turned out to be CPython after it had mapped more.
     becomes_python: bool,
 }
 
@@ -39,7 +40,7 @@ impl Starts {
         self.known(exec, now).is_some()
     }
 
-    /// Whether a program that starts is one of those of which nothing is expected.
+    /// Whether a program that starts is one that is not expected to become CPython.
     pub fn is_dull(&self, exec: &ProcessRecord, now: Instant) -> bool {
         self.known(exec, now).is_some_and(|known| !known.becomes_python)
     }
@@ -49,15 +50,15 @@ impl Starts {
         known.filter(|known| now.saturating_duration_since(known.seen) < KNOWN_FOR)
     }
 
-    /// A process of this executable runs CPython. True: nothing of the kind was expected.
+    /// Notes that a process of this executable runs CPython. True if that was not expected.
     pub fn became_python(&mut self, executable: FileKey) -> bool {
         let known = self.0.get_mut(&executable);
         known.is_some_and(|known| !std::mem::replace(&mut known.becomes_python, true))
     }
 
-    /// A program was looked at after it had started, and had mapped no CPython.
+    /// Notes that a program was looked at after its start and had mapped no CPython.
     pub fn was_other(&mut self, exec: &ProcessRecord, now: Instant) {
-        // The kernel could not read which it is.
+        // The kernel side could not read which executable it is.
         if exec.exe_inode == 0 {
             return;
         }

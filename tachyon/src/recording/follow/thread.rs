@@ -1,4 +1,4 @@
-//! The thread that follows processes: sleeps until something is told, and lets the [`Follower`] deal with it.
+//! The thread that follows processes: sleeps until an event comes, and lets the [`Follower`] deal with it.
 
 use super::watching::Watching;
 use super::{Follower, IDLE_TURN, QUICK_TURN, TURN};
@@ -26,18 +26,18 @@ const WATCH: u64 = 1;
 const STOP: u64 = 2;
 const BELL: u64 = 3;
 
-/// A program that may be CPython maps its libraries within this; meanwhile nothing is waited for.
+/// A program that may be CPython maps its libraries within this time; until then events are handled at once.
 pub(super) const LIBRARIES_WITHIN: Duration = Duration::from_millis(20);
-/// Else events gather for this part of the time between two samples of a CPU: a program that is looked at so much later has lost
-/// a fiftieth of one.
+/// Otherwise events gather for this fraction of the time between two samples of a CPU: a program that is looked at that much
+/// later has lost a fiftieth of a sample.
 const PART_OF_INTERVAL: f64 = 0.02;
-/// But no longer: by then most of what starts has told of all that it maps, or of its end ...
+/// But for no longer than this: by then most programs that start have mapped all their files, or ended ...
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// ... and where that is so short, not at all.
+/// ... and where the pause would be shorter than this, there is none.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 
-/// How long events gather. Most programs that start are no CPython, and each tells of itself, of every file that it maps and of its
-/// end: to be woken for each took more than a third of what following a host with 1,000 starts a minute cost.
+/// How long events gather. Most programs that start are not CPython, and each causes events for its start, for every file that it
+/// maps and for its end: waking for each took more than a third of the cost of following a host with 1,000 starts a minute.
 fn pause_at(samples_a_second: f64) -> Duration {
     let pause = Duration::try_from_secs_f64(PART_OF_INTERVAL / samples_a_second).unwrap_or(LONGEST_PAUSE);
     if pause < SHORTEST_PAUSE { Duration::ZERO } else { pause.min(LONGEST_PAUSE) }
@@ -45,12 +45,12 @@ fn pause_at(samples_a_second: f64) -> Duration {
 
 /// How long one kind of work goes on before the next has its turn.
 const SLICE: Duration = Duration::from_millis(50);
-/// What is left at the end has this long.
+/// Time for what is left to do at the end.
 const LAST: Duration = Duration::from_millis(400);
 
 impl Follow {
-    /// Starts following. `watch` is for recordings that new processes may join: it is told of every program start on the
-    /// host. Without it, a target that execs is looked at again and again until it is known. `samples_a_second` is of each CPU.
+    /// Starts following. `watch` is for recordings that new processes may join: it reports every program start on the host.
+    /// Without it, a target that execs is looked at again and again until it is known. `samples_a_second` is per CPU.
     ///
     /// # Errors
     /// When the thread or its descriptors cannot be made.
@@ -87,15 +87,15 @@ impl Follow {
                 let mut more = false;
                 let Woken { mut stopped, told, rung } = wait(&epoll, timeout);
                 if told && !stopped && !pause.is_zero() {
-                    // What starts and is not known is looked at while it is there.
+                    // Unknown programs that start are looked at while they still exist.
                     more = drain(&mut follower, &mut events, Instant::now() + SLICE);
                     if !more && follower.is_calm(Instant::now()) {
                         std::thread::sleep(pause);
                     }
                 }
-                // However much there is to be dealt with, it is seen when the recording ends.
+                // However much there is to do, the end of the recording is noticed.
                 while !stopped {
-                    // Process events first: a mapping means something only of a process that is known.
+                    // Process events first: a mapping event only makes sense for a known process.
                     more = drain(&mut follower, &mut events, Instant::now() + SLICE);
                     if let Some(watching) = &mut watching {
                         more |= watching.drain(&mut follower) == Drained::More;
@@ -110,7 +110,7 @@ impl Follow {
                 if stopped {
                     let until = Instant::now() + LAST;
                     more |= drain(&mut follower, &mut events, until);
-                    // The ends of those that could not be looked at any more come last.
+                    // Records of the ends of processes that could no longer be looked at come last.
                     more |= !follower.decide_all(until);
                     more |= drain(&mut follower, &mut events, until + SLICE);
                     if more && Instant::now() >= until {
@@ -133,7 +133,7 @@ impl Follow {
         Ok(Self { stop, thread })
     }
 
-    /// Deals with what has been told so far, and ends.
+    /// Deals with the events so far, and ends.
     ///
     /// # Errors
     /// When the thread has panicked: what that means for the recording.
@@ -144,19 +144,19 @@ impl Follow {
     }
 }
 
-/// Why the thread goes on.
+/// Why the thread woke up.
 struct Woken {
     /// The recording has ended.
     stopped: bool,
-    /// Of processes something is told.
+    /// There are process events.
     told: bool,
-    /// Somebody else has work for it.
+    /// Another thread has work for it.
     rung: bool,
 }
 
-/// Waits until something is told.
+/// Waits until there is something to do.
 fn wait(epoll: &Epoll, timeout: Duration) -> Woken {
-    // In whole milliseconds, and one more: never before its time.
+    // In whole milliseconds, rounded up: never early.
     let timeout = if timeout.is_zero() { timeout } else { timeout + Duration::from_millis(1) };
     let mut ready = [EpollEvent::empty(); 4];
     let count = epoll.wait(&mut ready, EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO)).unwrap_or(0);
@@ -164,7 +164,7 @@ fn wait(epoll: &Epoll, timeout: Duration) -> Woken {
     Woken { stopped: is_ready(STOP), told: is_ready(EVENTS) || is_ready(WATCH), rung: is_ready(BELL) }
 }
 
-/// Deals with process events until then; true when there may be more.
+/// Deals with process events until `until`; true when there may be more.
 fn drain(follower: &mut Follower, events: &mut RingBuf<MapData>, until: Instant) -> bool {
     while let Some(item) = events.next() {
         for event in Events::new(&item) {

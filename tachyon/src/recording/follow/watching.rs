@@ -1,9 +1,10 @@
-//! When the mapping events of the host are listened to.
+//! When to listen to the host's mapping events.
 //!
-//! The kernel tells of every process that maps a file: a build beside a recording would wake the profiler a hundred times a second.
-//! So where only some processes are recorded and all of them are known, the rings rest for a moment after events that were none
-//! of theirs, and longer the longer there are no others. Nothing is lost: what comes meanwhile is read after the rest. Where all
-//! are recorded and samples are rare they rest, too, unless a program has just begun that may be CPython.
+//! The kernel reports every process that maps a file: a build running beside a recording would wake the profiler a hundred times a
+//! second. So where only some processes are recorded and all of them are known, the rings rest for a moment after events of
+//! unrelated processes, and the longer no related event comes, the longer they rest. Nothing is lost: events that come meanwhile
+//! are read after the rest. Where all processes are recorded and samples are rare the rings rest, too, unless a program that may be
+//! CPython has just started.
 
 use super::Follower;
 use crate::discover::watch::{Drained, Watch};
@@ -13,18 +14,18 @@ use std::time::{Duration, Instant};
 
 /// The first rest ...
 const SHORTEST: Duration = Duration::from_millis(25);
-/// ... and the longest: a library that is loaded is known so much later at most ...
+/// ... and the longest: the most by which a newly loaded library is noticed late ...
 pub(super) const LONGEST: Duration = Duration::from_millis(200);
-/// ... and this much where it may be that of a CPython of which nobody knows: two samples of 19 a second.
+/// ... and the longest where it may be the library of an unknown CPython: two samples at 19 a second.
 pub(super) const LONGEST_OF_ALL: Duration = Duration::from_millis(100);
 
-/// After so long without any event the rests begin with the shortest.
+/// After this long without any event, rests start over with the shortest.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The mapping events, and whether they wake.
 pub(super) struct Watching {
     watch: Watch,
-    /// How the descriptor is known to `epoll`.
+    /// How `epoll` identifies the descriptor.
     token: u64,
     listening: bool,
     /// Whether samples are so rare that events of all processes may gather.
@@ -33,7 +34,7 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    /// They wake whoever waits for `epoll`, with this `token`. Events of all processes may `gather`.
+    /// Has events wake whoever waits on `epoll`, with this `token`. With `gather`, events of all processes may gather.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -42,7 +43,7 @@ impl Watching {
         Ok(Self { watch, token, listening: true, gather, rest: Rest::default() })
     }
 
-    /// Lets the follower hear what has happened.
+    /// Passes all new events to the follower.
     pub fn drain(&mut self, follower: &mut Follower) -> Drained {
         let (mut any, mut ours) = (false, false);
         let drained = self.watch.drain(&mut |event| {
@@ -57,18 +58,18 @@ impl Watching {
         drained
     }
 
-    /// How long until the rings are to be read whether they wake or not; `None`: when they wake.
+    /// How long until the rings are to be read even if they do not wake anyone; `None`: only when they do.
     pub fn wait(&mut self, epoll: &Epoll) -> Option<Duration> {
         let rests = self.rest.until.is_some();
         if rests == self.listening {
             let flags = if rests { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
             let mut event = EpollEvent::new(flags, self.token);
-            // Where that fails they wake as before.
+            // If that fails, they wake the thread as before.
             if epoll.modify(self.watch.as_fd(), &mut event).is_ok() {
                 self.listening = !rests;
             }
             if self.listening && !rests {
-                // A ring's readiness can be asked for once (`perf_poll` takes it back), and to listen again has just done so: what came
+                // A ring's readiness can be asked for once (`perf_poll` takes it back), and listening again has just done so: events
                 // since the rings were read would wake nobody.
                 return Some(Duration::ZERO);
             }
@@ -77,17 +78,17 @@ impl Watching {
     }
 }
 
-/// Until when nobody listens.
+/// Until when the rings are not listened to.
 #[derive(Debug, Default)]
 struct Rest {
     length: Duration,
     until: Option<Instant>,
-    /// When it was over last, and there was nothing.
+    /// When the last one was over, if there was no event.
     over: Option<Instant>,
 }
 
 impl Rest {
-    /// The rings have been read: there was `any` event. They may rest for as long as the `longest`.
+    /// The rings have been read, with `any` event in them. They may rest for `longest` at most.
     fn after(&mut self, any: bool, longest: Option<Duration>, now: Instant) {
         let Some(longest) = longest else {
             *self = Self::default();
@@ -109,8 +110,8 @@ mod tests {
     use nix::sys::epoll::{EpollCreateFlags, EpollTimeout};
     use std::process::Command;
 
-    /// 6 of 300 commands that ran beside a build had no sample: their libpython was mapped after the rings had been read and before
-    /// they were listened to again, so nobody looked at them any more.
+    /// 6 of 300 commands that ran beside a build had no sample: their libpython was mapped between the last read of the rings and
+    /// the moment they were listened to again, so nobody looked at them any more.
     #[test]
     fn what_comes_before_it_listens_again_is_not_slept_through() {
         let watch = match Watch::open() {

@@ -1,5 +1,5 @@
-//! Where a process keeps whose work its threads do: found when it is inspected, and again when it has loaded or published
-//! something new.
+//! Where a process records whose work its threads do: found when it is inspected, and again when it has loaded or
+//! published something new.
 
 use super::{Follower, lock};
 use crate::inspect::spans::{Published, Spans};
@@ -16,29 +16,29 @@ use std::time::{Duration, Instant};
 use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::whose::{Asyncio, ThreadLocal};
 
-/// A process is looked at this long after it mapped something: most libraries come with others.
+/// A process is looked at this long after it mapped something: libraries tend to come in groups.
 const BURST: Duration = Duration::from_millis(20);
-/// A program that has just begun, or a child that was forked, is looked at after this at the earliest: most end before.
+/// A program that has just started, or a forked child, is not looked at before this: most end sooner.
 const YOUNG: Duration = Duration::from_millis(200);
-/// What may not be looked at now is asked again after this.
+/// What may not be looked at now is tried again after this.
 const LATER: Duration = Duration::from_secs(1);
-/// How long looks go on before other things have their turn.
+/// How long looks go on before other work has its turn.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What is known of one process.
+/// What is known about one process.
 #[derive(Clone)]
 struct OfProcess {
-    /// What it published when it was looked at last.
+    /// What it published at the last look.
     published: Option<Published>,
     /// Before this it is not looked at.
     not_before: Instant,
-    /// When it mapped something new last.
+    /// When it last mapped something new.
     mapped: Instant,
     /// When it is looked at next.
     due: Instant,
-    /// Something was mapped since it was looked at.
+    /// It has mapped something since the last look.
     is_new: bool,
-    /// Whom it is charged to, once that was asked.
+    /// The user it is charged to, once looked up.
     user: Option<u32>,
 }
 
@@ -47,11 +47,11 @@ struct OfProcess {
 pub(super) struct Running {
     /// 0: not known.
     pub asyncio: u16,
-    /// 0: its threads say.
+    /// 0: the threads themselves know.
     pub current_tasks: u64,
 }
 
-/// What is known of all that are recorded.
+/// What is known about all recorded processes.
 #[derive(Default)]
 pub(super) struct WorkLooks {
     spans: Spans,
@@ -59,7 +59,7 @@ pub(super) struct WorkLooks {
 }
 
 impl WorkLooks {
-    /// A process runs CPython, and is looked at after so long.
+    /// A process runs CPython; schedules its first look.
     pub fn begin(&mut self, pid: u32, young: bool) {
         let now = Instant::now();
         let due = if young { now + YOUNG } else { now };
@@ -67,7 +67,7 @@ impl WorkLooks {
         self.processes.insert(pid, process);
     }
 
-    /// A child was forked, which has what its parent has.
+    /// A child was forked; it has what its parent has.
     pub fn fork(&mut self, parent: u32, child: u32) {
         let due = Instant::now() + YOUNG;
         if let Some(process) = self.processes.get(&parent).cloned() {
@@ -75,7 +75,7 @@ impl WorkLooks {
         }
     }
 
-    /// A process has mapped a file so that it can be executed.
+    /// A process has mapped a file as executable.
     pub fn mapped(&mut self, pid: u32, dev: (u32, u32), inode: u64, path: &OsStr) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let now = Instant::now();
@@ -110,7 +110,7 @@ impl WorkLooks {
 }
 
 impl Follower {
-    /// Looks at those whose turn it is. True: there are more.
+    /// Looks at the processes that are due. True if more are left.
     pub(super) fn look_for_work(&mut self) -> bool {
         let begun = Instant::now();
         for pid in self.work.due(begun) {
@@ -136,14 +136,14 @@ impl Follower {
                     process.due = now + if imports { again.min(quiet.max(YOUNG)) } else { again };
                     (process.published, process.is_new) = (Some(published), imports);
                 }
-                // Its end is told of soon.
+                // The record of its end will come soon.
                 None => process.due = now + LATER,
             }
         }
         false
     }
 
-    /// What a process publishes, and whether it seems to be importing asyncio; `None`: it is gone, or not one of ours any more.
+    /// What a process publishes, and whether it seems to be importing asyncio; `None`: it is gone, or no longer recorded.
     fn look_at_work_of(&mut self, pid: u32) -> Option<(Published, bool)> {
         let (life, entry) = {
             let kernel = lock(&self.kernel);
@@ -176,14 +176,14 @@ impl Follower {
         if let Some(service) = published.process.as_ref().ok().and_then(|context| context.service.as_ref()) {
             lock(&self.registry).is_of_service(life.instance, life.image, service);
         }
-        // Its C module is there before it can be used.
+        // Its C module is mapped before it can be used.
         let imports = running.asyncio == 0 && has_asyncio(&maps);
         Some((published, imports))
     }
 
     /// Where a process that may have loaded asyncio by now keeps its running tasks.
     fn tasks_of_mapped(&mut self, process: &RemoteProcess, maps: &[Mapping], entry: &ProcessEntry) -> Running {
-        // What is built in publishes its words with the interpreter's own (3.14+), or may be imported any time.
+        // A built-in asyncio publishes its offsets with the interpreter's own (3.14+), or may be imported at any time.
         let built_in = || {
             entry.flags & flags::ASYNCIO_BUILT_IN != 0
                 && lock(&self.registry).layout(entry.layout).is_some_and(|layout| ModuleTasks::of(layout).is_some())
@@ -201,14 +201,14 @@ impl Follower {
     pub(super) fn tasks_of(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
         let Some(rows) = ModuleTasks::of(&interpreter.layout) else { return self.tasks_in_files(process, interpreter) };
-        // To look for it, hundreds of words of `sys.modules` have to be read.
+        // Searching for it means reading hundreds of words of `sys.modules`.
         let may_have = interpreter.asyncio_built_in || has_asyncio(&process.maps().unwrap_or_default());
         let current = if may_have { snapshot::current_tasks(process, interpreter, &rows) } else { None };
         let Some(current_tasks) = current else { return Running::default() };
         self.running(rows.for_kernel(&interpreter.layout, awaits), current_tasks)
     }
 
-    /// The same where the files that a process has mapped tell it (3.14+): the interpreter's, or the module's own.
+    /// The same where the process's mapped files say so (3.14+): the interpreter's file, or the module's own.
     pub(super) fn tasks_in_files(&mut self, process: &RemoteProcess, interpreter: &Interpreter) -> Running {
         let Some(awaits) = interpreter.awaits.as_ref() else { return Running::default() };
         if ModuleTasks::of(&interpreter.layout).is_some() {

@@ -1,4 +1,5 @@
-//! Code in assembly language whose unwind rules are in no `.eh_frame`: the mapper tells where it is, samples are labelled by it.
+//! Code in assembly language without unwind rules in `.eh_frame`: the mapper reports where it is, and samples are labelled by
+//! it.
 
 use crate::recording::follow::lock;
 use crate::remote::FileIdentity;
@@ -7,19 +8,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// Most functions that are remembered; beyond, those of the file with most are forgotten, and stacks through them are not labelled.
-/// OpenBLAS has 869.
+/// Most functions that are remembered. Beyond that, those of the file with most are forgotten, and stacks through them are not
+/// labelled. OpenBLAS has 869.
 const MAX_FUNCTIONS: usize = 1 << 18;
 
 /// Where such code lies.
 #[derive(Debug, Default)]
 pub struct Assembly {
     parts: Mutex<Parts>,
-    /// How often there was more of it.
+    /// How often more of it was added.
     version: AtomicU64,
 }
 
-/// By file: parts of it by offset, start and end.
+/// By file: parts of it by offset, start to end.
 #[derive(Debug, Default)]
 pub struct Parts(HashMap<FileIdentity, BTreeMap<u64, u64>>);
 
@@ -33,7 +34,7 @@ impl Assembly {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Another number each time that there is more of it.
+    /// A number that changes whenever more of it is added.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -55,7 +56,7 @@ impl Parts {
         }
     }
 
-    /// Where the function begins that holds an offset of a file.
+    /// Where the function that holds an offset of a file begins.
     pub fn start(&self, file: FileIdentity, offset: u64) -> Option<u64> {
         let (&start, &end) = self.0.get(&file)?.range(..=offset).next_back()?;
         (offset < end).then_some(start)

@@ -1,4 +1,4 @@
-//! Kernel addresses of samples to frames of the profile.
+//! Turns kernel addresses of samples into frames of the profile.
 
 use crate::events::Frames;
 use crate::profile::{FrameId, Profile};
@@ -18,18 +18,18 @@ impl KernelFrames {
         Self { symbols, known: HashMap::new(), ids: Vec::new() }
     }
 
-    /// A profile begins that has no frames yet.
+    /// A new profile begins, with no frames yet.
     pub fn begin_profile(&mut self) {
         self.known.clear();
     }
 
-    /// The kernel's frames of a sample, leaf first; of a wait from where it called the scheduler.
+    /// The kernel's frames of a sample, leaf first; for a wait, from where the scheduler was called.
     pub fn of(&mut self, profile: &mut Profile, frames: Frames<'_>, waits: bool) -> &[FrameId] {
         self.ids.clear();
         let name = |address: u64| self.symbols.name(address.wrapping_sub(1));
         let above = if waits { above_the_wait(frames.kernel().map(name)) } else { 0 };
         for (at, address) in frames.kernel().enumerate().skip(above) {
-            // A caller's address is where it goes on; the call may be its last instruction.
+            // A caller's address is its return address; the call may have been its last instruction.
             let address = if at == 0 { address } else { address.wrapping_sub(1) };
             let symbols = &self.symbols;
             let id = *self.known.entry(address).or_insert_with(|| match symbols.name(address) {
@@ -43,9 +43,9 @@ impl KernelFrames {
     }
 }
 
-/// How many of the functions, leaf first, belong to the switch itself, and to the interrupt that came after it.
+/// How many of the functions, leaf first, belong to the switch itself or to an interrupt that came on top.
 pub(in crate::recording) fn above_the_wait<'a>(names: impl Iterator<Item = Option<&'a str>>) -> usize {
-    // Interrupts are no deeper.
+    // Interrupts go no deeper.
     const LOOKED_AT: usize = 24;
     let is_scheduler = |name: &str| {
         let name = name.split('.').next().unwrap_or(name);

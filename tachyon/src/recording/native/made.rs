@@ -1,5 +1,5 @@
-//! Code that a process made while it ran, as it tells debuggers and `perf` of it: read when a sample meets code of no file that
-//! is not known yet.
+//! Code that a process generated at run time, as it announces it to debuggers and `perf`: read when a sample meets unknown code
+//! that is in no file.
 
 mod jitdump;
 
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a process has to tell is asked for again after this at the earliest.
+/// A process's announcements are not read again before this.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// The symbol at which a debugger finds the list of images (GDB's JIT interface).
@@ -25,11 +25,11 @@ const MAX_IMAGES: usize = 1 << 12;
 const MAX_IMAGE: u64 = 4 << 20;
 const MAX_BYTES: u64 = 16 << 20;
 const MAX_RULES: u64 = 1 << 20;
-/// Most bytes of a map for `perf`: its newest functions are at its end.
+/// Most bytes that are read of a map for `perf`, from its end, where the newest functions are.
 const MAX_MAP: u64 = 8 << 20;
-/// Most files of which is kept whether they have a list of images.
+/// Most files for which it is remembered whether they have a list of images.
 const MAX_FILES: usize = 1 << 12;
-/// Most bytes of what is known of all processes' code.
+/// Most bytes kept about the generated code of all processes.
 const MAX_KEPT: usize = 64 << 20;
 
 /// Where a file has its list of images, before relocation; and its segments.
@@ -39,26 +39,26 @@ struct Listed {
     loads: Arc<[Load]>,
 }
 
-/// The code that all processes made.
+/// The code that all processes generated.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     processes: HashMap<u32, OfProcess>,
     files: HashMap<FileIdentity, Option<Listed>>,
 }
 
-/// The code that a process made.
+/// The code that one process generated.
 #[derive(Debug, Default)]
 struct OfProcess {
-    /// When it was asked last.
+    /// When it was last read.
     asked: Option<Instant>,
-    /// What the sources were like when they were read.
+    /// The state of its sources when they were read.
     read: Sources,
     functions: Arc<MadeFunctions>,
     rules: GeneratedRules,
     dump: JitDump,
 }
 
-/// What tells one state of a process's sources from others.
+/// Distinguishes one state of a process's sources from others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Sources {
     /// Its lists of images: address and content of each head, which changes whenever an image is added or taken away.
@@ -67,7 +67,7 @@ struct Sources {
     dump: Option<jitdump::Place>,
 }
 
-/// Bytes of a list's head: version, what happened last, to which entry, and the first entry.
+/// Bytes of a list's head: version, the last action, the entry it concerned, and the first entry.
 const HEAD: usize = 24;
 /// Bytes of an entry: the next one, the one before, address and size of an image.
 const ENTRY: usize = 32;
@@ -77,8 +77,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Made {
-    /// Asks a process anew whose samples met code of no file that is not known, unless that was asked a moment ago. True: there is
-    /// something new.
+    /// Reads a process's announcements again, after its samples met unknown code in no file, unless they were read a moment ago.
+    /// True if there is something new.
     pub fn renew(&mut self, process: &RemoteProcess, maps: &[Mapping], identities: &Identities, now: Instant) -> bool {
         let pid = process.pid().0;
         let known = self.processes.entry(pid).or_default();
@@ -105,7 +105,7 @@ impl Made {
             functions.add_perf_map(&bytes);
         }
         functions.add_all(known.dump.functions());
-        // What a debugger is told is more exact: it comes with rules.
+        // What debuggers are told is more exact: it comes with unwind rules.
         for (_, head) in &read.lists {
             read_images(process, word(head, 16), &mut left, &mut functions, &mut rules);
         }
@@ -118,7 +118,7 @@ impl Made {
         self.processes.get(&pid).map(|known| Arc::clone(&known.functions)).unwrap_or_default()
     }
 
-    /// The rules of a process's mappings that are of no file, by where each begins.
+    /// The unwind rules of a process's mappings without a file, by start address.
     pub fn tables(&self, pid: u32, maps: &[Mapping]) -> HashMap<u64, Generated> {
         let Some(known) = self.processes.get(&pid).filter(|known| !known.rules.is_empty()) else {
             return HashMap::new();
@@ -127,7 +127,7 @@ impl Made {
         nowhere.filter_map(|mapping| Some((mapping.start, known.rules.table(mapping.start..mapping.end)?))).collect()
     }
 
-    /// Forgets a process that has ended, or executes another program.
+    /// Forgets a process that has ended or has executed another program.
     pub fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
     }
@@ -149,7 +149,7 @@ fn list(
         files.insert(*identity, listed);
     }
     let Listed { vaddr, loads } = files.get(identity)?.as_ref()?;
-    // A mapping starts at a page, a segment anywhere in it.
+    // A mapping starts at a page boundary, a segment anywhere in the page.
     let of = |load: &&Load| {
         load.offset & !0xfff <= mapping.offset && mapping.offset < load.offset.saturating_add(load.file_size)
     };
@@ -158,7 +158,7 @@ fn list(
     Some(vaddr.wrapping_add(mapping.start.wrapping_sub(start)))
 }
 
-/// The list of images in a file: exported, or, in LLVM's libraries, known to themselves alone.
+/// The list of images in a file: exported, or local, as in LLVM's libraries.
 fn list_of(file: &MappedFile, name: &str) -> Option<Listed> {
     let file = file.open().ok()?;
     let elf = Elf::parse(&file).ok()?;
@@ -178,7 +178,7 @@ fn read_images(
     rules: &mut GeneratedRules,
 ) {
     let (mut at, mut images) = (first, Vec::new());
-    // A list that leads back into itself ends here, too.
+    // This also ends a list that loops.
     while at != 0 && images.len() < MAX_IMAGES {
         let Ok(entry) = process.read_array::<ENTRY>(RemoteAddr(at)) else { break };
         images.push((word(&entry, 16), word(&entry, 24)));
@@ -188,7 +188,7 @@ fn read_images(
         *left = left.checked_sub(len).filter(|_| len <= most)?;
         Some(())
     };
-    // The newest is the first, and has the first of what may be read; what came later may lie where something older lay.
+    // The newest comes first and gets its share of the limit first; it may lie where something older lay.
     images.retain(|&(_, size)| take(left, size, MAX_IMAGE).is_some());
     let read = |address: u64, len: u64| {
         let mut bytes = vec![0; usize::try_from(len).ok()?];
@@ -209,8 +209,9 @@ fn read_images(
     }
 }
 
-/// The map that a process writes for `perf`, in its own `/tmp`, named by the pid that it knows itself by. It must be the
-/// process's user's: anybody may write there. One that was written before the process began is of another that had its pid.
+/// The map that a process writes for `perf`, in its own `/tmp`, named after the pid that it has in its own namespace. It
+/// must belong to the process's user, since anybody may write there. One that was written before the process began belongs
+/// to an earlier process with the same pid.
 fn perf_map(process: &RemoteProcess) -> Option<MappedFile> {
     let pid = *process.ns_pids().ok()?.last()?;
     let file = process.file_at(&PathBuf::from(format!("/tmp/perf-{pid}.map"))).ok()?;
@@ -218,15 +219,15 @@ fn perf_map(process: &RemoteProcess) -> Option<MappedFile> {
     (file.owner() == process.effective_uid().ok()? && file.identity().mtime_ns >= began_ns).then_some(file)
 }
 
-/// When a process began, nanoseconds since 1970, rather too early: it is told to a hundredth of a second, and files have the time
-/// of the last tick.
+/// When a process began, nanoseconds since 1970, erring towards too early: the kernel gives it to a hundredth of a second, and
+/// files carry the time of the last tick.
 fn began_unix_ns(process: &RemoteProcess) -> Option<i128> {
     let now_ns = |clock| i128::try_from(Duration::from(clock_gettime(clock).ok()?).as_nanos()).ok();
     let since_boot_ns = i128::from(process.task_start_ns(process.pid().0)?);
     Some(now_ns(ClockId::CLOCK_REALTIME)? - now_ns(ClockId::CLOCK_BOOTTIME)? + since_boot_ns - 20_000_000)
 }
 
-/// The end of a file, from a line's start on.
+/// The end of a file, from the start of a line.
 fn end_of(file: &MappedFile) -> Option<Vec<u8>> {
     let size = file.identity().size;
     let from = size.saturating_sub(MAX_MAP);

@@ -1,8 +1,8 @@
-//! The thread that keeps unwind tables and address spaces as processes map files.
+//! The thread that keeps unwind tables and address spaces up to date as processes map files.
 //!
-//! Apart from the one that follows processes, because a large file's table takes longer to make than a short process
-//! lives. It is told of processes, of mappings and of ends; what a process maps is read from `/proc`, a little after it
-//! was told of, for libraries come in bursts.
+//! Separate from the one that follows processes, because a large file's table takes longer to make than a short process
+//! lives. It receives news of processes, mappings and ends; what a process maps is read from `/proc` a little later,
+//! because libraries come in bursts.
 
 mod found;
 mod hints;
@@ -30,62 +30,62 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A process is looked at this long after it mapped something: most libraries come with others.
+/// A process is looked at this long after it mapped something: libraries tend to come in groups.
 const BURST: Duration = Duration::from_millis(20);
 
-/// After a look at a process it rests this many times as long as that took: reading mappings takes as long as the process likes,
-/// who may have any number of them and change one each millisecond.
+/// After a look, a process rests this many times as long as the look took: the process decides how long reading mappings takes,
+/// since it may have any number of them and change one each millisecond.
 const REST: u32 = 19;
 /// But no longer than this: a look that made the tables of large files is no storm.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// What had to give up its address space rests so long.
+/// A process that had to give up its address space rests this long.
 const LONG_REST: Duration = Duration::from_secs(30);
 
-/// How long processes are looked at before it is heard whether there are others.
+/// How long processes are looked at before checking for news of others.
 const SLICE: Duration = Duration::from_millis(100);
 /// The same where all that are due are wanted.
 const ALL: Duration = Duration::from_secs(10);
 
-/// Until looks at it have taken so long it does not rest: a program that imports libraries runs each as soon as it is mapped, and
-/// most of what it does by then is done there.
+/// A process does not rest until looks at it have taken this long in total: a program that imports libraries runs each as soon as
+/// it is mapped, and spends most of its time up to then in them.
 const FRESH: Duration = Duration::from_millis(300);
-/// Until they have taken so long it rests less: a program that has just begun, or that was just found, maps many files.
+/// Until they have taken this long it rests less: a program that has just started, or was just found, maps many files.
 const EAGER: Duration = Duration::from_secs(3);
 const EAGER_REST: u32 = 3;
 const EAGER_BURST: Duration = Duration::from_millis(5);
 
-/// A process whose samples meet code that is not known is looked at this often at most.
+/// A process whose samples meet unknown code is looked at this often at most.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Most processes of which is kept what their mappings are; then all of it is looked up anew.
+/// Most processes whose mappings are remembered; beyond that, all are forgotten and looked up anew.
 const MAX_SEEN: usize = 64;
 
-/// Who asks the thread what it has waits no longer.
+/// Longest wait for the thread's answer about what it has.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Code that samples were met in has its rules this long after it was told of at the earliest: samples come in bursts.
+/// Code that samples met gets its rules no sooner than this after it was reported: samples come in bursts.
 const MEETING: Duration = Duration::from_millis(2);
 
-/// Most bytes of `.eh_frame` that rows are made of at the first look at a process, beside those of interpreters: some 25 ms, which
-/// its first sample waits for.
+/// Most bytes of `.eh_frame` that are turned into rows at the first look at a process, apart from those of interpreters: some 25
+/// ms, which its first sample waits for.
 const AT_FIRST: u64 = 1 << 20;
-/// The same at each later one: what samples meet is made between, and what is made is published after each.
+/// The same at each later look: code that samples meet is done in between, and the results are published after each.
 const AT_A_TIME: u64 = 256 << 10;
 
-/// Most addresses of one process that are looked at at a time, and most stacks.
+/// Most addresses of one process, and most stacks, that are dealt with at a time.
 const MAX_MET: usize = 256;
 const MAX_STACKS: usize = 8;
 
-/// Most executable mappings of a process that are looked at: no more ranges of it are searched by the kernel side. PyTorch
+/// Most executable mappings of a process that are looked at: the kernel side searches no more ranges per process. PyTorch
 /// with everything has some 700.
 const MAX_MAPPINGS: usize = tachyon_common::limits::MAX_SPACE_RANGES as usize;
 
-/// The thread, perhaps not yet started: what it is told waits for it.
+/// The thread, perhaps not yet started: news waits for it until then.
 pub(in crate::recording) struct Mapper {
     news: Sender<News>,
     waiting: Option<(Worker, Receiver<News>)>,
     thread: Option<JoinHandle<Mapped>>,
-    /// Nobody needs what it would still do.
+    /// Set when the rest of its work is no longer needed.
     stop: Arc<AtomicBool>,
 }
 
@@ -134,27 +134,27 @@ impl Mapper {
         Ok(())
     }
 
-    /// Where to tell it things.
+    /// Where to send it news.
     pub fn news(&self) -> Sender<News> {
         self.news.clone()
     }
 
-    /// Waits until it has dealt with all it was told so far.
+    /// Waits until it has dealt with all news so far.
     pub fn wait(&self) {
         let (done, wait) = channel();
-        // Neither fails but when the thread has panicked, which its end tells.
+        // Either fails only if the thread has panicked, which is reported when it ends.
         let _ended = self.news.send(News::Finish(done));
         let _ended = wait.recv();
     }
 
-    /// What it would leave behind if it ended now; `None` when it does not answer soon: it makes the table of a large file.
+    /// What it would leave behind if it ended now; `None` if it does not answer soon, as while it makes a large file's table.
     pub fn left(&self) -> Option<Mapped> {
         let (tell, told) = channel();
         self.news.send(News::Tell(tell)).ok()?;
         told.recv_timeout(PATIENCE).ok()
     }
 
-    /// Ends it, when nobody else can tell it anything any more.
+    /// Ends it, once nobody else can send it news.
     pub fn stop(self) -> Mapped {
         self.stop.store(true, Ordering::Release);
         drop(self.news);
@@ -174,9 +174,9 @@ struct Worker {
     /// Files that hold an interpreter.
     interpreters: HashMap<FileIdentity, Evaluated>,
     processes: HashMap<u32, Process>,
-    /// By process: what was found behind its mappings. A program that starts maps hundreds, one after the other.
+    /// By process: what was found behind its mappings. A program that starts makes hundreds, one after the other.
     seen: HashMap<u32, HashMap<Place, Seen>>,
-    /// Code that processes made.
+    /// Code that processes generated.
     made: Made,
     left: Mapped,
     /// What looks at processes have cost.
@@ -199,7 +199,7 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            // Ends and beginnings first: they make looking superfluous.
+            // News of starts and ends first: it can make looks superfluous.
             while let Ok(news) = told.try_recv() {
                 self.hear(news);
             }
@@ -208,7 +208,7 @@ impl Worker {
         self.left_now()
     }
 
-    /// What there is to tell.
+    /// What it has to report.
     fn left_now(&self) -> Mapped {
         let mut left = self.left.clone();
         left.refused.extend(self.tables.refusals().map(|(path, reason)| (path.to_owned(), reason.to_owned())));
@@ -247,7 +247,7 @@ impl Worker {
             }
             News::Mapped { pid, time, dev, inode } => {
                 let Some(process) = self.processes.get_mut(&pid) else { return };
-                // It may be another file at the place of one that was known before.
+                // It may be another file in the place of a known one.
                 let mut is_new = process.seen_at < time;
                 if let Some(seen) = self.seen.get_mut(&pid) {
                     let before = seen.len();
@@ -289,12 +289,12 @@ impl Worker {
                 }
             }
             News::Tell(tell) => {
-                // Who asked may have given up waiting.
+                // The asking thread may have given up waiting.
                 let _gone = tell.send(self.left_now());
             }
             News::Finish(done) => {
                 self.look_at_due(now + BURST, ALL);
-                // Who asked may have given up waiting.
+                // The asking thread may have given up waiting.
                 let _gone = done.send(());
             }
         }
@@ -306,13 +306,13 @@ impl Worker {
         let due = |process: &Process| process.due.is_some_and(|due| due <= until);
         let now = Instant::now();
         let due = self.processes.iter().filter(|(_, process)| due(process));
-        // Whose user has cost least comes first, and of his processes the one that has been looked at least.
+        // The user who has cost least comes first, and of that user's processes the one last looked at longest ago.
         let mut due: Vec<_> =
             due.map(|(&pid, process)| (self.debts.of_user(process.user, now), process.looked, pid)).collect();
         due.sort_unstable();
         let begun = Instant::now();
         for (_, _, pid) in due {
-            // Others may have come meanwhile whose turn is first.
+            // Others that come first may have arrived meanwhile.
             if self.stop.load(Ordering::Acquire) || begun.elapsed() > slice {
                 return;
             }
@@ -343,15 +343,15 @@ impl Worker {
     }
 
     fn look(&mut self, pid: u32, mut known: Process, (mut met, stacks): (BTreeSet<u64>, BTreeSet<u64>)) {
-        // One that is gone is told of soon.
+        // If it is gone, that will be reported soon.
         let Ok(process) = RemoteProcess::open(Pid(pid)) else { return };
         let seen_at = KtimeNs::now();
         let Ok(mut maps) = process.maps() else { return };
         if let Some(process) = self.processes.get_mut(&pid) {
             process.seen_at = seen_at;
         }
-        // Before the first sample meets it: where the main thread is, and was a moment ago. Not at the first look, which the first
-        // sample waits for.
+        // Prepares the code that the main thread is in, or was a moment ago, before the first sample meets it. Not at the first
+        // look, which the first sample waits for.
         let main_stack = if known.looked_at && !known.hinted { main_stack(&maps) } else { None };
         maps.retain(|mapping| mapping.executable);
         if maps.len() > MAX_MAPPINGS {
@@ -377,12 +377,13 @@ impl Worker {
                 let known = place.and_then(|place| seen.remove(&place));
                 let found = known.unwrap_or_else(|| self.code((&process, seen_at), mapping, &trampolines));
                 code.push(found.code.clone());
-                // What was not found may be another time.
+                // What was not found now may be found later.
                 now.extend(place.filter(|_| found.file.is_some()).map(|place| (place, found)));
             }
             seen = now;
             let before = self.spaces.get(known.image, known.instance);
-            // It may have executed another program meanwhile: then these mappings are that one's, and nobody asks for them.
+            // It may have executed another program meanwhile: then these mappings are that program's, and nobody asks for
+            // them.
             self.spaces.set(known.image, known.instance, AddressSpace::new(code, before.as_deref()));
         }
         let identities = seen.iter().filter_map(|(place, seen)| Some((place.start, seen.file?))).collect();
@@ -393,7 +394,7 @@ impl Worker {
         let mut stale = mapped != known.mapped || known.more;
         let made =
             |mapping: &Mapping| mapping.path == MappedPath::Anonymous && !trampolines.contains_key(&mapping.start);
-        // Before the first sample meets it, too; but not at the first look, which that sample waits for.
+        // This, too, before the first sample meets it, but not at the first look, which that sample waits for.
         let news = known.looked_at && (!known.hinted || mapped != known.mapped);
         let meets_made =
             maps.iter().any(|mapping| made(mapping) && (news || met.iter().any(|&address| mapping.contains(address))));
@@ -403,7 +404,7 @@ impl Worker {
                 self.spaces.set(known.image, known.instance, space.with(self.made.functions(pid)));
             }
         }
-        // What samples wait for comes first, and what nobody has asked for later.
+        // What samples wait for comes first, what nobody has asked for comes later.
         let waited_for = !met.is_empty();
         let allowance = match known.looked_at {
             _ if waited_for => 0,
@@ -424,7 +425,7 @@ impl Worker {
         if !stale {
             return;
         }
-        // Each piece of a file that is left out costs a sample to be asked for.
+        // Each piece of a file that is left out costs a sample, which then asks for it.
         let left = waited_for || self.tables.make_more(&process, &maps, &identities, &mut self.maps).1;
         let first = self.interpreters.keys().copied().collect();
         let mut generated = self.made.tables(pid, &maps);
@@ -458,7 +459,7 @@ impl Worker {
         }
         let is_it = lock(&self.kernel).process(pid).is_some_and(|entry| entry.image == known.image);
         if !is_it {
-            // It ended, or executed another program, before its space was written: nobody else would remove that.
+            // It ended or executed another program before its space was written: nobody else would remove the space.
             self.maps.remove_space(pid);
         } else if let Some(process) = self.processes.get_mut(&pid) {
             (process.mapped, process.version, process.more) = (mapped, known.version, known.more);
@@ -468,8 +469,8 @@ impl Worker {
         }
     }
 
-    /// Ranges are used up: whoever has more of them than this user gives up those of his largest process. They can be written
-    /// again after a rest.
+    /// All ranges are in use: a user with more of them than this one gives up those of its largest process. They can be
+    /// written again after a rest.
     fn make_room(&mut self, user: u32) {
         let mut users: HashMap<u32, u64> = HashMap::new();
         for process in self.processes.values() {

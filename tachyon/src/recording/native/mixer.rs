@@ -1,7 +1,7 @@
-//! Native addresses of samples to frames of the profile.
+//! Turns native addresses of samples into frames of the profile.
 //!
-//! What an address is decides where its frame stands among the Python frames, and whether it is shown: symbol tables tell that. Lines
-//! and inlined functions are looked up of those alone that are shown, which are few: the evaluator and what called it are not.
+//! What an address is decides where its frame stands among the Python frames, and whether it is shown: symbol tables say that. Lines
+//! and inlined functions are looked up only for frames that are shown, which are few: the evaluator and its callers are not.
 
 use super::spaces::{AddressSpace, Code, Spaces};
 use crate::events::Frames;
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::SampleRecord;
 use tachyon_common::stop::StopReason;
 
-/// Most addresses whose frames are remembered; then all are looked up anew.
+/// Most addresses whose frames are remembered; beyond that, all are looked up anew.
 const MAX_KNOWN: usize = 1 << 20;
-/// The same for those of functions that processes made.
+/// The same for functions that processes generated.
 const MAX_MADE: usize = 1 << 16;
 
 /// Name of a function that no table names, and of memory without a name.
@@ -28,51 +28,53 @@ const UNKNOWN: &str = "<unknown>";
 /// Beginning of the name of greenlet's library, `_greenlet.cpython-….so`.
 const GREENLET: &str = "_greenlet.";
 /// The function of that library that starts a greenlet (`TGreenlet.cpp`, `TUserGreenlet.cpp`, before 2.0 `greenlet.c`). Its caller,
-/// `g_switch`, is a greenlet's first: what lies below on the stack belongs to whoever ran there, and is exchanged beneath it.
+/// `g_switch`, is a greenlet's first function: what lies below it on the stack belongs to whoever ran there, and is exchanged
+/// underneath.
 const GREENLET_START: &str = "g_initialstub";
-/// What saves a greenlet's stack and Python state there: until it is done both are its own.
+/// Functions there that save a greenlet's stack and Python state: until they are done, both are its own.
 const GREENLET_SAVES: [&str; 3] = ["slp_save", "copy_stack_to_heap", "operator<<"];
-/// What puts another's stack in its place, byte by byte. (`slp_switch` is written for each processor, and calls both.)
+/// Functions that put another greenlet's stack in its place, byte by byte. (`slp_switch` is written for each processor,
+/// and calls both.)
 const GREENLET_RESTORES: [&str; 3] = ["slp_restore", "copy_heap_to_stack", "slp_switch"];
-/// What calls that, and then changes what the thread state tells of Python frames.
+/// Functions that call those, and then change the thread state's Python frames.
 const GREENLET_EXCHANGES: [&str; 3] = ["g_switchstack", "StackState", "operator>>"];
-/// Calls the first of those, which may be part of it.
+/// Calls the first of those, which may be inlined into it.
 const GREENLET_SWITCH: &str = "g_switch";
 const ANONYMOUS: &str = "[anonymous]";
-/// What stands before the name of a function that the process made, where others have their file.
+/// Stands before the name of a function that the process generated, where others have their file.
 const MADE: &str = "[jit]";
 
 /// Turns addresses into frames.
 pub(in crate::recording) struct Mixer {
     spaces: Arc<Spaces>,
     symbols: Arc<NativeSymbols>,
-    /// Which native frames are wanted that say nothing about the Python code.
+    /// Which native frames are wanted even though they say nothing about the Python code.
     pub keep: Keep,
-    /// By number of the file and offset in it.
+    /// By file number and offset in the file.
     known: HashMap<(u64, u64), Known, RandomState>,
-    /// Frames of those of them that were shown.
+    /// Frames of those addresses that were shown.
     frames: Vec<FrameId>,
     /// Frames of code without a file, by the name of what is mapped.
     nameless: HashMap<Arc<str>, FrameId>,
-    /// Frames of functions that processes made, by address: with their names, which others may have there another time.
+    /// Frames of functions that processes generated, by address, with their names: another function may be there later.
     made: HashMap<u64, (Box<[u8]>, FrameId), RandomState>,
-    /// Where the present sample's stack has code of no file that no process has named.
+    /// Where the present sample's stack has code that is in no file and that no process has named.
     pub unnamed: Option<u64>,
     /// Whether the present sample's stack has code that switches between stacks.
     pub foreign: bool,
     /// Whether it has code in assembly language whose unwind rules are in no `.eh_frame`.
     pub assembly: bool,
-    /// What [`Mixer::known`] has of it.
+    /// The version of it that [`Mixer::known`] reflects.
     assembly_version: u64,
-    /// Whether its innermost activation has called such code, and the stacks may just be exchanged.
+    /// Whether its innermost activation has called such switching code, so that the stacks may be being exchanged.
     pub switching: bool,
-    /// The same by the innermost function that tells.
+    /// The same as shown by the innermost function that shows it.
     exchange: Option<Exchange>,
     /// Whether its stack has been followed to the first function of a greenlet, where it ends.
     pub rooted: bool,
-    /// Of the present sample: what each native frame is.
+    /// What each native frame of the present sample is.
     pub kinds: Vec<NativeKind>,
-    /// And what names it.
+    /// And where each gets its name.
     places: Vec<Place>,
     space: Arc<AddressSpace>,
     process: (ProcessId, Pid),
@@ -81,9 +83,9 @@ pub(in crate::recording) struct Mixer {
 /// What names a native frame.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// It has a frame.
+    /// It already has a frame.
     Named(FrameId),
-    /// An address in a file, with what [`Mixer::known`] has it by.
+    /// An address in a file, with its key in [`Mixer::known`].
     InFile { key: (u64, u64), address: u64 },
 }
 
@@ -91,15 +93,15 @@ enum Place {
 #[derive(Clone, Debug)]
 struct Known {
     kind: NativeKind,
-    /// Indices into [`Mixer::frames`], once it was shown.
+    /// Indices into [`Mixer::frames`], once it has been shown.
     frames: Option<Range<usize>>,
-    /// Of greenlet's library alone.
+    /// Only for greenlet's library.
     greenlet: Option<Greenlet>,
     /// The file that it is in.
     file: Option<FileIdentity>,
-    /// Where the function begins, by offset in the file, if it is in assembly language and its unwind rules are in no `.eh_frame`.
+    /// Where the function begins, by offset in the file, if it is in assembly language and has no unwind rules in `.eh_frame`.
     assembly: Option<u64>,
-    /// It has no name because this process has cost enough; until when nobody asks again for it.
+    /// It has no name because this process has cost enough; the time until which nobody asks for it again.
     refused: Option<(ProcessId, Instant)>,
 }
 
@@ -110,13 +112,13 @@ enum Greenlet {
     Saves,
     /// [`GREENLET_RESTORES`].
     Restores,
-    /// [`GREENLET_EXCHANGES`], or without a name.
+    /// [`GREENLET_EXCHANGES`], or a function without a name.
     Exchanges,
     /// [`GREENLET_SWITCH`].
     Switches,
     /// [`GREENLET_START`].
     Starts,
-    /// Anything else: its caller has not exchanged anything yet, or has done so.
+    /// Anything else: its caller has not exchanged anything yet, or is done.
     Other,
 }
 
@@ -127,7 +129,7 @@ enum Exchange {
     Apart,
     /// The native stack is being overwritten.
     Restoring,
-    /// The native stack may be the one's and the Python stack the other's.
+    /// The native stack may belong to one greenlet and the Python stack to the other.
     UnderWay,
 }
 
@@ -157,7 +159,7 @@ impl Known {
     }
 }
 
-/// What was refused a process is asked for again after this.
+/// A name that a process was refused is asked for again after this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 impl Mixer {
@@ -185,7 +187,7 @@ impl Mixer {
         }
     }
 
-    /// Finds out what the native frames of a sample are, whose process is this one of the profile's.
+    /// Finds out what the native frames of a sample are; `process` is its process in the profile.
     pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
         self.kinds.clear();
         self.places.clear();
@@ -205,7 +207,7 @@ impl Mixer {
             self.made.clear();
         }
         (self.space, self.process) = (Arc::clone(&space), (process, Pid(record.tgid)));
-        // What a thread state is given that changes to a greenlet which has not called Python yet.
+        // A thread state that switches to a greenlet which has not called Python yet is given no frame.
         let no_frame = record.stop == StopReason::NoFrame as u8;
         for address in addresses {
             let root = self.rooted;
@@ -216,8 +218,8 @@ impl Mixer {
             };
             self.kinds.push(kind);
             if root {
-                // All of it is this greenlet's. Its first evaluator, while it is entered, runs nothing yet: what Python frames
-                // there are then are those of whoever started it.
+                // All of it belongs to this greenlet. While its first evaluator is being entered it runs nothing yet: any
+                // Python frames are still those of whoever started it.
                 let mut evaluators = self.kinds.iter().filter_map(|kind| match kind {
                     NativeKind::Evaluator { entering } => Some(*entering),
                     _ => None,
@@ -229,7 +231,8 @@ impl Mixer {
         }
     }
 
-    /// Looks at what was known before it was found to be in assembly language: where stacks ended at first.
+    /// Updates addresses that were looked up before their code was found to be in assembly language: where stacks ended
+    /// at first.
     fn take_assembly(&mut self) {
         let version = self.spaces.assembly.version();
         if version == std::mem::replace(&mut self.assembly_version, version) {
@@ -245,7 +248,7 @@ impl Mixer {
         }
     }
 
-    /// A profile begins that has no frames yet: files keep what is known of their symbols.
+    /// A new profile begins, with no frames yet: what is known about files' symbols is kept.
     pub fn begin_profile(&mut self) {
         self.known.clear();
         self.frames.clear();
@@ -285,7 +288,8 @@ impl Mixer {
         known.kind
     }
 
-    /// A frame of greenlet's library: the innermost one that tells of an exchange says whether it is under way.
+    /// Handles a frame of greenlet's library: the innermost one that says anything about an exchange decides whether it
+    /// is under way.
     fn in_greenlet(&mut self, greenlet: Greenlet, no_frame: bool) {
         let innermost = !self.foreign;
         self.foreign = true;
@@ -301,8 +305,8 @@ impl Mixer {
             });
         }
         if greenlet == Greenlet::Starts {
-            // Without Python frames, as the thread state has none, it is whole: it has not called Python yet, or not any more. One
-            // that has Python frames and has not called Python is its starter, whose stack goes on below.
+            // Without Python frames, as in the thread state, the stack is whole: the greenlet has not called Python yet, or no
+            // longer does. With Python frames but no call into Python, it is its starter, whose stack goes on below.
             let without_python = no_frame && !called_python && self.exchange != Some(Exchange::Restoring);
             if without_python {
                 self.exchange = Some(Exchange::Apart);
@@ -313,13 +317,13 @@ impl Mixer {
         self.switching = self.exchange.is_some_and(|exchange| exchange != Exchange::Apart);
     }
 
-    /// What lies at an offset of a file, and not yet what its frames are.
+    /// What lies at an offset of a file, without its frames yet.
     fn look_up(&self, code: &Code, file: &Pinned, offset: u64) -> Known {
         let (process, pid) = self.process;
         let by_name = code.interpreter.as_ref().is_some_and(|interpreter| interpreter.kind_at(offset).is_none());
         let in_greenlet = code.object.starts_with(GREENLET);
         let asks = by_name || in_greenlet;
-        // Of all other code the name is not needed before it is shown.
+        // All other code needs no name until it is shown.
         let name = if asks { self.function(file, offset, pid) } else { NativeName::default() };
         let greenlet = in_greenlet.then(|| Greenlet::of(name.function.as_deref()));
         let refused = name.refused.then(|| (process, Instant::now() + REFUSED_FOR));
@@ -357,7 +361,7 @@ impl Mixer {
         let assembly = self.known.get(&key).and_then(|known| name.vaddr.checked_sub(key.1 - known.assembly?));
         let functions = name.lines.len().max(1);
         for at in 0..functions {
-            // The last one is the function that the code is of, which a symbol table may know better than DWARF.
+            // The last one is the function that contains the code, which a symbol table may know better than DWARF.
             let (line, inlined) = (name.lines.get(at), at + 1 < functions);
             let function =
                 if inlined { line.and_then(|line| line.function.as_deref()) } else { name.function.as_deref() };
@@ -378,7 +382,7 @@ impl Mixer {
         frames
     }
 
-    /// A frame of code that the process made, by its name if it has told one.
+    /// A frame of code that the process generated, by its name if the process announced one.
     fn made(&mut self, profile: &mut Profile, space: &AddressSpace, address: u64) -> NativeKind {
         let Some(name) = space.made(address) else {
             self.unnamed.get_or_insert(address);
@@ -397,7 +401,7 @@ impl Mixer {
         NativeKind::Other
     }
 
-    /// A frame of code that has no file: its addresses mean nothing once the process is gone.
+    /// A frame of code without a file: its addresses mean nothing once the process is gone.
     fn nameless(&mut self, profile: &mut Profile, object: &str, kind: NativeKind) -> NativeKind {
         let frame = match self.nameless.get(object) {
             Some(&frame) => frame,

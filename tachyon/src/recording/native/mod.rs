@@ -2,8 +2,8 @@
 //!
 //! [`Mapper`] is a thread that reads a process's mappings, writes unwind tables and ranges for the kernel side, and holds
 //! the files that addresses will be named from; [`Spaces`] is what it hands to [`Mixer`], which turns addresses into
-//! frames for the thread that makes samples. A space is published before the kernel side walks by it, so whatever a
-//! sample holds can be named.
+//! frames for the thread that makes samples. A space is published before the kernel side uses it to walk stacks, so
+//! whatever a sample holds can be named.
 
 mod assembly;
 mod kernel;
@@ -19,10 +19,10 @@ pub(super) use spaces::Spaces;
 
 pub use crate::merge::Keep;
 
-/// What is wanted of native stacks.
+/// What native stacks should contain, and the memory they may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativePlan {
-    /// Native frames that are kept although they say nothing about the Python code.
+    /// Native frames to keep even though they say nothing about the Python code.
     pub keep: Keep,
     /// Bytes for unwind tables.
     pub unwind_memory: u32,
@@ -31,7 +31,7 @@ pub struct NativePlan {
 }
 
 impl NativePlan {
-    /// What is wanted when nothing is said but the memory for unwind tables.
+    /// The defaults, with this much memory for unwind tables.
     #[must_use]
     pub fn new(unwind_memory: u32) -> Self {
         Self { keep: Keep::default(), unwind_memory, symbol_memory: crate::symbolize::native::MAX_BYTES }

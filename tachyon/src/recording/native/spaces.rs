@@ -18,7 +18,7 @@ pub struct InterpreterCode {
 }
 
 impl InterpreterCode {
-    /// What the code at an offset of the file is to the merge; `None`: what its function's name says.
+    /// What kind of code the merge finds at an offset of the file; `None`: its function's name decides.
     pub fn kind_at(&self, offset: u64) -> Option<NativeKind> {
         let vaddr = Load::code_vaddr(&self.loads, offset)?;
         match self.evaluator.code_at(vaddr)? {
@@ -41,14 +41,14 @@ pub struct Code {
     pub path: Arc<str>,
     /// Its file; `None`: there is none, or it could not be held.
     pub file: Option<Pinned>,
-    /// The interpreter's, in its file.
+    /// The interpreter's code in its file.
     pub interpreter: Option<Arc<InterpreterCode>>,
-    /// Copies of the function through which `-X perf` calls the evaluator.
+    /// It holds copies of the function through which `-X perf` calls the evaluator.
     pub trampolines: bool,
 }
 
 impl Code {
-    /// It is in no file: the process made it while it ran.
+    /// It is in no file: the process generated it at run time.
     pub fn is_made(&self) -> bool {
         self.file.is_none() && self.object.is_empty() && self.interpreter.is_none() && !self.trampolines
     }
@@ -57,14 +57,14 @@ impl Code {
 /// Code of one process, by address.
 #[derive(Debug, Default)]
 pub struct AddressSpace {
-    /// Sorted, and apart from each other.
+    /// Sorted, without overlaps.
     code: Arc<[Code]>,
-    /// Functions that the process made, in code of no file.
+    /// Functions that the process generated, in code without a file.
     made: Arc<MadeFunctions>,
 }
 
 impl AddressSpace {
-    /// Mappings as they are now; what `before` had elsewhere stays, for samples that are on their way.
+    /// The mappings as they are now; what `before` had elsewhere stays, for samples still on their way.
     pub fn new(mut code: Vec<Code>, before: Option<&Self>) -> Self {
         code.sort_by_key(|code| code.start);
         let free = |old: &&Code| {
@@ -80,12 +80,12 @@ impl AddressSpace {
         Self { code: code.into(), made }
     }
 
-    /// The same code with these functions in what is of no file.
+    /// The same code with these functions in the parts without a file.
     pub fn with(&self, made: Arc<MadeFunctions>) -> Self {
         Self { code: Arc::clone(&self.code), made }
     }
 
-    /// The function that the process made at an address, by its name as a linker knows it.
+    /// The linker name of the function that the process generated at an address.
     pub fn made(&self, address: u64) -> Option<&[u8]> {
         self.made.name(address)
     }
@@ -97,7 +97,7 @@ impl AddressSpace {
     }
 }
 
-/// Address spaces of one image: processes that were forked from each other map alike, until one of them maps more.
+/// Address spaces of one image: processes forked from each other have the same mappings until one of them maps more.
 #[derive(Debug)]
 struct OfImage {
     latest: Arc<AddressSpace>,
@@ -108,12 +108,12 @@ struct OfImage {
 #[derive(Debug, Default)]
 pub struct Spaces {
     images: Mutex<HashMap<u64, OfImage, RandomState>>,
-    /// Code whose unwind rules are in no `.eh_frame`.
+    /// Code without unwind rules in `.eh_frame`.
     pub assembly: Assembly,
 }
 
 impl Spaces {
-    /// The address space of a process; of one that was forked and has not been looked at, its image's latest.
+    /// The address space of a process; for a forked one that has not been looked at, its image's latest.
     pub fn get(&self, image: u64, instance: u64) -> Option<Arc<AddressSpace>> {
         let images = lock(&self.images);
         let image = images.get(&image)?;

@@ -6,28 +6,29 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 use tachyon_common::stop::LossCause;
 
-/// Runs that the kernel side counts as lost, and that have turned out to be something else since.
+/// Runs that the kernel side counts as lost and that have since turned out to be something else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::recording) struct Reclaimed {
     /// Counted as "not inspected"; they met something that is not CPython.
     pub not_python: u64,
     /// Counted as "process gone", likewise.
     pub not_python_gone: u64,
-    /// Counted as "not inspected"; they met a process that is not asked for.
+    /// Counted as "not inspected"; they met a process that was not asked for.
     pub filtered: u64,
-    /// Counted as "not inspected"; they met a program that was over before anybody could look at it. They stay lost, under
-    /// a name of their own: it may have been CPython.
+    /// Counted as "not inspected"; they met a program that ended before it could be looked at. They stay lost, under a
+    /// name of their own: it may have been CPython.
     pub never_inspected: u64,
 }
 
 impl Reclaimed {
-    /// How many of them are no loss.
+    /// How many of them are not lost after all.
     pub fn not_lost(&self) -> u64 {
         self.not_python + self.not_python_gone + self.filtered
     }
 
-    /// Moves them within an account of losses, as far as they are in it, and returns what was moved. The rest is left in
-    /// `self`: a run of one segment may be known for what it is in a later one only, whose account takes no other's runs.
+    /// Moves them within an account of losses, as far as they are in it, and returns what was moved. The rest stays in
+    /// `self`: what a run of one segment met may only become known in a later one, whose account does not take other
+    /// segments' runs.
     pub fn reclassify(&mut self, loss: &mut BTreeMap<String, u64>) -> Self {
         let mut take = |cause: LossCause, count: &mut u64| {
             let counted = loss.entry(cause.name().to_owned()).or_default();
@@ -48,14 +49,14 @@ impl Reclaimed {
 }
 
 impl Registry {
-    /// Forgets those that were CPython and have ended or been something else for so long that none of their records can
-    /// still be on its way, unless the profile has samples of them: children that were forked to run another program,
-    /// programs that hardly ran. Of those that were met too early only so many are listed one by one.
+    /// Forgets programs that were CPython but ended or were replaced so long ago that no record of theirs can still be
+    /// on its way, unless the profile has samples of them: children forked to run another program, and programs that
+    /// hardly ran. Of those that were only met too early, a limited number is listed one by one.
     pub fn forget_left(&mut self, age: Duration) {
         while self.left.front().is_some_and(|(_, since)| since.elapsed() >= age) {
             let Some((key, _)) = self.left.pop_front() else { return };
             let Some(info) = self.program(key) else { continue };
-            // Else it runs CPython again, or may do so: when that ends it gets another entry here.
+            // Otherwise it runs CPython again, or may: when that ends it gets another entry here.
             let over = info.program == Program::Other || !info.alive;
             if !over || info.sampled {
                 continue;
@@ -65,7 +66,7 @@ impl Registry {
                 self.uninspected_only += 1;
                 continue;
             }
-            // What a process was before it ran something else is no process of its own.
+            // What a process was before it executed something else does not count as a process of its own.
             let listed = to_its_end && !info.execs_later();
             self.forgotten_cpu_ns += info.cpu_ns().unwrap_or(0);
             self.forgotten += u64::from(listed);
@@ -78,8 +79,8 @@ impl Registry {
         python_cpu_ns(self.python(), self.forgotten_cpu_ns)
     }
 
-    /// Ends a segment: gives its numbers away and begins the next. To be called when all records of the segment have been
-    /// dealt with. What has ended is forgotten, but for the last `settled`, whose records may still be on their way.
+    /// Ends a segment: hands out its numbers and begins the next. To be called when all records of the segment have been
+    /// dealt with. What ended longer than `settled` ago is forgotten; later ones may still have records on their way.
     pub fn cut(&mut self, settled: Duration) -> SegmentCounts {
         self.end_those_that_are_gone();
         let mut processes = HashMap::new();
@@ -101,7 +102,7 @@ impl Registry {
         };
         self.cpu_of_segments_ns += counts.python_cpu_ns().unwrap_or(0);
         self.uninspected_only = 0;
-        // Those that had samples, or were listed, wait for nothing but this.
+        // Programs that had samples, or were listed, were kept only for this cut.
         let waiting: HashSet<ProgramKey> = self.left.iter().map(|(key, _)| *key).collect();
         self.past.retain(|key, _| waiting.contains(key));
         let over = |info: &ProcessInfo| !info.alive || info.program == Program::Other;
@@ -115,7 +116,7 @@ impl Registry {
         counts
     }
 
-    /// Ends processes whose end was told to nobody (a full ring): they would stay for ever.
+    /// Ends processes whose end was never reported (a full ring): they would stay for ever.
     fn end_those_that_are_gone(&mut self) {
         let gone = |info: &ProcessInfo| info.alive && cpu_time_ns(info.pid).is_none();
         let gone: Vec<u64> =
@@ -126,28 +127,28 @@ impl Registry {
     }
 }
 
-/// The numbers of one segment. It answers what the registry answers of a whole recording.
+/// The numbers of one segment. It answers the same questions as the registry does for a whole recording.
 #[derive(Clone, Debug, Default)]
 pub(in crate::recording) struct SegmentCounts {
     /// Programs that were CPython, as they were when the segment ended.
     pub processes: HashMap<ProgramKey, ProcessInfo>,
-    /// Threads that have ended in it, by the instance of their process.
+    /// Threads that ended in it, by the instance of their process.
     pub threads: HashMap<u64, Vec<EndedThread>>,
     pub reclaimed: Reclaimed,
-    /// What was met and refused, by reason.
+    /// Processes that were met and refused, by reason.
     pub refused: Vec<String>,
     /// How many more there were.
     pub refused_more: u64,
-    /// What is weaker than it should be.
+    /// What works less well than it should.
     pub notes: BTreeSet<String>,
     /// How many processes that ran CPython to their end are not among [`SegmentCounts::processes`].
     pub forgotten: u64,
-    /// CPU time of processes that are not.
+    /// CPU time of processes that are not among them.
     pub forgotten_cpu_ns: u64,
 }
 
 impl SegmentCounts {
-    /// What was known of a program.
+    /// What was known about a program.
     pub fn get(&self, key: ProgramKey) -> Option<&ProcessInfo> {
         self.processes.get(&key)
     }

@@ -1,4 +1,4 @@
-//! One process: what it runs, how it is called, what it has used.
+//! One process: what it runs, what it is called, how much CPU time it has used.
 
 use crate::profile::Details;
 use crate::recording::times::Lives;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// What a process runs, as far as the recording is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::recording) enum Program {
-    /// Not told yet.
+    /// Not known yet.
     Unknown,
     /// CPython of this version, `PY_VERSION_HEX` and as text.
     Python(u32, String),
@@ -40,32 +40,33 @@ pub(in crate::recording) struct ProcessInfo {
     /// Container and pod, empty when there are none.
     pub container: String,
     pub pod: String,
-    /// The service that it says it is of; empty when it does not say, or has not yet.
+    /// The service that it says it belongs to; empty if it does not say, or has not said yet.
     pub service: String,
-    /// Where the recording was asked to look.
+    /// Details, if the recording was asked for them.
     pub details: Option<Box<Details>>,
-    /// CPU time it had when it was selected, or when its present program began, nanoseconds.
+    /// CPU time that it had used when it was selected or when its present program began, nanoseconds.
     pub(super) cpu_start_ns: u64,
-    /// CPU time of its present program as CPython, before it was something else.
+    /// CPU time of its present program as CPython, before it became something else.
     pub(super) cpu_before_ns: u64,
-    /// CPU time at its exit, as the kernel side told it.
+    /// CPU time at its exit, as reported by the kernel side.
     pub(super) cpu_end_ns: Option<u64>,
-    /// What its threads had come to at its exit, likewise.
+    /// What its threads had done with their time at its exit, likewise.
     pub lives_end: Option<Lives>,
     /// Runs that met the program before it was inspected.
     pub uninspected: u64,
-    /// How many of them that met the present program are dealt with.
+    /// How many of those that met the present program have been dealt with.
     pub(super) uninspected_told: u64,
     pub alive: bool,
-    /// Version of its latest CPython, as in [`Program::Python`]: what is found to run something else may have samples.
+    /// Version of its latest CPython, as in [`Program::Python`]: a process found to run something else may still have
+    /// samples.
     pub(super) last_python: Option<(u32, String)>,
-    /// Whether the profile has samples of it: it refers to what is known here, at the end.
+    /// Whether the profile has samples of it: at the end it refers to what is known here.
     pub sampled: bool,
-    /// What tells it from every other process of its host, in this recording and in others; asked for at its first sample.
+    /// Distinguishes it from every other process of its host, in this recording and others; determined at its first sample.
     pub(super) identity: Option<String>,
-    /// It has ended, and an earlier segment's account has it.
+    /// It has ended and is in an earlier segment's account.
     pub(super) accounted: bool,
-    /// Programs that the process has executed since it is followed.
+    /// Programs that the process has executed since it was first followed.
     pub(super) execs: u32,
     /// The process has executed another program since.
     pub(super) is_past: bool,
@@ -85,7 +86,7 @@ impl ProcessInfo {
         }
     }
 
-    /// One of which nothing is known but what was told.
+    /// A process about which nothing is known beyond its record.
     pub(super) fn unread(pid: u32, image: u64, comm: String) -> Self {
         Self {
             pid,
@@ -122,9 +123,9 @@ impl ProcessInfo {
         }
     }
 
-    /// What tells it from every other process of its host: boot, pid and start, which another recording finds as well, and
-    /// of a later program the how-manieth it is. Of one that is gone before it can be asked, its `instance`, for nobody else
-    /// can ask it either.
+    /// Distinguishes it from every other process of its host: boot, pid and start time, which another recording finds as
+    /// well, and for a later program its ordinal number. For a process that is gone before it can be read, its `instance`,
+    /// since no other recording can read it either.
     pub fn identity(&mut self, instance: u64) -> &str {
         let (pid, execs) = (self.pid, self.execs);
         self.identity.get_or_insert_with(|| {
@@ -165,21 +166,21 @@ impl ProcessInfo {
         matches!(self.program, Program::Python(..))
     }
 
-    /// What it has used so far is not what its samples will stand for.
+    /// Its samples will not stand for the CPU time used so far.
     pub fn cpu_starts_now(&mut self) {
         let now = if self.alive { cpu_time_ns(self.pid) } else { None };
-        // One that has ended, whether that has been told or not, uses no more.
+        // A process that has ended, reported or not, uses no more.
         self.cpu_start_ns = now.unwrap_or(u64::MAX);
     }
 
-    /// It began when sampling had ended.
+    /// It began after sampling had ended.
     pub(super) fn never_counts(&mut self) {
         (self.cpu_start_ns, self.cpu_end_ns) = (u64::MAX, Some(0));
     }
 
-    /// A new program begins, at this CPU time. Returns the one before if it was CPython.
+    /// A new program begins, at this CPU time. Returns the previous one if it was CPython.
     pub(super) fn exec(&mut self, image: u64, comm: String, cpu_ns: Option<u64>) -> Option<Self> {
-        // After the end of sampling nothing it uses counts any more.
+        // After the end of sampling its CPU time no longer counts.
         let cpu_ns = cpu_ns.map(|cpu_ns| self.cpu_end_ns.take().map_or(cpu_ns, |end| end.min(cpu_ns)));
         let before = Self { cpu_end_ns: cpu_ns, alive: false, is_past: true, ..self.clone() };
         *self = Self {
@@ -188,13 +189,13 @@ impl ProcessInfo {
             cpu_start_ns: cpu_ns.unwrap_or(self.cpu_start_ns),
             cpu_end_ns: self.cpu_end_ns,
             execs: self.execs + 1,
-            // Its command line is read later: rather none than its parent's.
+            // Its command line is read later: better none than its parent's.
             ..Self::unread(self.pid, image, comm)
         };
         before.ever_python().then_some(before)
     }
 
-    /// How many of so many runs that met the present program uninspected are new.
+    /// How many of the runs that met the present program uninspected are new.
     pub(super) fn new_of(&mut self, uninspected: u64) -> u64 {
         let new = uninspected.saturating_sub(self.uninspected_told);
         self.uninspected_told = uninspected.max(self.uninspected_told);
@@ -230,13 +231,13 @@ impl ProcessInfo {
         }
     }
 
-    /// Whether a segment that ends now has anything to tell of it.
+    /// Whether a segment that ends now has anything to say about it.
     pub(super) fn has_news(&self) -> bool {
         let new = !self.accounted || self.sampled || self.uninspected > 0;
         self.ever_python() && (new || self.cpu_ns().is_some_and(|ns| ns > 0))
     }
 
-    /// What a segment that ends now has of it. What it uses from now on is the next segment's.
+    /// Its part in a segment that ends now. What it uses from now on belongs to the next segment.
     pub(super) fn cut(&mut self) -> Self {
         let now = if self.alive { cpu_time_ns(self.pid) } else { None };
         let ended = Self { cpu_end_ns: self.cpu_end_ns.or(now), alive: false, ..self.clone() };
@@ -260,7 +261,8 @@ impl ProcessInfo {
         }
     }
 
-    /// A runtime moves a process into its container before it execs the program. One that has ended meanwhile tells nothing.
+    /// A runtime moves a process into its container before it execs the program. A process that has ended meanwhile has
+    /// nothing to read.
     fn find_container(&mut self) {
         if let Some(found) = read_container(self.pid) {
             (self.container, self.pod) = found;
@@ -287,7 +289,7 @@ impl ProcessInfo {
     }
 }
 
-/// What there is to know of a process, with these variables of its environment, of which at most 64 KiB are read.
+/// What there is to know about a process, with these variables of its environment, of which at most 64 KiB are read.
 pub(in crate::recording) fn read_details(pid: u32, variables: &[String]) -> Details {
     let process = RemoteProcess::at(Pid(pid));
     let environment = process.environment(variables, 64 << 10);
@@ -295,7 +297,7 @@ pub(in crate::recording) fn read_details(pid: u32, variables: &[String]) -> Deta
         is_whole: environment.is_ok(),
         uid: process.real_uid().ok(),
         cgroup: process.cgroups().map(|cgroups| cgroups.path().to_owned()).unwrap_or_default(),
-        // One that vanishes meanwhile, or may not be read, has told nothing.
+        // A process that vanishes meanwhile, or may not be read, yields nothing.
         environment: environment.unwrap_or_default(),
     }
 }
@@ -321,7 +323,7 @@ fn read_comm(pid: u32) -> String {
     String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
 }
 
-/// Container and pod of a process, empty where it is in none; nothing of one that has ended.
+/// Container and pod of a process, empty if it is in none; `None` for one that has ended.
 fn read_container(pid: u32) -> Option<(String, String)> {
     let cgroups = RemoteProcess::at(Pid(pid)).cgroups().ok()?;
     Some((cgroups.container().unwrap_or_default().to_owned(), cgroups.pod().unwrap_or_default()))

@@ -51,18 +51,18 @@ const NOBODY: u32 = 1 << 23;
 #[test]
 fn programs_that_are_not_python_leave_no_entry() {
     let mut registry = Registry::default();
-    // What the kernel side counts as uninspected, and what user space moves from there.
+    // What the kernel side counts as uninspected, and what user space reclassifies.
     let mut uninspected = 0;
     for number in 0..1000_u32 {
         let (instance, pid) = (u64::from(number) + 1, NOBODY + number % 7);
         registry.exec(&exec_of(instance, pid, 0), "sh".to_owned(), None);
         uninspected += 3;
         if number % 3 == 0 {
-            // It ends before it is decided, but not before it was looked at: its end is told.
+            // It ends undecided but after a look: its end is reported.
             registry.looked_at(instance, instance + 1000);
             registry.exit(&exit_of(instance, pid, 3));
         } else {
-            // It lives too long, is decided, and nothing is told any more, but another `exec`.
+            // It lives longer and is decided on; after that nothing but another `exec` is reported.
             registry.leave(instance);
             registry.add_uninspected(instance, 3, false);
             if number % 3 == 1 {
@@ -119,7 +119,7 @@ fn children_of_python_that_run_something_else_are_forgotten() {
     assert_eq!(registry.reclaimed.not_python, 50);
 }
 
-/// Each has its own entry: what the process was and used as another program is not this one's.
+/// Each has its own entry: what the process was and used as another program does not belong to this one.
 #[test]
 fn a_process_that_becomes_python_again_is_two_programs() {
     let mut registry = Registry::default();
@@ -142,11 +142,11 @@ fn a_process_that_becomes_python_again_is_two_programs() {
     assert_eq!(registry.reclaimed.not_python, 3);
 }
 
-/// A start takes its time: what ran meanwhile could not be sampled.
+/// A start takes time: what ran meanwhile could not be sampled.
 #[test]
 fn what_ran_before_sampling_is_not_expected() {
     let mut registry = Registry::default();
-    // One has ended before, one has as far as nobody has told yet, one ran CPython twice.
+    // One ended before, one ended without having been reported yet, one ran CPython twice.
     for (instance, pid) in [(1, NOBODY), (2, NOBODY + 1), (3, std::process::id())] {
         registry.insert(instance, ProcessInfo::new(pid, instance, python(), 0));
     }
@@ -184,7 +184,7 @@ fn the_version_outlives_another_program() {
     }
 }
 
-/// The kernel side samples a known executable from its `exec` on, which may be told later.
+/// The kernel side samples a known executable from its `exec` on, which may be reported later.
 #[test]
 fn samples_before_their_exec_was_told_count() {
     let mut registry = Registry::default();
@@ -227,7 +227,7 @@ fn what_grows_on_a_busy_host_is_bounded() {
 fn a_pid_that_is_used_again_ends_its_holder() {
     let mut registry = Registry::default();
     registry.insert(1, ProcessInfo::new(NOBODY, 7, python(), 0));
-    // Its end was not told.
+    // Its end was not reported.
     registry.insert(2, ProcessInfo::new(NOBODY, 8, python(), 0));
     assert_eq!(registry.pids_of_image(7), Vec::<u32>::new());
     assert_eq!(registry.pids_of_image(8), [NOBODY]);
@@ -235,7 +235,7 @@ fn a_pid_that_is_used_again_ends_its_holder() {
     assert!(registry.get(1).is_none() && registry.get(2).is_some());
 }
 
-/// What nobody has looked at may have been CPython: it is no "other program".
+/// A process that was never looked at may have been CPython: it does not count as an "other program".
 #[test]
 fn what_was_never_looked_at_stays_lost() {
     let mut registry = Registry::default();
@@ -248,7 +248,7 @@ fn what_was_never_looked_at_stays_lost() {
     registry.looked_at(2, 7);
     registry.exit(&ProcessRecord { image: 7, ..exit_of(2, NOBODY + 1, 4) });
     registry.free(&ProcessRecord { instance: 2, uninspected: 1, ..ProcessRecord::default() });
-    // Its start was not even told.
+    // Not even its start was reported.
     registry.exit(&exit_of(3, NOBODY + 2, 5));
     let reclaimed = registry.reclaimed;
     assert_eq!(
@@ -292,7 +292,7 @@ fn what_runs_after_the_end_is_not_expected() {
     registry.insert(1, ProcessInfo::new(NOBODY, 7, python(), 0));
     registry.sampling_ended();
     let now = KtimeNs::now().0;
-    // Told of late: one that started after the end, one that had run for a second before it.
+    // Reported late: one that started after the end, one that had run for a second before it.
     let late =
         ProcessRecord { instance: 2, tgid: NOBODY + 1, parent: NOBODY, ktime_ns: now, ..ProcessRecord::default() };
     registry.fork(&late, "python".to_owned());
@@ -304,7 +304,7 @@ fn what_runs_after_the_end_is_not_expected() {
     assert_eq!(registry.get(3).and_then(ProcessInfo::cpu_ns), Some(0));
 }
 
-/// A recording that is cut for years: what has ended is forgotten, and the segments' numbers sum up to the whole's.
+/// A recording that is cut for years: ended processes are forgotten, and the segments' numbers add up to the whole's.
 #[test]
 fn segments_take_their_numbers_and_leave_no_trace() {
     let mut registry = Registry::default();
@@ -350,7 +350,7 @@ fn segments_take_their_numbers_and_leave_no_trace() {
     assert_eq!((registry.reclaimed, registry.refused.len(), registry.notes.len()), (Reclaimed::default(), 0, 0));
 }
 
-/// Records of what has just ended may still be on their way: it is kept, and told once.
+/// Records of what has just ended may still be on their way: it is kept, and reported once.
 #[test]
 fn what_has_just_ended_outlives_a_cut() {
     let mut registry = Registry::default();

@@ -20,7 +20,7 @@ pub struct Status {
     pub lost: u64,
     /// Why there is no point in going on.
     pub over: Option<Over>,
-    /// What has become weaker than it should be since this was asked last, each once.
+    /// What has begun to work less well than it should since the last call, each once.
     pub told: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ pub enum Over {
 }
 
 impl Running {
-    /// A descriptor that is readable when [`Running::status`] has something to tell that it did not have before, numbers aside.
+    /// A descriptor that is readable when [`Running::status`] has something new to report, numbers aside.
     pub fn news(&self) -> BorrowedFd<'_> {
         self.parts.bells.news.as_fd()
     }
@@ -44,9 +44,9 @@ impl Running {
     /// How it is doing.
     ///
     /// # Errors
-    /// When the kernel refuses to tell.
+    /// When the counters cannot be read from the kernel.
     pub fn status(&mut self) -> anyhow::Result<Status> {
-        // Before anything is read: what comes later rings again.
+        // Before anything is read: later news rings again.
         self.parts.bells.news.heard();
         let Parts { request, live, limiter, started, .. } = &self.parts;
         let counters = lock(&self.parts.kernel).counters()?;

@@ -1,4 +1,4 @@
-//! Waits that last, and were looked at from outside: their parts so far, made samples.
+//! Waits that are still going on and were looked at from outside: their parts so far become samples.
 
 use super::super::made::{PerProcess, describe};
 use super::super::sleepers::{Part, Sleeper};
@@ -12,7 +12,7 @@ use crate::symbolize::native::NativeName;
 use std::sync::atomic::Ordering;
 use tachyon_common::event::{SampleRecord, status};
 
-/// What is told of waits that last.
+/// A report on waits that are still going on.
 #[derive(Clone, Debug, Default)]
 pub(in crate::recording) struct Lasting {
     pub parts: Vec<Part>,
@@ -38,7 +38,7 @@ impl Maker {
         let Part { tid, sleeper, facts } = part;
         let owner = self.owner_of(*tid, sleeper);
         let made = &mut self.made;
-        // Its first place is for what was waited for.
+        // The first place is for what was waited for.
         let mut stack = vec![FrameId(0)];
         frames(sleeper, &mut made.profile, &mut stack);
         let (thread, python) = (&sleeper.stack, sleeper.stack.python.as_ref());
@@ -60,7 +60,7 @@ impl Maker {
         }
     }
 
-    /// The thread in the profile, which may not have met it or its process.
+    /// The thread in the profile, to which it or its process may be new.
     fn owner_of(&mut self, tid: u32, sleeper: &Sleeper) -> ThreadId {
         let ProgramKey { instance, image } = sleeper.of.key;
         let (stack, mut comm) = (&sleeper.stack, [0; 16]);
@@ -113,7 +113,7 @@ fn frames(sleeper: &Sleeper, profile: &mut Profile, stack: &mut Vec<FrameId>) {
     }
 }
 
-/// A native frame as the recorder names it, with the functions that were compiled into it.
+/// A native frame as the recorder names it, with the functions inlined into it.
 fn native(name: &NativeName, profile: &mut Profile, stack: &mut Vec<FrameId>) {
     const UNKNOWN: &str = "<unknown>";
     let functions = name.lines.len().max(1);

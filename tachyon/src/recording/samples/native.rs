@@ -16,17 +16,18 @@ use tachyon_common::stop::StopReason;
 pub(in crate::recording) struct NativeSide {
     pub(super) mixer: Mixer,
     mapper: Sender<News>,
-    /// Of each process whose samples meet code that it made and has not named: when that may be told of next, and how long after
-    /// that again.
+    /// For each process whose samples meet code that it generated and has not named: when that may next be reported, and how
+    /// long after that again.
     unnamed: HashMap<u32, (Instant, Duration)>,
 }
 
-/// That is told of again after the first, twice as late each time, and so often at most: many a process names none of its code.
+/// Such code is reported again after the first time, at intervals that double from the first of these to the second:
+/// many processes name none of their code.
 const UNNAMED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Most processes of which that is kept; then it is forgotten.
+/// Most processes for which that is kept; beyond that, all of it is forgotten.
 const MAX_UNNAMED: usize = 1 << 12;
 
-/// Tells that a sample met code of no file that nobody has named.
+/// Reports that a sample met code without a file that nobody has named.
 fn tell_of_unnamed(
     told: &mut HashMap<u32, (Instant, Duration)>,
     mapper: &Sender<News>,
@@ -42,12 +43,12 @@ fn tell_of_unnamed(
         return;
     }
     (*next, *wait) = (now + *wait, (*wait * 2).min(UNNAMED.1));
-    // One that has panicked is told of at the end.
+    // If it has panicked, that is reported at the end.
     let _ended = mapper.send(News::Met { pid, address, sp: record.user_sp });
 }
 
 impl NativeSide {
-    /// The native frames of the present sample, leaf first, those too that are not shown.
+    /// The native frames of the present sample, leaf first, including those that are not shown.
     pub(super) fn leaf_first(&mut self, profile: &mut Profile) -> Vec<FrameId> {
         let mixer = &mut self.mixer;
         (0..mixer.kinds.len()).flat_map(|index| mixer.frames(profile, index).to_vec()).collect()
@@ -58,8 +59,8 @@ impl NativeSide {
         Self { mixer, mapper, unnamed: HashMap::new() }
     }
 
-    /// Makes the whole stack of a record, native frames included. What was doubted is believed where the native stack
-    /// bears it out.
+    /// Makes the whole stack of a record, native frames included. Doubted frames are accepted if the native stack bears
+    /// them out.
     pub(super) fn stack(
         &mut self,
         made: &mut Made,
@@ -79,7 +80,7 @@ impl NativeSide {
                 Some(address) => News::Met { pid, address, sp: record.user_sp },
                 None => News::Unknown { pid },
             };
-            // One that has panicked is told of at the end.
+            // If it has panicked, that is reported at the end.
             let _ended = self.mapper.send(news);
         }
         let mixer = &mut self.mixer;

@@ -1,4 +1,4 @@
-//! Waits: their records made samples, with who ended them and who held what was waited for.
+//! Makes samples of waits' records, with who ended them and who held what was waited for.
 
 use super::super::follow::lock;
 use super::super::waits::{self, GIL, LOCK, Stretch};
@@ -15,22 +15,22 @@ use tachyon_common::event::{SampleRecord, WaitFacts, status};
 use tachyon_common::layout::flags;
 use tachyon_common::wait::BY_INTERRUPT;
 
-/// Threads whose thread states are remembered.
+/// Most threads whose thread states are remembered.
 const MOST_STATES: usize = 1 << 16;
-/// Threads whose names are remembered because they woke others.
+/// Most threads whose names are remembered because they woke others.
 const MOST_NAMES: usize = 1 << 12;
 
-/// What is known of threads beside their samples.
+/// What is known about threads apart from their samples.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     /// Thread state and the instance of its process -> thread.
     states: HashMap<(u64, u64), u32>,
-    /// Names of threads that are not recorded and woke those that are.
+    /// Names of threads that are not recorded but woke threads that are.
     names: HashMap<u32, String>,
 }
 
 impl Threads {
-    /// A record tells whose thread state it was taken from.
+    /// Learns from a record which thread its thread state belongs to.
     pub fn learn(&mut self, record: &SampleRecord) {
         if record.tstate == 0 {
             return;
@@ -58,14 +58,14 @@ impl Threads {
 
 /// Who ended a wait.
 struct Waker {
-    /// What is shown of it between the line that waited and what it waited for.
+    /// The frame shown for it between the line that waited and what it waited for.
     shown: FrameId,
-    /// If it is recorded.
+    /// Its thread and stack, if it is recorded.
     stack: Option<(ThreadId, Vec<FrameId>)>,
 }
 
 impl Maker {
-    /// A wait whose stack was taken at its beginning is over.
+    /// Handles the end of a wait whose stack was taken at its beginning.
     pub(super) fn wait_end(&mut self, record: &SampleRecord, facts: &WaitFacts) {
         let begun = self.begun.take(record.tid, facts.left_ns);
         let Some(Ok(Event::WaitBegin(record, frames, begun))) =
@@ -88,14 +88,14 @@ impl Maker {
         self.wait(&record, frames, &facts);
     }
 
-    /// A wait of weight `n` is `n` samples.
+    /// Takes a wait: one of weight `n` counts as `n` samples.
     pub(super) fn wait(&mut self, record: &SampleRecord, frames: Frames<'_>, facts: &WaitFacts) {
         let waker = self.waker_of(record.tid, facts);
-        // What became of native stacks is told of the clock's samples.
+        // The statistics of native stacks are about the clock's samples only.
         let native = std::mem::take(&mut self.made.native);
         let (owner, record, (merge, work)) = self.stack(record, frames);
         self.made.native = native;
-        // Behind the first record of an image, which says whose it is.
+        // After the first record of an image, which says whose it is.
         let holder = self.holder_of(&record, frames, facts);
         let cause = || self.cause_of(&record, facts);
         let stretches: Vec<Stretch> = waits::stretches(facts, cause).collect();
@@ -109,7 +109,7 @@ impl Maker {
             let mark = made.profile.special_frame(&crate::profile::waiting(stretch.cause));
             frames.clear();
             frames.push(mark);
-            // Who gives a thread that is ready to run its CPU is nobody's business.
+            // For a wait for a CPU, there is no point in saying who gave it up.
             let waker = waker.as_ref().filter(|_| stretch.cause != waits::FOR_A_CPU);
             frames.extend(waker.map(|waker| waker.shown));
             frames.extend_from_slice(stack);
@@ -130,8 +130,8 @@ impl Maker {
         }
     }
 
-    /// What the thread whose stack was merged last waited for. Where the system call does not tell whose a futex is, the functions do
-    /// that waited for it.
+    /// What the thread whose stack was merged last waited for. If the system call does not show whose a futex is, the waiting
+    /// functions do.
     fn cause_of(&mut self, record: &SampleRecord, facts: &WaitFacts) -> &'static str {
         let cause = waits::cause(record.tgid, facts);
         if cause != LOCK {

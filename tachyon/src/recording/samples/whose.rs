@@ -1,4 +1,4 @@
-//! Whose work a sample was: its task and its span, as the profile has them.
+//! Whose work a sample was: its task and its span, as recorded in the profile.
 
 use crate::events::Frames;
 use crate::merge::{TaskBelow, Waiter};
@@ -12,25 +12,24 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use tachyon_common::whose::{self, NAME_BYTES, Whose, flags};
 
-/// Most tasks without a name of their own (`Task-7`) of one process that have frames of their own: a server makes one for each
-/// request.
+/// Most tasks with automatic names (`Task-7`) that have frames of their own, per process: a server makes one for each request.
 const MOST_NUMBERED: u32 = 1 << 14;
-/// The frame of the others.
+/// The frame of all others.
 const OTHERS: &str = "Task-*";
 /// The frame of a task whose name could not be read.
 const UNREADABLE: &str = "<unreadable>";
-/// Most names that are remembered; then they are made anew.
+/// Most names that are remembered; beyond that, they are made anew.
 const MOST_NAMES: usize = 1 << 16;
 
 /// Names of tasks, and frames that stand for them.
 #[derive(Debug, Default)]
 pub(in crate::recording) struct Tasks {
     names: HashMap<Name, StrId, RandomState>,
-    /// Where those are wanted, by name and by how many await it.
+    /// Frames, where wanted, by the task's name and by how many await it.
     frames: HashMap<(ProcessId, Name, u16), FrameId, RandomState>,
-    /// Tasks have frames, and those that await the running one too.
+    /// Whether tasks, and those that await the running one, have frames.
     pub chains: bool,
-    /// How many tasks of a process without a name of their own have frames of their own.
+    /// How many tasks with automatic names have frames of their own, by process.
     numbered: HashMap<ProcessId, u32>,
 }
 
@@ -51,7 +50,7 @@ impl Name {
             return Self::Unreadable;
         }
         let mut text = task.name;
-        // What lies behind it is left from another one.
+        // Anything after it is left over from another name.
         text[usize::from(task.name_bytes).min(NAME_BYTES)..].fill(0);
         let cut = task.flags & flags::NAME_CUT != 0;
         Self::Text { kind: task.name_kind, bytes: task.name_bytes, cut, text }
@@ -70,7 +69,7 @@ impl Name {
 }
 
 impl Tasks {
-    /// A profile begins that has no processes, strings and frames yet.
+    /// A new profile begins, with no processes, strings or frames yet.
     pub(super) fn begin_profile(&mut self) {
         self.names.clear();
         self.frames.clear();
@@ -88,7 +87,7 @@ impl Tasks {
         let several = u16::try_from(task.awaited_by.len()).unwrap_or(u16::MAX);
         let frame = match name.strip_prefix("Task-").and_then(|number| number.parse().ok()) {
             _ if task.greenlet => frame_of(profile, GREENLET_FILENAME, &name),
-            // The kernel side tells those of CPython 3.14 on by their numbers alone.
+            // From CPython 3.14 on, the kernel side reports these only by number.
             Some(number) => self.named_frame(profile, process, Name::Number(number), several),
             None => task_frame(profile, &name, several),
         };
@@ -175,7 +174,7 @@ fn shown(name: Option<&str>) -> Cow<'_, str> {
     name.map_or(Cow::Borrowed(UNREADABLE), shortened)
 }
 
-/// A name as the kernel side tells it, which reads the first bytes only, and where that string has 1, 2 or 4 bytes a character.
+/// A name as the kernel side reports it: it reads only the first bytes, of a string with 1, 2 or 4 bytes per character.
 fn shortened(name: &str) -> Cow<'_, str> {
     let width = match name.chars().max().map_or(0, u32::from) {
         0..=0xff => 1,
@@ -211,7 +210,7 @@ mod tests {
         whose.task.name[..7].copy_from_slice(b"pay\xe9e!?");
         let both = |text: &str| (text.to_owned(), text.to_owned());
         assert_eq!(of(&mut tasks, &mut profile, whose), both("pay\u{e9}e!"));
-        // What lies behind the name says nothing.
+        // Whatever lies behind the name has no meaning.
         whose.task.name[6] = 0;
         assert_eq!(of(&mut tasks, &mut profile, whose), both("pay\u{e9}e!"));
         assert_eq!(tasks.names.len(), 1);

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tachyon_common::event::WaitFacts;
 
-/// What is wanted of a look.
+/// What a look should read.
 #[derive(Clone, Debug, Default)]
 pub(in crate::recording) struct Choice {
-    /// Native frames, with what is known of native symbols.
+    /// Native frames, with what is known about native symbols.
     pub native: Option<(NativeChoice, Arc<NativeSymbols>)>,
     /// Kernel frames.
     pub kernel: bool,
@@ -29,7 +29,7 @@ pub(in crate::recording) struct LookedAt {
     pub pid: u32,
     /// A build without a GIL.
     pub free_threaded: bool,
-    /// What the threads' frames are of.
+    /// The profile that the threads' frames belong to.
     pub profile: Profile,
 }
 
@@ -42,9 +42,9 @@ pub(in crate::recording) struct Sleeper {
     pub task: Option<RunningTask>,
     /// Functions of the kernel in which it waits, leaf first.
     pub kernel: Vec<String>,
-    /// What it waits for; nothing of the wait's length.
+    /// What it waits for, without the wait's length.
     pub facts: WaitFacts,
-    /// Since when it has been asleep, as the kernel tells; else when it started; nanoseconds after boot.
+    /// Since when it has been asleep, according to the kernel; if unknown, when it started; nanoseconds after boot.
     pub since_ns: u64,
 }
 
@@ -87,7 +87,7 @@ fn read(
     let mut clocks = CpuClocks::default();
     let mut sleeper = |stack: ThreadStack| {
         let tid = stack.tid.filter(|tid| tids.contains(tid))?;
-        // Without names, or changed under the reader.
+        // Without names, or changed while it was read.
         if stack.python.as_ref().is_some_and(|python| !python.steady) {
             return None;
         }
@@ -102,8 +102,8 @@ fn read(
     Some(threads.into_iter().filter_map(&mut sleeper).collect())
 }
 
-/// Functions of the kernel that a thread waits in, leaf first, without those of the scheduler; none where it may not be asked
-/// (`/proc/PID/stack` wants CAP_SYS_ADMIN).
+/// Functions of the kernel that a thread waits in, leaf first, without those of the scheduler; none where they may not be
+/// read (`/proc/PID/stack` requires CAP_SYS_ADMIN).
 fn kernel_functions(process: &RemoteProcess, tid: u32) -> Vec<String> {
     let text = process.task_file(tid, "stack").unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

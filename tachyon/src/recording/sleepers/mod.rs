@@ -1,9 +1,9 @@
-//! Threads that wait and are not kicked, because their waits last: they are read from outside.
+//! Threads in waits that last, which are not kicked: they are read from outside.
 //!
-//! A thread that has waited for a second is looked at while the hooks run, once: as long as it has not been switched its stack is the
-//! same. Its wait is told of up to then, again each second where samples are written as they come, at each cut, and at the end; what
-//! then follows of it the kernel side counts from that moment on. At the end, of a thread that could not be read or has been
-//! switched meanwhile, the last wait is counted as lost.
+//! A thread that has waited for a second is looked at once, while the hooks run: as long as it has not been switched, its stack is
+//! the same. Its wait up to then is reported, and again each second where samples are written as they come, at each cut, and at the
+//! end; the kernel side counts only what follows that moment. At the end, the last wait of a thread that could not be read or has
+//! been switched meanwhile counts as lost.
 
 mod look;
 mod second;
@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 use tachyon_common::event::WaitFacts;
 use tachyon_common::wait::{NOT_SEEN, SeenThread};
 
-/// How long all processes together are looked at when the recording has ended: somebody waits.
+/// How long all processes together are looked at when the recording has ended, while the user waits.
 pub(super) const AT_END: Duration = Duration::from_secs(5);
 /// The same once more, for threads that went on meanwhile.
 pub(super) const AGAIN: Duration = Duration::from_millis(500);
-/// And at a cut: who is not reached is told of at the next one, or when the wait is over.
+/// And at a cut: a thread that is not reached is reported at the next one, or when its wait is over.
 pub(super) const AT_CUT: Duration = Duration::from_secs(2);
 
-/// The part of a wait that a segment has of one that lasts.
+/// A segment's part of a wait that is still going on.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub tid: u32,
@@ -51,26 +51,26 @@ impl Part {
 /// A thread that has been looked at.
 #[derive(Debug)]
 struct Known {
-    /// When it left its CPU; `None`: it has not been switched since waits are sampled.
+    /// When it left its CPU; `None`: it has not been switched since waits have been sampled.
     left_ns: Option<u64>,
     sleeper: Arc<Sleeper>,
 }
 
-/// Waits that last.
+/// Waits that are still going on.
 #[derive(Debug, Default)]
 pub(super) struct Sleepers {
     choice: Choice,
     /// Threads that have been looked at, and have not been switched since.
     known: HashMap<u32, Known>,
-    /// Thread -> up to when its wait has been told of, nanoseconds.
+    /// Thread -> until when its wait has been reported, nanoseconds.
     told: HashMap<u32, u64>,
-    /// Programs whose threads that were never switched have been looked for, and how often.
+    /// How often each program was searched for threads that have never been switched.
     searched: HashMap<ProgramKey, u32>,
-    /// What is known of the interpreters' files.
+    /// What is known about the interpreters' files.
     files: ElfCache,
 }
 
-/// How often threads are looked for that were asleep when a process was met: some may not have come to rest by then.
+/// How often to search for threads that were asleep when a process was met: some may not have gone to sleep by then.
 const SEARCHES: u32 = 3;
 
 impl Sleepers {
@@ -94,7 +94,7 @@ impl Sleepers {
             let now = lock(kernel).seen_threads();
             for (tid, sleeper) in looked {
                 let left = |threads: &BTreeMap<u32, SeenThread>| threads.get(&tid).map(|seen| seen.left_ns);
-                // One that has been switched meanwhile may have been read anywhere.
+                // If it has been switched meanwhile, it may have been read at any point.
                 if left(&seen) == left(&now) {
                     self.known.insert(tid, Known { left_ns: left(&now), sleeper: Arc::new(sleeper) });
                 }
@@ -138,8 +138,8 @@ impl Sleepers {
         wanted.into_iter().map(|(_, key, pid, tids)| (key, pid, tids)).collect()
     }
 
-    /// Waits that last at a moment, and are left to user space up to then: the segment that ends there, or the samples up to there,
-    /// have the part before it.
+    /// Takes over waits that are going on at a moment: up to then they are user space's, and belong to the segment that ends there,
+    /// or to the samples up to there.
     pub fn tell(&mut self, kernel: &mut Kernel, at: KtimeNs) -> Vec<Part> {
         let seen = kernel.seen_threads();
         let mut parts = self.lasting(&seen, kernel, at);
@@ -153,8 +153,8 @@ impl Sleepers {
         parts
     }
 
-    /// Waits that last at the end, when nothing is switched unseen any more, and how many ticks lie in those of threads that could not
-    /// be looked at.
+    /// Waits that are going on at the end, when no switch goes unseen any more, and how many ticks lie in those of threads that could
+    /// not be looked at.
     pub fn end(&self, kernel: &Kernel, at: KtimeNs) -> Lasting {
         let mut seen = kernel.seen_threads();
         let parts = self.lasting(&seen, kernel, at);
@@ -167,7 +167,7 @@ impl Sleepers {
         Lasting { unread: waiting.map(ticks).sum(), parts }
     }
 
-    /// Forgets threads that have been switched since they were looked at, and programs that are over.
+    /// Forgets threads that have been switched since they were looked at, and programs that have ended.
     fn forget_those_that_are_over(
         &mut self,
         programs: &[(ProgramKey, u32)],
@@ -202,7 +202,7 @@ impl Sleepers {
         let recorded_ns = kernel.waits_began().0;
         let part = |(&tid, known): (&u32, &Known)| {
             let waits = match (known.left_ns, seen.get(&tid)) {
-                // It may have been asleep long before.
+                // It may have gone to sleep long before.
                 (None, None) => {
                     SeenThread { left_ns: known.sleeper.since_ns, tid, state: NOT_SEEN, ..SeenThread::default() }
                 }

@@ -1,4 +1,5 @@
-//! What a thread waited for: a word of `docs/waiting.md`, by its state, its system call, and what that was called with.
+//! What a thread waited for, as a word from `docs/waiting.md`: found from its state, its system call, and the call's
+//! arguments.
 
 use crate::remote::{Blocked, RemoteProcess};
 use crate::snapshot::{MixedFrame, ThreadStack};
@@ -15,7 +16,7 @@ pub(in crate::recording) const FOR_A_CPU: &str = "cpu";
 pub(in crate::recording) const GIL: &str = "gil";
 /// Of waits for any other futex.
 pub(in crate::recording) const LOCK: &str = "lock";
-/// Of threads that another one has stopped, all at once, and of that one while they go on (free-threaded builds).
+/// Of threads that another one has stopped all at once, and of that one while they still run (free-threaded builds).
 const STOP_THE_WORLD: &str = "stop_the_world";
 
 /// `TASK_UNINTERRUPTIBLE` (`include/linux/sched.h`): what is waited for comes soon, from a disk as a rule.
@@ -23,9 +24,9 @@ const UNINTERRUPTIBLE: u32 = 2;
 /// `__TASK_STOPPED` and `__TASK_TRACED` (`include/linux/sched.h`): a signal or a debugger has stopped it.
 const STOPPED: u32 = 4 | 8;
 
-/// What a thread waited for: a word of `docs/waiting.md`.
+/// What a thread waited for, as a word from `docs/waiting.md`.
 pub(crate) fn cause(pid: u32, facts: &WaitFacts) -> &'static str {
-    // One that is in no system call can hardly have been asleep.
+    // A thread that is in no system call can hardly have been asleep.
     let was_ready = facts.state & NOT_SEEN != 0 && facts.syscall < 0;
     if facts.state == 0 || was_ready {
         return FOR_A_CPU;
@@ -69,13 +70,13 @@ fn is_for_gil(facts: &WaitFacts) -> bool {
     facts.gil_is_near >= GIL_REFERENCES || (facts.gil != 0 && facts.args[0].wrapping_sub(facts.gil) < GIL_BYTES)
 }
 
-/// What a futex is, as far as the functions tell that wait for it, leaf first, each as `object!function`: where a futex belongs to
-/// nothing that is known (free-threaded builds and musl have them on the waiter's own stack).
+/// What a futex is, as far as the waiting functions show, leaf first, each as `object!function`. For a futex that belongs to
+/// nothing known (free-threaded builds and musl have them on the waiter's own stack).
 pub(in crate::recording) fn told_by_native<'a>(
     names: impl Iterator<Item = &'a str>,
     free_threaded: bool,
 ) -> Option<&'static str> {
-    // The C library's, the lock's own, then who asked for it.
+    // The C library's functions, the lock's own, then the one that asked for it.
     const LOOKED_AT: usize = 12;
     names.take(LOOKED_AT).find_map(|name| {
         let function = name.rsplit_once('!').map_or(name, |(_, function)| function);
@@ -83,7 +84,8 @@ pub(in crate::recording) fn told_by_native<'a>(
         match function {
             // `Python/ceval_gil.c`; the free-threaded build's, where its GIL is switched on.
             "take_gil" | "drop_gil" | "drop_gil_impl" | "_PyEval_AcquireLock" => Some(GIL),
-            // `Python/pystate.c`: what attaches to the interpreter waits until that is allowed, or stops the others and waits for them.
+            // `Python/pystate.c`: a thread that attaches to the interpreter waits until that is allowed, or stops the others and waits
+            // for them.
             "_PyThreadState_Attach" | "PyEval_RestoreThread" | "PyEval_AcquireThread" if !free_threaded => Some(GIL),
             "tstate_wait_attach" | "_PyThreadState_Attach" | "_PyThreadState_Suspend" | "stop_the_world" => {
                 free_threaded.then_some(STOP_THE_WORLD)
@@ -93,8 +95,7 @@ pub(in crate::recording) fn told_by_native<'a>(
     })
 }
 
-/// What a thread that was read from outside waits for: of a futex that belongs to nothing that is known, as the functions tell that wait
-/// for it.
+/// What a thread that was read from outside waits for. If a futex belongs to nothing known, the waiting functions show what it is.
 pub(crate) fn cause_with_stack(pid: u32, facts: &WaitFacts, thread: &ThreadStack, free_threaded: bool) -> &'static str {
     let cause = cause(pid, facts);
     let Some(Ok(mixed)) = thread.mixed.as_ref().filter(|_| cause == LOCK) else { return cause };
@@ -105,7 +106,8 @@ pub(crate) fn cause_with_stack(pid: u32, facts: &WaitFacts, thread: &ThreadStack
     told_by_native(native, free_threaded).unwrap_or(cause)
 }
 
-/// What `/proc` tells of the wait of a thread that does not run: nothing of its length. `gil`: address of its interpreter's.
+/// What `/proc` says about the wait of a thread that does not run, which excludes its length. `gil`: address of its
+/// interpreter's.
 pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Option<u64>) -> Option<WaitFacts> {
     let state = match thread.state? {
         'R' => return None,
@@ -120,7 +122,8 @@ pub(crate) fn of_sleeping(process: &RemoteProcess, thread: &ThreadStack, gil: Op
     Some(WaitFacts { gil_is_near, ..facts })
 }
 
-/// Where the futex lies on the thread's own stack, how much behind it refers to the GIL, as the kernel side counts it.
+/// If the futex lies on the thread's own stack, how often the memory after it refers to the GIL, as the kernel side
+/// counts it.
 fn references_to_gil(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> u32 {
     if facts.gil == 0 || facts.syscall != libc::SYS_futex {
         return 0;
@@ -133,12 +136,12 @@ fn references_to_gil(process: &RemoteProcess, tid: u32, facts: &WaitFacts) -> u3
     u32::try_from(references).unwrap_or(u32::MAX)
 }
 
-/// Of a `select`: on no descriptor it is a sleep, as Python's was up to 3.10.
+/// The cause of a `select`: without descriptors it is a sleep, as Python's was up to 3.10.
 fn poll(descriptors: u64) -> &'static str {
     if descriptors == 0 { "sleep" } else { "poll" }
 }
 
-/// Of a `poll`: on one descriptor it is what that is, for Python's sockets with a timeout wait there.
+/// The cause of a `poll`: with one descriptor, whatever that is, because Python's sockets with a timeout wait there.
 fn polled(pid: u32, facts: &WaitFacts) -> &'static str {
     match facts.args[1] {
         0 => "sleep",
@@ -147,7 +150,7 @@ fn polled(pid: u32, facts: &WaitFacts) -> &'static str {
     }
 }
 
-/// What a descriptor is, as far as it is open still.
+/// What a descriptor is, if it is still open.
 fn descriptor(pid: u32, number: u64) -> Option<&'static str> {
     let link = read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
     let name = link.to_str()?;

@@ -1,6 +1,8 @@
-//! Records that wait for another one: the stack of a wait that has begun, or of who ends one, until the wait is over.
+//! Records that wait for another one: the stack of a wait that has begun, or of the thread that ends one, until the
+//! wait is over.
 //!
-//! As they came: what they mean is found out when it is known that they are wanted, whatever profile that is for.
+//! They are kept as they came: they are decoded only once they are known to be wanted, for whichever profile is then
+//! current.
 
 use std::collections::HashMap;
 
@@ -15,11 +17,11 @@ pub(in crate::recording) struct Held {
 }
 
 impl Held {
-    /// Holds the record of a thread's wait that began then, in the place of what there was of that thread.
+    /// Holds the record of a thread's wait that began at `left_ns`, replacing any other record of that thread.
     pub fn hold(&mut self, tid: u32, left_ns: u64, record: &[u8]) {
         self.remove(tid);
         if self.bytes + record.len() > MOST_BYTES {
-            // Those of threads that have ended, and some more: their waits have no stack.
+            // Drops records of ended threads, and some more: the waits of those get no stack.
             self.records.clear();
             self.bytes = 0;
         }
@@ -27,7 +29,7 @@ impl Held {
         self.records.insert(tid, (left_ns, record.into()));
     }
 
-    /// The record of that wait, if there is one. Nothing is held of the thread afterwards.
+    /// The record of that wait, if there is one. Afterwards nothing is held for the thread.
     pub fn take(&mut self, tid: u32, left_ns: u64) -> Option<Box<[u8]>> {
         let (of, record) = self.remove(tid)?;
         (of == left_ns).then_some(record)

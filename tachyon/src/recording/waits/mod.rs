@@ -17,14 +17,14 @@ use crate::report::{CauseReport, HolderReport, MOST_LINES, PlaceReport, TaskWait
 use std::collections::{BTreeMap, HashMap};
 use tachyon_common::stop::LossCause;
 
-/// What waits came to, in ticks.
+/// The sums of waits, in ticks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waited {
     /// Of records that arrived.
     pub received: u64,
     /// Those of them that are in the file.
     pub stored: u64,
-    /// In waits that lasted when the segment ended, and those of them whose stack could not be told.
+    /// In waits that were still going on when the segment ended, and those of them whose stack could not be determined.
     pub due_at_end: u64,
     pub unread: u64,
     /// Those that could not be written.
@@ -41,14 +41,14 @@ pub(super) struct Waited {
     pub tasks: TasksWaited,
 }
 
-/// What tasks came to that waited side by side. Their ticks are no part of their thread's.
+/// The sums of tasks that waited concurrently. Their ticks are not part of their thread's.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TasksWaited {
-    /// Ticks in which loops were idle at a look, each loop's once.
+    /// Ticks in which loops were idle at a look, counted once per loop.
     pub idle: u64,
-    /// Those of them in which the tasks could not be told.
+    /// Those of them in which the tasks could not be read.
     pub not_read: BTreeMap<NotRead, u64>,
-    /// Ticks of tasks that are in the file, those of tasks beyond the most there may be, and those that could not be written.
+    /// Ticks of tasks that are in the file, of tasks beyond the limit, and of those that could not be written.
     pub stored: u64,
     /// Those in the file that are greenlets'.
     pub greenlets: u64,
@@ -66,7 +66,7 @@ impl Waited {
         sum
     }
 
-    /// Ticks of all threads of each process, an index into the profile's, by cause.
+    /// Ticks of all threads of each process, by index into the profile's processes and by cause.
     pub fn by_process(&self, profile: &Profile) -> HashMap<u32, BTreeMap<&'static str, u64>> {
         let mut sums: HashMap<u32, BTreeMap<&'static str, u64>> = HashMap::new();
         for (thread, causes) in &self.by_thread {
@@ -82,7 +82,7 @@ fn add(sum: &mut BTreeMap<&'static str, u64>, causes: &BTreeMap<&'static str, u6
     }
 }
 
-/// The account of waits: `ticks_due = stored + Σ loss`. And by how much counts of the same differ.
+/// The account of waits: `ticks_due = stored + Σ loss`. Also returns by how much two counts of the same thing differ.
 pub(super) fn account(
     (method, totals): (WaitMethod, &WaitTotals),
     waited: &Waited,

@@ -1,4 +1,4 @@
-//! What a wait counts for: what the thread waited for, then a CPU.
+//! Splits a wait by cause: what the thread waited for, then a CPU.
 
 use super::cause::FOR_A_CPU;
 use crate::profile::Wait;
@@ -14,12 +14,12 @@ pub(crate) struct Stretch {
     pub ended_ns: u64,
     /// When the whole wait ended.
     pub over_ns: u64,
-    /// What is told of it, its weight included.
+    /// What is recorded about it, its weight included.
     pub wait: Wait<'static>,
 }
 
-/// What a wait counts for: what the thread waited for, and then, once it was woken, a CPU. Parts without a tick are left out.
-/// `cause` is asked what it was that the thread waited for.
+/// Splits a wait by cause: what the thread waited for, and then, once it was woken, a CPU. Parts without a tick are left out.
+/// `cause` says what the thread waited for.
 pub(crate) fn stretches(facts: &WaitFacts, cause: impl FnOnce() -> &'static str) -> impl Iterator<Item = Stretch> {
     let (queued_ns, whole) = (facts.queued_ns.clamp(facts.began_ns, facts.ended_ns), told(facts));
     let queued_since_ns = if facts.state == 0 { facts.left_ns } else { queued_ns };
@@ -47,9 +47,9 @@ pub(crate) fn stretches(facts: &WaitFacts, cause: impl FnOnce() -> &'static str)
     [blocked, queued].into_iter().filter(|stretch| stretch.wait.weight > 0)
 }
 
-/// What is told of a wait beside its cause and stack.
+/// What is recorded about a wait apart from its cause and stack.
 pub(crate) fn told(facts: &WaitFacts) -> Wait<'static> {
-    // One that was preempted was in no system call, whatever its registers say.
+    // A preempted thread was in no system call, whatever its registers say.
     let syscall = u32::try_from(facts.syscall).ok().filter(|_| facts.state != 0);
     let is_futex = syscall.is_some_and(|call| libc::c_long::from(call) == libc::SYS_futex);
     let (since_us, over_us) = (facts.left_ns / 1000, facts.ended_ns / 1000);
@@ -92,7 +92,7 @@ mod tests {
         };
         assert_eq!(told(&futex), [("lock", 4, 1_000, 6_000, Some(2_000)), ("cpu", 2, 5_000, 2_000, Some(2_000))]);
         assert_eq!(stretches(&futex, || "lock").map(|it| it.wait.waker).collect::<Vec<_>>(), [Some(9); 2]);
-        // What was told of before does not count here; how long it has lasted does.
+        // What was reported before does not count here; how long it has lasted does.
         let later = WaitFacts { began_ns: 6_000_000, weight: 0, ..futex };
         assert_eq!(told(&later), [("cpu", 2, 6_000, 2_000, Some(2_000))]);
         let preempted = WaitFacts { queued_ns: 1_000_000, weight: 0, queued: 6, state: 0, waker: 0, ..futex };

@@ -1,5 +1,4 @@
-//! What the helper processes do. They are forked from a program with threads: here nothing is allocated, nothing panics, and
-//! nothing returns.
+//! What the helper processes do. They are forked from a program with threads: nothing here allocates, panics or returns.
 
 use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut, Write as _};
@@ -18,22 +17,22 @@ use nix::unistd::{ForkResult, Pid, chdir, fork, read};
 use super::message::{self, CHUNK, Found, Kind, MAX_PATHS, PAGE, REQUEST, Reply, Request};
 use crate::types::KtimeNs;
 
-/// Most helpers that one recorder has in its life: each but a few was left behind by a read that did not come back.
+/// Most helpers that one recorder makes in its life: all but a few of them will have been left behind in a read that
+/// never returned.
 const MAX_HELPERS: usize = 256;
 
-/// Forks the process that makes helpers. It is small, for it is forked early, and has one thread.
+/// Forks the process that makes helpers. It is small, because it is forked early, and has one thread.
 ///
 /// # Errors
-/// When there is no room for it.
+/// When the process cannot be made.
 pub(super) fn start_nursery() -> Result<OwnedFd, Errno> {
     let (ours, theirs) = pair()?;
-    // No handler of ours may run in a child.
+    // No signal handler of this program may run in a child.
     let mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)?;
-    // SAFETY: the children use what they were given on their stacks and system calls only, and leave by `_exit`.
+    // SAFETY: the children only use data on their stacks and system calls, and leave through `_exit`.
     let forked = unsafe { fork() };
     if let Ok(ForkResult::Child) = forked {
-        // Forked once more: nobody who waits for the caller's children meets it.
-        // SAFETY: as above.
+        // Forked once more, so that code that waits for the caller's children never sees it. SAFETY: as above.
         if let Ok(ForkResult::Child) = unsafe { fork() } {
             nursery(theirs.as_raw_fd());
         }
@@ -41,7 +40,7 @@ pub(super) fn start_nursery() -> Result<OwnedFd, Errno> {
     }
     let restored = mask.thread_set_mask();
     if let ForkResult::Parent { child } = forked? {
-        // The caller may wait for whatever child ends.
+        // The caller may itself be waiting for any child to end.
         let _waited_for = nix::sys::wait::waitpid(child, None);
     }
     restored?;
@@ -57,11 +56,11 @@ fn exit() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Makes helpers until the recorder has gone, and takes those with it that can be ended.
+/// Makes helpers until the recorder is gone, then kills those that can be killed.
 fn nursery(socket: RawFd) -> ! {
     become_helper(socket);
-    // Descriptor and children are this process's own from here on.
-    // SAFETY: it is open, and nobody else's in this process.
+    // From here on, descriptor and children belong to this process. SAFETY: it is open, and nothing else in this
+    // process owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     let mut helpers = [None; MAX_HELPERS];
     let mut word = [0; 1];
@@ -87,19 +86,19 @@ fn nursery(socket: RawFd) -> ! {
             Err(_) => break,
         }
     }
-    // Where no more are made, those that are there go on.
+    // When no more can be made, the existing ones go on.
     while message::receive(socket.as_fd(), &mut word).is_ok_and(|(len, _)| len > 0) {
         let none = 0_i32.to_ne_bytes();
         let _gone = message::send(socket.as_fd(), &[IoSlice::new(&none)], None);
     }
     for helper in helpers.into_iter().flatten() {
-        // One that waits in the kernel for a page may be beyond this: it is left behind.
+        // This may not reach one that waits in the kernel for a page: it is left behind.
         let _ended = kill(helper, Signal::SIGKILL);
     }
     exit();
 }
 
-/// Lets go of all that a helper has from its recorder and does not need: standard output above all, for whoever reads that
+/// Closes everything that a helper inherited from its recorder and does not need: above all standard output, whose reader
 /// waits for its end.
 fn become_helper(socket: RawFd) {
     let _named = nix::sys::prctl::set_name(c"tachyon-reader-");
@@ -110,24 +109,24 @@ fn become_helper(socket: RawFd) {
         // SAFETY: nothing in this process uses these descriptors any more.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
-    // Whoever asks keeps its processor meanwhile: where all are busy, each answer would else come a time slice later. What
-    // helpers do at a time is little.
+    // The asking thread keeps its CPU meanwhile: if all CPUs are busy, each answer would otherwise come a time slice
+    // later. Helpers do only a little at a time.
     let lowest: libc::c_int = 1;
-    // SAFETY: the parameter, the kernel's `struct sched_param`, outlives the call; 0 means the calling thread. Where it is
+    // SAFETY: the parameter, the kernel's `struct sched_param`, outlives the call; 0 means the calling thread. If it is
     // refused, answers come later.
     unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const lowest) };
-    // A helper with more rights than it needs does no more with them.
+    // If this fails, the helper merely has more rights than it needs.
     let _kept = keep_rights();
 }
 
-/// What helpers use: other users' memory and files, and the files behind mappings.
+/// The capabilities that helpers use: for other users' memory and files, and the files behind mappings.
 const NEEDED: u64 = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_CHECKPOINT_RESTORE;
 /// Numbers of include/uapi/linux/capability.h.
 const CAP_DAC_READ_SEARCH: u32 = 2;
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_CHECKPOINT_RESTORE: u32 = 40;
 
-/// Drops all other capabilities. (The crate for that allocates.)
+/// Drops all other capabilities. (The crate for this allocates.)
 fn keep_rights() -> Result<(), Errno> {
     // `_LINUX_CAPABILITY_VERSION_3`, and the calling thread.
     let mut header = [0x2008_0522_u32, 0];
@@ -144,7 +143,7 @@ fn keep_rights() -> Result<(), Errno> {
     Errno::result(set).map(drop)
 }
 
-/// Answers until nobody asks any more.
+/// Answers requests until the other side is gone.
 fn serve(socket: &OwnedFd) -> ! {
     let mut request = [0; REQUEST + MAX_PATHS];
     let mut chunk = [0; CHUNK];
@@ -162,7 +161,7 @@ fn serve(socket: &OwnedFd) -> ! {
             Kind::File => answer.file(&asked, file, &mut chunk),
             Kind::Pages => answer.pages(&asked, paths, &mut chunk),
         };
-        // Where the recorder has gone, the next request is the end.
+        // If the recorder is gone, the next receive shows the end.
         let _gone = match result {
             Ok(()) => Ok(()),
             Err(errno) => answer.send(errno as i32, true, &[], None),
@@ -173,7 +172,7 @@ fn serve(socket: &OwnedFd) -> ! {
 /// An answer under way.
 struct Answer<'a> {
     socket: BorrowedFd<'a>,
-    /// Microseconds for which the reads so far did not have what they needed, and slept.
+    /// Microseconds for which the reads so far slept, waiting for what they needed.
     waited: u32,
 }
 
@@ -183,7 +182,7 @@ impl Answer<'_> {
         message::send(self.socket, &[IoSlice::new(&reply.bytes()), IoSlice::new(bytes)], file)
     }
 
-    /// Does something, and notes how long it slept. Waiting for a processor is nobody's fault.
+    /// Runs `act`, and notes how long it slept. Time spent waiting for a CPU does not count.
     fn timed<T>(&mut self, act: impl FnOnce() -> T) -> T {
         let slept = || getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches());
         let (before, start) = (slept(), KtimeNs::now().0);
@@ -204,7 +203,7 @@ impl Answer<'_> {
             let from = [RemoteIoVec { base, len }];
             let got = self.timed(|| process_vm_readv(pid, &mut [IoSliceMut::new(into)], &from));
             let got = match got {
-                // What was read before is told, and that there is no more.
+                // Returns what was read before, and that there is no more.
                 Err(_) if left < asked.len as usize => 0,
                 got => got?,
             };
@@ -243,14 +242,14 @@ impl Answer<'_> {
         self.send(0, true, &[], None)
     }
 
-    /// A file whole, as far as `len`: one of `/proc`.
+    /// A whole file of `/proc`, up to `len` bytes.
     fn whole(&mut self, asked: &Request, paths: &[u8], chunk: &mut [u8; CHUNK]) -> Result<(), Errno> {
         let path = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
         let file = self.timed(|| open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()))?;
         let mut left = asked.len as usize;
         loop {
             let (mut filled, mut last) = (0, false);
-            // The kernel gives a page at a time.
+            // The kernel returns a page at a time.
             while filled < left.min(CHUNK) && !last {
                 let Some(into) = chunk.get_mut(filled..left.min(CHUNK)) else { return Err(Errno::EINVAL) };
                 let got = self.timed(|| read(&file, into))?;
@@ -265,7 +264,7 @@ impl Answer<'_> {
         }
     }
 
-    /// What lies at a path, or at one below a root directory.
+    /// What is at a path, or at one below a root directory.
     fn find(&mut self, paths: &[u8]) -> Result<(), Errno> {
         let first = CStr::from_bytes_until_nul(paths).map_err(|_| Errno::EINVAL)?;
         let rest = paths.get(first.count_bytes() + 1..).unwrap_or_default();

@@ -6,13 +6,14 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Most bytes of an answer's packet, beside its head.
+/// Most bytes of an answer's packet, apart from its head.
 pub(super) const CHUNK: usize = 64 << 10;
 /// Bytes of a request, without what follows it.
 pub(super) const REQUEST: usize = 32;
 /// Most bytes of its paths: a root directory's, and one below it.
 pub(super) const MAX_PATHS: usize = 8 << 10;
-/// Bytes of a page of a request for pages. Smaller than the system's is fine, larger would be unreadable at ends.
+/// Bytes of a page of a request for pages. Smaller than the system's page is fine; a larger one would be unreadable at
+/// the ends of mappings.
 pub const PAGE: usize = 4096;
 /// Most pages that are asked for at once.
 pub(super) const MAX_PAGES: usize = MAX_PATHS / size_of::<u64>();
@@ -27,7 +28,7 @@ pub(super) enum Kind {
     Memory,
     /// The file at a path, at most `len` bytes.
     Whole,
-    /// What lies at a path; or, where a second one follows, at that one below the first.
+    /// What is at a path; or, if a second one follows, at the second one below the first.
     Find,
     /// `len` bytes at `addr` of the file that comes with the request.
     File,
@@ -79,7 +80,7 @@ pub(super) struct Reply {
     pub(super) errno: i32,
     /// No packet follows.
     pub(super) last: u32,
-    /// For how long the answer so far did not have what it needed.
+    /// How long the answer so far had to wait for what it needed.
     pub(super) waited_us: u32,
 }
 
@@ -114,11 +115,11 @@ pub(in crate::remote) struct Found {
     pub(in crate::remote) regular: u64,
     /// Which file system it is in (statfs(2)).
     pub(in crate::remote) system: i64,
-    /// Whose it is.
+    /// Its owner.
     pub(in crate::remote) owner: u64,
 }
 
-/// Bytes of that.
+/// Bytes of a [`Found`].
 pub(super) const FOUND: usize = 64;
 
 impl Found {
@@ -151,7 +152,7 @@ impl Found {
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
-/// Sends one packet, perhaps with a descriptor. (That of `nix` allocates, which a helper must not.)
+/// Sends one packet, perhaps with a descriptor. (The function in `nix` allocates, which a helper must not.)
 pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], file: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     let mut control = Control([0; 32]);
     // SAFETY: all zeros are a message without anything.
@@ -161,7 +162,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], file: Option<B
     message.msg_iovlen = parts.len() as _;
     if let Some(file) = file {
         message.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: these compute with numbers alone.
+        // SAFETY: these only compute with numbers.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
         // SAFETY: the message has room for one header.
         let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
@@ -172,7 +173,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], file: Option<B
         (head.cmsg_len, head.cmsg_level, head.cmsg_type) = (len, libc::SOL_SOCKET, libc::SCM_RIGHTS);
         // SAFETY: the header was just written.
         let data = unsafe { libc::CMSG_DATA(header) };
-        // SAFETY: behind the header there is room for a descriptor.
+        // SAFETY: after the header there is room for a descriptor.
         unsafe { data.cast::<RawFd>().write_unaligned(file.as_raw_fd()) };
     }
     // SAFETY: the message's parts outlive the call.
@@ -211,7 +212,7 @@ pub(super) fn receive_parts(
         let data = unsafe { libc::CMSG_DATA(header) };
         // SAFETY: the kernel has put at least one descriptor there.
         let file = unsafe { data.cast::<RawFd>().read_unaligned() };
-        // SAFETY: it is this process's since it was received, and nobody else's.
+        // SAFETY: it belongs to this process since it was received, and nothing else owns it.
         unsafe { OwnedFd::from_raw_fd(file) }
     });
     Ok((got.unsigned_abs(), file))

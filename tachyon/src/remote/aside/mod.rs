@@ -1,10 +1,10 @@
 //! Reads that may never return, done by processes that can be left behind.
 //!
 //! A page of a target's memory may belong to a file system whose server has stopped answering, or to a handler of page faults
-//! that never fills it (`userfaultfd`), and so may any byte of a file that it has mapped. Who reads that sleeps in the kernel,
-//! perhaps beyond the reach of signals, and a process with such a thread cannot end. Nothing that can be asked beforehand rules
-//! that out: mappings change between the question and the read. So such reads are done by small helper processes. One that does
-//! not answer in time is left to its fate, another takes its place, and whose page it was is asked nothing more
+//! that never fills it (`userfaultfd`), and so may any byte of a file that it has mapped. A thread that reads such a page
+//! sleeps in the kernel, perhaps beyond the reach of signals, and a process with such a thread cannot end. No prior check can
+//! rule that out: mappings change between the check and the read. So such reads are done by small helper processes. One that
+//! does not answer in time is abandoned, another takes its place, and nothing more is read from the owner of that page
 //! ([`ledger`](super::ledger)). A read takes some ten microseconds this way.
 
 mod helper;
@@ -32,35 +32,35 @@ use super::ledger::{self, Debtor};
 use super::status::parse_stat;
 use crate::types::Pid;
 
-/// How long an answer is waited for without giving up the processor: most come within this.
+/// How long to wait for an answer without giving up the CPU: most come within this.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long a helper is waited for before it is looked at what it does.
+/// How long to wait for a helper before checking what it does.
 const SLICE: Duration = Duration::from_millis(20);
-/// How long the page of a process's memory may take that is not there: a disk that is busy gives it within this.
+/// How long a page that is not in memory may take: a busy disk delivers it within this.
 const MEMORY: Duration = Duration::from_millis(100);
 /// How long a part of a file may take: servers of file systems are further away than disks.
 const FILE: Duration = Duration::from_millis(500);
-/// How long a thread waits for anything that others' short lives depend on.
+/// How long a thread waits if short-lived processes depend on its speed.
 const SHORT: Duration = Duration::from_millis(40);
-/// How long a helper is waited for that only lacks a processor.
+/// How long to wait for a helper that only lacks a CPU.
 const STARVED: Duration = Duration::from_secs(5);
-/// What all waiting may take together once a recording is over.
+/// Total time for all waiting once a recording is over.
 const AT_END: Duration = Duration::from_millis(400);
-/// What work for processes may take together then: symbols of files that were first met in the last moment.
+/// Total time for work for processes then: symbols of files that were first met at the last moment.
 const WORK_AT_END: Duration = Duration::from_millis(if cfg!(debug_assertions) { 3_000 } else { 600 });
-/// A read that waited for less is not charged to anybody.
+/// A read that waited for less is not charged.
 const FREE: Duration = Duration::from_millis(1);
 
-/// When a recording is over: then its threads wait for hardly anything any more. Cheap to clone.
+/// Signals that a recording is over: from then on its threads hardly wait for anything. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct End(Arc<EndState>);
 
 #[derive(Debug, Default)]
 struct EndState {
     over: AtomicBool,
-    /// What was waited for since, in microseconds.
+    /// Time spent waiting since then, in microseconds.
     waited_us: AtomicU64,
-    /// What was worked for somebody since, likewise.
+    /// Time spent working for processes since then, likewise.
     worked_us: AtomicU64,
 }
 
@@ -71,31 +71,31 @@ thread_local! {
 /// How long a thread waits for one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// As long as a busy disk or server takes.
+    /// As long as a busy disk or server may take.
     Usual,
     /// Hardly longer than a process lives: for the thread that follows processes, which looks again later.
     Short,
 }
 
 impl End {
-    /// From now on its threads wait for hardly anything any more.
+    /// From now on the recording's threads hardly wait for anything.
     pub fn come(&self) {
         self.0.over.store(true, Ordering::Release);
     }
 
-    /// The calling thread works for this recording, until the value that is returned is dropped.
+    /// The calling thread works for this recording until the returned value is dropped.
     #[must_use]
     pub fn concerns_this_thread(&self, patience: Patience) -> Concerned {
         Concerned(END.with(|end| end.replace(Some((self.clone(), patience)))))
     }
 
-    /// What may still be waited for; `None` before the end.
+    /// How much waiting is still allowed; `None` before the end.
     fn left(&self) -> Option<Duration> {
         let waited = || Duration::from_micros(self.0.waited_us.load(Ordering::Relaxed));
         self.0.over.load(Ordering::Acquire).then(|| AT_END.saturating_sub(waited()))
     }
 
-    /// Whether the calling thread's recording is over, and work that takes so long would take it past its time.
+    /// Whether the calling thread's recording is over and work of this cost would exceed its time.
     pub(super) fn is_worked_out(cost: Duration) -> bool {
         let of = |(end, _): &(Self, Patience)| {
             let worked = Duration::from_micros(end.0.worked_us.load(Ordering::Relaxed));
@@ -104,7 +104,7 @@ impl End {
         END.with(|end| end.borrow().as_ref().is_some_and(of))
     }
 
-    /// The calling thread has worked for somebody.
+    /// Notes that the calling thread has worked for a process.
     pub(super) fn work(took: Duration) {
         let add = |(end, _): &(Self, Patience)| {
             if end.0.over.load(Ordering::Acquire) {
@@ -121,7 +121,7 @@ impl End {
     }
 }
 
-/// That a thread works for a recording.
+/// Marks a thread as working for a recording.
 #[derive(Debug)]
 pub struct Concerned(Option<(End, Patience)>);
 
@@ -135,7 +135,7 @@ impl Drop for Concerned {
 /// For whom something is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct For {
-    /// Who is charged for it.
+    /// The debtor who is charged for it.
     pub(super) debtor: Debtor,
     /// The process that led there.
     pub(super) pid: Pid,
@@ -153,7 +153,7 @@ impl For {
 pub(super) enum Refused {
     /// What the kernel said to the helper.
     Errno(Errno),
-    /// It did not come in time, or comes no more.
+    /// It did not come in time, or will never come.
     NotWaitedFor,
     /// There are no helpers: a seccomp filter or a limit forbids them.
     NoHelper,
@@ -182,7 +182,7 @@ struct Helper {
     pid: i32,
 }
 
-/// What all threads of this process share.
+/// State that all threads of this process share.
 struct Aside {
     /// Where helpers come from; `None`: there are none.
     nursery: Mutex<Option<OwnedFd>>,
@@ -191,9 +191,9 @@ struct Aside {
 
 struct State {
     idle: Vec<Helper>,
-    /// Those that have not answered, each with whom it was to read for.
+    /// Helpers that have not answered, each with the debtor it was reading for.
     behind: Vec<(Helper, Debtor)>,
-    /// All that there ever were, the one that makes them aside.
+    /// All helpers that there ever were, without the process that makes them.
     pids: Vec<i32>,
 }
 
@@ -214,7 +214,7 @@ fn times_out(socket: &OwnedFd, after: Duration) -> Result<(), Errno> {
     setsockopt(socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(after.as_millis() as i64))
 }
 
-/// Forks what makes helpers, while this process is small and has little open. Else the first read does.
+/// Forks the process that makes helpers, while this process is small and has few open files. Otherwise the first read does.
 pub fn prepare_to_read() {
     aside();
 }
@@ -239,7 +239,7 @@ impl Helper {
             .and_then(|()| message::receive(socket.as_fd(), &mut pid));
         let made = made.ok().and_then(|(_, socket)| socket).filter(|socket| times_out(socket, SLICE).is_ok());
         let Some(socket) = made else {
-            // It has ended, or has made as many as it may.
+            // It has ended, or has made as many as it is allowed to.
             *nursery = None;
             return None;
         };
@@ -248,7 +248,7 @@ impl Helper {
         Some(Self { socket, pid })
     }
 
-    /// Whether it could go on if it had a processor.
+    /// Whether it could go on if it had a CPU.
     fn is_runnable(&self) -> bool {
         let stat = std::fs::read(format!("/proc/{}/stat", self.pid)).ok();
         stat.and_then(|text| parse_stat(&text)).is_some_and(|stat| stat.state == 'R')
@@ -262,7 +262,7 @@ impl Helper {
 }
 
 impl Aside {
-    /// A helper for a read, if that may be done.
+    /// A helper for a read, if the read is allowed.
     fn helper(&self, debtor: Debtor) -> Result<Helper, Refused> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
@@ -271,7 +271,7 @@ impl Aside {
                 std::mem::take(&mut state.behind).into_iter().partition(|(helper, _)| helper.has_come());
             let come: Vec<(Helper, Debtor)> = come;
             state.behind = behind;
-            // The helper has nobody to answer to, and ends.
+            // The helper's receiver is gone, so it ends.
             come.into_iter().for_each(|(_, debtor)| ledger::open().waits.came(debtor));
         }
         if !ledger::open().waits.may(debtor) {
@@ -284,7 +284,7 @@ impl Aside {
         Helper::new(self).ok_or(Refused::NoHelper)
     }
 
-    /// Asks, and takes the answer in parts until there is nothing more.
+    /// Sends a request, and takes the answer in parts until it is complete.
     fn ask(
         &self,
         whose: For,
@@ -302,7 +302,7 @@ impl Aside {
             let parts = [IoSlice::new(&head), IoSlice::new(paths)];
             match message::send(helper.socket.as_fd(), &parts, file) {
                 Ok(()) => break helper,
-                // Somebody has ended it.
+                // Something has killed it.
                 Err(Errno::EPIPE | Errno::ECONNRESET) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -353,7 +353,7 @@ impl Aside {
 /// Waiting for one packet.
 struct Wait {
     since: Instant,
-    /// How long the helper was seen to wait for what it reads.
+    /// How long the helper has been seen waiting for what it reads.
     blocked: Duration,
     patience: Option<Duration>,
 }
@@ -367,7 +367,7 @@ impl Wait {
         self.since.elapsed() < SPIN
     }
 
-    /// Whether another slice is waited for.
+    /// Whether to wait for another slice.
     fn goes_on(&mut self, whose: For, helper: &Helper, usual: Duration, end: Option<&End>) -> bool {
         if helper.is_runnable() {
             return self.since.elapsed() < STARVED;
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn what_does_not_come_is_left_behind_and_refused_until_it_comes() {
         let (_folder, path) = never();
-        // A process of its own, because others of this test's process must not be refused.
+        // A process of its own, because other tests of this process must not be refused.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it runs");
         let (pid, since) = (Pid(child.id()), Instant::now());
         let refused = whole(pid, &path, 100).expect_err("nobody writes");

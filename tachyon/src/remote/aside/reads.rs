@@ -1,4 +1,4 @@
-//! What helpers are asked for, and where their answers go.
+//! Requests to helpers, and where their answers go.
 
 use super::message::{CHUNK, FOUND, Found, Kind, MAX_PAGES, MAX_PATHS, PAGE, Request};
 use super::{For, Refused, aside};
@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 pub(super) trait Into {
     /// Where the next packet's bytes go.
     fn room(&mut self) -> &mut [u8];
-    /// So many came.
+    /// This many bytes came.
     fn took(&mut self, len: usize);
 }
 
@@ -30,8 +30,8 @@ impl Into for Filled<'_> {
     }
 }
 
-/// Into a vector that grows. Its room is memory that is zero already: to fill 64 KiB for each answer took a third of what an
-/// unoptimised build does for a process that starts.
+/// Into a vector that grows. Its room is memory that is already zero: filling 64 KiB for each answer took a third of the
+/// work that an unoptimised build does for a process that starts.
 struct Grown {
     bytes: Vec<u8>,
     len: usize,
@@ -63,7 +63,7 @@ impl Into for Grown {
     }
 }
 
-/// Reads a process's memory; gives how much of it could be read.
+/// Reads a process's memory; returns how much of it could be read.
 pub(in crate::remote) fn memory(pid: Pid, addr: u64, into: &mut [u8]) -> Result<usize, Refused> {
     let request = Request { kind: Kind::Memory, pid: pid.as_raw(), addr, len: into.len() as u64 };
     let mut filled = Filled { bytes: into, len: 0 };
@@ -87,7 +87,7 @@ pub(in crate::remote) fn pages(pid: Pid, numbers: &[u64]) -> Result<Vec<Box<[u8;
     Ok(pages)
 }
 
-/// Reads a file whole, as far as `most` bytes: one of `/proc/PID`, which has no end that one could ask for.
+/// Reads a whole file of `/proc/PID`, up to `most` bytes: such a file's length is not known in advance.
 pub(in crate::remote) fn whole(pid: Pid, path: &str, most: u64) -> Result<Vec<u8>, Refused> {
     let request = Request { kind: Kind::Whole, pid: 0, addr: 0, len: most };
     let mut grown = Grown::with_room(0);
@@ -95,7 +95,7 @@ pub(in crate::remote) fn whole(pid: Pid, path: &str, most: u64) -> Result<Vec<u8
     Ok(grown.into_bytes())
 }
 
-/// Finds what lies at a path, or at one below a root directory which no symbolic link leads out of, without opening it.
+/// Finds what is at a path, or at one below a root directory that symbolic links cannot leave, without opening it.
 pub(in crate::remote) fn find(whose: For, root_and_path: &[&[u8]]) -> Result<(Found, OwnedFd), Refused> {
     let request = Request { kind: Kind::Find, pid: 0, addr: 0, len: 0 };
     let mut bytes = [0; FOUND];
@@ -105,7 +105,7 @@ pub(in crate::remote) fn find(whose: For, root_and_path: &[&[u8]]) -> Result<(Fo
     found.ok_or(Refused::Errno(Errno::EIO))
 }
 
-/// Reads a part of a file that was found; gives how much of it there is.
+/// Reads a part of a file that was found; returns how much of it there is.
 pub(in crate::remote) fn file(
     whose: For,
     handle: BorrowedFd<'_>,
@@ -118,7 +118,7 @@ pub(in crate::remote) fn file(
     Ok(filled.len)
 }
 
-/// Paths as a request has them.
+/// Paths in the form of a request.
 fn paths(paths: &[&[u8]]) -> Result<Vec<u8>, Errno> {
     let bytes = paths.iter().flat_map(|path| path.iter().copied().chain([0])).collect::<Vec<u8>>();
     if bytes.iter().filter(|&&byte| byte == 0).count() > paths.len() {

@@ -1,4 +1,4 @@
-//! Larger parts of an ELF file, for those that name addresses: all functions of a symbol table, whole sections, the
+//! Larger parts of an ELF file, for code that names addresses: all functions of a symbol table, whole sections, the
 //! build id, the name of the file with its debug information.
 
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::{Elf, ElfError, Load, ReadAt, Section, Symbol};
 /// Most bytes of a symbol table: 2.7 million symbols. libtorch's has 0.5 million.
 const MAX_SYMBOLS: u64 = 64 << 20;
 
-/// Bytes of names, and symbols, that are read at once where none is kept.
+/// Bytes of names, and of symbols, that are read at once where none is kept.
 const PIECE: usize = 64 << 10;
 
-/// Most bytes of notes that are looked through.
+/// Most bytes of notes that are searched.
 const MAX_NOTES: u64 = 1 << 16;
 
-/// Longest build id that is believed: linkers write 8 to 20 bytes.
+/// Longest build id that is accepted: linkers write 8 to 20 bytes.
 const MAX_BUILD_ID: usize = 64;
 
 /// A function (or a name in code written by hand) of a symbol table.
@@ -34,7 +34,7 @@ pub struct Function {
     pub exported: bool,
 }
 
-/// What a symbol table says of functions.
+/// What a symbol table says about functions.
 #[derive(Clone, Debug)]
 pub struct FunctionTable {
     /// In the order of the file.
@@ -53,7 +53,7 @@ impl<R: ReadAt> Elf<R> {
     /// A defined symbol of `.symtab`, however large that is: names and symbols are read piece by piece, and none is kept.
     ///
     /// # Errors
-    /// When the table makes no sense or is larger than any compiler's.
+    /// When the table makes no sense or is larger than any real one.
     pub fn symtab_symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
         let Some(table) = self.sections.iter().find(|section| section.kind == elf::SHT_SYMTAB) else {
             return Ok(None);
@@ -64,7 +64,7 @@ impl<R: ReadAt> Elf<R> {
             return Ok(None);
         }
         let wanted = [name.as_bytes(), b"\0"].concat();
-        // Where it is in the section; more than once where other names end like it.
+        // Where it is in the section; in several places if other names end with it.
         let mut found = Vec::new();
         for start in (0..names.size).step_by(PIECE) {
             let len = (names.size - start).min((PIECE + wanted.len() - 1) as u64);
@@ -87,12 +87,12 @@ impl<R: ReadAt> Elf<R> {
         Ok(None)
     }
 
-    /// The defined functions of the first section of this type (`SHT_SYMTAB` or `SHT_DYNSYM`); `None` when there is
-    /// no such section. `loads` are the segments of the file that is mapped: a file with debug information only has
-    /// the addresses of its fellow.
+    /// The defined functions of the first section of this type (`SHT_SYMTAB` or `SHT_DYNSYM`); `None` when there is no
+    /// such section. `loads` are the segments of the mapped file: a file with only debug information has the addresses
+    /// of that file.
     ///
     /// # Errors
-    /// When the table makes no sense or is larger than any compiler's.
+    /// When the table makes no sense or is larger than any real one.
     pub fn functions(&self, kind: u32, loads: &[Load]) -> Result<Option<FunctionTable>, ElfError> {
         let Some(table) = self.sections.iter().find(|section| section.kind == kind) else { return Ok(None) };
         let names = usize::try_from(table.link).ok().and_then(|link| self.sections.get(link));
@@ -117,7 +117,7 @@ impl<R: ReadAt> Elf<R> {
         Ok(Some(FunctionTable { functions: symbols.iter().filter_map(function).collect(), names }))
     }
 
-    /// The bytes of a section, of which there may be at most `most`.
+    /// The bytes of a section, at most `most`.
     ///
     /// # Errors
     /// When it is larger, or cannot be read.
@@ -139,11 +139,11 @@ impl<R: ReadAt> Elf<R> {
         read_shared(&self.source, section.offset, section.size, most)
     }
 
-    /// What the linker wrote to tell this build from all others (`NT_GNU_BUILD_ID`).
+    /// What the linker wrote to distinguish this build from all others (`NT_GNU_BUILD_ID`).
     #[must_use]
     pub fn build_id(&self) -> Option<Vec<u8>> {
         let sections = self.sections.iter().filter(|section| section.kind == elf::SHT_NOTE);
-        // The headers come first: a file with debug information only has notes in sections alone.
+        // The program headers come first: a file with only debug information has notes only in sections.
         let parts = self.notes.iter().copied().chain(sections.map(|section| (section.offset, section.size)));
         parts.take(16).find_map(|(offset, size)| {
             let bytes = read_bounded(&self.source, offset, size, MAX_NOTES).ok()?;
@@ -157,25 +157,25 @@ impl<R: ReadAt> Elf<R> {
         let bytes = self.section_bytes(self.section(".gnu_debuglink")?, 4096).ok()?;
         let len = bytes.iter().position(|&byte| byte == 0)?;
         let sum = bytes.get(len.checked_add(4)? & !3..)?.first_chunk()?;
-        // It is a name, not a path: nothing leads to other folders.
+        // It is a name, not a path: it must not lead to other folders.
         let name = bytes.get(..len).filter(|name| !name.is_empty() && !name.contains(&b'/') && *name != b"..")?;
         Some((name.to_vec(), u32::from_le_bytes(*sum)))
     }
 }
 
 impl Load {
-    /// The address of what lies at this offset of the file in a segment with code.
+    /// The address of what is at this offset of the file in a segment with code.
     #[must_use]
     pub fn code_vaddr(loads: &[Self], offset: u64) -> Option<u64> {
         loads.iter().filter(|load| load.executable).find_map(|load| {
             let within = offset.checked_sub(load.offset)?;
-            // A mapping has whole pages: what is behind the last byte of the file's part is mapped, too.
+            // A mapping has whole pages: what follows the last byte of the file's part is mapped, too.
             (within < load.mem_size).then(|| load.vaddr + within)
         })
     }
 }
 
-/// Looks through notes: name size, description size, type, then name and description, each padded to 4 bytes.
+/// Searches notes: name size, description size, type, then name and description, each padded to 4 bytes.
 fn build_id_note(mut bytes: &[u8]) -> Option<Vec<u8>> {
     loop {
         let (head, rest) = bytes.split_first_chunk::<12>()?;

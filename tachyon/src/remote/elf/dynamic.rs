@@ -6,7 +6,7 @@ use object::pod::from_bytes;
 
 use super::{Dynamic, Elf, ElfError, MAX_NAME, ReadAt, Symbol};
 
-/// Symbols compared with one name: hash chains of real files hold a handful.
+/// Most symbols compared with one name: hash chains of real files hold a handful.
 const MAX_CHAIN: u32 = 4096;
 
 /// A defined symbol of the dynamic table.
@@ -44,7 +44,7 @@ impl<R: ReadAt> Elf<R> {
             return Ok(None);
         }
         let hash = elf::gnu_hash(name.as_bytes());
-        // Behind the four words lie the bloom filter (64-bit words), the buckets and the chains.
+        // After the four words come the bloom filter (64-bit words), the buckets and the chains.
         let at = |words: u64| table.checked_add(16 + u64::from(bloom_words) * 8 + words * 4);
         let [mut index] = self.words::<1>(at(u64::from(hash % buckets)))?;
         if index < first {
@@ -86,7 +86,7 @@ impl<R: ReadAt> Elf<R> {
         Err(ElfError::Malformed("hash table"))
     }
 
-    /// The dynamic symbol with this index when it is defined and has this name.
+    /// The dynamic symbol with this index, if it is defined and has this name.
     fn dynamic_symbol_at(&self, dynamic: &Dynamic, index: u32, name: &str) -> Result<Option<DynamicSymbol>, ElfError> {
         let vaddr = dynamic.symtab.checked_add(u64::from(index) * 24).ok_or(ElfError::Malformed("symbol table"))?;
         let mut bytes = [0; 24];

@@ -1,7 +1,7 @@
-//! What is asked of an ELF file without trusting it: headers, segments, symbols by name, bytes at an address.
+//! Reads from an ELF file without trusting it: headers, segments, symbols by name, bytes at an address.
 //!
 //! Reads only the parts that are needed, so that a library of hundreds of megabytes costs a few small reads. All
-//! numbers are the file's own and may be hostile: every read is bounded, every loop too, and what makes no sense is an
+//! numbers are the file's own and may be hostile: every read and every loop is bounded, and what makes no sense is an
 //! [`ElfError`]. Only 64-bit little-endian files are of use here.
 
 mod contents;
@@ -36,13 +36,13 @@ const MAX_NAME: usize = 256;
 /// Most libraries of one file; real ones need a dozen.
 const MAX_NEEDED: usize = 64;
 
-/// Most bytes of `.symtab` and of its names, which have no hash table and are read through (CPython's have 0.4 MB).
+/// Most bytes of `.symtab` and of its names, which have no hash table and are scanned (CPython's have 0.4 MB).
 const MAX_SYMTAB: u64 = 8 << 20;
 
 /// Why an ELF file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// It does not start as a 64-bit little-endian ELF file does.
+    /// It does not start like a 64-bit little-endian ELF file.
     #[error("not a 64-bit little-endian ELF file")]
     NotElf,
     /// It cannot be read where its own headers point to.
@@ -150,7 +150,7 @@ impl<R: ReadAt> Elf<R> {
     /// Reads the headers.
     ///
     /// # Errors
-    /// When it is no ELF file of the right kind, cannot be read or its headers make no sense.
+    /// When it is not an ELF file of the right kind, cannot be read or its headers make no sense.
     pub fn parse(source: R) -> Result<Self, ElfError> {
         let len = source.len_bytes().map_err(|source| ElfError::Read { offset: 0, len: 0, source })?;
         if len < size_of::<elf::FileHeader64<LE>>() as u64 {
@@ -192,12 +192,12 @@ impl<R: ReadAt> Elf<R> {
                 .map(|program| (program.p_offset.get(LE), program.p_filesz.get(LE))),
             source,
         };
-        // A file with debug information only has none of the bytes: its headers point to what lies elsewhere, or nowhere.
+        // A file with only debug information has none of these bytes: its headers point to other content, or nowhere.
         let dynamic = |program: &&elf::ProgramHeader64<LE>| program.p_type.get(LE) == elf::PT_DYNAMIC;
         if let Some(program) = programs.iter().find(dynamic).filter(|program| program.p_filesz.get(LE) > 0) {
             elf.dynamic = Some(elf.read_dynamic(program)?);
         }
-        // Files live without section headers (packers and `sstrip` cut them off): that is no error.
+        // Files can do without section headers (packers and `sstrip` cut them off): that is not an error.
         elf.sections = elf.read_sections(&header).unwrap_or_default();
         Ok(elf)
     }
@@ -235,7 +235,7 @@ impl<R: ReadAt> Elf<R> {
     /// Fills `into` with the file's own bytes for `vaddr`: what is there before the program runs.
     ///
     /// # Errors
-    /// When no one segment's part of the file holds all of them.
+    /// When no single segment's part of the file holds all of them.
     pub fn read_vaddr(&self, vaddr: u64, into: &mut [u8]) -> Result<(), ElfError> {
         let len = into.len() as u64;
         let offset = self.file_offset(vaddr, len)?;
@@ -284,8 +284,8 @@ impl<R: ReadAt> Elf<R> {
         self.c_string(self.dynamic.as_ref()?.strtab.checked_add(offset)?)
     }
 
-    /// Defined symbols of `.symtab`, by name; one read through the whole table. None are found in a table of more than
-    /// 8 MiB: that is some large program's, and too dear.
+    /// Defined symbols of `.symtab`, by name, in one scan of the table. None are found in a table of more than 8 MiB:
+    /// that belongs to some large program and is too expensive.
     ///
     /// # Errors
     /// When the table makes no sense.
@@ -300,7 +300,7 @@ impl<R: ReadAt> Elf<R> {
             return Ok(found);
         }
         let text = read_bytes(&self.source, strings.offset, strings.size)?;
-        // The names alone tell quickly that a large program has none of them.
+        // The names alone quickly show that a large program has none of them.
         if names.iter().all(|name| memchr::memmem::find(&text, name.as_bytes()).is_none()) {
             return Ok(found);
         }
@@ -360,7 +360,7 @@ impl<R: ReadAt> Elf<R> {
         let section = |section: &elf::SectionHeader64<LE>| {
             let start = usize::try_from(section.sh_name.get(LE)).unwrap_or(usize::MAX);
             let name = names.get(start..).unwrap_or_default();
-            // Overlapping names could otherwise add up to the table's size for each section.
+            // Otherwise overlapping names could add up to the table's size for each section.
             let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
             Section {
                 name: String::from_utf8_lossy(&name[..name.len().min(MAX_NAME)]).into_owned(),

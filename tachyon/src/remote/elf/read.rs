@@ -1,4 +1,4 @@
-//! Reading an ELF file's bytes: wholly or not at all, and never more than asked for.
+//! Reading an ELF file's bytes: completely or not at all, and never more than asked for.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use super::{ElfError, MAX_SYMTAB};
 
 /// Where an ELF file's bytes come from.
 pub trait ReadAt {
-    /// Fills `into` with the bytes at `offset`, wholly or not at all.
+    /// Fills `into` with the bytes at `offset`, completely or not at all.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -25,7 +25,7 @@ pub trait ReadAt {
 
 impl ReadAt for File {
     fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        // Name the trait: `FileExt` has the same method with its arguments the other way round.
+        // Names the trait: `FileExt` has the same method with its arguments the other way round.
         std::os::unix::fs::FileExt::read_exact_at(self, into, offset)
     }
 
@@ -67,7 +67,7 @@ pub(super) fn read_table<T: Pod + Copy>(source: &impl ReadAt, offset: u64, count
     read_table_bounded(source, offset, count, MAX_SYMTAB)
 }
 
-/// Reads `count` structures of together at most `most` bytes.
+/// Reads `count` structures, at most `most` bytes in total.
 pub(super) fn read_table_bounded<T: Pod + Copy>(
     source: &impl ReadAt,
     offset: u64,
@@ -92,7 +92,7 @@ pub(super) fn read_bounded(source: &impl ReadAt, offset: u64, len: u64, most: u6
     Ok(bytes)
 }
 
-/// The same into shared bytes, without a copy: of ten megabytes it would be a second ten.
+/// The same into shared bytes, without a copy: for ten megabytes that would take another ten.
 pub(super) fn read_shared(source: &impl ReadAt, offset: u64, len: u64, most: u64) -> Result<Arc<[u8]>, ElfError> {
     let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, bounded(source, offset, len, most)?).collect();
     if let Some(bytes) = Arc::get_mut(&mut bytes) {
@@ -101,7 +101,7 @@ pub(super) fn read_shared(source: &impl ReadAt, offset: u64, len: u64, most: u64
     Ok(bytes)
 }
 
-/// The length of a part that the file really has, and that is not longer than `most` bytes.
+/// The length of a part, checked to be in the file and no longer than `most` bytes.
 fn bounded(source: &impl ReadAt, offset: u64, len: u64, most: u64) -> Result<usize, ElfError> {
     let error = |source: io::Error| ElfError::Read { offset, len, source };
     let end = offset.checked_add(len);

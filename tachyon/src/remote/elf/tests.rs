@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A program with a symbol table. (The tests' own has outgrown what is read through.)
+/// A program with a symbol table. (The test program's own table has outgrown what is scanned.)
 fn program() -> Vec<u8> {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (source, path) = (dir.path().join("p.c"), dir.path().join("p"));

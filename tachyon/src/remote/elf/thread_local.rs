@@ -1,5 +1,5 @@
 //! Thread-local variables: where one lies in its module's block, and which words of the module the dynamic linker fills with
-//! where that block is for each thread ("ELF Handling For Thread-Local Storage", Drepper; the ABIs of x86-64 and of arm64).
+//! the block's location for each thread ("ELF Handling For Thread-Local Storage", Drepper; the ABIs of x86-64 and of arm64).
 
 use object::elf;
 use object::endian::LittleEndian as LE;
@@ -10,19 +10,19 @@ use super::{Elf, ElfError, ReadAt};
 /// Most bytes of relocations that are read: libtorch's, the largest known, are 12 MB.
 const MAX_RELOCATIONS: u64 = 32 << 20;
 
-/// Largest block that is believed: each thread has one.
+/// Largest block that is accepted: each thread has one.
 const MAX_BLOCK: u64 = 1 << 30;
 
 /// Relocations that are read at once.
 const AT_ONCE: u64 = 2048;
 
-/// Most slots of one file that are kept: what one of them tells, the others tell, too.
+/// Most slots of one file that are kept: they all say the same.
 const MAX_SLOTS: usize = 16;
 
-/// `PT_TLS`: what each thread's block of the module is made from.
+/// `PT_TLS`: the template for each thread's block of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsSegment {
-    /// Address, before relocation: the block lies in its alignment as this does.
+    /// Address, before relocation: the block has the same offset from its alignment.
     pub vaddr: u64,
     /// Bytes of a block.
     pub mem_size: u64,
@@ -37,18 +37,18 @@ pub struct TlsSymbol {
     pub offset: u64,
     /// The module's block.
     pub segment: TlsSegment,
-    /// Words that tell where the block is, once the dynamic linker has filled them; the first ones of the file.
+    /// Words that say where the block is, once the dynamic linker has filled them; the first ones of the file.
     pub slots: Vec<Slot>,
 }
 
-/// A word, or two, that the dynamic linker fills with where this module's block, or something in it, is.
+/// A word, or two, that the dynamic linker fills with the location of this module's block, or of something in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Address of the word, before relocation.
     pub vaddr: u64,
     /// What is put there.
     pub kind: SlotKind,
-    /// From the start of the block to what it is told of, in bytes.
+    /// From the start of the block to what the slot refers to, in bytes.
     pub within: u64,
 }
 
@@ -58,10 +58,10 @@ pub enum SlotKind {
     /// The module's number in the thread's vector.
     #[doc(alias("R_X86_64_DTPMOD64", "R_AARCH64_TLS_DTPMOD"))]
     Module,
-    /// How far from the thread pointer it is.
+    /// The distance from the thread pointer.
     #[doc(alias("R_X86_64_TPOFF64", "R_AARCH64_TLS_TPREL"))]
     Offset,
-    /// A function, and what that makes the distance from.
+    /// A function, and the argument from which it computes the distance.
     #[doc(alias("R_X86_64_TLSDESC", "R_AARCH64_TLSDESC"))]
     Descriptor,
 }
@@ -97,7 +97,7 @@ impl<R: ReadAt> Elf<R> {
     /// # Errors
     /// When its tables make no sense.
     pub fn thread_local(&self, name: &str) -> Result<Option<TlsSymbol>, ElfError> {
-        // Nearly no file has a block of its own and this name: most are left here, without a read.
+        // Hardly any file has both a block of its own and this name: most are done here, without a read.
         let Some(segment) = self.thread_local else { return Ok(None) };
         let Some(found) = self.exported(name)?.filter(|found| found.kind == elf::STT_TLS) else { return Ok(None) };
         let offset = found.symbol.vaddr;
@@ -108,7 +108,7 @@ impl<R: ReadAt> Elf<R> {
         Ok(Some(TlsSymbol { offset, segment, slots: self.slots(found.index, offset)? }))
     }
 
-    /// The slots that are this module's own: of the symbol that is exported, and those that name no symbol.
+    /// The slots that belong to this module: those of the exported symbol, and those that name no symbol.
     fn slots(&self, index: u32, offset: u64) -> Result<Vec<Slot>, ElfError> {
         let mut slots = Vec::new();
         let mut left = MAX_RELOCATIONS;

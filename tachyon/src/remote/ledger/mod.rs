@@ -1,10 +1,10 @@
-//! What processes and their users cost the profiler, and how much they may: the one place that all readers of what others
-//! have made draw on.
+//! What processes and their users cost the profiler, and how much they may cost: the one place that all readers of
+//! untrusted data account to.
 //!
-//! Waiting (`waits`): pages and files that do not come. Work ([`Debts`]): time spent for somebody, of which each kind has an
-//! allowance at once and a share of all time, for a process and for all of a user. Memory ([`stock`]): bytes that are kept of
-//! somebody. Whoever reads, computes or keeps something for a process charges it here, and asks before. An allowance grows with
-//! time, so that a recording of days does not run out of it, and what is refused is told by name. `docs/limits.md` has the table.
+//! Waiting (`waits`): pages and files that do not arrive. Work ([`Debts`]): time spent on behalf of a process; each kind has an
+//! allowance at once and a share of all time, per process and per user. Memory ([`stock`]): bytes that are kept for a process.
+//! Code that reads, computes or keeps something for a process asks here first and charges it afterwards. An allowance grows with
+//! time, so that a recording of days does not exhaust it, and refusals are reported by name. `docs/limits.md` has the table.
 
 pub mod stock;
 mod user;
@@ -23,12 +23,12 @@ pub(super) use waits::{Debtor, Waits};
 use super::{End, RemoteProcess};
 use crate::types::Pid;
 
-/// What time is spent on for somebody.
+/// Kinds of work that time is spent on for a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Work {
     /// Finding out what a process is: its mappings, and what files hold.
     Look,
-    /// Unwind tables of its files, and which files there are.
+    /// Unwind tables of its files, and finding those files.
     Tables,
     /// Checksums of debug files that have no build id.
     Checksums,
@@ -40,7 +40,7 @@ pub enum Work {
     Tasks,
 }
 
-/// What may be spent: this at once, and a share of the time.
+/// What may be spent: this much at once, plus a share of the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     at_once: Duration,
@@ -51,14 +51,14 @@ const fn allowance(at_once_ms: u64, share: f64) -> Allowance {
     Allowance { at_once: Duration::from_millis(at_once_ms), share }
 }
 
-/// The same for work that takes so many times as long in a build that is not optimised.
+/// The same for work, which takes several times as long in an unoptimised build.
 const fn of_work(at_once_ms: u64, share: f64) -> Allowance {
     const SLOWER: u64 = if cfg!(debug_assertions) { 5 } else { 1 };
     allowance(at_once_ms * SLOWER, share)
 }
 
 impl Work {
-    /// What one process may cost, and all of one user.
+    /// What one process may cost, and what all processes of one user may.
     const fn allowances(self) -> (Allowance, Allowance) {
         match self {
             Self::Look => (allowance(20, 0.05), allowance(200, 0.3)),
@@ -72,7 +72,7 @@ impl Work {
         }
     }
 
-    /// What is done without when it is refused.
+    /// What is missing when it is refused.
     const fn refused(self) -> &'static str {
         match self {
             Self::Look => "it is looked at less often than it changes",
@@ -85,7 +85,7 @@ impl Work {
     }
 }
 
-/// What was spent, as far as it is not worn off.
+/// What was spent and has not worn off yet.
 #[derive(Clone, Copy, Debug)]
 struct Debt {
     spent: Duration,
@@ -105,7 +105,7 @@ impl Debt {
         *self = Self { spent: self.left(allowance, now) + took, at: now };
     }
 
-    /// When something may begin that takes no longer than is left at once.
+    /// When work may begin that takes no longer than what is then left at once.
     fn until(&self, allowance: Allowance) -> Instant {
         self.at + self.spent.saturating_sub(allowance.at_once).div_f64(allowance.share)
     }
@@ -116,12 +116,12 @@ impl Debt {
     }
 }
 
-/// Debts of more processes than this are looked through for such as are worn off.
+/// With debts of more processes than this, those that have worn off are removed.
 const MANY: usize = 1024;
-/// Most processes that are told of by name.
+/// Most processes that are reported by name.
 const MAX_TOLD: usize = 64;
 
-/// Time spent on one kind of work, by process and by user. Time is handed in, so nothing here needs a clock.
+/// Time spent on one kind of work, by process and by user. The time is passed in, so nothing here needs a clock.
 #[derive(Debug)]
 pub struct Debts {
     work: Work,
@@ -130,31 +130,31 @@ pub struct Debts {
 }
 
 impl Debts {
-    /// Nobody owes anything.
+    /// Starts without any debts.
     #[must_use]
     pub fn new(work: Work) -> Self {
         Self { work, processes: HashMap::new(), users: HashMap::new() }
     }
 
-    /// Whether something that may cost so much can be begun for a process of this user.
+    /// Whether work that may cost this much can be begun for a process of this user.
     #[must_use]
     pub fn may(&self, pid: u32, user: u32, cost: Duration, now: Instant) -> bool {
         self.process_may(pid, cost, now) && self.user_may(user, cost, now)
     }
 
-    /// The same as far as the process is concerned.
+    /// The same, considering only the process.
     #[must_use]
     pub fn process_may(&self, pid: u32, cost: Duration, now: Instant) -> bool {
         debt_of(&self.processes, pid, now).has_room(self.work.allowances().0, cost, now)
     }
 
-    /// The same as far as the user is.
+    /// The same, considering only the user.
     #[must_use]
     pub fn user_may(&self, user: u32, cost: Duration, now: Instant) -> bool {
         debt_of(&self.users, user, now).has_room(self.work.allowances().1, cost, now)
     }
 
-    /// When something can be begun again.
+    /// When work can be begun again.
     #[must_use]
     pub fn until(&self, pid: u32, user: u32, now: Instant) -> Instant {
         let (of_process, of_user) = self.work.allowances();
@@ -162,13 +162,13 @@ impl Debts {
         process.max(self.users.get(&user).map_or(now, |debt| debt.until(of_user)))
     }
 
-    /// What a user owes: who owes least comes first.
+    /// What a user owes: the one who owes least comes first.
     #[must_use]
     pub fn of_user(&self, user: u32, now: Instant) -> Duration {
         self.users.get(&user).map_or(Duration::ZERO, |debt| debt.left(self.work.allowances().1, now))
     }
 
-    /// It has taken this.
+    /// Records that work has taken this long.
     pub fn spent(&mut self, pid: u32, user: u32, took: Duration, now: Instant) {
         let (of_process, of_user) = self.work.allowances();
         self.processes.entry(pid).or_insert_with(|| Debt::none(now)).add(took, of_process, now);
@@ -179,7 +179,7 @@ impl Debts {
         }
     }
 
-    /// The pid is another process's from now on; what its user has cost stays.
+    /// From now on the pid belongs to another process; what its user has cost stays.
     pub fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
     }
@@ -190,7 +190,7 @@ impl Debts {
         self.processes.len()
     }
 
-    /// Whether nobody does.
+    /// Whether no process does.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
@@ -204,12 +204,12 @@ fn debt_of(debts: &HashMap<u32, Debt>, whose: u32, now: Instant) -> Debt {
 /// Everything that is charged.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    /// Reads that were waited for.
+    /// Time spent waiting for reads.
     pub(super) waits: Waits,
     debts: HashMap<Work, Debts>,
     users: HashMap<u32, (u32, u64)>,
     told: HashMap<(u32, Work), (u32, Instant)>,
-    /// Others that were refused, and when the last one was.
+    /// How many others were refused, and when the last one was.
     more: Option<(u64, Instant)>,
 }
 
@@ -222,7 +222,7 @@ impl Ledger {
         self.debts.entry(work).or_insert_with(|| Debts::new(work))
     }
 
-    /// Whose process it is, as far as it has been asked before.
+    /// The user of a process, looked up once.
     fn user(&mut self, pid: Pid) -> u32 {
         let raw = pid.0;
         let start = RemoteProcess::at(pid).stat().map_or(0, |stat| stat.start_ticks);
@@ -259,12 +259,13 @@ pub(super) fn open() -> MutexGuard<'static, Ledger> {
     LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Work for a process is put off: who asks for the report is told.
+/// Notes that work for a process is put off, for the report.
 pub fn put_off(work: Work, pid: u32, user: u32) {
     open().tell(pid, user, work);
 }
 
-/// Whether work may be done for a process that may take so long; zero: as long as it takes. What is refused is told.
+/// Whether work that may take this long may be done for a process; zero: however long it takes. Refusals are noted for
+/// the report.
 #[must_use]
 pub fn may(work: Work, pid: Pid, cost: Duration) -> bool {
     let mut ledger = open();
@@ -284,7 +285,7 @@ pub fn spent(work: Work, pid: Pid, took: Duration) {
     ledger.debts(work).spent(pid.0, user, took, Instant::now());
 }
 
-/// What the calling thread's time is spent on, until this is dropped.
+/// Charges the calling thread's time until this is dropped.
 #[derive(Debug)]
 pub struct Charged {
     work: Work,
@@ -292,14 +293,14 @@ pub struct Charged {
     begun: Duration,
 }
 
-/// From now on, until what is returned is dropped, the calling thread works for a process.
+/// The calling thread works for a process from now on, until the returned value is dropped.
 #[must_use]
 pub fn charge(work: Work, pid: Pid) -> Charged {
     Charged { work, pid, begun: thread_time() }
 }
 
 impl Charged {
-    /// What it has come to so far.
+    /// The time charged so far.
     #[must_use]
     pub fn so_far(&self) -> Duration {
         thread_time().saturating_sub(self.begun)
@@ -315,10 +316,10 @@ impl Drop for Charged {
     }
 }
 
-/// What took less is not charged to anybody: a look into tables that are there.
+/// Work that took less is not charged, such as a lookup in existing tables.
 const FREE: Duration = Duration::from_micros(100);
 
-/// CPU time of the calling thread: waiting for a processor is nobody's fault, and waiting for a file is charged elsewhere.
+/// CPU time of the calling thread: time spent waiting for a CPU is not charged, and waiting for a file is charged elsewhere.
 #[must_use]
 pub fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
@@ -350,7 +351,7 @@ mod tests {
         assert!(debts.may(1, 7, 20 * MS, now) && !debts.may(1, 7, 300 * MS, now), "more than it may have at once");
         debts.spent(1, 7, 120 * MS, now);
         assert!(!debts.may(1, 7, Duration::ZERO, now));
-        // Of 120 ms 20 may be left; a twentieth wears off.
+        // Of 120 ms, 20 may remain; a twentieth of the time wears off.
         assert_eq!(debts.until(1, 7, now), now + 2_000 * MS);
         assert!(debts.may(1, 7, Duration::ZERO, now + 2_001 * MS));
         assert!(debts.may(2, 7, Duration::ZERO, now), "another process of this user");

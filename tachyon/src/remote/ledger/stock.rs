@@ -1,7 +1,8 @@
-//! Bytes that are kept of processes: names, line tables and frames of their code objects.
+//! Bytes that are kept for processes: names, line tables and frames of their code objects.
 //!
-//! What a program is known by goes with it; what it was sampled with stays in the profile until that is written. A process may
-//! execute another program each moment, and a user may start another process: so both have a limit for all they leave behind.
+//! What is known about a program goes when it ends; what its samples refer to stays in the profile until that is written. A
+//! process can keep executing other programs, and a user can keep starting processes, so both have a limit on all they leave
+//! behind.
 
 use std::collections::HashMap;
 
@@ -13,23 +14,23 @@ const OF_USER: usize = 192 << 20;
 const PARTS_OF_PROCESS: usize = 6;
 const PARTS_OF_USER: usize = 3;
 
-/// Whose an image is.
+/// The owner of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The kernel side's number of the process, which stays when it executes another program.
     pub instance: u64,
     /// Its pid, for people.
     pub pid: u32,
-    /// Whom it is charged to.
+    /// The user it is charged to.
     pub user: u32,
 }
 
-/// What is kept of somebody.
+/// What is kept for a process or user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bytes {
-    /// As long as its program runs.
+    /// Kept as long as its program runs.
     held: usize,
-    /// Until the profile is written.
+    /// Kept until the profile is written.
     left: usize,
 }
 
@@ -39,7 +40,7 @@ impl Bytes {
     }
 }
 
-/// What is kept of everybody.
+/// What is kept for all processes and users.
 #[derive(Debug)]
 pub struct Stock {
     of_process: usize,
@@ -62,11 +63,11 @@ impl Default for Stock {
     }
 }
 
-/// Most of those that were refused who are named.
+/// Most refused owners that are named.
 const MAX_REFUSED: usize = 64;
 
 impl Stock {
-    /// With `--max-memory`, so that nobody's programs take what all others need.
+    /// Applies `--max-memory`, so that no one's programs take what all others need.
     pub fn limit(&mut self, memory: u64) {
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);
         self.of_process = self.of_process.min(memory / PARTS_OF_PROCESS);
@@ -84,7 +85,7 @@ impl Stock {
         !by_process && !by_user
     }
 
-    /// So much more is kept while its program runs, and so much until the profile is written.
+    /// `held` more bytes are kept while its program runs, and `left` more until the profile is written.
     pub fn add(&mut self, owner: Owner, held: usize, left: usize) {
         let process = &mut self.processes.entry(owner.instance).or_insert((owner, Bytes::default())).1;
         for bytes in [process, self.users.entry(owner.user).or_default()] {
@@ -93,7 +94,7 @@ impl Stock {
         }
     }
 
-    /// A program is over: what was held of it is free.
+    /// A program has ended: what was held for it is freed.
     pub fn free(&mut self, owner: Owner, held: usize) {
         if let Some((_, bytes)) = self.processes.get_mut(&owner.instance) {
             bytes.held = bytes.held.saturating_sub(held);
@@ -117,7 +118,7 @@ impl Stock {
         }
     }
 
-    /// What was refused since this was asked last, in words.
+    /// What was refused since the last call, in words.
     pub fn refused(&mut self) -> Vec<String> {
         let told = self.refused.drain().map(|(Owner { pid, user, .. }, by_process)| {
             let (who, most) = if by_process {

@@ -1,4 +1,4 @@
-//! Whose process it is: who is charged for it.
+//! Which user a process belongs to: the one who is charged for it.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -13,25 +13,25 @@ use tachyon_common::walk::mix;
 nix::ioctl_none!(ns_get_parent, 0xb7, 2);
 nix::ioctl_read_bad!(ns_get_owner, 0xb704, u32);
 
-/// User namespaces lie in each other as deep as this at most (`create_user_ns` in `kernel/user_namespace.c`).
+/// Deepest nesting of user namespaces (`create_user_ns` in `kernel/user_namespace.c`).
 const MOST_NESTED: usize = 33;
 
 /// The user whom a process is charged to: its real user, whom no program without privileges can change. (The owner of its folder
-/// in `/proc` is root where it has made itself not dumpable.) In a user namespace, where one person may have 65,536 users, it is
-/// whoever made the outermost one below ours. `u32::MAX` of a process that is gone.
+/// in `/proc` is root if it has made itself undumpable.) In a user namespace, where one person may have 65,536 users, it is
+/// whoever made the outermost one below the profiler's. `u32::MAX` for a process that is gone.
 #[must_use]
 pub fn user_of(pid: u32) -> u32 {
     owner_of_namespace(pid).or_else(|| RemoteProcess::at(Pid(pid)).real_uid().ok()).unwrap_or(u32::MAX)
 }
 
-/// The same with what tells its process from others of its pid.
+/// The same, with what distinguishes the process from others with its pid.
 #[must_use]
 pub fn owner_of(pid: u32) -> Owner {
     let start = RemoteProcess::at(Pid(pid)).stat().map_or(0, |stat| stat.start_ticks);
     Owner { instance: mix(start, u64::from(pid)), pid, user: user_of(pid) }
 }
 
-/// `None` where it is in our namespace, or cannot be asked.
+/// `None` if it is in the profiler's namespace, or cannot be asked.
 fn owner_of_namespace(pid: u32) -> Option<u32> {
     static OWN: OnceLock<Option<u64>> = OnceLock::new();
     let own = (*OWN.get_or_init(|| std::fs::metadata("/proc/self/ns/user").ok().map(|own| own.ino())))?;
@@ -43,7 +43,7 @@ fn owner_of_namespace(pid: u32) -> Option<u32> {
     for _ in 0..MOST_NESTED {
         // SAFETY: it takes no argument.
         let parent = unsafe { ns_get_parent(namespace.as_raw_fd()) }.ok()?;
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just made this descriptor for this process.
         let parent = unsafe { OwnedFd::from_raw_fd(parent) };
         if File::from(parent.try_clone().ok()?).metadata().ok()?.ino() == own {
             let mut owner = u32::MAX;
@@ -84,7 +84,7 @@ mod tests {
         let told = namespaces().then(|| user_of(pid));
         child.kill().expect("it is a child");
         child.wait().expect("it is a child");
-        // Where namespaces are forbidden there is nothing to be told apart.
+        // If namespaces are forbidden there is nothing to distinguish.
         assert!(told.is_none_or(|told| told == own), "{told:?}");
     }
 }

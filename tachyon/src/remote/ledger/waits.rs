@@ -1,4 +1,4 @@
-//! Waiting for pages and files that do not come: by process, by file system, and by user.
+//! Waiting for pages and files that do not arrive: by process, by file system, and by user.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,20 +8,20 @@ use super::user_of;
 use crate::remote::RemoteProcess;
 use crate::types::Pid;
 
-/// What one process, or one mounted file system, may make the profiler wait: this at once, and 1/16 of the time.
+/// How long one process, or one mounted file system, may make the profiler wait: this much at once, plus 1/16 of the time.
 const ONE: Allowance = Allowance { at_once: Duration::from_secs(1), share: 16 };
-/// What all of one user may.
+/// How long all of one user may.
 const USER: Allowance = Allowance { at_once: Duration::from_secs(4), share: 8 };
 
-/// Most that are kept track of; of more, those that cost least are forgotten.
+/// Most debtors that are tracked; beyond that, those that cost least are forgotten.
 const MAX_ENTRIES: usize = 4096;
-/// Most reads of one user's that may be under way without end.
+/// Most reads for one user that may hang at a time.
 const MAX_HANGING: u32 = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     at_once: Duration,
-    /// One part in so many of the time since then.
+    /// Share of the time since then, as one part in so many.
     share: u32,
 }
 
@@ -34,7 +34,7 @@ impl Allowance {
 /// Who is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::remote) enum Debtor {
-    /// A process, for its memory and for what `/proc` says of it.
+    /// A process, for its memory and for what `/proc` says about it.
     Process(Pid),
     /// A process, for the files at paths of its own root directory.
     Paths(Pid),
@@ -42,15 +42,15 @@ pub(in crate::remote) enum Debtor {
     FileSystem(u64),
 }
 
-/// What is known of a debtor.
+/// What is known about a debtor.
 #[derive(Debug)]
 struct Account {
     user: u32,
-    /// The process by which it was met, and when that started: a pid may be another's by now.
+    /// The process through which it was met, and when that started: the pid may belong to another by now.
     pid: Pid,
     start_ticks: u64,
     waited: Duration,
-    /// A read of it never came back so far.
+    /// A read for it has not returned so far.
     hangs: bool,
     told_at: Option<Instant>,
 }
@@ -92,8 +92,8 @@ impl Waits {
         false
     }
 
-    /// How much longer a read may be waited for that has already taken its time: `usual`, or hardly any of a user who has
-    /// made the profiler wait too often.
+    /// How much longer to wait for a read that has already used up its time: `usual`, or hardly any time for a user who
+    /// has made the profiler wait too often.
     pub(in crate::remote) fn patience(&mut self, debtor: Debtor, pid: Pid, usual: Duration) -> Duration {
         let time = self.since.elapsed();
         let user = self.account(debtor, pid).user;
@@ -101,7 +101,7 @@ impl Waits {
         if spent { Duration::ZERO } else { usual }
     }
 
-    /// A read was waited for, and came.
+    /// A read was waited for, and returned.
     pub(in crate::remote) fn waited(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
         let account = self.account(debtor, pid);
         account.waited += wait;
@@ -109,7 +109,7 @@ impl Waits {
         self.users.entry(user).or_default().waited += wait;
     }
 
-    /// A read was given up after so long.
+    /// A read was given up after waiting this long.
     pub(in crate::remote) fn given_up(&mut self, debtor: Debtor, pid: Pid, wait: Duration) {
         let account = self.account(debtor, pid);
         account.waited += wait;
@@ -120,7 +120,7 @@ impl Waits {
         (total.waited, total.hanging) = (total.waited + wait, total.hanging + 1);
     }
 
-    /// A read that was given up has come after all.
+    /// A read that was given up has returned after all.
     pub(in crate::remote) fn came(&mut self, debtor: Debtor) {
         let Some(account) = self.accounts.get_mut(&debtor) else { return };
         if std::mem::take(&mut account.hangs)
@@ -184,7 +184,7 @@ impl Waits {
     }
 }
 
-/// When a process started; 0 of one that is gone.
+/// When a process started; 0 if it is gone.
 fn start_of(pid: Pid) -> u64 {
     RemoteProcess::at(pid).stat().map_or(0, |stat| stat.start_ticks)
 }

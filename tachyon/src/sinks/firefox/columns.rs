@@ -1,5 +1,5 @@
-//! The tables of samples and markers of one thread, column by column: each is made from the temporary file anew, so
-//! memory does not grow with the number of samples.
+//! The tables of samples and markers of one thread, column by column: each is made by reading the temporary file again,
+//! so memory does not grow with the number of samples.
 
 use crate::profile::ThreadId;
 use crate::sinks::spool::{Spool, Spooled};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-/// How times are told.
+/// How times are expressed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     /// Where the time line starts.
@@ -19,7 +19,7 @@ pub(super) struct Clock {
     pub interval_us: u64,
 }
 
-/// What the samples of all threads tell, found out in one pass over each thread's.
+/// What the samples of all threads contain, found in one pass over each thread's.
 pub(super) struct Told {
     clock: Clock,
     /// By thread: its distinct stacks, in order of first use.
@@ -38,7 +38,7 @@ impl Told {
         self.stacks.get(thread.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Reads a thread's samples. Gives the kinds of markers it has, in order of first use.
+    /// Reads a thread's samples. Returns the kinds of markers it has, in order of first use.
     pub fn read(&mut self, spool: &Spool, thread: ThreadId) -> io::Result<Vec<bool>> {
         let place = thread.0 as usize;
         if place >= self.stacks.len() {
@@ -50,7 +50,7 @@ impl Told {
         let (mut joined, mut last_us) = (GilRuns::default(), 0);
         let mut put_run = |run: &Run| {
             runs.push(place, |out| {
-                // Wraps as times do, where they step back.
+                // Wraps, like times that step back.
                 put_varint(out, run.start_us.wrapping_sub(std::mem::replace(&mut last_us, run.start_us)));
                 put_varint(out, run.end_us.wrapping_sub(run.start_us));
                 put_varint(out, u64::from(run.samples) << 1 | u64::from(run.held));
@@ -87,8 +87,8 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// `samples` has one for each distinct stack, `markers` one for each kind that there is, whose data say which. `None`:
-    /// they do not.
+    /// `samples` has one for each distinct stack, `markers` one for each kind that occurs, with the kind in its data.
+    /// `None`: they do not.
     pub fn new(spool: &'a Spool, told: &'a Told, samples: &Option<Value>, markers: &Option<Value>) -> Option<Self> {
         let (samples, markers) = (samples.as_ref()?, markers.as_ref()?);
         let thread = ThreadId(u32::try_from(samples["weight"][0].as_u64()?).ok()?);
@@ -122,7 +122,7 @@ impl<'a> Columns<'a> {
         let (mut list, mut last_us) = (List::default(), start_us);
         self.read(|sample| {
             list.next(out)?;
-            // Time steps back only in files from elsewhere; the viewer knows no such thing.
+            // Time steps back only in files from other programs; the viewer cannot handle that.
             let now_us = sample.time_us.max(last_us);
             put_ms(out, now_us - last_us)?;
             last_us = now_us;
@@ -158,7 +158,7 @@ impl<'a> Columns<'a> {
         self.spool.read(self.thread.0 as usize, take)
     }
 
-    /// Writes something of each run.
+    /// Writes one value for each run.
     fn run_column<W: Write>(
         &self,
         out: &mut W,
@@ -196,7 +196,7 @@ impl List {
 }
 
 fn repeat(out: &mut impl Write, text: &str, count: u64) -> io::Result<()> {
-    /// Entries that are written at once.
+    /// How many entries are written at once.
     const MANY: u64 = 4096;
     let Some(mut left) = count.checked_sub(1) else { return Ok(()) };
     out.write_all(text.as_bytes())?;
@@ -240,7 +240,7 @@ struct GilRuns {
 }
 
 impl GilRuns {
-    /// Takes a sample; gives the run that it ended. A thread that was not sampled for two intervals did not run.
+    /// Takes a sample; returns the run that it ended. A thread that was not sampled for two intervals did not run.
     fn sample(&mut self, held: Option<bool>, time_us: u64, interval_us: u64) -> Option<Run> {
         let end_us = time_us.saturating_add(interval_us);
         if let (Some(run), Some(held)) = (&mut self.run, held)
@@ -252,7 +252,7 @@ impl GilRuns {
             return None;
         }
         let new = held.map(|held| Run { held, start_us: time_us, end_us, samples: 1 });
-        // It lasts no longer than to the next one's start.
+        // It lasts until the next one's start at most.
         std::mem::replace(&mut self.run, new)
             .map(|run| Run { end_us: run.end_us.min(time_us.max(run.start_us)), ..run })
     }

@@ -1,8 +1,8 @@
-//! A profile to gperftools' CPU profile, with a companion ELF file that names its addresses.
+//! Writes a profile as gperftools' CPU profile, with a companion ELF file that names its addresses.
 //!
 //! The format is 64-bit little-endian words (gperftools, `docs/cpuprofile-fileformat.html`): a header, one record for
-//! each distinct stack, a trailer, then the mapped objects as text. `docs/formats/gperftools.md` tells what readers do
-//! with it and what we do about that.
+//! each distinct stack, a trailer, then the mapped objects as text. `docs/formats/gperftools.md` says how readers treat
+//! it and how this sink deals with that.
 
 mod space;
 mod symbols;
@@ -22,9 +22,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use symbols::{CodeMap, PAGE, Place, SLOT, elf_file};
 
-/// What stands for a stack without frames: a record has a leaf.
+/// Stands for a stack without frames, because a record has a leaf.
 const NO_FRAMES: &str = "[no frames]";
-/// What readers subtract 1 from lies so far into a caller's slot; the second is as good as the first.
+/// Offsets into a caller's slot, from which readers subtract 1; the second is as good as the first.
 const CALLER: [u64; 2] = [2, 4];
 
 /// Sums equal stacks up and writes both files at the end. Memory grows with the number of distinct stacks.
@@ -36,8 +36,8 @@ pub struct GperftoolsSink<W> {
     roots: RootOptions,
 }
 
-/// Where the companion of a profile lies: `app.prof.so` beside `app.prof`. Perl's `pprof` knows libraries by their
-/// ending only.
+/// Where the companion of a profile goes: `app.prof.so` beside `app.prof`. Perl's `pprof` recognises libraries only by
+/// their ending.
 #[must_use]
 pub fn companion_path(profile: &Path) -> PathBuf {
     let mut path = profile.as_os_str().to_owned();
@@ -46,8 +46,8 @@ pub fn companion_path(profile: &Path) -> PathBuf {
 }
 
 impl<W: Write> GperftoolsSink<W> {
-    /// Nothing is written before the end. `symbols` takes the companion, which will lie at `symbols_path`;
-    /// `roots`: what stands below the stacks.
+    /// Nothing is written before the end. `symbols` takes the companion, which will be at `symbols_path`; `roots`: what
+    /// goes below the stacks.
     pub fn new(out: W, symbols: Box<dyn Write + Send>, symbols_path: PathBuf, roots: RootOptions) -> Self {
         Self { out, symbols, symbols_path, counts: Counts::default(), roots }
     }
@@ -81,21 +81,20 @@ impl<W: Write> Sink for GperftoolsSink<W> {
         }
         write_words(&mut out, &[0, 1, 0])?;
         let companion = self.symbols_path.as_os_str().as_bytes();
-        // Go's pprof takes the first mapping that holds an address, and knows one place of a file only: so the first
-        // one is the companion from the first address to the last.
-        // Of a path with white space it reads the first word and finds nothing there. Then the companion has to be the
-        // profile's program, which people can name.
+        // Go's pprof takes the first mapping that holds an address, and supports only one mapping per file: so the first
+        // one is the companion, from the first address to the last. It reads only the first word of a path with white
+        // space, and finds nothing there. Then the companion has to be the profile's program, which users can name.
         let found = !companion.iter().any(u8::is_ascii_whitespace);
         if let Some(program) = code.map.native.objects.iter().find(|object| found && is_program(&object.path)) {
-            // The first object that is no library it moves to the front, so there is one that holds nothing.
+            // It moves the first object that is not a library to the front, so an empty one is added for that.
             write_mapping(&mut out, (0, PAGE, 0), escape_controls(&program.path).as_bytes())?;
         }
         let (start, end) = code.map.span();
         write_mapping(&mut out, (start, end, start), companion)?;
         for object in &code.map.native.objects {
-            // Perl's takes the one with the highest start, the first of those: so the companion again, and before the
-            // object. It names all that is sampled, here and elsewhere, whether or not the object has names and
-            // lies where the path says.
+            // Perl's takes the one with the highest start, and of several the first: so the companion comes again,
+            // before the object. It names everything that was sampled, here and elsewhere, whether or not the object
+            // has names and is where the path says.
             write_mapping(&mut out, (object.start, object.end, object.start), companion)?;
             let path = escape_controls(&object.path);
             write_mapping(&mut out, (object.start, object.end, object.offset), path.as_bytes())?;
@@ -108,7 +107,7 @@ fn write_words(out: &mut impl Write, words: &[u64]) -> io::Result<()> {
     words.iter().try_for_each(|word| out.write_all(&word.to_le_bytes()))
 }
 
-/// What Go's pprof takes for the main program (`libRx` in its `legacy_profile.go`).
+/// Whether Go's pprof takes it for the main program (`libRx` in its `legacy_profile.go`).
 fn is_program(path: &str) -> bool {
     let numbered = |path: &str| path.starts_with(['.', '_']) && path[1..].starts_with(|c: char| c.is_ascii_digit());
     !path.is_empty() && !path.starts_with('[') && !path.ends_with(".so") && !path.split(".so").skip(1).any(numbered)
@@ -121,7 +120,7 @@ fn write_mapping(out: &mut impl Write, (start, end, offset): (u64, u64, u64), pa
     out.write_all(b"\n")
 }
 
-/// The addresses of something: as a leaf, and two that are as good as each other as a caller.
+/// The addresses of something: one as a leaf, and two equivalent ones as a caller.
 #[derive(Clone, Copy, Debug)]
 struct Addresses {
     leaf: u64,
@@ -186,16 +185,16 @@ impl Code {
     }
 }
 
-/// The place of a frame, with names that survive the readers.
+/// The place of a frame, with names that readers leave intact.
 fn place(label: &Label<'_>) -> Place {
     let line = label.line.unwrap_or(0);
     let (function, symbol) = match label.kind {
-        // As a linker has them: demangled names lose their arguments and template arguments, as anywhere in pprof.
+        // As for a linker: demangled names lose their arguments and template arguments, as everywhere in pprof.
         Kind::Native | Kind::Kernel if !label.filename.is_empty() && !is_bracketed(label.function) => {
             (label.function.to_owned(), label.function.to_owned())
         }
         Kind::Python => {
-            // Go's pprof takes `<module>` for C++ and drops it, but leaves what has `.<`, for Java's sake.
+            // Go's pprof takes `<module>` for C++ and drops it, but keeps anything with `.<`, for Java's sake.
             let name = if label.function.starts_with('<') {
                 let base = base_name(label.filename);
                 format!("{}.{}", base.strip_suffix(".py").unwrap_or(base), label.function)
@@ -211,15 +210,15 @@ fn place(label: &Label<'_>) -> Place {
             (name, symbol)
         }
     };
-    // An empty name is no name, and an empty file no file.
+    // Empty names and files need a replacement.
     let clean = |text: &str, none: &str| {
         if text.is_empty() { none.to_owned() } else { escape_controls(text).into_owned() }
     };
     Place { file: clean(label.filename, "~"), function: clean(&function, "?"), symbol: clean(&symbol, "?"), line }
 }
 
-/// Whether it is one pair of brackets with all that stands in them, such as `<unknown>`: readers drop template arguments,
-/// and what has no name left goes to its caller in Perl's pprof.
+/// Whether the whole name is one pair of brackets, such as `<unknown>`: readers drop template arguments, and Perl's pprof
+/// charges what has no name left to its caller.
 fn is_bracketed(name: &str) -> bool {
     name.strip_prefix('<').and_then(|name| name.strip_suffix('>')).is_some_and(|name| !name.contains(['<', '>']))
 }
@@ -231,12 +230,12 @@ fn without_brackets(name: &str) -> String {
 
 /// Stacks of addresses, leaf first, each with its count.
 ///
-/// Readers drop the second address where (nearly) all records have the same: gperftools' own signal handler used to be
-/// there. So a caller of leaves has two addresses, used in turns; and a profile of one stack is two records.
+/// Readers drop the second address if it is the same in (nearly) all records, because gperftools' own signal handler used
+/// to be there. So a caller of leaves has two addresses, used in turn; and a profile with one stack has two records.
 fn records(code: &Code, counts: &Counts) -> Vec<(Vec<u64>, u64)> {
     let mut places: HashMap<Vec<u64>, usize, RandomState> = HashMap::default();
     let mut records: Vec<(Vec<u64>, u64)> = Vec::new();
-    // Of second addresses: the one that is as good.
+    // For second addresses: the equivalent one.
     let mut others: HashMap<u64, u64, RandomState> = HashMap::default();
     for (key, count) in counts.sorted() {
         let frames = counts.stacks.get(key.stack).iter().filter_map(|frame| code.frames[frame.0 as usize]);
@@ -272,7 +271,8 @@ fn records(code: &Code, counts: &Counts) -> Vec<(Vec<u64>, u64)> {
             let [one, other] = [*caller, others[caller]];
             let turn = turns.entry(one).or_default();
             let [this, that] = if turn.is_multiple_of(2) { [one, other] } else { [other, one] };
-            // The leaf's own address would be taken for the leaf again: a function that has just returned to itself.
+            // The leaf's own address would be taken for the leaf again; this happens if a function has just returned to
+            // itself.
             *caller = if this == *leaf { that } else { this };
             *turn += 1;
         }

@@ -1,21 +1,21 @@
 //! One address space for the native code of all processes of a profile.
 //!
-//! The format has one address space. What a process maps stays where it is; what another process has at the same
-//! addresses is moved, mapping by mapping, to where nothing is.
+//! The format has one address space. A process's mappings stay where they are; mappings of another process at the same
+//! addresses are moved, one by one, to free addresses.
 
 use super::Label;
 use super::symbols::{BASE, PAGE, Place};
 use crate::profile::{FrameId, MappingId, NativePlace, Profile};
 use std::collections::{BTreeMap, HashMap};
 
-/// Where mappings go whose addresses are taken.
+/// Where mappings go if their addresses are taken.
 const MOVED: u64 = 0x3000_0000_0000;
-/// No program has code from here on, and the kernel's addresses lie far above.
+/// No program has code from here on, and the kernel's addresses are far above.
 const LIMIT: u64 = 1 << 56;
-/// Synthetic code has room up to here.
+/// Synthetic code may extend up to here.
 const SYNTHETIC_END: u64 = MOVED;
 
-/// A mapping, where the profile has it.
+/// A mapping, at its address in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Object {
     pub start: u64,
@@ -23,7 +23,7 @@ pub(super) struct Object {
     /// Where in the file it begins.
     pub offset: u64,
     pub path: String,
-    /// What lies at the addresses that were sampled.
+    /// What is at the addresses that were sampled.
     pub code: BTreeMap<u64, Place>,
 }
 
@@ -37,8 +37,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Of the frames that are used. Frames that are inlined into another one have no address of their own, and code
-    /// without an object none that means anything later.
+    /// Builds it from the frames that are used. Frames inlined into another one have no address of their own, and
+    /// addresses of code without an object mean nothing later.
     pub fn new(profile: &Profile, used: impl Iterator<Item = FrameId>, name: impl Fn(FrameId) -> Place) -> Self {
         let mut frames: BTreeMap<MappingId, Vec<(FrameId, u64)>> = BTreeMap::new();
         for id in used {
@@ -48,12 +48,12 @@ impl Space {
             }
         }
         let mut space = Self::default();
-        // By address: the ends of what is taken.
+        // Ends of the ranges that are taken, by start.
         let mut taken = BTreeMap::from([(BASE, SYNTHETIC_END)]);
         let mut next = MOVED;
         for (id, mut frames) in frames {
             let mapping = profile.native.mapping(id);
-            // A process may have told nonsense of itself.
+            // A process may have reported nonsense about itself.
             frames.retain(|&(_, address)| mapping.start <= address && address < mapping.end);
             if frames.is_empty() || mapping.start == 0 || mapping.end > LIMIT {
                 continue;
@@ -71,7 +71,7 @@ impl Space {
             let mut code = BTreeMap::new();
             for (frame, address) in frames {
                 let address = address - mapping.start + start;
-                // Of two functions at one address only one can have it.
+                // If two functions have the same address, only one can keep it.
                 if let std::collections::btree_map::Entry::Vacant(vacant) = code.entry(address) {
                     vacant.insert(name(frame));
                     space.addresses.insert(frame, address);
@@ -89,7 +89,7 @@ impl Space {
         self.addresses.get(&frame).copied()
     }
 
-    /// Addresses for a caller: readers take one less, and both lead to its call. The second is as good as the first,
+    /// Addresses for a caller: readers subtract one, and both lead to its call. The second is as good as the first,
     /// unless another function begins there.
     pub fn callers(&self, address: u64) -> [u64; 2] {
         let after = self.objects.partition_point(|object| object.start <= address);

@@ -1,9 +1,9 @@
 //! The companion ELF file: what makes ordinary `pprof` show Python functions, files and lines.
 //!
 //! Python code has no addresses of its own, so each (function, line) gets a synthetic one; this file maps them back,
-//! by a symbol for each function and a DWARF line table. It does the same for the native addresses of the profile, whose
-//! objects readers may not find, or not read: most have no DWARF, without which Go's `pprof` knows no names. The file
-//! is never loaded: it only looks like a library that is mapped over all these addresses, each at its own.
+//! through a symbol for each function and a DWARF line table. It does the same for the profile's native addresses, whose
+//! objects readers may be unable to find or read: most have no DWARF, without which Go's `pprof` has no names. The file
+//! is never loaded: it only looks like a library that is mapped over all these addresses.
 
 use super::space::{Object, Space};
 use gimli::write::{Address, AttributeValue, Dwarf, EndianVec, LineProgram, LineString, Sections, Unit, UnitEntryId};
@@ -12,7 +12,7 @@ use object::elf;
 use object::write::elf::{FileHeader, ProgramHeader, SectionHeader, Sym, Writer};
 use std::io;
 
-/// Where the synthetic code lies: where neither x86-64 nor arm64 Linux puts programs, libraries or stacks.
+/// Where the synthetic code goes: neither x86-64 nor arm64 Linux puts programs, libraries or stacks there.
 pub(super) const BASE: u64 = 0x2000_0000_0000;
 /// The mapping begins and ends at a multiple of this.
 pub(super) const PAGE: u64 = 0x1000;
@@ -22,7 +22,7 @@ pub(super) const SLOT: u64 = 8;
 /// Lines of functions, and their addresses.
 #[derive(Debug)]
 pub(super) struct CodeMap {
-    /// In order of file, function, line; their place gives the address.
+    /// In order of file, function, line; their position gives the address.
     places: Vec<Place>,
     /// Code with addresses of its own.
     pub native: Space,
@@ -63,7 +63,7 @@ impl CodeMap {
         (start - start % PAGE, end.next_multiple_of(PAGE))
     }
 
-    /// Functions as the symbol table has them: name, address, length.
+    /// Functions as in the symbol table: name, address, length.
     fn symbols(&self) -> Vec<(&str, u64, u64)> {
         let synthetic = self.by_file().flat_map(|(address, places)| by_function(address, places));
         let synthetic = synthetic.map(|(address, places)| (&*places[0].symbol, address, places.len() as u64 * SLOT));
@@ -71,7 +71,7 @@ impl CodeMap {
         synthetic.chain(native.map(|(place, start, end)| (&*place.symbol, start, end - start))).collect()
     }
 
-    /// Runs of places of one file; those of one function of one file are `by_function` of such a run.
+    /// Runs of places in one file; `by_function` splits such a run by function.
     fn by_file(&self) -> impl Iterator<Item = (u64, &[Place])> {
         runs(BASE, &self.places, |place| &place.file)
     }
@@ -86,7 +86,7 @@ fn steps(object: &Object) -> impl Iterator<Item = (&Place, u64, u64)> {
     })
 }
 
-/// The functions of an object, as far as they were sampled: the first address of each, and the one past the end.
+/// The sampled functions of an object: the first address of each, and the one past the end.
 fn functions(object: &Object) -> impl Iterator<Item = (&Place, u64, u64)> {
     let mut steps = steps(object).peekable();
     std::iter::from_fn(move || {
@@ -99,7 +99,7 @@ fn functions(object: &Object) -> impl Iterator<Item = (&Place, u64, u64)> {
     })
 }
 
-/// A caller's address may be given as one that is so much past it.
+/// A caller's address may be given as one up to this far past it.
 const NEAR: u64 = 2;
 
 /// Cuts into runs of equal keys, with the address of each.
@@ -128,7 +128,7 @@ fn by_function(base: u64, places: &[Place]) -> impl Iterator<Item = (u64, &[Plac
 /// The whole ELF file.
 ///
 /// # Errors
-/// When the tables grow out of their format's limits.
+/// When the tables exceed their format's limits.
 pub(super) fn elf_file(map: &CodeMap) -> io::Result<Vec<u8>> {
     let debug = dwarf(map).map_err(io::Error::other)?;
     write_elf(map, &debug).map_err(io::Error::other)
@@ -138,7 +138,7 @@ pub(super) fn elf_file(map: &CodeMap) -> io::Result<Vec<u8>> {
 type DebugSections = Vec<(&'static str, Vec<u8>)>;
 
 fn dwarf(map: &CodeMap) -> gimli::write::Result<DebugSections> {
-    // Version 4 and 64-bit addresses: what every reader knows.
+    // Version 4 and 64-bit addresses: every reader supports that.
     let encoding = Encoding { format: gimli::Format::Dwarf32, version: 4, address_size: 8 };
     let mut dwarf = Dwarf::new();
     for (address, places) in map.by_file() {
@@ -188,7 +188,7 @@ fn unit(encoding: Encoding, file: &str, address: u64, places: &[Place]) -> Unit 
     unit
 }
 
-/// The compilation unit of one object: its source files, or itself, where these are not known.
+/// The compilation unit of one object: its source files, or the object itself if these are not known.
 fn native_unit(encoding: Encoding, object: &Object) -> Unit {
     let start = object.code.keys().next().copied().unwrap_or(object.start);
     let mut program = line_program(encoding, &object.path);
@@ -216,7 +216,7 @@ fn native_unit(encoding: Encoding, object: &Object) -> Unit {
 }
 
 fn line_program(encoding: Encoding, name: &str) -> LineProgram {
-    // Names are joined to the directory where they are relative: "." leaves them as they are.
+    // Relative names are joined to the directory: "." leaves them as they are.
     LineProgram::new(encoding, LineEncoding::default(), line_string("."), None, line_string(name), None)
 }
 
@@ -315,8 +315,8 @@ fn write_elf(map: &CodeMap, debug: &DebugSections) -> object::write::Result<Vec<
         sh_entsize: 0,
     };
     let flags = u64::from(elf::SHF_ALLOC | elf::SHF_EXECINSTR);
-    // There is no code in the file. As it would have any address at that offset, the same subtraction is right for every
-    // mapping: Perl's pprof takes one for all, from this section.
+    // There is no code in the file. Since any address would be at its own offset, the same subtraction is right for
+    // every mapping: Perl's pprof uses one for all, taken from this section.
     writer.write_section_header(&section(text_name, elf::SHT_NOBITS, flags, start, start, end - start));
     for ((&name, &offset), (_, data)) in debug_names.iter().zip(&debug_offsets).zip(debug) {
         writer.write_section_header(&section(name, elf::SHT_PROGBITS, 0, 0, offset as u64, data.len() as u64));

@@ -126,7 +126,7 @@ fn names_survive_readers() {
     }
 }
 
-/// What a mapping of another process, at the same addresses, is moved to.
+/// Where a mapping of another process at the same addresses is moved to.
 const MOVED: u64 = 0x3000_0000_0000;
 
 #[test]
@@ -157,7 +157,7 @@ fn native_frames_keep_their_addresses() {
         &[inner, deflate[0], module, main],
         &[sin, main],
         &[nonsense, loose],
-        // `deflate` was just returned to by itself.
+        // `deflate` has just returned to itself.
         &[next, next],
     ];
     let (words, text, elf) = write(&profile, false, &stacks);

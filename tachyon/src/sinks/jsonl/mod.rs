@@ -1,4 +1,4 @@
-//! A profile to JSON lines: one object for each sample, in order of arrival. For scripts and tests.
+//! Writes a profile as JSON lines: one object for each sample, in order of arrival. For scripts and tests.
 //!
 //! Names may arrive after a sample, so samples wait in a temporary file; `docs/formats/jsonl.md` has the keys.
 
@@ -71,7 +71,7 @@ struct Place<'a> {
     native: Option<Native<'a>>,
 }
 
-/// What is known of a native frame whose address was recorded.
+/// What is known about a native frame whose address was recorded.
 #[derive(Serialize)]
 struct Native<'a> {
     address: String,
@@ -112,7 +112,7 @@ impl<W: Write> Sink for JsonlSink<W> {
         self.spool.read_with(0, |sample, more| {
             let spooled = get_wait(more)?;
             let wait = spooled.as_ref().map(|spooled| &spooled.wait);
-            // What differs in its time only is put together once.
+            // Samples that differ only in their time are put together once.
             line.clear();
             let waiter = threads.entry(sample.thread).or_insert_with(|| who(profile, sample.thread));
             line.write_all(waiter.as_bytes())?;
@@ -183,7 +183,7 @@ fn write_frames(
     out.write_all(b"]")
 }
 
-/// The members of an object that tell the thread, without its braces.
+/// The members of an object that identify the thread, without its braces.
 fn who(profile: &Profile, id: ThreadId) -> String {
     let (thread, process) = (profile.thread(id), profile.process_of(id));
     let text = json(&Who {
@@ -309,7 +309,7 @@ mod tests {
                     ))
                 ),
                 (None, of(r#"{"cause":"lock","since_us":10,"wait_us":80}"#)),
-                // As it comes from a file that keeps no more.
+                // As read from a file that keeps no more than that.
                 (None, of(r#"{"cause":"lock"}"#)),
             ]
         );

@@ -1,4 +1,4 @@
-//! What a line tells of a wait, and how it waits in the temporary file for its names.
+//! What a line says about a wait, and how the wait is stored in the temporary file until names are known.
 
 use crate::profile::{FrameId, Holder, Profile, ThreadId, Wait};
 use crate::sinks::label::Label;
@@ -64,13 +64,14 @@ impl<'a> HolderPlace<'a> {
     }
 }
 
-/// A wait behind its sample, and the waker's thread and stack. Its weight comes first, which is 0 behind a sample of none.
+/// Puts a wait after its sample, with the waker's thread and stack. Its weight comes first; it is 0 after a sample without
+/// a wait.
 pub(super) fn put_wait(out: &mut Vec<u8>, wait: &Wait<'_>, waker: Option<(ThreadId, StackId)>) {
     put(out, wait.weight);
     if wait.weight == 0 {
         return;
     }
-    // What may not be there is one more than it is, or 0.
+    // An optional number is stored plus one, or as 0 if absent.
     let mut put_option = |number: Option<u64>| put(out, number.map_or(0, |number| number.saturating_add(1)));
     for number in [Some(wait.since_us), Some(wait.wait_us), wait.syscall.map(u64::from), wait.futex, wait.queued_us] {
         put_option(number);
@@ -82,7 +83,7 @@ pub(super) fn put_wait(out: &mut Vec<u8>, wait: &Wait<'_>, waker: Option<(Thread
     put_option(wait.holder.and_then(|holder| holder.tid).map(u64::from));
 }
 
-/// The same as it comes back.
+/// The same as read back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spooled {
     pub wait: Wait<'static>,
@@ -90,7 +91,7 @@ pub(super) struct Spooled {
     pub waker: Option<(ThreadId, StackId)>,
 }
 
-/// Takes it off again.
+/// Reads it back.
 pub(super) fn get_wait(bytes: &mut &[u8]) -> io::Result<Option<Spooled>> {
     let weight = get(bytes)?;
     if weight == 0 {

@@ -1,4 +1,4 @@
-//! What a line tells of whose work it was.
+//! What a line says about whose work it was.
 
 use super::json;
 use crate::profile::{FrameId, Profile, WorkId, task_name};
@@ -9,14 +9,14 @@ use std::io::{self, Write};
 #[derive(Serialize)]
 struct Task<'a> {
     name: &'a str,
-    /// What `id(task)` gives; not known of a task that a file tells of.
+    /// The value of `id(task)`; unknown for a task read from a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u64>,
     /// Names of those that await it, nearest first.
     chain: Vec<&'a str>,
 }
 
-/// Writes task and span of a sample, as far as they are known. The frames of tasks are the same ones that other formats have.
+/// Writes task and span of a sample, as far as they are known. The frames of tasks are the same as in other formats.
 pub(super) fn write(
     out: &mut impl Write,
     profile: &Profile,

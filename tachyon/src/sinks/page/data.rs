@@ -35,10 +35,10 @@ struct Document<'a> {
     buckets: u64,
     strings: &'a [String],
     functions: Functions,
-    /// Absent where nodes do not tell columns apart.
+    /// Absent if nodes do not distinguish columns.
     #[serde(skip_serializing_if = "Option::is_none")]
     positions: Option<&'a [(i32, i32)]>,
-    /// Absent where no source text was asked for.
+    /// Absent if no source text was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'a Source>,
     processes: Vec<ProcessInfo>,
@@ -46,7 +46,7 @@ struct Document<'a> {
     quality: Quality,
 }
 
-/// Columns.
+/// Functions, as one list per field.
 #[derive(Default, Serialize)]
 struct Functions {
     kind: Vec<u8>,
@@ -70,7 +70,7 @@ struct ThreadInfo {
     process: u32,
 }
 
-/// What the numbers can be trusted for.
+/// How far the numbers can be trusted.
 #[derive(Serialize)]
 struct Quality {
     rate_hz: f64,
@@ -142,11 +142,11 @@ pub fn write(
         })?;
         group.write(out, thread)?;
     }
-    // A group of none ends them.
+    // An empty group ends them.
     out.write_all(&[0])
 }
 
-/// Samples of a thread in a piece of time.
+/// Samples of a thread in one piece of the time line.
 #[derive(Default)]
 struct Group {
     bucket: u64,
@@ -162,7 +162,7 @@ impl std::hash::Hash for State {
 }
 
 impl Group {
-    /// `stacks`: by the profile's stack, the page's.
+    /// `stacks`: the page's stack for each of the profile's.
     fn add(&mut self, stacks: &[u32], sample: &Spooled, count: u64) {
         let stack = stacks[sample.stack.0 as usize];
         *self.counts.entry((stack, State::of(sample.status))).or_default() += count;
@@ -199,7 +199,7 @@ impl TimeLine {
     fn new(profile: &Profile, spool: &Spool) -> Self {
         let (first, last) = spool.span().unwrap_or_default();
         let meta = &profile.meta;
-        // A header may tell no start, or one of another clock.
+        // A header may have no start, or one of another clock.
         let start_us = if (1..=first).contains(&meta.start_us) { meta.start_us } else { first };
         let span = last - start_us;
         let least = (span / MOST_BUCKETS).saturating_add(1).max(meta.interval_us.saturating_mul(LEAST_SAMPLES));
@@ -211,12 +211,12 @@ impl TimeLine {
         time_us.saturating_sub(self.start_us) / self.bucket_us
     }
 
-    /// The piece that the first of samples lies in, and how many of them lie in it one after the other.
+    /// The piece that holds the first of the samples, and how many of them in a row it holds.
     fn first_of(&self, samples: &Spooled) -> (u64, u64) {
         let bucket = self.bucket(samples.time_us);
         let end_us = self.start_us.saturating_add(self.bucket_us.saturating_mul(bucket + 1));
         let here = match end_us.saturating_sub(1).saturating_sub(samples.time_us).checked_div(samples.step_us) {
-            // A step back is one that wraps: by itself.
+            // A step back shows as one that wraps: take only one sample.
             Some(_) if samples.step_us > i64::MAX as u64 => 1,
             Some(steps) => steps.saturating_add(1),
             None => samples.count,

@@ -1,6 +1,6 @@
-//! Source text for the report: of functions that have samples, within bounds, whatever the files say.
+//! Source text for the report: for functions that have samples, within bounds, whatever the files contain.
 //!
-//! Who finds the files is the caller's matter ([`SourceFiles`]); here it is decided which lines of them go into the page.
+//! The caller finds the files ([`SourceFiles`]); this module decides which of their lines go into the page.
 
 use super::Usage;
 use super::tree::Tree;
@@ -18,20 +18,20 @@ const MOST_TEXT: usize = 4 << 20;
 const MOST_FILES: usize = 2000;
 /// Most lines of a function, counted from its first line.
 const LONGEST_FUNCTION: u32 = 400;
-/// Lines around one that was seen, where no function's first line is found, or in a longer function.
+/// Lines around one that was seen, if no function's first line is found, or the function is longer.
 const AROUND: u32 = 4;
 /// Most bytes of a line.
 const LONGEST_LINE: usize = 1000;
 
-/// Finds source files. What it is asked for was named by the profiled program.
+/// Finds source files. The paths that it is asked for come from the profiled program.
 pub trait SourceFiles: Send {
-    /// A process has its first sample: what is asked for later is what it has then.
+    /// A process has its first sample: later requests refer to its files at this moment.
     fn met(&mut self, process: &Process);
 
     /// The file at this path as the process sees it, if it has at most `most` bytes.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// Why there is none, in words for the user.
     fn read(&mut self, process: &Process, path: &str, most: usize) -> Result<SourceFile, String>;
 }
 
@@ -44,7 +44,7 @@ pub struct SourceFile {
     pub changed_unix: f64,
 }
 
-/// What the page has of them.
+/// What the page has of a source file.
 #[derive(Debug, Default, Serialize)]
 pub struct Source {
     files: Vec<FileText>,
@@ -54,7 +54,7 @@ pub struct Source {
 #[derive(Debug, Serialize)]
 struct FileText {
     file: u32,
-    /// It was changed after the recording began, so that lines may be others.
+    /// It was changed after the recording began, so lines may have moved.
     changed: bool,
     lines: Vec<(u32, String)>,
 }
@@ -144,8 +144,8 @@ fn lines(text: &str, functions: &HashMap<&str, BTreeSet<u32>>, room: &mut usize)
     lines
 }
 
-/// Numbers of a function's lines: from its `def` to where its indentation ends. Without one (a module, a lambda), what is
-/// around the lines that were seen.
+/// Numbers of a function's lines: from its `def` to where its indentation ends. Without one (a module, a lambda), the
+/// lines around those that were seen.
 fn function(all: &[&str], name: &str, seen: &BTreeSet<u32>) -> BTreeSet<u32> {
     let last = u32::try_from(all.len()).unwrap_or(u32::MAX);
     let around = |line: u32| line.saturating_sub(AROUND).max(1)..=line.saturating_add(AROUND).min(last);
@@ -173,7 +173,7 @@ fn function(all: &[&str], name: &str, seen: &BTreeSet<u32>) -> BTreeSet<u32> {
         in_head &= !text.ends_with(':') && line < start + AROUND * 8;
         end = line;
     }
-    // Neighbours belong to it only as far as it goes.
+    // Neighbouring lines belong to it only within its bounds.
     lines.retain(|&line| line >= start);
     if seen.last().is_some_and(|&last| last <= end) {
         lines.retain(|&line| line <= end);

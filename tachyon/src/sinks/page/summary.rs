@@ -1,5 +1,5 @@
-//! The page's answer without its script: the functions with most self time, as HTML. It is there before the browser has read the
-//! data, and where scripts are not run, and makes way for the page.
+//! The page's summary without its script: the functions with most self time, as HTML. It is shown before the browser has read
+//! the data, and if scripts are disabled, and is then replaced by the page.
 
 use super::tree::Tree;
 use crate::profile::waited_for;
@@ -11,21 +11,21 @@ use std::fmt::Write as _;
 /// Most functions.
 const SHOWN: usize = 12;
 
-/// What a function and its hottest line have, in samples.
+/// Samples of a function and of its hottest line.
 #[derive(Default)]
 struct Own {
     samples: u64,
     lines: HashMap<u32, u64>,
 }
 
-/// The HTML. `counts`: samples by stack; `whole`: what they are a part of, e.g. `the CPU time`.
+/// The HTML. `counts`: samples by stack; `whole`: what they are part of, e.g. `the CPU time`.
 pub(super) fn summary(tree: &Tree, counts: &[u64], whole: &str) -> String {
     let charged = charged(tree);
     let mut own: HashMap<u32, Own> = HashMap::new();
     let mut all = 0;
     for (stack, &count) in (0..).map(crate::sinks::stacks::StackId).zip(counts) {
         all += count;
-        // What runs no Python at all has no function.
+        // A stack without any Python has no function.
         let Some(node) = charged[tree.leaf(stack) as usize] else { continue };
         let node = tree.nodes[node as usize];
         let own = own.entry(node.function).or_default();
@@ -62,7 +62,7 @@ pub(super) fn summary(tree: &Tree, counts: &[u64], whole: &str) -> String {
     html
 }
 
-/// By node: the node that its samples are charged to, as the report does it; `None`: nothing around it is Python.
+/// By node: the node that its samples are charged to, as in the report; `None`: nothing around it is Python.
 fn charged(tree: &Tree) -> Vec<Option<u32>> {
     let mut charged: Vec<Option<u32>> = Vec::with_capacity(tree.nodes.len());
     for (own, node) in (0_u32..).zip(&tree.nodes) {

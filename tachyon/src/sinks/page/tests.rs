@@ -139,7 +139,7 @@ fn nodes_are_in_preorder_and_stacks_keep_their_frames() {
     let mut sink = PageSink::new(Vec::new());
     let mut expected = BTreeMap::new();
     for number in 0..200_usize {
-        // Leaf first, as stacks are in no order.
+        // Leaf first; the stacks are in no particular order.
         let stack: Vec<_> = (0..1 + number % 5).map(|depth| frames[(number * 7 + depth * number) % 20]).collect();
         sink.sample(&profile, &sample(0, 1000, 3, &stack)).unwrap();
         let names =

@@ -1,4 +1,4 @@
-//! Stacks as one tree, roots first, and the functions that its nodes are.
+//! Stacks as one tree, roots first, and the functions of its nodes.
 
 use crate::profile::{Frame, FrameId, Library, Profile, SPECIAL_FILENAME, library, package, package_path};
 use crate::sinks::label::{Kind, Label};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// Most bytes of a name.
 const LONGEST_NAME: usize = 512;
-/// Stands in for stacks that are too rare and too many to be told apart.
+/// Stands in for stacks that are too rare and too many to be shown separately.
 const RARE: &str = "<rare calls, left out>";
 /// A stack without frames.
 const NO_FRAMES: &str = "<no frames>";
@@ -20,7 +20,7 @@ pub struct Function {
     pub kind: Kind,
     pub name: u32,
     pub file: u32,
-    /// Where it is, as pictures show it after the name.
+    /// Where it is, as shown after the name.
     pub place: u32,
     pub module: u32,
 }
@@ -32,9 +32,9 @@ pub struct Node {
     pub parent: u32,
     /// Index of its function.
     pub function: u32,
-    /// Running line; 0 where there is none.
+    /// Running line; 0 if there is none.
     pub line: u32,
-    /// Number of its place in that line, in [`Tree::positions`]; 0 where there is none, or none is asked for.
+    /// Index in [`Tree::positions`] of its place in that line; 0 if there is none, or none is wanted.
     pub position: u32,
 }
 
@@ -46,8 +46,8 @@ pub struct Tree {
     pub functions: Vec<Function>,
     function_ids: HashMap<Function, u32, RandomState>,
     pub nodes: Vec<Node>,
-    /// Columns within a line, in UTF-8 bytes: the first, and the one past the last (-1: the line's end). The first of
-    /// them is none.
+    /// Columns within a line, in UTF-8 bytes: the first, and the one past the last (-1: the line's end). The first
+    /// entry means "none".
     pub positions: Vec<(i32, i32)>,
     position_ids: HashMap<(i32, i32), u32, RandomState>,
     /// By stack: its innermost node.
@@ -59,7 +59,7 @@ type Place = (u32, u32, u32);
 /// Nodes by parent and place.
 type Known = HashMap<(u32, Place), u32, RandomState>;
 
-/// Nodes below no other have this parent in [`Tree::child`].
+/// The parent of root nodes in [`Tree::child`].
 const NO_PARENT: u32 = u32::MAX;
 
 impl Tree {
@@ -83,11 +83,11 @@ impl Tree {
         tree
     }
 
-    /// Puts the nodes in preorder: each is followed by all that is below it, and calls of one line are ordered by function and line. So
-    /// the page reads what belongs together from one place, which for a million nodes is what its time depends on.
+    /// Puts the nodes in preorder: each is followed by everything below it, and calls from one line are ordered by function and line.
+    /// So the page reads related nodes from one place, which for a million nodes determines its speed.
     pub fn sort(&mut self) {
         let parent = |own: usize, node: &Node| (node.parent as usize != own).then_some(node.parent as usize);
-        // Children of a node: those from the end of the one before to its own end.
+        // The children of a node are those between the previous node's end and its own.
         let mut ends = vec![0_usize; self.nodes.len() + 1];
         for (own, node) in self.nodes.iter().enumerate() {
             ends[parent(own, node).map_or(0, |parent| parent + 1)] += 1;
@@ -122,7 +122,7 @@ impl Tree {
         self.leaves.iter_mut().for_each(|leaf| *leaf = moved[*leaf as usize]);
     }
 
-    /// Nodes that stacks end in, in order, and by stack the place of its own among them.
+    /// The nodes that stacks end in, in order, and for each stack the index of its node among them.
     pub fn ends(&self) -> (Vec<u32>, Vec<u32>) {
         let mut is_end = vec![false; self.nodes.len()];
         self.leaves.iter().for_each(|&leaf| is_end[leaf as usize] = true);
@@ -145,8 +145,8 @@ impl Tree {
         self.leaves[stack.0 as usize]
     }
 
-    /// Leaves nodes out until `most` are left, the rarest first. What was in them is in one node below their parent, so
-    /// all that is left keeps its samples. `counts`: by stack.
+    /// Leaves out nodes until `most` are left, the rarest first. Their samples go to one node below their parent, so
+    /// the remaining nodes keep theirs. `counts`: by stack.
     pub fn prune(&mut self, counts: &[u64], most: usize) {
         let mut totals = vec![0_u64; self.nodes.len()];
         for (&leaf, count) in self.leaves.iter().zip(counts) {
@@ -159,7 +159,7 @@ impl Tree {
             }
         }
         let mut least = 2;
-        // A parent has at most one new node, and so there is room for as many as are kept.
+        // Each parent gets at most one new node, so there must be room for as many as are kept.
         while totals.iter().filter(|&&total| total >= least).count() > most / 2 {
             least *= 2;
         }
@@ -189,7 +189,7 @@ impl Tree {
         })
     }
 
-    /// The columns of a frame, where they are known.
+    /// The columns of a frame, if they are known.
     fn position(&mut self, frame: &Frame) -> u32 {
         let Frame { lineno, end_lineno, column, end_column, .. } = *frame;
         if lineno <= 0 || column < 0 || end_lineno < lineno || end_column < 0 {
@@ -234,7 +234,7 @@ impl Tree {
         })
     }
 
-    /// The index of a text as it is shown.
+    /// The index of a text in its displayed form.
     pub fn string(&mut self, text: &str) -> u32 {
         let shown = escape_controls(&cut(text, LONGEST_NAME)).into_owned();
         if let Some(&id) = self.string_ids.get(&shown) {
@@ -246,7 +246,7 @@ impl Tree {
     }
 }
 
-/// The module of a Python file, as the text report tells it where no metadata of distributions is at hand.
+/// The module of a Python file, as in the text report when no distribution metadata is available.
 fn module(file: &str) -> String {
     if file.starts_with("<frozen ") {
         return "stdlib".to_owned();

@@ -1,4 +1,4 @@
-//! A profile to pprof's protocol buffer, gzip-compressed: equal stacks summed up, with labels for process and thread.
+//! Writes pprof's protocol buffer, gzip-compressed: equal stacks summed up, with labels for process and thread.
 
 pub mod proto;
 
@@ -13,9 +13,9 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
-/// Name of the mapping that Python code belongs to: pprof wants one, and code has no object of its own.
+/// Name of the mapping that Python code belongs to: pprof needs one, and the code has no object of its own.
 const PYTHON: &str = "[python]";
-/// What stands for a stack without frames, which pprof does not know.
+/// Stands for a stack without frames, which pprof does not support.
 const NO_FRAMES: &str = "<no frames>";
 
 /// Sums equal stacks up and writes them at the end. Memory grows with the number of distinct stacks.
@@ -26,8 +26,8 @@ pub struct PprofSink<W> {
 }
 
 impl<W: Write> PprofSink<W> {
-    /// Nothing is written to `out` before the end. Threads are labels; `roots` also puts them at the root, or programs for
-    /// processes.
+    /// Nothing is written to `out` before the end. Threads are labels; `roots` can also put them at the root, or programs
+    /// in place of processes.
     pub fn new(out: W, roots: RootOptions) -> Self {
         Self { out, counts: Counts::default(), roots }
     }
@@ -49,7 +49,7 @@ impl<W: Write> Sink for PprofSink<W> {
     }
 
     fn finish_bytes(&self, profile: &Profile) -> u64 {
-        // One stack may have been whose work you like.
+        // One stack may occur with many different pieces of work.
         let stacks = self.counts.len() as u64;
         Amounts { stacks, ..Amounts::of(profile, &self.counts.stacks) }.sum([220, 18, 700, 4, 200])
     }
@@ -62,7 +62,7 @@ impl<W: Write> Sink for PprofSink<W> {
     }
 }
 
-/// What a location is told by.
+/// What identifies a location.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct LocationKey {
     /// Functions and lines, innermost first.
@@ -71,12 +71,12 @@ struct LocationKey {
     address: u64,
 }
 
-/// What a mapping is told by.
+/// What identifies a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum MappingKey {
     /// An object in memory.
     Object(MappingId),
-    /// An object of which the name is all that is known, or Python.
+    /// An object of which only the name is known, or Python.
     Name(String),
 }
 
@@ -89,7 +89,7 @@ struct Builder<'a> {
     functions: HashMap<(Kind, String, String, i64), u64, RandomState>,
     locations: HashMap<LocationKey, u64, RandomState>,
     mappings: HashMap<MappingKey, u64, RandomState>,
-    /// By frame; inlined frames and the one that they are inlined into are one location.
+    /// By frame; inlined frames and the one that they are inlined into form one location.
     frames: HashMap<Vec<FrameId>, u64, RandomState>,
 }
 
@@ -113,14 +113,14 @@ impl<'a> Builder<'a> {
         let period = i64::try_from(self.profile.meta.interval_us.saturating_mul(1000)).unwrap_or(i64::MAX);
         let samples = self.value_type("samples", "count");
         let cpu = self.value_type("cpu", "nanoseconds");
-        // Where waiting threads were sampled too: what is no time on a CPU is time of the clock all the same.
+        // If waiting threads were sampled, too: what is not CPU time is still wall-clock time.
         let profile = self.profile;
         let waits = |key: &Key| profile.waits_for(counts.stacks.get(key.stack)).is_some();
         let sorted = counts.sorted();
         let wall = sorted.iter().any(|(key, _)| waits(key)).then(|| self.value_type("wall", "nanoseconds"));
         let event = |key: &Key| profile.event_of(counts.stacks.get(key.stack));
         let names: BTreeSet<&str> = sorted.iter().filter_map(|(key, _)| Some(event(key)?.0)).collect();
-        // Tasks await something for a time.
+        // What tasks await is measured in time.
         let unit = |event: &str| if event == TASK_WAIT { "nanoseconds" } else { "count" };
         let events: Vec<_> = names.iter().map(|&name| self.value_type(name, unit(name))).collect();
         let is_timed = names.is_empty() || sorted.iter().any(|(key, _)| event(key).is_none());
@@ -251,14 +251,14 @@ impl<'a> Builder<'a> {
 
     fn function(&mut self, label: &Label<'_>, source: &str) -> u64 {
         let name = self.string(label.function);
-        // Of a native frame the object is its mapping; its file is known from DWARF only.
+        // A native frame's object is its mapping; its file is known only from DWARF.
         let file = if label.kind == Kind::Python { label.filename } else { source };
         let filename = self.string(file);
         let key = (label.kind, label.filename.to_owned(), label.function.to_owned(), filename);
         let next = self.functions.len() as u64 + 1;
         let id = *self.functions.entry(key).or_insert(next);
         if id == next {
-            // A system name equal to the name would be taken for C++'s, and `<module>` for its template arguments.
+            // A system name equal to the name would be taken for a C++ name, and `<module>` for template arguments.
             self.message.function.push(proto::Function { id, name, system_name: 0, filename });
         }
         id
@@ -270,8 +270,8 @@ impl<'a> Builder<'a> {
         self.mapping(MappingKey::Object(id), path, build_id, (*start, *end, *offset))
     }
 
-    /// What has a name, but no addresses. pprof takes mappings without a range of their own for one and the same, so
-    /// it gets one, where no Linux puts code.
+    /// A mapping with a name but no addresses. pprof treats all mappings without a range of their own as the same, so
+    /// it gets one, where Linux never puts code.
     fn named_mapping(&mut self, name: &str) -> u64 {
         let start = (1 << 56) + ((self.mappings.len() as u64) << 32);
         self.mapping(MappingKey::Name(name.to_owned()), name, "", (start, start + (1 << 32), 0))
@@ -290,7 +290,7 @@ impl<'a> Builder<'a> {
             file_offset: offset,
             filename: self.string(name),
             build_id: self.string(build_id),
-            // Nobody is to look for more.
+            // Readers need not look for more.
             has_functions: true,
             has_filenames: true,
             has_line_numbers: true,

@@ -1,5 +1,5 @@
-//! The messages of pprof's `profile.proto` (github.com/google/pprof, `proto/profile.proto`), as far as we write them;
-//! the field numbers are the format.
+//! The messages of pprof's `profile.proto` (github.com/google/pprof, `proto/profile.proto`), as far as this sink writes
+//! them; the field numbers are the format.
 
 /// A whole profile.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,4 +1,4 @@
-//! Which frames and strings a file's tables have, and where: in order of first use.
+//! Which frames and strings are in a file's tables, and where: in order of first use.
 
 use crate::profile::{self, FrameId, Profile, SPECIAL_FILENAME, StrId, waited_for};
 use crate::sinks::process_frame_name;
@@ -11,8 +11,8 @@ use std::collections::HashMap;
 pub(super) enum Entry {
     /// A frame of the profile.
     Frame(FrameId),
-    /// A frame without source of its own, at the line of Python that called it: CPython's heat map and its lists of functions
-    /// count by line, and what a line called in C belongs to it.
+    /// A frame without source of its own, at the line of Python that called it: CPython's heat map and function lists count
+    /// by line, and the C code that a line called belongs to it.
     Called { callee: FrameId, caller: FrameId },
     /// The outermost frame that names a process: index into [`Profile::processes`].
     Process(u32),
@@ -27,7 +27,7 @@ impl Entry {
             Self::Frame(id) => Some(*profile.frames.get(id)),
             Self::Called { callee, caller } => {
                 let (callee, caller) = (profile.frames.get(callee), profile.frames.get(caller));
-                // Where the line is not known, nor is what it called told to be there.
+                // If the line is not known, what it called is not placed there either.
                 if caller.lineno < 0 {
                     return Some(*callee);
                 }
@@ -40,7 +40,7 @@ impl Entry {
         }
     }
 
-    /// The function name of an entry that is no frame of the profile.
+    /// The function name of an entry that is not a frame of the profile.
     pub fn own_name(self, profile: &Profile) -> String {
         match self {
             Self::Frame(id) | Self::Called { callee: id, .. } => {
@@ -55,22 +55,22 @@ impl Entry {
     }
 }
 
-/// What is known of a frame of the profile.
+/// What is known about a frame of the profile.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// Its index in the file, if it is there as it is.
+    /// Its index in the file, if it is there unchanged.
     index: Option<u32>,
     /// [`Profile::shown`].
     shown: FrameId,
     /// It has no source of its own.
     special: bool,
-    /// It is what a line of Python called: native and kernel code, and waits. CPython has markers such as `<GC>` without a
-    /// place, and so have we.
+    /// Whether it is something that a line of Python called: native and kernel code, and waits. CPython has markers such
+    /// as `<GC>` without a place, and so has this sink.
     called: bool,
 }
 
 /// Gives frames their indices in the file, in order of first use. The profile's own handles would not do: there are
-/// frames beside the profile's, and the profile still grows.
+/// additional frames, and the profile still grows.
 #[derive(Debug, Default)]
 pub(super) struct FrameIndices {
     pub entries: Vec<Entry>,
@@ -118,7 +118,7 @@ impl FrameIndices {
         })
     }
 
-    /// The index of a frame as it is; of a native place that of the frame that is shown.
+    /// The index of a frame unchanged; for a native place, that of the frame shown for it.
     fn own(&mut self, id: FrameId, place: Place) -> u32 {
         if let Some(index) = place.index {
             return index;

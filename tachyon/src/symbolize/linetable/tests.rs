@@ -83,7 +83,8 @@ fn soundness_tells_tables_from_noise() {
     }
 }
 
-/// Any bytes end, without panic (the tests run with overflow checks), and a lookup through marks equals one without.
+/// Decoding any bytes ends without a panic (the tests run with overflow checks), and a lookup through marks equals one
+/// without.
 #[test]
 fn noise_ends() {
     let mut state: u64 = 0x1234_5678_9abc_def1;

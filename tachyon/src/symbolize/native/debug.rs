@@ -18,7 +18,7 @@ const DEBUG_ROOT: &str = "/usr/lib/debug";
 /// Largest debug file whose checksum is computed when it has no build id: all of it must be read.
 const MAX_SUMMED: u64 = 256 << 20;
 
-/// And how long that may take: some nanosecond a byte is the rule.
+/// And how long that may take: about a nanosecond per byte is normal.
 const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// Most bytes that `.gnu_debugdata` has, packed and unpacked. Fedora's largest unpack to some megabytes.
@@ -28,7 +28,7 @@ const MAX_MINI: u64 = 32 << 20;
 const MAX_UNPACKING_KIB: u32 = 70 << 10;
 
 /// The debug file of a file that the process has mapped from `path`, searched in the process's own mount namespace.
-/// By its build id, else by the name and the checksum that the file holds.
+/// Found by its build id, otherwise by the name and the checksum in the file.
 pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&TargetFile>) -> Option<TargetFile> {
     let build_id = elf.build_id();
     let own =
@@ -42,7 +42,7 @@ pub(super) fn debug_file(process: &RemoteProcess, path: &Path, elf: &Elf<&Target
     let name = OsStr::from_bytes(&name);
     let folder = path.parent()?;
     let below = Path::new(DEBUG_ROOT).join(folder.strip_prefix("/").ok()?);
-    // A build id tells more than a checksum, and reading all of a file is dear.
+    // A build id says more than a checksum, and reading a whole file is expensive.
     let fits = |file: &TargetFile| match &build_id {
         Some(_) => own(file),
         None => checksum(process.pid(), file).is_ok_and(|found| found == sum),
@@ -73,7 +73,7 @@ fn open(process: &RemoteProcess, path: &Path, fits: impl Fn(&TargetFile) -> bool
     fits(&file).then_some(file)
 }
 
-/// CRC-32 of a whole file, for a process, if that may have it computed.
+/// CRC-32 of a whole file, computed on behalf of a process, if the process may still cost that much.
 fn checksum(pid: Pid, file: &TargetFile) -> io::Result<u32> {
     let len = file.len_bytes()?;
     if len > MAX_SUMMED {

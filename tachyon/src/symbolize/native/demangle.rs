@@ -1,4 +1,4 @@
-//! Names as compilers write them to names as programmers do.
+//! Turns names as compilers write them into names as programmers do.
 
 use std::fmt::{self, Write};
 
@@ -11,26 +11,26 @@ const MAX_MANGLED: usize = 8 << 10;
 const MAX_NAME: usize = 4 << 10;
 
 /// How deep C++ names may nest. `cpp_demangle` tries one reading after the other at each level: with 128 levels a name of eighty
-/// bytes took ten seconds, and each three bytes more twice as long. Of 21,000 names of libarrow, libparquet and libstdc++ none
-/// needs more than 80.
+/// bytes took ten seconds, and every three further bytes doubled that. None of 21,000 names of libarrow, libparquet and
+/// libstdc++ needs more than 80.
 const MAX_DEPTH: u32 = 80;
 
 /// Most `new` expressions (`nw`, `na`), or what looks like them, in a C++ name: `cpp_demangle` reads each in two ways, so that 25 of
 /// them took five seconds. None of the names above has as many.
 const MAX_NEW: usize = 15;
 
-/// A function's name for people: Rust without the hash, C++ without parameters and return type, and without what a
-/// compiler appends to the parts and copies it makes of a function.
+/// A function's name for people: Rust without the hash, C++ without parameters and return type, and without the
+/// suffixes that compilers append to parts and copies of a function.
 #[must_use]
 pub fn demangle(raw: &[u8]) -> String {
     let raw = &raw[..raw.len().min(MAX_MANGLED)];
-    // The version of a symbol (`read@@GLIBC_2.2.5`) is the linker's business.
+    // The version of a symbol (`read@@GLIBC_2.2.5`) only matters to the linker.
     let unversioned = raw.split(|&byte| byte == b'@').next().filter(|name| !name.is_empty()).unwrap_or(raw);
     let name = without_clone_suffix(unversioned);
     let text = String::from_utf8_lossy(name);
     rust(&text).or_else(|| cpp(name)).unwrap_or_else(|| {
         let mut plain = Bounded::default();
-        // What does not fit is cut, which is all that can go wrong.
+        // The only possible error is that what does not fit is cut.
         let _cut = plain.write_str(&text);
         plain.0
     })
@@ -109,7 +109,8 @@ mod tests {
         }
     }
 
-    /// What makes a parser go back, again and again: at a depth of 128 the longest of these took minutes in this build.
+    /// Names that make a parser backtrack again and again: at a depth of 128 the longest of these took minutes in this
+    /// build.
     #[test]
     fn a_name_with_many_readings_is_cut_short() {
         for (begin, part) in
@@ -123,7 +124,7 @@ mod tests {
                 }
             }
         }
-        // What compilers write is read.
+        // Names that compilers write can be read.
         let deep = (0..8).fold("i".to_owned(), |inner, _| format!("St6vectorI{inner}E"));
         assert!(demangle(format!("_Z1fI{deep}EvT_").as_bytes()).starts_with("f<std::vector<std::vector<"));
     }

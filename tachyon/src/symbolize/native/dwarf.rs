@@ -15,17 +15,17 @@ use super::units::{Bytes, Found, Info, Together, Units};
 use crate::remote::TargetFile;
 use crate::remote::elf::{Elf, ReadAt};
 
-/// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; of larger files the symbol table
+/// Most bytes of one file's DWARF, unpacked. That of CPython's own library has 25 MB; for larger files the symbol table
 /// must do.
 const MAX_DWARF: u64 = 48 << 20;
 
-/// Most bytes of abbreviations: taken apart, they take twenty times as many. CPython's own library has 0.2 MB.
+/// Most bytes of abbreviations: parsed, they take twenty times as much. CPython's own library has 0.2 MB.
 const MAX_ABBREVIATIONS: u64 = 8 << 20;
 
-/// Most bytes of what tells which unit describes which addresses. CPython's own library has 9 kB.
+/// Most bytes of the index of which unit describes which addresses. CPython's own library has 9 kB.
 const MAX_ARANGES: u64 = 4 << 20;
 
-/// Zstd keeps 2 to the power of so many bytes at most.
+/// Zstd may keep a window of at most 2 to this power bytes.
 const MAX_WINDOW_LOG: u32 = 26;
 
 /// Most inlined functions at one address.
@@ -53,7 +53,7 @@ enum Kind {
     Units(Box<Units>, Arc<TargetFile>),
     /// All at once.
     Whole(Box<Context<Bytes>>),
-    /// Units that make sense together only, which are too much.
+    /// Units that only make sense together, and are too large for that.
     Nothing,
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Lines {
 }
 
 impl Lines {
-    /// Reads a file's DWARF; `None` when it has none, too much, or it makes no sense.
+    /// Reads a file's DWARF; `None` if it has none, has too much, or makes no sense.
     pub(super) fn of_file(file: &Arc<TargetFile>) -> Option<Self> {
         let elf = Elf::parse(&**file).ok()?;
         let info = elf.section(".debug_info").filter(|section| section.kind != elf::SHT_NOBITS)?;
@@ -110,7 +110,7 @@ impl Lines {
         Some(Self { kind: Kind::Whole(Box::new(context)), bytes: usize::try_from(MAX_DWARF - left).ok()? })
     }
 
-    /// The functions at an address, inlined ones first. Empty when DWARF does not know it.
+    /// The functions at an address, inlined ones first. Empty if DWARF does not cover it.
     pub(super) fn frames(&mut self, vaddr: u64) -> Vec<SourceFrame> {
         let together = match &mut self.kind {
             Kind::Units(units, file) => match units.find(vaddr, |context| frames(context, vaddr)) {
@@ -129,7 +129,7 @@ impl Lines {
         matches!(self.kind, Kind::Whole(_))
     }
 
-    /// Bytes it takes, roughly; units that are taken apart are counted, where each is by itself.
+    /// Bytes it takes, roughly; includes parsed units if each is parsed on its own.
     pub(super) fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Units(units, _) => self.bytes + units.opened_bytes(),
@@ -169,11 +169,11 @@ const USED: [SectionId; 8] = [
     SectionId::DebugStrOffsets,
 ];
 
-/// A section is larger than what is left, or packed in a way we do not know.
+/// A section is larger than what is left, or packed in an unknown way.
 #[derive(Debug)]
 struct TooMuch;
 
-/// A section's bytes, unpacked. One that is not there is empty.
+/// A section's bytes, unpacked. Empty if the section does not exist.
 fn section<R: ReadAt>(elf: &Elf<R>, name: &str, most: u64) -> Result<Arc<[u8]>, TooMuch> {
     let Some(section) = elf.section(name) else { return Ok(Arc::default()) };
     let bytes = elf.shared_section_bytes(section, most).map_err(|_| TooMuch)?;

@@ -1,9 +1,9 @@
-//! What it would cost to take DWARF apart, told before `addr2line` does.
+//! What it would cost to parse DWARF, estimated before `addr2line` does.
 //!
-//! `addr2line` believes what it reads: it calls itself for each inlined function inside of an inlined function, and a range
-//! list, a name or an abbreviation that a million entries share is read, or copied, a million times. A crafted file of a few
-//! hundred kilobytes could so end the profiler or take all memory. One pass over the entries tells; files that compilers make are
-//! far from all of these limits.
+//! `addr2line` trusts what it reads: it recurses for each inlined function inside an inlined function, and a range list, a name
+//! or an abbreviation that a million entries share is read, or copied, a million times. A crafted file of a few hundred kilobytes
+//! could thus crash the profiler or take all memory. One pass over the entries shows that; files from compilers are far from all
+//! of these limits.
 
 use addr2line::gimli::{
     self, Attribute, AttributeValue, Dwarf, Reader as _, Section as _, UnitHeader, UnitRef, UnitType,
@@ -11,13 +11,13 @@ use addr2line::gimli::{
 
 use super::units::Bytes;
 
-/// Most functions inside of each other: each takes some hundred bytes of a thread's stack of two megabytes.
+/// Most functions nested in each other: each takes some hundred bytes of a thread's two-megabyte stack.
 const MAX_NESTED: usize = 256;
 
 /// Most bytes that are read, or allocated, roughly.
 const MAX_BYTES: u64 = 512 << 20;
 
-/// Most bytes that are read to find the names of functions, each of which may refer to another one's.
+/// Most bytes that are read to find the names of functions, each of which may refer to another function's name.
 const MAX_NAMES: u64 = 8 << 30;
 
 /// Entries that `addr2line` goes through to find one name.
@@ -40,20 +40,20 @@ const DEFINE_FILE: u64 = 8;
 #[derive(Debug, Default)]
 pub(super) struct Effort {
     bytes: u64,
-    /// Functions, inlined ones among them.
+    /// Functions, including inlined ones.
     functions: u64,
-    /// Most attributes of an entry.
+    /// Largest number of attributes in an entry.
     attributes: u64,
     /// Bytes of the longest name.
     name: u64,
 }
 
 impl Effort {
-    /// Whether these units, too, can be taken apart at a cost that a real file has.
+    /// Whether these units, too, can be parsed at the cost of a real file.
     pub(super) fn is_bearable(&mut self, dwarf: &Dwarf<Bytes>) -> bool {
         let mut units = dwarf.units();
         while let Ok(Some(header)) = units.next() {
-            // A unit that makes no sense is one that `addr2line` leaves, too: what it costs was counted until there.
+            // `addr2line` gives up on a unit that makes no sense, too: its cost was counted up to that point.
             if matches!(self.unit(dwarf, header), Err(Stop::TooMuch)) {
                 return false;
             }
@@ -63,7 +63,7 @@ impl Effort {
     }
 }
 
-/// Why a unit is not looked at any further.
+/// Why a unit is not examined any further.
 enum Stop {
     TooMuch,
     Malformed,
@@ -119,7 +119,7 @@ impl Effort {
         Ok(())
     }
 
-    /// A unit's abbreviations (DWARF 5, 7.5.3), which are kept for each unit anew.
+    /// A unit's abbreviations (DWARF 5, 7.5.3), which are kept separately for each unit.
     fn abbreviations(&mut self, dwarf: &Dwarf<Bytes>, offset: usize) -> Result<(), Stop> {
         let mut input = dwarf.debug_abbrev.reader().clone();
         input.skip(offset)?;
@@ -151,7 +151,7 @@ impl Effort {
                 self.text(unit, attribute.value())?;
             }
             gimli::DW_AT_ranges => {
-                // A list that makes no sense ends where it does.
+                // A list ends where it stops making sense.
                 let Ok(Some(mut ranges)) = unit.attr_ranges(attribute.value()) else { return Ok(()) };
                 while let Ok(Some(_)) = ranges.next() {
                     self.spend(RANGE)?;
@@ -162,7 +162,7 @@ impl Effort {
         Ok(())
     }
 
-    /// The length of a text, which was read through to find its end.
+    /// The length of a text, which was scanned to find its end.
     fn text(&mut self, unit: UnitRef<'_, Bytes>, value: AttributeValue<Bytes>) -> Result<u64, Stop> {
         let len = unit.attr_string(value).map_or(0, |text| text.len() as u64);
         self.spend(len)?;

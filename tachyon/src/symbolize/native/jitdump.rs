@@ -1,7 +1,8 @@
-//! The records of a `jitdump` file: what `perf inject --jit` reads of code that a program made while it ran (tools/perf/Documentation/jitdump-specification.txt
-//! of the kernel's sources). CPython's `-X perf_jit` writes such files, LLVM's listener for `perf`, and others.
+//! The records of a `jitdump` file: what `perf inject --jit` reads about code that a program generated at run time
+//! (tools/perf/Documentation/jitdump-specification.txt of the kernel's sources). CPython's `-X perf_jit` writes such files, LLVM's listener
+//! for `perf`, and others.
 //!
-//! The file is the process's own, and grows while it is read: what is not whole yet is left for the next time.
+//! The file belongs to the process and grows while it is read: an incomplete record is left for the next time.
 
 use super::made::MadeFunctions;
 use linux_perf_data::Endianness;
@@ -13,11 +14,11 @@ use linux_perf_data::linux_perf_event_reader::RawData;
 /// Most bytes of the file's header: 40 today.
 pub const MAX_HEADER: usize = 4 << 10;
 
-/// Only a program of this machine's own byte order is profiled.
+/// Only programs with this machine's byte order are profiled.
 const ORDER: Endianness = Endianness::LittleEndian;
 
-/// Where the first record begins, by the first [`MAX_HEADER`] bytes of a file. `None`: it is no such file, of another byte order, or
-/// its header is not whole yet.
+/// Where the first record begins, given the first [`MAX_HEADER`] bytes of a file. `None`: it is not such a file, has another byte
+/// order, or its header is incomplete.
 #[must_use]
 pub fn first_record(bytes: &[u8]) -> Option<usize> {
     let header = JitDumpHeader::parse(RawData::Single(bytes)).ok().filter(|header| &header.magic == b"DTiJ")?;
@@ -25,8 +26,8 @@ pub fn first_record(bytes: &[u8]) -> Option<usize> {
 }
 
 impl MadeFunctions {
-    /// Adds what the records of a `jitdump` say, in their order, and returns how many bytes those took that are whole. A record that is
-    /// longer than all of `bytes` is not: its size is [`first_size`].
+    /// Adds what the records of a `jitdump` say, in order, and returns how many bytes the complete ones took. A record longer than all
+    /// of `bytes` is not complete: its size is [`first_size`].
     pub fn add_jitdump(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some((kind, size)) = first_of(&bytes[at..])
@@ -62,8 +63,8 @@ impl MadeFunctions {
     }
 }
 
-/// Size of the first record, as its header tells it. `None`: the header is not whole, or tells less than it takes itself: then nothing
-/// that follows can be read either.
+/// Size of the first record, according to its header. `None`: the header is incomplete, or gives less than its own size, in which case
+/// nothing that follows can be read either.
 #[must_use]
 pub fn first_size(bytes: &[u8]) -> Option<usize> {
     Some(first_of(bytes)?.1)
@@ -88,7 +89,7 @@ pub(crate) mod tests {
         [&[0; 8][..], &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()].concat()
     }
 
-    /// A record of a function, and so many bytes of its code.
+    /// A record of a function, with that many bytes of its code.
     pub(crate) fn load(start: u64, size: u64, name: &[u8], code: usize) -> Vec<u8> {
         record(0, &[&words(&[start, start, size, 1])[..], name, b"\0", &vec![0xc3; code]].concat())
     }

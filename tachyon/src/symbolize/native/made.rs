@@ -1,9 +1,8 @@
-//! Names of code that was made while the program ran, and lies in no file: as just-in-time compilers tell them a debugger (the
-//! [interface of GDB](https://sourceware.org/gdb/current/onlinedocs/gdb.html/JIT-Interface.html): an ELF image in the process's
-//! memory for each piece of code) and `perf` (`/tmp/perf-PID.map`, a line `START SIZE NAME` for each function; or a `jitdump` file, for
-//! which see [`super::jitdump`]).
+//! Names of code that was generated at run time and is in no file: as just-in-time compilers give them to a debugger (the [interface of
+//! GDB](https://sourceware.org/gdb/current/onlinedocs/gdb.html/JIT-Interface.html): an ELF image in the process's memory for each piece
+//! of code) and `perf` (`/tmp/perf-PID.map`, a line `START SIZE NAME` for each function; or a `jitdump` file, see [`super::jitdump`]).
 //!
-//! All are the process's own words, and bounded here; what makes no sense is left out.
+//! All of it comes from the process and is bounded here; what makes no sense is left out.
 
 use super::demangle::demangle;
 use object::endian::LittleEndian;
@@ -16,29 +15,29 @@ use std::ops::Range;
 const MAX_FUNCTIONS: usize = 1 << 16;
 /// Most bytes of the names of one process.
 const MAX_NAMES: usize = 8 << 20;
-/// Longest name that is kept, in bytes as the linker knows it, and longest one that is shown.
+/// Longest linker name that is kept, in bytes, and longest name that is shown.
 const MAX_RAW: usize = 1 << 10;
 const MAX_NAME: usize = 512;
 
-/// Functions of one process that were made while it ran.
+/// Functions that one process generated at run time.
 #[derive(Clone, Debug, Default)]
 pub struct MadeFunctions {
-    /// By start: end and name, as the linker knows it: most are never asked for. None overlaps another.
+    /// By start: end and linker name, since most are never asked for. They do not overlap.
     functions: BTreeMap<u64, (u64, Box<[u8]>)>,
     name_bytes: usize,
 }
 
-/// What a debugger is told of one piece of code.
+/// What a debugger is told about one piece of code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// Addresses of its functions, and their names as the linker knows them.
+    /// Addresses of its functions, and their linker names.
     pub functions: Vec<(Range<u64>, Vec<u8>)>,
     /// Where its unwind rules lie in the process's memory.
     pub eh_frame: Option<Range<u64>>,
 }
 
 impl MadeFunctions {
-    /// Adds a function. It takes the place of those that lay there before.
+    /// Adds a function. It replaces any that were there before.
     pub fn add(&mut self, function: Range<u64>, name: &[u8]) {
         if function.is_empty() || name.is_empty() {
             return;
@@ -72,7 +71,7 @@ impl MadeFunctions {
         }
     }
 
-    /// Takes the function away that begins at an address, and returns its name.
+    /// Removes the function that begins at an address, and returns its name.
     pub(super) fn remove(&mut self, start: u64) -> Option<Box<[u8]>> {
         let (_, name) = self.functions.remove(&start)?;
         self.name_bytes -= name.len();
@@ -86,7 +85,7 @@ impl MadeFunctions {
         }
     }
 
-    /// The function that holds an address, by the name that [`made_name`] makes one for people of.
+    /// The name of the function that holds an address, in the form that [`made_name`] makes readable.
     #[must_use]
     pub fn name(&self, address: u64) -> Option<&[u8]> {
         let (_, (end, name)) = self.functions.range(..=address).next_back()?;
@@ -99,7 +98,7 @@ impl MadeFunctions {
         self.functions.is_empty()
     }
 
-    /// Bytes that are kept, about.
+    /// Approximate number of bytes that are kept.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.name_bytes + self.functions.len() * 48
@@ -107,13 +106,13 @@ impl MadeFunctions {
 }
 
 impl Image {
-    /// Reads an ELF image whose section headers tell where in the process's memory each section lies. Sections that lie nowhere have
-    /// the address 0.
+    /// Reads an ELF image whose section headers say where in the process's memory each section lies. Sections that are not in memory
+    /// have the address 0.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
         let relocatable = file.kind() == ObjectKind::Relocatable;
-        // A name without an end would be as long as the image, and every symbol may have the same.
+        // A name without an end would be as long as the image, and every symbol might share it.
         let names = file.section_by_index(file.elf_symbol_table().string_section()).ok();
         let names = names.and_then(|names| names.data().ok()).unwrap_or_default();
         let name = |symbol: &ElfSymbol64<'_, '_, LittleEndian>| {
@@ -147,9 +146,8 @@ impl Image {
     }
 }
 
-/// A name for people of one as a linker knows it: as other native functions have it, without what a compiler adds to tell one version of a function from
-/// another (`[abi:…]`, of which Numba has one for the types, one for the options), and with Numba's escapes of Python's own
-/// names taken back.
+/// Turns a linker name into one for people: like that of other native functions, without what a compiler adds to distinguish versions of a
+/// function (`[abi:…]`, of which Numba has one for the types, one for the options), and with Numba's escapes of Python names undone.
 #[must_use]
 pub fn made_name(raw: &[u8]) -> String {
     let mangled = raw.windows(3).position(|part| part == b"._Z").map_or(0, |at| at + 1);
@@ -245,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Twenty thousand long names that are the same text.
+    /// Twenty thousand long names that share the same text.
     #[test]
     fn names_that_are_one_text_are_cut() {
         let long = "y".repeat(4 * MAX_RAW);

@@ -1,12 +1,12 @@
-//! Native addresses to functions, files and lines.
+//! Turns native addresses into functions, files and lines.
 //!
 //! In: an address in a process and the mapping that holds it. Out: the object it lies in, its function (demangled) and,
-//! where the file or its debug file has DWARF, source lines and inlined functions. A file is opened when an address in
-//! it is first seen, and held: names are still there after the process has ended and the file has been deleted.
-//! What cannot be named is an answer (`object+0x1234`), not an error.
+//! if the file or its debug file has DWARF, source lines and inlined functions. A file is opened when an address in it
+//! is first seen, and held open: names can still be read after the process has ended and the file has been deleted. An
+//! address that cannot be named gets an answer (`object+0x1234`), not an error.
 //!
-//! Files are somebody else's: they are opened as they are mapped, read (never mapped), and every table of them is
-//! bounded. What is kept of them is bounded, too: the table used longest ago goes first, and is read again when needed.
+//! Files are untrusted: they are opened through the mapping, read (never mapped), and every table read from them is
+//! bounded. What is kept is bounded, too: the least recently used table goes first, and is read again when needed.
 
 mod debug;
 mod demangle;
@@ -37,26 +37,26 @@ use crate::remote::ledger::{self, Work};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteProcess, TargetFile};
 use crate::types::Pid;
 
-/// Most files held open, with as many debug files at most, where the limit of open files allows them.
+/// Most files held open, plus at most as many debug files, if the limit of open files allows them.
 const MAX_FILES: usize = 2_000;
 
-/// Most bytes of symbol tables and DWARF that are kept, the table that is being used aside.
+/// Most bytes of symbol tables and DWARF that are kept, not counting the table in use.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// What is known of one address.
+/// What is known about one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NativeName {
     /// The file's name without its folders, `[vdso]`, or the name of other memory; empty when there is no mapping.
     pub object: String,
-    /// Address in the file, before relocation; where there is no file, in the process.
+    /// Address in the file, before relocation; without a file, the address in the process.
     pub vaddr: u64,
     /// The function that holds the address, demangled.
     pub function: Option<String>,
-    /// Its first address, before relocation, also where it has no name.
+    /// Its first address, before relocation, even if it has no name.
     pub function_vaddr: Option<u64>,
     /// Source lines and inlined functions, innermost first; the last one is `function`. Empty without DWARF.
     pub lines: Vec<SourceFrame>,
-    /// Tables were not read because the process whose address it is has cost enough: it may have a name another time.
+    /// Tables were not read because the process has cost enough: there may be a name another time.
     pub refused: bool,
 }
 
@@ -92,13 +92,13 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// What tells it from other files; `None`: it is the vdso.
+    /// What distinguishes it from other files; `None`: it is the vdso.
     #[must_use]
     pub const fn identity(&self) -> Option<FileIdentity> {
         self.identity
     }
 
-    /// What tells it from all files that were ever held.
+    /// A number that distinguishes it from all files ever held.
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
@@ -111,7 +111,7 @@ impl Pinned {
     }
 }
 
-/// A panic while it was locked leaves it usable: all that changes in it are caches.
+/// A panic while it was locked leaves it usable, since only caches change in it.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -126,7 +126,7 @@ struct NativeFile {
     tables: Option<Vec<SymbolTable>>,
     lines: Option<Option<Lines>>,
     used: u64,
-    /// For whom its tables were read.
+    /// The process for which its tables were read.
     payer: Option<Pid>,
 }
 
@@ -136,12 +136,12 @@ impl NativeSymbols {
     pub fn with_budget(max_bytes: usize) -> Self {
         let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
         let open_files = limit.map_or(1024, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX));
-        // Each file may have a debug file, and half of all is for others.
+        // Each file may have a debug file, and half of the limit is left for others.
         Self { held: Mutex::default(), max_bytes, max_files: MAX_FILES.min(open_files / 4) }
     }
 
     /// Opens the file behind a mapping, and its debug file, and holds them. `None`: there is no file, it cannot be
-    /// opened (any more), is no ELF file, or too many are held.
+    /// opened (any more), is not an ELF file, or too many are held.
     pub fn pin(&self, process: &RemoteProcess, mapping: &Mapping) -> Option<Pinned> {
         if mapping.path == MappedPath::Special(b"[vdso]".to_vec()) {
             let mut held = lock(&self.held);
@@ -162,7 +162,7 @@ impl NativeSymbols {
                 return Some(file.clone());
             }
             if held.files.len() >= self.max_files {
-                // Those of processes that have ended are held by nobody else.
+                // Files of processes that have ended are not held by anyone else.
                 held.files.retain(|_, pinned| Arc::strong_count(&pinned.file) > 1);
             }
             if held.files.len() >= self.max_files {
@@ -176,8 +176,7 @@ impl NativeSymbols {
         Some(pinned)
     }
 
-    /// The name of what lies at an offset of a file that is held. What has to be read for it is charged to a process, if one is
-    /// named.
+    /// The name of what is at an offset of a held file. The cost of reading for it is charged to a process, if one is given.
     pub fn name(&self, pinned: &Pinned, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
         let clock = lock(&self.held).tick();
         let name = {
@@ -202,8 +201,8 @@ impl NativeSymbols {
         lock(&self.held).files.values().map(files).sum()
     }
 
-    /// Lets go of tables until what is left keeps the budget or is the newest: of those that were read for the process that has
-    /// most of them the one used longest ago.
+    /// Drops tables until the rest fits the budget or only the newest is left: each time the least recently used table of the
+    /// process that has most.
     fn shrink(&self, clock: u64) {
         let held = lock(&self.held);
         let mut bytes = held.bytes();
@@ -244,7 +243,7 @@ impl Held {
     }
 }
 
-/// How much is asked for.
+/// How much detail is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// The function: from symbol tables, which are small.
@@ -253,8 +252,8 @@ pub enum Detail {
     Lines,
 }
 
-/// What lies at an offset of an ELF file that no process has mapped, as [`NativeSymbols::name`] tells it; its tables are read
-/// for this one answer. `None`: it is no ELF file, or cannot be read.
+/// What is at an offset of an ELF file that no process has mapped, as in [`NativeSymbols::name`]; its tables are read for
+/// this one answer. `None`: it is not an ELF file, or cannot be read.
 #[must_use]
 pub fn name_in_file(file: TargetFile, offset: u64, detail: Detail) -> Option<NativeName> {
     let loads = Elf::parse(&file).ok()?.loads().to_vec();
@@ -278,7 +277,7 @@ impl NativeFile {
         Some(Self { object, build_id, file, debug, loads, tables, lines, used: 0, payer: None })
     }
 
-    /// [`NativeFile::name`], with what it costs charged to a process that may still cost something.
+    /// [`NativeFile::name`], with the cost charged to a process that may still cost something.
     fn name_for(&mut self, offset: u64, detail: Detail, payer: Option<Pid>) -> NativeName {
         let Some(pid) = payer else { return self.name(offset, detail) };
         let has_tables = self.tables.is_some();
@@ -297,7 +296,7 @@ impl NativeFile {
         NativeName { object: self.object.clone(), vaddr, refused: true, ..NativeName::default() }
     }
 
-    /// What reading its symbol tables is likely to take: by their size.
+    /// How long reading its symbol tables is likely to take, judged by their size.
     fn cost_of_tables(&self) -> Duration {
         let bytes = |file: &Arc<TargetFile>| Elf::parse(&**file).map_or(0, |elf| table::bytes_of(&elf));
         let files = self.file.iter().chain(&self.debug);
@@ -346,14 +345,14 @@ impl NativeFile {
         self.lines.get_or_insert_with(|| dwarf::of_either(debug.as_ref(), file.as_ref()?)).as_mut()
     }
 
-    /// Bytes that reading the file again would bring back.
+    /// Bytes that could be recovered by reading the file again.
     fn bytes(&self) -> usize {
         let tables: usize = self.tables.iter().flatten().map(SymbolTable::bytes).sum();
         tables + self.lines.iter().flatten().map(Lines::bytes).sum::<usize>()
     }
 }
 
-/// All functions where a table has them; else what is exported and what the packed table adds.
+/// All functions if a table has them; otherwise the exported ones and those that the packed table adds.
 fn tables_of(file: &Arc<TargetFile>, debug: Option<&Arc<TargetFile>>, loads: &[Load]) -> Vec<SymbolTable> {
     let of = |file: &Arc<TargetFile>, kind| SymbolTable::of_file(file, kind, loads).ok().flatten();
     if let Some(all) = of(file, table::ALL).or_else(|| of(debug?, table::ALL)) {

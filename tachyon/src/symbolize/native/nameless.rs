@@ -1,5 +1,5 @@
-//! Functions that no symbol table names: by where they start, which the search table of `.eh_frame` tells even of files that
-//! were stripped of everything else. Such a name is the same in each run of one build, and can be looked up later.
+//! Functions that no symbol table names: identified by their start, which the search table of `.eh_frame` gives even for
+//! files that were stripped of everything else. Such a name is the same in each run of one build, and can be looked up later.
 
 use super::demangle;
 use super::table::{ALL, DYNAMIC, SymbolTable};
@@ -19,7 +19,7 @@ pub(super) fn start_of_function(file: &TargetFile, vaddr: u64) -> Option<u64> {
 pub struct FunctionNames(SymbolTable);
 
 impl FunctionNames {
-    /// Those of a file; `None`: it has none.
+    /// The functions of a file; `None`: it has none.
     #[must_use]
     pub fn of(file: TargetFile) -> Option<Self> {
         let loads = Elf::parse(&file).ok()?.loads().to_vec();

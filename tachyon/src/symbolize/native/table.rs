@@ -11,29 +11,29 @@ use crate::remote::elf::{Elf, ElfError, Function, Load, ReadAt};
 /// Longest name that is read.
 const MAX_NAME: usize = 8 << 10;
 
-/// Most bytes of a name that are looked at to choose between several names of one address: a million names may be one text.
+/// Most bytes of a name that are compared to choose between several names of one address: a million names may share one text.
 const MAX_RANKED: usize = 256;
 
 /// Most bytes of names that are read to choose between several names of one address.
 const MAX_COMPARED: u64 = 64 << 20;
 
-/// How far a symbol without a size is believed to reach. Those are entry points written by hand; in a stripped file
-/// nothing tells where one ends and functions without a name begin (musl's `memset` would be most of its system calls).
+/// How far a symbol without a size is assumed to reach. Those are entry points written by hand; in a stripped file
+/// nothing shows where one ends and functions without a name begin (musl's `memset` would be most of its system calls).
 const UNSIZED_REACH: u64 = 64;
 
-/// Symbols looked back to find one that reaches over others that begin after it.
+/// How many symbols to look back for one that extends over others that begin after it.
 const LOOK_BACK: usize = 8;
 
-/// Where names are.
+/// Where names are stored.
 #[derive(Debug)]
 enum Names {
     /// In a file that is held open.
     File { file: Arc<TargetFile>, offset: u64, len: u64 },
-    /// Here: they were unpacked.
+    /// In memory, because they were unpacked.
     Memory(Box<[u8]>),
 }
 
-/// A function: 16 bytes, of which a large library has half a million.
+/// A function: 16 bytes, because a large library has half a million of them.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     vaddr: u64,
@@ -51,7 +51,7 @@ pub(super) struct SymbolTable {
 /// A function that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Its name as the linker knows it.
+    /// Its linker name.
     pub(super) name: Vec<u8>,
     /// Its first address, before relocation.
     pub(super) vaddr: u64,
@@ -79,7 +79,7 @@ impl SymbolTable {
         names: impl FnOnce(&crate::remote::elf::Section) -> Result<Names, ElfError>,
     ) -> Result<Option<Self>, ElfError> {
         let Some(mut table) = elf.functions(kind, loads)? else { return Ok(None) };
-        // In the file's order where one address has several names.
+        // A stable sort: in the file's order if one address has several names.
         table.functions.sort_by_key(|function| function.vaddr);
         keep_best(&mut table.functions, || elf.section_bytes(&table.names, MAX_COMPARED).unwrap_or_default());
         let entry = |function: &Function| Entry {
@@ -108,7 +108,7 @@ impl SymbolTable {
             Names::Memory(bytes) => bytes.get(usize::try_from(at).ok()?..)?,
             Names::File { file, offset, len } => {
                 let room = len.checked_sub(u64::from(at))?.min(MAX_NAME as u64);
-                // Most names are short: the first read does.
+                // Most names are short: the first read is enough.
                 let mut text = buffer.get_mut(..usize::try_from(room).ok()?.min(128))?;
                 let offset = offset.checked_add(u64::from(at))?;
                 file.read_exact_at(offset, text).ok()?;
@@ -130,8 +130,8 @@ impl SymbolTable {
     }
 }
 
-/// Keeps of each address the function with the best name. `names` are read only where an address has several: most have one, and a
-/// large library has tens of megabytes of names. Where they cannot be read, the first one is kept.
+/// Keeps the function with the best name for each address. `names` are read only if an address has several: most have one, and a
+/// large library has tens of megabytes of names. If they cannot be read, the first one is kept.
 fn keep_best(functions: &mut Vec<Function>, names: impl FnOnce() -> Vec<u8>) {
     let same = |a: &Function, b: &Function| a.vaddr == b.vaddr;
     if functions.windows(2).any(|pair| same(&pair[0], &pair[1])) {
@@ -144,8 +144,8 @@ fn keep_best(functions: &mut Vec<Function>, names: impl FnOnce() -> Vec<u8>) {
     }
 }
 
-/// What makes one name of an address better than another: smaller is better. A size, then a name that others may use,
-/// then few underscores in front (`read`, not `__libc_read`), then shortness, then the alphabet.
+/// What makes one name of an address better than another: smaller is better. Having a size comes first, then a name that
+/// others may use, then few leading underscores (`read`, not `__libc_read`), then shortness, then alphabetical order.
 fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, &'a [u8]) {
     let name = usize::try_from(function.name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
     let name = &name[..name.len().min(MAX_RANKED)];
@@ -155,7 +155,7 @@ fn rank<'a>(function: &Function, names: &'a [u8]) -> (bool, bool, usize, usize, 
     (function.size == 0, !function.exported, underscores, len, name)
 }
 
-/// What a byte of a symbol table takes until its functions are in order: two million symbols, 48 MiB, take some 0.7 s.
+/// Time per byte of a symbol table until its functions are in order: two million symbols, 48 MiB, take some 0.7 s.
 pub(super) const NANOSECONDS_A_BYTE: u64 = 15;
 
 /// Bytes of a file's symbol tables.

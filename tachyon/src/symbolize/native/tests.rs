@@ -43,7 +43,7 @@ struct Program {
 }
 
 impl Program {
-    /// Compiles it with DWARF, with these flags beside.
+    /// Compiles it with DWARF and these additional flags.
     fn compile(flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (source, path) = (folder.path().join("spot.c"), folder.path().join("spot"));
@@ -69,7 +69,7 @@ impl Program {
     }
 }
 
-/// Runs a tool of the C compiler's kit. The first of the flags may want the first path right behind it.
+/// Runs a tool of the C compiler's kit. The first flag may need the first path directly after it.
 fn tool(program: &str, flags: &[&str], paths: &[&Path]) {
     let mut command = Command::new(program);
     match flags.iter().position(|flag| *flag == "-o") {
@@ -107,7 +107,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, which is as good.
+        // One that has ended cannot be killed, which is just as well.
         let _ended = self.child.kill();
         let _status = self.child.wait();
     }
@@ -145,7 +145,7 @@ fn a_stripped_file_has_the_names_it_exports() {
     let symbols = NativeSymbols::default();
     let name = running.name(&symbols, running.spot, Detail::Lines);
     assert_eq!((name.function.as_deref(), name.lines.len()), (Some("outer"), 0));
-    // The function before it is no answer.
+    // The preceding function is not the answer.
     assert_eq!(running.name(&symbols, running.hidden, Detail::Function).function, None);
 }
 
@@ -167,7 +167,7 @@ fn a_debug_file_is_found_by_its_link_and_only_the_right_one() {
     }
 }
 
-/// With what it says of code, and as Fedora's `find-debuginfo` makes it: without, so that its headers point behind its end.
+/// With its code sections, and as Fedora's `find-debuginfo` makes it: without them, so that its headers point past its end.
 #[test]
 fn a_table_packed_into_the_file_is_read() {
     for without_code in [false, true] {
@@ -238,7 +238,7 @@ fn the_vdso_has_names() {
     assert!(names.iter().any(|name| name == wanted), "{names:?}");
 }
 
-/// What one unit tells by itself is what all of them together tell; those that need each other are taken together.
+/// One unit on its own says the same as all of them together; units that need each other are parsed together.
 #[test]
 fn a_unit_by_itself_tells_all() {
     let second = "__attribute__((noinline)) int second(int x) { for (int i = 0; i < x; i++) x ^= i; return x; }\n";
@@ -274,8 +274,8 @@ fn a_unit_by_itself_tells_all() {
     assert!(compare(&["-flto", "-flto-partition=none"]));
 }
 
-/// A file that was changed at random may have wrong names, or none; it costs no panic, and no more memory than its size
-/// explains.
+/// A file that was changed at random may have wrong names, or none; it causes no panic, and takes no more memory than
+/// its size explains.
 #[test]
 fn changed_files_are_refused_or_read() {
     let program = Program::compile(&["-gz=zlib"]);
@@ -292,7 +292,7 @@ fn changed_files_are_refused_or_read() {
     for _ in 0..200 {
         let mut bytes = good.clone();
         for _ in 0..=roll(8) {
-            // Half of the changes hit the headers of sections, which lie at the end, or of the file.
+            // Half of the changes hit the section headers, which are at the end, or the file header.
             let at = if roll(2) == 0 { roll(bytes.len()) } else { (bytes.len() - 1 - roll(2500)) % bytes.len() };
             bytes[at] = [0, 1, 0x7f, 0x80, 0xff][roll(5)];
         }

@@ -1,12 +1,12 @@
-//! Compile units of a file's DWARF: which one describes an address, and that one alone taken apart.
+//! Compile units of a file's DWARF: finds the one that describes an address, and parses only that.
 //!
-//! Which addresses a unit describes is in `.debug_aranges` where compilers write that (GCC does); else each unit is looked at for it,
+//! `.debug_aranges` says which addresses a unit describes, if the compiler writes it (GCC does); otherwise each unit is examined,
 //! which takes a tenth of a second for CPython's own library.
 //!
-//! `addr2line` takes all units of a file apart at once, and what it then knows of their abbreviations alone is larger
-//! than the DWARF is. So it is given one unit at a time, as if there were no other. `.debug_info`, three quarters of all of
-//! it, stays in the file: a unit is read when it is first asked for. Files whose units refer to each other (those of
-//! link-time optimisation, and those that `dwz` has packed) are none of ours: [`Units::of`] says so, or [`Units::find`].
+//! `addr2line` parses all units of a file at once, and the parsed abbreviations alone are larger than the DWARF itself. So
+//! it is given one unit at a time, as if there were no other. `.debug_info`, three quarters of the whole, stays in the
+//! file: a unit is read when it is first asked for. Files whose units refer to each other (from link-time optimisation, or
+//! packed by `dwz`) cannot be handled here: [`Units::of`] or [`Units::find`] says so.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -26,17 +26,17 @@ use crate::remote::ledger;
 
 pub(super) type Bytes = EndianArcSlice<LittleEndian>;
 
-/// Longest CPU time for finding a file's units. CPython's own library takes a tenth of a second where each is looked at; of a file
+/// Longest CPU time for finding a file's units. CPython's own library takes a tenth of a second if each is examined; for a file
 /// that takes longer the symbol table must do.
 const MOST_TIME: Duration = Duration::from_secs(3);
 
-/// Most ranges of addresses that units are found by. CPython's own library has some thousand.
+/// Most address ranges for finding units. CPython's own library has some thousand.
 const MAX_PLACES: usize = 1 << 20;
 
 /// Longest line program that is read to learn which addresses a unit describes.
 const MAX_PROGRAM: usize = 8 << 20;
 
-/// Memory that a unit takes, by the size of what describes it: its functions, lines and abbreviations once they are parsed.
+/// Memory that a unit takes once its functions, lines and abbreviations are parsed, as a multiple of their size in the file.
 const PARSED: usize = 3;
 
 /// Where `.debug_info` is.
@@ -54,7 +54,7 @@ pub(super) struct Units {
     others: Vec<(SectionId, Bytes)>,
     /// In order of the last address.
     places: Vec<Place>,
-    /// What taking them apart costs.
+    /// What parsing them costs.
     effort: Effort,
     opened: HashMap<u64, Option<Context<Bytes>>>,
     opened_bytes: usize,
@@ -77,11 +77,11 @@ pub(super) struct Together;
 
 /// What a file's DWARF turned out to be.
 pub(super) enum Found {
-    /// Units that stand for themselves.
+    /// Units that are independent of each other.
     Units(Units),
     /// Units that refer to each other: only all of them together make sense.
     Together,
-    /// Nothing of use.
+    /// Nothing usable.
     Nothing,
 }
 
@@ -101,7 +101,7 @@ impl Units {
             };
             match looked {
                 Some(true) => return Found::Together,
-                // One that makes no sense does not hide the others.
+                // A unit that makes no sense does not hide the others.
                 Some(false) | None => offset += unit_len,
             }
             if ledger::thread_time().saturating_sub(start) > MOST_TIME || units.places.len() >= MAX_PLACES {
@@ -117,7 +117,7 @@ impl Units {
         if units.places.is_empty() { Found::Nothing } else { Found::Units(units) }
     }
 
-    /// The first of the units that describe an address of which `frames` finds something.
+    /// The first of the units describing an address in which `frames` finds something.
     ///
     /// # Errors
     /// When one of these units refers to others.
@@ -136,7 +136,7 @@ impl Units {
         Ok(Vec::new())
     }
 
-    /// Bytes of the units that were taken apart, roughly.
+    /// Bytes of the parsed units, roughly.
     pub fn opened_bytes(&self) -> usize {
         self.opened_bytes
     }
@@ -178,7 +178,7 @@ impl Units {
         }
     }
 
-    /// One unit, as if it were all that there is.
+    /// One unit, as if it were the only one.
     fn dwarf(&self, offset: u64, len: u64) -> Option<Dwarf<Bytes>> {
         let unit = EndianArcSlice::new(self.read(offset, len)?, LittleEndian);
         let section = |id| -> Result<Bytes, Infallible> {
@@ -192,7 +192,7 @@ impl Units {
         Dwarf::load(section).ok()
     }
 
-    /// Notes the addresses of a unit. Whether it refers to others; `None`: it makes no sense.
+    /// Notes the addresses of a unit. Returns whether it refers to others; `None`: it makes no sense.
     fn look_at(&mut self, offset: u64, len: u64) -> Option<bool> {
         let dwarf = self.dwarf(offset, len)?;
         let header = dwarf.units().next().ok()??;
@@ -214,7 +214,7 @@ impl Units {
         if before == self.places.len()
             && let Some(program) = unit.line_program.clone().filter(short)
         {
-            // As `addr2line` does: some units say it nowhere else.
+            // As `addr2line` does: in some units they are nowhere else.
             for sequence in program.sequences().ok()?.1 {
                 self.add(Place { begin: sequence.start, end: sequence.end, least: sequence.start, offset, len })?;
             }
@@ -222,7 +222,7 @@ impl Units {
         Some(false)
     }
 
-    /// Notes the addresses of a unit that has told them. What it refers to shows when it is asked for.
+    /// Notes the addresses of a unit that lists them. What it refers to shows when it is asked for.
     fn take(&mut self, ranges: &[Range<u64>], offset: u64, len: u64) -> Option<bool> {
         for &Range { start, end } in ranges {
             self.add(Place { begin: start, end, least: start, offset, len })?;
@@ -241,8 +241,8 @@ impl Units {
     }
 }
 
-/// Ranges of addresses by the offset of the unit that describes them, as `.debug_aranges` has them (DWARF 5, 6.1.2). What makes
-/// no sense ends it: units behind that are looked at.
+/// Ranges of addresses by the offset of the unit that describes them, as in `.debug_aranges` (DWARF 5, 6.1.2). It ends at the
+/// first entry that makes no sense: units after that are examined.
 fn told_by(aranges: Bytes) -> HashMap<u64, Vec<Range<u64>>> {
     let (mut told, mut count) = (HashMap::<u64, Vec<Range<u64>>>::new(), 0);
     let mut headers = DebugAranges::from(aranges).headers();
@@ -259,7 +259,7 @@ fn told_by(aranges: Bytes) -> HashMap<u64, Vec<Range<u64>>> {
     told
 }
 
-/// Whether a unit refers to others, or is there for others alone; `None`: it makes no sense.
+/// Whether a unit refers to others, or exists only for others; `None`: it makes no sense.
 fn refers_to_others(dwarf: &Dwarf<Bytes>) -> Option<bool> {
     let header = dwarf.units().next().ok()??;
     let partial = header.type_() == UnitType::Partial;

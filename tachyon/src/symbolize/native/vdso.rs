@@ -1,4 +1,4 @@
-//! The kernel's own functions in every process. All 64-bit processes have the same ones: ours are read.
+//! The kernel's own functions in every process. All 64-bit processes have the same ones, so this process's are read.
 
 use std::process;
 
@@ -8,7 +8,7 @@ use crate::remote::elf::Elf;
 use crate::remote::{MappedPath, RemoteProcess};
 use crate::types::{Pid, RemoteAddr};
 
-/// Most bytes it has: two pages to four in all kernels so far.
+/// Most bytes that it may have: two to four pages in all kernels so far.
 const MAX_BYTES: u64 = 1 << 16;
 
 /// The vdso with its symbols.

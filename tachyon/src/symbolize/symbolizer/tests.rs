@@ -78,12 +78,12 @@ fn names_may_come_before_and_after_the_frame() {
     assert_eq!(show(&profile, not_started), "C.f /a b;c.py 10:-1");
     let in_a_trace = symbolizer.frame(&mut profile, KEY, UNKNOWN_LASTI, Frame::NO_OPCODE);
     assert_eq!(show(&profile, in_a_trace), "C.f /a b;c.py -1:-1");
-    // One frame for one question; opcodes are part of it.
+    // The same arguments give the same frame; opcodes are part of them.
     assert_eq!(symbolizer.frame(&mut profile, KEY, 2, Frame::NO_OPCODE), early);
     assert_eq!(symbolizer.frame(&mut profile, KEY, -1, Frame::NO_OPCODE), not_started);
     assert_eq!(symbolizer.frame(&mut profile, KEY, -7, Frame::NO_OPCODE), in_a_trace);
     assert_ne!(symbolizer.frame(&mut profile, KEY, 2, 100), early);
-    // Another object at the same address is another one.
+    // Another object at the same address has its own frame.
     let other = symbolizer.frame(&mut profile, CodeKey { fingerprint: 98, ..KEY }, 2, Frame::NO_OPCODE);
     assert!(!symbolizer.is_named(other));
     assert_eq!(symbolizer.health(KEY.image), ImageHealth { codes: 1, ..ImageHealth::default() });
@@ -121,7 +121,7 @@ fn what_never_comes_is_unknown_at_the_end() {
     half.code = half_named.code;
     half.flags = code_flags::QUALNAME_UNREADABLE;
     add(&mut symbolizer, &mut profile, &(half, payload)).unwrap();
-    // Named already, but their lines are to come.
+    // Named already, but their lines are still to come.
     assert!(symbolizer.is_named(inside));
     assert_eq!(
         symbolizer.missing(),
@@ -261,7 +261,7 @@ fn a_huge_claim_allocates_nothing() {
     add(&mut symbolizer, &mut profile, &part(0, TABLE, u32::MAX as usize)).unwrap();
     symbolizer.finish(&mut profile);
     assert_eq!(show(&profile, frame), "f f.py 11:1");
-    // What is past the limit is not waited for.
+    // Nothing past the limit is waited for.
     let (mut symbolizer, mut profile) = (Symbolizer::new(), Profile::default());
     let frame = symbolizer.frame(&mut profile, KEY, 0, Frame::NO_OPCODE);
     let table = [0xd8, 1, 2].repeat(MAX_LINETABLE_BYTES / 3 + 100);
@@ -380,7 +380,7 @@ fn missing_names_are_read_from_the_live_process() {
                 ),
                 None => assert!(found.lineno == 4 || found.lineno == line, "3.{minor}: line {}", found.lineno),
             }
-            // Another fingerprint: another object lies there. It is not asked for again.
+            // Another fingerprint: another object is there. It is not asked for again.
             let stale = CodeKey { fingerprint: !identity.fingerprint, ..key };
             symbolizer.frame(&mut profile, stale, 0, Frame::NO_OPCODE);
             let changed = symbolizer.read_missing(&mut profile, stale, &layout, 1, &memory);

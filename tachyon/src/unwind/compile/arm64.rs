@@ -11,7 +11,7 @@ use tachyon_common::unwind::{Row, Rule, kind};
 /// Most bytes of the vdso's code; it has some 2 KiB.
 const MAX_VDSO_CODE: u64 = 64 << 10;
 
-/// The compact form of one row. `outermost` is what [`is_outermost`] says of its function.
+/// The compact form of one row. `outermost` is the result of [`is_outermost`] for its function.
 pub(super) fn compact(row: &UnwindTableRow<usize>, signal: bool, outermost: bool) -> Rule {
     let place = |register| match row.register(register) {
         RegisterRule::Undefined | RegisterRule::SameValue => Some(None),
@@ -21,8 +21,8 @@ pub(super) fn compact(row: &UnwindTableRow<usize>, signal: bool, outermost: bool
     let (Some(fp), Some(link)) = (place(AArch64::X29), place(AArch64::X30)) else { return Rule::UNSUPPORTED };
     let CfaRule::RegisterAndOffset { register, offset } = *row.cfa() else { return Rule::UNSUPPORTED };
     if signal {
-        // The kernel's trampoline (`arch/arm64/kernel/vdso/sigreturn.S`): what its rules say is a frame record below the
-        // interrupted function; all registers of that lie at `sp`.
+        // The kernel's trampoline (`arch/arm64/kernel/vdso/sigreturn.S`): its rules describe a frame record below the
+        // interrupted function; all registers of that function lie at `sp`.
         let kernel = (register, offset, fp, link) == (AArch64::X29, 0, Some(0), Some(8));
         return if kernel { Rule::SIGNAL } else { Rule::UNSUPPORTED };
     }
@@ -44,8 +44,8 @@ pub(super) fn compact(row: &UnwindTableRow<usize>, signal: bool, outermost: bool
     rule.map_or(Rule::UNSUPPORTED, |rule| rule.0)
 }
 
-/// Whether a function says that it has no caller (`.cfi_undefined x30`). A row does not tell that apart from an `x30` that
-/// is the caller's still, which is how every function of arm64 begins.
+/// Whether a function says that it has no caller (`.cfi_undefined x30`). A row cannot distinguish that from an `x30` that
+/// still holds the caller's, which is how every arm64 function begins.
 #[must_use]
 pub fn is_outermost(
     fde: &FrameDescriptionEntry<Slice<'_>>,
@@ -71,9 +71,9 @@ pub(super) fn linkage_table<R: ReadAt>(elf: &Elf<R>) -> Option<Piece> {
     (code && start < end).then_some(Piece { start, end, rule: arm64::Rule::LEAF.0 })
 }
 
-/// Linux leaves the rules of its vdso out, so the instructions tell of the signal trampoline, as they do to other unwinders:
-/// `mov x8, #__NR_rt_sigreturn` and `svc #0`, behind a `nop` that the handler's return address, less 1, lies in
-/// (`arch/arm64/kernel/vdso/sigreturn.S`). The rest is taken to keep frame pointers.
+/// Linux ships its vdso without rules, so the signal trampoline is recognised by its instructions, as other unwinders do:
+/// `mov x8, #__NR_rt_sigreturn` and `svc #0`, after a `nop` that contains the handler's return address less 1
+/// (`arch/arm64/kernel/vdso/sigreturn.S`). The rest is assumed to keep frame pointers.
 pub(super) fn vdso<R: ReadAt>(elf: &Elf<R>) -> Option<Table> {
     const TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
     let code = elf.loads().iter().find(|load| load.executable)?;
@@ -82,7 +82,7 @@ pub(super) fn vdso<R: ReadAt>(elf: &Elf<R>) -> Option<Table> {
     let words = bytes.as_chunks::<4>().0;
     let at = words.windows(2).position(|pair| pair.as_flattened() == TRAMPOLINE)?;
     let start = u32::try_from(at).ok()?.checked_mul(4)?;
-    // While the kernel is in that system call the thread stands behind it, where no function begins: the code ends there, or
+    // During that system call the thread's address is the one after it, where no function begins: the code ends there, or
     // padding follows, a `nop` in either byte order (`vdso.lds.S` fills with 0xd503201f, which the linker writes big-endian).
     const NOP: [u8; 4] = [0x1f, 0x20, 0x03, 0xd5];
     const FILL: [u8; 4] = [0xd5, 0x03, 0x20, 0x1f];

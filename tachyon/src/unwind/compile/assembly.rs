@@ -1,9 +1,9 @@
 //! Rules for code that has none: functions written in assembly language, read instruction by instruction (x86-64).
 //!
-//! Assemblers write no rules unless the source asks for them, and that of OpenBLAS, libjpeg-turbo and many others does not. In: the gaps
-//! between the functions that `.eh_frame` describes. Out: pieces with a rule each, for functions that prove themselves: every
-//! path was followed ([`frame`], [`state`]) from a first instruction, where the caller's registers are in place, to returns that find them in place
-//! again. What does not stays a gap. A stack that leads through such a rule is labelled as repaired.
+//! Assemblers write no rules unless the source asks for them, and the sources of OpenBLAS, libjpeg-turbo and many others do not. In: the
+//! gaps between the functions that `.eh_frame` describes. Out: pieces with a rule each, for functions that can be verified: every path was
+//! followed ([`frame`], [`state`]) from the first instruction, where the caller's registers are in place, to returns where they are in
+//! place again. Everything else stays a gap. A stack that leads through such a rule is labelled as repaired.
 
 mod frame;
 mod state;
@@ -15,19 +15,19 @@ use iced_x86::{FlowControl, Mnemonic};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Longest gap that is read; OpenBLAS, which keeps the functions for each processor together, has up to 0.5 MB.
+/// Longest gap that is read; OpenBLAS, which groups its functions by processor, has gaps of up to 0.5 MB.
 const MAX_GAP: u64 = 4 << 20;
 
 /// Most bytes of gaps that are read at a time; all of OpenBLAS has 2.7 MB.
 const MAX_CODE: u64 = 8 << 20;
 
-/// Most segments that are looked through; linkers make one or two.
+/// Most segments that are searched; linkers make one or two.
 const MAX_PARTS: usize = 16;
 
-/// Shorter ones are padding.
+/// Shorter gaps are padding.
 const MIN_GAP: u64 = 16;
 
-/// Instructions that are followed at a time, beside one for each so many bytes of gaps; OpenBLAS has seven bytes for each.
+/// Instructions that are followed at a time, plus one per so many bytes of gaps; OpenBLAS has seven bytes per instruction.
 const STEPS: u64 = 1 << 16;
 const BYTES_PER_STEP: u64 = 2;
 
@@ -35,11 +35,11 @@ const BYTES_PER_STEP: u64 = 2;
 #[derive(Default)]
 pub(super) struct Assembly {
     pub pieces: Vec<Piece>,
-    /// Where they lie; of one that lies in several places, each.
+    /// Where they lie: for a function in several places, each of them.
     pub functions: Vec<Range<u64>>,
 }
 
-/// The functions without rules that lie in these parts of a file, beside those that are known, which are sorted.
+/// The functions without rules in these parts of a file, apart from the known ones, which are sorted.
 ///
 /// # Errors
 /// When the code cannot be read.
@@ -63,7 +63,7 @@ pub(super) fn functions<R: ReadAt>(
     Ok(found)
 }
 
-/// What of a part no piece is for, and is neither too short nor too long.
+/// Stretches of a part that no piece covers and that are neither too short nor too long.
 fn gaps(known: &[Piece], part: Range<u64>) -> Vec<Range<u64>> {
     let (mut gaps, mut next) = (Vec::new(), part.start);
     let mut add = |gap: Range<u64>| {
@@ -79,7 +79,7 @@ fn gaps(known: &[Piece], part: Range<u64>) -> Vec<Range<u64>> {
     gaps
 }
 
-/// Follows one function after the other in code that lies between two that have rules.
+/// Follows one function after the other in the code between two that have rules.
 fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Assembly) {
     let mut at = behind_padding(&code, start);
     // Where parts of functions begin and end: others may have jumped there.
@@ -93,7 +93,7 @@ fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Assembly)
                     followed.extend(function.parts().map(|part| (part.start, part.end)));
                     found.functions.extend(function.parts());
                     found.pieces.extend(&function.pieces);
-                    // Never back to where it has jumped.
+                    // Never back into code that it jumped to.
                     function.parts().find(|part| part.contains(&at)).map_or(at + 1, |own| own.end)
                 }
                 None => behind_end(&code, at),
@@ -103,7 +103,7 @@ fn follow(mut code: Code<'_>, start: u64, steps: &mut u64, found: &mut Assembly)
     }
 }
 
-/// First address from here on of what is not there to fill room.
+/// First address from here on that is not padding.
 fn behind_padding(code: &Code<'_>, mut at: u64) -> u64 {
     while let Some(&byte) = code.from(at).first() {
         if matches!(byte, 0 | 0xcc) {
@@ -119,7 +119,7 @@ fn behind_padding(code: &Code<'_>, mut at: u64) -> u64 {
     at
 }
 
-/// Where a function that does not prove itself ends, to go by how it looks: behind a return or a jump, where the next one would begin.
+/// Where a function that cannot be verified seems to end: after a return or a jump, where the next one would begin.
 fn behind_end(code: &Code<'_>, at: u64) -> u64 {
     let mut decoder = code.decoder(at);
     while decoder.can_decode() {

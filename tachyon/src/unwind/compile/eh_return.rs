@@ -1,14 +1,14 @@
 //! libgcc's functions that end in `__builtin_eh_return`: `_Unwind_RaiseException`, `_Unwind_Resume` and their like.
 //!
-//! What they do at the end (`uw_install_context` in GCC's `libgcc/unwind.inc`) is to write the registers of the frame that
-//! catches over those that they saved themselves, the return address among them, and to leave for it. Their own rules, which the
-//! compiler wrote for the frame that called them, then lead somewhere else: to frames that are there twice, and past others.
-//! But where the throw leads is written in their frame, and the frames between are done with: so a stack that is met there goes
-//! on with the frame that catches, or that cleans up. For the last few instructions, which move the stack pointer, there
-//! is no rule, and none for functions that do not look like GCC's: such a stack is cut, and says so.
+//! At the end (`uw_install_context` in GCC's `libgcc/unwind.inc`) they overwrite the registers that they saved themselves,
+//! including the return address, with those of the catching frame, and continue there. Their own rules, which the compiler wrote
+//! for the frame that called them, then lead somewhere else: some frames appear twice, others are skipped. But their frame
+//! records where the throw leads, and the frames in between are finished: so a stack that is met there goes on with the frame
+//! that catches, or that cleans up. The last few instructions, which move the stack pointer, have no rule, nor do functions that
+//! do not look like GCC's: such a stack is cut, and labelled as such.
 //!
-//! The functions are known by their rules, for libgcc is linked into many a library that has no names: no other function
-//! saves `rax` and `rdx`, the registers that carry the exception to its handler. They leave by `rcx`.
+//! The functions are recognised by their rules, because libgcc is linked into many libraries without symbols: no other
+//! function saves `rax` and `rdx`, the registers that carry the exception to its handler. They leave through `rcx`.
 
 pub(super) mod arm64;
 
@@ -22,7 +22,7 @@ use tachyon_common::unwind::{Rule, UNWIND_CONTEXT};
 /// Longest of these functions that is decoded; they have half a kilobyte.
 const MAX_FUNCTION: u64 = 16 << 10;
 
-/// What is known of one function so far.
+/// What is known about one function so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EhReturn {
     /// It saves `rax` and `rdx`.
@@ -33,7 +33,7 @@ pub(super) struct EhReturn {
 }
 
 impl EhReturn {
-    /// Takes the next row of the function. True: what it says leads astray.
+    /// Takes the next row of the function. True: its rule would lead astray.
     pub fn take(&mut self, row: &UnwindTableRow<usize>) -> bool {
         let saved = |register| matches!(row.register(register), RegisterRule::Offset(_));
         self.saves |= saved(X86_64::RAX) && saved(X86_64::RDX);
@@ -46,23 +46,23 @@ impl EhReturn {
                 self.leaves.get_or_insert(row.start_address());
                 self.leaving = true;
             }
-            // `mov rsp, rcx; pop rcx; jmp *rcx`, or a `ret`: what follows is other code of the function.
+            // `mov rsp, rcx; pop rcx; jmp *rcx`, or a `ret`: after that comes other code of the function.
             Some(X86_64::RSP) => {}
             _ => self.leaving = false,
         }
         self.leaving
     }
 
-    /// The part of the function from `start` on at which the saved registers are no more its own, but for what
-    /// [`EhReturn::take`] told, and its rule.
+    /// The part of the function from `start` on where the saved registers are no longer its own, except what
+    /// [`EhReturn::take`] reported, with its rule.
     pub fn installed<R: ReadAt>(&self, elf: &Elf<R>, start: u64) -> Option<Piece> {
         let leaves = self.leaves?;
         let code = function(elf, start..leaves)?;
         let code: Vec<Instruction> = Decoder::with_ip(64, &code, start, DecoderOptions::NONE).into_iter().collect();
         let mut calls =
             code.iter().enumerate().filter(|(_, at)| at.flow_control() == FlowControl::Call).map(|(at, _)| at);
-        // The last is `_Unwind_DebugHook`, the one before `uw_install_context_1`. In the call the return address, less 1, is
-        // what a rule is looked up by; before it nothing is written yet.
+        // The last is `_Unwind_DebugHook`, the one before `uw_install_context_1`. During the call, rules are looked up by
+        // the return address less 1; before it nothing is written yet.
         let (hook, install) = (calls.next_back(), calls.next_back());
         let Some((install, hook)) = install.zip(hook) else {
             return Some(Piece { start, end: leaves, rule: Rule::UNSUPPORTED });
@@ -82,7 +82,7 @@ pub(super) fn function<R: ReadAt>(elf: &Elf<R>, at: Range<u64>) -> Option<Vec<u8
     Some(code)
 }
 
-/// How far from `rbp` the operand in memory lies, if it is of the frame.
+/// How far from `rbp` the operand in memory lies, if it is in the frame.
 fn in_the_frame(instruction: &Instruction) -> Option<i64> {
     let place = (instruction.memory_base(), instruction.memory_index());
     let is_there =
@@ -101,13 +101,13 @@ fn arguments(before_the_call: &[Instruction]) -> Option<i64> {
     (cfa.checked_add(8) == Some(handler)).then_some(cfa)
 }
 
-/// Whether a context whose `cfa` lies so far from `rbp` begins where [`Rule::throw`] takes it to begin: the function takes its address.
+/// Whether a context whose `cfa` lies this far from `rbp` begins where [`Rule::throw`] assumes: the function takes its address.
 fn has_context(code: &[Instruction], cfa: i64) -> bool {
     let begin = cfa.checked_sub_unsigned(UNWIND_CONTEXT.sp);
     begin.is_some() && code.iter().any(|at| at.mnemonic() == Mnemonic::Lea && in_the_frame(at) == begin)
 }
 
-/// Whether what stands behind an instruction is reached from it alone, and leads nowhere but to the end.
+/// Whether the code after an instruction is reached only from it, and leads only to the end.
 fn is_way_out(code: &[Instruction], from: usize) -> bool {
     let (Some(last), first) = (code.last(), code[from].next_ip()) else { return false };
     let behind = |address| (first..=last.ip()).contains(&address);

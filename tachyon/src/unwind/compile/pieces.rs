@@ -1,4 +1,4 @@
-//! Functions' rules to rows: collected function by function, then sorted.
+//! Turns functions' rules into rows: collected function by function, then sorted.
 
 use super::assembly::Assembly;
 use super::eh_return::{self, EhReturn};
@@ -52,7 +52,7 @@ impl<'a, R: ReadAt> Pieces<'a, R> {
         }
     }
 
-    /// Lets a rule hold in place of those of the pieces from `first` on.
+    /// Puts a rule in place of those of the pieces from `first` on.
     fn replace(&mut self, first: usize, new: &Piece) {
         let old: Vec<Piece> = self.pieces.drain(first..).collect();
         for piece in old {
@@ -104,7 +104,7 @@ pub(super) fn expression<'a>(section: &EhFrame<Slice<'a>>, expression: &UnwindEx
     expression.get(section).ok().map(|found| found.0.slice())
 }
 
-/// Sorts pieces, those of `.eh_frame` and others, and makes them rows. Where two overlap, the one that starts later is believed.
+/// Sorts pieces, those of `.eh_frame` and others, and turns them into rows. Where two overlap, the one that starts later wins.
 pub(super) fn rows_of(mut pieces: Vec<Piece>, mut assembly: Assembly, base: u64) -> Table {
     pieces.extend(assembly.pieces);
     pieces.sort_by_key(|piece| piece.start);
@@ -118,7 +118,7 @@ pub(super) fn rows_of(mut pieces: Vec<Piece>, mut assembly: Assembly, base: u64)
         }
         let Ok(pc) = u32::try_from(piece.start - base) else { break };
         table.push(Row::new(pc, piece.rule));
-        // Between two functions the linker pads; a hole of less than 16 bytes that no code runs in is not worth a row.
+        // The linker pads between two functions; a hole of less than 16 bytes in which no code runs is not worth a row.
         let gap = next.is_none_or(|next| next > piece.end.saturating_add(15));
         if gap && let Ok(end) = u32::try_from(piece.end - base) {
             table.push(Row::new(end, Rule::GAP));

@@ -13,7 +13,7 @@ mod arm64;
 #[path = "tests/assembly.rs"]
 mod assembly;
 
-/// Memory in which every word is another address in a stack above every other: no two rules can agree by accident.
+/// Memory in which every word is a different address, in a stack above every other: no two rules can agree by accident.
 struct MadeUp;
 
 impl MadeUp {
@@ -24,7 +24,7 @@ impl MadeUp {
 
 impl UserMemory for MadeUp {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        // Nothing around a word is told, for it costs to make up.
+        // Nothing around a word is provided, because making it up is expensive.
         if into.len() != 8 {
             return Err(Unreadable);
         }
@@ -52,7 +52,7 @@ impl Placed {
         placed
     }
 
-    /// One step from an address, of which alone it is known that it is code.
+    /// One step from an address, the only one known to be code.
     fn step(&self, machine: u32, mut walk: NativeWalk) -> (Option<StopReason>, NativeWalk, Vec<u64>) {
         let start = |part: &TablePart| u64::from(part.pc) + self.base;
         let behind = self.parts.partition_point(|(_, part)| start(part) <= walk.ip);
@@ -86,12 +86,12 @@ impl AddressSink for Addresses {
 const SP: u64 = 0x7ffe_0000_1000;
 const FP: u64 = 0x7ffe_0000_2000;
 
-/// What another register of the interrupted instruction holds: no two of them the same.
+/// What another register holds at the interrupted instruction: no two hold the same.
 fn other(register: u16) -> u64 {
     0x7ffe_1000_0000 + u64::from(register) * 0x10_0000
 }
 
-/// What gimli makes of an expression.
+/// The value of an expression according to gimli.
 fn evaluate(section: &EhFrame<Slice<'_>>, at: &UnwindExpression<usize>, ip: u64, cfa: Option<u64>) -> Option<u64> {
     let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 5 };
     let mut evaluation = at.get(section).ok()?.evaluation(encoding);
@@ -144,8 +144,8 @@ fn oracle(section: &EhFrame<Slice<'_>>, row: &UnwindTableRow<usize>, ip: u64) ->
     Ok(Some([ra, cfa, value(X86_64::RBP, Ok(FP))?]))
 }
 
-/// Compares every row of every function of a file with gimli's own evaluation; how many were compared, and how many
-/// of them have no compact form.
+/// Compares every row of every function of a file with gimli's own evaluation; returns how many were compared, and how
+/// many of them have no compact form.
 fn compare(path: &std::path::Path) -> Option<(usize, usize)> {
     let bytes = std::fs::read(path).ok()?;
     let elf = Elf::parse(&bytes[..]).ok()?;
@@ -175,7 +175,7 @@ fn compare(path: &std::path::Path) -> Option<(usize, usize)> {
             for ip in [row.start_address(), row.end_address().min(fde.end_address()) - 1] {
                 compared += 1;
                 let expected = oracle(&eh_frame, row, ip);
-                // Of what a throw ends with, its own rules are not true (`eh_return.rs`).
+                // For the functions that end a throw, their own rules are wrong (`eh_return.rs`).
                 if [kind::UNSUPPORTED, kind::THROW].contains(&table.rule(ip).kind()) {
                     unsupported += 1;
                     continue;
@@ -256,7 +256,7 @@ fn an_empty_table_is_none() {
     assert!(matches!(compile(&Elf::parse(&file).expect("an ELF file")), Err(Refusal::NoTable)));
 }
 
-/// A file's rules of one function that all entries describe, with so many instructions that they share.
+/// A file's rules where all entries describe one function and share that many instructions.
 fn crafted(entries: usize, shared: usize) -> Result<Table, Refusal> {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, library) = (folder.path().join("rules.s"), folder.path().join("rules.so"));
@@ -276,7 +276,7 @@ fn crafted(entries: usize, shared: usize) -> Result<Table, Refusal> {
     compile(&Elf::parse(File::open(&library).expect("it was made")).expect("an ELF file"))
 }
 
-/// Each function runs the instructions that it shares with others anew.
+/// Each function runs again the instructions that it shares with others.
 #[test]
 #[cfg_attr(miri, ignore = "runs a compiler")]
 fn shared_rules_cost_no_more_than_their_file_explains() {
@@ -311,7 +311,7 @@ fn where_functions_overlap_the_later_start_is_believed() {
     assert_eq!(found, [gap, rule(1), rule(1), rule(2), rule(2), gap, gap, rule(3), gap]);
 }
 
-/// Window by window, a file's rows say what they say of it as a whole.
+/// Window by window, a file's rows say the same as for the whole file.
 #[test]
 #[cfg_attr(miri, ignore = "reads the machine's own files")]
 fn windows_have_the_rules_of_the_whole() {
@@ -337,8 +337,8 @@ fn windows_have_the_rules_of_the_whole() {
     assert!(compared > 100_000, "{compared}");
 }
 
-/// While libgcc writes the registers of the frame that catches over its own, that one is its caller. What it does last of all
-/// has no rule.
+/// While libgcc overwrites its own registers with those of the catching frame, that frame is its caller. Its very last
+/// instructions have no rule.
 #[test]
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, ignore = "reads the machine's own files")]
@@ -352,7 +352,7 @@ fn a_context_that_is_being_installed_is_the_caller() {
     let end = symbol.vaddr + symbol.size;
     let with = |kind| (symbol.vaddr..end).filter(|&at| table.rule(at).kind() == kind).collect::<Vec<u64>>();
     let (throws, missing) = (with(kind::THROW), with(kind::UNSUPPORTED));
-    // The end of the function alone: its search for a handler takes nearly all of a throw.
+    // Only the end of the function: the search for a handler takes up nearly all of a throw.
     assert!((20..300).contains(&throws.len()), "{} of {} bytes", throws.len(), symbol.size);
     assert!((4..10).contains(&missing.len()), "{} of {} bytes", missing.len(), symbol.size);
     assert_eq!(throws[throws.len() - 1] + 1, missing[0]);

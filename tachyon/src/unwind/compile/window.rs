@@ -1,5 +1,5 @@
 //! The rules of a piece of a file's code, found through the search table of `.eh_frame_hdr`: of a library with 40 MiB of
-//! rules, samples meet a few hundred kilobytes.
+//! rules, samples need a few hundred kilobytes.
 
 use super::{
     Assembly, MAX_EH_FRAME, MAX_RUN, MAX_SHARED, Machine, Pieces, Refusal, Table, assembly, is_mapped, locate, rows_of,
@@ -16,10 +16,10 @@ const WINDOW: u64 = 1 << 20;
 /// Most functions of one window; the linker's smallest have 16 bytes.
 const MAX_FUNCTIONS: u64 = WINDOW / 16;
 
-/// Longest function that is looked for in the windows before the one that it reaches into.
+/// How many functions that start before a window are included: they may reach into it.
 const LOOK_BACK: u64 = 1;
 
-/// What is read of `.eh_frame` at once.
+/// Bytes of `.eh_frame` that are read at once.
 const BLOCK: u64 = 16 << 10;
 
 /// Longest entry that is read.
@@ -40,7 +40,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Those of a file; `None`: it has no search table, or one of a kind that linkers do not write.
+    /// The windows of a file; `None`: it has no search table, or one of a kind that linkers do not write.
     #[must_use]
     pub fn of<R: ReadAt>(elf: &Elf<R>) -> Option<Self> {
         let rules = locate(elf).ok().filter(|(_, size)| *size <= MAX_EH_FRAME)?;
@@ -75,7 +75,8 @@ impl Windows {
     /// First address of the function that holds an address.
     pub fn function<R: ReadAt>(&self, elf: &Elf<R>, vaddr: u64) -> Option<u64> {
         let (start, entry) = self.pair(elf, self.after(elf, vaddr)?.checked_sub(1)?)?;
-        // Length, shared entry, start and size: of 4 bytes each, as the linker wrote the search table, or it is not known.
+        // Length, shared entry, start and size: 4 bytes each, as in the linker's search table; otherwise the function is
+        // unknown.
         let mut head = [0; 16];
         elf.read_vaddr(entry, &mut head).ok()?;
         let word = |at: usize| [head[at], head[at + 1], head[at + 2], head[at + 3]];
@@ -128,7 +129,7 @@ impl Windows {
                 continue;
             }
             run = run.saturating_add(fde.cie().entry_len().saturating_add(fde.entry_len()));
-            // All of a window's functions may share an entry, in no real file more than a few do.
+            // All of a window's functions may share an entry; in real files no more than a few do.
             if run > (sparse.read as usize).saturating_mul(MAX_RUN) {
                 return Err(Refusal::TooDear);
             }
@@ -153,7 +154,7 @@ impl Windows {
         Ok(rows_of(pieces, assembly, window.start))
     }
 
-    /// A window, and what is before and behind it up to the next functions that have rules.
+    /// A window, extended on both sides to the next functions that have rules.
     fn whole_gaps<R: ReadAt>(&self, elf: &Elf<R>, (first, past): (u64, u64), window: &Range<u64>) -> Range<u64> {
         let start = self.pair(elf, first).map_or(self.base, |(start, _)| start.min(window.start));
         let next = (past < self.functions).then(|| self.pair(elf, past)).flatten();
@@ -183,7 +184,7 @@ impl Windows {
     }
 }
 
-/// `.eh_frame` as far as it was read: pages that nobody touches take no memory.
+/// The part of `.eh_frame` that was read: untouched pages take no memory.
 struct Sparse {
     bytes: Vec<u8>,
     address: u64,
@@ -208,8 +209,8 @@ impl Sparse {
         Ok(())
     }
 
-    /// Length of an entry with its length field, and the word behind that. (64-bit entries are not written for these
-    /// processors: such a one makes no sense then, and costs its function.)
+    /// Length of an entry including its length field, and the word after that. (64-bit entries are not written for
+    /// these processors: such an entry makes no sense, and its function is lost.)
     fn head<R: ReadAt>(&mut self, elf: &Elf<R>, at: u64) -> Result<(u64, u32), Refusal> {
         self.ensure(elf, at, 8)?;
         let word = |at: u64| {

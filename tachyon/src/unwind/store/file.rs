@@ -15,7 +15,7 @@ pub(super) const MACHINE: u16 =
 /// Largest vdso; real ones have 8 KiB.
 const MAX_VDSO: u64 = 64 << 10;
 
-/// What tells the file behind a mapping from all others.
+/// What distinguishes the file behind a mapping from all others.
 pub(super) fn identity(process: &RemoteProcess, mapping: &Mapping, known: Option<&Identities>) -> Option<FileIdentity> {
     let known = known.and_then(|known| known.get(&mapping.start)).copied();
     known.or_else(|| Some(process.mapped_file(mapping).ok()?.identity()))
@@ -34,7 +34,7 @@ pub(super) fn without_table(mapping: &Mapping, what: u32) -> Range {
     Range { start: mapping.start, end: mapping.end, bias: 0, first_row: what, rows: 0, pages: 0 }
 }
 
-/// The table of a file for this machine's own processor: rules of another would be followed as if they were its own.
+/// The table of a file for this machine's own processor: rules for another would be followed as if they were for this one.
 pub(super) fn compile_own<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
     if elf.machine() == MACHINE { compile(elf) } else { Err(Refusal::Machine(elf.machine())) }
 }

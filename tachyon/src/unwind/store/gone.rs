@@ -1,17 +1,17 @@
-//! What is not used any more: its room is given back after a rest.
+//! What is no longer used: its room is freed after a rest.
 
 use super::placed::Part;
 use super::{Known, Source, TableMemory, UnwindTables};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// How long what was given up is left as it is: a walk that began before may still read it, and takes microseconds.
+/// How long freed memory is left as it is: a walk that began before may still read it, and takes microseconds.
 pub(super) const REST: Duration = Duration::from_secs(1);
-/// How often it is looked for while there is room: who has what is a system call for each process.
+/// How often to look for it while there is room: finding out what is in use takes a system call per process.
 const EVERY: Duration = Duration::from_secs(10);
 
 impl UnwindTables {
-    /// Gives away the table that was used longest ago of those that no process has.
+    /// Frees the least recently used table of those that no process uses.
     pub(super) fn evict(&mut self, in_use: &HashSet<Source>) -> Option<()> {
         let blocks = &self.blocks;
         let is_used =
@@ -27,17 +27,17 @@ impl UnwindTables {
         Some(())
     }
 
-    /// Finds blocks that no process has any more, if that was not done just now or their room is needed.
+    /// Finds blocks that no process has any more, unless that was just done and their room is not needed.
     pub(super) fn sweep_if_due(&mut self, memory: &impl TableMemory) {
         let is_due = self.swept.is_none_or(|swept| swept.elapsed() >= EVERY);
-        // Tables of what has a block are not given away either.
+        // Tables that a block uses are not freed either.
         if is_due || [&self.ranges, &self.rows].iter().any(|room| room.used > room.size / 2) {
             self.swept = Some(Instant::now());
             self.sweep(memory);
         }
     }
 
-    /// Finds blocks that no process has any more, and gives away those that have rested.
+    /// Finds blocks that no process has any more, and frees those that have rested.
     pub(super) fn sweep(&mut self, memory: &impl TableMemory) {
         let used: HashSet<u32> = memory.spaces().iter().map(|space| space.first).collect();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What one file's tables are and where their rows lie; and the ranges that follow for a process that maps the file.
+//! One file's tables and where their rows lie; and the resulting ranges for a process that maps the file.
 
 use super::{Source, Table, Windows};
 use crate::remote::elf::{Elf, ReadAt};
@@ -26,11 +26,11 @@ impl Part {
 /// Tables of one file, and where their rows are.
 #[derive(Debug)]
 pub(super) struct Placed {
-    /// By the first address that they are for, before relocation.
+    /// By the first address that they cover, before relocation.
     pub(super) tables: BTreeMap<u64, PlacedTable>,
-    /// How further ones are made; `None`: there is one for all of the file.
+    /// How further tables are made; `None`: there is one for the whole file.
     pub(super) windows: Option<Windows>,
-    /// A sample was met in it: its other windows are made too, while there is room.
+    /// A sample was met in it: its other windows are made, too, while there is room.
     pub(super) met: bool,
     /// Windows before this address have been made, or tried.
     pub(super) next: u64,
@@ -44,7 +44,7 @@ pub(super) struct Placed {
 
 #[derive(Debug)]
 pub(super) struct PlacedTable {
-    /// First address that it is not for.
+    /// First address that it does not cover.
     pub(super) end: u64,
     pub(super) base: u64,
     pub(super) parts: Vec<Part>,
@@ -52,7 +52,7 @@ pub(super) struct PlacedTable {
     pub(super) made: u64,
 }
 
-/// An executable segment: where in the file, and what to add to a file offset to get its address before relocation.
+/// An executable segment: its place in the file, and what to add to a file offset to get its address before relocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Code {
     pub(super) start: u64,
@@ -70,7 +70,7 @@ impl Placed {
         Self { tables: BTreeMap::from([(0, table)]), ..Self::new(None, rules, code, used) }
     }
 
-    /// The first window that nobody has made yet, of a file that samples were met in.
+    /// The first window that has not been made yet, for a file that samples were met in.
     pub(super) fn missing(&mut self) -> Option<(Windows, std::ops::Range<u64>)> {
         let windows = self.windows.filter(|_| self.met)?;
         loop {
@@ -84,7 +84,7 @@ impl Placed {
 
     /// The segment of a mapping, and the address before relocation of its start.
     pub(super) fn addresses(&self, mapping: &Mapping) -> Option<(Code, u64)> {
-        // A mapping starts at a page, a segment anywhere in it.
+        // A mapping starts at a page boundary, a segment anywhere in the page.
         let code = self.code.iter().find(|code| mapping.offset >= code.start & !0xfff && mapping.offset < code.end)?;
         Some((*code, mapping.offset.wrapping_add(code.to_vaddr)))
     }
@@ -154,7 +154,7 @@ pub(super) fn len_of(code: &[Code]) -> u64 {
     code.iter().map(|code| code.end.saturating_sub(code.start)).sum()
 }
 
-/// The parts of a file whose rules in a table were read off the instructions, by offset.
+/// The parts of a file whose rules in a table were derived from the instructions, by offset.
 pub(super) fn assembly(source: Source, table: &Table, code: &[Code]) -> Vec<(FileIdentity, std::ops::Range<u64>)> {
     let Source::File(file) = source else { return Vec::new() };
     let of = |part: &std::ops::Range<u64>| {

@@ -1,4 +1,4 @@
-//! Gives out indices of a memory that is one long array, in stretches, and takes them back.
+//! Allocates and frees stretches of indices in a memory that is one long array.
 
 /// Which parts of a memory are free.
 #[derive(Debug)]
@@ -7,7 +7,7 @@ pub(super) struct Room {
     /// First index and length of each free part, sorted, with something used between any two.
     pub(super) free: Vec<(u32, u32)>,
     pub(super) used: u32,
-    /// What is taken lies within one of the chunks of this length.
+    /// Each allocation lies within one of the chunks of this length.
     chunk: u32,
 }
 
@@ -16,7 +16,7 @@ impl Room {
         Self { size, free: vec![(0, size)], used: 0, chunk: chunk.max(1) }
     }
 
-    /// Takes from the first free part where so many lie in one chunk.
+    /// Allocates from the first free part in which that many lie in one chunk.
     pub(super) fn take(&mut self, count: u32) -> Option<u32> {
         let (at, taken) = self.free.iter().enumerate().find_map(|(at, part)| Some((at, self.within(*part, count)?)))?;
         let (first, len) = self.free[at];
@@ -27,14 +27,14 @@ impl Room {
         Some(taken)
     }
 
-    /// The first index in a free part from which so many lie in one chunk.
+    /// The first index in a free part from which that many lie in one chunk.
     fn within(&self, (first, len): (u32, u32), count: u32) -> Option<u32> {
         let left = self.chunk - first % self.chunk;
         let skipped = if count <= left { 0 } else { left };
         (count <= self.chunk && u64::from(skipped) + u64::from(count) <= u64::from(len)).then(|| first + skipped)
     }
 
-    /// Gives a part back, and joins it with its neighbours.
+    /// Frees a part, and joins it with its neighbours.
     pub(super) fn give_back(&mut self, first: u32, count: u32) {
         self.used -= count;
         let at = self.free.partition_point(|(start, _)| *start < first);

@@ -137,7 +137,7 @@ fn what_does_not_fit_stops_a_walk_and_is_told() {
     let range = ranges.iter().find(|range| (range.start..range.end).contains(&here)).expect("covered");
     assert!(range.rows > 0 && range.end - range.start <= 1 << 20, "{range:?}: one window of a large file");
     assert!(!enough.meet(&own(), mapping, here, space.version, &Identities::new(), &mut memory), "now it has");
-    // What lies beside it in the same file comes without being asked for, as far as there is room.
+    // Adjacent code in the same file is made without being asked for, as far as there is room.
     let mut roomy = UnwindTables::new(enough.rows.size * 8, 1 << 12);
     roomy.map_some(&own(), &maps(), &nothing, &mut memory).expect("own mappings");
     assert_eq!(
@@ -169,7 +169,7 @@ fn only_what_no_process_has_is_evicted_the_oldest_first() {
         let placed = Placed::whole(placed, 0, Vec::new(), tables.calls);
         tables.known.insert(source(inode), Known::Placed(placed));
     }
-    // The oldest is in use: by a process, then by the one in hand.
+    // The oldest is in use: by a process, then by the one at hand.
     tables.blocks.push(Block { first: 0, count: 1, sources: HashSet::from([source(1)]), unused: None });
     assert!(tables.place(&table(4), u64::MAX, &HashSet::from([source(2)]), &mut memory).is_some());
     let left: Vec<u64> = [1, 2, 3].into_iter().filter(|inode| tables.known.contains_key(&source(*inode))).collect();
@@ -234,7 +234,7 @@ fn room_is_joined_again() {
     assert_eq!(room.take(6), Some(2));
 }
 
-/// What is taken never straddles two chunks, and what is skipped for that is taken by what is smaller.
+/// An allocation never straddles two chunks, and the room skipped for that goes to smaller ones.
 #[test]
 fn what_is_taken_lies_in_one_chunk() {
     let mut room = Room::new(25, 10);

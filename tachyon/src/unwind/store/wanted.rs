@@ -1,4 +1,4 @@
-//! What is asked of tables, and where they are kept.
+//! What is requested of tables, and where they are kept.
 
 use super::super::Generated;
 use crate::remote::FileIdentity;
@@ -16,25 +16,25 @@ pub trait TableMemory {
     fn spaces(&self) -> Vec<Space>;
 }
 
-/// Files behind a process's mappings, by where those start: each that is not here costs a question.
+/// Files behind a process's mappings, by the mappings' start: each that is missing here costs a lookup.
 pub type Identities = HashMap<u64, FileIdentity>;
 
-/// What is asked for of a process.
+/// What is requested for a process.
 #[derive(Debug, Default)]
 pub struct Wanted<'a> {
-    /// What is known of its mappings.
+    /// What is known about its mappings.
     pub identities: Option<&'a Identities>,
     /// Its image.
     pub image: u64,
-    /// Files whose tables are made whatever they cost: those of interpreters.
+    /// Files whose tables are made at any cost: those of interpreters.
     pub first: Option<&'a HashSet<FileIdentity>>,
     /// Tables of generated code, by where its mapping starts.
     pub generated: Option<&'a HashMap<u64, Generated>>,
-    /// Most bytes of `.eh_frame` that are made rows of; `None`: all there are.
+    /// Most bytes of `.eh_frame` that are turned into rows; `None`: all of them.
     pub allowance: Option<u64>,
 }
 
-/// Why a process has no ranges: those of all processes are more than there is room for.
+/// Why a process has no ranges: all processes together have more than there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for the {0} ranges of its address space")]
 pub struct NoRoom(pub usize);

@@ -1,4 +1,4 @@
-//! Tables get their room, and are written there.
+//! Allocates room for tables and writes them there.
 
 use super::placed::{Code, Part, Placed, PlacedTable};
 use super::{Known, Source, TableMemory, UnwindTables};

@@ -1,4 +1,5 @@
-//! `cargo xtask soak --agent`: the agent beside a host's life, as it comes from its package but for the length of a segment.
+//! `cargo xtask soak --agent`: the agent on a host with normal activity, configured as in its package except for the length
+//! of a segment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +11,17 @@ use serde_json::{Value, json};
 
 use super::{Load, Look, Soaked};
 
-/// 50 interpreters, a thousand program starts a minute; nothing of what has ended is kept.
+/// 50 interpreters, a thousand program starts a minute; nothing is kept about ended processes.
 pub(super) const LOAD: Load = Load { live: 50, between: Duration::from_millis(60), python_every: 10, process_bytes: 0 };
-/// Of a segment.
+/// Length of a segment.
 pub(super) const LENGTH: Duration = Duration::from_secs(10);
-/// What the agent may cost with its BPF programs, and take with its maps (docs/continuous.md).
+/// CPU time that the agent may use with its BPF programs, and memory with its maps (docs/continuous.md).
 const MOST_CPU: f64 = 0.01;
 const MOST_BYTES: u64 = 100 << 20;
-/// Growth after it has warmed up, and what an allocator moves by in a run of minutes.
+/// Growth allowed after it has warmed up, and how much an allocator fluctuates in a run of minutes.
 const MOST_BYTES_AN_HOUR: f64 = (1 << 20) as f64;
 const SLACK_BYTES: f64 = (3 << 20) as f64;
-/// Since it was warm: what goes up and down in a shorter time is no growth.
+/// Time since it was warm: ups and downs over a shorter time are not growth.
 const LONG_ENOUGH: Duration = Duration::from_secs(600);
 
 /// Where the spool is.
@@ -39,21 +40,21 @@ pub(super) fn command(profiler: &Path, work: &Path) -> Result<Command> {
     Ok(line)
 }
 
-/// What the agent says of itself, as the account of one recording.
+/// What the agent reports about itself, as the account of one recording.
 pub(super) fn report(work: &Path) -> Result<Value> {
     let state = fs::read(spool(work).join("state.json")).context("the agent left no state.json")?;
     let mut state: Value = serde_json::from_slice(&state)?;
     let number = |name: &str| state[name].as_f64().with_context(|| format!("state.json has no {name}"));
     let (cpu_s, bpf_s) = (number("cpu_s")?, number("bpf_s")?);
     let duration_s = number("segment_end_unix")? - number("started_unix")?;
-    // The kernel's count is in the accounts of segments, which are held against this one.
+    // The kernel's count is in the accounts of segments, which are checked against this one.
     let ran = state["ran"].clone();
     state["duration_s"] = json!(duration_s);
     state["cost"] = json!({ "user_cpu_s": cpu_s, "bpf_run_ns": (bpf_s * 1e9).round() as u64, "bpf_run_count": ran });
     Ok(state)
 }
 
-/// Holds memory and cost against what is promised.
+/// Checks memory and cost against what is promised.
 pub(super) fn judge(soaked: &Soaked) -> Result<()> {
     let (warm, last) = soaked.ends()?;
     let state = &soaked.report;
@@ -88,7 +89,7 @@ pub(super) fn judge(soaked: &Soaked) -> Result<()> {
     Ok(())
 }
 
-/// Bytes an hour of resident memory since then, by least squares.
+/// Growth of resident memory since then in bytes per hour, by least squares.
 fn slope(looks: &[Look], since: Duration) -> f64 {
     let points: Vec<(f64, f64)> = looks
         .iter()

@@ -1,6 +1,6 @@
-//! Recordings drawn at random from real ones, to try the statistics: pairs of the same program, and of a program whose change is known.
+//! Recordings drawn at random from real ones, to test the statistics: pairs of the same program, and of a program with a known change.
 //!
-//! Blocks of time are drawn in runs, so that what depends on what came just before does so in the drawn recording, too.
+//! Blocks of time are drawn in runs, so that dependence on what came just before is preserved in the drawn recording.
 
 mod trials;
 
@@ -15,7 +15,7 @@ pub use trials::{Trials, binomial};
 /// What was sampled in a block of time.
 type Block = Vec<(Entry, u64)>;
 
-/// Most blocks of a recording, as collecting one makes them: where more are drawn, neighbours become one.
+/// Most blocks of a recording, as when one is collected: if more are drawn, neighbours are merged.
 const MOST_BLOCKS: usize = 128;
 /// What the drawn part of a function is called.
 pub const SMALL: &str = "small";
@@ -24,8 +24,8 @@ pub const NEW: &str = "new";
 
 /// Real recordings of one program, by block.
 ///
-/// What is drawn has as many processes as a recording has on the mean, and what each does is drawn from all: that one process happened to do
-/// more of something is no property of the program.
+/// A drawn recording has as many processes as a recording has on average, and what each does is drawn from all: if one process happened to
+/// do more of something, that is not a property of the program.
 #[derive(Debug)]
 pub struct Pool {
     whole: Aggregate,
@@ -41,9 +41,10 @@ pub struct Pool {
 pub enum Edit<'a> {
     /// Not at all.
     None,
-    /// A part of a function's samples is another function, [`SMALL`], which has this share of all, and `slower` takes more of it.
+    /// Part of a function's samples becomes another function, [`SMALL`], with this share of all samples; `slower` makes it take
+    /// more.
     Small {
-        /// Whose part it is.
+        /// The function it is part of.
         function: &'a str,
         /// Of all samples.
         share: f64,
@@ -52,13 +53,13 @@ pub enum Edit<'a> {
     },
     /// The function has another name, [`NEW`].
     Renamed(&'a str),
-    /// Half of what the function does, another one does that it calls: [`NEW`].
+    /// Half of what the function does is moved to another one that it calls: [`NEW`].
     Split(&'a str),
-    /// The function was put into its callers.
+    /// The function was inlined into its callers.
     Inlined(&'a str),
     /// Its file has another path.
     Moved(&'a str),
-    /// One sample of so many is taken.
+    /// One sample out of this many is taken.
     Thinned(u64),
 }
 
@@ -70,7 +71,7 @@ impl Pool {
         let mut lengths = vec![0; whole.recordings().len()];
         for (entry, _) in whole.entries() {
             let length = &mut lengths[entry.recording as usize];
-            // The last block of a recording is seldom whole, and is left out.
+            // The last block of a recording is seldom complete, and is left out.
             *length = usize::from(entry.block).max(*length);
         }
         let mut processes: BTreeMap<(u32, &str), Vec<Block>> = BTreeMap::new();
@@ -90,7 +91,7 @@ impl Pool {
         Self { processes, drawn, whole, block_us }
     }
 
-    /// Samples of a block on the mean.
+    /// Average number of samples in a block.
     #[must_use]
     pub fn samples_a_block(&self) -> f64 {
         let blocks: Vec<_> = self.processes.iter().flatten().collect();
@@ -98,7 +99,7 @@ impl Pool {
         samples as f64 / blocks.len().max(1) as f64 * self.drawn.len() as f64
     }
 
-    /// Functions of Python by their share of all samples as self, the largest first.
+    /// Python functions by their self share of all samples, the largest first.
     #[must_use]
     pub fn functions(&self) -> Vec<(Arc<str>, f64)> {
         let mut own: HashMap<Arc<str>, u64> = HashMap::new();
@@ -114,7 +115,7 @@ impl Pool {
         own
     }
 
-    /// Draws a recording of so many blocks, in runs of about `run`.
+    /// Draws a recording of `blocks` blocks, in runs of about `run`.
     #[must_use]
     pub fn draw(&self, random: &mut Rng, blocks: usize, run: usize, edit: Edit<'_>) -> Aggregate {
         let mut drawn = self.whole.without_entries();

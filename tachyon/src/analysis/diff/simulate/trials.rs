@@ -1,4 +1,4 @@
-//! What a comparison says of drawn pairs: how often it is wrong, and how often it finds what is there.
+//! What a comparison says about drawn pairs: how often it is wrong, and how often it finds a real change.
 
 use super::{Edit, Pool, SMALL};
 use crate::analysis::diff::{Difference, Options, diff};
@@ -12,11 +12,11 @@ pub struct Trials {
     pub pairs: u64,
     /// Blocks of a side.
     pub blocks: usize,
-    /// Blocks that follow each other as they were recorded, on the mean.
+    /// Average number of consecutive blocks kept as they were recorded.
     pub run: usize,
     /// Rounds of the comparison's bootstrap.
     pub rounds: usize,
-    /// Where the numbers drawn at random begin.
+    /// Seed for the random numbers.
     pub seed: u64,
 }
 
@@ -26,7 +26,7 @@ impl Trials {
         diff(before, after, options, &NoDistributions)
     }
 
-    /// Pairs with any significant row, when the side after is edited so.
+    /// Number of pairs with any significant row if the side after is edited this way.
     #[must_use]
     pub fn alarms(self, pool: &Pool, edit: Edit<'_>) -> u64 {
         let is_alarm = |pair: &u64| {
@@ -38,8 +38,8 @@ impl Trials {
         (0..self.pairs).filter(is_alarm).count() as u64
     }
 
-    /// A part of this function with one percent of all samples takes five percent more. How many samples a side are said to be
-    /// enough to see that in four of five cases, and in how many pairs with as many it is found.
+    /// A part of this function with one percent of all samples takes five percent more. Returns how many samples per side are
+    /// said to suffice to see that in four of five cases, and in how many pairs of that size it is found.
     ///
     /// # Panics
     /// When a drawn recording of [`Trials::blocks`] says nothing.
@@ -47,7 +47,7 @@ impl Trials {
     pub fn found(self, pool: &Pool, function: &str) -> (f64, u64) {
         let small = |slower| Edit::Small { function, share: 0.01, slower };
         let mut random = Rng::with_seed(self.seed);
-        // Where there are more samples, more rows are tested, each more strictly: the second look is at as many as the first one asks for.
+        // With more samples, more rows are tested, each more strictly: the second round uses as many as the first one calls for.
         let (mut blocks, mut samples) = (self.blocks, 0.0);
         for _ in 0..2 {
             let [a, b] = [(); 2].map(|()| pool.draw(&mut random, blocks, self.run, small(0.0)));
@@ -67,7 +67,7 @@ impl Trials {
     }
 }
 
-/// Both ends of the interval that so many of `pairs` lie in with 99.9 %, each with the same chance.
+/// Both ends of the 99.9 % interval for the number of hits in `pairs`, if each has this chance.
 #[must_use]
 pub fn binomial(share: f64, pairs: u64) -> (u64, u64) {
     use statrs::distribution::{Binomial, DiscreteCDF as _};

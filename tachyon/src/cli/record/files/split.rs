@@ -31,7 +31,7 @@ pub(super) fn open(plan: &Plan, profile: &Profile, more: More) -> anyhow::Result
 struct Files {
     plan: Plan,
     directory: Arc<OutputDirectory>,
-    /// Names given out: a pid may have been used again.
+    /// Names given out: a pid may have been reused.
     names: HashSet<String>,
     open: Option<(OutputFile, More)>,
 }
@@ -76,9 +76,9 @@ impl Files {
         Ok(sink)
     }
 
-    /// `4242-gunicorn.tach`, and `4242-gunicorn-2.tach` when the pid was used again.
+    /// `4242-gunicorn.tach`, and `4242-gunicorn-2.tach` if the pid was reused.
     fn name(&mut self, process: &Process, extension: &str) -> String {
-        // What a program calls itself is not to be a path, an option or a control character.
+        // A program's name must not become a path, an option or a control character.
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let comm: String = process.comm.chars().map(plain).collect();
         let mut name = format!("{}-{comm}.{extension}", process.pid);
@@ -132,7 +132,7 @@ mod tests {
         let mut counts = [0; 3];
         for number in 0..600_u32 {
             let thread = number % 7 % 3;
-            // Deeper than a TACH file's stacks now and then.
+            // Now and then deeper than a TACH file's stacks.
             let frames = &frames[(number as usize * 13) % 250..][..if number % 50 == 0 { 150 } else { 3 }];
             let (time_us, status) = (1000 + u64::from(number), (number % 64) as u8);
             sink.sample(

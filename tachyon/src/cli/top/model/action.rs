@@ -1,4 +1,4 @@
-//! What keys mean, and what somebody wants.
+//! What keys mean, and what the user wants.
 
 use super::Tab;
 
@@ -14,7 +14,7 @@ pub enum Mode {
     Help,
 }
 
-/// What somebody wants.
+/// What the user wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// End the view.
@@ -27,23 +27,23 @@ pub enum Action {
     Filter,
     /// Type a letter of it.
     Type(char),
-    /// Take one back.
+    /// Delete one letter.
     Erase,
-    /// Take all back.
+    /// Delete all letters.
     EraseAll,
     /// The filter is done.
     Accept,
-    /// Away from here: from the help, a filter, a scope.
+    /// Leave the help, a filter or a scope.
     Back,
-    /// So many threads further.
+    /// Move by this many threads.
     Thread(isize),
-    /// So many rows further.
+    /// Move by this many rows.
     Select(isize),
     /// Into the thread or process of the selected row.
     Enter,
     /// Show a table.
     Show(Tab),
-    /// So many tables further.
+    /// Move by this many tables.
     NextTab(isize),
     /// Native code on or off.
     Native,
@@ -51,7 +51,7 @@ pub enum Action {
     Write,
     /// Help.
     Help,
-    /// Draw all anew.
+    /// Redraw everything.
     Redraw,
     /// Stop this process.
     Suspend,
@@ -66,7 +66,7 @@ pub enum Effect {
     Quit,
     /// Write a file.
     Write,
-    /// Draw all anew.
+    /// Redraw everything.
     Redraw,
     /// Stop this process.
     Suspend,

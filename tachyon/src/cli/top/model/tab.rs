@@ -52,7 +52,7 @@ impl Tab {
         matches!(self, Self::Functions | Self::Lines)
     }
 
-    /// Whether its rows are who ran: CPU time and the GIL, not self and total.
+    /// Whether its rows are threads, processes or tasks: with CPU time and the GIL, not self and total.
     #[must_use]
     pub const fn is_group(self) -> bool {
         matches!(self, Self::Threads | Self::Processes)

@@ -15,7 +15,7 @@ fn numbers(row: &TableRow) -> [f64; 4] {
     row.numbers.map(|number| number.expect("it is known"))
 }
 
-/// Equal but for what floats lose.
+/// Equal up to rounding errors.
 fn close(a: &[f64], b: &[f64]) {
     assert!(a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6), "{a:?} is not {b:?}");
 }
@@ -106,7 +106,7 @@ fn a_paused_view_stands_still_and_misses_nothing() {
         model.add(&taken(&[(0, &["late:40", "main:5"], HOLDS, 100)]));
     }
     assert_eq!(model.rows(), before);
-    // It can be looked at from other sides all the same.
+    // Other tables can be shown all the same.
     model.apply(Action::Show(Tab::Lines));
     model.apply(Action::Show(Tab::Functions));
     assert_eq!(model.rows(), before);

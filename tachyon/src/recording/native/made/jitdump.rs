@@ -5,16 +5,16 @@ use crate::remote::{MappedFile, Mapping, RemoteProcess, TargetFile};
 use crate::symbolize::native::MadeFunctions;
 use crate::symbolize::native::jitdump::{MAX_HEADER, first_record, first_size};
 
-/// Bytes that are read at a time. A function with more code has no name: its name comes before its code, but whoever writes that much
-/// of one function is not known.
+/// Bytes that are read at a time. A function with more code gets no name: its name comes before its code, but nothing is known to
+/// write functions that large.
 const CHUNK: usize = 1 << 20;
-/// Most bytes that are read in one look: the next one goes on.
+/// Most bytes that are read in one look: the next look goes on from there.
 const MOST: usize = 16 << 20;
 
-/// What was read of one.
+/// What has been read of one such file.
 #[derive(Debug, Default)]
 pub(super) struct JitDump {
-    /// Which file it is, and where the first record begins that has not been read.
+    /// Which file it is, and where its first unread record begins.
     at: Option<Place>,
     functions: MadeFunctions,
 }
@@ -26,8 +26,9 @@ pub(super) struct Place {
     next: u64,
 }
 
-/// The file that a process has mapped for `perf` to find, wherever it lies: executable, and named by the pid that the process knows
-/// itself by (`jit_detect()`, tools/perf/util/jitdump.c). A child has its parent's mapped as well, which goes on without it.
+/// The file that a process has mapped for `perf` to find, wherever it lies: mapped executable, and named after the pid that the
+/// process has in its own namespace (`jit_detect()`, tools/perf/util/jitdump.c). A child has its parent's file mapped as well,
+/// which the parent goes on writing.
 pub(super) fn file_of(process: &RemoteProcess, maps: &[Mapping]) -> Option<MappedFile> {
     let told = |mapping: &&Mapping| mapping.executable && mapping.name().starts_with("jit-");
     let mut candidates = maps.iter().filter(told).peekable();
@@ -38,12 +39,12 @@ pub(super) fn file_of(process: &RemoteProcess, maps: &[Mapping]) -> Option<Mappe
 }
 
 impl JitDump {
-    /// Reads what has been added. Nothing is forgotten when the file has gone: the code that it tells of is still there.
+    /// Reads what has been added. Nothing is forgotten when the file is gone: the code that it describes is still there.
     pub fn follow(&mut self, file: Option<&MappedFile>) {
         let Some(file) = file else { return };
         let identity = file.identity();
         let known = self.at.filter(|at| (at.dev, at.inode) == (identity.dev, identity.inode));
-        // Shorter than it was: written anew.
+        // Shorter than before: it was rewritten.
         let known = known.filter(|at| at.next <= identity.size);
         if known.is_some_and(|at| at.next == identity.size) {
             return;
@@ -63,7 +64,7 @@ impl JitDump {
         self.at = Some(Place { dev: identity.dev, inode: identity.inode, next });
     }
 
-    /// What changes whenever something new was read.
+    /// A value that changes whenever something new was read.
     pub fn place(&self) -> Option<Place> {
         self.at
     }
@@ -73,7 +74,7 @@ impl JitDump {
     }
 }
 
-/// Reads the records between two places of a file, and returns where the first one begins that was not read.
+/// Reads the records between two places of a file, and returns where the first unread one begins.
 fn read_records(file: &TargetFile, mut next: u64, end: u64, functions: &mut MadeFunctions) -> u64 {
     let most = next.saturating_add(MOST as u64).min(end);
     let mut chunk = vec![0; usize::try_from(end.saturating_sub(next)).map_or(CHUNK, |all| all.min(CHUNK))];
@@ -83,7 +84,7 @@ fn read_records(file: &TargetFile, mut next: u64, end: u64, functions: &mut Made
             break;
         }
         let done = match functions.add_jitdump(&chunk[..len]) {
-            // Not whole yet, unless it is too long.
+            // Still incomplete, unless it is too long.
             0 => match first_size(&chunk[..len]) {
                 Some(size) if size > CHUNK && next.saturating_add(size as u64) <= end => size,
                 _ => break,
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!((functions.name(0x10_0000), functions.name(0x2000)), (None, Some(&b"short"[..])));
     }
 
-    /// A file as large as anybody likes costs no more than so much of it at a time.
+    /// However large a file is, no more than so much of it is read at a time.
     #[test]
     fn a_look_has_an_end() {
         let mut written = tempfile::tempfile().unwrap();

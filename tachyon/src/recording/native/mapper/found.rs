@@ -16,7 +16,7 @@ pub(super) enum Evaluated {
     /// Nobody has looked for it yet.
     Wanted,
     Found(Arc<InterpreterCode>),
-    /// Its file does not tell.
+    /// Its file does not say where it is.
     Missing,
 }
 
@@ -42,7 +42,7 @@ impl Place {
 pub(super) struct Seen {
     pub code: Code,
     pub file: Option<FileIdentity>,
-    /// When, at the earliest: it is what was mapped there by then.
+    /// When it was found, at the earliest: it was mapped there by then.
     pub at: KtimeNs,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn interpreter(file: &TargetFile) -> Result<InterpreterCode, String> 
     Ok(InterpreterCode { evaluator, loads })
 }
 
-/// Tells one set of mappings from others.
+/// A number that distinguishes one set of mappings from others.
 pub(super) fn digest(maps: &[Mapping]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for mapping in maps {

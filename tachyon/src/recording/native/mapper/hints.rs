@@ -1,4 +1,4 @@
-//! What a process's memory tells of the code that it runs: words of its stacks, and code that was generated.
+//! What a process's memory shows about the code that it runs: words of its stacks, and generated code.
 
 use crate::remote::{MappedPath, Mapping, PAGE, RemoteProcess};
 use crate::types::RemoteAddr;
@@ -7,23 +7,23 @@ use gimli::LittleEndian;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// What is read of such a stack.
+/// Bytes that are read of such a stack.
 const STACK: u64 = 32 << 10;
 
-/// Most pieces of code that the words of stacks lead to at a time.
+/// Most pieces of code that are taken from the words of stacks at a time.
 const MAX_HINTS: usize = 128;
 
-/// Words that lead to the same piece of code of this size are one.
+/// Words that point into the same piece of code, of this size, count as one.
 const HINT_SHIFT: u32 = 18;
 
-/// An address in the main thread's stack so far from its end as [`hints`] reads.
+/// An address in the main thread's stack, as far from its end as [`hints`] reads.
 pub(super) fn main_stack(maps: &[Mapping]) -> Option<u64> {
     let stack = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[stack]".to_vec()))?;
     Some(stack.end.saturating_sub(STACK).max(stack.start))
 }
 
-/// Where the callers of a stack may be that ends for want of rules: a walk tells of one such caller at a time, and a stack goes
-/// through many files. Any word may be a return address, and one that is none costs some rules that nobody needed.
+/// Where the callers may be on stacks that end for want of rules: a walk shows one such caller at a time, and a stack goes
+/// through many files. Any word may be a return address; one that is not merely costs some rules that nobody needed.
 pub(super) fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet<u64>) -> Vec<u64> {
     let mut found: HashMap<u64, u64> = HashMap::new();
     for &sp in stacks {
@@ -45,7 +45,7 @@ pub(super) fn hints(process: &RemoteProcess, maps: &[Mapping], stacks: &BTreeSet
     found.into_values().collect()
 }
 
-/// Rules of generated code that is known by its instructions, by where its mapping starts.
+/// Rules of generated code that is recognised by its instructions, by the start of its mapping.
 pub(super) fn trampolines_of(process: &RemoteProcess, maps: &[Mapping]) -> HashMap<u64, Arc<Table>> {
     let mut found: HashMap<u64, Arc<Table>> = HashMap::new();
     for mapping in maps.iter().filter(|mapping| mapping.path == MappedPath::Anonymous) {

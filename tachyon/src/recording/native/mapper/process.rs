@@ -1,24 +1,24 @@
-//! A process that is looked after, and when.
+//! A process that the mapper looks after, and when it is due.
 
 use crate::remote::ledger::user_of;
 use crate::types::KtimeNs;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// A process that is looked after.
+/// A process that the mapper looks after.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pub image: u64,
     pub instance: u64,
-    /// When it is to be looked at.
+    /// When it is due to be looked at.
     pub due: Option<Instant>,
-    /// When it was looked at last.
+    /// When it was last looked at.
     pub looked: Option<Instant>,
-    /// The same by the clock of mapping events: it has all that was mapped before.
+    /// The same by the clock of mapping events: everything mapped before is known.
     pub seen_at: KtimeNs,
-    /// It is not looked at before, unless samples meet code without rules.
+    /// It is not looked at before then, unless samples meet code without rules.
     pub rests_until: Option<Instant>,
-    /// Nor for those before this: as long as the look before took.
+    /// Even for those it is not looked at before this: as long as the previous look took.
     pub meets_from: Option<Instant>,
     /// Digest of its executable mappings at that time.
     pub mapped: u64,
@@ -26,7 +26,7 @@ pub(super) struct Process {
     pub met: BTreeSet<u64>,
     /// Where such stacks began.
     pub stacks: BTreeSet<u64>,
-    /// Some of its code has no rules yet that they are to be made of: small files, and those that samples were met in.
+    /// Some of its code is to get rules but has none yet: small files, and those that samples met.
     pub more: bool,
     /// It has been looked at, and has its first rules.
     pub looked_at: bool,
@@ -34,11 +34,11 @@ pub(super) struct Process {
     pub hinted: bool,
     /// How long looks at it have taken.
     pub spent: Duration,
-    /// Of the space that was written last.
+    /// Version of the space that was last written.
     pub version: u32,
-    /// Whom it is charged to.
+    /// The user it is charged to.
     pub user: u32,
-    /// How many ranges the space has that was written last.
+    /// How many ranges the space that was last written has.
     pub ranges: u32,
 }
 
@@ -66,13 +66,13 @@ impl Process {
         }
     }
 
-    /// The same where its samples meet code without rules: those are told of until it has been looked at.
+    /// Asks for a look because samples meet code without rules: they are reported until it has been looked at.
     pub fn meet(&mut self, at: Instant) {
         let at = self.meets_from.map_or(at, |from| from.max(at));
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    /// Asks for a look at it at a time, or earlier where one was asked for; not while it rests.
+    /// Asks for a look at a given time, or earlier if one was already asked for; not while it rests.
     pub fn ask(&mut self, at: Instant) {
         let at = self.rests_until.map_or(at, |until| until.max(at));
         self.due = Some(self.due.map_or(at, |due| due.min(at)));

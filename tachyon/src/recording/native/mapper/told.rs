@@ -1,4 +1,4 @@
-//! What the thread is told, and what it leaves behind.
+//! The messages to the thread, and what it leaves behind.
 
 use crate::remote::{FileIdentity, MappedFile};
 use crate::types::KtimeNs;
@@ -6,28 +6,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// What the thread is told.
+/// A message to the thread.
 #[derive(Clone, Debug)]
 pub(in crate::recording) enum News {
     /// A process is CPython; `interpreter` is the file that holds it, where it was just found.
     Python { pid: u32, image: u64, instance: u64, interpreter: Option<FileIdentity> },
     /// A file that a process is about to map, and whether it holds an interpreter.
     Expected { file: Arc<MappedFile>, interpreter: bool },
-    /// A process was forked from one that is.
+    /// A process was forked from one that is CPython.
     Forked { pid: u32, image: u64, instance: u64 },
     /// A process mapped a file at this time: device and inode, as mappings have them.
     Mapped { pid: u32, time: KtimeNs, dev: (u32, u32), inode: u64 },
     /// Mappings were missed.
     Lost,
-    /// A process's samples meet code that is not known.
+    /// A process's samples meet unknown code.
     Unknown { pid: u32 },
-    /// A process's stack, which began at `sp`, ends at an address of code whose rules are not made yet.
+    /// A process's stack, which began at `sp`, ends at an address in code whose rules are not made yet.
     Met { pid: u32, address: u64, sp: u64 },
     /// A process has ended, or executes another program.
     Gone { pid: u32 },
-    /// Everything that is due is to be done now, and told.
+    /// Do everything that is due now, then reply.
     Finish(Sender<()>),
-    /// What it would leave behind now is to be told.
+    /// Reply with what it would leave behind now.
     Tell(Sender<Mapped>),
 }
 
@@ -36,10 +36,10 @@ pub(in crate::recording) enum News {
 pub(in crate::recording) struct Mapped {
     /// Files without usable tables, by path, each with its reason.
     pub refused: BTreeMap<String, String>,
-    /// What is weaker than it should be.
+    /// What works less well than it should.
     pub notes: BTreeSet<String>,
     /// Bytes of tables in use.
     pub table_bytes: u64,
-    /// Bytes that all wanted ones would take; `None`: all had room.
+    /// Bytes that all wanted tables would take; `None`: all had room.
     pub table_bytes_wanted: Option<u64>,
 }

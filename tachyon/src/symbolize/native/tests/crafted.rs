@@ -1,4 +1,4 @@
-//! DWARF that was made to cost more than its size says. Each program is small, and is read in a moment.
+//! DWARF crafted to cost more than its size suggests. Each program is small and is read in a moment.
 
 use super::*;
 
@@ -37,7 +37,7 @@ info_start:
 .asciz "spot"
 "#;
 
-/// What is said of the function when these entries, each with its end, are inside of it.
+/// What is found for the function when these entries, each with its end, are inside it.
 fn described(entries: &str) -> Vec<SourceFrame> {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, path) = (folder.path().join("spot.s"), folder.path().join("spot.so"));

@@ -10,17 +10,17 @@ use std::ops::Range;
 /// Most instructions of a function that are followed, some of them more than once.
 const MAX_STEPS: u64 = 1 << 16;
 
-/// A function may leave room for data or for a loop's alignment; what is further away is another function that it jumps to.
+/// A function may have holes for data or a loop's alignment; a jump further away than this goes to another function.
 const MAX_HOLE: u64 = 64;
 
-/// How often a function is followed anew because code that was decoded out of step jumps to an instruction.
+/// How often a function is followed again because a jump showed that code was decoded out of step.
 const MAX_TURNS: usize = 8;
 
-/// Code that lies together.
+/// A contiguous piece of code.
 pub(super) struct Code<'a> {
     bytes: &'a [u8],
     start: u64,
-    /// A bit for each byte: instructions that others jump to.
+    /// A bit for each byte: set for instructions that others jump to.
     targets: Vec<u64>,
 }
 
@@ -63,12 +63,12 @@ impl<'a> Code<'a> {
 
 /// A function that was followed to all of its ends.
 pub(super) struct Function {
-    /// By address. Holes that are no larger than [`MAX_HOLE`] are no holes.
+    /// By address. Holes of up to [`MAX_HOLE`] are closed.
     pub pieces: Vec<Piece>,
 }
 
 impl Function {
-    /// Follows the function that begins at an address. Counts down `left` for each instruction. `None`: it does not prove itself.
+    /// Follows the function that begins at an address. Counts down `left` for each instruction. `None`: it cannot be verified.
     pub fn follow(code: &mut Code<'_>, at: u64, left: &mut u64) -> Option<Self> {
         code.add_target(at);
         for _ in 0..MAX_TURNS {
@@ -103,7 +103,7 @@ impl Function {
         Self { pieces }
     }
 
-    /// The parts of it that lie together.
+    /// Its contiguous parts.
     pub fn parts(&self) -> impl Iterator<Item = Range<u64>> {
         let parts = self.pieces.chunk_by(|one, next| one.end == next.start);
         parts.filter_map(|part| Some(part.first()?.start..part.last()?.end))
@@ -115,13 +115,14 @@ struct Paths<'a> {
     code: &'a Code<'a>,
     /// What is known where paths meet.
     known: HashMap<u64, State>,
-    /// Where paths are to be followed from.
+    /// Addresses from which paths are still to be followed.
     open: Vec<u64>,
-    /// The rules of what was followed from where paths meet to where others do: what is followed once more knows less.
+    /// The rules found between one meeting of paths and the next; a stretch that is followed again is replaced, as less
+    /// is known then.
     walks: HashMap<u64, Vec<Piece>>,
-    /// An instruction that one jumps to, and of which that was not known.
+    /// An instruction that a path jumps to and that was not known to be a target.
     missed: Option<u64>,
-    /// One of them returns. A part of a function that jumps to others, and no more, proves nothing.
+    /// Whether a path returns. A part of a function that only jumps to others verifies nothing.
     returns: bool,
 }
 
@@ -144,7 +145,7 @@ impl<'a> Paths<'a> {
         Some(())
     }
 
-    /// Follows one until it ends, or meets another that knew no more.
+    /// Follows one until it ends, or meets another path that knew no more.
     fn follow_one(
         &mut self,
         at: u64,

@@ -1,10 +1,9 @@
 //! Where a function keeps its caller's registers, instruction by instruction.
 //!
 //! At its first instruction the ABI says what the registers hold (System V, x86-64): `rsp` points to the return address, and `rbx`,
-//! `rbp` and `r12` to `r15` are the caller's, who finds them unchanged when the function returns. Followed are these, addresses
-//! relative to the CFA, and addresses relative to a stack pointer that was aligned; everything else is unknown. What two paths
-//! that meet do not agree upon is unknown, too. One thing is assumed and not proven: stores through other pointers do not reach what the
-//! function saved.
+//! `rbp` and `r12` to `r15` belong to the caller, which must find them unchanged when the function returns. These are tracked, as are
+//! addresses relative to the CFA and to a stack pointer that was aligned; everything else is unknown. Whatever two meeting paths
+//! disagree on is unknown, too. One thing is assumed, not proven: stores through other pointers do not reach what the function saved.
 
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use tachyon_common::unwind::{Rule, kind, saved};
@@ -12,10 +11,11 @@ use tachyon_common::unwind::{Rule, kind, saved};
 /// Most words of the stack that are remembered.
 const MAX_SLOTS: usize = 32;
 
-/// Registers that a call leaves as they are.
+/// Registers that a call preserves.
 const KEPT: [Register; 6] = [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
 
-/// DWARF's numbers, in the order of the processor's: `rax`, `rcx`, `rdx`, `rbx`, `rsp`, `rbp`, `rsi`, `rdi`. Others are the same.
+/// DWARF's register numbers, in the order of the processor's numbers: `rax`, `rcx`, `rdx`, `rbx`, `rsp`, `rbp`, `rsi`, `rdi`.
+/// Others are the same.
 const DWARF: [u16; 8] = [0, 2, 1, 3, 7, 6, 4, 5];
 
 /// What a register or a word of the stack holds.
@@ -31,14 +31,14 @@ enum Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Cfa,
-    /// The stack pointer when it was aligned last.
+    /// The stack pointer when it was last aligned.
     Aligned,
 }
 
 /// What is known before an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// By the processor's numbers.
+    /// Registers, by the processor's numbers.
     registers: [Value; 16],
     /// Words of the stack.
     slots: Vec<(Base, i32, Value)>,
@@ -52,7 +52,7 @@ pub(super) enum Next {
     Both(u64),
     /// To the caller.
     Return,
-    /// Where a register or a word of memory says.
+    /// To an address in a register or in memory.
     Away,
     /// Nowhere: it traps.
     Nowhere,
@@ -63,7 +63,8 @@ fn number(register: Register) -> Option<usize> {
     register.is_gpr64().then(|| register.number())
 }
 
-/// Whether it writes none of what is followed, as most do: they compute with vectors. (To ask a library for each takes a multiple of all else.)
+/// Whether it writes nothing that is tracked, as with most instructions: they compute with vectors. (Asking a library about each takes
+/// several times as long as everything else.)
 fn has_no_effect(instruction: &Instruction) -> bool {
     let to = instruction.op0_register();
     let vector = to.is_xmm() || to.is_ymm() || to.is_zmm() || to.is_mm();
@@ -100,7 +101,7 @@ impl State {
         }
     }
 
-    /// Keeps what another path agrees upon. True: that is less than it was.
+    /// Keeps only what another path agrees on. True if that is less than before.
     pub fn meet(&mut self, other: &Self) -> bool {
         let mut less = false;
         for (mine, others) in self.registers.iter_mut().zip(&other.registers) {
@@ -119,7 +120,7 @@ impl State {
             && KEPT.iter().all(|&kept| self.get(kept) == Value::Callers(kept.number() as u8))
     }
 
-    /// Where an operand in memory lies, if that is a place of the stack that is known.
+    /// Where an operand in memory lies, if that is a known place on the stack.
     fn place(&self, instruction: &Instruction) -> Option<(Base, i32)> {
         if instruction.memory_index() != Register::None {
             return None;
@@ -129,7 +130,7 @@ impl State {
 
     fn relative(&self, register: Register, offset: i64) -> Option<(Base, i32)> {
         match self.get(register) {
-            // Far from where any of it could overflow.
+            // Far from any overflow.
             Value::Address(base, at) => {
                 let at = i32::try_from(offset).ok().and_then(|offset| at.checked_add(offset))?;
                 (at.abs() < 1 << 30).then_some((base, at))
@@ -152,12 +153,12 @@ impl State {
         self.overwrite(place, 8);
         if value != Value::Unknown && self.slots.len() < MAX_SLOTS {
             self.slots.push((place.0, place.1, value));
-            // So that two paths that saved the same are the same.
+            // So that two paths that saved the same compare equal.
             self.slots.sort_by_key(|slot| (slot.0 == Base::Aligned, slot.1));
         }
     }
 
-    /// The stack pointer is computed: what is below it is relative to that from now on.
+    /// The stack pointer is computed: from now on, whatever is below it is relative to it.
     fn align(&mut self) {
         for value in &mut self.registers {
             if matches!(value, Value::Address(Base::Aligned, _)) {
@@ -184,7 +185,7 @@ impl State {
         value
     }
 
-    /// Another function has run: of the registers it leaves those that it must, and it has used the stack below.
+    /// Another function has run: it preserves the registers that it must, and has used the stack below.
     fn call(&mut self) {
         for (at, value) in self.registers.iter_mut().enumerate() {
             if at != Register::RSP.number() && KEPT.iter().all(|kept| kept.number() != at) {
@@ -192,7 +193,7 @@ impl State {
             }
         }
         let Value::Address(base, top) = self.get(Register::RSP) else { return self.slots.clear() };
-        // What is relative to an aligned stack pointer lies below the rest.
+        // Slots relative to an aligned stack pointer lie below the rest.
         self.slots.retain(|slot| if slot.0 == base { slot.1 >= top } else { base == Base::Aligned });
     }
 
@@ -227,7 +228,7 @@ impl State {
         Some(next)
     }
 
-    /// The instructions that functions save, restore and move the stack with. False: it is another.
+    /// Handles the instructions with which functions save, restore and move the stack. False: it is another instruction.
     fn known_effect(&mut self, instruction: &Instruction) -> bool {
         let (to, from) = (instruction.op0_register(), instruction.op1_register());
         let kinds = (instruction.op_count(), instruction.op0_kind(), instruction.op1_kind());
@@ -271,7 +272,7 @@ impl State {
         true
     }
 
-    /// Of all others what they write is unknown.
+    /// For all others, whatever they write becomes unknown.
     fn other_effect(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Option<()> {
         let info = info.info(instruction);
         let writes = |access: OpAccess| {
@@ -313,7 +314,7 @@ impl State {
         if let Value::Address(Base::Cfa, at) = fp {
             return Rule::new(kind::FP, i64::from(-at), saved);
         }
-        // A word below the aligned stack pointer that leads back.
+        // A word below the aligned stack pointer that leads back to the caller's stack.
         let back = |value: Value, kind: u32| {
             let Value::Address(Base::Aligned, at) = value else { return None };
             self.slots.iter().find_map(|slot| match *slot {

@@ -1,6 +1,6 @@
-//! The same functions as GCC makes them for arm64: they save `x0` to `x3`, which no other function does, and leave with
-//! `add sp, sp, x4; ret`, or by `x6`, in an epilogue that may lie elsewhere in the function. What a throw leads to is not read
-//! here: a stack that is met at these instructions is cut.
+//! The same functions as GCC makes them for arm64: they save `x0` to `x3`, which no other function does, and leave with `add
+//! sp, sp, x4; ret`, or by `x6`, in an epilogue that may lie elsewhere in the function. Where a throw leads is not read here:
+//! a stack that is met at these instructions is cut.
 
 use gimli::{AArch64, RegisterRule, UnwindTableRow};
 use std::ops::Range;
@@ -13,7 +13,7 @@ const MOST: usize = 64;
 enum Effect {
     /// `bl`, `blr`
     Calls,
-    /// `b.cond`: what the call gave is looked at, so it was not the last. (GCC's epilogues ask with `cbz` how they are left.)
+    /// `b.cond`: the call's result is tested, so it was not the last call. (GCC's epilogues use `cbz` to test how they are left.)
     Asks,
     /// `b`, to this many instructions from here.
     Goes(isize),
@@ -42,8 +42,8 @@ pub(in crate::unwind::compile) fn saves(row: &UnwindTableRow<usize>) -> bool {
     [AArch64::X0, AArch64::X3].iter().all(|register| matches!(row.register(*register), RegisterRule::Offset(_)))
 }
 
-/// Addresses at which such a function's saved registers are no more its own: from the call of `uw_install_context_1` on, less
-/// nothing but its first byte, for in the call the return address, less 1, is what a rule is looked up by.
+/// Addresses at which such a function's saved registers are no longer its own: from the call of `uw_install_context_1` on,
+/// except its first byte, because during the call rules are looked up by the return address less 1.
 pub(in crate::unwind::compile) fn installed(code: &[u8], start: u64) -> Vec<Range<u64>> {
     let words: Vec<u32> = code.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     let address = |at: usize| start + 4 * at as u64;
@@ -59,7 +59,7 @@ pub(in crate::unwind::compile) fn installed(code: &[u8], start: u64) -> Vec<Rang
     found
 }
 
-/// The instructions from one on to the one that leaves, if the stack pointer is moved on the way and nothing is called.
+/// The instructions from `first` to the one that leaves, if the stack pointer is moved on the way and nothing is called.
 fn end(words: &[u32], first: usize) -> Option<Vec<usize>> {
     let (mut at, mut path, mut moves) = (first, Vec::new(), false);
     while path.len() < MOST {

@@ -1,5 +1,5 @@
-//! Rules of arm64: those of a small library that a cross compiler made, and of Debian's arm64 programs where the tests of
-//! kernels have fetched them.
+//! Rules of arm64: those of a small library from a cross compiler, and of Debian's arm64 programs if the kernel tests
+//! have fetched them.
 
 use super::*;
 use gimli::AArch64;
@@ -25,7 +25,7 @@ fn oracle(row: &UnwindTableRow<usize>) -> Option<[u64; 3]> {
     Some([value(AArch64::X30, LINK)?, cfa, value(AArch64::X29, FP)?])
 }
 
-/// What was found in a file: places compared, those without a compact rule, and outermost functions.
+/// What was found in a file: the number of places compared, of those without a compact rule, and of outermost functions.
 #[derive(Debug, Default)]
 struct Found {
     compared: usize,
@@ -120,7 +120,7 @@ fn every_rule_of_debians_programs_is_what_gimli_reads() {
     }
 }
 
-/// From the call that installs the context of the frame that catches to the function's end there are no rules.
+/// There are no rules from the call that installs the catching frame's context to the function's end.
 #[test]
 #[cfg_attr(miri, ignore = "reads the machine's own files")]
 fn a_context_that_is_being_installed_has_no_rule() {
@@ -164,7 +164,7 @@ fn the_way_back_from_a_signal_handler_is_told_by_its_instructions() {
     let trampoline = elf.dynamic_symbol("__kernel_rt_sigreturn").expect("readable").expect("there").vaddr;
     let found = [trampoline - 8, trampoline - 1, trampoline, trampoline + 4, trampoline + 8].map(|at| table.rule(at));
     assert_eq!(found, [Rule::CHAIN, Rule::SIGNAL, Rule::SIGNAL, Rule::SIGNAL, Rule::CHAIN]);
-    // A thread that is in the system call stands behind it: not in the next function.
+    // A thread in the system call has the address after it, which is not in the next function.
     let behind = VDSO.windows(4).position(|bytes| bytes == [0x01, 0, 0, 0xd4]).expect("svc #0") + 4;
     for padding in [[0x1f, 0x20, 0x03, 0xd5], [0xd5, 0x03, 0x20, 0x1f]] {
         let mut padded = VDSO.to_vec();

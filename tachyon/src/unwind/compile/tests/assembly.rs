@@ -1,4 +1,5 @@
-//! Rules that are read off instructions, judged by those that compilers write, and by functions whose frames are known.
+//! Rules derived from instructions, checked against those that compilers write, and against functions whose frames are
+//! known.
 
 use super::*;
 use std::ops::Range;
@@ -24,7 +25,7 @@ fn described<R: ReadAt>(elf: &Elf<R>) -> Option<Vec<Range<u64>>> {
     Some(functions)
 }
 
-/// As if they had no rules: what proves itself has those that its compiler wrote.
+/// Treats functions as if they had no rules: those that can be verified get the rules that their compiler wrote.
 #[test]
 #[cfg_attr(miri, ignore = "reads the machine's own files")]
 fn rules_read_off_instructions_are_those_of_compilers() {
@@ -39,12 +40,12 @@ fn rules_read_off_instructions_are_those_of_compilers() {
                 .expect("it is there")
                 .pieces;
             proven += usize::from(found.first().is_some_and(|first| first.start == function.start));
-            // A part of a function that compilers have put elsewhere begins with a frame.
+            // A part of a function that the compiler has moved elsewhere begins with a frame.
             let begins = Rule::new(kind::SP, 8, saved::UNCHANGED).expect("fits");
             if table.rule(function.start) != begins {
                 continue;
             }
-            // What lies behind a first function that does not prove itself is none; and glibc's `__mpn_mul_1` and their like, in
+            // What follows a first function that cannot be verified does not count; and glibc's `__mpn_mul_1` and the like, in
             // assembly language, have one rule throughout although they push registers.
             let told = found.len() == 1 || function.clone().any(|at| table.rule(at) != begins);
             for piece in found.iter().filter(|_| found[0].start == function.start && told) {
@@ -55,7 +56,7 @@ fn rules_read_off_instructions_are_those_of_compilers() {
                 compared += 1;
                 let place = format!("{}: {:#x}", path.display(), piece.start);
                 assert_eq!(ours.words(), theirs.words(), "{place}");
-                // Where the register was saved and not changed yet, or is restored, both are true.
+                // Where the register was saved but not changed yet, or is already restored, both are true.
                 if ours.saved() != saved::UNCHANGED {
                     assert_eq!(ours.saved(), theirs.saved(), "{place}");
                 }
@@ -67,7 +68,7 @@ fn rules_read_off_instructions_are_those_of_compilers() {
     assert!(all > 5000, "{all}: libc alone has more");
 }
 
-/// Functions of 128 bytes each at most, without rules, behind one that has some.
+/// Functions of at most 128 bytes each, without rules, after one that has some.
 const SOURCE: &str = "
 .text
 .globl first
@@ -198,7 +199,7 @@ fn functions_that_prove_themselves_have_rules() {
     let sp = |cfa, fp| Rule::new(kind::SP, cfa, fp).expect("fits");
     let (none, gap) = (saved::UNCHANGED, Rule::GAP);
     assert_eq!(rules(0), [sp(8, none), gap]);
-    // Of `rbp` it is not known in the loop whether it is the caller's still, and where it was saved it is in any case.
+    // In the loop it is unknown whether `rbp` still holds the caller's; where it was saved it is in any case.
     let rbx = Rule::register(3, 104, 12).expect("fits");
     assert_eq!(
         rules(1),
@@ -216,7 +217,7 @@ fn functions_that_prove_themselves_have_rules() {
     }
     assert_eq!(rules(12), [sp(8, none), gap]);
     assert_eq!(rules(13), [gap]);
-    // All of it is told, and nothing else.
+    // All of it is reported, and nothing else.
     let starts: Vec<u64> = table.assembly.iter().map(|part| (part.start - text) / 128 - 1).collect();
     assert_eq!(starts, [0, 1, 2, 3, 4, 12]);
     // Made window by window, it is the same.
