@@ -48,7 +48,9 @@ fn variable_slot(image: u64, tid: u32) -> Option<*mut SpanVariable> {
 pub fn forget_variable(image: u64, tid: u32) {
     if let Some(slot) = variable_slot(image, tid) {
         // SAFETY: as in `read_span`.
-        unsafe { core::ptr::write_volatile(&raw mut (*slot).key, 0) };
+        let key = unsafe { &raw mut (*slot).key };
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(key, 0) };
     }
 }
 

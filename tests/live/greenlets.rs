@@ -1,10 +1,10 @@
 //! Greenlets that do not run: each at the place where it switched away, by `dump --async` and as samples of `--wall --async`.
 
+use crate::whose::waiting::{record, weight};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
-use tachyon::report::Report;
-use tachyon_tests::{Interpreter, Profiler, Target, binary, on_each_interpreter, package, with_wheels};
+use tachyon_tests::{Interpreter, Target, binary, on_each_interpreter, package, with_wheels};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15]
     long [pyenv_3_9 pyenv_3_10 pyenv_3_12 debian_3_11]: each_is_where_the_program_says);
@@ -13,6 +13,7 @@ on_each_interpreter!(on [pyenv_3_13]: of_gevent_too);
 on_each_interpreter!(on [pyenv_3_13]: of_eventlet_too);
 on_each_interpreter!(on [pyenv_3_13]: among_many_objects);
 on_each_interpreter!(on [built_3_14t]: without_lists_there_are_none);
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_13]: lies_do_not_hide_what_is_true);
 
 const EVENT: &str = "<event: task-wait>";
 
@@ -111,22 +112,6 @@ fn each_is_where_the_program_says(python: &Interpreter) {
     assert!(!text.contains("asyncio"), "it has none of those: {text}");
 }
 
-fn record(target: &Target, milliseconds: u64) -> (Vec<Value>, Report) {
-    let profiler = Profiler::of(target.pid()).rate(100).arg("--wall").arg("--async").arg("--format").arg("jsonl");
-    let running = profiler.start();
-    std::thread::sleep(std::time::Duration::from_millis(milliseconds));
-    running.signal(libc::SIGINT);
-    let ended = running.ended();
-    let text = std::fs::read_to_string(ended.output()).expect("a recording");
-    let report = std::fs::read(ended.report()).expect("its account");
-    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    (lines, serde_json::from_slice(&report).expect("an account"))
-}
-
-fn weight(sample: &Value) -> u64 {
-    sample.get("weight").map_or(1, number)
-}
-
 /// Names of functions that say where a greenlet waits, and its own name.
 fn place(sample: &Value) -> Vec<&str> {
     let frames = sample["frames"].as_array().expect("frames").iter();
@@ -139,12 +124,12 @@ fn place(sample: &Value) -> Vec<&str> {
 }
 
 fn each_waits_where_it_switched_away(python: &Interpreter) {
-    judge_waits(&start(python, &[]), if python.minor < 14 { None } else { Some("Named") }, 5_000);
+    judge_waits(&start(python, &[]), if python.minor < 14 { None } else { Some("Named") }, 5);
 }
 
 /// `kind`: what those without names are called.
-fn judge_waits(target: &Target, kind: Option<&str>, milliseconds: u64) {
-    let (samples, report) = record(target, milliseconds);
+fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
+    let (samples, report) = record(target, seconds);
     let mut sums: BTreeMap<(u64, Vec<&str>), u64> = BTreeMap::new();
     let waits: Vec<&Value> = samples.iter().filter(|sample| sample["event"] == "task-wait").collect();
     for sample in &waits {
@@ -197,7 +182,7 @@ fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
     let path = package("gevent", python);
     let target = Target::start_in(python, "waiting_greenlets.py", &[name], &[("PYTHONPATH", &path)]);
     assert_eq!(judge(&target, true), 7);
-    let (samples, _) = record(&target, 3_000);
+    let (samples, _) = record(&target, 3);
     let waits = samples.iter().filter(|sample| sample["event"] == "task-wait");
     let mut places: BTreeMap<Vec<&str>, u64> = BTreeMap::new();
     waits.for_each(|sample| *places.entry(place(sample)).or_default() += weight(sample));
@@ -214,7 +199,7 @@ fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
 fn among_many_objects(python: &Interpreter) {
     let target = start(python, &["", "many", "300000"]);
     assert_eq!(judge(&target, true), 7);
-    judge_waits(&target, None, 15_000);
+    judge_waits(&target, None, 15);
 }
 
 fn without_lists_there_are_none(python: &Interpreter) {
@@ -223,4 +208,29 @@ fn without_lists_there_are_none(python: &Interpreter) {
     let dump: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
     assert_eq!(dump["greenlets"], Value::Null);
     assert!(dump["problems"][0].as_str().is_some_and(|told| told.contains("greenlets are left out")), "{dump:#}");
+}
+
+/// Neither the dump nor the recording is kept from ending, or from what is true.
+fn lies_do_not_hide_what_is_true(python: &Interpreter) {
+    let (python, _) = with_greenlet(python);
+    let target = Target::start(&python, "lying_greenlets.py");
+    let dump = dumped(target.pid());
+    let liars = target.facts["liars"].as_array().expect("a list");
+    let of = |id: &Value| dump["greenlets"].as_array().expect("a list").iter().find(|greenlet| greenlet["id"] == *id);
+    let good = of(&target.facts["good"]).unwrap_or_else(|| panic!("{dump:#}"));
+    let functions = |greenlet: &Value| -> Vec<String> {
+        let frames = greenlet["frames"].as_array().expect("frames").iter();
+        frames.map(|frame| frame["function"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert_eq!((functions(good), &good["whole"]), (vec!["wait".to_owned(), "honest".to_owned()], &true.into()));
+    // Those without a stack that can be read are left out; whose stack leads in a circle is cut.
+    for number in [0, 2, 3] {
+        assert!(of(&liars[number]).is_none(), "{:#}", of(&liars[number]).unwrap_or(&Value::Null));
+    }
+    let circle = of(&liars[4]).expect("it has frames");
+    assert!(circle["whole"] == false && functions(circle).iter().all(|name| name == "wait"), "{circle:#}");
+    let (samples, _) = record(&target, 2);
+    let waits = samples.iter().filter(|sample| sample["event"] == "task-wait");
+    let is_good = |sample: &&Value| functions(sample).iter().any(|name| name == "honest");
+    assert!(waits.filter(is_good).count() > 0);
 }

@@ -1,6 +1,6 @@
 //! Whose work a sample is: the asyncio task that ran, and the tasks that awaited it.
 
-mod waiting;
+pub(crate) mod waiting;
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

@@ -14,7 +14,7 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_12] long [debian_3_11 built_3_13t]: o
 on_each_interpreter!(on [pyenv_3_12]: a_report_has_them_where_they_are_asked_for);
 
 /// The lines of a recording, and its account.
-fn record(target: &Target, seconds: u64) -> (Vec<Value>, Report) {
+pub(crate) fn record(target: &Target, seconds: u64) -> (Vec<Value>, Report) {
     let profiler = Profiler::of(target.pid()).rate(100).arg("--wall").arg("--async").arg("--format").arg("jsonl");
     let running = profiler.start();
     std::thread::sleep(Duration::from_secs(seconds));
@@ -26,7 +26,7 @@ fn record(target: &Target, seconds: u64) -> (Vec<Value>, Report) {
     (lines, serde_json::from_slice(&report).expect("an account"))
 }
 
-fn weight(sample: &Value) -> u64 {
+pub(crate) fn weight(sample: &Value) -> u64 {
     sample.get("weight").map_or(1, |weight| weight.as_u64().expect("a count"))
 }
 

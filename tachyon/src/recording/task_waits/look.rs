@@ -24,6 +24,8 @@ const OF_ALL: Duration = Duration::from_millis(400);
 /// A process without event loops is looked at again after this long, then twice as long, up to the most.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(4);
+/// The same of greenlets: only all of a process's mappings tell that it has none, and what imports greenlet mostly does so early.
+const GREENLETS_AGAIN_AT_MOST: Duration = Duration::from_secs(60);
 
 /// What was read of a loop that sleeps on is believed for so long: another thread may have begun one meanwhile.
 const BELIEVED: Duration = Duration::from_secs(1);
@@ -47,9 +49,16 @@ enum Asleep {
     AllAlong,
 }
 
+/// What is looked at in each process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum What {
+    Tasks,
+    Greenlets,
+}
+
 /// What is known of a process.
-#[derive(Default)]
 struct Program {
+    what: What,
     reader: Option<TaskReader>,
     /// What the frames of its tasks are of, as they are read: of all that have been met.
     profile: Profile,
@@ -76,13 +85,6 @@ impl Last {
 /// The threads that have been switched since waits are sampled, by their ids.
 type Seen = BTreeMap<u32, SeenThread>;
 
-/// What is looked at in each process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum What {
-    Tasks,
-    Greenlets,
-}
-
 /// Who has been looked at.
 #[derive(Default)]
 pub(super) struct Looks {
@@ -101,7 +103,7 @@ impl Looks {
         let before = seen();
         let both = |of| [(of, What::Tasks), (of, What::Greenlets)];
         for ((key, pid), what) in live.into_iter().flat_map(both) {
-            let program = self.programs.entry((key, what)).or_default();
+            let program = self.programs.entry((key, what)).or_insert_with(|| Program::new(what));
             if program.not_before.is_some_and(|(moment, _)| Instant::now() < moment) {
                 continue;
             }
@@ -123,6 +125,10 @@ impl Looks {
 }
 
 impl Program {
+    fn new(what: What) -> Self {
+        Self { what, reader: None, profile: Profile::default(), not_before: None, last: None }
+    }
+
     fn look(
         &mut self,
         of: (ProgramKey, u32),
@@ -214,7 +220,11 @@ impl Program {
 
     /// Leaves it alone for a while.
     fn pause(&mut self) {
-        let pause = self.not_before.map_or(AGAIN, |(_, pause)| (pause * 2).min(AGAIN_AT_MOST));
+        let most = match self.what {
+            What::Tasks => AGAIN_AT_MOST,
+            What::Greenlets => GREENLETS_AGAIN_AT_MOST,
+        };
+        let pause = self.not_before.map_or(AGAIN, |(_, pause)| (pause * 2).min(most));
         self.not_before = Some((Instant::now() + pause, pause));
     }
 }

@@ -206,7 +206,7 @@ fn entry_at<M: UserMemory + ?Sized>(memory: &M, at: u64) -> Option<Entry> {
 fn heads<M: UserMemory + ?Sized>(memory: &M, state: u64, size: u64) -> Vec<u64> {
     let link = |at: u64| read_u64(memory, at, 0).ok().map(|link| link & !FLAGS).filter(|&link| link != 0);
     let is_head = |&head: &u64| {
-        let neighbours = link(head).zip(link(head + 8));
+        let neighbours = link(head).zip(link(head.wrapping_add(8)));
         neighbours.is_some_and(|(next, last)| {
             next != head && link(next.wrapping_add(8)) == Some(head) && link(last) == Some(head)
         })

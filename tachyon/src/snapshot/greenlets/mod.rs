@@ -6,6 +6,7 @@ mod heap;
 
 pub(super) use heap::Heap;
 
+use super::memory::Pages;
 use super::objects::Objects;
 use super::stack::{self, Frames, MAX_LOOKS, Stack};
 use super::tasks::{EventLoop, MAX_FRAMES, Task, Tasks, type_name};
@@ -94,7 +95,10 @@ impl<M: UserMemory + ?Sized> UserMemory for OwnMemory<'_, M> {
         let saved = usize::try_from(size - at).map_or(into.len(), |rest| rest.min(into.len()));
         let (saved, rest) = into.split_at_mut(saved);
         self.memory.read(copy.checked_add(at).ok_or(Unreadable)?, saved)?;
-        if rest.is_empty() { Ok(()) } else { self.memory.read(start + size, rest) }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.memory.read(start.checked_add(size).ok_or(Unreadable)?, rest)
     }
 }
 
@@ -174,12 +178,13 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
     pub(super) fn read(&self, namer: &mut Namer<'_, M>) -> (Tasks, Vec<GreenletProblem>) {
         let mut heap = Heap::default();
         let mut problems = Vec::from_iter(self.search(self.memory, &mut heap));
-        let (mut before, mut last) = (self.once(&mut heap, &mut Vec::new()), self.once(&mut heap, &mut problems));
+        let mut before = self.at_once(&mut heap, &mut Vec::new());
+        let mut last = self.at_once(&mut heap, &mut problems);
         for _ in 2..MAX_READINGS {
             if last == before || self.deadline.passed() {
                 break;
             }
-            before = std::mem::replace(&mut last, self.once(&mut heap, &mut Vec::new()));
+            before = std::mem::replace(&mut last, self.at_once(&mut heap, &mut Vec::new()));
         }
         (self.told(&last, &before, Some(&|greenlet, tstate| self.called(greenlet, tstate)), namer), problems)
     }
@@ -195,6 +200,13 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         let mut problems = Vec::new();
         let read = self.once(heap, &mut problems);
         (self.told(&read, &read, None, namer), problems)
+    }
+
+    /// One reading of memory that goes on changing: each page of it is read once.
+    fn at_once(&self, heap: &mut Heap, problems: &mut Vec<GreenletProblem>) -> BTreeMap<u64, RawGreenlet> {
+        let Self { memory, target, layout, states, tids, stacks, deadline } = *self;
+        let memory = &Pages::new(memory);
+        GreenletsOf { memory, target, layout, states, tids, stacks, deadline }.once(heap, problems)
     }
 
     fn once(&self, heap: &mut Heap, problems: &mut Vec<GreenletProblem>) -> BTreeMap<u64, RawGreenlet> {
