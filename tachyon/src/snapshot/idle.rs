@@ -1,8 +1,8 @@
-//! The tasks or greenlets of a process again and again, within a millisecond or so each time: of threads that sleep, and may go on at
-//! any moment.
+//! Reads the tasks or greenlets of a process again and again, within a millisecond or so each time: those of threads that sleep and
+//! may go on at any moment.
 //!
-//! What is read lies mostly where it lay the last time. So all pages that were needed then are read at once, and the tasks are told by
-//! those: nearly all of it is of one moment. Names of code objects are kept.
+//! What is read is mostly where it was the last time. So all pages that were needed then are read at once, and the tasks are taken
+//! from those: nearly all of it is from one moment. Names of code objects are kept.
 
 use super::greenlets::{CStacks, GreenletProblem, GreenletsOf, Heap};
 use super::memory::Pages;
@@ -32,13 +32,13 @@ pub struct TaskReader {
     process: RemoteProcess,
     interpreter: Interpreter,
     waiters: Waiters,
-    /// Greenlets that have been found.
+    /// Greenlets found so far.
     heap: Heap,
     stacks: CStacks,
-    /// Pages that were needed the last time.
+    /// Pages needed the last time.
     pages: Vec<u64>,
     symbolizer: Symbolizer,
-    /// The thread states of the last time, as they were read, and whose they are.
+    /// The thread states of the last time, as they were read, and the threads that they belong to.
     states: Vec<ThreadState>,
     owners: HashMap<u64, Option<u32>>,
     /// Threads by their tids in their own pid namespace.
@@ -50,16 +50,16 @@ pub struct TaskReader {
 pub struct TasksRead<T> {
     /// The tasks.
     pub tasks: Tasks,
-    /// Why they are not all.
+    /// Why some are missing.
     pub missing: Option<Missing>,
-    /// What was told by `moment` when the last byte of it had been read.
+    /// What `moment` returned after the last byte had been read.
     pub after: T,
 }
 
 /// Why tasks are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The time was up.
+    /// Time was up.
     Late,
     /// A list of tasks or threads could not be read to its end, or has too many.
     Unreadable,
@@ -69,7 +69,7 @@ impl Missing {
     fn of_tasks(problem: TaskProblem) -> Option<Self> {
         match problem {
             TaskProblem::Late => Some(Self::Late),
-            // Those of another asyncio are known to be left out.
+            // Those of another asyncio are deliberately left out.
             TaskProblem::OtherTasks => None,
             _ => Some(Self::Unreadable),
         }
@@ -84,7 +84,7 @@ impl Missing {
 }
 
 impl TaskReader {
-    /// Nothing is read yet.
+    /// A reader that has read nothing yet.
     #[must_use]
     pub fn new(process: RemoteProcess, interpreter: Interpreter, waiters: Waiters) -> Self {
         Self {
@@ -107,8 +107,8 @@ impl TaskReader {
         &self.process
     }
 
-    /// Reads all of them; their frames are put into a profile, the same one each time. `moment` is asked after a part has been read
-    /// that may be all.
+    /// Reads all of them; their frames are put into a profile, the same one each time. `moment` is called each time that a part has been
+    /// read that may be the last.
     ///
     /// # Errors
     /// When the process is gone, or its memory cannot be read at all.
@@ -128,7 +128,7 @@ impl TaskReader {
         let target = Target { process, layout: interpreter.layout.complete(), entry };
         let (mut states, problem) = threads::states(&memory, &target, deadline);
         if problem.is_some() {
-            // Where nothing at all can be read: why.
+            // If nothing at all can be read, this says why.
             process.read_u64(RemoteAddr(interpreter.runtime))?;
         }
         if states != self.states || self.tids.is_empty() {
@@ -158,7 +158,7 @@ impl TaskReader {
                 let of = GreenletsOf { memory, target, layout, states, tids, stacks, deadline };
                 let unfound = of.search(&*process, heap);
                 let (mut tasks, problems) = of.read_still(heap, &mut namer);
-                // Those that run are in their threads' own stacks, and each waits for itself.
+                // Those that run are in their threads' own stacks, and each of the others waits by itself.
                 tasks.tasks.retain(|greenlet| !greenlet.running);
                 tasks.tasks.iter_mut().for_each(|greenlet| greenlet.awaited_by.clear());
                 (tasks, unfound.into_iter().chain(problems).map(Missing::of_greenlets).next())

@@ -1,7 +1,7 @@
-//! A target's memory seen at one moment, as far as that can be: each page is read once, when it is first asked for.
+//! A target's memory at one moment, as far as possible: each page is read once, when it is first asked for.
 //!
-//! A thread's frames lie next to each other on its data stack, so one page holds many of them, copied within a
-//! fraction of a microsecond; asked for field by field they would be torn more often, and cost a system call each.
+//! A thread's frames are next to each other on its data stack, so one page holds many of them, copied within a
+//! fraction of a microsecond; read field by field they would be torn more often, and would cost a system call each.
 
 use crate::remote::PAGE;
 use std::cell::RefCell;
@@ -11,19 +11,19 @@ use tachyon_common::walk::{Unreadable, UserMemory};
 /// Most pages kept: 64 MiB. A stack of 1,024 frames touches 4,000 at the very worst.
 const MAX_PAGES: usize = 16_384;
 
-/// Reads through to `memory`, and remembers.
+/// Reads through to `memory`, and remembers what it read.
 pub(super) struct Pages<'a, M: ?Sized> {
     memory: &'a M,
     pages: RefCell<HashMap<u64, Option<Box<[u8; PAGE]>>>>,
 }
 
 impl<'a, M: UserMemory + ?Sized> Pages<'a, M> {
-    /// Nothing is read yet.
+    /// A memory of which no page has been read yet.
     pub(super) fn new(memory: &'a M) -> Self {
         Self { memory, pages: RefCell::default() }
     }
 
-    /// Puts pages there that have been read already, by their numbers.
+    /// Adds pages that have already been read, by their numbers.
     pub(super) fn fill(&mut self, pages: impl Iterator<Item = (u64, Box<[u8; PAGE]>)>) {
         self.pages.get_mut().extend(pages.map(|(number, page)| (number, Some(page))).take(MAX_PAGES));
     }

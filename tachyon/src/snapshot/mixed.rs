@@ -15,12 +15,12 @@ use crate::symbolize::native::{Detail, NativeName, NativeSymbols, Pinned};
 use tachyon_common::event::frame;
 use tachyon_common::layout::Layout;
 
-/// What is wanted of native frames.
+/// Which native frames are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NativeChoice {
-    /// The interpreter's own frames between Python frames are shown, too.
+    /// Also show the interpreter's own frames between Python frames.
     pub interpreter_frames: bool,
-    /// And those below the outermost Python frame.
+    /// Also show those below the outermost Python frame.
     pub roots: bool,
 }
 
@@ -47,13 +47,13 @@ pub enum MixedFrame {
 /// Why a thread has no mixed stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNative {
-    /// It is on a CPU: without stopping it nobody can tell its registers.
+    /// It is on a CPU: its registers cannot be read without stopping it.
     #[error("it runs")]
     Running,
-    /// It went on while its stack was read.
+    /// It went on while its stack was being read.
     #[error("it went on while it was read")]
     WentOn,
-    /// `/proc/PID/task/TID/syscall` cannot be read, or which thread it is is not known.
+    /// `/proc/PID/task/TID/syscall` cannot be read, or it is not known which thread it is.
     #[error("its registers cannot be read")]
     Unknown,
     /// The evaluator's code was not found in the interpreter's file.
@@ -105,7 +105,7 @@ impl<'a> NativeStacks<'a> {
         }
     }
 
-    /// The native stack of a thread. `python` is called between two looks at the thread: if they agree it has slept all
+    /// The native stack of a thread. `python` is called between two looks at the thread: if they agree, the thread slept all
     /// the time, and what `python` read belongs to the native stack.
     pub(super) fn read<T>(
         &mut self,
@@ -132,7 +132,7 @@ impl<'a> NativeStacks<'a> {
         }
     }
 
-    /// Puts a thread's two stacks together. `named` are the Python frames, as many as `python` has; `None` is not shown.
+    /// Joins a thread's two stacks. `named` are the Python frames, as many as `python` has; a `None` is not shown.
     pub(super) fn mix(
         &mut self,
         native: &NativeStack,

@@ -1,9 +1,9 @@
-//! One process -> all its threads' stacks at this moment, sleeping threads too: the same walk as the kernel side's,
-//! over `process_vm_readv`.
+//! One process -> all its threads' stacks at this moment, sleeping threads too: the same walk as on the kernel side, over
+//! `process_vm_readv`.
 //!
-//! Needs no BPF, and of rights only those to read the process. Nothing in the target is stopped or changed: a stack
-//! that changes while it is read is read again, and marked when it never holds still. What the target's memory says is
-//! not believed further than a bounded cost: lists and chains that lead in circles end, and so does the time.
+//! Needs no BPF, and no rights except to read the process. Nothing in the target is stopped or changed: a stack that
+//! changes while it is read is read again, and marked if it never holds still. The target's memory is not trusted
+//! beyond a bounded cost: lists and chains that lead in circles end, and so does the time.
 
 mod greenlets;
 mod idle;
@@ -44,10 +44,10 @@ use tachyon_common::walk::UserMemory;
 use threads::ThreadState;
 use unwind::NativeStack;
 
-/// Seed of the fingerprints: they live as long as the snapshot is made, so no target can aim at them.
+/// Seed of the fingerprints: they last only while the snapshot is made, so no target can aim at them.
 const SEED: u64 = 0;
 
-/// How long a snapshot may take by default. A process with 10,000 threads is read within it.
+/// How long a snapshot may take by default. A process with 10,000 threads can be read within it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// All threads of a process at one moment (or nearly: nothing is stopped).
@@ -55,13 +55,13 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 pub struct Snapshot {
     /// The main thread first, then by tid; those whose tid is not known last.
     pub threads: Vec<ThreadStack>,
-    /// asyncio's tasks; `None` when they were not asked for.
+    /// asyncio's tasks; `None` if not asked for.
     pub tasks: Option<Tasks>,
-    /// Greenlets, as tasks, where they were asked for; `None` where the process has none.
+    /// Greenlets, as tasks, if asked for; `None` if the process has none.
     pub greenlets: Option<Tasks>,
-    /// The tasks that threads run, by tid, where those were asked for.
+    /// The tasks that threads run, by tid, if asked for.
     pub running_tasks: HashMap<u32, RunningTask>,
-    /// What could not be read, for people.
+    /// What could not be read, for users.
     pub problems: Vec<String>,
     /// Frames and strings that [`PythonStack::frames`] refer to.
     pub profile: Profile,
@@ -70,28 +70,28 @@ pub struct Snapshot {
 /// One thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadStack {
-    /// Its tid in the profiler's own pid namespace; `None` when it could not be told (3.10 and before, odd C library).
+    /// Its tid in the profiler's own pid namespace; `None` if unknown (3.10 and before, unusual C library).
     pub tid: Option<u32>,
     /// Its tid in its own pid namespace.
     pub ns_tid: Option<u32>,
-    /// `threading.get_ident()` of it; 0 when it never entered Python.
+    /// Its `threading.get_ident()`; 0 when it never entered Python.
     pub thread_id: u64,
     /// Its name: Python's own where it could be read, else the kernel's.
     pub name: String,
-    /// The kernel's short name of it.
+    /// The kernel's short name for it.
     pub comm: String,
     /// The kernel's state letter: `R` running, `S` sleeping, `D` in an uninterruptible wait, `T` stopped, …
     pub state: Option<char>,
     /// It is the process's first thread.
     pub main: bool,
-    /// What it does in Python; `None` when it never entered it.
+    /// What it does in Python; `None` when it never entered Python.
     pub python: Option<PythonStack>,
-    /// Python and native frames together, or why there is no such stack; `None` when it was not asked for.
+    /// Python and native frames together, or why there is no such stack; `None` if not asked for.
     pub mixed: Option<Result<MixedStack, NoNative>>,
 }
 
 impl Snapshot {
-    /// Address of the GIL that a thread may wait for: its interpreter's, or the first one's if it never entered Python.
+    /// Address of the GIL that a thread may wait for: its interpreter's, or the first interpreter's if it never entered Python.
     #[must_use]
     pub fn gil_of(&self, thread: &ThreadStack) -> Option<u64> {
         let of = |thread: &ThreadStack| thread.python.as_ref()?.gil;
@@ -104,19 +104,19 @@ impl Snapshot {
 pub struct PythonStack {
     /// `PyInterpreterState.id`; `None` when unreadable.
     pub interpreter: Option<u64>,
-    /// It held its interpreter's GIL when its stack was read; `None` when unreadable, or the build has no GIL.
+    /// Whether it held its interpreter's GIL when its stack was read; `None` when unreadable, or the build has no GIL.
     pub holds_gil: Option<bool>,
     /// Address of that GIL; `None` when unreadable, or the build has none.
     pub gil: Option<u64>,
     /// Its frames, leaf first.
     pub frames: Vec<FrameId>,
-    /// Why the stack ends where it does: [`StopReason::Complete`] or [`StopReason::NoFrame`], else it was cut.
+    /// Why the stack ends where it does: [`StopReason::Complete`] or [`StopReason::NoFrame`]; otherwise it was cut.
     pub stop: StopReason,
-    /// It was the same in two readings. If not, it changed all the time, and frames may not belong together.
+    /// It was the same in two readings. If not, it kept changing, and frames may not belong together.
     pub steady: bool,
 }
 
-/// The process and what was learnt of it.
+/// The process and what is known about it.
 struct Target<'a> {
     process: &'a RemoteProcess,
     layout: Layout,
@@ -138,23 +138,23 @@ impl Deadline {
     }
 }
 
-/// What is wanted of a snapshot.
+/// What a snapshot should contain.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// How long it may take.
     pub limit: Duration,
     /// Native frames, where they are wanted.
     pub native: Option<NativeChoice>,
-    /// What is known of native symbols already.
+    /// Native symbols that are already known.
     pub symbols: Option<Arc<NativeSymbols>>,
-    /// The stacks of these threads alone, by their tids in the profiler's namespace, which sleep while they are read (the caller makes
+    /// Only the stacks of these threads, by their tids in the profiler's namespace, which sleep while they are read (the caller makes
     /// sure that they did): each page is read once for all of them.
     pub asleep: Option<&'a HashSet<u32>>,
     /// Where asyncio's tasks are, if they are wanted.
     pub tasks: Option<TaskLayout>,
     /// Where greenlets are, if they are wanted.
     pub greenlets: Option<GreenletLayout>,
-    /// The same as `tasks` where only those are wanted that threads run.
+    /// Like `tasks`, if only the tasks that threads run are wanted.
     pub running_tasks: Option<TaskLayout>,
 }
 
@@ -177,7 +177,7 @@ impl Default for Wanted<'_> {
 /// # Errors
 /// When its memory cannot be read at all (see [`RemoteError::is_denied`]) or it is gone.
 pub fn take(process: &RemoteProcess, interpreter: &Interpreter, wanted: &Wanted<'_>) -> Result<Snapshot, RemoteError> {
-    // A read whose error is kept: the walk knows only that something is unreadable.
+    // A read whose error is kept: the walk only knows that something is unreadable.
     process.read_u64(RemoteAddr(interpreter.runtime))?;
     match wanted.asleep {
         Some(_) => take_from(&Pages::new(process), process, interpreter, wanted),
@@ -217,7 +217,7 @@ fn take_from<M: UserMemory>(
         let limit = wanted.limit;
         snapshot.problems.push(format!("{unread} thread states were not read: the time was up after {limit:?}"));
     }
-    // What they run is not known: they are no threads that never entered Python.
+    // It is not known what they run: they are not threads that never entered Python.
     let unread: HashSet<u32> = states[stacks.len()..].iter().filter_map(|state| state.ns_tid).collect();
     let tasks: Vec<Task> = tasks.into_iter().filter(|task| !unread.contains(&task.ns_tid)).collect();
     one_gil_one_holder(&mut stacks);
@@ -225,7 +225,7 @@ fn take_from<M: UserMemory>(
     let mut namer =
         Namer { memory, target: &target, symbolizer: Symbolizer::new(), profile: &mut snapshot.profile, deadline };
     if tids_told {
-        // Frames or not: without a thread, a state is that of one that has just ended or not begun.
+        // With or without frames: a state without a thread is that of a thread that has just ended or not begun.
         stacks.retain(|read| read.state.ns_tid.is_some());
     }
     let names = names_by_interpreter(memory, &target, &stacks, deadline);
@@ -264,7 +264,7 @@ fn take_from<M: UserMemory>(
     Ok(snapshot)
 }
 
-/// Leaves those threads and thread states that are wanted. A state whose thread is not known may be any thread's.
+/// Keeps the threads and thread states that are wanted. A state whose thread is not known may be any thread's.
 fn chosen(tasks: Vec<Task>, states: &mut Vec<ThreadState>, wanted: Option<&HashSet<u32>>) -> Vec<Task> {
     let Some(wanted) = wanted else { return tasks };
     let tasks: Vec<Task> = tasks.into_iter().filter(|task| wanted.contains(&task.tid)).collect();
@@ -273,13 +273,13 @@ fn chosen(tasks: Vec<Task>, states: &mut Vec<ThreadState>, wanted: Option<&HashS
     tasks
 }
 
-/// Leaves thread states the tids of live threads only. Returns whether those without one have no thread.
+/// Keeps only the tids of live threads in thread states. Returns whether states without a tid have no thread.
 fn tell_tids<M: UserMemory>(memory: &M, target: &Target<'_>, states: &mut [ThreadState], tasks: &[Task]) -> bool {
     let live: HashSet<u32> = tasks.iter().map(|task| task.ns_tid).collect();
     for state in states.iter_mut() {
         state.ns_tid = state.ns_tid.filter(|tid| live.contains(tid));
     }
-    // Up to 3.10 none tells; later ones tell their parent's in a child that C code forked.
+    // Up to 3.10 no state has a tid; later ones have the parent's in a child that C code forked.
     let found = threads::find_tids(memory, states, tasks);
     found || Layout::present(target.layout.tstate_native_thread_id)
 }
@@ -317,7 +317,7 @@ fn read_stacks<M: UserMemory>(
     states.iter().map_while(read).collect()
 }
 
-/// The GIL changed hands while the threads were read one after the other: of several that held it, the last did last.
+/// The GIL changed hands while the threads were read one after the other: of several that held it, the last one read holds it.
 fn one_gil_one_holder(stacks: &mut [ReadStack]) {
     let mut held = HashSet::new();
     for read in stacks.iter_mut().rev() {
@@ -329,7 +329,7 @@ fn one_gil_one_holder(stacks: &mut [ReadStack]) {
 }
 
 /// A thread that has been in several interpreters has a state in each, and up to 3.11 the state of a thread that is
-/// just being started carries its creator's id: of those that are one thread's ([`owner`]), the ones that run something count. In
+/// just being started carries its creator's id: of the states of one thread ([`owner`]), those that run something count. In
 /// one interpreter the newest does: a child that C code forked keeps the states of its parent's threads, whose ids are
 /// given to its own.
 fn only_those_with_frames(stacks: &mut Vec<ReadStack>) {
@@ -339,7 +339,7 @@ fn only_those_with_frames(stacks: &mut Vec<ReadStack>) {
     let mut met = HashSet::new();
     stacks.retain(|read| !framed(read) || met.insert((whose(read), read.state.interp)));
     let mut idle = HashSet::new();
-    // From the oldest interpreter and thread on: it is the one that an idle thread came from.
+    // From the oldest interpreter and thread on: that is where an idle thread came from.
     stacks.reverse();
     stacks.retain(|read| framed(read) || (!busy.contains(&whose(read)) && idle.insert(whose(read))));
 }
@@ -356,7 +356,7 @@ fn names_by_interpreter<M: UserMemory>(
     interpreters.into_iter().filter_map(names).collect()
 }
 
-/// Puts stacks to threads.
+/// Assigns stacks to threads.
 fn arrange(
     process: &RemoteProcess,
     tasks: &[Task],
@@ -381,7 +381,7 @@ fn arrange(
         let task = read.state.ns_tid.and_then(|tid| by_ns_tid.get(&tid).copied());
         let known = task.map_or_else(ThreadStack::default, thread);
         entered.extend(known.tid);
-        // A sub-interpreter may not have imported `threading`, but the one that the thread came from has.
+        // A sub-interpreter may not have imported `threading`, but the interpreter that the thread came from has.
         let ident = &read.state.thread_id;
         let own = names.get(&read.state.interp).and_then(|names| names.get(ident));
         let name = own.or_else(|| names.values().find_map(|names| names.get(ident)));
@@ -420,7 +420,7 @@ impl<M: UserMemory> Namer<'_, M> {
             .collect();
         let facts = &stack.facts;
         let holds = facts.status & status::HAS_GIL != 0;
-        // Without a GIL that is switched on nobody fails to hold it.
+        // If no GIL is switched on, no thread can be said not to hold it.
         let without = self.target.layout.has(flags::FREE_THREADED) && !holds;
         let known = facts.status & status::UNKNOWN == 0 && read.gil.is_some() && !without;
         let python = PythonStack {
@@ -439,7 +439,7 @@ impl<M: UserMemory> Namer<'_, M> {
         let key = CodeKey { image: 0, code: raw.code, fingerprint: raw.fingerprint };
         let frame = self.symbolizer.frame(self.profile, key, raw.lasti, raw.opcode);
         if !self.symbolizer.is_named(frame) && !self.deadline.passed() {
-            // What is wrong shows in the frame: it stays without a name.
+            // A failure shows in the frame: it stays without a name.
             let _unnamed = self.symbolizer.read_missing(self.profile, key, &self.target.layout, SEED, self.memory);
         }
         (Some(frame).filter(|_| !self.symbolizer.is_shim(key)), self.symbolizer.is_named(frame))

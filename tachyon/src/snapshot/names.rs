@@ -1,8 +1,8 @@
 //! Names of threads.
 //!
-//! From 3.14 on CPython tells the kernel the names of its threads (`_thread.set_name`), up to 3.13 only its module
-//! `threading` knows them: `sys.modules['threading']._active` maps idents to `Thread` objects. A program that never
-//! imported it, and threads that it did not start, have no names there; nothing is lost then but the name.
+//! From 3.14 on CPython tells the kernel the names of its threads (`_thread.set_name`); up to 3.13 only its module
+//! `threading` knows them: `sys.modules['threading']._active` maps idents to `Thread` objects. If a program never
+//! imported it, or did not start a thread with it, there is no name; nothing but the name is lost then.
 
 use super::memory::Pages;
 use super::objects::Objects;
@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{UserMemory, read_u64};
 
-/// Bytes of all names of one process that are kept; beyond, its further threads keep the kernel's.
+/// Bytes of all names of one process that are kept; beyond that, further threads keep the kernel's names.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Most pages of names of modules that are read at once: 2 MiB.
+/// Most pages with names of modules that are read at once: 2 MiB.
 const MAX_KEY_PAGES: usize = 512;
 
 /// Longest name, in characters; a longer one is cut.
 const MAX_CHARS: usize = 256;
 
-/// Names by ident (`PyThreadState.thread_id`), of the threads that Python's `threading` knows in one interpreter.
-/// `None` when they could not be read, or need not (3.14+, where the kernel knows them). What is not read within `limit`
-/// is left out.
+/// Names by ident (`PyThreadState.thread_id`) of the threads that Python's `threading` knows in one interpreter.
+/// `None` when they could not be read, or need not be (3.14+, where the kernel knows them). What is not read within
+/// `limit` is left out.
 #[must_use]
 pub fn thread_names<M: UserMemory + ?Sized>(
     memory: &M,
@@ -35,7 +35,7 @@ pub fn thread_names<M: UserMemory + ?Sized>(
     names_in(&Pages::new(memory), layout, interp, limit)
 }
 
-/// The same of a process, which is asked for all that a search needs at once.
+/// The same for a process, from which all that a search needs is read at once.
 #[must_use]
 pub fn thread_names_of(
     process: &RemoteProcess,
@@ -47,7 +47,7 @@ pub fn thread_names_of(
     let mut pages = Pages::new(process);
     let target = Objects { memory: &pages, layout, objects };
     let modules = target.entries(target.pointer(interp, objects.interp_modules)?)?;
-    // Each key of `sys.modules` is another string, on some thirty pages.
+    // Each key of `sys.modules` is a string of its own; together they are on some thirty pages.
     let mut keys: Vec<u64> = modules.iter().map(|(key, _)| key / PAGE as u64).filter(|&page| page != 0).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -74,7 +74,7 @@ fn names_in<M: UserMemory + ?Sized>(
         if bytes > MAX_BYTES || start.elapsed() > limit {
             break;
         }
-        // An entry that was deleted, or one that is not (yet) what it will be.
+        // A deleted entry, or one that is not complete yet.
         if key == 0 || thread == 0 {
             continue;
         }
@@ -96,7 +96,7 @@ pub struct SampledThread {
     pub ns_tid: u32,
 }
 
-/// Interpreter and ident of a sampled thread, if its state is still there.
+/// Interpreter and ident of a sampled thread, if its state still exists.
 #[must_use]
 pub fn identify<M: UserMemory + ?Sized>(memory: &M, layout: &Layout, thread: SampledThread) -> Option<(u64, u64)> {
     if Layout::present(layout.tstate_native_thread_id) {

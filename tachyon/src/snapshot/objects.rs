@@ -1,14 +1,14 @@
 //! Python's own objects read from outside: dictionaries, integers, attributes of instances.
 //!
 //! Only what leads to a name. Everything is bounded, and whatever does not look as it should is `None`: the target may
-//! be changing it at this moment, and a name that cannot be read is no loss.
+//! be changing it at this moment, and a name that cannot be read is no great loss.
 
 use crate::inspect::{Attributes, ObjectLayout};
 use crate::symbolize::text;
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{UserMemory, read_u32, read_u64};
 
-/// Most entries of one dictionary: `sys.modules` of a large program has a tenth.
+/// Most entries of one dictionary: `sys.modules` of a large program has a tenth of that.
 const MAX_ENTRIES: u64 = 1 << 16;
 
 /// Most characters of a string.
@@ -29,7 +29,7 @@ pub(super) struct Objects<'a, M: ?Sized> {
     pub objects: &'a ObjectLayout,
 }
 
-/// Key and value; 0 where there is none (any more).
+/// Key and value; 0 where there is none (or none any more).
 type Entry = (u64, u64);
 
 impl<M: UserMemory + ?Sized> Objects<'_, M> {
@@ -43,7 +43,7 @@ impl<M: UserMemory + ?Sized> Objects<'_, M> {
         self.word(base, offset).filter(|&pointer| pointer != 0)
     }
 
-    /// The entries of a dictionary in order of insertion.
+    /// The entries of a dictionary in insertion order.
     pub(super) fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
         let keys = self.keys(self.pointer(dict, self.objects.dict_keys)?)?;
         match self.word(dict, self.objects.dict_values)? {
@@ -90,10 +90,10 @@ impl<M: UserMemory + ?Sized> Objects<'_, M> {
         }
     }
 
-    /// A positive integer below 2^64. (Digits have 30 bits: builds with 15 give other numbers, hence no names.)
+    /// A positive integer below 2^64. (Digits have 30 bits: builds with 15 give wrong numbers, hence no names.)
     pub(super) fn integer(&self, object: u64) -> Option<u64> {
         let tag = self.word(object, self.objects.long_tag)?;
-        // 3.12+: the number of digits from bit 3 on, and the sign below: 0 is positive (pycore_long.h).
+        // 3.12+: the number of digits from bit 3 on, and the sign below it: 0 is positive (pycore_long.h).
         let digits = if self.layout.minor_version() >= (3, 12) { if tag & 3 == 0 { tag >> 3 } else { 0 } } else { tag };
         if !(1..=3).contains(&digits) {
             return None;
@@ -105,7 +105,7 @@ impl<M: UserMemory + ?Sized> Objects<'_, M> {
         })
     }
 
-    /// A string, unless it says that it is absurdly long: whose memory would be shown then?
+    /// A string, unless it claims an absurd length: that would show whatever memory follows it.
     pub(super) fn text(&self, object: u64) -> Option<String> {
         self.word(object, u64::from(self.layout.unicode_length)).filter(|&length| length <= MAX_TEXT)?;
         text::read(self.memory, self.layout, object).ok()

@@ -1,7 +1,7 @@
-//! Whose a thread state is that another thread has made: the thread's on whose C stack it runs.
+//! Who owns a thread state that another thread has made: the thread on whose C stack it runs.
 //!
-//! The same rule as the recorder's (`tachyon-common/src/walk/owner.rs`), but the other way round: the kernel side knows one
-//! thread's stack and asks which state is on it; here a state is known, and all threads' stacks are asked.
+//! The same rule as the recorder's (`tachyon-common/src/walk/owner.rs`), the other way round: the kernel side knows one
+//! thread's stack and asks which state is on it; here a state is known, and all threads' stacks are searched.
 
 use super::threads::{ThreadState, control_block};
 use super::{Deadline, Target, stack};
@@ -12,8 +12,8 @@ use tachyon_common::walk::UserMemory;
 /// The upper end of a stack, in which glibc puts the thread's control block.
 const UPPER_END: u64 = 16 << 10;
 
-/// Gives each state that runs something the thread on whose stack it does, as far as that can be told. The others keep the
-/// thread that has made them.
+/// Gives each state that runs something the thread on whose stack it runs, as far as that can be found. The others keep the
+/// thread that made them.
 pub(super) fn settle<M: UserMemory>(
     memory: &M,
     target: &Target<'_>,
@@ -51,10 +51,10 @@ pub(super) fn settle<M: UserMemory>(
     }
 }
 
-/// What is known of the threads' stacks.
+/// What is known about the threads' stacks.
 struct Stacks<'a> {
     maps: &'a [Mapping],
-    /// Tids of threads that are running: where their stacks are is told by nobody.
+    /// Tids of threads that are running: nothing says where their stacks are.
     running: Vec<u32>,
     /// Stack pointers and tids of threads that are not running.
     sleeping: Vec<(u64, u32)>,
@@ -68,26 +68,26 @@ struct Stacks<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The thread whose id it has, or nothing speaks against it.
+    /// The thread whose id it has, or nothing contradicts that.
     Maker,
     Other {
         ns_tid: u32,
         /// 0 where it is not known.
         thread_id: u64,
     },
-    /// Not its maker's; whose, nothing tells.
+    /// Not its maker's; nothing says whose.
     Unknown,
 }
 
 impl Stacks<'_> {
-    /// Whose a state is that has entered the evaluator at this place of a stack.
+    /// The owner of a state that has entered the evaluator at this place on a stack.
     fn owner<M: UserMemory + ?Sized>(&self, memory: &M, state: &ThreadState, entered: u64) -> Owner {
         let Some(mapping) = self.maps.iter().find(|mapping| mapping.contains(entered)) else { return Owner::Maker };
         let maker_sleeps = self.sleeping.iter().any(|(_, ns_tid)| state.ns_tid == Some(*ns_tid));
         if !maker_sleeps && self.ends_at(mapping, entered, state.thread_id) {
             return Owner::Maker;
         }
-        // On it, and nearest: from glibc 2.42 on nothing that the kernel tells lies between the stacks of two threads.
+        // On it, and nearest: from glibc 2.42 on, nothing that the kernel shows separates the stacks of two threads.
         let block_of = |ns_tid: u32| self.blocks.iter().find(|(_, of)| *of == ns_tid).map(|(address, _)| *address);
         let on_it = |(sp, ns_tid): &&(u64, u32)| {
             mapping.contains(*sp)
@@ -108,14 +108,14 @@ impl Stacks<'_> {
             }
             // Its maker sleeps on another stack.
             None if maker_sleeps => Owner::Unknown,
-            // Its maker has a stack elsewhere, and another thread runs: the maker may run on a stack that it has made itself, or
-            // the other one with this state.
+            // Its maker has a stack elsewhere, and another thread runs: the maker may run on a stack that it made itself, or
+            // the other thread may run with this state.
             None if !self.is_own_stack(mapping, state) && self.others_run(state) => Owner::Unknown,
             None => Owner::Maker,
         }
     }
 
-    /// Whether a mapping holds the stack that the maker of a state was given: with its control block, or the process's first.
+    /// Whether a mapping holds the stack that a state's maker was given: with its control block, or the first thread's.
     fn is_own_stack(&self, mapping: &Mapping, state: &ThreadState) -> bool {
         if state.ns_tid == self.first { is_first_stack(mapping) } else { mapping.contains(state.thread_id) }
     }
@@ -124,7 +124,7 @@ impl Stacks<'_> {
         self.running.iter().any(|ns_tid| state.ns_tid != Some(*ns_tid))
     }
 
-    /// Whether the stack with this place may end at that control block: no other thread's stack is known to lie between.
+    /// Whether the stack that contains this place may end at that control block: no other thread's stack is known to lie between.
     fn ends_at(&self, mapping: &Mapping, entered: u64, block: u64) -> bool {
         let between = |address: u64| entered < address && address < block;
         mapping.contains(block)
@@ -133,8 +133,8 @@ impl Stacks<'_> {
             && !self.sleeping.iter().any(|(sp, _)| between(*sp))
     }
 
-    /// The control block of the thread whose stack a mapping is, and its tid. It begins with its own address, which stands
-    /// once more two words further (glibc's `tcbhead_t` on x86-64).
+    /// The control block of the thread whose stack a mapping is, and its tid. The block begins with its own address, which
+    /// is repeated two words further on (glibc's `tcbhead_t` on x86-64).
     fn control_block<M: UserMemory + ?Sized>(&self, memory: &M, mapping: &Mapping) -> Option<(u64, u32)> {
         let place = self.place?;
         if cfg!(not(target_arch = "x86_64")) || is_first_stack(mapping) {
@@ -157,7 +157,7 @@ fn is_first_stack(mapping: &Mapping) -> bool {
     mapping.path == MappedPath::Special(b"[stack]".to_vec())
 }
 
-/// The place in control blocks where the tid is: the one at which those of all states' makers have theirs.
+/// The place in control blocks where the tid is: the one at which the blocks of all states' makers have theirs.
 fn place_of_tid<M: UserMemory + ?Sized>(memory: &M, states: &[ThreadState]) -> Option<usize> {
     let makers: HashMap<u64, u32> = states.iter().filter_map(|state| Some((state.thread_id, state.ns_tid?))).collect();
     let blocks: Vec<_> = makers.iter().map(|(&at, &tid)| (control_block(memory, at), tid)).collect();
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use tachyon_common::walk::Unreadable;
 
-    /// Memory of which nothing can be read: no control blocks are found in it.
+    /// Memory that cannot be read at all: no control blocks are found in it.
     struct Nothing;
 
     impl UserMemory for Nothing {
@@ -183,7 +183,7 @@ mod tests {
         ThreadState { tstate: 1, interp: 2, thread_id, ns_tid: Some(ns_tid) }
     }
 
-    /// The stacks of threads 11, 12 and 13 lie in one mapping, as from glibc 2.42 on, and end at 0x2000, 0x3000 and 0x4000.
+    /// The stacks of threads 11, 12 and 13 share one mapping, as from glibc 2.42 on, and end at 0x2000, 0x3000 and 0x4000.
     fn owner(sleeping: &[(u64, u32)], state: &ThreadState, entered: u64) -> Owner {
         beside(sleeping, &[], state, entered)
     }
@@ -196,14 +196,14 @@ mod tests {
         Stacks { maps: &maps, running, sleeping, blocks, first: Some(10), place: None }.owner(&Nothing, state, entered)
     }
 
-    /// On 3.15 of Debian sid the busy one of three threads was shown as one that runs no Python, 7 times of 25: its state went to
+    /// On 3.15 of Debian sid the busy one of three threads was shown as running no Python, 7 times out of 25: its state went to
     /// the thread that slept below it.
     #[test]
     fn a_running_thread_keeps_its_state_beside_sleeping_ones() {
         let asleep = [(0x1800, 11), (0x2800, 12)];
         assert_eq!(owner(&asleep, &state(0x4000, 13), 0x3f00), Owner::Maker);
         assert_eq!(owner(&asleep, &state(0x2000, 11), 0x1f00), Owner::Maker);
-        // One without a state sleeps on a stack of its own.
+        // A thread without a state sleeps on a stack of its own.
         assert_eq!(owner(&[(0x1100, 19)], &state(0x4000, 13), 0x3f00), Owner::Maker);
     }
 
@@ -213,13 +213,13 @@ mod tests {
         let other = |ns_tid| Owner::Other { ns_tid, thread_id: 0 };
         assert_eq!(owner(&asleep, &state(0x4000, 13), 0x1f00), other(11));
         assert_eq!(owner(&asleep[..2], &state(0x4000, 13), 0x2f00), other(12));
-        // Made by the first thread, which runs as well: 1 of some 500 dumps on 3.15 showed it as the first thread's.
+        // Made by the first thread, which also runs: 1 of some 500 dumps on 3.15 showed it as the first thread's.
         let of_first = state(0x9000, 10);
         assert_eq!(beside(&[], &[10, 11], &of_first, 0x1f00), Owner::Unknown);
         assert_eq!(beside(&[(0x1800, 11)], &[10], &of_first, 0x1f00), other(11));
-        // Alone it may have made itself a stack.
+        // Alone, it may have made itself a stack.
         assert_eq!(beside(&[], &[10], &of_first, 0x4800), Owner::Maker);
-        // Its maker sleeps elsewhere, and who runs is not known.
+        // Its maker sleeps elsewhere, and it is not known who runs.
         assert_eq!(owner(&asleep[..1], &state(0x2000, 11), 0x3f00), Owner::Unknown);
     }
 }

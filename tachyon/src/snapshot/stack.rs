@@ -1,7 +1,7 @@
 //! One thread's frames, read while the thread may run on.
 //!
-//! Nothing is stopped, so a stack can change under the reader. It is therefore read until two readings in a row
-//! agree; a thread that waits agrees at once, one that calls and returns all the time may never do, and its last whole
+//! Nothing is stopped, so a stack can change while it is read. It is therefore read until two readings in a row agree;
+//! a thread that waits agrees at once. One that calls and returns all the time may never do so, and its last complete
 //! stack is marked as changed.
 
 use super::memory::Pages;
@@ -18,7 +18,7 @@ use tachyon_common::walk::{
 /// Readings of one stack. A thread that makes a million calls a second agrees after a few.
 const MAX_READINGS: usize = 32;
 
-/// Frames looked at in one walk: 1,024 that count, the rest for shim frames, of which a hostile chain can have a cycle that
+/// Frames looked at in one walk: 1,024 that count, the rest for shim frames, which a hostile chain can link into a cycle that
 /// never stores a frame.
 pub(super) const MAX_LOOKS: usize = 6 * MAX_PY_FRAMES;
 
@@ -58,14 +58,14 @@ pub(super) fn read<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tsta
     }
 }
 
-/// Where on a C stack the evaluator was entered innermost with a thread state; `None`: it runs nothing, or nothing tells
+/// Where on a C stack the evaluator was entered innermost with a thread state; `None`: it runs nothing, or this is not known
 /// (3.8 and 3.9). Up to 3.12 it is the `cframe`, later the entry frame.
 pub(super) fn entered_at<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, tstate: u64) -> Option<u64> {
     let (pages, layout) = (Pages::new(memory), &target.layout);
     let mut thread = ThreadBuffer::default();
     walk::read_thread(&pages, layout, tstate, &mut thread).ok()?;
     if Layout::present(layout.tstate_cframe) {
-        // On no stack at all lies the one in the state itself, with which nothing runs.
+        // The one in the state itself, with which nothing runs, is on no stack at all.
         let nowhere = OwnStack { sp: 1, end: 1 };
         let runs = !walk::runs_here(layout, tstate, nowhere, &thread);
         return runs.then(|| thread.u64(layout.tstate_cframe));
@@ -85,7 +85,7 @@ pub(super) fn entered_at<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>
     Some(chain.entry_frame).filter(|&entry| entry != 0)
 }
 
-/// Whether two readings show the same stack. The leaf's instruction may have moved on: it runs.
+/// Whether two readings show the same stack. The leaf's instruction may have moved on: the thread runs.
 fn agree(a: &Stack, b: &Stack) -> bool {
     let (leaf_a, leaf_b) = (a.frames.first(), b.frames.first());
     let same_leaf = match (leaf_a, leaf_b) {
@@ -152,7 +152,7 @@ fn chain<M: UserMemory + ?Sized>(
     (StopReason::TooDeep, 0)
 }
 
-/// Frames in the order they are met.
+/// Frames in the order in which they are found.
 #[derive(Debug, Default)]
 pub(super) struct Frames(pub Vec<RawFrame>);
 

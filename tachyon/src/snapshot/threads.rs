@@ -1,4 +1,4 @@
-//! Which thread states there are, and to which threads of the kernel they belong.
+//! Which thread states exist, and which threads of the kernel they belong to.
 
 use super::{Deadline, Target};
 use crate::remote::Task;
@@ -6,13 +6,13 @@ use std::collections::{HashMap, HashSet};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{Unreadable, UserMemory, newest_interpreter, read_u64};
 
-/// Most thread states looked at: what a target says beyond them is not believed.
+/// Most thread states looked at: further ones that a target lists are not believed.
 const MAX_STATES: usize = 65_536;
 
-/// Readings of the thread list: it may change while it is read, which shows as a state that is none.
+/// Readings of the thread list: it may change while it is read, which shows as a state that is not one.
 const MAX_READINGS: usize = 8;
 
-/// Bytes of a thread's control block (`struct pthread`: glibc's has 2,304, musl's 200) in which its tid is looked for.
+/// Bytes of a thread's control block (`struct pthread`: glibc's has 2,304, musl's 200) that are searched for its tid.
 const CONTROL_BLOCK: usize = 1024;
 
 /// A `PyThreadState`.
@@ -23,11 +23,11 @@ pub(super) struct ThreadState {
     pub interp: u64,
     /// `pthread_self()`.
     pub thread_id: u64,
-    /// `gettid()` in its own pid namespace, where this is known.
+    /// `gettid()` in its own pid namespace, where known.
     pub ns_tid: Option<u32>,
 }
 
-/// How the list of thread states could be read.
+/// Why the list of thread states could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ListProblem {
     #[error("the list of its threads leads in a circle")]
@@ -40,7 +40,7 @@ pub(super) enum ListProblem {
     NotInitialized,
 }
 
-/// All thread states of all interpreters, newest interpreter and newest thread first; what could be read of them.
+/// All thread states of all interpreters, newest interpreter and newest thread first, as far as they could be read.
 pub(super) fn states<M: UserMemory + ?Sized>(
     memory: &M,
     target: &Target<'_>,
@@ -85,7 +85,7 @@ fn collect<M: UserMemory + ?Sized>(
             if seen.len() > MAX_STATES {
                 return Ok(Some(ListProblem::TooLong));
             }
-            // A state that is freed while the list is walked leads anywhere.
+            // A state that is freed while the list is walked may lead anywhere.
             if read_u64(memory, tstate, layout.tstate_interp)? != interp {
                 return Err(Unreadable);
             }
@@ -102,11 +102,11 @@ fn collect<M: UserMemory + ?Sized>(
     Ok(None)
 }
 
-/// Fills in the tids of thread states that do not tell them.
+/// Fills in the tids of thread states that do not have them.
 ///
-/// `thread_id` is the address of the thread's control block, in which the C library keeps the tid. Where in it differs
-/// between libraries: it is the place at which every thread's block holds the tid of one of the process's threads, each
-/// another one. Whether there is such a place is returned.
+/// `thread_id` is the address of the thread's control block, in which the C library keeps the tid. Where in the block
+/// differs between libraries: it is the place at which every thread's block holds the tid of one of the process's
+/// threads, each a different one. Returns whether there is such a place.
 pub(super) fn find_tids<M: UserMemory + ?Sized>(memory: &M, states: &mut [ThreadState], tasks: &[Task]) -> bool {
     let wanted: HashSet<u32> = tasks.iter().map(|task| task.ns_tid).collect();
     let unknown = |state: &&mut ThreadState| state.ns_tid.is_none() && state.thread_id != 0;
@@ -138,7 +138,7 @@ pub(super) fn control_block<M: UserMemory + ?Sized>(memory: &M, address: u64) ->
     Vec::new()
 }
 
-/// Address of the GIL that an interpreter's threads take; a free-threaded build has one too, mostly switched off.
+/// Address of the GIL that an interpreter's threads take; a free-threaded build has one too, usually switched off.
 pub(super) fn gil_of<M: UserMemory + ?Sized>(memory: &M, target: &Target<'_>, interp: u64) -> Option<u64> {
     let layout = &target.layout;
     if Layout::present(layout.interp_ceval_gil) {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn the_place_of_the_tid_is_the_one_that_fits_all_threads() {
         let mut blocks = [[0; 64]; 2];
-        // Both hold the first thread's tid at one place, and their own at another.
+        // Both hold the first thread's tid in one place, and their own in another.
         (blocks[0][4], blocks[1][4]) = (70, 70);
         (blocks[0][9], blocks[1][9]) = (70, 71);
         let mut states = vec![state(0x1000), state(0x1100), state(0)];

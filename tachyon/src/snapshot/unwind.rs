@@ -1,8 +1,8 @@
-//! The native stack of a thread that sleeps, from `.eh_frame`, over its memory.
+//! The native stack of a sleeping thread, from `.eh_frame`, over its memory.
 //!
-//! Of a thread that is not stopped only two registers are known: where it will go on and its stack pointer. The others
-//! are known once an inner function has saved them on the stack; where a function's frame can be told from one that is
-//! not known, the stack is cut, never guessed. (That is why the unwinder is not a library's: those want all of them.)
+//! Of a thread that is not stopped only two registers are known: the instruction pointer and the stack pointer. The others
+//! become known once an inner function has saved them on the stack; where finding a function's frame needs a register that
+//! is not known, the stack is cut, never guessed. (That is why this is not a library's unwinder: those want all registers.)
 
 use std::collections::HashMap;
 
@@ -18,14 +18,14 @@ use crate::remote::{FileIdentity, MappedFile, Mapping, RemoteProcess, TargetFile
 /// Most native frames of a stack.
 const MAX_FRAMES: usize = 4096;
 
-/// Most bytes of one file's unwind tables, and of all files'. libtorch's have 30 MB.
+/// Most bytes of one file's unwind tables, and of all files'. libtorch has 30 MB of them.
 const MAX_TABLE: u64 = 64 << 20;
 const MAX_TABLES: u64 = 160 << 20;
 
 /// Most steps of one expression: those of the C library's PLT have ten.
 const MAX_STEPS: u32 = 256;
 
-/// DWARF numbers of the stack pointer and the return address, and those that a function gives back as it found them
+/// DWARF numbers of the stack pointer and the return address, and of those that a function leaves as it found them
 /// (System V ABI, x86-64: figure 3.36; AArch64 DWARF ABI: 4.1).
 #[cfg(target_arch = "x86_64")]
 mod registers {
@@ -43,7 +43,7 @@ mod registers {
     pub(super) const KEPT: &[u16] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29];
     pub(super) const COUNT: usize = 35;
     pub(super) const VENDOR: gimli::Vendor = gimli::Vendor::AArch64;
-    /// Above the addresses of user space a return address may be signed.
+    /// The bits above user-space addresses may hold a return address's signature.
     pub(super) const CODE_MASK: u64 = (1 << 48) - 1;
 }
 
@@ -53,7 +53,7 @@ type Row = UnwindTableRow<usize>;
 /// A native stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NativeStack {
-    /// Where the thread goes on, then the address behind each call; leaf first.
+    /// Where the thread will go on, then the address after each call; leaf first.
     pub(super) frames: Vec<NativeAddress>,
     /// It reaches the thread's first function.
     pub(super) whole: bool,
@@ -63,12 +63,12 @@ pub(super) struct NativeStack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NativeAddress {
     pub(super) address: u64,
-    /// It stands behind a call: the call itself is before it.
+    /// It is the address after a call: the call itself is before it.
     pub(super) after_call: bool,
 }
 
 impl NativeAddress {
-    /// An address inside the instruction that is meant.
+    /// An address inside the instruction in question.
     pub(super) fn lookup(self) -> u64 {
         self.address.wrapping_sub(u64::from(self.after_call))
     }
@@ -92,7 +92,7 @@ pub(super) struct Unwinder<'a> {
     left: u64,
 }
 
-/// What is known of the registers.
+/// What is known about the registers.
 #[derive(Clone, Copy, Debug)]
 struct Registers([Option<u64>; registers::COUNT]);
 
@@ -115,7 +115,7 @@ enum Step {
 }
 
 impl<'a> Unwinder<'a> {
-    /// An unwinder that has read nothing yet. `maps` are sorted, as the kernel tells them.
+    /// An unwinder that has read nothing yet. `maps` are sorted, as the kernel lists them.
     pub(super) fn new(process: &'a RemoteProcess, maps: &'a [Mapping]) -> Self {
         Self { process, maps, files: HashMap::new(), tables: HashMap::new(), left: MAX_TABLES }
     }
@@ -194,7 +194,7 @@ impl Tables {
         })
     }
 
-    /// One frame outwards.
+    /// Goes one frame outwards.
     fn step<M: UserMemory + ?Sized>(
         &self,
         memory: &M,
@@ -228,7 +228,7 @@ impl<M: UserMemory + ?Sized> Frame<'_, '_, M> {
             CfaRule::RegisterAndOffset { register, offset } => registers.get(*register)?.checked_add_signed(*offset)?,
             CfaRule::Expression(expression) => self.evaluate(expression, None, registers)?,
         };
-        // A caller's frame lies further up (a signal's may lie on another stack).
+        // A caller's frame is further up (a signal's may be on another stack).
         let signal = self.entry.is_signal_trampoline();
         if !signal && cfa <= registers.get(Register(registers::STACK))? {
             return None;
@@ -246,7 +246,7 @@ impl<M: UserMemory + ?Sized> Frame<'_, '_, M> {
         };
         let column = self.entry.cie().return_address_register();
         let returns = match row.register(column) {
-            // The first function of a thread says so.
+            // The first function of a thread says that it is.
             RegisterRule::Undefined if self.is_outermost(column) => return Some(Step::Root),
             RegisterRule::Undefined => registers.get(column),
             rule => value(&rule, registers.get(column)),
@@ -268,7 +268,7 @@ impl<M: UserMemory + ?Sized> Frame<'_, '_, M> {
         Some(Step::Caller { address: returns, after_call: !signal })
     }
 
-    /// Whether a return address that no rule tells of means that there is none. On arm64 it may be in its register still.
+    /// Whether a return address without a rule means that there is none. On arm64 it may still be in its register.
     fn is_outermost(&self, column: Register) -> bool {
         let no_other_place = cfg!(target_arch = "x86_64");
         column.0 == registers::RETURN

@@ -1,9 +1,9 @@
-//! All greenlets of a process, among the objects that its garbage collector knows.
+//! All greenlets of a process, found among the objects that its garbage collector tracks.
 //!
-//! Nothing else leads to them: greenlet keeps no list, and one that does not run is on no thread. The collector links all objects that
-//! may be part of a reference cycle in a few circular lists, which may have millions of entries. Those that were made last are at the end of
-//! a list, so each look goes back from there to where the look before began; and goes on forward from where the look before stopped, so that
-//! after some looks everything has been met, and met again.
+//! Nothing else leads to them: greenlet keeps no list, and one that is switched away is on no thread. The collector links all objects
+//! that may be part of a reference cycle into a few circular lists, which may have millions of entries. The newest are at the end of a
+//! list, so each look goes back from there to where the previous look began; it also goes forward from where the previous look stopped,
+//! so that after some looks everything has been visited, and is visited again.
 
 use super::super::Deadline;
 use super::super::memory::Pages;
@@ -11,20 +11,20 @@ use crate::inspect::GreenletLayout;
 use std::collections::{BTreeSet, HashMap};
 use tachyon_common::walk::{UserMemory, read_u64};
 
-/// Bytes before an object in which the collector links it (`PyGC_Head`): next, previous.
+/// Bytes before an object that hold the collector's links (`PyGC_Head`): next, previous.
 const HEAD: u64 = 16;
 
-/// Bits of both links in which the collector keeps other things (`Include/internal/pycore_gc.h`).
+/// Bits of both links that the collector uses for other things (`Include/internal/pycore_gc.h`).
 const FLAGS: u64 = 7;
 
-/// Most lists of one interpreter: 3.8 to 3.15 have four or five.
+/// Most lists per interpreter: 3.8 to 3.15 have four or five.
 const MAX_LISTS: usize = 16;
 
-/// Most objects that a look goes back over in a list, and that it goes forward over once all have been met.
+/// Most objects that a look goes back over in a list, and that it goes forward over once all have been visited.
 const BACK: usize = 1 << 14;
 const FORWARD: usize = 1 << 10;
 
-/// How many objects are looked at between two looks at the clock. Each of them may be on a page of its own, which is kept so long.
+/// How many objects are looked at between two checks of the clock. Each may be on its own page, which is kept until then.
 const AT_A_TIME: usize = 1 << 12;
 
 /// Most greenlets.
@@ -50,27 +50,27 @@ pub(in crate::snapshot) struct Heap {
 /// How far a list has been gone through.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The last entry when it was looked at last.
+    /// The last entry at the previous look.
     last: u64,
-    /// Where to go on forward: an entry that has been looked at.
+    /// Where to go on forward: an entry that has already been looked at.
     reached: Option<u64>,
-    /// Its end has been reached once.
+    /// Its end has been reached at least once.
     complete: bool,
 }
 
-/// How going along a list ended.
+/// How a walk along a list ended.
 enum Part {
-    /// At its head: all of that side has been met.
+    /// At its head: everything on that side has been visited.
     Head,
     /// At the entry that was asked for.
     Known,
     /// There is more after this entry.
     More(u64),
-    /// The list changes: the collector runs, or the entry has been taken out of it.
+    /// The list is changing: the collector is running, or the entry has been taken out of it.
     Torn,
 }
 
-/// What is gone along.
+/// The list to walk along.
 struct List<'a> {
     head: u64,
     /// The heads of all lists.
@@ -87,8 +87,8 @@ struct Entry {
 }
 
 impl Heap {
-    /// Looks for greenlets in an interpreter whose collector's state is at `state`. Returns whether all of its objects have been met, those
-    /// too that were made since the last look.
+    /// Looks for greenlets in an interpreter whose collector's state is at `state`. Returns whether all of its objects have been visited,
+    /// including those made since the previous look.
     pub(super) fn look<M: UserMemory + ?Sized>(
         &mut self,
         memory: &M,
@@ -117,7 +117,7 @@ impl Heap {
                 return false;
             }
             Part::Known | Part::More(_) => {
-                // The first time through, as far as the time allows.
+                // The first time through, as far as time allows.
                 let most = if progress.complete { FORWARD } else { usize::MAX };
                 let from = progress.reached.unwrap_or(list.head);
                 match self.go(memory, list, (from, 0), most, |entry| entry.next) {
@@ -130,7 +130,7 @@ impl Heap {
         progress.complete
     }
 
-    /// Goes along a list from an entry, which has been looked at, up to the head or to the entry `until`.
+    /// Walks along a list from an entry that has been looked at, up to the head or to the entry `until`.
     fn go<M: UserMemory + ?Sized>(
         &mut self,
         memory: &M,
@@ -150,7 +150,7 @@ impl Heap {
             if next == until {
                 return Part::Known;
             }
-            // An entry that has been taken out, or is in the collector's hands, is not its neighbour's, or leads into another list.
+            // If an entry was taken out, or the collector is working on it, its neighbour does not link back, or it leads to another list.
             let following = entry_at(&pages, next).filter(|following| following.next == at || following.previous == at);
             let Some(following) = following.filter(|_| !list.heads.contains(&next)) else { return Part::Torn };
             if self.is_greenlet(&pages, list.layout, following.kind) && self.greenlets.len() < MAX_GREENLETS {
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Words by their addresses; whatever has none is 0.
+    /// Words by their addresses; all others are 0.
     #[derive(Default)]
     struct Memory(RefCell<HashMap<u64, u64>>);
 
@@ -272,7 +272,7 @@ mod tests {
     }
 
     impl Memory {
-        /// Three types, and lists of objects by the numbers of their places: each with the number of its head.
+        /// Three types, and lists of objects by the numbers of their places, each with its head's number.
         fn new(lists: &[(u64, Vec<u64>)]) -> Self {
             let memory = Self::default();
             let text = |bytes: &[u8], at: usize| {
@@ -298,7 +298,7 @@ mod tests {
             let circle: Vec<u64> = std::iter::once(head).chain(objects.iter().map(|&at| place(at))).collect();
             for (at, &entry) in circle.iter().enumerate() {
                 let next = circle.get(at + 1).copied().unwrap_or(head);
-                // The collector has flags in both words.
+                // The collector keeps flags in both words.
                 self.set(entry, next | u64::from(at % 2 == 1));
                 self.set(next + 8, entry | 2);
             }
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn greenlets_are_found_in_all_lists() {
-        // Before the heads stands what is none: a circle that leads elsewhere.
+        // Before the heads is a word that is none: a circle that leads elsewhere.
         let long: Vec<u64> = (100..100 + BACK as u64 + 5_000).collect();
         let memory = Memory::new(&[(1, vec![1, 2, 3]), (2, vec![]), (3, long.clone())]);
         memory.set(STATE, place(1));
@@ -347,7 +347,7 @@ mod tests {
         assert!(look(&mut heap, &memory) && found(&heap).is_empty());
         memory.link(STATE + 24, &(1..=20_001).collect::<Vec<_>>());
         memory.kind(20_000, GREENLET);
-        // What was there may become another thing, and is met in the course of some looks.
+        // The memory there may become another object, which is seen within a few looks.
         memory.kind(9_000, GREENLET);
         assert!(look(&mut heap, &memory));
         assert_eq!(found(&heap), [20_000]);
@@ -360,11 +360,11 @@ mod tests {
     #[test]
     fn a_list_that_is_being_changed_is_told() {
         let memory = Memory::new(&[(1, (1..100).collect()), (2, (200..300).collect())]);
-        // An object that is in the collector's hands counts there what refers to it.
+        // In an object that the collector is working on, this word counts references.
         memory.set(place(50) + 8, 7 << 2);
         let mut heap = Heap::default();
         assert!(!look(&mut heap, &memory));
-        // One that leads into another list, and one into a circle that leads back to no head.
+        // One list that leads into another, and one into a circle that does not lead back to a head.
         memory.link(STATE + 24, &(1..100).collect::<Vec<_>>());
         memory.set(place(30) + 8, place(250));
         assert!(!look(&mut heap, &memory));

@@ -1,6 +1,6 @@
-//! Greenlets (of the package greenlet, hence gevent's and eventlet's): those that do not run, each at the place where it switched away.
+//! Greenlets (of the package greenlet, hence gevent's and eventlet's): those that are switched away, each where it switched.
 //!
-//! They are told like asyncio's tasks: a thread's greenlets are one [`EventLoop`], its address that of the main greenlet.
+//! They are listed like asyncio's tasks: a thread's greenlets are one [`EventLoop`], whose address is that of the main greenlet.
 
 mod heap;
 
@@ -21,7 +21,7 @@ use tachyon_common::event::RawFrame;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{CodeBuffer, FrameBuffer, FrameWalk, Unreadable, UserMemory, read_u64};
 
-/// What the greenlet is called that each thread begins with.
+/// Name of the greenlet that each thread begins with.
 const MAIN: &str = "main";
 
 /// [`EventLoop::kind`] of a thread's greenlets.
@@ -30,13 +30,13 @@ pub const KIND: &str = "greenlets";
 /// `StackState.stack_stop` of a thread's main greenlet.
 const WHOLE_STACK: u64 = u64::MAX;
 
-/// Words after the frame that are searched for the main greenlet and the parent: greenlet 2.0 to 3.5 have them 2 to 9 words after it.
+/// Words after the frame that are searched for the main greenlet and the parent: in greenlet 2.0 to 3.5 they are 2 to 9 words after it.
 const SEARCHED: usize = 24;
 
-/// Readings of all greenlets of a process that runs on: those on which two in a row agree are steady.
+/// Readings of all greenlets of a running process: those on which two in a row agree are steady.
 const MAX_READINGS: usize = 8;
 
-/// Why some greenlets may be missing, for people.
+/// Why some greenlets may be missing, for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum GreenletProblem {
     #[error("greenlets were not searched for to the end: it has many objects, and the time was up")]
@@ -49,7 +49,7 @@ pub(super) enum GreenletProblem {
     TooManyFrames,
 }
 
-/// A greenlet that has begun and not ended.
+/// A greenlet that has begun and has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RawGreenlet {
     name: Option<String>,
@@ -58,23 +58,23 @@ struct RawGreenlet {
     /// That thread has ended.
     ended: bool,
     parent: u64,
-    /// An address on its thread's stack; `None`: nothing tells.
+    /// An address on its thread's stack; `None`: unknown.
     on_stack: Option<u64>,
     running: bool,
     frames: Vec<RawFrame>,
     whole: bool,
 }
 
-/// What it says of its stack and its frame.
+/// What a greenlet says about its stack and its frame.
 struct State {
     on_stack: Option<u64>,
     main: bool,
-    /// Address of `PythonState._top_frame`, and what that is: NULL while it runs.
+    /// Address of `PythonState._top_frame`, and its value: NULL while the greenlet runs.
     top_frame: (u64, u64),
     stack: SavedStack,
 }
 
-/// The part of a greenlet's C stack that has been copied away, for another greenlet uses its place.
+/// The part of a greenlet's C stack that has been copied away because another greenlet uses its place.
 #[derive(Clone, Copy, Debug)]
 struct SavedStack {
     start: u64,
@@ -82,7 +82,7 @@ struct SavedStack {
     copy: u64,
 }
 
-/// Memory as a greenlet sees it when it runs. From 3.12 on some of the interpreter's frames are on the C stack.
+/// Memory as a greenlet sees it when it runs. From 3.12 on, some of the interpreter's frames are on the C stack.
 struct OwnMemory<'a, M: ?Sized> {
     memory: &'a M,
     stack: SavedStack,
@@ -109,15 +109,15 @@ pub(super) struct CStacks(Vec<CStack>);
 #[derive(Clone, Debug)]
 struct CStack {
     range: Range<u64>,
-    /// Of the thread that it is of.
+    /// The thread that the stack belongs to.
     thread_id: u64,
 }
 
-/// How far the first thread's stack may grow after it has been looked at; the kernel keeps twice that free below it.
+/// How far the first thread's stack may grow after the look; the kernel keeps twice that free below it.
 const GROWTH: u64 = 64 << 20;
 
 impl CStacks {
-    /// glibc and musl put a thread's descriptor, whose address is its id, at the end of the mapping that has its stack; but the first
+    /// glibc and musl put a thread's descriptor, whose address is its id, at the end of the mapping that has its stack; only the first
     /// thread's stack was made by the kernel.
     pub(super) fn of(states: &[ThreadState], main_ns_tid: Option<u32>, maps: &[Mapping]) -> Self {
         let is_main_stack =
@@ -138,13 +138,13 @@ impl CStacks {
     }
 }
 
-/// Whose greenlets are read: a process whose thread states are known.
+/// A process whose greenlets are read and whose thread states are known.
 pub(super) struct GreenletsOf<'a, M: ?Sized> {
     pub memory: &'a M,
     pub target: &'a Target<'a>,
     pub layout: &'a GreenletLayout,
     pub states: &'a [ThreadState],
-    /// Threads in the profiler's pid namespace by their tids in their own.
+    /// Tids in the profiler's pid namespace, by the threads' tids in their own.
     pub tids: &'a HashMap<u32, u32>,
     /// Their threads' C stacks.
     pub stacks: &'a CStacks,
@@ -152,7 +152,7 @@ pub(super) struct GreenletsOf<'a, M: ?Sized> {
 }
 
 impl<M: UserMemory> GreenletsOf<'_, M> {
-    /// Searches for greenlets in all interpreters, as far as the time allows.
+    /// Searches for greenlets in all interpreters, as far as time allows.
     pub(super) fn search<N: UserMemory + ?Sized>(&self, memory: &N, heap: &mut Heap) -> Option<GreenletProblem> {
         let collector = self.layout.collector;
         let interpreters: BTreeSet<u64> = self.states.iter().map(|state| state.interp).collect();
@@ -174,7 +174,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         }
     }
 
-    /// Reads them all, once and again until two readings agree; those that run as well.
+    /// Reads all of them, including those that run, until two readings agree.
     pub(super) fn read(&self, namer: &mut Namer<'_, M>) -> (Tasks, Vec<GreenletProblem>) {
         let mut heap = Heap::default();
         let mut problems = Vec::from_iter(self.search(self.memory, &mut heap));
@@ -189,20 +189,20 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         (self.told(&last, &before, Some(&|greenlet, tstate| self.called(greenlet, tstate)), namer), problems)
     }
 
-    /// The stack of the thread that runs a greenlet, which is that greenlet's; `None`: it does not run any more.
+    /// The stack of the thread that runs a greenlet, which is that greenlet's; `None`: it no longer runs.
     fn called(&self, greenlet: u64, tstate: u64) -> Option<Stack> {
         let stack = stack::read(self.memory, self.target, tstate, self.deadline);
         self.state(greenlet).filter(|state| state.top_frame.1 == 0).map(|_| stack)
     }
 
-    /// The same by one reading, of memory that stands still, for those that have been found.
+    /// The same in one reading of memory that does not change, for the greenlets already found.
     pub(super) fn read_still(&self, heap: &mut Heap, namer: &mut Namer<'_, M>) -> (Tasks, Vec<GreenletProblem>) {
         let mut problems = Vec::new();
         let read = self.once(heap, &mut problems);
         (self.told(&read, &read, None, namer), problems)
     }
 
-    /// One reading of memory that goes on changing: each page of it is read once.
+    /// One reading of memory that keeps changing: each page of it is read once.
     fn at_once(&self, heap: &mut Heap, problems: &mut Vec<GreenletProblem>) -> BTreeMap<u64, RawGreenlet> {
         let Self { memory, target, layout, states, tids, stacks, deadline } = *self;
         let memory = &Pages::new(memory);
@@ -232,7 +232,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         read
     }
 
-    /// A greenlet; `None`: it has not begun, or has ended, or is none.
+    /// A greenlet; `None`: it has not begun, has ended, or is none.
     fn greenlet(&self, heap: &mut Heap, address: u64) -> Option<RawGreenlet> {
         let state = self.state(address)?;
         let (at, top_frame) = state.top_frame;
@@ -257,11 +257,11 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         let stack_state = implementation.checked_add(self.layout.stack_state - without_self)?;
         let mut bytes = [0; 56];
         self.memory.read(stack_state, &mut bytes).ok()?;
-        // StackState: where its stack starts now and stopped at first, and what has been copied away of it; then PythonState.
+        // StackState: the stack's present start, its original stop, and what has been copied away of it; then PythonState.
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
         let [start, stop, copy, size, _previous, _context, top_frame] = *words.collect::<Vec<_>>() else { return None };
         let main = stop == WHOLE_STACK;
-        // One that has not begun has no stop, one that has ended no start.
+        // A greenlet that has not begun has no stop; one that has ended has no start.
         if stop == 0 || start == 0 && !main {
             return None;
         }
@@ -274,7 +274,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         })
     }
 
-    /// The main greenlet and the parent, which follow the state of Python: with the function that it begins with between them.
+    /// The main greenlet and the parent, which follow the Python state, with the greenlet's function between them.
     fn relatives(&self, heap: &mut Heap, top_frame: u64) -> Option<(u64, u64)> {
         let words = self.after(top_frame);
         let mut is_greenlet = |object: u64| {
@@ -287,18 +287,18 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         found.and_then(|words| Some((*words.first()?, *words.get(2)?)))
     }
 
-    /// Whether a thread whose main greenlet this is has ended: after its own address follows that of its thread's state, until then.
+    /// Whether the thread with this main greenlet has ended: until then the address of its thread state follows the greenlet's own.
     fn has_ended(&self, main: u64, top_frame: u64) -> bool {
         self.after(top_frame).windows(2).find(|words| words[0] == main).is_some_and(|words| words[1] == 0)
     }
 
-    /// What follows the frame, as far as it is there: it may be the last thing on a page.
+    /// The words after the frame, as far as they can be read: it may be the last thing on a page.
     fn after(&self, top_frame: u64) -> Vec<u64> {
         let word = |at: usize| self.word(top_frame, 8 * (at as u64 + 1));
         (0..SEARCHED).map_while(word).collect()
     }
 
-    /// The frames from the innermost one that is a function's; `None`: it is no frame.
+    /// The frames, from the innermost one of a function on; `None`: it is no frame.
     fn frames(&self, top_frame: u64, stack: SavedStack) -> Option<(Vec<RawFrame>, bool)> {
         let innermost = match self.layout.frame_interp {
             Some(offset) => self.word(top_frame, offset).filter(|&frame| frame != 0)?,
@@ -317,7 +317,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         Some((frames.0, false))
     }
 
-    /// Its own name, as gevent's have one when they were given one, else its type's.
+    /// Its own name, which gevent's greenlets have if they were given one, else its type's.
     fn name(&self, address: u64) -> Option<String> {
         let own = || {
             let objects = ObjectLayout::of(&self.target.layout)?;
@@ -330,7 +330,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         })
     }
 
-    /// The thread state of the thread on whose stack an address is.
+    /// The state of the thread whose stack contains an address.
     fn thread_at(&self, address: u64) -> Option<&ThreadState> {
         let stack = self.stacks.0.iter().find(|stack| stack.range.contains(&address))?;
         let of_thread = |state: &&ThreadState| state.thread_id == stack.thread_id;
@@ -346,7 +346,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         namer: &mut Namer<'_, M>,
     ) -> Tasks {
         let mut found = Tasks::default();
-        // A thread that has looked who it is, and begun none, has a main greenlet, too.
+        // A thread that only asked for its current greenlet, and began none, has a main greenlet too.
         let others: BTreeSet<u64> = last.iter().filter(|(at, raw)| raw.main != **at).map(|(_, raw)| raw.main).collect();
         let last: BTreeMap<u64, &RawGreenlet> =
             last.iter().filter(|(_, raw)| others.contains(&raw.main)).map(|(at, raw)| (*at, raw)).collect();

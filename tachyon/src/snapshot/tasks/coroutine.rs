@@ -1,4 +1,4 @@
-//! From a task's coroutine to the place where it awaits: each coroutine awaits the next one.
+//! From a task's coroutine to the place where it awaits: each coroutine awaits the next.
 
 use super::super::SEED;
 use super::super::stack::{Frames, MAX_LOOKS};
@@ -9,7 +9,7 @@ use tachyon_common::event::RawFrame;
 use tachyon_common::limits::MAX_PY_FRAMES;
 use tachyon_common::walk::{self, CodeBuffer, FrameBuffer, FrameWalk, ThreadBuffer, UserMemory, read_u32};
 
-/// Most bytes of a frame: what it awaits lies on its own stack.
+/// Most bytes of a frame: what it awaits is on its own stack.
 const MAX_FRAME_BYTES: u64 = 1 << 20;
 
 /// Most threads whose stacks are searched for a frame whose thread is not known.
@@ -24,14 +24,14 @@ const WITH_FRAME: [&str; 3] = ["coroutine", "generator", "async_generator"];
 /// Objects whose first field is one of those: `PyCoroWrapper`, `PyAsyncGenASend`, `PyAsyncGenAThrow` (`Objects/genobject.c`).
 const AROUND: [&str; 3] = ["coroutine_wrapper", "async_generator_asend", "async_generator_athrow"];
 
-/// What a coroutine does, by its frame's address.
+/// What a coroutine does, with the address of its frame.
 enum State {
     /// It has no frame any more.
     Ended,
     Runs(u64),
     /// It has not started, or is suspended by a `yield`.
     Stands(u64),
-    /// And what it awaits.
+    /// It awaits: its frame, and what it awaits.
     Awaits(u64, u64),
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Whether two readings show the same. The leaf of one that runs may have moved on.
+    /// Whether two readings show the same. The leaf of a running chain may have moved on.
     pub(super) fn agrees(&self, other: &Self, running: bool) -> bool {
         let callers = usize::from(running);
         self.whole == other.whole && self.frames.get(callers..) == other.frames.get(callers..)
@@ -56,7 +56,7 @@ impl Chain {
 pub(super) type ThreadFrames = Vec<(u64, RawFrame)>;
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
-    /// The frames of a task by its coroutine and the thread that may run it.
+    /// The frames of a task, from its coroutine and the thread that may run it.
     pub(super) fn chain(&self, coroutine: u64, tstate: u64, frames_left: usize) -> Chain {
         let mut chain = Chain::default();
         let complete = self.follow(coroutine, tstate, frames_left.min(MAX_PY_FRAMES), &mut chain.frames);
@@ -65,7 +65,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         chain
     }
 
-    /// Puts frames into `frames`, outermost first; `None` when they could not be read to the end.
+    /// Puts frames into `frames`, outermost first; `None` if they could not be read to the end.
     fn follow(&self, coroutine: u64, tstate: u64, most: usize, frames: &mut Vec<RawFrame>) -> Option<()> {
         let mut object = coroutine;
         for _ in 0..2 * MAX_PY_FRAMES {
@@ -78,7 +78,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
                 continue;
             }
             if !WITH_FRAME.contains(&kind.as_str()) {
-                // A future, mostly.
+                // Usually a future.
                 return Some(());
             }
             let state = self.state(object)?;
@@ -92,7 +92,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
                     let found = !called.is_empty();
                     frames.extend(called.into_iter().take(most - frames.len()));
                     if !found {
-                        // It runs in another thread, or no longer.
+                        // It runs in another thread, or no longer runs.
                         frames.push(self.frame_at(frame)?);
                     }
                     return (found && frames.len() < most).then_some(());
@@ -110,7 +110,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         None
     }
 
-    /// What a coroutine, or what is like one, does.
+    /// What a coroutine, or a similar object, does.
     fn state(&self, object: u64) -> Option<State> {
         match &self.layout.awaits.coroutine {
             CoroutineLayout::Embedded { frame, state, states, top } => {
@@ -145,7 +145,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
     }
 
     /// Whether a suspended frame's next instruction, a `RESUME`, is that of an `await` or `yield from` (`_PyGen_yf`, 3.11, 3.12): its
-    /// argument is 2 or 3, of a `yield`'s 1.
+    /// argument is 2 or 3; a `yield`'s is 1.
     fn resumes_an_await(&self, frame: u64) -> Option<bool> {
         let previous = self.word(frame, u64::from(self.target.layout.frame_instr))?;
         // The code unit after that one: opcode, argument.
@@ -176,13 +176,13 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             StackTop::Depth { depth, values } => self.word(frame, values)?.checked_add(last(depth)?)?,
             StackTop::Count { count, values } => frame.checked_add(values)?.checked_add(last(count)?)?,
         };
-        // Its own stack is a part of the frame.
+        // Its own stack is part of the frame.
         at.checked_sub(frame).filter(|distance| *distance <= MAX_FRAME_BYTES)?;
         Some(self.word(at, 0)? & !u64::from(self.target.layout.stackref_tag_mask))
     }
 
-    /// The frames of a thread from one that runs to the innermost, outermost first; none when it is not there. A thread state of 0
-    /// is any of them.
+    /// The frames of a thread from a running one to the innermost, outermost first; none if that one is not there. A thread state
+    /// of 0 means any thread.
     fn called_by(&self, frame: u64, tstate: u64) -> Vec<RawFrame> {
         let any = self.states.iter().map(|state| state.tstate).take(if tstate == 0 { MAX_THREADS } else { 0 });
         for tstate in any.chain([tstate]) {
@@ -202,13 +202,13 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         one.0.first().copied()
     }
 
-    /// The frames of a thread, read once.
+    /// The frames of a thread, read only once.
     fn stack_of(&self, tstate: u64) -> Rc<ThreadFrames> {
         let mut stacks = self.stacks.borrow_mut();
         Rc::clone(stacks.entry(tstate).or_insert_with(|| Rc::new(self.frames_of(tstate))))
     }
 
-    /// The frames of a thread; none when there is no such thread.
+    /// The frames of a thread; none if there is no such thread.
     fn frames_of(&self, tstate: u64) -> ThreadFrames {
         let layout = &self.target.layout;
         let (mut thread, mut found) = (ThreadBuffer::default(), ThreadFrames::new());

@@ -1,8 +1,8 @@
 //! asyncio's tasks: each with its name, its coroutines down to the place where it awaits, and who awaits it.
 //!
-//! Found through the lists that CPython keeps from 3.14 on for those who look from outside ([`published`]), before that in the
-//! sets of the module `asyncio.tasks` ([`modules`]). The process runs on while they are read: all of it is read until two readings
-//! agree, and a task on which they never did is marked. Every list, chain and set is bounded, as are all of them together.
+//! They are found through the lists that CPython keeps from 3.14 on for outside readers ([`published`]), and before that in the
+//! sets of the module `asyncio.tasks` ([`modules`]). The process keeps running while they are read: everything is read until two
+//! readings agree, and a task on which they never did is marked. Every list, chain and set is bounded, as is their total.
 
 mod coroutine;
 mod current;
@@ -31,13 +31,13 @@ const MAX_TASKS: usize = 65_536;
 /// Most frames of all tasks together.
 pub(super) const MAX_FRAMES: usize = 1 << 18;
 
-/// Readings of it all. A loop that is busy all the time never agrees with itself.
+/// Readings of everything. A loop that is busy all the time never agrees with itself.
 const MAX_READINGS: usize = 8;
 
-/// What is known of the tasks of a process.
+/// What is known about the tasks of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tasks {
-    /// Event loops: those that run, and those of tasks.
+    /// Event loops: those that run, and those that have tasks.
     pub loops: Vec<EventLoop>,
     /// Tasks in the order in which their threads list them: the oldest first.
     pub tasks: Vec<Task>,
@@ -72,13 +72,13 @@ pub struct EventLoop {
     pub address: u64,
     /// Name of its type, e.g. `_UnixSelectorEventLoop`; `None` when unreadable.
     pub kind: Option<String>,
-    /// The thread that its tasks were made in, by its tid in the profiler's own pid namespace; `None` when it has ended.
+    /// The thread in which its tasks were made, by its tid in the profiler's own pid namespace; `None` when it has ended.
     pub tid: Option<u32>,
     /// Address of that thread's `PyThreadState`; 0 when it has ended.
     pub tstate: u64,
     /// `PyInterpreterState.id`; `None` when unreadable.
     pub interpreter: Option<u64>,
-    /// It is the loop that its thread runs; `None` when nothing tells.
+    /// Whether its thread runs this loop; `None` if unknown.
     pub runs: Option<bool>,
 }
 
@@ -89,21 +89,21 @@ pub struct Task {
     pub address: u64,
     /// Its name; `None` when unreadable.
     pub name: Option<String>,
-    /// It is a greenlet, and none of asyncio's.
+    /// It is a greenlet, not an asyncio task.
     pub greenlet: bool,
     /// Which of [`Tasks::loops`] it belongs to.
     pub event_loop: usize,
     /// `PyInterpreterState` it lives in, by its address.
     pub interp: u64,
-    /// Its thread runs it, now.
+    /// Its thread runs it now.
     pub running: bool,
-    /// Its coroutines, innermost first; of a task that runs, everything that it calls.
+    /// Its coroutines, innermost first; for a running task, everything that it calls.
     pub frames: Vec<FrameId>,
-    /// They were read down to the innermost.
+    /// They were read down to the innermost one.
     pub whole: bool,
-    /// Addresses of the tasks that await it; of a greenlet, that of its parent.
+    /// Addresses of the tasks that await it; for a greenlet, that of its parent.
     pub awaited_by: Vec<u64>,
-    /// Two readings in a row agreed on it. If not, what is told of it may not belong together.
+    /// Two readings in a row agreed on it. If not, what is shown of it may not belong together.
     pub steady: bool,
 }
 
@@ -116,7 +116,7 @@ pub struct RunningTask {
     pub name: Option<String>,
 }
 
-/// Where tasks and what they refer to keep things.
+/// Where fields of tasks, and of what they refer to, are.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskLayout {
     /// Where the tasks are.
@@ -126,7 +126,7 @@ pub struct TaskLayout {
 }
 
 impl TaskLayout {
-    /// Where the tasks of a process are; `None` when it has not imported asyncio, or is of a version whose tasks cannot be listed.
+    /// Where the tasks of a process are; `None` if it has not imported asyncio, or is of a version whose tasks cannot be listed.
     #[must_use]
     pub fn of(process: &RemoteProcess, interpreter: &Interpreter, files: &mut ElfCache) -> Option<Self> {
         let awaits = interpreter.awaits?;
@@ -141,13 +141,13 @@ impl TaskLayout {
 /// Where the tasks are.
 #[derive(Clone, Copy, Debug)]
 pub enum TaskLists {
-    /// Where `_asyncio` publishes that they are (3.14+).
+    /// Where `_asyncio` publishes (3.14+).
     Published(AsyncioOffsets),
     /// In the sets of a module (3.8 to 3.13).
     Modules(ModuleTasks),
 }
 
-/// Why some tasks may be missing, for people.
+/// Why some tasks may be missing, for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub(super) enum TaskProblem {
     #[error("a list of tasks changed each time it was read: some tasks may be missing")]
@@ -162,7 +162,7 @@ pub(super) enum TaskProblem {
     OtherTasks,
 }
 
-/// Where tasks are listed: in a thread, or in an interpreter.
+/// Where tasks are listed: in a thread or in an interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Place {
     interp: u64,
@@ -183,7 +183,7 @@ struct RawTask {
 }
 
 impl RawTask {
-    /// Whether two readings agree. What runs goes on.
+    /// Whether two readings agree. A running task moves on.
     fn agrees(&self, other: &Self) -> bool {
         let rest = |task: &Self| Self { chain: Chain::default(), ..task.clone() };
         rest(self) == rest(other) && self.chain.agrees(&other.chain, self.running)
@@ -193,12 +193,12 @@ impl RawTask {
 /// One reading.
 #[derive(Debug, Default)]
 struct Reading {
-    /// In the order of the lists.
+    /// In list order.
     order: Vec<u64>,
     tasks: HashMap<u64, RawTask>,
-    /// Loops of which nothing tells whether they run.
+    /// Loops for which it is unknown whether they run.
     untold: HashSet<u64>,
-    /// Loops that run: by thread.
+    /// Running loops: by thread.
     running: Vec<(Place, u64, Option<String>)>,
     problems: HashSet<TaskProblem>,
     /// Tasks that were looked at.
@@ -218,7 +218,7 @@ impl Reading {
 /// Reads from one process.
 struct Reader<'a, M: ?Sized> {
     memory: &'a M,
-    /// The same as it is at each moment, where `memory` remembers.
+    /// The same memory as it is now, where `memory` remembers what it read.
     now: &'a dyn UserMemory,
     target: &'a Target<'a>,
     layout: &'a TaskLayout,
@@ -228,13 +228,13 @@ struct Reader<'a, M: ?Sized> {
     stacks: RefCell<HashMap<u64, Rc<ThreadFrames>>>,
 }
 
-/// Whose tasks are read: a process whose thread states are known.
+/// A process whose tasks are read and whose thread states are known.
 pub(super) struct TasksOf<'a, M> {
     pub memory: &'a M,
     pub target: &'a Target<'a>,
     pub layout: &'a TaskLayout,
     pub states: &'a [ThreadState],
-    /// Threads in the profiler's pid namespace by their tids in their own.
+    /// Tids in the profiler's pid namespace, by the threads' tids in their own.
     pub tids: &'a HashMap<u32, u32>,
     pub deadline: Deadline,
 }
@@ -254,13 +254,13 @@ impl<M: UserMemory> TasksOf<'_, M> {
         self.told(&last, &before, namer)
     }
 
-    /// The same by one reading, of memory that stands still.
+    /// The same in one reading of memory that does not change.
     pub(super) fn read_still(&self, namer: &mut Namer<'_, M>) -> (Tasks, Vec<TaskProblem>) {
         let read = self.once(self.memory);
         self.told(&read, &read, namer)
     }
 
-    /// The tasks that threads run, by their tids; those of threads that sleep.
+    /// The tasks that threads run, by tid; for sleeping threads.
     pub(super) fn running(&self) -> HashMap<u32, RunningTask> {
         let running = self.reader(self.memory).running();
         let tid = |state: &ThreadState| self.tids.get(&state.ns_tid?).copied();
@@ -292,7 +292,7 @@ impl<M: UserMemory> TasksOf<'_, M> {
     }
 }
 
-/// What a reading comes to, with names; `before` is the one it was compared with.
+/// The result of a reading, with names; `before` is the one it was compared with.
 fn named<M: UserMemory>(
     last: &Reading,
     before: &Reading,
@@ -356,13 +356,13 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         reading
     }
 
-    /// The interpreters, each once.
+    /// The interpreters, without duplicates.
     fn interpreters(&self) -> Vec<u64> {
         let mut seen = HashSet::new();
         self.states.iter().map(|state| state.interp).filter(|&interp| seen.insert(interp)).collect()
     }
 
-    /// Puts a task into a reading, unless it is there; `get` reads it, if it is one. False when there is room for no more.
+    /// Adds a task to a reading unless it is there; `get` reads it, if it is a task. False when there is no more room.
     fn add(&self, reading: &mut Reading, address: u64, get: impl FnOnce(usize) -> Option<RawTask>) -> bool {
         if self.deadline.passed() {
             reading.problems.insert(TaskProblem::Late);
@@ -375,7 +375,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if !reading.known.insert(address) {
             return true;
         }
-        // One that has ended since the list was read is none any more.
+        // If it has ended since the list was read, it is no longer a task.
         let Some(task) = get(reading.frames_left) else { return true };
         reading.frames_left = reading.frames_left.saturating_sub(task.chain.frames.len());
         if reading.frames_left == 0 {
@@ -386,7 +386,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         true
     }
 
-    /// Size of an object's header, of which the type is the last word: what comes next is a future's loop, in all versions.
+    /// Size of an object's header, whose last word is the type: in all versions a future's loop comes next.
     fn header(&self) -> u64 {
         u64::from(self.target.layout.ob_type) + 8
     }

@@ -1,7 +1,7 @@
 //! Tasks of 3.8 to 3.13: in the sets of the module `asyncio.tasks`.
 //!
-//! Who awaits whom is not kept there. A task knows the future that it waits for; where that is no task, a callback of the awaited
-//! task leads to it, which asyncio's own functions leave there: those of `gather`, `shield`, `wait`, `wait_for` and of task groups.
+//! The sets do not say who awaits whom. A task knows the future that it waits for; where that is not a task, a callback of the
+//! awaited task leads to it, left there by asyncio's own functions: `gather`, `shield`, `wait`, `wait_for` and task groups.
 
 use super::super::objects::Objects;
 use super::super::threads::ThreadState;
@@ -27,17 +27,17 @@ const CLOSURES: [&str; 4] = [
     "_wait.<locals>._on_completion",
 ];
 
-/// A function that is given the future that it completes.
+/// A function that is passed the future that it completes.
 const RELEASES: &str = "_release_waiter";
 
-/// Under which the dictionary of a thread has the loop that it runs (up to 3.12).
+/// Key under which a thread's dictionary has the loop that it runs (up to 3.12).
 const RUNNING_LOOP: &str = "__asyncio_running_event_loop__";
 
-/// What holds the loop there up to 3.11, with the pid of the process, and where in it (`Modules/_asynciomodule.c`).
+/// What holds the loop there up to 3.11, with the process's pid, and where in it (`Modules/_asynciomodule.c`).
 const LOOP_HOLDER: &str = "_RunningLoopHolder";
 const HELD_LOOP: u64 = 16;
 
-/// Most callbacks of a future, cells of a closure, or arguments that are looked at.
+/// Most callbacks of a future, cells of a closure, or arguments looked at.
 const MAX_ITEMS: u64 = 4096;
 
 /// Most base classes between a type and asyncio's own.
@@ -116,7 +116,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Objects { memory: self.memory, layout: &self.target.layout, objects: rows.objects }
     }
 
-    /// The dictionary of an interpreter's module `asyncio.tasks`, and the type of tasks; `None` when it has not imported that.
+    /// The dictionary of an interpreter's module `asyncio.tasks`, and the type of tasks; `None` if it has not imported the module.
     fn tasks_module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<(u64, u64)>, TaskProblem> {
         let objects = self.objects(rows);
         let modules = objects.pointer(interp, rows.objects.interp_modules);
@@ -124,7 +124,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             return Ok(None);
         };
         let dict = objects.pointer(module, rows.objects.module_dict).ok_or(TaskProblem::Torn)?;
-        // Without its C module asyncio has no such name (yet).
+        // Without its C module asyncio has no such name (or not yet).
         let Some(task_type) = objects.find(dict, "_CTask") else {
             return if objects.find(dict, "Task").is_some() { Err(TaskProblem::OtherTasks) } else { Ok(None) };
         };
@@ -134,17 +134,17 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Ok(Some((dict, task_type)))
     }
 
-    /// The task that runs in each loop: loop and task.
+    /// The task that runs in each loop, as pairs of loop and task.
     fn current_tasks(&self, rows: &ModuleTasks, dict: u64) -> Vec<(u64, u64)> {
         let objects = self.objects(rows);
         let current = objects.find(dict, "_current_tasks");
-        // A busy loop changes it with each step: then it is not known which task runs.
+        // A busy loop changes it with each step: then it is unknown which task runs.
         let mut entries = current.and_then(|current| objects.entries(current)).unwrap_or_default();
         entries.retain(|&(event_loop, task)| event_loop != 0 && task != 0);
         entries
     }
 
-    /// The tasks of an interpreter; `None` when it has not imported asyncio.
+    /// The tasks of an interpreter; `None` if it has not imported asyncio.
     fn module(&self, rows: &ModuleTasks, interp: u64) -> Result<Option<Module>, TaskProblem> {
         let Some((dict, task_type)) = self.tasks_module(rows, interp)? else { return Ok(None) };
         let objects = self.objects(rows);
@@ -162,14 +162,14 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         let running = self.current_tasks(rows, dict).into_iter().collect();
         let pending = |task: u64| read_u32(self.memory, task.wrapping_add(rows.state), 0) == Ok(0);
         tasks.retain(|&task| self.derives(rows, task, task_type) && pending(task));
-        // A set has no order that tells anything; addresses at least stay.
+        // A set's order means nothing; addresses at least do not change.
         tasks.sort_unstable();
         tasks.dedup();
         Ok(Some(Module { tasks, running, task_type, future_type }))
     }
 
-    /// The thread that runs a loop, if one does; `None` when nothing tells: of loops that are not asyncio's own, while no thread says
-    /// that it runs them.
+    /// The thread that runs a loop, if one does; `None` if unknown: for loops that are not asyncio's own, unless a thread says that it
+    /// runs them.
     fn thread_of<F: FnOnce() -> HashMap<u64, u64>>(
         &self,
         rows: &ModuleTasks,
@@ -187,7 +187,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Some(self.states.iter().find(runs).map(|state| state.tstate))
     }
 
-    /// The threads of an interpreter by the loop that each says it runs.
+    /// The threads of an interpreter, by the loop that each says it runs.
     fn runners(&self, rows: &ModuleTasks, interp: u64) -> HashMap<u64, u64> {
         let states = self.states.iter().filter(|state| state.interp == interp);
         states.filter_map(|state| Some((self.running_loop(rows, state.tstate)?, state.tstate))).collect()
@@ -202,7 +202,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if self.kind_of(told)? == LOOP_HOLDER { self.pointer(told, HELD_LOOP) } else { Some(told) }
     }
 
-    /// Tasks by the future or task that each waits for.
+    /// Tasks, by the future or task that each waits for.
     fn waiting(&self, rows: &ModuleTasks, tasks: &[u64]) -> HashMap<u64, Vec<u64>> {
         let mut waiting: HashMap<u64, Vec<u64>> = HashMap::new();
         for &task in tasks {
@@ -213,7 +213,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         waiting
     }
 
-    /// Tasks that await one, through whatever leads to them.
+    /// Tasks that await the given one, through whatever leads to them.
     fn module_awaiters(
         &self,
         rows: &ModuleTasks,
@@ -234,7 +234,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         })
     }
 
-    /// What is called when a future is done.
+    /// The functions called when a future is done.
     fn callbacks(&self, rows: &ModuleTasks, future: u64) -> Vec<u64> {
         let list = self.pointer(future, rows.callbacks).filter(|&list| self.kind_of(list).as_deref() == Some("list"));
         let pairs =
@@ -272,7 +272,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         if name == RELEASES { self.tuple(rows, self.pointer(partial, rows.partial_args)?) } else { None }
     }
 
-    /// `TaskGroup._parent_task`, of a method of the group (3.11+).
+    /// `TaskGroup._parent_task`, from a method of the group (3.11+).
     fn parent_of_group(&self, rows: &ModuleTasks, method: u64) -> Option<u64> {
         let group = self.pointer(method, rows.method_self)?;
         if self.kind_of(group)? != "TaskGroup" {
@@ -285,7 +285,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         self.items(self.word(tuple, rows.var_size)?, tuple.checked_add(rows.tuple_items)?)
     }
 
-    /// Pointers that lie one behind the other.
+    /// Consecutive pointers.
     fn items(&self, count: u64, start: u64) -> Option<Vec<u64>> {
         let mut bytes = vec![0; usize::try_from(count.min(MAX_ITEMS)).ok()? * 8];
         self.memory.read(start, &mut bytes).ok()?;
@@ -293,7 +293,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         Some(words.filter(|&word| word != 0).collect())
     }
 
-    /// Whether an object's type is one, or derived from it.
+    /// Whether an object's type is the given one, or derived from it.
     fn derives(&self, rows: &ModuleTasks, object: u64, from: u64) -> bool {
         let base = |&kind: &u64| self.pointer(kind, rows.type_base);
         std::iter::successors(self.type_of(object), base).take(MAX_BASES).any(|kind| kind == from)

@@ -1,4 +1,4 @@
-//! What is read of single objects: a task's name, who awaits it, the name of a type.
+//! What is read from single objects: a task's name, who awaits it, the name of a type.
 
 use super::Reader;
 use crate::inspect::AwaitLayout;
@@ -6,10 +6,10 @@ use crate::symbolize::text;
 use std::collections::HashSet;
 use tachyon_common::walk::{UserMemory, read_u32, read_u64};
 
-/// Most entries of a set's table, of which up to four fifths may be empty: enough for all tasks that are looked at.
+/// Most entries of a set's table, up to four fifths of which may be empty: enough for all tasks that are looked at.
 const MAX_SET: u64 = 1 << 20;
 
-/// Most futures that are looked through from a task to those that await it.
+/// Most futures that are followed from a task to those that await it.
 const MAX_FUTURES: usize = 4096;
 
 /// Longest name of a task, in characters.
@@ -26,13 +26,13 @@ const UNICODE: u64 = 1 << 28;
 const REMOVED: u64 = u64::MAX;
 
 impl<M: UserMemory + ?Sized> Reader<'_, M> {
-    /// A task's name. One without a name of its own has a number: N for `Task-N`.
+    /// A task's name. A task without a name of its own has a number: N for `Task-N`.
     pub(super) fn name(&self, task: u64, offset: u64) -> Option<String> {
         let name = self.pointer(task, offset)?;
         let flags = self.word(self.type_of(name)?, self.layout.awaits.type_flags)?;
         match flags & (LONG | UNICODE) {
             LONG => Some(format!("Task-{}", self.integer(name)?)),
-            // What says that it is longer than any name would show what lies behind it.
+            // One that claims to be longer than any name would show the memory behind it.
             UNICODE => {
                 let length = self.word(name, u64::from(self.target.layout.unicode_length))?;
                 text::read(self.memory, &self.target.layout, name).ok().filter(|_| length <= MAX_NAME)
@@ -64,7 +64,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
     /// A positive integer below 2^64, of digits of 30 bits.
     fn integer(&self, object: u64) -> Option<u64> {
         let awaits = &self.layout.awaits;
-        // The number of digits from bit 3 on, and the sign below: 0 is positive, 1 is zero (pycore_long.h).
+        // The number of digits from bit 3 on, and the sign below it: 0 is positive, 1 is zero (pycore_long.h).
         let tag = self.word(object, awaits.long_tag)?;
         let digits = match tag & 3 {
             0 => tag >> 3,
@@ -90,7 +90,7 @@ pub(in crate::snapshot) fn type_name<M: UserMemory + ?Sized>(
 ) -> Option<String> {
     let name = read_u64(memory, kind.checked_add(awaits.type_name)?, 0).ok().filter(|&name| name != 0)?;
     let mut bytes = [0; MAX_TYPE_NAME];
-    // Piece by piece: what follows a short name need not be there.
+    // Piece by piece: the memory after a short name may not be there.
     for (at, piece) in bytes.chunks_exact_mut(16).enumerate() {
         if memory.read(name.checked_add(at as u64 * 16)?, piece).is_err() || piece.contains(&0) {
             break;
@@ -101,8 +101,8 @@ pub(in crate::snapshot) fn type_name<M: UserMemory + ?Sized>(
     Some(name.rsplit('.').next().unwrap_or_default().to_owned())
 }
 
-/// Tasks that await a task, also through futures that are no tasks, in order of address: a set's own order depends on them.
-/// `awaiters` gives what awaits a future, `is_task` tells tasks from other futures.
+/// Tasks that await a task, also through futures that are not tasks, in order of address: a set's own order depends on addresses.
+/// `awaiters` gives what awaits a future; `is_task` tells tasks from other futures.
 pub(super) fn awaited_by(
     task: u64,
     awaiters: impl Fn(u64) -> Vec<u64>,
@@ -112,7 +112,7 @@ pub(super) fn awaited_by(
     let mut futures = vec![task];
     while let Some(future) = futures.pop() {
         for awaiter in awaiters(future) {
-            // A task that awaits itself is a circle of one.
+            // A task that awaits itself is a cycle of one.
             if seen.len() >= MAX_FUTURES || !seen.insert(awaiter) {
                 continue;
             }

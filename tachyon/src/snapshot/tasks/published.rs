@@ -1,6 +1,6 @@
 //! Tasks of 3.14 and newer: in the lists of the thread that made them, and of the interpreter once that thread has ended.
 //!
-//! A list is a circle of `struct llist_node`s with a head that is no task's (`pycore_llist.h`).
+//! A list is a circle of `struct llist_node`s with a head that belongs to no task (`pycore_llist.h`).
 
 use super::super::memory::Pages;
 use super::super::threads::ThreadState;
@@ -20,7 +20,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             }
             let head = state.tstate.wrapping_add(offsets.thread_tasks_head);
             let mut listed = self.list(offsets, head, &mut reading.problems);
-            // A task that is being started eagerly is in no list yet.
+            // A task that is being started eagerly is not in any list yet.
             listed.extend(running.filter(|running| !listed.contains(running)));
             self.add_all(offsets, reading, place, listed, running);
         }
@@ -29,7 +29,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             let listed = self.list(offsets, head, &mut reading.problems);
             self.add_all(offsets, reading, Place { interp, tstate: 0 }, listed, None);
         }
-        // Tasks that await others and are in no list: they have ended, or will in a moment.
+        // Tasks that await others and are in no list: they have ended, or are about to.
         let mut at = 0;
         while let Some(task) = reading.order.get(at).and_then(|address| reading.tasks.get(address)) {
             at += 1;
@@ -65,7 +65,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
     }
 
-    /// The task at an address; `None` when there is none.
+    /// The task at an address; `None` if there is none.
     fn published_task(
         &self,
         offsets: &AsyncioOffsets,
@@ -78,7 +78,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
             return None;
         }
         let coroutine = self.word(address, offsets.task_coro)?;
-        // A task without a loop is being made or freed.
+        // A task without a loop is just being made or freed.
         let event_loop = self.pointer(address, self.header())?;
         Some(RawTask {
             place,
@@ -95,7 +95,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         })
     }
 
-    /// Whether the future at an address is a task; `None` when unreadable, or neither.
+    /// Whether the future at an address is a task; `None` if unreadable or neither.
     fn is_task(&self, offsets: &AsyncioOffsets, future: u64) -> Option<bool> {
         match self.byte(future, offsets.task_is_task)? {
             0 => Some(false),
@@ -104,7 +104,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
     }
 
-    /// What `awaited_by` of a future holds.
+    /// The contents of a future's `awaited_by`.
     fn awaiters(&self, offsets: &AsyncioOffsets, future: u64) -> Option<Vec<u64>> {
         let Some(awaited_by) = self.pointer(future, offsets.task_awaited_by) else { return Some(Vec::new()) };
         match self.byte(future, offsets.task_awaited_by_is_set)? {
@@ -113,7 +113,7 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
         }
     }
 
-    /// Addresses of a list's tasks, the oldest first; as far as they could be read.
+    /// Addresses of a list's tasks, oldest first, as far as they could be read.
     fn list(&self, offsets: &AsyncioOffsets, head: u64, problems: &mut HashSet<TaskProblem>) -> Vec<u64> {
         let mut longest = Vec::new();
         for _ in 0..MAX_READINGS {
@@ -134,18 +134,18 @@ impl<M: UserMemory + ?Sized> Reader<'_, M> {
     }
 
     fn list_once(&self, offsets: &AsyncioOffsets, head: u64) -> (Vec<u64>, Option<TaskProblem>) {
-        // What a list was a moment ago would be as torn the next time.
+        // The list as it was a moment ago would be torn again the next time.
         let memory = Pages::new(self.now);
         let word = |node: u64, offset: u64| read_u64(&memory, node.checked_add(offset)?, 0).ok();
         let (next, prev) = (self.layout.awaits.node_next, self.layout.awaits.node_prev);
         let mut tasks = Vec::new();
-        // A circle that does not lead back to the head would be walked for ever.
+        // A circle that does not lead back to the head would be followed for ever.
         let mut seen = HashSet::from([head]);
         let mut node = head;
         loop {
             let following = word(node, next).filter(|&following| following != 0);
             let Some(following) = following else { return (tasks, Some(TaskProblem::Torn)) };
-            // A node that was taken out, or is being put in, is not what its neighbour comes from.
+            // If a node was taken out, or is being put in, its neighbour does not link back to it.
             if word(following, prev) != Some(node) {
                 return (tasks, Some(TaskProblem::Torn));
             }
