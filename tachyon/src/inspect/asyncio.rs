@@ -1,8 +1,8 @@
 //! Where asyncio keeps its tasks: the section `.AsyncioDebug`, which CPython publishes from 3.14 on.
 //!
-//! In go a mapped file and the interpreter that it belongs to, out come validated [`AsyncioOffsets`]. The section lies in the
-//! extension module `_asyncio` (3.14), or where that is built in, in the executable or libpython (3.15): no name is relied on.
-//! It has no version and no cookie, so its numbers are compared with each other and with what the interpreter says of itself.
+//! Takes a mapped file and the interpreter that it belongs to, and gives validated [`AsyncioOffsets`]. The section is in the
+//! extension module `_asyncio` (3.14) or, where that is built in, in the executable or libpython (3.15): no name is relied on.
+//! It has no version and no cookie, so its numbers are compared with each other and with what the interpreter says about itself.
 
 use super::awaits::{AwaitLayout, CoroutineLayout, StackTop};
 use super::budget::{Metered, ReadBudget};
@@ -32,7 +32,7 @@ const SINCE: (u8, u8) = (3, 14);
 pub struct AsyncioOffsets {
     /// `TaskObj.task_name`: a `str`, or an `int` N for `Task-N`.
     pub task_name: u64,
-    /// `TaskObj.task_awaited_by`: the task that awaits this one, or a set of them; also of futures that are no tasks.
+    /// `TaskObj.task_awaited_by`: the task that awaits this one, or a set of them; futures that are not tasks have it too.
     pub task_awaited_by: u64,
     /// `TaskObj.task_is_task`, one byte: not 0 in tasks, 0 in other futures.
     pub task_is_task: u64,
@@ -42,13 +42,13 @@ pub struct AsyncioOffsets {
     pub task_coro: u64,
     /// `TaskObj.task_node`: a `struct llist_node` of one of the two lists below.
     pub task_node: u64,
-    /// `PyInterpreterState.asyncio_tasks_head`: a `struct llist_node`, head of the list of tasks whose thread has ended.
+    /// `PyInterpreterState.asyncio_tasks_head`: a `struct llist_node`, head of the list of tasks whose threads have ended.
     pub interp_tasks_head: u64,
     /// `_PyThreadStateImpl.asyncio_running_loop`; the structure starts with the `PyThreadState`.
     pub thread_running_loop: u64,
     /// `_PyThreadStateImpl.asyncio_running_task`.
     pub thread_running_task: u64,
-    /// `_PyThreadStateImpl.asyncio_tasks_head`: a `struct llist_node`, head of the list of tasks made in this thread.
+    /// `_PyThreadStateImpl.asyncio_tasks_head`: a `struct llist_node`, head of the list of tasks made in that thread.
     pub thread_tasks_head: u64,
 }
 
@@ -57,11 +57,11 @@ impl AsyncioOffsets {
     fn validated(words: Words, interpreter: &Interpreter) -> Option<Self> {
         let [task_size, name, awaited_by, is_task, by_is_set, coro, node, rest @ ..] = words;
         let [interp_size, interp_head, thread_size, running_loop, running_task, thread_head] = rest;
-        // The words of another version's structures would have other sizes.
+        // Another version's structures would have other sizes.
         let sizes = (size_of::<u64>() as u64..=MAX_TASK).contains(&task_size)
             && interp_size == interpreter.interp_size
             && (interpreter.tstate_size..=MAX_TSTATE).contains(&thread_size);
-        // An object starts with its header, of which the type is the last word.
+        // An object starts with its header, whose last word is the type.
         let header = u64::from(interpreter.layout.ob_type).checked_add(8)?;
         let task = [
             (name, 8),
@@ -95,18 +95,18 @@ impl AsyncioOffsets {
 }
 
 impl AsyncioOffsets {
-    /// What the kernel side reads of it; `None`: a number is too large for that.
+    /// The part that the kernel side reads; `None`: a number is too large for it.
     #[must_use]
     pub fn for_kernel(&self, awaits: &AwaitLayout) -> Option<Asyncio> {
         let word = |offset: u64| u32::try_from(offset).ok();
-        // What has `.AsyncioDebug` has these, too.
+        // Whatever has `.AsyncioDebug` has these too.
         let CoroutineLayout::Embedded { frame, state, states, top: StackTop::Pointer { at, below } } = awaits.coroutine
         else {
             return None;
         };
         Some(Asyncio {
             thread_running_task: word(self.thread_running_task)?,
-            // All that is read lies before the end of the last of these.
+            // Everything that is read is before the end of the last of these.
             task_size: word(self.task_node.max(self.task_name).max(self.task_coro))? + 8,
             future_size: word(self.task_awaited_by.max(self.task_is_task).max(self.task_awaited_by_is_set))? + 1,
             task_name: word(self.task_name)?,
@@ -132,7 +132,7 @@ impl AsyncioOffsets {
     }
 }
 
-/// Whether fields (offset and width) are aligned, apart from each other, and within a part of their structure.
+/// Whether fields (offset and width) are aligned, do not overlap, and are within a part of their structure.
 fn fit(fields: &[(u64, u64)], within: std::ops::Range<u64>) -> bool {
     let field = |&(offset, width): &(u64, u64)| {
         let offset = u32::try_from(offset).ok().filter(|&offset| u64::from(offset) >= within.start)?;
@@ -142,7 +142,7 @@ fn fit(fields: &[(u64, u64)], within: std::ops::Range<u64>) -> bool {
     fields.is_some_and(|fields| group(&fields, within.end).is_ok())
 }
 
-/// The section's words in a file; `None` where it has none.
+/// The section's words in a file; `None` if it has no such section.
 fn words<R: ReadAt>(source: R) -> Result<Option<Words>, ElfError> {
     let elf = Elf::parse(source)?;
     let mut bytes = [0; size_of::<Words>()];
@@ -157,7 +157,7 @@ fn words<R: ReadAt>(source: R) -> Result<Option<Words>, ElfError> {
 }
 
 impl ElfCache {
-    /// What one file that a process maps says of asyncio's tasks: `None` where it says nothing that fits the interpreter.
+    /// What one file that a process maps says about asyncio's tasks: `None` if it says nothing that fits the interpreter.
     /// Each file is read once, however many processes map it.
     pub fn asyncio_of(&mut self, file: &MappedFile, interpreter: &Interpreter) -> Option<AsyncioOffsets> {
         self.asyncio_within(file, interpreter, &ReadBudget::new())
@@ -177,7 +177,7 @@ impl ElfCache {
                 self.parsed += 1;
                 let words = match words(Metered { source, budget }) {
                     Ok(words) => words,
-                    // What could not be read this time may be another time.
+                    // What could not be read this time may be readable another time.
                     Err(ElfError::Read { source, .. }) if source.kind() == io::ErrorKind::TimedOut => return None,
                     Err(_) if budget.is_spent() => return None,
                     Err(_) => None,
@@ -193,7 +193,7 @@ impl ElfCache {
     }
 }
 
-/// Where the tasks of a process are. `None` where it publishes nothing: it is older than 3.14, or 3.14 and has not imported
+/// Where the tasks of a process are. `None` if it publishes nothing: it is older than 3.14, or is 3.14 and has not imported
 /// `asyncio` (so far).
 pub fn asyncio_offsets(
     process: &RemoteProcess,
@@ -219,7 +219,7 @@ pub fn is_named_asyncio(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"_asyncio."))
 }
 
-/// Where to look first: in the interpreter's own file, then in those that are named like the module.
+/// Where to look first: in the interpreter's own file, then in files that are named like the module.
 fn place(mapping: &Mapping, interpreter: &Interpreter) -> u8 {
     let path = mapping.file_path();
     let named = || path.is_some_and(is_named_asyncio);
@@ -234,7 +234,7 @@ fn place(mapping: &Mapping, interpreter: &Interpreter) -> u8 {
 mod tests {
     use super::*;
 
-    /// What `_asyncio` of CPython 3.14.10 says, of an interpreter that says the same of itself.
+    /// What `_asyncio` of CPython 3.14.10 says, for an interpreter that says the same about itself.
     const GOOD: Words = [168, 136, 96, 108, 109, 128, 152, 225_864, 10_880, 936, 864, 872, 880];
 
     fn interpreter() -> Interpreter {
@@ -291,15 +291,15 @@ mod tests {
             (1, u64::MAX), // wraps
             (3, 96),       // over another field
             (6, u64::MAX - 7),
-            (7, 225_872), // the interpreter says another size
-            (8, 225_856), // the head's second word lies outside
+            (7, 225_872), // the interpreter states another size
+            (8, 225_856), // the head's second word is outside
             (8, u64::MAX),
             (9, 824), // smaller than the thread state that it starts with
             (9, 1 << 20),
             (10, 824), // in the thread state that it starts with
             (11, 864), // over another field
             (12, 932), // not aligned
-            (12, 928), // its second word lies outside
+            (12, 928), // its second word is outside
         ] {
             let mut words = GOOD;
             words[at] = bad;

@@ -1,8 +1,8 @@
 //! Where an interpreter keeps what leads from one task to the next: sets, coroutines, and lists.
 //!
-//! All of it is published from 3.14 on, in the same table as the walk's layout; before, it is in headers. Only user space reads it,
-//! so it is no part of the walk's layout. The numbers of a coroutine's states and the place of what it awaits are not published:
-//! they are the version's. A test compares the rows with the headers at hand.
+//! From 3.14 on all of it is published, in the same table as the walk's layout; before that it is in headers. Only user space reads
+//! it, so it is not part of the walk's layout. The numbers of a coroutine's states and the place of what it awaits are not published:
+//! they depend on the version. A test compares the rows with the headers at hand.
 
 use super::debug_offsets::DebugOffsets;
 use super::layout::LayoutError;
@@ -13,7 +13,7 @@ use tachyon_common::layout::{Layout, flags};
 /// Where fields are, in bytes from the start of the structure named; names are CPython's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitLayout {
-    /// How a coroutine leads to its frame, and that to what it awaits.
+    /// How a coroutine leads to its frame, and the frame to what it awaits.
     pub coroutine: CoroutineLayout,
     /// `PySetObject.mask`: one less than the entries of the table.
     pub set_mask: u64,
@@ -36,18 +36,18 @@ pub struct AwaitLayout {
 /// How a coroutine leads to its frame; generators and asynchronous generators share its fields (`_PyGenObject_HEAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoroutineLayout {
-    /// The frame lies in it (3.11+).
+    /// The frame is in it (3.11+).
     Embedded {
         /// `PyGenObject.gi_iframe`.
         frame: u64,
         /// `PyGenObject.gi_frame_state`, a signed byte.
         state: u64,
-        /// Values of it.
+        /// Its values.
         states: FrameStates,
-        /// Where in the frame what it awaits is.
+        /// Where in the frame the awaited object is.
         top: StackTop,
     },
-    /// It points to a frame object, or to none when it has ended (3.8 to 3.10). Whether it awaits tells its next instruction.
+    /// It points to a frame object, or to none when it has ended (3.8 to 3.10). The next instruction shows whether it awaits.
     Object {
         /// `PyGenObject.gi_frame`.
         frame: u64,
@@ -57,19 +57,19 @@ pub enum CoroutineLayout {
         runs: u8,
         /// `PyCodeObject.co_code`: the instructions, a bytes object.
         code: u64,
-        /// Where in the frame what it awaits is.
+        /// Where in the frame the awaited object is.
         top: StackTop,
     },
 }
 
-/// Where in a frame that does not run the value lies that was pushed last.
+/// Where in a frame that does not run the most recently pushed value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackTop {
-    /// So many words below where a pointer in the frame leads (3.8, 3.9, 3.14+).
+    /// A number of words below where a pointer in the frame leads (3.8, 3.9, 3.14+).
     Pointer {
         /// `f_stacktop` or `stackpointer`.
         at: u64,
-        /// 1; in 3.15 2, where an index lies above what is awaited (`_PyGen_yf`).
+        /// 1; in 3.15 2, where an index is above what is awaited (`_PyGen_yf`).
         below: u64,
     },
     /// The last of a number of values that a pointer in the frame leads to (3.10).
@@ -91,15 +91,15 @@ pub enum StackTop {
 /// Values of `gi_frame_state` (`enum _framestate` of `pycore_frame.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameStates {
-    /// `FRAME_SUSPENDED_YIELD_FROM`: it awaits another object; `FRAME_SUSPENDED` where both are one.
+    /// `FRAME_SUSPENDED_YIELD_FROM`: it awaits another object; `FRAME_SUSPENDED` where the two are one state.
     pub awaits: i8,
-    /// The `RESUME` that comes next tells whether it awaits (3.11, 3.12).
+    /// Whether it awaits shows in the `RESUME` that comes next (3.11, 3.12).
     pub by_resume: bool,
-    /// `FRAME_SUSPENDED_YIELD_FROM_LOCKED` (3.15): it awaits, and a thread looks at what.
+    /// `FRAME_SUSPENDED_YIELD_FROM_LOCKED` (3.15): it awaits, and a thread is looking at what it awaits.
     pub awaits_locked: Option<i8>,
     /// `FRAME_EXECUTING`.
     pub executing: i8,
-    /// From here on the frame is no frame any more: `FRAME_COMPLETED`, or `FRAME_CLEARED` where there is no such state.
+    /// From here on the frame is no longer a frame: `FRAME_COMPLETED`, or `FRAME_CLEARED` where there is no such state.
     pub ended: i8,
 }
 
@@ -108,7 +108,7 @@ const STATES_3_11: FrameStates =
     FrameStates { awaits: -1, by_resume: true, awaits_locked: None, executing: 0, ended: 1 };
 /// v3.13.0, v3.14.0.
 const STATES_3_13: FrameStates = FrameStates { by_resume: false, ..STATES_3_11 };
-/// v3.15.0 numbers them anew.
+/// v3.15.0 renumbers them.
 const STATES_3_15: FrameStates =
     FrameStates { awaits: 2, by_resume: false, awaits_locked: Some(3), executing: 4, ended: 5 };
 
@@ -126,7 +126,7 @@ impl AwaitLayout {
             15 => (STATES_3_15, 2),
             _ => return Ok(None),
         };
-        // A generator's frame is the last thing in it, and is as large as its function wants.
+        // A generator's frame is the last thing in it, as large as its function needs.
         let [gen_iframe, gen_frame_state] =
             fields(published, "gen_object.size", [("gen_object.gi_iframe", 8), ("gen_object.gi_frame_state", 1)])?;
         let [frame_stackpointer] =
@@ -155,14 +155,14 @@ impl AwaitLayout {
         }))
     }
 
-    /// The row of a version that does not publish it: 3.8 to 3.13.
+    /// The row for a version that does not publish it: 3.8 to 3.13.
     pub(super) fn of_headers(layout: &Layout) -> Option<Self> {
         Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
     }
 
     fn row(version: (u8, u8), free_threaded: bool) -> Option<Self> {
         let objects = ObjectLayout::row(version, free_threaded)?;
-        // A free-threaded build's objects have a larger header, its frames have none.
+        // A free-threaded build's objects have a larger header; its frames have none.
         let wider = if free_threaded { 16 } else { 0 };
         let object = |executing, runs, top| CoroutineLayout::Object { frame: 16, executing, runs, code: 48, top };
         let embedded = |frame, states| CoroutineLayout::Embedded {
@@ -198,7 +198,7 @@ fn word(published: &DebugOffsets, name: &'static str) -> Result<u64, LayoutError
     published.get(name).ok_or(LayoutError::Missing(name))
 }
 
-/// Offsets of fields (name and width) that lie in one structure, checked.
+/// Offsets of fields (name and width) that are in one structure, checked.
 fn fields<const N: usize>(
     published: &DebugOffsets,
     structure: &'static str,

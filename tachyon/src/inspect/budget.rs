@@ -1,7 +1,7 @@
-//! What may be read of one process's files before it is given up.
+//! How much of one process's files may be read before the process is given up.
 //!
-//! Each file is bounded by itself, but a process may map thousands of them, made for us: without a bound on their sum
-//! it could keep the profiler from looking at anybody else.
+//! Each file is bounded by itself, but a process may map thousands of them, made to cost us time: without a bound on their
+//! sum it could keep the profiler from looking at any other process.
 
 use std::cell::Cell;
 use std::io;
@@ -12,7 +12,7 @@ use crate::remote::elf::ReadAt;
 /// library about 10 kB.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What a read costs beside its bytes: most are of a few bytes, and a system call each.
+/// What a read costs beyond its bytes: most reads are of a few bytes, and each is a system call.
 const EACH_READ: u64 = 512;
 
 /// What is left for one process.
@@ -22,17 +22,17 @@ pub(super) struct ReadBudget {
 }
 
 impl ReadBudget {
-    /// The budget of a process.
+    /// The budget for one process.
     pub(super) fn new() -> Self {
         Self { left: Cell::new(MAX_BYTES) }
     }
 
-    /// Whether a read was refused for it.
+    /// Whether a read was refused because of the budget.
     pub(super) fn is_spent(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// Takes the cost of a read, or all that is left when that is not enough.
+    /// Takes the cost of a read, or all that is left if that is not enough.
     fn take(&self, len: usize) -> bool {
         let cost = EACH_READ.saturating_add(len as u64);
         let left = self.left.get().saturating_sub(cost);

@@ -5,11 +5,11 @@
 use super::debug_offsets::DebugOffsets;
 use tachyon_common::layout::{Layout, flags};
 
-/// Where `struct _gc_runtime_state` is: it holds the heads of the lists. Which words of it those are differs between versions, but a
-/// head of a circular list can be told from other words by its neighbours.
+/// Where `struct _gc_runtime_state` is: it holds the heads of the lists. Which of its words those are differs between versions, but
+/// the head of a circular list can be told from other words by its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collector {
-    /// It lies in `_PyRuntimeState` (3.8), not in each `PyInterpreterState`.
+    /// It is in `_PyRuntimeState` (3.8), not in each `PyInterpreterState`.
     pub of_runtime: bool,
     /// Offset of the field `gc`.
     pub state: u64,
@@ -21,7 +21,7 @@ pub struct Collector {
 const MAX_SIZE: u64 = 1024;
 
 impl Collector {
-    /// Of an interpreter; `published` where it publishes offsets (3.13+). `None`: there are no lists.
+    /// That of an interpreter; `published` if it publishes offsets (3.13+). `None`: there are no lists.
     pub(super) fn of(layout: &Layout, published: Option<&DebugOffsets>) -> Option<Self> {
         let (version, free_threaded) = (layout.minor_version(), layout.has(flags::FREE_THREADED));
         let Some(published) = published.filter(|_| !free_threaded) else { return Self::row(version, free_threaded) };

@@ -2,10 +2,10 @@
 //!
 //! The evaluator puts the address of a `_PyCFrame` on its own stack into `tstate->cframe` and fills
 //! `cframe.current_frame` some instructions later (CPython v3.12.1, `Python/ceval.c`, `_PyEval_EvalFrameDefault`). A
-//! thread interrupted in between shows whatever lay there before. Compilers order these stores as they like, so the
-//! window is found in each binary, by following the function from its start: which registers and stack slots hold
+//! thread interrupted in between shows whatever was there before. Compilers order these stores as they like, so the
+//! window is found in each binary by following the function from its start: which registers and stack slots hold
 //! `tstate` and stack addresses, the store of a stack address into `tstate->cframe`, and the first store over that
-//! slot's `current_frame`. Code that does not read so simply is an [`EnteringError`], never a guess.
+//! slot's `current_frame`. Code that cannot be read so simply is an [`EnteringError`], never a guess.
 
 pub(super) mod arm64;
 mod unlinked;
@@ -26,19 +26,19 @@ const MAX_INSTRUCTIONS: usize = 512;
 /// Bytes of the longest instruction.
 pub(super) const MAX_INSTRUCTION_BYTES: usize = 15;
 
-/// Largest evaluator that is looked through (3.12.1's has 51 kB, debug builds' more).
+/// Largest evaluator that is searched (3.12.1's has 51 kB, debug builds' more).
 const MAX_EVALUATOR: u64 = 1 << 20;
 
 /// Largest window that is believed, in bytes (3.12.1's has 118).
 const MAX_WINDOW: u64 = 512;
 
-/// Why the window is not known.
+/// Why the window is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnteringError {
-    /// The file does not name the evaluator.
+    /// The file has no name for the evaluator.
     #[error("the file has no symbol _PyEval_EvalFrameDefault")]
     NoSymbol,
-    /// Only code of x86-64 and of arm64 is decoded.
+    /// Only x86-64 and arm64 code is decoded.
     #[error("its machine code is of neither x86-64 nor arm64")]
     Machine,
     /// No store of a stack address into `tstate->cframe` was found.
@@ -47,7 +47,7 @@ pub enum EnteringError {
     /// The store was found, but not the one that fills `current_frame`.
     #[error("no store into cframe.current_frame follows that into tstate->cframe at {0:#x}")]
     NotFilled(u64),
-    /// The code between the two leaves the straight line.
+    /// The code between the two stores is not a straight line.
     #[error("code between the stores into tstate->cframe and cframe.current_frame branches at {0:#x}")]
     Branches(u64),
     /// The slot is filled before it is published: such a build needs no window.
@@ -70,18 +70,18 @@ pub(super) struct CframeOffsets {
     pub(super) owner: u32,
 }
 
-/// What is known of a register or a stack slot.
+/// What is known about a register or a stack slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Value {
     /// The address `offset` bytes from a fixed place in the stack frame (place 0 is where the function was entered).
     Stack { place: u32, offset: i64 },
-    /// The first argument, plus so many bytes.
+    /// The first argument plus this many bytes.
     Tstate(i64),
-    /// The second one.
+    /// The second argument plus this many bytes.
     Frame(i64),
 }
 
-/// Where one path through the code has got to.
+/// How far one path through the code has got.
 #[derive(Clone, Debug)]
 struct Path {
     ip: u64,
@@ -93,26 +93,26 @@ struct Path {
     linked_to: Option<Value>,
     /// End of the publishing store, and the slot's `current_frame`.
     published: Option<(u64, Value)>,
-    /// Where that `cframe` lies, from the stack pointer on.
+    /// Offset of that `cframe` from the stack pointer.
     cframe_offset: Option<u32>,
 }
 
-/// Where `cframe` is published and not filled.
+/// Where `cframe` is published but not filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnteringWindow {
     /// From the end of the publishing store to the end of the filling store.
     pub addresses: Range<u64>,
-    /// Where the evaluator keeps its `cframe`: from its stack pointer on, in bytes.
+    /// Where the evaluator keeps its `cframe`: bytes from its stack pointer.
     pub cframe_offset: Option<u32>,
-    /// Addresses of the evaluator's code, as far as its symbol tells.
+    /// Addresses of the evaluator's code, as far as its symbol shows them.
     pub evaluator: Range<u64>,
-    /// Where in that the innermost frame may not be linked to its caller. `None`: not known, or not even a frame that C calls is
-    /// linked at the end of the window.
+    /// Where in that code the innermost frame may not be linked to its caller. `None`: unknown, or not even a frame that C calls
+    /// is linked at the end of the window.
     pub unlinked: Option<Vec<Range<u64>>>,
 }
 
 impl EnteringWindow {
-    /// [`Layout::unlinked`], where all of it is known and fits.
+    /// [`Layout::unlinked`], if all of it is known and fits.
     pub(super) fn unlinked_places(&self) -> Option<[u32; UNLINKED]> {
         let found = self.unlinked.as_ref()?;
         let mut places = [0; UNLINKED];
@@ -123,7 +123,7 @@ impl EnteringWindow {
         Some(places)
     }
 
-    /// The same at the addresses of a process.
+    /// The same at a process's addresses.
     #[must_use]
     pub(super) fn moved(&self, at: impl Fn(u64) -> u64) -> Self {
         let moved = |range: &Range<u64>| at(range.start)..at(range.end);
@@ -139,10 +139,10 @@ impl EnteringWindow {
 /// Finds the window: instruction addresses from the end of the publishing store to the end of the filling store. A
 /// thread whose next instruction is inside must not be walked.
 ///
-/// `fetch` gives the bytes at an address of the file; false: there are none.
+/// `fetch` gives the bytes at an address of the file; it returns false if there are none.
 ///
 /// # Errors
-/// When the code does not read as expected.
+/// When the code is not as expected.
 pub(super) fn entering_window(
     evaluator: Range<u64>,
     offsets: CframeOffsets,
@@ -213,12 +213,12 @@ pub(super) fn entering_window(
 }
 
 impl Path {
-    /// Why a path that can be followed no further has no window.
+    /// Why a path that cannot be followed any further has no window.
     fn unfinished(&self) -> EnteringError {
         self.published.map_or(EnteringError::NotPublished, |(end, _)| EnteringError::NotFilled(end))
     }
 
-    /// Whether the frame has been linked, and what it is linked to is whole.
+    /// Whether the frame has been linked, and what it is linked to is complete.
     fn links(&self, offsets: CframeOffsets) -> bool {
         let stored = |slot, width| self.stored.iter().any(|&(at, size)| covers_all(at, size, slot, width));
         let frame = Value::Frame(0);
@@ -325,7 +325,7 @@ impl Path {
         None
     }
 
-    /// The value that an instruction leaves in a register, when it is one that is followed.
+    /// The value that an instruction leaves in a register, if it is a kind that is followed.
     fn result(&self, instruction: &Instruction, address: Option<Value>) -> Option<(Register, Value)> {
         if instruction.op_count() < 2 || instruction.op0_kind() != OpKind::Register {
             return None;
@@ -353,14 +353,14 @@ impl Path {
         Some((into, value))
     }
 
-    /// The address of the instruction's memory operand, when its base register is one that is followed.
+    /// The address of the instruction's memory operand, if its base register is followed.
     fn address(&self, instruction: &Instruction) -> Option<Value> {
         let plain = instruction.memory_index() == Register::None && instruction.segment_prefix() == Register::None;
         let base = self.registers.get(&instruction.memory_base()).filter(|_| plain)?;
         Some(base.plus(instruction.memory_displacement64().cast_signed()))
     }
 
-    /// Goes to the next instruction. A conditional branch goes straight on and gives its target as a detour.
+    /// Goes to the next instruction. At a conditional branch it goes straight on and returns the target as a detour.
     fn follow(&mut self, instruction: &Instruction) -> Result<Option<u64>, EnteringError> {
         let next = instruction.next_ip();
         let mut detour = None;
@@ -373,7 +373,7 @@ impl Path {
                 return Ok(None);
             }
             FlowControl::Call | FlowControl::IndirectCall => {
-                // System V ABI, x86-64: the registers a callee may change.
+                // System V ABI, x86-64: the registers that a callee may change.
                 for register in [
                     Register::RAX,
                     Register::RCX,

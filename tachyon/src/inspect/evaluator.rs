@@ -1,13 +1,13 @@
-//! Where the bytecode evaluator's machine code is: a set of address ranges, for one function may be compiled to many.
+//! Where the bytecode evaluator's machine code is: a set of address ranges, because one function may be compiled to many.
 //!
-//! A native stack is joined with Python's by its evaluator frames, so one range too few makes a wrong stack. With a
-//! symbol table the parts have names: `_PyEval_EvalFrameDefault`, `.cold` and other clones of it, and the
+//! A native stack is joined with Python's by its evaluator frames, so one missing range makes a wrong stack. With a
+//! symbol table the parts have names: `_PyEval_EvalFrameDefault`, its `.cold` and other clones, and the
 //! `_TAIL_CALL_*` handlers of tail-calling builds. Without one (Debian's static 3.14 and 3.15: the exported symbol
 //! covers 1 kB, the bytecode loop is a part without a symbol) the parts are found by what only parts of one function
-//! do: they jump into each other's middle, or to a place whose stack frame is there already. Unwind tables
-//! (`.eh_frame`) tell where parts begin and end. A part that is entered through a table of addresses only, and jumps
-//! nowhere, is not found so (a stripped 3.11 of pyenv's has one of 4 bytes, which aborts). Decoded is the code of x86-64 and
-//! of arm64.
+//! do: they jump into each other's middle, or to a place whose stack frame already exists. Unwind tables
+//! (`.eh_frame`) show where parts begin and end. A part that is entered only through a table of addresses, and jumps
+//! nowhere, is not found this way (a stripped 3.11 of pyenv's has one of 4 bytes, which aborts). Code of x86-64 and arm64
+//! is decoded.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,11 +32,11 @@ const MAX_TABLE: u64 = 16 << 20;
 /// Longest part that is decoded; CPython's evaluators have 34 to 80 kB.
 const MAX_PART: u64 = 1 << 20;
 
-/// Most parts, and most of the largest functions that are asked whether they are one.
+/// Most parts, and how many of the largest functions are checked for being one.
 const MAX_PARTS: usize = 32;
 const LARGEST: usize = 8;
 
-/// Where the evaluator's code lies in a file. Addresses are the file's, before relocation.
+/// Where the evaluator's code is in a file. Addresses are the file's, before relocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evaluator {
     /// First address of `_PyEval_EvalFrameDefault`.
@@ -51,12 +51,12 @@ pub enum EvaluatorError {
     /// The file cannot be read, or makes no sense.
     #[error(transparent)]
     Elf(#[from] ElfError),
-    /// The file does not name it.
+    /// The file has no name for it.
     #[error("the file has no symbol {NAME}")]
     NoSymbol,
 }
 
-/// What an address of the file is to the evaluator.
+/// What the code at an address of the file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvaluatorCode {
     /// The evaluator: its frame on the native stack is one activation.
@@ -69,7 +69,7 @@ impl Evaluator {
     /// Finds the evaluator of a file.
     ///
     /// # Errors
-    /// When the file does not name it or makes no sense.
+    /// When the file has no name for the evaluator or makes no sense.
     pub fn of_file<R: ReadAt>(source: R) -> Result<Self, EvaluatorError> {
         let elf = Elf::parse(source)?;
         let mut found = by_symbols(&elf)?;
@@ -85,7 +85,7 @@ impl Evaluator {
         Ok(found)
     }
 
-    /// Its ranges, sorted and apart from each other.
+    /// Its ranges, sorted and without overlap.
     #[must_use]
     pub fn parts(&self) -> &[Range<u64>] {
         &self.parts
@@ -119,7 +119,7 @@ impl Evaluator {
     }
 }
 
-/// Parts that `.symtab` names. None when there is no such table.
+/// Parts that `.symtab` names; none if there is no such table.
 fn by_symbols<R: ReadAt>(elf: &Elf<R>) -> Result<Evaluator, ElfError> {
     let mut found = Evaluator::default();
     let Some(table) = elf.functions(elf::SHT_SYMTAB, elf.loads())? else { return Ok(found) };
@@ -138,7 +138,7 @@ fn by_symbols<R: ReadAt>(elf: &Elf<R>) -> Result<Evaluator, ElfError> {
         }
     }
     if found.entry == 0 {
-        // Clones alone are some other program's.
+        // Clones alone belong to some other program.
         return Ok(Evaluator::default());
     }
     Ok(found)
@@ -148,11 +148,11 @@ fn by_symbols<R: ReadAt>(elf: &Elf<R>) -> Result<Evaluator, ElfError> {
 #[derive(Clone, Debug)]
 struct Part {
     end: u64,
-    /// Its first instruction finds a stack frame in place: it is no function's beginning.
+    /// Its first instruction finds a stack frame in place: it is not the beginning of a function.
     continues: bool,
 }
 
-/// Parts that belong to the one at `own`, by how they jump to each other.
+/// Parts that belong with the one at `own`, found by how they jump to each other.
 fn by_jumps<R: ReadAt>(elf: &Elf<R>, own: Range<u64>) -> Vec<Range<u64>> {
     let parts = parts(elf).unwrap_or_default();
     let part_at = |vaddr: u64| {
@@ -183,7 +183,7 @@ fn by_jumps<R: ReadAt>(elf: &Elf<R>, own: Range<u64>) -> Vec<Range<u64>> {
             }
         }
         decoded += 1;
-        // The loop's own jumps tell when it is entered through a table only.
+        // The loop's own jumps reveal it when it is entered through a table only.
         let back = |range: &&Range<u64>| !found.contains(range) && jumps(elf, range).any(|to| into_middle(to, &found));
         if decoded == found.len()
             && let Some(range) = largest.iter().find(back)
@@ -240,7 +240,7 @@ fn parts<R: ReadAt>(elf: &Elf<R>) -> Option<BTreeMap<u64, Part>> {
     let section = elf.section(".eh_frame")?;
     let bytes = elf.section_bytes(section, MAX_TABLE).ok()?;
     let mut frames = EhFrame::new(&bytes, LittleEndian);
-    // A call leaves the return address on the stack and nothing else; on arm64 nothing at all.
+    // A call leaves only the return address on the stack; on arm64 nothing at all.
     let (register, offset) = match elf.machine() {
         elf::EM_AARCH64 => (AArch64::SP, 0),
         _ => (X86_64::RSP, 8),
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn jumps_of_arm64_are_decoded() {
         // b .+8; b .-4; b.eq .+16; bc.ne .-16; cbz w0, .+4; cbnz x3, .-8; tbz w1, #3, .+12; tbnz x2, #40, .-12; then bl .+8,
-        // br x16, ret, adr x0, . and a nop, which are no jumps to a place they name.
+        // br x16, ret, adr x0, . and a nop, which are not jumps to a place given in the instruction.
         let words: [u32; 13] = [
             0x1400_0002,
             0x17ff_ffff,
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(jumps_of_arm64(&bytes, 0x1000), expected);
     }
 
-    /// Debian's static 3.11 for arm64, where `cargo xtask test` has unpacked it: stripped, its evaluator in one part.
+    /// Debian's static 3.11 for arm64, where `cargo xtask test` unpacked it: stripped, its evaluator in one part.
     #[test]
     fn the_evaluator_of_a_stripped_arm64_python_is_found() {
         let cache = std::env::var_os("TACHYON_CACHE").or_else(|| {
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(window.cframe_offset, Some(256));
         let (&start, largest) = parts.iter().max_by_key(|(start, part)| part.end - *start).expect("some");
         assert_eq!((found.entry, found.parts().len(), &found.parts()[0]), (start, 1, &(start..largest.end)));
-        // As in builds whose symbol covers the function's beginning alone, or a part that only jumps into it.
+        // As in builds whose symbol covers only the function's beginning, or a part that only jumps into it.
         let beginning = by_jumps(&elf, start..start + 844);
         assert!(beginning.contains(&(start..largest.end)), "{beginning:x?}");
         let inside = found.parts()[0].start + 2048..largest.end;

@@ -1,8 +1,8 @@
-//! Where the package greenlet (2.0 and later) keeps what a greenlet that does not run goes on with.
+//! Where the package greenlet (2.0 and later) keeps the state of a greenlet that is switched away.
 //!
-//! It publishes nothing. `PyGreenlet` is in its public header; what that points to is C++: `class Greenlet` and its members
-//! (`src/greenlet/TGreenlet.hpp`, greenlet 2.0.2, 3.1.1, 3.2.4, 3.5.6). Up to the frame these are the same in all of them but for one word
-//! (`_self`), which tells itself: it is the greenlet's own address. What follows the frame differs, and is searched.
+//! It publishes nothing. `PyGreenlet` is in its public header; what it points to is C++: `class Greenlet` and its members
+//! (`src/greenlet/TGreenlet.hpp`, greenlet 2.0.2, 3.1.1, 3.2.4, 3.5.6). Up to the frame these are the same in all versions except for
+//! one word (`_self`), which can be recognised: it is the greenlet's own address. What follows the frame differs, and is searched.
 
 use super::{AwaitLayout, Collector, Interpreter};
 use crate::remote::{MappedPath, Mapping};
@@ -10,9 +10,9 @@ use crate::remote::{MappedPath, Mapping};
 /// Where fields are, in bytes from the start of the structure named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GreenletLayout {
-    /// The lists in which all greenlets are.
+    /// The lists that contain all greenlets.
     pub collector: Collector,
-    /// Where types keep things.
+    /// Where fields of types are.
     pub awaits: AwaitLayout,
     /// `PyTypeObject.tp_base`.
     pub type_base: u64,
@@ -29,11 +29,11 @@ pub struct GreenletLayout {
 /// From `PyTypeObject.tp_flags` to `.tp_base`: both are part of the layout that extensions are compiled against.
 const FROM_FLAGS_TO_BASE: u64 = 88;
 
-/// Name of greenlet's extension module without the suffix that its file has: that is how it is imported.
+/// Name of greenlet's extension module, without the rest of its file name: it is imported by this name.
 const MODULE: &[u8] = b"_greenlet.";
 
 impl GreenletLayout {
-    /// Of a process; `None` when it has not loaded greenlet, or has no lists in which greenlets are.
+    /// That of a process; `None` if it has not loaded greenlet, or has no lists that contain greenlets.
     #[must_use]
     pub fn of(interpreter: &Interpreter, maps: &[Mapping]) -> Option<Self> {
         Self::is_loaded(maps).then(|| Self::on(interpreter)).flatten()
@@ -47,7 +47,7 @@ impl GreenletLayout {
 
     fn on(interpreter: &Interpreter) -> Option<Self> {
         let (collector, awaits) = (interpreter.collector?, interpreter.awaits?);
-        // What has more in an object's header is a build for debugging.
+        // An object header with more in it means a debug build.
         let header = Some(u64::from(interpreter.layout.ob_type) + 8).filter(|&header| header == 16)?;
         let in_objects = interpreter.layout.minor_version() < (3, 11);
         // `_PyErr_StackItem` lost two of its four words in 3.11.

@@ -1,7 +1,7 @@
 //! Recognises CPython in an ELF file and learns everything that is the same for each process running it.
 //!
-//! By what the file holds, not by its name: `_PyRuntime` among its symbols, or a section `.PyRuntime`. Facts are kept
-//! by file identity in an [`ElfCache`], also that a file is *not* CPython: 200 workers cost one parse.
+//! It goes by the file's contents, not its name: `_PyRuntime` among its symbols, or a section `.PyRuntime`. Facts are kept
+//! by file identity in an [`ElfCache`], including that a file is *not* CPython: 200 workers cost one parse.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -23,13 +23,13 @@ use super::{Refusal, SUPPORTED, version};
 use crate::remote::elf::{Elf, ElfError, Load, ReadAt, Symbol};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteError};
 
-/// Files remembered. A host with more distinct ones starts anew: 64 Ki entries are about 8 MiB.
+/// Files remembered. A host with more distinct ones starts over: 64 Ki entries are about 8 MiB.
 pub(super) const MAX_FILES: usize = 1 << 16;
 
-/// `e_machine` of this machine's programs: others cannot be mapped as code by a process that we can walk.
+/// `e_machine` of this machine's programs: others cannot be mapped as code by a process that can be walked.
 pub(super) const MACHINE: u16 = if cfg!(target_arch = "x86_64") { elf::EM_X86_64 } else { elf::EM_AARCH64 };
 
-/// What is known of a file.
+/// What is known about a file.
 #[derive(Debug)]
 pub(super) enum Facts {
     /// CPython of a version that can be walked.
@@ -48,21 +48,21 @@ pub(super) enum Facts {
 /// A file that holds CPython. Addresses are the file's own: a process adds its load bias.
 #[derive(Debug)]
 pub(super) struct PythonFile {
-    /// Loaded where it says (`ET_EXEC`).
+    /// Loaded at the addresses it states (`ET_EXEC`).
     pub(super) fixed_address: bool,
-    /// Segments, to tell the load bias from mappings.
+    /// Segments, to work out the load bias from mappings.
     pub(super) loads: Vec<Load>,
     /// `_PyRuntime`.
     pub(super) runtime: u64,
-    /// `PyCode_Type`, if it is named.
+    /// `PyCode_Type`, if there is a symbol for it.
     pub(super) code_type: Option<u64>,
-    /// `_Py_NoneStruct`, if it is named.
+    /// `_Py_NoneStruct`, if there is a symbol for it.
     pub(super) none: Option<u64>,
     /// Where fields are.
     pub(super) layout: Layout,
-    /// Sizes of the structures that they lie in.
+    /// Sizes of the structures that contain them.
     pub(super) sizes: Sizes,
-    /// Where what awaits keeps things.
+    /// Where fields of what awaits are.
     pub(super) awaits: Option<AwaitLayout>,
     /// Where the garbage collector's lists are.
     pub(super) collector: Option<Collector>,
@@ -74,20 +74,20 @@ pub(super) struct PythonFile {
     pub(super) entering: Option<Result<EnteringWindow, EnteringError>>,
 }
 
-/// How long a mapped file that was no Python is not looked up again: an inode that is used again, at the same path, would be
-/// taken for what it was.
+/// How long a mapped file that was no Python is not looked up again: an inode that is reused, at the same path, would be taken
+/// for the old file.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// Device and inode of a mapped file, and whether it may be the executable.
 type Place = ((u32, u32), u64, bool);
 
-/// Remembers what files hold. One for a whole recording.
+/// Remembers what files hold. There is one for a whole recording.
 #[derive(Debug, Default)]
 pub struct ElfCache {
     files: HashMap<(FileIdentity, bool), Arc<Facts>>,
-    /// Mapped files that are no Python, with their paths, and when that was found: programs that start share most of theirs.
+    /// Mapped files that are no Python, with their paths, and when that was found: starting programs share most of theirs.
     others: HashMap<Place, (MappedPath, Instant)>,
-    /// What files tell of asyncio's tasks, `None` where nothing.
+    /// What files say about asyncio's tasks; `None` if nothing.
     pub(super) asyncio: HashMap<FileIdentity, Option<asyncio::Words>>,
     pub(super) parsed: u64,
 }
@@ -99,7 +99,7 @@ impl ElfCache {
         Self::default()
     }
 
-    /// How many files were read so far.
+    /// How many files have been read so far.
     #[must_use]
     pub fn files_parsed(&self) -> u64 {
         self.parsed
@@ -109,12 +109,12 @@ impl ElfCache {
     /// are those of its mapping.
     #[must_use]
     pub fn is_no_python(&self, dev: (u32, u32), inode: u64, path: &OsStr, now: Instant) -> bool {
-        // In an executable more is looked for.
+        // In an executable more is searched for.
         let is_other = |is_exe| self.is_other((dev, inode, is_exe), |known| known.is_file(path.as_bytes()), now);
         is_other(false) || is_other(true)
     }
 
-    /// The same of a mapping.
+    /// The same for a mapping.
     pub(super) fn is_known(&self, mapping: &Mapping, maybe_exe: bool, now: Instant) -> bool {
         self.is_other((mapping.dev, mapping.inode, maybe_exe), |known| *known == mapping.path, now)
     }
@@ -124,7 +124,7 @@ impl ElfCache {
         known.is_some_and(|(path, at)| now.saturating_duration_since(*at) < KNOWN_FOR && is_there(path))
     }
 
-    /// A mapped file is no Python.
+    /// Remembers that a mapped file is no Python.
     pub(super) fn remember(&mut self, mapping: &Mapping, maybe_exe: bool, now: Instant) {
         if self.others.len() >= MAX_FILES {
             self.others.clear();
@@ -132,17 +132,17 @@ impl ElfCache {
         self.others.insert((mapping.dev, mapping.inode, maybe_exe), (mapping.path.clone(), now));
     }
 
-    /// Looks into a file that a process is about to map. Whether it holds a CPython that can be walked.
+    /// Looks into a file that a process is about to map. Returns whether it holds a CPython that can be walked.
     pub fn expect(&mut self, file: &MappedFile, is_exe: bool) -> bool {
         let facts = self.facts(file, is_exe, &ReadBudget::new());
         matches!(facts.ok().flatten().as_deref(), Some(Facts::Python(_)))
     }
 
-    /// The facts of a file, read when they are not known. `is_exe` says that the process was started from it. `None`:
-    /// the budget was spent before they were known.
+    /// The facts of a file, read if not known. `is_exe` says that the process was started from it. `None`: the budget was spent
+    /// before they were known.
     ///
     /// # Errors
-    /// When it cannot be opened: that is not remembered.
+    /// When it cannot be opened; that is not remembered.
     pub(super) fn facts(
         &mut self,
         file: &MappedFile,
@@ -157,15 +157,15 @@ impl ElfCache {
         self.parsed += 1;
         let examined = examine(Metered { source: opened, budget }, is_exe);
         if budget.is_spent() {
-            // What other files of this process cost must not decide what is remembered of this one.
+            // What other files of this process cost must not decide what is remembered about this one.
             return Ok(None);
         }
         let facts = match examined {
-            // What did not come this time may come another time.
+            // What did not arrive this time may arrive another time.
             Err(ElfError::Read { source, .. }) if source.kind() == std::io::ErrorKind::TimedOut => {
                 return Err(RemoteError::File { path: file.found_at().to_owned(), source });
             }
-            // A file that is no ELF file, or a malformed one, cannot be running code of CPython that we could find.
+            // A file that is not ELF, or malformed, cannot be running code of a CPython that could be found.
             examined => Arc::new(examined.unwrap_or(Facts::Other)),
         };
         if self.files.len() >= MAX_FILES {
@@ -176,7 +176,7 @@ impl ElfCache {
     }
 }
 
-/// Symbols that are looked for.
+/// Symbols that are searched for.
 struct Names {
     runtime: Option<Symbol>,
     code_type: Option<Symbol>,
@@ -200,7 +200,7 @@ impl Names {
         })
     }
 
-    /// Fills what is missing from `.symtab`, for programs that export nothing.
+    /// Fills in what is missing from `.symtab`, for programs that export nothing.
     fn complete<R: ReadAt>(&mut self, elf: &Elf<R>) -> Result<(), ElfError> {
         let names = ["_PyRuntime", "PyCode_Type", "_Py_NoneStruct", "Py_Version", "_PyEval_EvalFrameDefault"];
         let [runtime, code_type, none, version, evaluator] = elf.symtab_symbols(names)?;
@@ -216,17 +216,17 @@ impl Names {
 /// Reads what a file holds.
 ///
 /// # Errors
-/// When it is no good ELF file.
+/// When it is not a valid ELF file.
 pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfError> {
     let elf = Elf::parse(source)?;
     if elf.machine() != MACHINE {
         return Ok(Facts::Other);
     }
     let mut names = Names::dynamic(&elf)?;
-    // What exports its variables exports the first functions of its modules (`PyMODINIT_FUNC`), too.
+    // A file that exports its variables also exports the first functions of its modules (`PyMODINIT_FUNC`).
     let asyncio_built_in = names.runtime.is_none() || elf.dynamic_symbol("PyInit__asyncio")?.is_some();
     let section = elf.section(".PyRuntime").map(|section| Symbol { vaddr: section.vaddr, size: section.size });
-    // Reading all of `.symtab` is dear: only for a file that has the section, or for a program that may be a static
+    // Reading all of `.symtab` is expensive: only for a file that has the section, or for a program that may be a static
     // CPython 3.8 or 3.9 without exports.
     if names.runtime.is_none() && (section.is_some() || is_exe) {
         names.complete(&elf)?;
@@ -235,7 +235,7 @@ pub(super) fn examine<R: ReadAt>(source: R, is_exe: bool) -> Result<Facts, ElfEr
         return other_python(&elf);
     };
     let mut head = [0; debug_offsets::MAX_BYTES];
-    // Up to 3.9 `_PyRuntime` has no initial data in the file: that is no error, nor is a smaller one.
+    // Up to 3.9 `_PyRuntime` has no initial data in the file: that is not an error, nor is a smaller one.
     let head = elf.read_vaddr(runtime.vaddr, &mut head).map_or(&[][..], |()| &head[..]);
     let exported = names.version.and_then(|symbol| version::exported(&elf, symbol));
     let soname = || elf.soname().and_then(|name| version::minor_of_soname(&name));

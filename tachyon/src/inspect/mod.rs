@@ -1,10 +1,10 @@
 //! Is a process CPython, which version and build, and where does it keep things?
 //!
-//! In goes a process, out comes a [`Verdict`]: addresses in that process plus a validated
-//! [`Layout`]. Everything that depends on the file alone is kept in an [`ElfCache`].
-//! Nothing in the target is changed, and nothing but its mappings and files is read, so that a process can be
-//! inspected at the moment its libpython is mapped, before any of it has run; [`self_test()`] looks at a runtime that
-//! has been initialised, and [`spans`] at what a program publishes of its own accord. Which processes to inspect, and when, is left to others.
+//! Takes a process and gives a [`Verdict`]: addresses in that process plus a validated
+//! [`Layout`]. Everything that depends only on the file is kept in an [`ElfCache`].
+//! Nothing in the target is changed, and only its mappings and files are read, so that a process can be
+//! inspected at the moment its libpython is mapped, before any of it has run; [`self_test()`] looks at an initialised
+//! runtime, and [`spans`] at what a program publishes on its own. Which processes to inspect, and when, is decided elsewhere.
 
 mod asyncio;
 mod awaits;
@@ -49,8 +49,8 @@ use self::locate::{Facts, PythonFile};
 use crate::remote::elf::{ElfError, Load, ReadAt};
 use crate::remote::{FileIdentity, MappedPath, Mapping, RemoteError, RemoteProcess};
 
-/// What can be walked: major and minor version, and whether the build is free-threaded. A version is added here when
-/// its walk has its tests; tables and debug offsets are there for 3.8 to 3.15.
+/// What can be walked: major and minor version, and whether the build is free-threaded. A version is added here once
+/// its walk is tested; tables and debug offsets exist for 3.8 to 3.15.
 pub const SUPPORTED: &[(u8, u8, bool)] = &[
     (3, 8, false),
     (3, 9, false),
@@ -65,7 +65,7 @@ pub const SUPPORTED: &[(u8, u8, bool)] = &[
     (3, 15, true),
 ];
 
-/// Most files of one process that are looked into.
+/// Most files of one process that are examined.
 const MAX_FILES_OF_PROCESS: usize = 4096;
 
 /// What a process turned out to be.
@@ -73,7 +73,7 @@ const MAX_FILES_OF_PROCESS: usize = 4096;
 pub enum Verdict {
     /// CPython of a supported version.
     Python(Box<Interpreter>),
-    /// Nothing that is mapped looks like a Python.
+    /// No mapped file looks like a Python.
     NotPython,
     /// A Python that cannot be profiled.
     Unsupported {
@@ -110,36 +110,36 @@ pub enum Refusal {
     TooMuchToRead,
 }
 
-/// The supported versions, for people.
+/// The supported versions, for users.
 fn supported() -> String {
     let names = SUPPORTED.iter().map(|(major, minor, free)| format!("{major}.{minor}{}", if *free { "t" } else { "" }));
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// A CPython in a process. Addresses lie in that process's memory and hold until it executes another program.
+/// A CPython in a process. Addresses are in that process's memory and hold until it executes another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interpreter {
     /// Address of `_PyRuntime`.
     pub runtime: u64,
-    /// Address of `PyCode_Type`; 0 when the file does not name it.
+    /// Address of `PyCode_Type`; 0 if the file has no symbol for it.
     pub code_type: u64,
-    /// Address of `None`; 0 when the file does not name it.
+    /// Address of `None`; 0 if the file has no symbol for it.
     pub none: u64,
     /// Where fields are; validated.
     pub layout: Layout,
-    /// `sizeof(PyInterpreterState)`; an older version's that does not publish it is its headers'.
+    /// `sizeof(PyInterpreterState)`; taken from the headers for older versions, which do not publish it.
     pub interp_size: u64,
     /// `sizeof(PyThreadState)`, likewise.
     pub tstate_size: u64,
-    /// Where sets, coroutines and lists keep things; `None` where what is published of them makes no sense.
+    /// Where fields of sets, coroutines and lists are; `None` if what is published about them makes no sense.
     pub awaits: Option<AwaitLayout>,
-    /// Where the garbage collector's lists are; `None` where it has none.
+    /// Where the garbage collector's lists are; `None` if it has none.
     pub collector: Option<Collector>,
-    /// Its file may hold `asyncio`'s C module, which then comes without one of its own.
+    /// Its file may hold `asyncio`'s C module, which then has no file of its own.
     pub asyncio_built_in: bool,
     /// Addresses of instructions before which `cframe` is published but not filled (3.11 and 3.12).
     pub entering: Option<EnteringWindow>,
-    /// Why there is no such range where one is needed.
+    /// Why there is no such range although one is needed.
     pub entering_error: Option<EnteringError>,
     /// The file that holds it.
     pub file: FileIdentity,
@@ -147,10 +147,10 @@ pub struct Interpreter {
     pub path: PathBuf,
     /// The file is always loaded at the same addresses (`ET_EXEC`): they hold for each process that runs it.
     pub static_address: bool,
-    /// What is added to the file's addresses to get the process's.
+    /// What is added to the file's addresses to get those of the process.
     pub load_bias: u64,
-    /// The sizes of its structures are those of a version whose headers were seen. If not, the offsets are those of
-    /// the nearest version, and [`self_test()`] should have a say.
+    /// The sizes of its structures are those of a version whose headers were seen. If not, the offsets are those of the
+    /// nearest version, and [`self_test()`] should check them.
     pub known_build: bool,
 }
 
@@ -168,7 +168,7 @@ impl Interpreter {
         (major, minor, micro)
     }
 
-    /// The version as people write it, e.g. `3.12.1` or `3.13.0rc2`.
+    /// The version in the usual form, e.g. `3.12.1` or `3.13.0rc2`.
     #[must_use]
     pub fn version_text(&self) -> String {
         version::display(self.version_hex())
@@ -181,7 +181,7 @@ impl Interpreter {
     }
 }
 
-/// A `PY_VERSION_HEX` as people write it, e.g. `3.12.1` or `3.13.0rc2`.
+/// A `PY_VERSION_HEX` in the usual form, e.g. `3.12.1` or `3.13.0rc2`.
 #[must_use]
 pub fn version_text(hex: u32) -> String {
     version::display(hex)
@@ -193,13 +193,13 @@ pub enum InspectError {
     /// The process cannot be read, or is gone.
     #[error(transparent)]
     Process(#[from] RemoteError),
-    /// Nothing of what could be read is a Python, but a mapped file could not be read.
+    /// Nothing that could be read is a Python, but a mapped file could not be read.
     #[error("cannot tell whether it is Python: {0}")]
     File(#[source] RemoteError),
 }
 
 impl InspectError {
-    /// Whether the process has ended, which is ordinary.
+    /// Whether the process has ended, which is normal.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Process(error) if error.is_gone())
@@ -265,11 +265,11 @@ pub fn inspect(process: &RemoteProcess, cache: &mut ElfCache) -> Result<Verdict,
     }
 }
 
-/// What an ELF file holds, as [`inspect`] would tell of a process that maps it: `CPython 3.12.1`, `None` for a file that
-/// holds no Python, or the refusal. For those who have a file and no process.
+/// What an ELF file holds, as [`inspect`] would report it for a process that maps it: `CPython 3.12.1`, `None` for a file
+/// that holds no Python, or the refusal. For callers that have a file and no process.
 ///
 /// # Errors
-/// When it is no good ELF file.
+/// When it is not a valid ELF file.
 pub fn examine_file<R: ReadAt>(source: R, is_exe: bool) -> Result<Option<Result<String, Refusal>>, ElfError> {
     let budget = ReadBudget::new();
     Ok(match locate::examine(Metered { source, budget: &budget }, is_exe)? {
@@ -279,18 +279,18 @@ pub fn examine_file<R: ReadAt>(source: R, is_exe: bool) -> Result<Option<Result<
     })
 }
 
-/// The layout that an interpreter publishes in the first bytes of its `_PyRuntime`; `None` when it publishes none.
+/// The layout that an interpreter publishes in the first bytes of its `_PyRuntime`; `None` if it publishes none.
 ///
 /// # Errors
-/// When its numbers do not make a layout that can be walked.
+/// When its numbers make no layout that can be walked.
 pub fn published_layout(runtime: &[u8]) -> Result<Option<Layout>, LayoutError> {
     let Some(published) = DebugOffsets::decode(runtime)? else { return Ok(None) };
     let objects = layout::ObjectSizes { runtime: 0, code_type: 0 };
     layout::build(published.version_hex, Some(&published), objects).map(|built| Some(built.layout))
 }
 
-/// The mapped files that may hold code, each with its mappings: the executable first (its symbols come first in the
-/// dynamic linker's eyes, too), then libraries named like CPython's, then the rest in order of address.
+/// The mapped files that may hold code, each with its mappings: first the executable (the dynamic linker also looks at its
+/// symbols first), then libraries named like CPython's, then the rest in order of address.
 fn candidates(maps: &[Mapping], exe_inode: Option<u64>) -> Vec<Vec<&Mapping>> {
     let mut files: Vec<Vec<&Mapping>> = Vec::new();
     let mut places = std::collections::HashMap::new();
@@ -303,7 +303,7 @@ fn candidates(maps: &[Mapping], exe_inode: Option<u64>) -> Vec<Vec<&Mapping>> {
             files.push(vec![mapping]);
         }
     }
-    // A file of data is mapped once and not to be executed.
+    // A data file is mapped once and not executable.
     files.retain(|file| file.len() > 1 || file.iter().any(|mapping| mapping.executable));
     files.sort_by_key(|file| {
         let first = file.first();
@@ -315,7 +315,7 @@ fn candidates(maps: &[Mapping], exe_inode: Option<u64>) -> Vec<Vec<&Mapping>> {
     files
 }
 
-/// What the dynamic linker added to the file's addresses, told from where its mappings start. `None` when they do not
+/// What the dynamic linker added to the file's addresses, worked out from where its mappings start. `None` if they do not
 /// fit the file's segments, or `_PyRuntime` would not be mapped.
 fn load_bias(python: &PythonFile, mappings: &[&Mapping], all: &[Mapping]) -> Option<u64> {
     let fits = |bias: &u64| {
@@ -329,13 +329,13 @@ fn load_bias(python: &PythonFile, mappings: &[&Mapping], all: &[Mapping]) -> Opt
     biases(true).chain(biases(false)).find(fits)
 }
 
-/// What may have been added to a file's addresses, told from where its mappings start: for each mapping and segment that fit.
+/// What may have been added to a file's addresses, from where its mappings start: one for each mapping and segment that fit.
 fn biases(loads: &[Load], mappings: &[&Mapping], executable: bool) -> impl Iterator<Item = u64> {
     let page = page_size();
     let down = move |value: u64| value - value % page;
     mappings.iter().filter(move |mapping| mapping.executable == executable).flat_map(move |mapping| {
         loads.iter().filter(move |load| load.executable == executable).filter_map(move |load| {
-            // A segment is mapped from the start of the page that it starts in.
+            // A segment is mapped from the start of the page in which it starts.
             let within = mapping.offset.checked_sub(down(load.offset))?;
             let inside = mapping.offset < load.offset.checked_add(load.file_size)?;
             let vaddr = down(load.vaddr).checked_add(within).filter(|_| inside)?;
@@ -350,9 +350,9 @@ fn page_size() -> u64 {
     size.and_then(|size| u64::try_from(size).ok()).filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
-/// An interpreter at its place in one process.
+/// An interpreter placed in one process.
 fn placed(python: &PythonFile, bias: u64, file: FileIdentity, mapping: &Mapping) -> Interpreter {
-    // Addresses of a validated file plus its bias lie in mapped memory; what wraps would only be unreadable.
+    // Addresses of a validated file plus its bias are in mapped memory; one that wraps would only be unreadable.
     let at = |vaddr: u64| vaddr.wrapping_add(bias);
     let path = match &mapping.path {
         MappedPath::File { .. } => mapping.file_path().map(PathBuf::from).unwrap_or_default(),

@@ -1,7 +1,7 @@
-//! Where CPython 3.8 to 3.13 keep asyncio's tasks: they publish nothing, but the module `asyncio.tasks` has them all in sets.
+//! Where CPython 3.8 to 3.13 keep asyncio's tasks: they publish nothing, but the module `asyncio.tasks` has all of them in sets.
 //!
 //! `TaskObj` is in no header. Its rows are from `Modules/_asynciomodule.c`; the size of the type in the process must be the row's,
-//! so that another patch release's is never taken for it, and live tests compare each version's with its own objects.
+//! so that another patch release is never mistaken for it, and live tests compare each version's row with its own objects.
 
 use super::awaits::{AwaitLayout, CoroutineLayout};
 use super::objects::ObjectLayout;
@@ -13,7 +13,7 @@ use tachyon_common::whose::Asyncio;
 pub struct ModuleTasks {
     /// `sizeof(TaskObj)`: `_asyncio.Task.__basicsize__`.
     pub task_size: u64,
-    /// `TaskObj.task_state`, a 32-bit word, 0 while it is pending.
+    /// `TaskObj.task_state`, a 32-bit word, 0 while the task is pending.
     pub state: u64,
     /// `TaskObj.task_fut_waiter`: the future or task that it awaits.
     pub fut_waiter: u64,
@@ -47,7 +47,7 @@ pub struct ModuleTasks {
     pub tuple_items: u64,
     /// `PyListObject.ob_item`: a pointer to the items.
     pub list_items: u64,
-    /// Where Python's own objects keep things.
+    /// Where fields of Python's own objects are.
     pub objects: &'static ObjectLayout,
 }
 
@@ -58,7 +58,7 @@ impl ModuleTasks {
         Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
     }
 
-    /// What the kernel side reads of it, of the tasks that run; `None`: a number is too large for that.
+    /// The part that the kernel side reads, for running tasks; `None`: a number is too large for it.
     #[must_use]
     pub fn for_kernel(&self, layout: &Layout, awaits: &AwaitLayout) -> Option<Asyncio> {
         let word = |offset: u64| u32::try_from(offset).ok();
@@ -66,7 +66,7 @@ impl ModuleTasks {
             CoroutineLayout::Embedded { frame, .. } => (frame, 0),
             CoroutineLayout::Object { frame, .. } => (frame, 1),
         };
-        // Before, no name is a number, and an `int` is another.
+        // Before 3.12 no name is a number, and an `int` is laid out differently.
         let has_numbers = layout.minor_version() >= (3, 12);
         Some(Asyncio {
             task_size: word(self.task_size)?,

@@ -1,6 +1,6 @@
 //! Where CPython keeps what leads to a thread's name: modules, dictionaries, integers and instances' attributes.
 //!
-//! Only user space reads these, and only for names, so they are no part of the walk's `Layout`. From 3.14 on the
+//! Only user space reads these, and only for names, so they are not part of the walk's `Layout`. From 3.14 on the
 //! kernel knows the names of Python's threads, and no row is needed. A test compares the rows with the headers at hand.
 
 use tachyon_common::layout::{Layout, flags};
@@ -10,17 +10,17 @@ use tachyon_common::layout::{Layout, flags};
 pub struct ObjectLayout {
     /// `PyInterpreterState.modules` (`.imports.modules` from 3.12 on): the dictionary `sys.modules`.
     pub interp_modules: u64,
-    /// `PyThreadState.dict`: what C modules keep of a thread.
+    /// `PyThreadState.dict`: what C modules keep for a thread.
     pub tstate_dict: u64,
     /// `_PyThreadStateImpl.asyncio_running_loop` (3.13): the loop that the thread runs.
     pub tstate_running_loop: Option<u64>,
     /// `PyModuleObject.md_dict`.
     pub module_dict: u64,
-    /// `PyDictObject.ma_used`: how many items there are. The kernel side reads from it to the keys: the version tag lies between.
+    /// `PyDictObject.ma_used`: how many items there are. The kernel side reads from it to the keys: the version tag is between them.
     pub dict_used: u64,
     /// `PyDictObject.ma_keys`.
     pub dict_keys: u64,
-    /// `PyDictObject.ma_values`; not NULL where the keys are shared and the values are here.
+    /// `PyDictObject.ma_values`; not NULL if the keys are shared and the values are here.
     pub dict_values: u64,
     /// `PyDictKeysObject.dk_log2_size`, which `dk_log2_index_bytes` follows (3.11+), or `.dk_size` (before).
     pub keys_size: u64,
@@ -44,7 +44,7 @@ pub struct ObjectLayout {
     pub type_flags: u64,
     /// `PyHeapTypeObject.ht_cached_keys` (used from 3.11 on): the keys of instances' values.
     pub heap_type_cached_keys: Option<u64>,
-    /// What to add to an instance's address to get where the pointer to its dictionary is (3.11+).
+    /// What to add to an instance's address to get the address of the pointer to its dictionary (3.11+).
     pub managed_dict: Option<i64>,
     /// Where an instance keeps its attributes.
     pub attributes: Attributes,
@@ -57,7 +57,7 @@ pub enum Attributes {
     Dict,
     /// 3.11: values, if the pointer before [`ObjectLayout::managed_dict`] is not NULL, else the dictionary.
     ValuesPointer,
-    /// 3.12: one pointer, whose lowest bit says that it is to the byte before the values.
+    /// 3.12: one pointer; if its lowest bit is set, it is to the byte before the values.
     TaggedPointer,
     /// 3.13: the dictionary if there is one, else values that follow the instance.
     Inline,
@@ -117,7 +117,7 @@ const V3_13: ObjectLayout = ObjectLayout {
     ..V3_12
 };
 
-/// The object header has 32 bytes instead of 16, and there is no garbage collector's head before an instance.
+/// The object header has 32 bytes instead of 16, and there is no collector head before an instance.
 const V3_13T: ObjectLayout = ObjectLayout {
     interp_modules: 7664,
     module_dict: 32,
@@ -161,14 +161,14 @@ pub(super) mod tests {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    /// Header folders of pyenv, of the system, and of the builds that `cargo xtask zoo` made: each with its version, and the kind of
-    /// build that it can be asked for.
+    /// Header folders of pyenv, of the system, and of the builds that `cargo xtask zoo` made: each with its version and the kind of
+    /// build for which it can be asked.
     fn headers() -> Vec<((u8, u8), bool, PathBuf)> {
         let kinds = |dir: PathBuf| {
             let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let version = name.trim_start_matches("python3.");
             let minor: u8 = version.trim_end_matches('t').parse().unwrap_or(0);
-            // A build's own headers say that it has no GIL.
+            // The headers of a build without a GIL say that it has none.
             let with_gil = !version.ends_with('t');
             let kinds = if with_gil { vec![false, true] } else { vec![true] };
             kinds.into_iter().map(move |free| ((3, minor), free, dir.clone())).collect::<Vec<_>>()
@@ -194,7 +194,7 @@ pub(super) mod tests {
         let (source, binary) = (work.join("headers.c"), work.join("headers"));
         std::fs::write(&source, include_str!("objects/headers.c")).expect("a folder of our own");
         let mut compile = Command::new("cc");
-        // Debian's `pyconfig.h` includes the architecture's own, which lies beside the `python3.x` folder.
+        // Debian's `pyconfig.h` includes the architecture's own, which is beside the `python3.x` folder.
         let beside = dir.parent().expect("it lies in a folder");
         compile.arg("-w").arg("-I").arg(dir).arg("-I").arg(dir.join("internal")).arg("-I").arg(beside);
         if free_threaded {
@@ -208,7 +208,7 @@ pub(super) mod tests {
         said.lines().filter_map(|line| line.split_once(' ')).map(|(a, b)| (a.to_owned(), b.to_owned())).collect()
     }
 
-    /// Compares rows with the headers of all versions that are here: `values` are those of a row, by the headers' names.
+    /// Compares rows with the headers of all versions found here: `values` are those of a row, by the headers' names.
     pub(in crate::inspect) fn compare<R>(
         row: impl Fn((u8, u8), bool) -> Option<R>,
         values: impl Fn(R) -> Vec<(&'static str, String)>,

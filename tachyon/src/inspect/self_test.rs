@@ -1,4 +1,4 @@
-//! Looks at a live runtime through a layout: does it read as an initialised CPython would?
+//! Looks at a live runtime through a layout: does it look like an initialised CPython?
 
 use std::time::Duration;
 use tachyon_common::layout::Layout;
@@ -7,12 +7,12 @@ use super::Interpreter;
 use crate::remote::{RemoteError, RemoteProcess};
 use crate::types::RemoteAddr;
 
-/// Interpreters and thread states looked at: enough to meet a wrong `next`.
+/// Interpreters and thread states looked at: enough to hit a wrong `next`.
 const MAX_LISTED: usize = 64;
 
-/// How often it is tried: a thread state may be linked, or freed, just while it is read.
+/// Number of tries: a thread state may be linked or freed just while it is read.
 const TRIES: u32 = 10;
-/// What is in the making has this long to be made.
+/// Time for what is in the making to be finished.
 const BETWEEN: Duration = Duration::from_micros(200);
 
 /// Largest interpreter id that is believed.
@@ -32,7 +32,7 @@ pub enum SelfTestError {
         /// What went wrong.
         source: RemoteError,
     },
-    /// A field holds what it cannot.
+    /// A field has an impossible value.
     #[error("{field} is {value:#x}")]
     Implausible {
         /// The field.
@@ -43,12 +43,12 @@ pub enum SelfTestError {
 }
 
 impl SelfTestError {
-    /// Whether a list that changed under the reader may be why.
+    /// Whether a list that changed during the read may be the cause.
     fn may_pass(&self) -> bool {
         match self {
             Self::NotInitialized => false,
             Self::Implausible { .. } => true,
-            // What does not come is not waited for again.
+            // What did not arrive is not waited for again.
             Self::Unreadable { source, .. } => !source.is_gone() && !source.is_not_waited_for(),
         }
     }
@@ -57,11 +57,11 @@ impl SelfTestError {
 /// Reads the runtime's interpreters and the first one's threads, and checks what is known about them: ids, the way
 /// back from a thread to its interpreter, thread ids, the type of code objects.
 ///
-/// The target runs on meanwhile, so that a list can change under the reader: what fails is tried again. A wrong layout fails each
+/// The target keeps running, so a list can change during the read: what fails is tried again. A wrong layout fails every
 /// time.
 ///
 /// # Errors
-/// [`SelfTestError::NotInitialized`] says nothing about the layout; the others speak against it.
+/// [`SelfTestError::NotInitialized`] says nothing about the layout; the others are evidence against it.
 pub fn self_test(process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), SelfTestError> {
     let mut tested = test_once(process, interpreter);
     for _ in 1..TRIES {
@@ -83,7 +83,7 @@ fn test_once(process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), S
     }
     let next_id = read.word("interpreters.next_id", interpreter.runtime, layout.runtime_next_interp_id)?;
     plausible("interpreters.next_id", next_id, (1..=MAX_INTERPRETER_ID).contains(&next_id))?;
-    // New interpreters are put first; the main one, whose id is 0, is the last.
+    // New interpreters are put first; the main one, whose id is 0, is last.
     let mut interp = head;
     let mut main = None;
     for _ in 0..MAX_LISTED {
@@ -120,7 +120,7 @@ fn test_once(process: &RemoteProcess, interpreter: &Interpreter) -> Result<(), S
         }
     }
     if interpreter.code_type != 0 {
-        // The type of a type is `type`, and that one's type is itself.
+        // The type of a type is `type`, whose type is itself.
         let kind = read.pointer("PyCode_Type.ob_type", interpreter.code_type, layout.ob_type)?;
         let kind_of_kind = read.pointer("PyType_Type.ob_type", kind, layout.ob_type)?;
         plausible("PyType_Type.ob_type", kind_of_kind, kind_of_kind == kind)?;

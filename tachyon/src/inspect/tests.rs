@@ -12,7 +12,7 @@ use super::locate::{Facts, examine};
 use super::*;
 use crate::types::{Pid, RemoteAddr};
 
-/// A program that tells what it knows of itself, then waits inside three functions.
+/// A program that prints what it knows about itself, then waits inside three functions.
 const PROGRAM: &str = "
 import sys, threading, os
 def outer():
@@ -57,7 +57,7 @@ fn interpreters() -> Vec<PathBuf> {
     found
 }
 
-/// Whether it comes out of a wheel: static, and of a patch release whose headers no package has.
+/// Whether it comes from a wheel: static, and of a patch release whose headers are in no package.
 fn of_a_wheel(exe: &Path) -> bool {
     exe.starts_with(zoo()) && exe.components().any(|part| part.as_os_str().to_string_lossy().ends_with("-wheel"))
 }
@@ -76,7 +76,7 @@ fn python_files() -> Vec<(PathBuf, Facts)> {
             }
         }
     }
-    // In another root directory, where they cannot be run from here.
+    // In another root directory, so they cannot be run from here.
     for path in ["python3.14", "python3.15"].map(|name| zoo().join("sid/usr/bin").join(name)) {
         if let Ok(facts) = std::fs::File::open(&path).map(|file| examine(file, true).expect("a good file")) {
             files.push((path, facts));
@@ -92,7 +92,7 @@ struct Target {
 }
 
 impl Target {
-    /// Starts the program and waits until it has said what it knows.
+    /// Starts the program and waits until it has printed what it knows.
     fn start(command: &mut Command) -> Self {
         let command = command.args(["-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the interpreter starts");
@@ -149,13 +149,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Ends by itself too, when its standard input is closed.
+        // It also ends by itself when its standard input is closed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Inspects a target and compares everything with what it said of itself.
+/// Inspects a target and compares everything with what it said about itself.
 fn check(target: &Target, cache: &mut ElfCache) -> Option<Interpreter> {
     let verdict = inspect(&target.process, cache).expect("it can be read");
     let [code_type, ident, pid, hex, codes @ ..] = &target.told[..] else { panic!("told {:?}", target.told) };
@@ -303,7 +303,7 @@ fn deleted_renamed_and_chrooted_interpreters_are_found() {
     assert_eq!(found.path, copy);
 }
 
-/// A root folder of its own holds the interpreter and its libraries; the kernel shows other paths than inside.
+/// A separate root folder holds the interpreter and its libraries; the kernel shows other paths than those inside.
 #[test]
 fn an_interpreter_in_a_chroot_is_found() {
     use std::os::unix::process::CommandExt as _;
@@ -341,7 +341,7 @@ fn an_interpreter_in_a_chroot_is_found() {
     }
     let target = Target::start(&mut command);
     check(&target, &mut ElfCache::new()).expect("3.11 is supported");
-    // Without the right to use map_files: through the path, in both ways that it may have to be understood.
+    // Without the right to use map_files: through the path, in both ways in which it may have to be read.
     let maps = target.process.maps().expect("readable");
     let mut mapping = maps.into_iter().find(|map| map.executable && map.file_path().is_some()).expect("it runs");
     let found = target.process.mapped_file(&mapping).expect("through map_files").identity();
@@ -359,15 +359,15 @@ fn published_and_built_in_layouts_agree() {
     // `take_published` refuses any difference: it is enough that a layout was built.
     for (path, facts) in python_files() {
         if let Facts::Python(python) = facts {
-            // A JIT that is built in (Debian's 3.15) makes the structures longer than the headers say: `_Py_TIER2` is
-            // a flag of the compiler's, not of `pyconfig.h`.
+            // A built-in JIT (Debian's 3.15) makes the structures longer than the headers say: `_Py_TIER2` is a compiler flag, not
+            // one of `pyconfig.h`.
             let known = python.known_build || python.layout.minor_version() >= (3, 15) || of_a_wheel(&path);
             assert!(known, "{}: renew the table with its headers", path.display());
         }
     }
 }
 
-/// The window holds no store into `tstate->cframe` (it starts behind it), ends behind a store, and reads as straight
+/// The window holds no store into `tstate->cframe` (it starts after it), ends after a store, and reads as straight-line
 /// code.
 #[test]
 fn the_entering_window_is_where_the_stores_are() {
@@ -399,8 +399,8 @@ fn the_entering_window_is_where_the_stores_are() {
     }
 }
 
-/// Each build of 3.11 and 3.12 links what C calls before it fills its `cframe`, and stores into that at a dozen other places. Each
-/// place of an unlinked frame begins behind such a store.
+/// Each build of 3.11 and 3.12 links a frame that C calls before it fills its `cframe`, and stores into that at a dozen other
+/// places. Each place of an unlinked frame begins after such a store.
 #[test]
 fn frames_are_linked_late_at_known_places() {
     for (path, facts) in python_files() {
@@ -460,7 +460,7 @@ fn mutate(path: &Path, good: &super::locate::PythonFile) {
     let load = elf.loads().iter().find(|load| (load.vaddr..load.vaddr + load.file_size).contains(&good.runtime));
     let load = load.expect("_PyRuntime has initial data");
     let start = usize::try_from(good.runtime - load.vaddr + load.offset).expect("small");
-    // Every byte of the debug offsets: either refused or the number is not one that we use.
+    // Every byte of the debug offsets: either it is refused or the number is not one that is used.
     for at in start..start + debug_offsets::published_bytes(good.layout.version_hex) {
         let mut bytes = Mutated { whole: &whole, at: at as u64, value: whole[at] ^ 0x41 };
         for value in [whole[at] ^ 0x41, whole[at].wrapping_add(8), 0xff] {
@@ -477,7 +477,7 @@ fn mutate(path: &Path, good: &super::locate::PythonFile) {
     }
 }
 
-/// A file with one byte changed, without a copy of all others.
+/// A file with one byte changed, without copying all others.
 struct Mutated<'a> {
     whole: &'a [u8],
     at: u64,

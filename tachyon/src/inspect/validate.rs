@@ -1,4 +1,4 @@
-//! Numbers read from a target are untrusted: all of them are checked here, once, so that the walk can stay plain.
+//! Numbers read from a target are untrusted: all of them are checked here, once, so that the walk can stay simple.
 //!
 //! Both kinds of layout, published and built-in, pass through [`validate`].
 
@@ -19,11 +19,11 @@ const MAX_HEADER: u64 = 128;
 /// Largest size of `struct _gil_runtime_state` that is believed (two condition variables and two mutexes).
 const MAX_GIL: u64 = 512;
 
-/// One field: its name, offset and width, and whether the walk cannot do without.
+/// One field: its name, offset and width, and whether the walk needs it.
 pub(super) type Field = (&'static str, u32, u64, bool);
 
 /// Checks a layout: every field that its version has is there, aligned, inside its structure and inside what is read
-/// of that structure in one go, and apart from its neighbours.
+/// of that structure in one go, and does not overlap its neighbours.
 ///
 /// # Errors
 /// Names the first field that does not fit.
@@ -77,7 +77,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("tstate.current_executor", l.tstate_current_executor, 8, minor >= 14),
     ];
     group(&[("tstate.cframe", l.tstate_cframe, 8, matches!(minor, 10..=12))], sizes.tstate.min(THREAD_READ as u64))?;
-    // What is read of it in one go; the walk of the list reads the others one by one.
+    // These are read in one go; the walk of the list reads the others one by one.
     group(&tstate, sizes.tstate.min(THREAD_READ as u64))?;
     let list = [
         ("tstate.next", l.tstate_next, 8, true),
@@ -114,7 +114,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
         ("co_nlocalsplus", l.code_nlocalsplus, 4, matches!(minor, 11 | 12)),
         ("co_stacksize", l.code_stacksize, 4, matches!(minor, 11 | 12)),
     ];
-    // `ob_size` of a code object up to 3.10 is another field: only bytes objects have it there.
+    // In a code object up to 3.10 `ob_size` is another field: only bytes objects have it there.
     let code = if minor >= 11 { &code[..] } else { &code[2..] };
     group(code, sizes.code.min(CODE_READ as u64))?;
     let bytes =
@@ -129,7 +129,7 @@ pub(super) fn validate(layout: &Layout, sizes: &Sizes) -> Result<(), LayoutError
     numbers(layout, minor)
 }
 
-/// Checks the numbers that are no offsets.
+/// Checks the numbers that are not offsets.
 fn numbers(l: &Layout, minor: u8) -> Result<(), LayoutError> {
     let within = |field, value: u32, good: bool| {
         if good { Ok(()) } else { Err(LayoutError::Range { field, value: u64::from(value) }) }
@@ -153,7 +153,7 @@ fn numbers(l: &Layout, minor: u8) -> Result<(), LayoutError> {
     within("unit of lasti", l.instr_unit, matches!(l.instr_unit, 1 | 2))
 }
 
-/// Checks fields that lie in one structure.
+/// Checks fields that are in one structure.
 pub(super) fn group(fields: &[Field], limit: u64) -> Result<(), LayoutError> {
     for (index, &(field, offset, width, needed)) in fields.iter().enumerate() {
         if !Layout::present(offset) {

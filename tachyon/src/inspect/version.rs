@@ -1,5 +1,5 @@
 //! Which version of CPython a file holds: from the offsets it publishes, from `Py_Version`, from the version string
-//! in its constants, and last from its soname.
+//! in its constants, or, last, from its soname.
 
 use crate::remote::elf::{Elf, ReadAt, Symbol};
 
@@ -33,7 +33,7 @@ pub(super) fn in_constants<R: ReadAt>(elf: &Elf<R>) -> Option<u32> {
         let chunk = bytes.get_mut(..len)?;
         elf.read_vaddr(at, chunk).ok()?;
         search(chunk, &mut found);
-        // Chunks overlap, so that a string on the edge is seen whole.
+        // Chunks overlap, so that a string at the edge is seen whole.
         at = if len < MAX_TEXT * 2 { end } else { at + (len - MAX_TEXT) as u64 };
         if len < usize::try_from(CHUNK).ok()? {
             break;
@@ -90,7 +90,7 @@ fn parse(text: &str) -> Option<u32> {
     Some(u32::from_be_bytes([major, minor, micro.parse().ok()?, level << 4 | serial]))
 }
 
-/// A version as people write it: `3.12.1`, `3.14.0rc2`.
+/// A version in the usual form: `3.12.1`, `3.14.0rc2`.
 pub(super) fn display(hex: u32) -> String {
     let [major, minor, micro, rest] = hex.to_be_bytes();
     let level = match rest >> 4 {

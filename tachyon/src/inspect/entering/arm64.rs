@@ -1,20 +1,20 @@
-//! The same search in arm64 code, whose instructions have one size: those are decoded that compilers put there, and what
-//! any other does to a register is not known any more.
+//! The same search in arm64 code, whose instructions all have the same size: those that compilers use here are decoded; a
+//! register that any other instruction changes counts as unknown.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::{CframeOffsets, EnteringError, EnteringWindow, MAX_INSTRUCTIONS, MAX_WINDOW};
 
-/// Number of the stack pointer where an address is meant.
+/// Number of the stack pointer where an instruction expects an address.
 const SP: u32 = 31;
 
-/// What is known of a register or a stack slot.
+/// What is known about a register or a stack slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
-    /// The address so many bytes from where the stack pointer was when the function was entered.
+    /// The address this many bytes from where the stack pointer was when the function was entered.
     Stack(i64),
-    /// The first argument, plus so many bytes.
+    /// The first argument plus this many bytes.
     Tstate(i64),
 }
 
@@ -27,28 +27,28 @@ impl Value {
     }
 }
 
-/// A load or store of one register or two (Arm Architecture Reference Manual, C4.1.94).
+/// A load or store of one or two registers (Arm Architecture Reference Manual, C4.1.94).
 #[derive(Clone, Copy, Debug)]
 struct Access {
     store: bool,
     base: u32,
     /// From the base, in bytes.
     offset: i64,
-    /// What is added to the base in the end.
+    /// What is added to the base afterwards.
     write_back: i64,
     /// Bytes of each register.
     size: u64,
-    /// General registers; none of the vector registers is followed.
+    /// General registers; vector registers are not followed.
     registers: [Option<u32>; 2],
     count: u64,
 }
 
-/// `width` bits of a word from `lowest` on, signed.
+/// `width` bits of a word, from bit `lowest` on, signed.
 fn signed(word: u32, lowest: u32, width: u32) -> i64 {
     i64::from((word << (32 - lowest - width)).cast_signed() >> (32 - width))
 }
 
-/// A branch to a place that it names: how far, in bytes, and whether it may go straight on instead (Arm Architecture
+/// A branch to a place given in the instruction: how far, in bytes, and whether it may fall through (Arm Architecture
 /// Reference Manual, C4.1.65: `b`, `b.cond`, `cbz` and `cbnz`, `tbz` and `tbnz`, whose offsets count instructions).
 pub(in crate::inspect) fn branch(word: u32) -> Option<(i64, bool)> {
     let (lowest, width, conditional) = match word {
@@ -95,13 +95,13 @@ fn access(word: u32) -> Option<Access> {
 }
 
 /// Whether an instruction may write the stack pointer: `add` and `sub` of an immediate or an extended register, and logical
-/// operations with an immediate, none of which sets flags then.
+/// operations with an immediate; in this form none of them sets flags.
 fn writes_sp(word: u32) -> bool {
     let arithmetic = word & 0x3f80_0000 == 0x1100_0000 || word & 0x3fe0_0000 == 0x0b20_0000;
     arithmetic || (word & 0x1f80_0000 == 0x1200_0000 && word & 0x6000_0000 != 0x6000_0000)
 }
 
-/// Where one path through the code has got to.
+/// How far one path through the code has got.
 #[derive(Clone, Debug)]
 struct Path {
     ip: u64,
@@ -109,11 +109,11 @@ struct Path {
     slots: HashMap<i64, Value>,
     /// Stores into the stack so far: place and size.
     stored: Vec<(i64, u64)>,
-    /// End of the publishing store, the slot's `current_frame`, and where the `cframe` lies from the stack pointer on.
+    /// End of the publishing store, the slot's `current_frame`, and the `cframe`'s offset from the stack pointer.
     published: Option<(u64, i64, Option<u32>)>,
 }
 
-/// As [`super::entering_window`], in arm64 code; `fetch` gives the instruction at an address of the file.
+/// Like [`super::entering_window`], in arm64 code; `fetch` gives the instruction at an address of the file.
 pub(in crate::inspect) fn entering_window(
     evaluator: Range<u64>,
     offsets: CframeOffsets,
@@ -169,24 +169,24 @@ impl Path {
         if let Some(access) = access(word) {
             return self.access(access, offsets);
         }
-        // Branches write no register that is followed here, and of the system's instructions `mrs` alone does.
+        // Branches write no register that is followed here; of the system instructions only `mrs` does.
         if word & 0x1c00_0000 == 0x1400_0000 && word & 0xfff0_0000 != 0xd530_0000 {
             return Ok(None);
         }
         let value = if word & 0xbf80_0000 == 0x9100_0000 {
-            // `add` and `sub` of an immediate, shifted by 12 perhaps; `mov` from and to the stack pointer is one, too.
+            // `add` and `sub` of an immediate, possibly shifted by 12; `mov` from and to the stack pointer is such an `add`.
             let immediate = i64::from((word >> 10) & 0xfff) << if word & (1 << 22) == 0 { 0 } else { 12 };
             let by = if word & (1 << 30) == 0 { immediate } else { -immediate };
             self.registers.get(&from).map(|value| value.plus(by))
         } else if word & 0xffe0_ffe0 == 0xaa00_03e0 {
-            // `mov` between registers, of which 31 is the one that is zero.
+            // `mov` between registers, where 31 is the zero register.
             self.registers.get(&((word >> 16) & 31)).copied().filter(|_| (word >> 16) & 31 != SP)
         } else {
             None
         };
         match value {
             Some(value) => self.registers.insert(into, value),
-            // In most instructions 31 is no register, or the one that is zero.
+            // In most instructions 31 is no register or the zero register.
             None if into == SP && !writes_sp(word) => None,
             None => self.registers.remove(&into),
         };
@@ -245,7 +245,7 @@ impl Path {
     }
 
     fn load(&mut self, register: Option<u32>, value: Option<Value>) {
-        // As the target of a load 31 is nothing.
+        // As the target of a load, 31 means none.
         let Some(register) = register.filter(|&register| register != SP) else { return };
         match value {
             Some(value) => self.registers.insert(register, value),
@@ -253,7 +253,7 @@ impl Path {
         };
     }
 
-    /// Goes to the next instruction. A conditional branch goes straight on and gives its target as a detour.
+    /// Goes to the next instruction. At a conditional branch it goes straight on and returns the target as a detour.
     fn follow(&mut self, word: u32) -> Result<Option<u64>, EnteringError> {
         let (target, conditional) = match branch(word) {
             Some((offset, conditional)) => (Some(self.ip.wrapping_add_signed(offset)), conditional),
@@ -326,14 +326,14 @@ mod tests {
         // str x27, [x29, #264] is the same place.
         let code = [&BEGIN[..], &[PUBLISH, 0xf900_87bb]].concat();
         assert_eq!(window(&code).expect("found").addresses, 0x1010..0x1014);
-        // str x7, [x29, #24]; ldr x8, [sp, #24]; str x8, [x0, #56]; stur x27, [x29, #255], which is not aligned, then the fill.
+        // str x7, [x29, #24]; ldr x8, [sp, #24]; str x8, [x0, #56]; stur x27, [x29, #255], which is not aligned; then the fill.
         let code = [&BEGIN[..], &[0xf900_0fa7, 0xf940_0fe8, 0xf900_1c08, 0xf80f_f3bb, FILL]].concat();
         assert_eq!(window(&code).expect("found").addresses, 0x1018..0x1020);
     }
 
     #[test]
     fn a_branch_before_is_followed_one_inside_is_refused() {
-        // cbz x0, .+8; ret; then the window, to which only the detour leads.
+        // cbz x0, .+8; ret; then the window, which only the detour reaches.
         let code = [&[0xb400_0040, 0xd65f_03c0][..], &BEGIN, &[PUBLISH, FILL]].concat();
         assert_eq!(window(&code).expect("found").addresses, 0x1018..0x101c);
         for branch in [0x1400_0001, 0x5400_0020, 0x9400_0001, 0xd63f_0100, 0x3700_0020] {
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(window(&code), Err(EnteringError::NotFilled(0x1010)));
         let code = [&BEGIN[..], &[FILL, PUBLISH]].concat();
         assert_eq!(window(&code), Err(EnteringError::FilledBefore));
-        // paciasp and cmp x5, #1 leave the stack pointer alone; and sp, x9, #-32 does not.
+        // paciasp and cmp x5, #1 do not change the stack pointer; and sp, x9, #-32 does.
         let signed = [&[0xd503_233f][..], &BEGIN, &[0xf100_04bf, PUBLISH, FILL]].concat();
         assert_eq!(window(&signed).expect("found").cframe_offset, Some(0x100));
         let aligned = [&BEGIN[..], &[0x927b_e93f, PUBLISH, FILL]].concat();

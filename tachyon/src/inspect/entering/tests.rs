@@ -1,4 +1,4 @@
-//! Machine code of evaluators, and where a frame is entered in it.
+//! Machine code of evaluators, and where it enters a frame.
 
 use super::*;
 
@@ -30,7 +30,7 @@ const FILL: &[u8] = &[0x48, 0x89, 0x74, 0x24, 0x18];
 #[test]
 fn found_across_frame_and_stack_pointer() {
     assert_eq!(find(&[PUBLISH, FILL].concat()), Ok(0x1010..0x1015));
-    // mov [rsp+0x10], rsi fills another slot, movups [rsp+0x10], xmm0 both.
+    // mov [rsp+0x10], rsi fills another slot; movups [rsp+0x10], xmm0 fills both.
     let other = [0x48, 0x89, 0x74, 0x24, 0x10];
     assert_eq!(find(&[PUBLISH, &other, FILL].concat()), Ok(0x1010..0x101a));
     assert_eq!(find(&[PUBLISH, &[0x0f, 0x11, 0x44, 0x24, 0x10]].concat()), Ok(0x1010..0x1015));
@@ -38,10 +38,10 @@ fn found_across_frame_and_stack_pointer() {
 
 #[test]
 fn where_the_evaluator_keeps_its_cframe_is_told() {
-    // At rbp - 0x30, the stack pointer being at rbp - 0x40.
+    // At rbp - 0x30, while the stack pointer is at rbp - 0x40.
     let found = window(&[PUBLISH, FILL].concat()).expect("found");
     assert_eq!((found.cframe_offset, found.evaluator), (Some(0x10), 0x1000..0x1015));
-    // After `and rsp, -32` the distance from what was computed before is not known: lea first, then the alignment.
+    // After `and rsp, -32` the distance from anything computed before is unknown: lea first, then the alignment.
     let aligned = [&PUBLISH[..12], &[0x48, 0x83, 0xe4, 0xe0], &PUBLISH[12..], &[0x48, 0x89, 0x75, 0xd8]].concat();
     assert_eq!(window(&aligned).expect("found").cframe_offset, None);
 }
@@ -60,7 +60,7 @@ fn unoptimized_code_keeps_tstate_in_memory() {
 
 #[test]
 fn a_branch_before_is_followed_one_inside_is_refused() {
-    // test rdi, rdi; je +1; ret; then the window: only the detour leads there.
+    // test rdi, rdi; je +1; ret; then the window: only the detour reaches it.
     let code = [&[0x48, 0x85, 0xff, 0x74, 0x01, 0xc3][..], PUBLISH, FILL].concat();
     assert_eq!(find(&code), Ok(0x1016..0x101b));
     let code = [PUBLISH, &[0x74, 0x01], FILL].concat();
@@ -76,7 +76,7 @@ fn code_without_the_stores_is_refused_in_bounded_time() {
     assert_eq!(find(&[0xeb, 0xfe]), Err(EnteringError::NotPublished), "jumps to itself");
     assert_eq!(find(&[0x74, 0xfe].repeat(1000)), Err(EnteringError::NotPublished), "branches to itself");
     assert_eq!(find(PUBLISH), Err(EnteringError::NotFilled(0x1010)));
-    // The slot is stored to before: mov [rbp-0x28], rsi, then the lea and the publishing store.
+    // The slot was already stored to: mov [rbp-0x28], rsi, then the lea and the publishing store.
     let code = [&PUBLISH[..8], &[0x48, 0x89, 0x75, 0xd8], &PUBLISH[8..], FILL].concat();
     assert_eq!(find(&code), Err(EnteringError::FilledBefore));
 }

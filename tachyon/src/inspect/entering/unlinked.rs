@@ -1,8 +1,8 @@
 //! Where in an evaluator's code the innermost frame may not be linked to its caller yet (x86-64; 3.11, 3.12).
 //!
 //! An inlined call stores the new frame into `cframe.current_frame`, and its `previous` before or after that, as the compiler
-//! likes. Each store into `current_frame` is followed to the store into `previous`, in straight code; what lies between is such a
-//! place. Where no such store is found before the next branch, the place reaches that far.
+//! likes. Each store into `current_frame` is followed to the store into `previous`, in straight-line code; what is between is
+//! such a place. If no such store comes before the next branch, the place reaches that far.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,21 +12,21 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 /// Where the stores go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stores {
-    /// `current_frame` of the evaluator's own `cframe`, from its stack pointer on.
+    /// `current_frame` of the evaluator's own `cframe`, as an offset from its stack pointer.
     pub(super) current_frame: u64,
     /// `_PyInterpreterFrame.previous`.
     pub(super) previous: u32,
 }
 
-/// All such places in the code, which begins at `start`; `entered` is where the frame that C calls is linked and stored, which
-/// has been followed.
+/// All such places in the code that begins at `start`; `entered` is where a frame that C calls has been linked and stored, which
+/// the search for the window has already followed.
 pub(super) fn unlinked_places(code: &[u8], start: u64, entered: u64, stores: Stores) -> Vec<Range<u64>> {
     let instructions: Vec<Instruction> = Decoder::with_ip(64, code, start, DecoderOptions::NONE).iter().collect();
     let targets: HashSet<u64> = instructions.iter().filter_map(target).collect();
     let mut info = InstructionInfoFactory::new();
     let mut found = Vec::new();
-    // Of the present straight code: registers with the address of a frame whose `previous` has been stored, and the frame that
-    // has been published without: its registers, and since when.
+    // In the current straight-line code: registers with the address of a frame whose `previous` has been stored, and the frame
+    // that has been published without it: its registers, and since when.
     let mut linked: HashSet<Register> = HashSet::new();
     let mut open: Option<(HashSet<Register>, u64)> = None;
     for instruction in &instructions {
@@ -99,7 +99,7 @@ fn is_copy(instruction: &Instruction) -> bool {
         && instruction.op0_register().is_gpr64()
 }
 
-/// Of a store to a place that one register tells: that register, the distance, how many bytes, and which general register is stored.
+/// For a store to an address given by one register: that register, the displacement, the size, and the general register stored.
 fn stored(instruction: &Instruction) -> Option<(Register, u64, u64, Option<Register>)> {
     let plain = instruction.op_count() == 2
         && instruction.op0_kind() == OpKind::Memory
@@ -142,7 +142,7 @@ mod tests {
     fn what_is_linked_first_has_no_place() {
         assert_eq!(places(&[LINK, PUBLISH, JUMP]), []);
         assert_eq!(places(&[LINK, OTHER, PUBLISH, JUMP]), []);
-        // mov r12, rdx between: the same frame. mov rdx, r12: another one.
+        // mov r12, rdx in between: the same frame. mov rdx, r12: another one.
         assert_eq!(places(&[LINK, &[0x49, 0x89, 0xd4], &[0x4c, 0x89, 0xa4, 0x24, 0x80, 0, 0, 0], JUMP]), []);
         assert_eq!(places(&[LINK, &[0x4c, 0x89, 0xe2], PUBLISH, JUMP]).len(), 1);
     }
@@ -150,10 +150,10 @@ mod tests {
     #[test]
     fn what_is_linked_later_has_one_up_to_there() {
         assert_eq!(places(&[PUBLISH, OTHER, LINK, OTHER, JUMP]), [(0x1008, 0x100f)]);
-        // As 3.12.1 has it: the copy of a copy is linked.
+        // As in 3.12.1: the copy of a copy is linked.
         let copies = [&[0x48, 0x89, 0xd3][..], &[0x48, 0x89, 0x5b, 0x08]];
         assert_eq!(places(&[PUBLISH, copies[0], copies[1], JUMP]), [(0x1008, 0x100f)]);
-        // One that never is has one up to the branch.
+        // If it is never linked, the place reaches to the branch.
         assert_eq!(places(&[PUBLISH, OTHER, JUMP, LINK]), [(0x1008, 0x100d)]);
         assert_eq!(places(&[PUBLISH, OTHER]), [(0x1008, 0x100b)], "or to the end");
     }

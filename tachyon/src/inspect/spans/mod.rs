@@ -1,9 +1,9 @@
-//! What a program publishes of its spans for readers outside of it: OpenTelemetry's thread context (OTEP 4947), which tells the
-//! span that a thread is in, and its process context (OTEP 4719), which tells the service.
+//! What a program publishes about its spans for outside readers: OpenTelemetry's thread context (OTEP 4947), which names the
+//! span that a thread is in, and its process context (OTEP 4719), which names the service.
 //!
-//! In goes a process with its mappings; out comes [`Published`]: where each of its threads has the one, and what the other says, or
-//! why not. What depends on a file alone is kept in a [`Spans`]. Nothing is guessed: where it cannot be proved where the variable
-//! lies, there is none. Reading a thread's record is left to others (`tachyon_common::walk::running_span`).
+//! Takes a process with its mappings and gives [`Published`]: where each of its threads has the first, and what the second says, or
+//! why they are missing. What depends only on a file is kept in a [`Spans`]. Nothing is guessed: if the variable's place cannot be
+//! proved, there is none. Reading a thread's record is done elsewhere (`tachyon_common::walk::running_span`).
 
 mod process_context;
 #[cfg(test)]
@@ -27,32 +27,32 @@ use super::candidates;
 use crate::remote::elf::{Elf, ElfError};
 use crate::remote::{FileIdentity, MappedFile, MappedPath, Mapping, RemoteError, RemoteProcess};
 
-/// Files remembered, and places of files that are of no use here.
+/// Files remembered, and places of files that do not matter here.
 const MAX_FILES: usize = 1 << 14;
 
-/// How long a mapped file that was of no use is not looked up again: its inode may be another file's one day.
+/// How long a mapped file that did not matter is not looked up again: its inode may become another file's.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
-/// When a process is looked at again that has published a context, and that has not.
+/// When to look again at a process that has published a context, and at one that has not.
 const RENEWED: Duration = Duration::from_secs(10);
 const SOONEST: Duration = Duration::from_millis(100);
 const LATEST: Duration = Duration::from_secs(300);
 
-/// How the record may be laid out, as the process context names it: both are the same, before and after the proposal was taken.
+/// The layouts that a record may have, as the process context names them: both are the same, before and after the proposal's adoption.
 const SCHEMAS: [&str; 2] = ["tlsdesc_v1_dev", "tls_v1"];
 
 /// What a process publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Where each of its threads has the pointer to the record of its span.
+    /// Where each of its threads has the pointer to its span's record.
     pub thread: Result<ThreadLocal, NoThreadLocal>,
-    /// What the process says of itself.
+    /// What the process says about itself.
     pub process: Result<ProcessContext, NoProcessContext>,
 }
 
 impl Published {
-    /// When to look again although no event tells of something new: the context's mapping is not executable, and what is in it
-    /// changes. `quiet` is for how long the process has mapped nothing new: what publishes nothing is looked at again after
+    /// When to look again although no event announces anything new: the context's mapping is not executable, and its contents
+    /// change. `quiet` is how long the process has mapped nothing new: a process that publishes nothing is looked at again after
     /// as long again, a dozen times in its life.
     #[must_use]
     pub fn again_after(&self, quiet: Duration) -> Duration {
@@ -62,32 +62,32 @@ impl Published {
         quiet.clamp(SOONEST, LATEST)
     }
 
-    /// Whether the process still publishes this and nothing newer, by one read: then it need not be looked at. Nothing is known
-    /// of a process without a context.
+    /// Whether the process still publishes this and nothing newer, found by one read: then there is no need to look. For a process
+    /// without a context nothing is known.
     #[must_use]
     pub fn is_current(&self, process: &RemoteProcess) -> bool {
         self.process.as_ref().is_ok_and(|context| process_context::is_current(process, context))
     }
 }
 
-/// Remembers what files hold. One for a whole recording.
+/// Remembers what files hold. There is one for a whole recording.
 #[derive(Debug, Default)]
 pub struct Spans {
     files: HashMap<FileIdentity, Arc<FileFacts>>,
-    /// Device, inode and path of mapped files that are of no use here, and when that was found.
+    /// Device, inode and path of mapped files that do not matter here, and when that was found.
     others: HashMap<((u32, u32), u64), (MappedPath, Instant)>,
 }
 
 impl Spans {
-    /// Nothing is known yet.
+    /// A memory that knows nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Looks at a process: when it is inspected, and again when it has mapped another file executable, or may have published
-    /// something. `maps` are its mappings. A process of which nothing is new costs a look at each of its mappings, and two reads if
-    /// it has a context.
+    /// Looks at a process: when it is inspected, and again when it has mapped another executable file, or may have published
+    /// something. `maps` are its mappings. If nothing is new, this costs a look at each of its mappings, and two reads if the
+    /// process has a context.
     pub fn look(&mut self, process: &RemoteProcess, maps: &[Mapping], now: Instant) -> Published {
         let context = process_context::read(process, maps);
         let schema = context.as_ref().ok().and_then(|context| context.thread_schema.as_deref());
@@ -98,8 +98,8 @@ impl Spans {
         Published { thread, process: context }
     }
 
-    /// Whether a file that a process maps executable was found to be of no use within the last seconds: then the process need not
-    /// be looked at because of it. Device, inode and path are those of its mapping.
+    /// Whether a file that a process maps as executable was found not to matter within the last seconds: then it is no reason to
+    /// look at the process. Device, inode and path are those of its mapping.
     #[must_use]
     pub fn is_known(&self, dev: (u32, u32), inode: u64, path: &OsStr, now: Instant) -> bool {
         self.is_other((dev, inode), |known| known.is_file(path.as_bytes()), now)
@@ -150,7 +150,7 @@ impl Spans {
         if is_exe {
             return Ok(thread_local::of_executable(&defined.symbol, Arch::HERE));
         }
-        // A file that could not be read might define it, too, and come first.
+        // A file that could not be read might also define it, and come first.
         if let Some(unreadable) = unreadable {
             return Err(unreadable);
         }
@@ -165,7 +165,7 @@ impl Spans {
         self.others.insert((mapping.dev, mapping.inode), (mapping.path.clone(), now));
     }
 
-    /// The facts of a file, read when they are not known; `None`: the budget was spent before.
+    /// The facts of a file, read if not known; `None`: the budget was spent before.
     fn facts(&mut self, file: &MappedFile, budget: &ReadBudget) -> Result<Option<Arc<FileFacts>>, RemoteError> {
         let identity = file.identity();
         if let Some(facts) = self.files.get(&identity) {
@@ -177,7 +177,7 @@ impl Spans {
             return Ok(None);
         }
         let facts = match read {
-            // What did not come this time may come another time.
+            // What did not arrive this time may arrive another time.
             Err(ElfError::Read { source, .. }) if source.kind() == std::io::ErrorKind::TimedOut => {
                 return Err(RemoteError::File { path: file.found_at().to_owned(), source });
             }

@@ -1,36 +1,36 @@
-//! What a process says of itself: the service that it is of (OTEP 4719, "Process Context").
+//! What a process says about itself: the service that it belongs to (OTEP 4719, "Process Context").
 //!
-//! A mapping of a well-known name begins with a header, which points to a protobuf message. The process may write both anew at any
-//! time: a header whose moment is 0, or differs after the message was read, is read again, a few times.
+//! A mapping with a well-known name begins with a header, which points to a protobuf message. The process may rewrite both at any
+//! time: if the header's time is 0, or differs after the message was read, it is read again, a few times.
 
 use prost::Message;
 
 use crate::remote::{MappedPath, Mapping, RemoteError, RemoteProcess};
 use crate::types::RemoteAddr;
 
-/// How the mapping is called where `memfd_create` and `prctl` worked, where only the second did, and where only the first did; the
-/// last may have ` (deleted)` behind it.
+/// The mapping's name where `memfd_create` and `prctl` worked, where only the second did, and where only the first did; the
+/// last may have ` (deleted)` after it.
 const NAMES: [&[u8]; 3] = [b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]", b"/memfd:OTEL_CTX"];
 
-/// Most mappings of such a name that are looked at. There must not be more than one.
+/// Most mappings with such a name that are looked at. There must not be more than one.
 const MAX_MAPPINGS: usize = 4;
 
-/// How often a context that is being written is read.
+/// How often a context that is being written is tried.
 const ATTEMPTS: usize = 4;
 
 /// Most bytes of a message; those of real programs have 400. OpenTelemetry's own profiler has the same bound.
 const MAX_PAYLOAD: u32 = 1 << 16;
 
-/// Most bytes of one value that are kept.
+/// Most bytes that are kept of one value.
 const MAX_TEXT: usize = 256;
 
-/// What begins a header.
+/// The beginning of a header.
 const SIGNATURE: [u8; 8] = *b"OTEL_CTX";
 
 /// The version of the format.
 const VERSION: u32 = 2;
 
-/// What a process says of itself. All texts are the program's own, cut after 256 bytes.
+/// What a process says about itself. All texts are the program's own, cut after 256 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessContext {
     /// `service.name`.
@@ -43,20 +43,20 @@ pub struct ProcessContext {
     pub instance: Option<String>,
     /// `deployment.environment.name`.
     pub environment: Option<String>,
-    /// `threadlocal.schema_version`: how the records of its threads are laid out.
+    /// `threadlocal.schema_version`: the layout of its threads' records.
     pub thread_schema: Option<String>,
-    /// `threadlocal.attribute_key_map`: names of what a record's attributes are, by their numbers.
+    /// `threadlocal.attribute_key_map`: the names of a record's attributes, by their numbers.
     pub attribute_keys: Vec<String>,
-    /// When it was published: nanoseconds of `CLOCK_BOOTTIME`. Each update has another.
+    /// When it was published: nanoseconds of `CLOCK_BOOTTIME`, different for each update.
     pub published_ns: u64,
     /// Address of its header in the process.
     pub header: u64,
 }
 
-/// Why a process's context is not known.
+/// Why a process's context is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoProcessContext {
-    /// It has no mapping of this name.
+    /// It has no mapping with this name.
     #[error("it publishes no process context")]
     NotPublished,
     /// It was being written each time it was read.
@@ -68,13 +68,13 @@ pub enum NoProcessContext {
     /// Another version of the format.
     #[error("its process context has version {0}, supported is {VERSION}")]
     Version(u32),
-    /// It is empty, or larger than is read.
+    /// It is empty, or too large to be read.
     #[error("its process context has {0} bytes")]
     Size(u32),
     /// It cannot be read.
     #[error("its process context cannot be read: {0}")]
     Unreadable(String),
-    /// It is no such message.
+    /// It is not such a message.
     #[error("its process context cannot be decoded: {0}")]
     Malformed(String),
 }
@@ -138,7 +138,7 @@ fn read_once(
     if before.version != VERSION {
         return Err(NoProcessContext::Version(before.version));
     }
-    // Each read is a system call, which orders them; what a failure is worth shows only if nothing was written meanwhile.
+    // Each read is a system call, which orders them; whether a failure is real shows only if nothing was written meanwhile.
     let message = payload(&before, read);
     if header()?.published_ns != before.published_ns {
         return Err(NoProcessContext::BeingWritten);
@@ -147,7 +147,7 @@ fn read_once(
     Ok(ProcessContext { header: at, ..context })
 }
 
-/// Whether the context whose header is at this address is still the one that was published then.
+/// Whether the context whose header is at this address is still the one published then.
 pub(super) fn is_current(process: &RemoteProcess, context: &ProcessContext) -> bool {
     let moment = process.read_u64(RemoteAddr(context.header.wrapping_add(16)));
     moment.is_ok_and(|moment| moment == context.published_ns)
@@ -164,7 +164,7 @@ fn payload(
     Ok(message)
 }
 
-/// The head of the mapping.
+/// The beginning of the mapping.
 struct Header {
     signature: [u8; 8],
     version: u32,
@@ -188,10 +188,10 @@ impl Header {
 }
 
 impl ProcessContext {
-    /// Decodes the message that was published at this moment.
+    /// Decodes the message that was published at this time.
     ///
     /// # Errors
-    /// When it is no such message.
+    /// When it is not such a message.
     pub fn decode(message: &[u8], published_ns: u64) -> Result<Self, NoProcessContext> {
         let context = Context::decode(message).map_err(|error| NoProcessContext::Malformed(error.to_string()))?;
         Ok(Self::of(&context, published_ns))
@@ -213,7 +213,7 @@ impl ProcessContext {
             instance: text(resource, "service.instance.id"),
             environment: text(resource, "deployment.environment.name"),
             thread_schema: text(&context.attributes, "threadlocal.schema_version"),
-            // A record names them by a byte.
+            // A record refers to them by one byte.
             attribute_keys: keys.iter().take(256).map(|key| cut(key.string.as_deref().unwrap_or_default())).collect(),
             published_ns,
             header: 0,
@@ -250,7 +250,7 @@ pub(super) struct KeyValue {
     pub value: Option<Value>,
 }
 
-/// `opentelemetry.proto.common.v1.AnyValue`, as far as it is a text or a list.
+/// `opentelemetry.proto.common.v1.AnyValue`, if it is a text or a list.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Value {
     #[prost(string, optional, tag = "1")]
@@ -259,14 +259,14 @@ pub(super) struct Value {
     pub array: Option<Texts>,
 }
 
-/// `opentelemetry.proto.common.v1.ArrayValue` of texts. Nothing in it nests.
+/// `opentelemetry.proto.common.v1.ArrayValue` of texts. Nothing in it is nested.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Texts {
     #[prost(message, repeated, tag = "1")]
     pub values: Vec<Text>,
 }
 
-/// An element of a list, as far as it is a text.
+/// An element of a list, if it is a text.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Text {
     #[prost(string, optional, tag = "1")]

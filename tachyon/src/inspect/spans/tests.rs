@@ -1,5 +1,5 @@
-//! Tests over made-up memory: what of both processors' linkers leads to the variable, and hostile words and messages. Real
-//! programs are in the live tests.
+//! Tests over made-up memory: what the linkers of both architectures leave that leads to the variable, and hostile words and
+//! messages. Real programs are in the live tests.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ fn symbol(slots: &[(u64, SlotKind, u64)]) -> TlsSymbol {
     TlsSymbol { offset: 0x110, segment: TlsSegment { vaddr: 0x3000, mem_size: 0x400, align: 16 }, slots }
 }
 
-/// The fields that matter of a place in a block of its own.
+/// The fields that matter for a place in a block of its own.
 fn module(place: ThreadLocal) -> (i64, u32, u32, i64) {
     (place.offset, place.module, place.entry_size, place.vector_at)
 }
@@ -96,7 +96,7 @@ fn a_descriptor_tells_a_distance_or_a_module() {
 fn what_is_not_linked_yet_is_asked_again() {
     let at = BIAS + 8;
     let descriptor = [(0x8, SlotKind::Descriptor, 0x110)];
-    // Bound at its first use: the argument leads to the relocation.
+    // Bound at first use: the argument leads to the relocation.
     let lazy = [(at, 1), (at + 8, HEAP), (HEAP, 0x8), (HEAP + 8, 0x7_0000_0024)];
     for words in [Words::from([(at, 0), (at + 8, 0)]), Words::from([(at, 1), (at + 8, 0)]), lazy.into()] {
         let place = of_library(&symbol(&descriptor), BIAS, Some(Libc::Glibc), Arch::X86_64, &words);
@@ -106,7 +106,7 @@ fn what_is_not_linked_yet_is_asked_again() {
         let place = found(&[(0x8, kind, 0)], [(at, 0)], Some(Libc::Glibc), Arch::X86_64);
         assert_eq!(place, Err(NoThreadLocal::NotYet));
     }
-    // A module's number alone is not enough where a descriptor may still say that the block has a fixed distance.
+    // A module's number alone is not enough if a descriptor may still say that the block has a fixed distance.
     let both = [(0x8, SlotKind::Module, 0), (0x20, SlotKind::Descriptor, 0x110)];
     let words = [(at, 3), (BIAS + 0x20, 0), (BIAS + 0x28, 0)];
     assert_eq!(found(&both, words, Some(Libc::Glibc), Arch::X86_64), Err(NoThreadLocal::NotYet));
@@ -128,9 +128,9 @@ fn words_that_make_no_sense_are_refused() {
     for value in [8, 1 << 63, HEAP] {
         odd(&[(0x8, SlotKind::Offset, 0)], [(at, value)].into(), Arch::Arm64);
     }
-    // A distance that would have the block reach over the thread pointer.
+    // A distance at which the block would reach across the thread pointer.
     odd(&[(0x8, SlotKind::Descriptor, 0)], [(at, 1), (at + 8, (-0x3ff_i64).cast_unsigned())].into(), Arch::X86_64);
-    // A pointer to nowhere, a number that no module has.
+    // A pointer to nowhere, and a number that no module has.
     odd(&[(0x8, SlotKind::Descriptor, 0)], [(at, 1), (at + 8, HEAP)].into(), Arch::X86_64);
     let words = [(at, 1), (at + 8, HEAP), (HEAP, 1 << 40), (HEAP + 8, 0)];
     odd(&[(0x8, SlotKind::Descriptor, 0)], words.into(), Arch::X86_64);
@@ -146,7 +146,7 @@ fn attribute(key: &str, text: &str) -> KeyValue {
     KeyValue { key: key.into(), value: Some(Value { string: Some(text.into()), array: None }) }
 }
 
-/// A process's memory with a context; `moments` are what the header says when it was published, one look after the other.
+/// A process's memory with a context; `moments` are the publishing times that the header shows, one per look.
 struct Publishing {
     payload: Vec<u8>,
     moments: Vec<u64>,
@@ -205,7 +205,7 @@ fn a_context_is_read_when_it_stands_still() {
         ..ProcessContext::default()
     };
     assert_eq!(read, expected);
-    // Being written, then written anew while it was read, then still.
+    // Being written, then rewritten while it was read, then stable.
     let moving = Publishing::of(&shop(), &[0, 7, 8, 8, 8]);
     assert_eq!(moving.read().map(|context| (context.published_ns, moving.looks.get())), Ok((8, 5)));
     let restless = Publishing::of(&shop(), &(1..100).collect::<Vec<_>>());
@@ -262,7 +262,7 @@ fn a_hostile_context_is_refused() {
     assert_eq!(context.service.map(|service| service.len()), Some(256));
 }
 
-/// This process, as one that has no context and no variable; and one that is gone.
+/// This process, which has no context and no variable; and one that has ended.
 #[test]
 fn a_process_without_any_says_so() {
     let process = RemoteProcess::open(Pid(std::process::id())).expect("it runs");
@@ -276,7 +276,7 @@ fn a_process_without_any_says_so() {
         let seconds = [0, 7, 1000].map(|quiet| published.again_after(Duration::from_secs(quiet)).as_secs_f64());
         assert_eq!(seconds.map(|seconds| seconds.to_string()), ["0.1", "7", "300"]);
     }
-    // Of the C library, which is no dynamic linker, nothing has to be asked when another process maps it.
+    // The C library is not a dynamic linker: nothing has to be asked when another process maps it.
     let libc = maps.iter().find(|mapping| mapping.name() == "libc.so.6").expect("the tests are linked with it");
     let path = libc.file_path().expect("a file").as_os_str();
     let now = Instant::now();

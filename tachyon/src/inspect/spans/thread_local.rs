@@ -5,17 +5,17 @@
 //! - **The executable.** Its own code has the distance from the thread pointer built in ("local exec"), so that distance follows
 //!   from the file alone: x86-64 puts the executable's block right below the thread pointer, arm64 16 bytes above it, both aligned
 //!   as the segment is. No C library can do otherwise.
-//! - **A library.** Its relocations name the words that the dynamic linker fills for the library's own code: a distance from the
-//!   thread pointer (`TPOFF64`), the module's number (`DTPMOD64`), or a descriptor (`TLSDESC`), of which the ABI fixes that it is a
-//!   function and an argument, and leaves the argument to the function. glibc and musl have two such functions: one adds the
-//!   argument to the thread pointer; the argument of the other points to {number of the module, distance in its block}. Which it is
-//!   shows in the argument. On x86-64 static blocks lie below the thread pointer, so a distance is negative, and no pointer to a
-//!   process's memory is. On arm64 a distance below 64 KiB is no pointer, because nothing can be mapped there
-//!   (`vm.mmap_min_addr`), and what is not below is believed as a pointer only. What a pointer leads to must name the very
-//!   distance that the symbol has, else it is no such pair (a descriptor that is bound at its first use points elsewhere until then).
+//! - **A library.** Its relocations name the words that the dynamic linker fills in for the library's own code: a distance from the
+//!   thread pointer (`TPOFF64`), the module's number (`DTPMOD64`), or a descriptor (`TLSDESC`). The ABI defines that as a function
+//!   and an argument, and leaves the argument to the function. glibc and musl have two such functions: one adds the
+//!   argument to the thread pointer; the argument of the other points to {number of the module, distance in its block}. The
+//!   argument shows which it is. On x86-64 static blocks are below the thread pointer, so a distance is negative, and no pointer to
+//!   a process's memory is. On arm64 a distance below 64 KiB is not a pointer, because nothing can be mapped there
+//!   (`vm.mmap_min_addr`), and anything else is believed only as a pointer. What a pointer leads to must have the very
+//!   distance that the symbol has, else it is no such pair (a descriptor that is bound at first use points elsewhere until then).
 //!
 //! All words of one library must agree. A block without a fixed distance is found through the thread's vector, whose entries have
-//! the size that the C library gives them: known by what the dynamic linker exports.
+//! the size that the C library gives them; which library that is shows in what the dynamic linker exports.
 
 use std::collections::BTreeSet;
 
@@ -30,13 +30,13 @@ const VARIABLE: &str = "otel_thread_ctx_v1";
 /// Largest number of a module that is believed: a process has a few hundred at most.
 const MAX_MODULE: u64 = 1 << 16;
 
-/// Longest distance from the thread pointer that is believed: what threads have there is part of their stacks.
+/// Longest distance from the thread pointer that is believed: a thread's static blocks are part of its stack.
 const MAX_DISTANCE: i64 = 1 << 30;
 
-/// Nothing can be mapped below (`vm.mmap_min_addr`, as distributions set it).
+/// Nothing can be mapped below this (`vm.mmap_min_addr`, as distributions set it).
 const LOWEST_POINTER: u64 = 1 << 16;
 
-/// Why it is not known where a process's threads have the variable.
+/// Why it is unknown where a process's threads have the variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoThreadLocal {
     /// No mapped file exports it.
@@ -45,13 +45,13 @@ pub enum NoThreadLocal {
     /// Several do, each for itself.
     #[error("several files export {VARIABLE}")]
     Several,
-    /// The library is being loaded, or binds at the first use.
+    /// The library is being loaded, or binds at first use.
     #[error("the library with {VARIABLE} is not linked yet")]
     NotYet,
     /// It is loaded more than once, or its mappings do not show where.
     #[error("the mappings of the library with {VARIABLE} do not show where it was loaded")]
     NoLoadBias,
-    /// The library has no words that tell.
+    /// The library has no words that show it.
     #[error("the library with {VARIABLE} has no relocation that tells where it is")]
     NoRelocation,
     /// The words contradict each other or cannot be.
@@ -71,7 +71,7 @@ pub enum NoThreadLocal {
     TooMuchToRead,
 }
 
-/// How threads have their blocks.
+/// Where threads have their blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arch {
     /// Below the thread pointer ("variant II").
@@ -94,7 +94,7 @@ impl Arch {
     }
 }
 
-/// Whose dynamic linker it is: that is who makes the vectors.
+/// Whose dynamic linker it is: the dynamic linker makes the vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Libc {
     Glibc,
@@ -102,7 +102,7 @@ pub(super) enum Libc {
 }
 
 impl Libc {
-    /// Size of an entry of a thread's vector, and where the vector's address lies from the thread pointer.
+    /// Size of an entry of a thread's vector, and where the vector's address is, relative to the thread pointer.
     fn vector(self, arch: Arch) -> (u32, i64) {
         match (self, arch) {
             // `dtv_t` is a pair of pointers; `tcbhead_t.dtv` (glibc, sysdeps/x86_64/nptl/tls.h, sysdeps/aarch64/nptl/tls.h).
@@ -128,7 +128,7 @@ pub(super) struct FileFacts {
 #[derive(Debug)]
 pub(super) struct Defined {
     pub(super) symbol: TlsSymbol,
-    /// Segments, to tell the load bias from mappings.
+    /// Segments, to work out the load bias from mappings.
     pub(super) loads: Vec<Load>,
 }
 
@@ -145,13 +145,13 @@ impl FileFacts {
         Ok(Self { defined: symbol.map(|symbol| Defined { symbol, loads: elf.loads().to_vec() }), libc: libc(elf)? })
     }
 
-    /// Whether nothing of it matters.
+    /// Whether nothing in it matters.
     pub(super) fn is_of_no_use(&self) -> bool {
         self.defined.is_none() && self.libc.is_none()
     }
 }
 
-/// Whose dynamic linker a file is. Only a dynamic linker defines the function that finds blocks; glibc's exports its state, too;
+/// Whose dynamic linker a file is. Only a dynamic linker defines the function that finds blocks; glibc's also exports its state;
 /// musl's is the whole C library.
 fn libc<R: ReadAt>(elf: &Elf<R>) -> Result<Option<Libc>, ElfError> {
     if elf.dynamic_symbol("__tls_get_addr")?.is_none() {
@@ -163,7 +163,7 @@ fn libc<R: ReadAt>(elf: &Elf<R>) -> Result<Option<Libc>, ElfError> {
     Ok(elf.dynamic_symbol("pthread_create")?.map(|_| Libc::Musl))
 }
 
-/// Where it is when the executable defines it.
+/// Where it is if the executable defines it.
 pub(super) fn of_executable(symbol: &TlsSymbol, arch: Arch) -> ThreadLocal {
     let TlsSegment { vaddr, mem_size, align } = symbol.segment;
     let within = align - 1;
@@ -176,12 +176,12 @@ pub(super) fn of_executable(symbol: &TlsSymbol, arch: Arch) -> ThreadLocal {
     at(block.wrapping_add(symbol.offset).cast_signed())
 }
 
-/// Always the same distance from the thread pointer. The size of entries says that there is a place, and is of no other use here.
+/// Always the same distance from the thread pointer. The entry size only says that there is a place; it has no other use here.
 fn at(offset: i64) -> ThreadLocal {
     ThreadLocal { offset, module: 0, entry_size: 16, vector_at: 0 }
 }
 
-/// Where it is when a library defines it that was loaded with this bias.
+/// Where it is if a library that was loaded with this bias defines it.
 pub(super) fn of_library(
     symbol: &TlsSymbol,
     bias: u64,
@@ -213,7 +213,7 @@ pub(super) fn of_library(
     }
 }
 
-/// What one slot says of the module's block.
+/// What one slot says about the module's block.
 enum Told {
     /// Its distance from the thread pointer.
     Distance(i64),
