@@ -1,4 +1,4 @@
-//! `dump`: every thread's stack once, now, for people and as JSON.
+//! `dump`: every thread's stack once, now, as text and as JSON.
 
 mod tasks;
 
@@ -22,15 +22,15 @@ use std::time::Instant;
 use tachyon_common::stop::StopReason;
 use tasks::{Asyncio, Greenlets};
 
-/// Number of the JSON's schema: it changes when a key goes or means something else, not when one is added.
+/// Number of the JSON's schema: it changes when a key goes or changes its meaning, not when one is added.
 const SCHEMA: u32 = 1;
 
 /// Most bytes of a command line that are read.
 const MAX_CMDLINE: u64 = 64 << 10;
-/// Most columns of it that are shown to people: what comes below is what they asked for.
+/// Most columns of it that are shown as text: what users asked for comes below it.
 const SHOWN_CMDLINE: usize = 1000;
 
-/// What is known of a process. The JSON's schema; `docs/dump.md` describes the keys.
+/// What is known about a process. The JSON's schema; `docs/dump.md` describes the keys.
 #[derive(Debug, Serialize)]
 struct Dump {
     schema: u32,
@@ -81,7 +81,7 @@ struct Waiting {
 impl Waiting {
     fn of(asked: &mut Asked<'_>, thread: &ThreadStack) -> Option<Self> {
         let Asked { process, snapshot, clocks, now, free_threaded } = asked;
-        // One that was stopped waits for nothing but its continuation.
+        // A stopped thread waits for nothing but its continuation.
         thread.state.filter(|state| ['S', 'D'].contains(state))?;
         let facts = waits::of_sleeping(process, thread, snapshot.gil_of(thread))?;
         let wait = waits::told(&facts);
@@ -95,7 +95,7 @@ impl Waiting {
         })
     }
 
-    /// For people; `None` where the thread's state says as much.
+    /// As text; `None` where the thread's state says as much.
     fn text(&self) -> Option<&'static str> {
         Some(match self.cause {
             "gil" => "waiting for the GIL",
@@ -110,7 +110,7 @@ impl Waiting {
     }
 }
 
-/// What the threads' waits are asked with.
+/// What is needed to find out about the threads' waits.
 struct Asked<'a> {
     process: &'a RemoteProcess,
     snapshot: &'a Snapshot,
@@ -138,7 +138,7 @@ struct Native {
     inlined: bool,
 }
 
-/// A frame; what is not known is `null`.
+/// A frame; unknown values are `null`.
 #[derive(Debug, Serialize)]
 struct Frame {
     function: String,
@@ -152,14 +152,14 @@ struct Frame {
 /// Writes the stacks of all threads of a process.
 ///
 /// # Errors
-/// When there is no such process, it is no CPython that is supported, it may not be read, or `out` fails.
+/// When there is no such process, it is not a supported CPython, it may not be read, or `out` fails.
 pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (pid, start) = (args.pid, Instant::now());
     let process = RemoteProcess::open(pid).map_err(|_| no_process(pid))?;
     let mut cache = ElfCache::default();
     let interpreter = interpreter(&process, &mut cache)?;
     let tasks = if args.tasks { task_layout(&process, &interpreter, &mut cache)? } else { None };
-    // One stack is no tower: it is shown down to its root.
+    // A single stack is not part of a tower: it is shown down to its root.
     let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
     let (greenlets, unlisted) = if args.tasks { greenlet_layout(&process, &interpreter)? } else { (None, false) };
     let wanted = Wanted { native, tasks, greenlets, ..Wanted::default() };
@@ -182,7 +182,7 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Where the tasks of a process are; `None` when it has not imported asyncio.
+/// Where the tasks of a process are; `None` if it has not imported asyncio.
 fn task_layout(
     process: &RemoteProcess,
     interpreter: &Interpreter,
@@ -196,7 +196,7 @@ fn task_layout(
     Ok(TaskLayout::of(process, interpreter, cache))
 }
 
-/// Where the greenlets of a process are, `None` where that cannot be told; and whether it has loaded greenlet all the same.
+/// Where the greenlets of a process are, `None` if this cannot be found; and whether it has loaded greenlet all the same.
 fn greenlet_layout(
     process: &RemoteProcess,
     interpreter: &Interpreter,
@@ -226,7 +226,7 @@ fn no_process(pid: Pid) -> Failure {
     Failure::new(format!("no process has pid {pid}")).with_hint("`tachyon-bpf doctor -v` lists the Python processes")
 }
 
-/// The failure of a process that cannot be read, with the mend where rights are missing.
+/// The failure of a process that cannot be read, with the remedy if rights are missing.
 fn unreadable(
     process: &RemoteProcess,
     gone: bool,
@@ -252,7 +252,7 @@ fn named(process: &RemoteProcess) -> String {
 
 impl Dump {
     fn new(process: &RemoteProcess, interpreter: &Interpreter, snapshot: &Snapshot, start: Instant) -> Self {
-        // A process that ended meanwhile has no names any more, which is told by what they lack.
+        // A process that has ended meanwhile has no names any more; the missing names show that.
         let gone = |_: RemoteError| ();
         let (now, free_threaded) = (KtimeNs::now(), interpreter.free_threaded());
         let mut asked = Asked { process, snapshot, clocks: CpuClocks::default(), now, free_threaded };
@@ -421,7 +421,7 @@ fn mixed_frames(mixed: &MixedStack, snapshot: &Snapshot) -> Vec<Mixed> {
     mixed.frames.iter().flat_map(frames).collect()
 }
 
-/// The functions at one address: those compiled into another first.
+/// The functions at one address: those inlined into another first.
 fn native_frames(name: &NativeName) -> Vec<Native> {
     let (object, address) = (&name.object, name.vaddr);
     let native = |function: Option<&String>, filename: Option<&String>, lineno, inlined| Native {
@@ -440,7 +440,7 @@ fn native_frames(name: &NativeName) -> Vec<Native> {
     lines.map(|(at, line)| native(line.function.as_ref(), line.file.as_ref(), line.line, at < last)).collect()
 }
 
-/// A length of time for people.
+/// A length of time as text.
 fn length(us: u64) -> String {
     let seconds = us as f64 / 1e6;
     match seconds {
@@ -452,7 +452,7 @@ fn length(us: u64) -> String {
     }
 }
 
-/// The kernel's words (`task_state_array` in fs/proc/array.c), for people.
+/// The kernel's words (`task_state_array` in fs/proc/array.c), as text.
 fn state_name(state: char) -> &'static str {
     match state {
         'R' => "running",

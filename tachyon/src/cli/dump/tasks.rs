@@ -1,4 +1,4 @@
-//! `dump --async`: asyncio's tasks, and greenlets, as data, and as the trees that `python -m asyncio pstree` prints.
+//! `dump --async`: asyncio's tasks, and greenlets, as data and as the trees that `python -m asyncio pstree` prints.
 
 use super::super::escape::escape;
 use super::{Frame, colon};
@@ -7,15 +7,15 @@ use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-/// Most lines of all trees beyond those that show each task once. A task that several await is shown below each of them, and
-/// so is what it awaits: that doubles with each level.
+/// Most lines of all trees beyond those that show each task once. A task that several others await is shown below each of them, with
+/// everything that it awaits: that doubles at each level.
 const MAX_REPEATED_LINES: usize = 20_000;
 
 /// How far to the right a tree goes, in bytes: each frame moves what it awaits by four columns. What does not fit is shown as a
 /// tree of its own.
 const MAX_INDENT: usize = 4_000;
 
-/// Most circles that are told.
+/// Most cycles that are reported.
 const MAX_CYCLES: usize = 100;
 
 /// The key `greenlets` of the JSON.
@@ -98,7 +98,7 @@ struct Task {
     whole: bool,
     awaited_by: Vec<u64>,
     frames: Vec<Frame>,
-    /// Which of the loops, in our own list.
+    /// Index of the loop in our own list.
     #[serde(skip)]
     loop_at: usize,
     #[serde(skip)]
@@ -131,7 +131,7 @@ impl Asyncio {
             }
         };
         let tasks_told: Vec<Task> = tasks.tasks.iter().map(task).collect();
-        // What changed while it was read may look like a circle.
+        // What changed while it was read may look like a cycle.
         let steady = |cycle: &Vec<usize>| cycle.iter().all(|&at| tasks_told.get(at).is_some_and(|task| task.steady));
         let cycles = Graph::new(&tasks_told).cycles().into_iter().filter(steady);
         let ids =
@@ -158,7 +158,7 @@ impl Asyncio {
             for root in printer.roots(at) {
                 printer.tree(root, out)?;
             }
-            // Who is in a circle, or awaited by it alone, hangs from no root.
+            // A task in a cycle, or awaited only from one, does not hang from any root.
             while let Some(rest) = printer.unseen(at) {
                 printer.tree(rest, out)?;
             }
@@ -210,7 +210,7 @@ impl EventLoop {
 }
 
 impl Task {
-    /// Its name for people.
+    /// Its name as text.
     fn shown(&self) -> String {
         let unnamed = || format!("<{} {:#x}>", if self.greenlet { "greenlet" } else { "task" }, self.id);
         self.name.as_deref().map_or_else(unnamed, |name| escape(name).into_owned())
@@ -260,12 +260,12 @@ impl Graph {
         self.awaited.get(task).map_or(&[], Vec::as_slice)
     }
 
-    /// Circles, each from one of its tasks to the one that awaits that: some of each knot of them.
+    /// Cycles, each from one of its tasks to the one that awaits it: some of each group of connected ones.
     fn cycles(&self) -> Vec<Vec<usize>> {
         let mut cycles = Vec::new();
         let mut done = HashSet::new();
         for start in 0..self.awaited.len() {
-            // The tasks from the start to the present one, each with how many of its children were looked at.
+            // The tasks from the start to the current one, each with how many of its children have been looked at.
             let mut path: Vec<(usize, usize)> = Vec::new();
             let mut on_path = HashMap::new();
             if !done.contains(&start) {
@@ -304,16 +304,16 @@ struct Printer<'a> {
     asyncio: &'a Asyncio,
     graph: &'a Graph,
     seen: HashSet<usize>,
-    /// Up to here every task of a loop was printed.
+    /// Every task of a loop before this one has been printed.
     looked: usize,
     repeated_lines: usize,
 }
 
-/// What is to be printed next.
+/// What to print next.
 enum Step {
     /// A task below another, or a root: the prefix of its line, and whether it is the last one there.
     Enter { task: usize, prefix: String, last: bool },
-    /// All below it was printed.
+    /// Everything below it has been printed.
     Leave(usize),
 }
 
@@ -368,7 +368,7 @@ impl<'a> Printer<'a> {
             writeln!(out)?;
             let children = self.graph.children(at);
             let mut prefix = prefix + if last { "    " } else { "│   " };
-            // What a task awaits hangs from the line that awaits it. A greenlet's parent need not wait for it.
+            // What a task awaits hangs from the line that awaits it. A greenlet's parent need not be waiting for it.
             let of_children = task.greenlet.then(|| prefix.clone());
             for (number, frame) in task.frames.iter().rev().enumerate() {
                 if prefix.len() > MAX_INDENT {
@@ -399,7 +399,7 @@ impl<'a> Printer<'a> {
 mod tests {
     use super::*;
 
-    /// Tasks 0, 1, … in one loop, each with those that await it and so many frames.
+    /// Tasks 0, 1, … in one loop, each with those that await it and this many frames.
     fn asyncio(awaited_by: &[&[u64]], frames: usize) -> Asyncio {
         let frame = |number: usize| Frame {
             function: format!("f{number}"),
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(cycles(&[&[1], &[0], &[]]), [[0, 1]]);
         assert_eq!(cycles(&[&[0]]), [[0]]);
         assert_eq!(cycles(&[&[], &[0], &[0, 1]]), Vec::<Vec<usize>>::new());
-        // 3 is awaited by the circle of 0, 1, 2.
+        // 3 is awaited by the cycle of 0, 1, 2.
         assert_eq!(cycles(&[&[2], &[0], &[1], &[0]]), [[0, 1, 2]]);
         let text = printed(&asyncio(&[&[1], &[0], &[0]], 0));
         assert_eq!(text.matches("(T)").count(), 4, "{text}");
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn what_doubles_with_each_level_stays_bounded() {
-        // Two tasks a level, each awaited by both above it: 2^30 paths.
+        // Two tasks per level, each awaited by both above it: 2^30 paths.
         let above: Vec<Vec<u64>> =
             (0..60_u64).map(|at| if at < 2 { vec![] } else { vec![at / 2 * 2 - 2, at / 2 * 2 - 1] }).collect();
         let above: Vec<&[u64]> = above.iter().map(Vec::as_slice).collect();
