@@ -1,4 +1,4 @@
-//! Tasks and greenlets that wait side by side while their event loop is idle, made samples.
+//! Turns tasks and greenlets that wait side by side while their event loop is idle into samples.
 
 use super::super::made::{PerProcess, describe};
 use super::super::task_waits::{IdleLoop, LookedTasks, TaskWaits};
@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering;
 use tachyon_common::event::{SampleRecord, status};
 use tachyon_common::whose::MAX_AWAITING;
 
-/// Most frames of all stacks of a loop at one look. Those that stand below many tasks, which a program can have as many of as it likes,
-/// count as often.
+/// Most frames of all stacks of a loop at one look. Frames that are below many tasks, of which a program can have as many as it likes,
+/// count once for each.
 const MOST_FRAMES: usize = 1 << 18;
 
 impl Maker {
-    /// Makes samples of what was seen at a look.
+    /// Makes samples of what a look has found.
     pub(super) fn task_waits(&mut self, waits: &TaskWaits) {
         let tasks = &mut self.made.waited.tasks;
         tasks.idle += waits.idle.iter().map(|idle| idle.weight).chain(waits.not_read.values().copied()).sum::<u64>();
@@ -49,7 +49,7 @@ impl Maker {
             };
             frames_left = left;
             stack.clear();
-            // The task's own work, and the frame at which people look for its wait.
+            // The task's own work, and the frame where users look for its wait.
             let (mut whose, mut charged) = (None, root);
             for (number, &at) in chain.tasks.iter().take(1 + MAX_AWAITING).enumerate() {
                 let task = &tasks[at];
@@ -86,7 +86,7 @@ impl Maker {
         }
     }
 
-    /// The loop's thread and process in the profile, which may not have met them.
+    /// The loop's thread and process in the profile, which may not have them yet.
     fn owner_of_loop(&mut self, idle: &IdleLoop) -> Owner {
         let LookedTasks { key, pid, tasks, threads, .. } = &*idle.of;
         let (event_loop, thread, mut comm) = (&tasks.loops[idle.event_loop], threads.get(&idle.tid), [0; 16]);
@@ -118,19 +118,19 @@ impl Maker {
 /// A task, the one that awaits it, the one that awaits that, and so on: indices.
 struct ChainOfTasks {
     tasks: Vec<usize>,
-    /// The last one is awaited by one that is in the chain already.
+    /// The last one is awaited by one that is already in the chain.
     circle: bool,
 }
 
 impl ChainOfTasks {
-    /// Whether a stack has not all of it.
+    /// Whether a stack does not have all of it.
     fn is_cut(&self) -> bool {
         self.circle || self.tasks.len() > 1 + MAX_AWAITING
     }
 }
 
-/// The stacks of a loop's tasks: one for each task that awaits none, down to the one that nobody awaits; of several that await one,
-/// the one at the least address. Tasks that are in none of them have stacks of their own.
+/// The stacks of a loop's tasks: one for each task that awaits none, down to one that no task awaits; if several await one, that at
+/// the lowest address is taken. Tasks that are in none of these have stacks of their own.
 fn chains(tasks: &[AsyncTask], event_loop: usize) -> Vec<ChainOfTasks> {
     let places: HashMap<u64, usize> = tasks.iter().enumerate().map(|(at, task)| (task.address, at)).collect();
     let awaits_one: HashSet<u64> = tasks.iter().flat_map(|task| &task.awaited_by).copied().collect();
@@ -144,7 +144,7 @@ fn chains(tasks: &[AsyncTask], event_loop: usize) -> Vec<ChainOfTasks> {
                 chain.circle = true;
                 break;
             }
-            // One more than there is room for tells that there are more.
+            // One more than there is room for shows that there are more.
             if chain.tasks.len() > 1 + MAX_AWAITING {
                 break;
             }
@@ -169,7 +169,7 @@ fn chains(tasks: &[AsyncTask], event_loop: usize) -> Vec<ChainOfTasks> {
     found
 }
 
-/// Where people look for a wait: the innermost frame of the program's own, else of a library, else the innermost one.
+/// Where users look for a wait: the innermost frame of the program's own, else of a library, else the innermost one.
 fn place_of(profile: &Profile, stack: &[FrameId]) -> FrameId {
     let is = |wanted: fn(Option<Library<'_>>) -> bool| {
         let of = |frame: &&FrameId| wanted(library(profile.strings.get(profile.frames.get(**frame).filename)));
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn each_task_is_in_a_stack() {
-        // 3 and 4 are awaited by 2, that by 1; 5 is awaited by 1 and 6; 7 and 8 await each other; 9 is of another loop.
+        // 3 and 4 are awaited by 2, and that by 1; 5 is awaited by 1 and 6; 7 and 8 await each other; 9 is in another loop.
         let other = AsyncTask { event_loop: 1, ..task(9, &[]) };
         let running = AsyncTask { running: true, ..task(10, &[]) };
         let tasks = [
@@ -223,7 +223,7 @@ mod tests {
         let awaited_by = |address| if address == last { vec![] } else { vec![address + 1] };
         let tasks: Vec<AsyncTask> = (1..=last).map(|address| task(address, &awaited_by(address))).collect();
         let found = chains_of(&tasks);
-        // Those that had no room in the first stack are in one of their own.
+        // Those without room in the first stack are in one of their own.
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].0[0], found[0].1), (1, true));
         assert_eq!((found[1].0[0], found[1].1), (MAX_AWAITING as u64 + 2, false));

@@ -17,17 +17,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tachyon_common::wait::SeenThread;
 
-/// How long one process is read at most, and all of them at one look: the end of a recording waits for it.
+/// How long one process is read at most, and all of them in one look: the end of a recording waits for it.
 const OF_ONE: Duration = Duration::from_millis(200);
 const OF_ALL: Duration = Duration::from_millis(400);
 
-/// A process without event loops is looked at again after this long, then twice as long, up to the most.
+/// A process without event loops is looked at again after this long, then after twice as long, up to the maximum.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(4);
-/// The same of greenlets: only all of a process's mappings tell that it has none, and what imports greenlet mostly does so early.
+/// The same for greenlets: only all of a process's mappings show that it has none, and programs usually import greenlet early.
 const GREENLETS_AGAIN_AT_MOST: Duration = Duration::from_secs(60);
 
-/// What was read of a loop that sleeps on is believed for so long: another thread may have begun one meanwhile.
+/// How long a reading of a loop that sleeps on is believed: another thread may have started a loop meanwhile.
 const BELIEVED: Duration = Duration::from_secs(1);
 
 /// The tasks of a process, as they were read.
@@ -36,13 +36,13 @@ pub(in crate::recording) struct LookedTasks {
     pub key: ProgramKey,
     pub pid: u32,
     pub tasks: Tasks,
-    /// The threads of its loops by their ids, as far as they live.
+    /// The threads of its loops by their ids, if they are alive.
     pub threads: HashMap<u32, Task>,
-    /// What the tasks' frames are of.
+    /// The profile that the tasks' frames belong to.
     pub profile: Profile,
 }
 
-/// A thread that sleeps: when it left its CPU, or that it has not been switched since waits are sampled.
+/// A sleeping thread: when it left its CPU, or that it has not been switched since wait sampling began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asleep {
     Since(u64),
@@ -56,18 +56,18 @@ enum What {
     Greenlets,
 }
 
-/// What is known of a process.
+/// What is known about a process.
 struct Program {
     what: What,
     reader: Option<TaskReader>,
-    /// What the frames of its tasks are of, as they are read: of all that have been met.
+    /// The profile for the frames of its tasks as they are read: of all tasks seen so far.
     profile: Profile,
-    /// Not to be looked at before, after a pause of this length.
+    /// Not to be looked at before this time, after a pause of this length.
     not_before: Option<(Instant, Duration)>,
     last: Option<Last>,
 }
 
-/// Its tasks when they were read last, and since when the loops' threads slept then.
+/// Its tasks at the last reading, and since when the loops' threads had been asleep then.
 struct Last {
     read: Instant,
     asleep: BTreeMap<u32, Option<Asleep>>,
@@ -75,17 +75,17 @@ struct Last {
 }
 
 impl Last {
-    /// Whether what was read still is so, as the threads are now.
+    /// Whether what was read still holds, with the threads as they are now.
     fn sleeps_on(&self, process: &RemoteProcess, seen: &Seen) -> bool {
         let as_then = |(&tid, then): (&u32, &Option<Asleep>)| then.is_some() && asleep(process, tid, seen) == *then;
         self.read.elapsed() < BELIEVED && self.asleep.iter().all(as_then)
     }
 }
 
-/// The threads that have been switched since waits are sampled, by their ids.
+/// The threads that have been switched since wait sampling began, by their ids.
 type Seen = BTreeMap<u32, SeenThread>;
 
-/// Who has been looked at.
+/// The processes that have been looked at.
 #[derive(Default)]
 pub(super) struct Looks {
     programs: HashMap<(ProgramKey, What), Program>,
@@ -93,7 +93,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// Looks at all event loops; those that are idle get their threads' ticks of a stretch of time.
+    /// Looks at all event loops; idle ones get their threads' ticks of a stretch of time.
     pub fn look(&mut self, registry: &Mutex<Registry>, kernel: &Mutex<Kernel>, stretch: Range<u64>) -> TaskWaits {
         let (deadline, live) = (Instant::now() + OF_ALL, lock(registry).live_programs());
         let keys: HashSet<ProgramKey> = live.iter().map(|(key, _)| *key).collect();
@@ -141,7 +141,7 @@ impl Program {
         if self.last.as_ref().is_some_and(|last| last.sleeps_on(reader.process(), before)) {
             return self.tell(before, &ticks, waits);
         }
-        // As close to the reading as can be: other processes may have been read since.
+        // As close to the reading as possible: other processes may have been read in between.
         let before = seen();
         match self.read(of, &before, seen) {
             Ok(()) => self.tell(&before, &ticks, waits),
@@ -163,7 +163,7 @@ impl Program {
             return Err(NotRead::Unreadable);
         };
         match missing {
-            // All of a loop or nothing: what is missing would be in no count.
+            // All of a loop or nothing: missing tasks would not be counted anywhere.
             Some(Missing::Late) => return Err(NotRead::Late),
             Some(Missing::Unreadable) => return Err(NotRead::Unreadable),
             None => {}
@@ -178,7 +178,7 @@ impl Program {
         let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
         let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
         let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
-        // Nobody who makes samples of it shall wait for the next reading.
+        // Making samples of it must not have to wait for the next reading.
         let profile = taken_out(&self.profile, &mut tasks);
         let tasks = Arc::new(LookedTasks { key, pid, tasks, threads, profile });
         self.last = Some(Last { read: Instant::now(), asleep: slept, tasks });
@@ -186,12 +186,12 @@ impl Program {
         Ok(())
     }
 
-    /// Tells which of its loops are idle.
+    /// Reports which of its loops are idle.
     fn tell(&self, before: &Seen, ticks: impl Fn(u32) -> u64, waits: &mut TaskWaits) {
         let (Some(reader), Some(last)) = (&self.reader, &self.last) else { return };
         let of = &last.tasks;
         for (event_loop, found) in of.tasks.loops.iter().enumerate() {
-            // One that has been stopped leaves tasks that nobody will go on with.
+            // A loop that has been stopped leaves tasks that will never go on.
             let Some(tid) = found.tid.filter(|_| found.runs != Some(false)) else { continue };
             if asleep(reader.process(), tid, before).is_none() {
                 continue;
@@ -200,7 +200,7 @@ impl Program {
             let mut own = of.tasks.tasks.iter().filter(|task| task.event_loop == event_loop).peekable();
             match last.asleep.get(&tid) {
                 _ if weight == 0 || own.peek().is_none() => {}
-                // A thread that went to sleep within a task has a loop that is not idle.
+                // If the thread went to sleep within a task, its loop is not idle.
                 Some(Some(_)) if own.any(|task| task.running) => {}
                 Some(Some(_)) => waits.idle.push(IdleLoop { of: Arc::clone(of), event_loop, tid, weight }),
                 _ => *waits.not_read.entry(NotRead::WentOn).or_default() += weight,
@@ -218,7 +218,7 @@ impl Program {
         }
     }
 
-    /// Leaves it alone for a while.
+    /// Leaves the process alone for a while.
     fn pause(&mut self) {
         let most = match self.what {
             What::Tasks => AGAIN_AT_MOST,
@@ -229,7 +229,7 @@ impl Program {
     }
 }
 
-/// The frames of tasks as those of a profile that has no others.
+/// Moves the frames of tasks to a profile that has no others.
 fn taken_out(from: &Profile, tasks: &mut Tasks) -> Profile {
     let (mut profile, mut known) = (Profile::default(), HashMap::new());
     for frame in tasks.tasks.iter_mut().flat_map(|task| &mut task.frames) {

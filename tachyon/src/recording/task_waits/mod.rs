@@ -1,11 +1,11 @@
 //! Tasks and greenlets that wait side by side while their event loop is idle (`--wall --async`): read from outside, again and again. A
 //! thread's greenlets are one event loop's tasks here.
 //!
-//! Time is cut into stretches of a tenth of a second, or longer ones where looks cost much. At a moment drawn at random in each of
-//! them every event loop is looked at once. One whose thread sleeps, and runs no task, is idle: what its tasks await does not change
-//! while the thread is not switched, and each of them gets the thread's ticks of that stretch. So no program that does not know the
-//! draws is met more or less often than it waits. A loop that goes on while its tasks are read has no such samples then: its ticks are
-//! counted as lost.
+//! Time is cut into stretches of a tenth of a second, or longer ones where looks are expensive. At a random moment in each of them every
+//! event loop is looked at once. If its thread sleeps and runs no task, it is idle: what its tasks await does not change while the
+//! thread is not switched, and each of them gets the thread's ticks of that stretch. So no program that does not know the random
+//! moments is sampled more or less often than it waits. A loop that goes on while its tasks are read gets no such samples then: its
+//! ticks are counted as lost.
 
 mod look;
 
@@ -27,11 +27,11 @@ use std::time::Duration;
 /// Shortest and longest stretch of time with one look.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
-/// How much of one CPU looks may take: where they cost more, stretches are longer. A build that is not optimised takes that many times
+/// How much of one CPU looks may take: if they cost more, stretches are longer. A build that is not optimised takes this many times
 /// as long.
 const SHARE: f64 = 0.01 * SLOWER;
 const SLOWER: f64 = if cfg!(debug_assertions) { 5.0 } else { 1.0 };
-/// How many times as long as the one before a stretch is, at most.
+/// How many times as long as the previous one a stretch is, at most.
 const MOST_GROWTH: u32 = 4;
 
 /// Why tasks of an idle loop have no samples.
@@ -41,7 +41,7 @@ pub(super) enum NotRead {
     WentOn,
     /// They could not be read.
     Unreadable,
-    /// Other processes took the time that there was, or this one has taken too much of it.
+    /// Other processes used up the time, or this one has taken too much of it.
     Late,
 }
 
@@ -62,21 +62,21 @@ impl NotRead {
 #[derive(Clone, Debug)]
 pub(super) struct IdleLoop {
     pub of: Arc<LookedTasks>,
-    /// Which of its loops.
+    /// Index of the loop.
     pub event_loop: usize,
     /// The loop's thread.
     pub tid: u32,
-    /// Ticks that each task waited.
+    /// Ticks for which each task waited.
     pub weight: u64,
 }
 
-/// What one look came to.
+/// The result of one look.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TaskWaits {
     /// The moment.
     pub at: KtimeNs,
     pub idle: Vec<IdleLoop>,
-    /// Ticks of idle loops whose tasks could not be told.
+    /// Ticks of idle loops whose tasks could not be read.
     pub not_read: BTreeMap<NotRead, u64>,
 }
 
@@ -93,17 +93,17 @@ pub(super) struct Means {
     pub told: Sender<Told>,
 }
 
-/// Looks from now on.
+/// Starts looking.
 ///
 /// # Errors
-/// When there can be no thread for it.
+/// When no thread can be started for it.
 pub(super) fn start(means: Means, end: End) -> std::io::Result<Looker> {
     Looker::start("tachyon-tasks", end, move |stopped| run(&means, stopped))
 }
 
 fn run(means: &Means, stopped: &Receiver<()>) {
     let mut looks = Looks::default();
-    // That of this thread, and of the helpers that read for it and others.
+    // The cost of this thread, and of the helpers that read for it and others.
     let cost = || thread_time() + helpers_cpu_time();
     let (mut begin, mut length) = (KtimeNs::now().0, SHORTEST);
     loop {
@@ -125,13 +125,13 @@ fn run(means: &Means, stopped: &Receiver<()>) {
     }
 }
 
-/// How long the next stretch is, after a look that took so much CPU time at the end of one that was so long. The first look at a
+/// How long the next stretch is, given the CPU time of a look and the length of the stretch that it ended. The first look at a
 /// process costs more than those after it.
 fn next_length(cost: Duration, length: Duration) -> Duration {
     cost.div_f64(SHARE).clamp(SHORTEST, LONGEST).min(length * MOST_GROWTH)
 }
 
-/// False when there is to be no look any more.
+/// False when there is to be no further look.
 fn sleep_until(moment: u64, stopped: &Receiver<()>) -> bool {
     let rest = Duration::from_nanos(moment.saturating_sub(KtimeNs::now().0));
     matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Timeout))
