@@ -1,24 +1,24 @@
-//! The accounts of several files as one: what was counted adds up to the unit.
+//! Adds the accounts of several files into one: everything that was counted still adds up.
 //!
-//! Files of one recording have one account in common: the parts of one that was too large for a file tell it whole, each,
-//! and of those that `--split process` made each tells the samples of the others as filtered. It is added once.
+//! Files of one recording share one account: if a recording was too large for one file, each part has the whole account,
+//! and of the files that `--split process` made, each counts the samples of the others as filtered. It is added once.
 
 use crate::report::{ProcessReport, Report, add_known};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
 
-/// Where an account is from.
+/// Where an account comes from.
 #[derive(Clone, Debug, Default)]
 pub struct Recording<'a> {
-    /// Host name; empty when not known.
+    /// Host name; empty if unknown.
     pub host: &'a str,
     /// Start, microseconds on the file's own clock.
     pub start_us: u64,
-    /// When it began and ended, seconds on the clock of the whole.
+    /// When it began and ended, in seconds on the clock of the whole profile.
     pub span_s: (f64, f64),
     /// Interval of the samples.
     pub interval_us: u64,
-    /// Samples that the file has.
+    /// Samples in the file.
     pub samples: u64,
     /// Places of the file's processes in the whole profile.
     pub places: &'a [u32],
@@ -30,7 +30,7 @@ struct Key {
     host: String,
     start_us: u64,
     duration: u64,
-    /// Sequence and start.
+    /// Sequence number and start.
     segment: Option<(u64, u64)>,
     ran: u64,
     idle: u64,
@@ -66,7 +66,7 @@ impl Accounts {
         self.rates += report.rate_hz * weight;
         self.mean_rates += report.mean_rate_hz() * weight;
 
-        // Another program's file, or one that was recovered, tells what it stored and nothing else.
+        // A file of another program, or a recovered one, says what it stored and nothing else.
         let whole;
         let report = if report.ran == 0 {
             whole = Report { ran: report.stored, ..report.clone() };
@@ -82,7 +82,7 @@ impl Accounts {
         if first {
             self.add_whole(report);
         } else {
-            // One more file of a recording that was split: its samples are among those the first one filtered.
+            // One more file of a recording that was split: its samples are among those that the first one counts as filtered.
             let sum = &mut self.sum;
             sum.stored += report.stored;
             sum.filtered = sum.filtered.saturating_sub(report.stored);
@@ -90,7 +90,7 @@ impl Accounts {
             add_known(&mut sum.not_fired, report.not_fired);
         }
         for (index, process) in report.processes.iter().enumerate() {
-            // In a file of ours they are in the order of its processes.
+            // In our own files they are in the order of the file's processes.
             let place = of.places.get(index).copied().unwrap_or(u32::MAX);
             self.processes.entry(place).or_default().add(process);
         }
@@ -105,7 +105,7 @@ impl Accounts {
         sum.add(report);
     }
 
-    /// Microseconds between samples: the mean, so that samples times it are the CPU time of all files.
+    /// Microseconds between samples: the mean, so that samples times mean is the CPU time of all files.
     #[must_use]
     pub fn interval_us(&self) -> u64 {
         match u128::from(self.samples) {
@@ -114,7 +114,7 @@ impl Accounts {
         }
     }
 
-    /// The account of the whole, whose processes are `count`.
+    /// The account of the whole, which has `count` processes.
     #[must_use]
     pub fn into_report(mut self, count: usize) -> Report {
         let mut report = self.sum;
@@ -126,7 +126,7 @@ impl Accounts {
             report.effective_rate_hz = self.mean_rates / samples;
         }
         if !self.processes.is_empty() {
-            // One for each process, in their order: readers find them by place.
+            // One for each process, in order: readers find them by place.
             let last = u32::try_from(count).unwrap_or(u32::MAX);
             report.processes = (0..last).map(|place| self.processes.remove(&place).unwrap_or_default()).collect();
             report.processes.extend(self.processes.into_values());
@@ -155,7 +155,7 @@ fn hash(value: &impl std::hash::Hash) -> u64 {
     hasher.finish()
 }
 
-/// Seconds in which there was a recording, or several.
+/// Seconds in which at least one recording ran.
 fn union_s(spans: &mut [(f64, f64)]) -> f64 {
     spans.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut sum, mut until) = (0.0, f64::NEG_INFINITY);

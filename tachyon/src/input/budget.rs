@@ -1,7 +1,7 @@
 //! What reading files from elsewhere may cost.
 //!
-//! A file of some kilobytes can hold hundreds of millions of samples, or millions of threads. So that it costs nobody a machine,
-//! there is a limit on CPU time and memory by the size of the files, far above what a recording of that size takes.
+//! A file of some kilobytes can hold hundreds of millions of samples, or millions of threads. So that reading it does not bring down a
+//! machine, CPU time and memory are limited by the size of the files, far above what a recording of that size takes.
 
 use crate::advice::{Advice, advises};
 use nix::time::{ClockId, clock_gettime};
@@ -9,28 +9,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A file up to that size gets what one of it may cost, a larger one so many times more.
+/// A file up to this size gets what one of this size may cost, a larger one proportionally more.
 const UNIT_BYTES: u64 = 16 << 20;
 /// CPU time of all threads.
 const CPU: Duration = Duration::from_secs(10);
-/// Resident memory of the process, beyond what it had before. What is asked beforehand ([`Budget::check`]) stops a little earlier than what is watched
-/// ([`Watch`]).
+/// Resident memory of the process, beyond what it had before. The checks made while reading ([`Budget::check`]) stop a little earlier
+/// than the watching thread ([`Watch`]).
 const MEMORY_BYTES: u64 = 448 << 20;
 const WATCHED_BYTES: u64 = 512 << 20;
-/// How much longer than that what is watched may take.
+/// How much more CPU time the watching thread allows.
 const LATER: Duration = Duration::from_millis(300);
-/// How often it is looked at: memory fills at some gigabytes a second.
+/// How often it looks: memory fills at some gigabytes a second.
 const TURN: Duration = Duration::from_millis(10);
-/// Steps between two looks at clock and memory.
+/// Steps between two checks of clock and memory.
 const STEPS: u64 = 4096;
 
-/// How much may be used, and where it began.
+/// How much may be used, and what had been used at the start.
 #[derive(Debug)]
 pub struct Budget {
     cpu: Duration,
     memory_bytes: u64,
     began: Duration,
-    /// What the process had before: other files, for example.
+    /// What the process had before, for example for other files.
     began_bytes: u64,
     steps: AtomicU64,
 }
@@ -44,7 +44,7 @@ pub struct Budget {
 pub struct Exceeded {
     /// CPU time used.
     pub used: Duration,
-    /// Resident memory that came while they were read.
+    /// Resident memory added while they were read.
     pub used_bytes: u64,
 }
 
@@ -57,20 +57,20 @@ impl Advice for Exceeded {
 }
 
 impl Budget {
-    /// For files of this size, all in all.
+    /// For files of this total size.
     #[must_use]
     pub fn of_size(bytes: u64) -> Self {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).max(1);
         Self::new(CPU.saturating_mul(units), MEMORY_BYTES.saturating_mul(units.into()))
     }
 
-    /// With limits of its own, from now on.
+    /// With limits of its own, counted from now on.
     #[must_use]
     pub fn new(cpu: Duration, memory_bytes: u64) -> Self {
         Self { cpu, memory_bytes, began: cpu_time(), began_bytes: resident_bytes(), steps: AtomicU64::new(0) }
     }
 
-    /// Counts a step, and now and then looks at what was used.
+    /// Counts a step, and now and then checks what was used.
     ///
     /// # Errors
     /// When it is too much.
@@ -78,7 +78,7 @@ impl Budget {
         if self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(STEPS) { self.check() } else { Ok(()) }
     }
 
-    /// Looks at what was used.
+    /// Checks what was used.
     ///
     /// # Errors
     /// When it is too much.
@@ -89,14 +89,14 @@ impl Budget {
     }
 }
 
-/// Looks at what this process uses, whatever it does: a single step may cost more than all that a budget is for.
+/// Watches what this process uses, whatever it does: a single step may cost more than a whole budget.
 #[derive(Debug)]
 pub struct Watch {
     _done: Sender<()>,
 }
 
 impl Watch {
-    /// For reading files of this size, all in all, until it is dropped. `exceeded` is called once, on a thread of its own.
+    /// For reading files of this total size, until it is dropped. `exceeded` is called once, on a thread of its own.
     #[must_use]
     pub fn start(bytes: u64, exceeded: impl FnOnce(Exceeded) + Send + 'static) -> Self {
         let budget = Budget::of_size(bytes);
@@ -104,10 +104,10 @@ impl Watch {
         Self::over(Budget { cpu, memory_bytes: memory, ..budget }, exceeded)
     }
 
-    /// The same of what this budget has.
+    /// The same with this budget.
     fn over(budget: Budget, exceeded: impl FnOnce(Exceeded) + Send + 'static) -> Self {
         let (done, wait) = channel();
-        // Without a thread there is what is asked beforehand.
+        // Without a thread the checks made while reading remain.
         let _no_thread = std::thread::Builder::new().name("tachyon-watch".to_owned()).spawn(move || {
             while wait.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {
                 if let Err(why) = budget.check() {
@@ -123,7 +123,7 @@ fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
-/// 0 where it is not known.
+/// 0 if unknown.
 fn resident_bytes() -> u64 {
     let read = || {
         let text = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -134,14 +134,14 @@ fn resident_bytes() -> u64 {
     read().unwrap_or_default()
 }
 
-/// An output that is refused when too much was used for it.
+/// An output that fails when too much was used for it.
 pub struct Guarded<'a, W> {
     out: W,
     budget: Option<&'a Budget>,
 }
 
 impl<'a, W> Guarded<'a, W> {
-    /// Without a budget everything is let through.
+    /// Without a budget everything passes.
     pub fn new(out: W, budget: Option<&'a Budget>) -> Self {
         Self { out, budget }
     }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn what_is_watched_is_told_of_once_and_not_after_its_end() {
         let (tell, told) = channel();
-        // No test is to fill the memory of the process: others run in it.
+        // No test may fill the memory of the process: others run in it.
         let budget = Budget::new(Duration::from_secs(1000), 1);
         let watch = Watch::over(budget, move |why| tell.send(why).expect("the test waits"));
         let why: Exceeded = told.recv_timeout(Duration::from_secs(60)).expect("it is told");

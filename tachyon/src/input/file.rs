@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// Opens a regular file, also through a symbolic link. What else stands there is refused by its kind: nobody may write
-/// into a FIFO, and a device may have no end.
+/// Opens a regular file, also through a symbolic link. Anything else is refused by its kind: there may be no writer
+/// for a FIFO, and a device may have no end.
 ///
 /// # Errors
 /// When it cannot be opened, or is no regular file.
@@ -20,16 +20,16 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether somebody records to this file, and who, as far as that can be seen: a recorder holds a lock on it.
+/// Whether a recorder is writing this file, and which, as far as that can be seen: a recorder holds a lock on it.
 pub fn recorder(file: &File) -> Option<Option<u32>> {
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => Some(holder(file)),
-        // Not a moment longer than it takes; without locks nothing is known.
+        // Not held longer than necessary; without locks nothing is known.
         _ => file.unlock().ok().and(None),
     }
 }
 
-/// The process that holds a lock on a file. `/proc/locks` has a line for each (Linux 6.18, `fs/locks.c`, `lock_get_status`):
+/// The process that holds a lock on a file. `/proc/locks` has one line for each (Linux 6.18, `fs/locks.c`, `lock_get_status`):
 /// `1: FLOCK  ADVISORY  WRITE 4242 fd:01:1234 0 EOF`, with pids of this namespace.
 fn holder(file: &File) -> Option<u32> {
     let inode = file.metadata().ok()?.ino().to_string();
@@ -41,7 +41,7 @@ fn holder(file: &File) -> Option<u32> {
     })
 }
 
-/// What stands there, when it is no regular file.
+/// What it is instead, if not a regular file.
 pub(crate) fn not_regular(stat: &FileStat) -> Option<&'static str> {
     match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => None,

@@ -1,4 +1,4 @@
-//! A part of a profile: some processes, some time, Python alone.
+//! A part of a profile: some processes, some time, or only Python.
 
 use super::InputError;
 use crate::profile::{FrameId, Merge, Profile};
@@ -6,37 +6,37 @@ use crate::report::Report;
 use crate::sinks::is_machine_code;
 use std::time::Duration;
 
-/// What is wanted of a profile; by default all of it.
+/// What is wanted of a profile; by default everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Leaves native and kernel frames out. What they did is then their Python caller's, line and all.
+    /// Leaves native and kernel frames out. Their samples then count for their Python caller, line and all.
     pub no_native: bool,
     /// Only these processes; empty: all.
     pub pids: Vec<u32>,
-    /// From there on, after the start.
+    /// From this time on, after the start.
     pub from: Option<Duration>,
-    /// Up to there, after the start.
+    /// Up to this time, after the start.
     pub to: Option<Duration>,
     /// Only samples of this event, by its name.
     pub event: Option<String>,
 }
 
 impl Filter {
-    /// Whether all is wanted.
+    /// Whether everything is wanted.
     #[must_use]
     pub fn is_all(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A filter at work on a profile.
+/// A filter being applied to a profile.
 pub(super) struct Sieve {
     filter: Filter,
     /// By process.
     wanted: Vec<bool>,
     from_us: u64,
     to_us: u64,
-    /// By frame, as far as asked: whether it is left out.
+    /// By frame, if already decided: whether it is left out.
     dropped: Vec<Option<bool>>,
     /// Samples left out.
     pub left_out: u64,
@@ -52,7 +52,7 @@ struct Kept {
 
 impl Sieve {
     /// # Errors
-    /// When there is no process with one of the pids.
+    /// When no process has one of the pids.
     pub fn new(filter: Filter, profile: &Profile) -> Result<Option<Self>, InputError> {
         if filter.is_all() {
             return Ok(None);
@@ -86,7 +86,7 @@ impl Sieve {
         self.wanted[place]
     }
 
-    /// Takes what is not wanted out of samples of one stack; what is left may be none.
+    /// Removes what is not wanted from samples of one stack; nothing may be left.
     pub fn take(
         &mut self,
         profile: &mut Profile,
@@ -109,7 +109,7 @@ impl Sieve {
             *merge = Merge::None;
             stack.retain(|&frame| !self.dropped(profile, frame));
             if stack.is_empty() {
-                // As a recording without native frames has it of a thread that runs no Python.
+                // As in a recording without native frames, for a thread that runs no Python.
                 stack.push(profile.special_frame("<native>"));
             }
         }
@@ -126,7 +126,7 @@ impl Sieve {
         *self.dropped[place].get_or_insert_with(|| is_machine_code(profile, frame))
     }
 
-    /// Makes the account one of what is left: what was left out counts as filtered, and what is not known of a part is not told.
+    /// Makes the account one of what is left: what was left out counts as filtered, and what is unknown for a part is dropped.
     pub fn account(&self, report: &mut Report, stored: u64) {
         report.stored = stored;
         report.filtered += self.left_out;

@@ -1,4 +1,4 @@
-//! Which files were meant: those that were named, and the TACH files of directories that were named.
+//! Which files are meant: named files, and the TACH files of named directories.
 
 use super::InputError;
 use std::collections::HashSet;
@@ -10,24 +10,24 @@ use std::path::{Path, PathBuf};
 /// The files to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// In the order of the words, those of a directory by name: `--rotate` names them by start and sequence.
+    /// In the order of the arguments, those of a directory by name: `--rotate` names them by start and sequence.
     pub files: Vec<PathBuf>,
-    /// What was left out, with the reason, for people.
+    /// What was left out, with the reason, for users.
     pub notes: Vec<String>,
 }
 
-/// Finds the files. A directory stands for the `.tach` files in it, not for those of its directories. A file that is named
-/// twice is read once.
+/// Finds the files. A directory stands for the `.tach` files in it, but not for those in its subdirectories. A file that is
+/// named twice is read once.
 ///
 /// # Errors
-/// When a directory cannot be read or has no such file. That a named file exists is not asked.
+/// When a directory cannot be read or has no such file. Whether a named file exists is not checked.
 pub fn find(paths: &[PathBuf]) -> Result<Found, InputError> {
     let mut found = Found::default();
     let mut seen = HashSet::new();
     for path in paths {
         let files = if path.is_dir() { in_directory(path, &mut found.notes)? } else { vec![path.clone()] };
         for file in files {
-            // What does not exist is told by who opens it.
+            // A file that does not exist is reported when it is opened.
             let known = std::fs::metadata(&file).is_ok_and(|stat| !seen.insert((stat.dev(), stat.ino())));
             if known {
                 found.notes.push(format!("{} is named twice, and read once", file.display()));

@@ -1,13 +1,13 @@
 //! Which processes and threads of several files are the same.
 //!
-//! A process is told by its host and its [instance](Process::instance). Files of older versions have none: there it is the
-//! same when host, pid, command line and version of Python are. Two entries of one file are never the same process:
-//! whoever wrote the file knew that they are two. A thread is the same when its process and its number are.
+//! A process is identified by its host and its [instance](Process::instance). Files of older versions have none: there it
+//! is the same if host, pid, command line and Python version are. Two entries of one file are never the same process:
+//! the file's writer knew that they are two. A thread is the same if its process and its number are.
 
 use crate::profile::Process;
 use std::collections::{HashMap, HashSet};
 
-/// What tells a process.
+/// What identifies a process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Instance { host: String, pid: u32, instance: String },
@@ -19,12 +19,12 @@ enum Key {
 pub struct Processes {
     /// All of them, in order of first appearance.
     pub all: Vec<Process>,
-    /// Of those that look the same, the last one: a later file goes on with it.
+    /// The last of those that look the same: a later file continues it.
     latest: HashMap<Key, u32>,
 }
 
 impl Processes {
-    /// The places in [`Self::all`] of a file's processes. Files come in order of time.
+    /// The places in [`Self::all`] of a file's processes. Files come in time order.
     ///
     /// # Panics
     /// When there are 2^32 processes.
@@ -46,7 +46,7 @@ impl Processes {
         places.collect()
     }
 
-    /// Adds a process of which nothing is known that another file could have.
+    /// Adds a process about which nothing is known that another file could share.
     ///
     /// # Panics
     /// When there are 2^32 processes.
@@ -67,7 +67,7 @@ fn key(host: &str, process: &Process) -> Key {
     }
 }
 
-/// What an earlier file did not know yet.
+/// Fills in what an earlier file did not know yet.
 fn complete(known: &mut Process, later: Process) {
     let texts = [
         (&mut known.comm, later.comm),
@@ -89,7 +89,7 @@ fn complete(known: &mut Process, later: Process) {
     }
 }
 
-/// Thread ids that are unique in a profile: a number that was used by another process gets a generation in its upper half.
+/// Thread ids that are unique in a profile: a number that another process used before gets a generation in its upper half.
 #[derive(Debug, Default)]
 pub struct ThreadIds {
     given: HashMap<(u32, u64), u64>,
@@ -97,7 +97,7 @@ pub struct ThreadIds {
 }
 
 impl ThreadIds {
-    /// The id of a thread of a process: always the same for the same two.
+    /// The id of a process's thread: always the same for the same arguments.
     pub fn of(&mut self, process: u32, tid: u64) -> u64 {
         let used = &mut self.used;
         *self.given.entry((process, tid)).or_insert_with(|| {
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(processes.of_file("h", [process(7, "a", ""), process(8, "a", "")]), [0, 1]);
         assert_eq!(processes.of_file("h", [process(7, "a", ""), process(7, "b", "")]), [0, 2]);
         assert_eq!(processes.of_file("other", [process(7, "a", "")]), [3]);
-        // One file knows two that look the same: the next one goes on with the second.
+        // One file knows two that look the same: the next file continues the second.
         assert_eq!(processes.of_file("h", [process(9, "w", ""), process(9, "w", "")]), [4, 5]);
         assert_eq!(processes.of_file("h", [process(9, "w", ""), process(9, "w", "")]), [5, 6]);
     }

@@ -1,4 +1,4 @@
-//! One file after the other into one profile.
+//! Reads one file after the other into one profile.
 
 use super::identity::ThreadIds;
 use crate::profile::{self, FrameId, Merge, Profile, ThreadId};
@@ -8,40 +8,40 @@ use crate::tach::{Frame, ReadError, Sample, Tables};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
-/// No frame's handle: there are never so many.
+/// A handle that no frame has: there are never so many.
 const NO_FRAME: FrameId = FrameId(u32::MAX);
-/// The bits of a status byte that are CPython's; in files of ours the other two are the sample's [`Merge`].
+/// The bits of a status byte that are CPython's; in our own files the other two are the sample's [`Merge`].
 const STATUS_BITS: u8 = 0x3f;
 
-/// The profile that files become, and what is known of the file at hand.
+/// The profile that files are read into, and what is known about the current file.
 pub(super) struct Import {
     pub profile: Profile,
-    /// Threads of all files have ids of their own; those of a single file keep theirs.
+    /// If there are several files, threads get new ids; those of a single file keep theirs.
     ids: Option<ThreadIds>,
-    /// The threads of all files, where there are several.
+    /// The threads of all files, if there are several.
     by_id: HashMap<(u64, u32), ThreadId>,
     file: AtHand,
-    /// The stack at hand.
+    /// The current stack.
     pub stack: Vec<FrameId>,
 }
 
-/// The file at hand.
+/// The current file.
 #[derive(Default)]
 struct AtHand {
-    /// By index in the file; [`NO_FRAME`]: its names do not exist, no sample can use it.
+    /// By index in the file; [`NO_FRAME`]: its names do not exist, so no sample can use it.
     frames: Vec<FrameId>,
-    /// What is known of each (thread id, interpreter) of a file with our metadata; the process is the profile's.
+    /// What is known about each (thread id, interpreter) of a file with our metadata; the process is the profile's.
     known: HashMap<(u64, u32), profile::Thread>,
-    /// By process of the profile: the frame that names it in this file, which the sink will put there again.
+    /// By process of the profile: the frame that names it in this file; the sink will add it again.
     roots: HashMap<u32, [FrameId; 2]>,
-    /// Threads met so far.
+    /// Threads seen so far.
     threads: HashMap<(u64, u32), ThreadId, RandomState>,
-    /// The process of threads that no metadata tells.
+    /// The process of threads that are not in the metadata.
     unknown: Unknown,
     merge_in_status: bool,
 }
 
-/// A process that no metadata tells.
+/// A process that is not in the metadata.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unknown {
     pub comm: String,
@@ -55,7 +55,7 @@ impl Import {
         Self { profile, ids, by_id: HashMap::new(), file: AtHand::default(), stack: Vec::new() }
     }
 
-    /// Begins the next file. `places` has the places of its processes in the profile.
+    /// Begins the next file. `places` are the places of its processes in the profile.
     pub fn begin(&mut self, tables: &Tables, metadata: Option<Metadata>, places: &[u32], unknown: Unknown) {
         let frames = import_frames(&mut self.profile, tables);
         self.file = AtHand { frames, unknown, ..AtHand::default() };
@@ -81,7 +81,7 @@ impl Import {
         }
     }
 
-    /// A file's sample as one of the profile, but for its frames, which are then in [`Self::stack`].
+    /// A file's sample as one of the profile, except for its frames, which are then in [`Self::stack`].
     ///
     /// # Errors
     /// When a frame has no names; the reader has checked them all.
@@ -106,7 +106,7 @@ impl Import {
         Ok(profile::Sample { thread, time_us: sample.timestamp_us, status, frames: &[], merge, work: None })
     }
 
-    /// The process of a thread of the file, as far as it is known before its first sample.
+    /// The process of a thread of the file, if known before its first sample.
     pub fn process_of(&self, id: u64, interpreter: u32) -> Option<u32> {
         match self.file.threads.get(&(id, interpreter)) {
             Some(&thread) => Some(self.profile.thread(thread).process),
@@ -120,7 +120,7 @@ impl Import {
         }
         let known = self.file.known.remove(&(id, interpreter));
         let mut thread = known.unwrap_or_else(|| {
-            // Other systems' ids are wider than Linux's; `ns_tid` 0 makes sinks take the whole id.
+            // Other systems' ids are wider than Linux's; with `ns_tid` 0 sinks take the whole id.
             let tid = u32::try_from(id).unwrap_or(0);
             let process = self.unknown_process();
             profile::Thread { process, tid, unique_tid: id, ns_tid: tid, interpreter, name: String::new() }
@@ -154,7 +154,7 @@ impl Import {
         })
     }
 
-    /// Threads met so far, in all files.
+    /// Threads seen so far, in all files.
     pub fn threads(&self) -> u64 {
         self.profile.threads.len() as u64
     }

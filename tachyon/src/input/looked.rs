@@ -1,4 +1,4 @@
-//! What is seen of a file before its samples are read, and what files say of their recordings together.
+//! What is learnt about a file before its samples are read, and what files together say about their recordings.
 
 use super::source::FileReader;
 use crate::profile::{Meta, Process};
@@ -8,7 +8,7 @@ use crate::tach::{Compression, Features, Mode, Statistics};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What was seen of one file of several.
+/// What was learnt about one of several files.
 pub(super) struct Looked {
     pub path: PathBuf,
     pub meta: Meta,
@@ -38,7 +38,7 @@ impl Looked {
         }
     }
 
-    /// Files that do not tell come first.
+    /// Files that do not say come first.
     pub fn start_unix(&self) -> f64 {
         self.report.segment.map_or(self.meta.start_unix, |segment| segment.start_unix)
     }
@@ -70,7 +70,7 @@ pub(super) fn meta(reader: &FileReader, metadata: Option<&Metadata>) -> Meta {
     meta
 }
 
-/// The account of a file, which is large where there are many processes: it is moved, not copied.
+/// The account of a file, which is large if there are many processes: it is moved, not copied.
 pub(super) fn report(reader: &FileReader, metadata: Option<&mut Metadata>) -> Report {
     let statistics = reader.statistics();
     metadata.map_or_else(
@@ -84,9 +84,9 @@ pub(super) fn report(reader: &FileReader, metadata: Option<&mut Metadata>) -> Re
     )
 }
 
-/// What times of a file need to be on the clock of the first one. Another host, or another boot, has another clock.
+/// What has to be added to a file's times to get times on the first file's clock. Another host, or another boot, has another clock.
 pub(super) fn shift_us(first: &Meta, next: &Meta) -> u64 {
-    /// How far two readings of one boot's clocks may differ: the calendar is set now and then.
+    /// How far two readings of one boot's clocks may differ: the calendar clock is set now and then.
     const SAME_BOOT_S: f64 = 60.0;
     if first.start_unix <= 0.0 || next.start_unix <= 0.0 {
         return 0;
@@ -101,7 +101,7 @@ pub(super) fn shift_us(first: &Meta, next: &Meta) -> u64 {
     shift.cast_unsigned()
 }
 
-/// Adds what a file says of its recording to what is said of the whole.
+/// Adds what a file says about its recording to what is known about the whole.
 pub(super) fn join(whole: &mut Meta, file: &Meta, start_us: u64) {
     if start_us < whole.start_us {
         (whole.start_us, whole.start_unix) = (start_us, file.start_unix);
@@ -128,7 +128,7 @@ pub(super) fn union(a: Features, b: Features) -> Features {
     }
 }
 
-/// The statistics block of a file of this account.
+/// The statistics block of a file with this account.
 pub(super) fn statistics(report: &Report) -> Option<Statistics> {
     let lost: u64 = report.loss.values().sum();
     let percent = crate::sinks::tach::percent;

@@ -1,8 +1,8 @@
 //! TACH files, ours or CPython's, back to the [`Profile`](crate::profile::Profile) that a recording would have had.
 //!
-//! In: files and directories, out: one profile, whose samples go to a [`Sink`](crate::sinks::Sink) as those of a recording
-//! do. Several files are one profile: a process that is in two of them is one (`identity`), their accounts add up
-//! (`accounts`), and samples come in time order for each thread. What samples are for is the sink's business.
+//! Takes files and directories and gives one profile, whose samples go to a [`Sink`](crate::sinks::Sink) like those of a
+//! recording. Several files become one profile: a process that is in two of them is one (`identity`), their accounts add up
+//! (`accounts`), and samples come in time order for each thread. What is done with samples is up to the sink.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), tachyon::input::InputError> {
@@ -40,19 +40,19 @@ use crate::tach::ReadError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why files are no profile.
+/// Why files are not a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// The one file cannot be opened.
     #[error("{0}")]
     Open(#[source] io::Error),
-    /// The one file is no profile, or cannot be read to its end.
+    /// The one file is not a profile, or cannot be read to its end.
     #[error("{0}")]
     Read(#[source] ReadError),
-    /// The file is not finished: somebody records to it.
+    /// The file is not finished: it is still being recorded.
     #[error("it is being recorded{}", by.map(|pid| format!(" by pid {pid}")).unwrap_or_default())]
     BeingRecorded {
-        /// Who, as far as that can be seen.
+        /// By which process, as far as that can be seen.
         by: Option<u32>,
     },
     /// One file of several, or a directory, cannot be opened.
@@ -63,7 +63,7 @@ pub enum InputError {
         /// Why.
         source: io::Error,
     },
-    /// One file of several is no profile, or cannot be read to its end.
+    /// One file of several is not a profile, or cannot be read to its end.
     #[error("cannot read {}: {source}", path.display())]
     ReadOneOf {
         /// Which.
@@ -82,10 +82,10 @@ pub enum InputError {
     /// No file has a process with this pid.
     #[error("there is no process {0} in the profile")]
     NoSuchPid(u32),
-    /// It costs more than it should.
+    /// Reading costs more than it should.
     #[error("{0}")]
     Exceeded(#[source] budget::Exceeded),
-    /// A thread that reads ahead cannot be had.
+    /// No thread can be started for reading ahead.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
     /// The sink cannot take what it was given.

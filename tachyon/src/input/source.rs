@@ -1,4 +1,4 @@
-//! Files as one profile, opened.
+//! Opens files as one profile.
 
 use super::accounts::{Accounts, Recording};
 use super::budget::{Budget, Exceeded};
@@ -24,9 +24,9 @@ pub type FileReader = Reader<BufReader<File>>;
 
 /// One profile in one file, or in several.
 pub struct Source {
-    /// In order of time.
+    /// In time order.
     files: Vec<Planned>,
-    /// The only file, and what it says of its recording.
+    /// The only file, and what it says about its recording.
     only: Option<(FileReader, Option<Metadata>)>,
     profile: Profile,
     report: Report,
@@ -47,9 +47,9 @@ struct Planned {
     path: PathBuf,
     /// Places of its processes in the profile.
     places: Vec<u32>,
-    /// The process of threads that its metadata does not tell.
+    /// The process of threads that are not in its metadata.
     unknown: Unknown,
-    /// What its times need to be on the profile's clock; wraps.
+    /// What has to be added to its times to get the profile's; wraps.
     shift_us: u64,
 }
 
@@ -62,9 +62,9 @@ pub struct Fed {
     pub threads: u64,
     /// The account, as the sink got it.
     pub report: Report,
-    /// Records of the files.
+    /// Records in the files.
     pub records: RecordCounts,
-    /// Bytes of those, decompressed.
+    /// Decompressed size of those records, in bytes.
     pub sample_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl Source {
     /// Opens files as one profile. A directory stands for the TACH files in it.
     ///
     /// # Errors
-    /// When one cannot be opened or is no profile.
+    /// When one cannot be opened or is not a profile.
     pub fn open(paths: &[PathBuf]) -> Result<Self, InputError> {
         let Found { files, notes } = find(paths)?;
         let source = match &files[..] {
@@ -117,7 +117,7 @@ impl Source {
         }
     }
 
-    /// The profile in several files. Each is opened twice: what a sink must know before the first sample is in all of them.
+    /// The profile in several files. Each is opened twice: what a sink must know before the first sample is spread over all of them.
     fn of_many(paths: &[PathBuf]) -> Result<Self, InputError> {
         let mut files = Vec::with_capacity(paths.len());
         let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |stat| stat.len());
@@ -159,7 +159,7 @@ impl Source {
         }
         let mut meta = whole.unwrap_or_default();
         meta.interval_us = accounts.interval_us();
-        // Threads of two processes must not share an id, and viewers group by it alone.
+        // Threads of two processes must not share an id, and viewers group by the id alone.
         meta.many_processes |= processes.all.len() > 1;
         let report = accounts.into_report(processes.all.len());
         let mode = files.first().and_then(|file| file.mode);
@@ -194,7 +194,7 @@ impl Source {
         &self.report
     }
 
-    /// What was left out, for people.
+    /// What was left out, for users.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -206,12 +206,12 @@ impl Source {
         self.files.len()
     }
 
-    /// How a TACH file of this profile is made.
+    /// The options for writing a TACH file of this profile.
     #[must_use]
     pub fn tach_options(&self) -> TachOptions {
         let Self { mode, mut features, mut statistics, has_metadata: metadata, compression, .. } = *self;
         if !self.filter.is_all() {
-            // What was told of the whole.
+            // These were for the whole profile.
             statistics = None;
         }
         if let Some(features) = &mut features {
@@ -227,10 +227,10 @@ impl Source {
         self.only.as_ref().map(|(reader, _)| reader)
     }
 
-    /// The file, if it is only one and all of it may go to a TACH file as it is.
+    /// The file, if it is the only one and all of it may be copied to a TACH file as it is.
     ///
     /// # Errors
-    /// Gives itself back, if not.
+    /// Gives `self` back if not.
     pub fn into_copied(self) -> Result<FileReader, Box<Self>> {
         match self.only {
             Some((reader, _)) if reader.can_be_copied() && self.filter.is_all() => Ok(reader),
@@ -238,20 +238,20 @@ impl Source {
         }
     }
 
-    /// Whether the files say of what host and of what processes they are.
+    /// Whether the files say which host and which processes they are from.
     #[must_use]
     pub fn has_metadata(&self) -> bool {
         self.has_metadata
     }
 
-    /// Takes samples that cannot be read for the end, as of a recording that was cut; the account then counts those that could.
+    /// Treats unreadable samples as the end, as in a recording that was cut; the account then counts those that were readable.
     #[must_use]
     pub fn cut(mut self) -> Self {
         self.cut = true;
         self
     }
 
-    /// Gives the sink a part of the profile.
+    /// Gives the sink only a part of the profile.
     #[must_use]
     pub fn with_filter(mut self, filter: Filter) -> Self {
         self.profile.meta.native &= !filter.no_native;
@@ -259,27 +259,27 @@ impl Source {
         self
     }
 
-    /// Lets it cost what it may: the files are to be trusted.
+    /// Lifts the limits on cost: for files that can be trusted.
     #[must_use]
     pub fn without_limits(mut self) -> Self {
         self.budget = None;
         self
     }
 
-    /// Lets it cost so much.
+    /// Limits the cost to this.
     #[must_use]
     pub fn with_budget(mut self, budget: Budget) -> Self {
         self.budget = Some(Arc::new(budget));
         self
     }
 
-    /// What it may cost.
+    /// The limit on its cost.
     #[must_use]
     pub fn budget(&self) -> Option<Arc<Budget>> {
         self.budget.clone()
     }
 
-    /// Gives all samples to the sink and ends its file.
+    /// Gives all samples to the sink and finishes its file.
     ///
     /// # Errors
     /// When a file cannot be read to its end, or the sink cannot take a sample.
@@ -330,13 +330,13 @@ impl Source {
     }
 }
 
-/// Samples on their way.
+/// Samples on their way to the sink.
 struct Feed<'a> {
     import: Import,
     sink: &'a mut dyn Sink,
     sieve: Option<Sieve>,
     budget: Option<Arc<Budget>>,
-    /// Times of the samples at hand, where some are left out.
+    /// Times of the current samples, if some are left out.
     times_us: Vec<u64>,
     cut: bool,
     was_cut: bool,
@@ -356,7 +356,7 @@ impl Feed<'_> {
 
     fn take(&mut self, mut samples: ReadAhead, shift_us: u64) -> Result<(), Fault> {
         loop {
-            // Cut before the first sample it has none.
+            // A file cut before its first sample has none.
             let (sample, times_us) = match samples.next_run() {
                 Ok(Some(run)) => run,
                 Ok(None) => {
@@ -411,7 +411,7 @@ impl Feed<'_> {
     }
 }
 
-/// So many samples in one step are worth a look at the budget.
+/// This many samples in one step are worth a check of the budget.
 const MANY: usize = 16 * 1024;
 
 /// Why a file was not read, without its name.
@@ -425,7 +425,7 @@ enum Fault {
 }
 
 impl Fault {
-    /// Of the one file: who asked for it names it.
+    /// For a single file: the caller names it.
     fn alone(self) -> InputError {
         match self {
             Self::Open(error) => InputError::Open(error),
@@ -437,7 +437,7 @@ impl Fault {
         }
     }
 
-    /// Of one of several.
+    /// For one of several.
     fn of(self, path: &Path) -> InputError {
         let path = path.to_owned();
         match self {
@@ -451,7 +451,7 @@ impl Fault {
 /// Opens one file.
 ///
 /// # Errors
-/// When it cannot be opened or is no profile.
+/// When it cannot be opened or is not a profile.
 pub fn read(path: &Path) -> Result<FileReader, InputError> {
     reader(path).map_err(Fault::alone)
 }

@@ -10,10 +10,10 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-/// A process of a file, with its threads' tids and how often each was met.
+/// A process of a file, with its threads' tids and how often each was sampled.
 type Told<'a> = (u32, &'a str, &'a [(u32, u64)]);
 
-/// A file as one segment of a recording on host `h`, which began at `start_s` of the boot's clock.
+/// A file as one segment of a recording on host `h`, which began at `start_s` on the boot's clock.
 fn segment(path: &Path, start_s: u64, many: bool, processes: &[Told<'_>]) {
     let mut profile = Profile::default();
     profile.meta.start_us = start_s * 1_000_000;
@@ -84,7 +84,7 @@ fn lines(text: &str) -> Vec<(u64, u64, u64, String)> {
 fn a_directory_of_segments_is_one_profile() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    // The second one was written first; pid 7 was used again, and so was its tid.
+    // The second was written first; pid 7 was reused, and so was its tid.
     segment(&path("h-1-000001.tach"), 20, true, &[(8, "b", &[(8, 40)]), (7, "c", &[(7, 10), (71, 5)])]);
     segment(&path("h-1-000000.tach"), 10, true, &[(7, "a", &[(7, 30)]), (8, "b", &[(8, 20)])]);
     std::fs::write(path("h-1-000002.tach.part"), "x").unwrap();
@@ -108,14 +108,14 @@ fn a_directory_of_segments_is_one_profile() {
         assert!(times.is_sorted(), "{id}: {times:?}");
     }
 
-    // As one file it says the same, in every format, and it is exact.
+    // As one file it says the same, in every format, and exactly.
     let other = tempfile::tempdir().unwrap();
     let all = other.path().join("all.tach");
     let mut sink = TachSink::new(File::create(&all).unwrap(), &open().profile().meta, open().tach_options()).unwrap();
     open().feed(&mut sink).unwrap();
     let merged = || Source::open(std::slice::from_ref(&all)).unwrap();
     for format in [Format::Jsonl, Format::Collapsed, Format::Speedscope, Format::Firefox] {
-        // Of several threads only each one's own order is kept.
+        // With several threads only the order within each is kept.
         let told = |source: Source| {
             let (fed, text) = exported(source, format);
             let fed = Fed { records: Default::default(), sample_bytes: 0, ..fed };
@@ -163,7 +163,7 @@ fn merge_labels_come_back_and_cpython_never_sees_them() {
     for (number, line) in (1..).zip(&told) {
         assert_eq!(line.3, if number % 4 == 0 { "repaired" } else { "exact" }, "sample {number}");
     }
-    // A file of another program may set the bits for something else.
+    // A file of another program may use these bits for something else.
     let mut reader = Reader::new(File::open(&path).unwrap()).unwrap();
     assert!(Metadata::find(reader.tables()).unwrap().merge_in_status);
     let mut samples = reader.samples().unwrap();
@@ -218,7 +218,7 @@ fn a_part_of_a_profile() {
     assert_eq!(error.to_string(), "there is no process 5 in the profile");
 }
 
-/// A file of one stack that is repeated, as it compresses best: some kilobytes for millions of samples.
+/// A file of one repeated stack, which compresses best: some kilobytes for millions of samples.
 fn repeated(path: &Path, samples: u64) {
     let options = crate::tach::Options { sample_interval_us: 1, ..Default::default() };
     let mut writer = crate::tach::Writer::new(File::create(path).unwrap(), options).unwrap();
@@ -253,7 +253,7 @@ fn a_repeat_is_one_step() {
     assert!(std::fs::metadata(&path).unwrap().len() < 2_000);
     let mut steps = Steps(0, 0);
     Source::open(&[path]).unwrap().feed(&mut steps).unwrap();
-    // A record of CPython's has 8,187 samples, and the buffer of the reader may end in one.
+    // One of CPython's records has 8,187 samples, and the reader's buffer may end within one.
     assert!(steps.1 == 300_000 && steps.0 < 150, "{} steps", steps.0);
 }
 
