@@ -1,26 +1,26 @@
 //! Errors that know what to do next.
 //!
-//! Every room has its own errors; what they have in common is that most know their mend. [`Advice`] is how they say it;
-//! the command line shows it as a `hint:` line.
+//! Every module has its own errors; most of them know their remedy. [`Advice`] is how they state it; the command line
+//! shows it as a `hint:` line.
 //!
-//! Errors travel as `dyn Error`, which can only be asked for types by name. So each type says beside its [`Advice`] that
-//! it has some (`advises!`), and [`of`] asks them all; no room has to know the errors of another.
+//! Errors travel as `dyn Error`, which can only be tested for types by name. So each type states beside its [`Advice`]
+//! that it has some (`advises!`), and [`of`] tests for them all; no module has to know the errors of another.
 
 use std::error::Error;
 use std::io;
 
-/// An error that may know its mend.
+/// An error that may know its remedy.
 pub trait Advice: Error {
-    /// What to do next, as one line; `None` where nothing is known.
+    /// What to do next, as one line; `None` if unknown.
     fn hint(&self) -> Option<String>;
 
-    /// The exit status of a program that ends for it.
+    /// The exit status of a program that ends because of it.
     fn exit_status(&self) -> u8 {
         1
     }
 }
 
-/// Takes an error for one of a certain type.
+/// Casts an error to a certain type.
 pub(crate) struct Adviser(pub(crate) for<'a> fn(&'a (dyn Error + 'static)) -> Option<&'a dyn Advice>);
 
 inventory::collect!(Adviser);
@@ -35,7 +35,7 @@ macro_rules! advises {
 }
 pub(crate) use advises;
 
-/// The advice that an error has, or one that an I/O error holds.
+/// The advice that an error has, or that of an error inside an I/O error.
 #[must_use]
 pub fn of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
     let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -47,21 +47,21 @@ pub fn of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Advice> {
 /// An error in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// What happened, causes after colons. It may hold names from anywhere: escape it where it is shown.
+    /// What happened, causes after colons. It may contain names from anywhere: escape it where it is shown.
     pub message: String,
     /// What to do next, likewise.
     pub hint: Option<String>,
-    /// The exit status of a program that ends for it.
+    /// The exit status of a program that ends because of it.
     pub exit_status: u8,
 }
 
 impl Told {
-    /// Of an error with its causes; hint and exit status are those of the first that has some.
+    /// Takes an error with its causes; hint and exit status are those of the first that has some.
     #[must_use]
     pub fn of(error: &anyhow::Error) -> Self {
         let mut message = String::new();
         for cause in error.chain() {
-            // An error whose own text ends with its cause's, as those of libraries may, does not tell it twice.
+            // If an error's own text ends with its cause's, as with some libraries, the cause is not repeated.
             match message.strip_suffix(&cause.to_string()).map(str::len) {
                 Some(before) => message.truncate(before),
                 None if message.is_empty() => {}
@@ -90,7 +90,7 @@ fn mend(cause: &(dyn Error + 'static)) -> Option<(Option<String>, u8)> {
     (hint.is_some() || status != 1).then_some((hint, status))
 }
 
-/// A message with its mend, for what has no error type of its own.
+/// A message with its remedy, for failures that have no error type of their own.
 ///
 /// ```
 /// # use tachyon::advice::{Advice as _, Refusal};
@@ -112,14 +112,14 @@ impl Refusal {
         Self { message: message.into(), hint: None, source: None }
     }
 
-    /// With what to do next.
+    /// Adds what to do next.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With what was behind it.
+    /// Adds the underlying cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<anyhow::Error>) -> Self {
         self.source = Some(source.into());

@@ -1,6 +1,6 @@
 //! `tachyon-bpf`.
 //!
-//! 0 a profile was written (or what was asked for was shown), 1 could not profile, 2 usage; with `-- CMD` the command's own status.
+//! Exits with 0: a profile was written (or the request was shown), 1: could not profile, 2: usage; with `-- CMD`: the command's status.
 
 use std::process::ExitCode;
 

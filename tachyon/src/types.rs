@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A process id in the pid namespace of the profiler itself (what `ps` beside it prints).
+/// A process id in the pid namespace of the profiler itself (as `ps` next to it prints).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pid(pub u32);
 
@@ -57,7 +57,7 @@ impl KtimeNs {
         self.0 / 1000
     }
 
-    /// So much later.
+    /// The moment this much later.
     #[must_use]
     pub fn after(self, time: std::time::Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
