@@ -1,10 +1,10 @@
 //! Errors that know what to do next.
 //!
-//! Every module has its own errors; most of them know their remedy. [`Advice`] is how they state it; the command line
+//! Every room has its own errors; most of them know their remedy. [`Advice`] is how they state it; the command line
 //! shows it as a `hint:` line.
 //!
 //! Errors travel as `dyn Error`, which can only be tested for types by name. So each type states beside its [`Advice`]
-//! that it has some (`advises!`), and [`of`] tests for them all; no module has to know the errors of another.
+//! that it has some (`advises!`), and [`of`] tests for them all; no room has to know the errors of another.
 
 use std::error::Error;
 use std::io;

@@ -159,7 +159,7 @@ pub fn run(args: &DumpArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut cache = ElfCache::default();
     let interpreter = interpreter(&process, &mut cache)?;
     let tasks = if args.tasks { task_layout(&process, &interpreter, &mut cache)? } else { None };
-    // A single stack is not part of a tower: it is shown down to its root.
+    // A dump does not join stacks into one tower: each is shown down to its root.
     let native = args.native.then_some(NativeChoice { interpreter_frames: args.interpreter_frames, roots: true });
     let (greenlets, unlisted) = if args.tasks { greenlet_layout(&process, &interpreter)? } else { (None, false) };
     let wanted = Wanted { native, tasks, greenlets, ..Wanted::default() };
