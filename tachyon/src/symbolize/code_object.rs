@@ -51,7 +51,7 @@ pub enum BadCodeRecord {
         /// Bytes there.
         found: usize,
     },
-    /// A part of the line table lies outside of it.
+    /// A part of the line table is outside it.
     #[error("code record brings bytes {start} to {end} of a line table of {total}")]
     OutOfTable {
         /// Where the part starts.

@@ -366,7 +366,7 @@ impl Symbolizer {
         self.full = full;
     }
 
-    /// Frees what can be done without: line tables that no code object has any more, and room in tables that shrank.
+    /// Frees what is not needed: line tables that no code object has any more, and room in tables that shrank.
     pub fn shrink(&mut self) {
         self.tables.sweep();
         self.codes.shrink_to_fit();

@@ -131,7 +131,7 @@ struct Fact {
     firstlineno: i32,
     table: String,
     not_started: i32,
-    /// Of each code unit, as runs.
+    /// For each code unit, as runs.
     lines: Vec<(i32, i32)>,
     positions: Option<Vec<(i32, [i32; 4])>>,
 }

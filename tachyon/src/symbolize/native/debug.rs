@@ -18,13 +18,13 @@ const DEBUG_ROOT: &str = "/usr/lib/debug";
 /// Largest debug file whose checksum is computed when it has no build id: all of it must be read.
 const MAX_SUMMED: u64 = 256 << 20;
 
-/// And how long that may take: about a nanosecond per byte is normal.
+/// How long that may take: about a nanosecond per byte is normal.
 const MOST_TIME: Duration = Duration::from_secs(1);
 
-/// Most bytes that `.gnu_debugdata` has, packed and unpacked. Fedora's largest unpack to some megabytes.
+/// Most bytes that `.gnu_debugdata` may have, packed and unpacked. Fedora's largest unpack to some megabytes.
 const MAX_MINI: u64 = 32 << 20;
 
-/// Most memory that unpacking it takes, in KiB: `xz` packs with dictionaries of up to 64 MiB, and 8 MiB by default.
+/// Most memory that unpacking may take, in KiB: `xz` packs with dictionaries of up to 64 MiB, and 8 MiB by default.
 const MAX_UNPACKING_KIB: u32 = 70 << 10;
 
 /// The debug file of a file that the process has mapped from `path`, searched in the process's own mount namespace.

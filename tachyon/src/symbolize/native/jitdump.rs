@@ -57,7 +57,7 @@ impl MadeFunctions {
                     self.add(moved.new_code_addr..end, &name);
                 }
             }
-            // Lines, unwind rules, and what later versions of the format have.
+            // Lines, unwind rules, and what later versions of the format add.
             _ => {}
         }
     }
