@@ -1,6 +1,6 @@
-//! What `ARCHITECTURE.md` and the shared crate promise of the sources, held against the sources: which room uses which, that
-//! every type shared with the kernel has its size asserted, that errors say that they have advice, and that both workspaces have
-//! the same lints.
+//! Checks the sources against what `ARCHITECTURE.md` and the shared crate promise about them: which room uses which, that
+//! every type shared with the kernel has its size asserted, that errors state that they have advice, and that both workspaces
+//! have the same lints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 type Arrows = BTreeSet<(String, String)>;
 
-/// Arrows that the table forbids and that are still there, each with its reason. One that is gone must go from here.
+/// Arrows that the table forbids and that still exist, each with its reason. One that no longer exists must be removed here.
 const KNOWN_VIOLATIONS: [(&str, &str, &str); 0] = [];
 
 fn project() -> &'static Path {
@@ -29,7 +29,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The code without its line comments: a link in a comment is no use of a room.
+/// The code without its line comments: a link in a comment does not use a room.
 fn without_comments(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
@@ -71,7 +71,7 @@ fn used(text: &str) -> BTreeSet<String> {
     rooms
 }
 
-/// Which room uses which; a file beside the rooms, `report.rs`, is one too.
+/// Which room uses which; a file next to the rooms, `report.rs`, is one too.
 fn arrows() -> Arrows {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut arrows = Arrows::new();
@@ -91,7 +91,7 @@ fn arrows() -> Arrows {
     arrows
 }
 
-/// The column "uses" of the table of rooms. `all` is every room but `cli`; `all, cli` is every room.
+/// The column "uses" of the table of rooms. `all` is every room except `cli`; `all, cli` is every room.
 fn allowed(architecture: &str) -> BTreeMap<String, BTreeSet<String>> {
     let rows = architecture.lines().skip_while(|line| !line.starts_with("| room |")).skip(2);
     let rows: Vec<Vec<&str>> = rows
@@ -130,7 +130,7 @@ fn rooms_use_what_the_table_allows() {
             wrong.push(format!("{from} uses {to} no more: take it out of KNOWN_VIOLATIONS"));
         }
     }
-    // The table allows nothing that nobody does: it is a description too.
+    // The table allows nothing that no room uses: it is a description too.
     for (from, rooms) in allowed.iter().filter(|(from, _)| !["recording", "cli"].contains(&from.as_str())) {
         let unused = rooms.iter().filter(|to| !arrows.contains(&(from.clone(), (*to).clone())));
         wrong.extend(unused.map(|to| format!("the table says that {from} uses {to}, and it does not")));
@@ -182,7 +182,7 @@ fn sizes_of_shared_types_are_asserted() {
 }
 
 /// CI's toolchains are the ones that the object is built with and that the workspace asks for at least.
-/// An error's hint and exit status are found only if its type says beside them that it has some.
+/// An error's hint and exit status are found only if its type states next to them that it has some.
 #[test]
 fn errors_with_advice_say_so() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

@@ -157,7 +157,7 @@ fn files_that_were_cut_have_a_hint() {
             ),
         );
     }
-    // While somebody records to it, it is not broken.
+    // While it is being recorded, it is not broken.
     let recorder = fs::File::open(&path).unwrap();
     recorder.try_lock().unwrap();
     refuses(
@@ -178,7 +178,7 @@ fn files_that_were_cut_have_a_hint() {
 #[test]
 fn a_process_that_ended_is_told_so() {
     let mut zombie = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
-    // Its end closes the pipe; it stays a zombie until it is waited for.
+    // When it ends, the pipe is closed; it stays a zombie until it is waited for.
     zombie.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
     let pid = zombie.id().to_string();
     while !fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("State:\tZ") {
@@ -219,7 +219,7 @@ fn closed_pipes_are_no_error() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
     }
-    // Standard error closed as well: only the status tells.
+    // With standard error closed as well, only the status tells.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(tachyon().arg("-x").stderr(writer).status().unwrap().code(), Some(2));

@@ -7,7 +7,7 @@ use tachyon::input::Source;
 
 const PROGRAMS: [&str; 3] = ["orders", "batch", "served_by_three"];
 
-/// Half a minute of each side, of which a second and a half follows itself as it was recorded.
+/// Half a minute on each side, in runs of a second and a half as they were recorded.
 const USUAL: Trials = Trials { pairs: 100, blocks: 120, run: 6, rounds: 100, seed: 1 };
 
 fn pool(program: &str) -> Pool {
@@ -56,6 +56,6 @@ fn five_percent_more_of_one_percent_is_found_where_that_was_promised() {
     let (samples, found) = trials.found(&pool, &pool.functions()[0].0);
     println!("{samples:.0} samples a side: {found} of {}", trials.pairs);
     assert!((5e5..1e7).contains(&samples), "{samples}");
-    // 6.4 are expected at least. That there are as many in these eight pairs is no chance: the same are drawn each time.
+    // At least 6.4 are expected. That these eight pairs have as many is not chance: the same ones are drawn each time.
     assert!(found >= 6, "{found}");
 }

@@ -1,5 +1,5 @@
-//! Faults, through the same code as everything else: writes that are short, interrupted or refused at any byte, reads
-//! likewise, and processes that vanish while they are looked at.
+//! Faults, through the same code as everything else: writes that are short, interrupted or refused at any byte, the same
+//! for reads, and processes that vanish while they are looked at.
 
 use std::cell::Cell;
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
@@ -93,7 +93,7 @@ fn a_full_disk_at_every_byte_is_an_error() {
 /// Bytes of the footer.
 const FOOTER: u64 = 32;
 
-/// An input that gives a byte at a time, is interrupted, and fails at some point.
+/// An input that gives one byte at a time, is interrupted, and fails at some point.
 struct Stuttering {
     inner: Cursor<Vec<u8>>,
     fails_at: u64,
@@ -137,7 +137,7 @@ fn a_read_that_fails_at_every_byte_is_an_error() {
         assert_eq!(read(whole.clone(), u64::MAX), Some(30), "short and interrupted reads are gone on with");
         for fails_at in 0..whole.len() as u64 {
             let count = read(whole.clone(), fails_at);
-            // The file's last bytes (its size, a checksum that is always 0) are nothing that a reader needs.
+            // No reader needs the file's last bytes (its size, and a checksum that is always 0).
             let needed = fails_at + FOOTER < whole.len() as u64;
             let right = count.is_none() || (count == Some(30) && !needed);
             assert!(right, "a read at {fails_at} of {} failed, and {count:?} samples came", whole.len());
@@ -145,7 +145,7 @@ fn a_read_that_fails_at_every_byte_is_an_error() {
     }
 }
 
-/// A file that is cut short, or cannot be read any more, from some read on.
+/// A file that is cut short, or can no longer be read, from a certain read on.
 struct Vanishing {
     bytes: &'static [u8],
     fails_at: usize,
@@ -181,7 +181,7 @@ fn files_that_vanish_while_they_are_read() {
     let reads = never.reads.get();
     assert!(reads > 4, "{reads}");
     let never = file(PYTHON, usize::MAX, None);
-    // It has too little of CPython to be profiled, and no failing read makes it more.
+    // It has too little of CPython to be profiled, and no failing read changes that.
     assert!(matches!(examine_file(&never, false), Ok(Some(Err(_)))));
     let python_reads = never.reads.get();
     for error in [None, Some(libc::EIO), Some(libc::ESTALE)] {
@@ -203,7 +203,7 @@ fn files_that_vanish_while_they_are_read() {
     assert!(table(&file(LIBRARY, 0, None)).is_err());
 }
 
-/// Processes that exec and end while they are inspected: each is something, nothing, or gone.
+/// Processes that exec and end while they are inspected: each is recognised, not recognised, or gone.
 #[test]
 fn processes_vanish_while_they_are_inspected() {
     let mut cache = ElfCache::default();
@@ -211,14 +211,14 @@ fn processes_vanish_while_they_are_inspected() {
     for _ in 0..60 {
         let mut command = Command::new("sh");
         let mut child = command.args(["-c", "exec true"]).stdin(Stdio::null()).spawn().expect("sh runs");
-        // Until it has no memory any more, and a zombie has none.
+        // Until it has no memory any more; a zombie has none.
         for _ in 0..50 {
             let Ok(process) = RemoteProcess::open(Pid(child.id())) else { break };
             match inspect(&process, &mut cache) {
                 Ok(_) => seen += 1,
                 Err(error) if error.is_gone() => gone += 1,
                 Err(error) => {
-                    // A zombie's files say so in their own ways; the process must really be one.
+                    // A zombie's files show it in their own ways; the process must really be one.
                     let state = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
                     let ended = state.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z"));
                     assert!(ended || state.is_empty(), "{error}: {state}");

@@ -1,4 +1,4 @@
-//! What a sink takes to end its file is no more than it says beforehand: a recording with `--max-memory` ends while there is
+//! A sink takes no more memory to finish its file than it says beforehand: a recording with `--max-memory` ends while there is
 //! room for it.
 
 use peak_alloc::PeakAlloc;
@@ -69,7 +69,7 @@ fn fill(shape: Shape, profile: &mut Profile, sink: &mut dyn Sink) {
     let mut stack = Vec::new();
     for number in 0..shape.stacks {
         stack.clear();
-        // Stacks that differ everywhere, so that no tree joins them.
+        // Stacks that differ everywhere, so that no tree can join them.
         let place =
             |at: usize| (number.wrapping_mul(7919) + at.wrapping_mul(104_729) + number / (at + 1)) % shape.frames;
         stack.extend((0..shape.depth).map(|at| frames[place(at)]));

@@ -1,5 +1,5 @@
 //! Small files that would cost a lot: each command and each format ends within the bounds of `docs/limits.md`, or with an error
-//! that tells what it had cost. With `TACHYON_HOSTILE_FILES=all` the files are ten times as large, and all formats are tried.
+//! that says what it cost. With `TACHYON_HOSTILE_FILES=all` the files are ten times as large, and all formats are tried.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 /// A file may cost this for each 16 MiB begun.
 const MOST_CPU: Duration = Duration::from_secs(10);
 const MOST_BYTES: u64 = 512 << 20;
-/// What is looked at 100 times a second may have grown meanwhile.
+/// What is checked 100 times a second may have grown in between.
 const SLACK: u64 = 96 << 20;
 
-/// Whether the files are as large, and the commands as many, as they were when they were found to hurt. A tenth of that is what
-/// each run of the tests has time for.
+/// Whether the files are as large, and the commands as many, as when they were found to hurt. Each run of the tests has time for a
+/// tenth of that.
 fn all() -> bool {
     std::env::var_os("TACHYON_HOSTILE_FILES").is_some_and(|value| value == "all")
 }
@@ -119,24 +119,24 @@ impl File {
     }
 }
 
-/// Half a thousand million samples in as many kilobytes: equally far apart, and not.
+/// 500 million samples in 500 kilobytes: evenly spaced, and not.
 fn repeats(pairs: &[u8]) -> File {
     let mut file = File::named(1, |_| "f".to_owned());
     file.full(1, [0].into_iter());
-    // Uneven ones take all the time that there is, with each command; of a fifth of them a run of the tests has time.
+    // Uneven ones take all the time there is, with each command; a run of the tests has time for a fifth of them.
     let uneven = if pairs.len() > 2 && !all() { 5 } else { 1 };
     file.repeat(1, pairs, some(500_000_000) / (pairs.len() as u64 / 2) / uneven);
     file
 }
 
-/// Three million threads with a sample each.
+/// Three million threads with one sample each.
 fn threads() -> File {
     let mut file = File { threads: 3_000_000, ..File::named(1, |_| "f".to_owned()) };
     (0..some(3_000_000)).for_each(|thread| file.full(thread, [0].into_iter()));
     file
 }
 
-/// Stacks of 256 frames of long names, each another one.
+/// Stacks of 256 frames with long names, each stack different.
 fn long_names() -> File {
     let mut file = File::named(256, |number| format!("{number}{}", "n".repeat(60_000)));
     for first in 0..some(60_000) {
@@ -145,7 +145,7 @@ fn long_names() -> File {
     file
 }
 
-/// A document of metadata with so many entries of a kind.
+/// A metadata document with many entries of one kind.
 fn metadata(document: String) -> File {
     let mut file = File::named(1, |_| "f".to_owned());
     file.full(1, [0].into_iter());
@@ -157,7 +157,7 @@ fn many(key: &str, entry: impl Fn(u32) -> String, count: u32) -> String {
     format!("{{\"{key}\":[{}]}}", (0..count).map(entry).collect::<Vec<_>>().join(","))
 }
 
-/// 30,000 processes that are told in the order of their pids, and their accounts in another one; all as this version writes them.
+/// 30,000 processes listed in the order of their pids, and their accounts in another order; all as this version writes them.
 fn processes() -> String {
     use tachyon::report::{ProcessReport, Report};
     use tachyon::sinks::metadata::{Metadata, ProcessMetadata};
@@ -170,7 +170,7 @@ fn processes() -> String {
     Metadata { processes, report, ..Metadata::default() }.to_entry()
 }
 
-/// How a file is made, by its name.
+/// How a file is made, with its name.
 type Named = (&'static str, fn() -> File);
 
 /// All of them.
@@ -199,7 +199,7 @@ fn files() -> [Named; 9] {
 
 static DIRECTORY: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a temporary directory"));
 
-/// What a command came to: CPU time, resident memory at its peak, and what it said.
+/// What a command used and said: CPU time, peak resident memory, and its output.
 fn run(words: &[&str]) -> (Duration, u64, Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tachyon-bpf"));
     command
@@ -229,7 +229,7 @@ fn is_bounded(file: &Path, words: &[&str]) {
     let (cpu, peak, code, said) = run(words);
     let units = std::fs::metadata(file).expect("it is there").len().div_ceil(16 << 20) as u32;
     println!("{words:?}: {cpu:.1?}, {} MiB, {code:?} {}", peak >> 20, said.lines().next().unwrap_or_default());
-    // Between two looks at the clock, and what is done by then, a second may pass in a build that is not optimised.
+    // Between two checks of the clock, and until work in progress is done, a second may pass in an unoptimised build.
     assert!(cpu < MOST_CPU * units + Duration::from_secs(3), "{words:?}: {cpu:?}");
     assert!(peak < MOST_BYTES * u64::from(units) + SLACK, "{words:?}: {peak} bytes");
     let told = said.contains("it takes more than files of its size should: stopped after ")
@@ -238,7 +238,7 @@ fn is_bounded(file: &Path, words: &[&str]) {
     assert!(code == Some(0) || (code == Some(1) && told), "{words:?}: {code:?} {said}");
 }
 
-/// Writes a file. What makes it must be small: a child's peak is its parent's until it executes another program.
+/// Writes a file. Making it must take little memory: a child's peak is its parent's until it executes another program.
 fn written(name: &str) -> PathBuf {
     let make = files().into_iter().find(|(known, _)| *known == name).expect("it is one of them").1;
     let file = make();

@@ -1,4 +1,4 @@
-//! The program that holds capabilities speaks to no network: nothing that could is among its dependencies, or is imported.
+//! The program that holds capabilities uses no network: nothing that could is among its dependencies, or is imported.
 
 use object::{Object as _, ObjectSymbol as _};
 use std::collections::{BTreeMap, BTreeSet};

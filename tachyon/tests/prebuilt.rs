@@ -1,4 +1,4 @@
-//! The committed BPF object, its manifest and its sources belong together; so do the HTML report's page and its own.
+//! The committed BPF object, its manifest and its sources belong together; so do the HTML report's page and its sources.
 
 #[path = "../../xtask/src/digest.rs"]
 mod digest;

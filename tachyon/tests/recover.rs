@@ -1,4 +1,4 @@
-//! `recover`: recordings cut at every byte, of the file, of the journal and of the tail.
+//! `recover`: recordings cut at every byte of the file, the journal and the tail.
 
 use std::fs::{self, File};
 use std::io::Cursor;
@@ -12,7 +12,7 @@ use tachyon::tach::{Compression, Layout, Reader};
 
 type Samples = Vec<(u64, u64, Vec<String>)>;
 
-/// A recording: its files at its end, its samples, and what a kill would have left at each tick.
+/// A recording: its files at its end, its samples, and what would be left if it were killed at each tick.
 struct Recorded {
     whole: Files,
     samples: Samples,
@@ -86,7 +86,7 @@ fn record(compression: Compression, layout: Layout, many_processes: bool) -> Rec
         }
         samples.push((profile.thread(thread).unique_tid, sample.time_us, names));
         if number == 70 {
-            // A name that comes late, after the placeholder was written.
+            // A name that arrives late, after the placeholder was written.
             let named = Frame { function: profile.strings.intern("late"), ..*profile.frames.get(late.unwrap()) };
             profile.resolve(late.unwrap(), named);
         }
@@ -103,7 +103,7 @@ fn name(profile: &Profile, frame: FrameId) -> String {
     profile.strings.get(profile.frames.get(frame).function).to_owned()
 }
 
-/// A reader of what was recovered, and how many samples that is said to be.
+/// A reader of what was recovered, and the reported number of samples.
 fn rescued(
     dir: &Path,
     broken: &[u8],
@@ -124,7 +124,7 @@ fn rescued(
     Ok((Reader::new(good).expect("what was recovered can be read"), summary.samples))
 }
 
-/// What was recovered, read by the reader that refuses what CPython's does.
+/// What was recovered, read by the reader that refuses whatever CPython's refuses.
 fn recovered(dir: &Path, broken: &[u8], journal: Option<&[u8]>, tail: Option<&[u8]>) -> anyhow::Result<Samples> {
     let (mut reader, count) = rescued(dir, broken, journal, tail)?;
     let mut samples = reader.samples()?;
@@ -148,14 +148,14 @@ fn samples_tables(frames: &[u32]) -> Vec<String> {
     frames.iter().map(ToString::to_string).collect()
 }
 
-/// Samples of each thread, for the order across threads is not kept.
+/// Compares the samples of each thread, because the order across threads is not kept.
 fn starts_with(all: &Samples, found: &Samples, at_cut: bool) -> bool {
     found.iter().all(|sample| {
         let number = usize::try_from((sample.1 - 1_000) / 10_000).unwrap();
         all.get(number).is_some_and(|known| {
             (known.0, known.1) == (sample.0, sample.1)
                 && known.2.len() == sample.2.len()
-                // Before the late name came, its placeholder is what is known.
+                // Before the late name arrives, its placeholder is what is known.
                 && known.2.iter().zip(&sample.2).all(|(a, b)| a == b || (at_cut && (b == "late" || b == "main")))
         })
     })
@@ -167,7 +167,7 @@ const KINDS: [(Compression, Layout, bool); 3] = [
     (Compression::Zstd, Layout::Early, true),
 ];
 
-/// Killed after a tick, nothing is missing; and whatever is cut off the file besides, what comes out are samples.
+/// Killed after a tick, nothing is missing; and whatever else is cut off the file, what comes out are samples.
 fn cut_at_every_byte((compression, layout, many): (Compression, Layout, bool)) {
     let dir = tempfile::tempdir().unwrap();
     let recording = record(compression, layout, many);
@@ -235,8 +235,8 @@ fn cut_and_damaged_tails() {
     }
 }
 
-/// Several blocks of the compressor and several slots of the tail: whatever is cut off, no more is missing than what
-/// another file should have had.
+/// Several blocks of the compressor and several slots of the tail: whatever is cut off, nothing more is missing than what
+/// another file should have contained.
 #[test]
 fn long_recordings() {
     let dir = tempfile::tempdir().unwrap();
@@ -350,7 +350,7 @@ fn without_journal() {
         let error = recovered(dir.path(), other.as_bytes(), None, None).unwrap_err();
         assert!(error.downcast_ref::<RecoverError>().is_none(), "it is no profile that was cut: {error:#}");
     }
-    // Tables that are whole and samples that are not: what comes before the damage.
+    // Tables that are whole and samples that are not: the samples before the damage come out.
     let mut damaged = file.clone();
     let end = damaged.len();
     damaged[64 + 300..(64 + 340).min(end)].fill(0xff);

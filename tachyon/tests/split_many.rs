@@ -42,7 +42,7 @@ fn peak_kib() -> u64 {
 
 #[test]
 fn thousands_of_processes_take_few_files_and_little_memory() {
-    // Of the whole program: it is the only test of this file.
+    // This is for the whole program: it is the only test in this file.
     nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, 24, 24).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let mut profile = Profile::default();

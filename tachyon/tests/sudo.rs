@@ -1,4 +1,4 @@
-//! What changes under sudo: files belong to the calling user, a command runs as that user.
+//! What changes under sudo: files belong to the calling user, and a command runs as that user.
 
 #[path = "../../tests/support/not_run.rs"]
 mod not_run;
@@ -32,7 +32,7 @@ fn under_sudo() {
         return;
     }
     if env::var_os("SUDO_UID").is_none() {
-        // Variables are the process's: this test runs again in one of its own.
+        // Variables belong to the process: this test runs again in a process of its own.
         let status = Command::new(env::current_exe().unwrap())
             .args(["--exact", "under_sudo", "--nocapture"])
             .envs([("SUDO_UID", "65534"), ("SUDO_GID", "65534"), ("HOME", "/root"), ("KEPT", "as is")])

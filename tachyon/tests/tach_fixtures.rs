@@ -1,6 +1,6 @@
 //! The TACH reader and writer against files that CPython 3.15.2 wrote (`tests/golden/tach/`, see its README).
 //!
-//! Reading gives what CPython's own reader gave, which stands beside each file; writing the same samples gives
+//! Reading gives what CPython's own reader gave, which is next to each file; writing the same samples gives
 //! CPython's bytes.
 
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ fn frame_json(tables: &Tables, index: u32) -> Value {
     ])
 }
 
-/// Everything the reader says about a file, in the form of the `.jsonl` beside it; the error, if any, comes apart.
+/// Everything the reader says about a file, in the form of the `.jsonl` next to it; the error, if any, is returned separately.
 fn dump(bytes: &[u8]) -> (Vec<Value>, Option<ReadError>) {
     let mut reader = match open(bytes) {
         Ok(reader) => reader,
@@ -137,7 +137,7 @@ fn refuses_what_cpython_refuses() {
     assert_eq!(error.to_string(), "malformed varint in string table");
 }
 
-/// Writes a file's samples anew. Records of a thread follow each other as in time, so feeding the samples in the order
+/// Writes a file's samples again. Records of a thread follow each other in time order, so feeding the samples in the order
 /// of the records makes the writer end each REPEAT record where CPython's ended it.
 fn rewrite(bytes: &[u8], layout: Layout) -> (Vec<u8>, tachyon::tach::Summary) {
     let mut reader = open(bytes).unwrap();
@@ -180,7 +180,7 @@ fn writes_cpythons_bytes() {
     }
 }
 
-/// A copy of what CPython wrote is what CPython wrote, and so is a copy of it in the early layout, but for the statistics.
+/// A copy of what CPython wrote is identical, and so is a copy of it in the early layout, except for the statistics.
 #[test]
 fn a_copy_is_the_same_file() {
     for name in VALID {
@@ -198,7 +198,7 @@ fn a_copy_is_the_same_file() {
     assert!(!open(&bytes("x01_big_endian")).unwrap().can_be_copied());
 }
 
-/// Takes so many bytes.
+/// Takes this many bytes.
 struct Room(Cursor<Vec<u8>>, u64);
 
 impl std::io::Write for Room {
@@ -248,7 +248,7 @@ fn early_layout_holds_the_same_samples() {
         assert_eq!(open(&early).unwrap().header().layout, Layout::Early, "{name}");
         assert_eq!(lines[1..], expected(name)[1..], "{name}");
         assert_eq!(lines[0]["mode"], Value::Null, "{name}");
-        // What the first description says, byte for byte: counts of four bytes, offsets behind them, eight zeros.
+        // As the first description has it, byte for byte: counts of four bytes, offsets after them, eight zeros.
         let released = rewrite(&original, Layout::Released).0;
         assert_eq!(early[..28], released[..28], "{name}");
         assert_eq!(early[28..32], released[28..32], "{name}");
@@ -291,7 +291,7 @@ fn a_file_that_was_not_finished_says_so() {
     let mut bytes = file.into_inner();
     bytes.extend([7; 64]);
     assert!(matches!(open(&bytes), Err(ReadError::Unfinished)));
-    // Compressed samples come late: for long, the header is all there is.
+    // Compressed samples are written late: for a long time the header is all there is.
     for header in [&bytes[..64], &[0; 64]] {
         assert!(matches!(open(header), Err(ReadError::Unfinished)));
     }

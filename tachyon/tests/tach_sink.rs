@@ -13,7 +13,7 @@ use tachyon::sinks::tach::TachOptions;
 use tachyon::sinks::{CollapsedSink, Format, Sink, TachSink};
 use tachyon::tach::Reader;
 
-/// Two processes of three threads, one of which a name makes dangerous; frames that are named at the end.
+/// Two processes with three threads, one of them with a dangerous name; frames that are named at the end.
 fn profile(many_processes: bool) -> (Profile, Vec<FrameId>) {
     let mut profile = Profile::default();
     profile.meta.many_processes = many_processes;
@@ -298,7 +298,7 @@ fn info_and_export_tell_damage() {
 }
 
 /// `NAME.collapsed` is what `python3.15 -m profiling.sampling replay --collapsed` (3.15.2) prints. It counts stacks
-/// apart that only differ in a file's directory, and leaves out empty ones.
+/// separately that differ only in a file's directory, and leaves out empty ones.
 #[test]
 fn collapsed_is_cpythons() {
     for name in ["v03_record_types", "v05_threads_status", "v06_locations_opcodes", "v10_capture_wall_zstd"] {

@@ -1,4 +1,4 @@
-//! The TACH writer and reader against each other, over samples no fixture has.
+//! The TACH writer and reader against each other, with samples that no fixture has.
 
 use std::cell::RefCell;
 use std::io::{Cursor, Write};
@@ -27,7 +27,7 @@ struct Owned {
 
 const FRAMES: u32 = 40_000;
 
-/// Samples of interleaved threads whose stacks change as programs' do: mostly repeats, else at the inner end.
+/// Samples of interleaved threads whose stacks change as programs' do: mostly repeats, otherwise changes at the inner end.
 fn samples(random: &mut Random, count: usize) -> Vec<Owned> {
     let mut threads = vec![Vec::<u32>::new(); 7];
     let mut time = 1_000_u64;
@@ -83,7 +83,7 @@ fn frames() -> impl Iterator<Item = Frame> {
     (0..FRAMES).map(|_| Frame::without_location(0, 0))
 }
 
-/// Per thread, in the order given.
+/// By thread, each in the given order.
 fn by_thread(mut samples: Vec<Owned>) -> Vec<Owned> {
     samples.sort_by_key(|sample| sample.thread);
     samples
@@ -106,7 +106,7 @@ fn what_is_written_is_read() {
     }
 }
 
-/// An output that can be looked at while it is written, as another program would see it.
+/// An output that can be read while it is written, as another program would see it.
 #[derive(Clone, Default)]
 struct Shared(Rc<RefCell<Cursor<Vec<u8>>>>);
 
@@ -126,7 +126,7 @@ impl std::io::Seek for Shared {
     }
 }
 
-/// What a reader finds of a file that was cut, with the records of its checkpoints.
+/// What a reader finds in a file that was cut, with the records of its checkpoints.
 fn continued(file: Vec<u8>, options: &Options, base: &Base, records: &[u8]) -> Option<Vec<Owned>> {
     let tables = Tables::new([""], frames().collect());
     let mut reader = Reader::cut(Cursor::new(file), options, tables, None).unwrap();
@@ -140,7 +140,7 @@ fn continued(file: Vec<u8>, options: &Options, base: &Base, records: &[u8]) -> O
     Some(out)
 }
 
-/// However often: the file stays what it is without them, and with the records has every sample at each.
+/// However many checkpoints: the file stays what it is without them, and with their records has every sample at each.
 #[test]
 fn checkpoints_change_no_byte_and_lack_no_sample() {
     let mut random = Random(88_172_645_463_325_252);
@@ -172,7 +172,7 @@ fn checkpoints_change_no_byte_and_lack_no_sample() {
                 let found = continued(file, &options, base, &records).expect("it is this file's, and in it");
                 assert_eq!(by_thread(found), by_thread(given[..=number].to_vec()), "{compression:?} {every} {number}");
             }
-            // Of a megabyte of records.
+            // There is a new base after each megabyte of records.
             assert!(bases > 1, "{bases}");
             writer.finish([""], frames(), None).unwrap();
             assert!(file.0.borrow().get_ref() == plain.get_ref(), "{compression:?} {every}: it is another file");
@@ -201,7 +201,7 @@ fn records_of_another_file_are_refused() {
         let (file, base, records) = write(options, 1);
         assert!(base.len > 100_000, "{base:?}");
         assert_eq!(continued(file.clone(), &options, &base, &records).unwrap().len(), 2_000);
-        // Of a file that differs in its samples, or begins at another time; and of one that ends before the base.
+        // From a file that differs in its samples, or begins at another time; and from one that ends before the base.
         let (other, other_base, _) = write(options, 2);
         assert_eq!(other_base.len, base.len);
         assert!(continued(other, &options, &base, &records).is_none());
@@ -236,7 +236,7 @@ fn a_compressed_file_stops_before_its_limit() {
         let mut stack = vec![u32::MAX; 256];
         let mut written = 0_u64;
         while !writer.would_overflow() {
-            // Of two threads one repeats its stack: what is kept back counts, too.
+            // One of the two threads repeats its stack: what is held back counts too.
             let thread_id = written % 2;
             stack[255] = u32::MAX - u32::try_from(thread_id * (written / step)).unwrap();
             let sample = Sample { thread_id, interpreter_id: 0, timestamp_us: written, status: 0, frames: &stack };
