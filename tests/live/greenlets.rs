@@ -1,4 +1,4 @@
-//! Greenlets that do not run: each at the place where it switched away, by `dump --async` and as samples of `--wall --async`.
+//! Greenlets that are switched away: each where it switched, by `dump --async` and as samples of `--wall --async`.
 
 use crate::whose::waiting::{record, weight};
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn with_greenlet(python: &Interpreter) -> (Interpreter, Option<String>) {
         return (python.clone(), Some(package("greenlet", python)));
     }
     let version = match python.minor {
-        // The oldest whose greenlets are read, and the last one of each that is no longer supported.
+        // From the oldest Python whose greenlets are read on; for those that greenlet no longer supports, the last version that did.
         8 => "greenlet==3.1.1",
         9 => "greenlet==3.2.4",
         _ => "greenlet==3.5.6",
@@ -50,17 +50,17 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// A stack's functions and lines, those of the program's own code that says where a greenlet waits.
+/// Functions and lines of a stack, only those of the program's own code that say where a greenlet waits.
 fn own(frames: &Value) -> Vec<(&str, u64)> {
     let frames = frames.as_array().expect("frames").iter();
     let plain = |name: &'_ str| name.rsplit('.').next().expect("a name").to_owned();
     let shown = frames.filter(|frame| frame["filename"].as_str().is_some_and(|file| file.ends_with("greenlets.py")));
     let named = shown.map(|frame| (frame["function"].as_str().expect("a name"), frame["lineno"].as_u64().unwrap_or(0)));
-    // What all of them wait in, and are begun in.
+    // All of them wait in these, or begin in them.
     named.filter(|(name, _)| !["<lambda>", "own_sleep"].contains(&plain(name).as_str())).collect()
 }
 
-/// Compares what was read with what the program says of itself. Returns how many greenlets were compared.
+/// Compares what was read with what the program says about itself. Returns how many greenlets were compared.
 fn judge(target: &Target, names_are_told: bool) -> usize {
     let dump = dumped(target.pid());
     let list = dump["greenlets"].as_array().unwrap_or_else(|| panic!("{dump:#}"));
@@ -97,7 +97,7 @@ fn judge(target: &Target, names_are_told: bool) -> usize {
         assert!(stack.iter().all(|(name, at)| *name != "never" || *at == line), "{greenlet:#}");
         compared += 1;
     }
-    // Besides them each thread has its main greenlet and its hub, and the second one that sleeps: none that has not begun, or has ended.
+    // In addition each thread has its main greenlet and its hub, and the second also one that sleeps: none that has not begun or has ended.
     let others = found.keys().filter(|id| !told.contains_key(id)).count();
     assert_eq!(others, 5, "{dump:#}");
     compared
@@ -112,7 +112,7 @@ fn each_is_where_the_program_says(python: &Interpreter) {
     assert!(!text.contains("asyncio"), "it has none of those: {text}");
 }
 
-/// Names of functions that say where a greenlet waits, and its own name.
+/// Names of the functions that say where a greenlet waits, and the greenlet's own name.
 fn place(sample: &Value) -> Vec<&str> {
     let frames = sample["frames"].as_array().expect("frames").iter();
     let is_own = |frame: &&Value| {
@@ -127,7 +127,7 @@ fn each_waits_where_it_switched_away(python: &Interpreter) {
     judge_waits(&start(python, &[]), if python.minor < 14 { None } else { Some("Named") }, 5);
 }
 
-/// `kind`: what those without names are called.
+/// `kind`: the name of greenlets without one.
 fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
     let (samples, report) = record(target, seconds);
     let mut sums: BTreeMap<(u64, Vec<&str>), u64> = BTreeMap::new();
@@ -145,7 +145,7 @@ fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
         let place: Vec<&str> = [functions, &[kind.unwrap_or(name)]].concat();
         sums.get(&(tid, place.clone())).copied().unwrap_or_else(|| panic!("no {place:?}"))
     };
-    // Who waits all the time waits for as long as all others do.
+    // All greenlets that wait the whole time wait equally long.
     let still = of(first, &["never", "by_key", "in_c"], "in_c");
     let deep = [&["never"][..], &["deep"; 61]].concat();
     assert_eq!(of(first, &deep, "deep"), still);
@@ -153,7 +153,7 @@ fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
     assert_eq!(short + long, still, "each look finds it at one of both places");
     let looks = waits.iter().filter(|sample| sample["tid"] == first).map(|sample| sample["time_us"].to_string());
     let looks = looks.collect::<BTreeSet<_>>().len() as f64;
-    // Each look is on one side or the other: 4.4 standard deviations (0.001 %), and what the ends may do.
+    // Each look finds one wait or the other: 4.4 standard deviations (0.001 %), plus what the ends may add.
     let bound = 4.4172 * (0.24 / looks).sqrt() + 0.03;
     let share = short as f64 / still as f64;
     println!("{share} of the time in the shorter of two waits, {looks} looks");
@@ -195,8 +195,8 @@ fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
     assert_eq!(moving[0] + moving[1], places[wanted[0]], "{kind}: {places:#?}");
 }
 
-/// More objects than one look goes through. A build that is not optimised takes some looks, each with a pause after it, until it has
-/// met them all.
+/// More objects than one look goes through. An unoptimised build needs several looks, with a pause after each, until it has seen
+/// them all.
 fn among_many_objects(python: &Interpreter) {
     let target = start(python, &["", "many", "300000"]);
     assert_eq!(judge(&target, true), 7);
@@ -211,7 +211,7 @@ fn without_lists_there_are_none(python: &Interpreter) {
     assert!(dump["problems"][0].as_str().is_some_and(|told| told.contains("greenlets are left out")), "{dump:#}");
 }
 
-/// Neither the dump nor the recording is kept from ending, or from what is true.
+/// Both the dump and the recording still end, and still show what is true.
 fn lies_do_not_hide_what_is_true(python: &Interpreter) {
     let (python, _) = with_greenlet(python);
     let target = Target::start(&python, "lying_greenlets.py");
@@ -224,7 +224,7 @@ fn lies_do_not_hide_what_is_true(python: &Interpreter) {
         frames.map(|frame| frame["function"].as_str().expect("a name").to_owned()).collect()
     };
     assert_eq!((functions(good), &good["whole"]), (vec!["wait".to_owned(), "honest".to_owned()], &true.into()));
-    // Those without a stack that can be read are left out; whose stack leads in a circle is cut.
+    // Liars without a readable stack are left out; one whose stack leads in a circle is cut.
     for number in [0, 2, 3] {
         assert!(of(&liars[number]).is_none(), "{:#}", of(&liars[number]).unwrap_or(&Value::Null));
     }

@@ -1,4 +1,4 @@
-//! A live recording can be recovered at any moment, and its file is no larger for it than what CPython's writer makes of the
+//! A live recording can be recovered at any moment, and this makes its file no larger than what CPython's writer makes of the
 //! same samples.
 
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::Path;
 use tachyon::tach::{Compression, HEADER_LEN, Options, Reader, RecordCounts, Summary, Writer};
 use tachyon_tests::{Interpreter, Profiler, Target, judge, live};
 
-/// The samples of a file, as they are stored.
+/// The samples of a file as they are stored.
 fn stored(mut file: impl Read + Seek, end: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(HEADER_LEN)).expect("it is longer");
@@ -15,7 +15,7 @@ fn stored(mut file: impl Read + Seek, end: u64) -> Vec<u8> {
     bytes
 }
 
-/// What the writer makes of a file's samples, in their order, without a checkpoint; and what the file has.
+/// What the writer makes of a file's samples, in their order, without a checkpoint; and what the file contains.
 fn again(path: &Path) -> (Vec<u8>, Summary, Vec<u8>, RecordCounts, u64) {
     let mut reader = Reader::new(File::open(path).expect("it is there")).expect("it can be read");
     let header = *reader.header();
@@ -30,7 +30,7 @@ fn again(path: &Path) -> (Vec<u8>, Summary, Vec<u8>, RecordCounts, u64) {
     (stored(file, HEADER_LEN + summary.stored_bytes), summary, live, records, sample_bytes)
 }
 
-/// What CPython 3.15's writer makes of a file's samples, in their order: the bytes that they take.
+/// What CPython 3.15's writer makes of a file's samples, in their order: the number of bytes.
 fn by_cpython(path: &Path) -> usize {
     let (told, _) = judge::python(path, Some("rewrite.py"), &["FILE"]);
     let lengths: Vec<usize> = serde_json::from_str(&told).expect("the script prints JSON");
@@ -60,8 +60,8 @@ fn a_live_file_is_no_larger_than_cpythons() {
         if threads == 1 {
             assert!(live == plain, "{program}: {} bytes, {} of the plain writer", live.len(), plain.len());
         }
-        // Of what zstd makes: which of two equal matches it takes depends on where its blocks begin, and across threads the order
-        // of records is not that of samples.
+        // For zstd: which of two equal matches it takes depends on where its blocks begin, and across threads the order of records
+        // is not that of samples.
         let room = if compressed { theirs / 100 } else { 0 };
         assert!(live.len() <= theirs + room, "{program}: {} bytes, {theirs} of CPython's", live.len());
     }

@@ -1,4 +1,4 @@
-//! Whose work a sample is: the asyncio task that ran, and the tasks that awaited it.
+//! Whose work a sample shows: the asyncio task that ran, and the tasks that awaited it.
 
 pub(crate) mod waiting;
 
@@ -82,7 +82,7 @@ fn judge(samples: &[Value], truth: &BTreeMap<String, (String, Vec<String>)>, cha
     met
 }
 
-/// A task is its thread's, whatever the loop is that runs it.
+/// A task belongs to its thread, whatever loop runs it.
 fn of_uvloop_too(interpreter: &Interpreter) {
     let path = package("uvloop", interpreter);
     let target = Target::start_in(interpreter, "whose.py", &["uvloop"], &[("PYTHONPATH", &path)]);
@@ -111,7 +111,7 @@ fn each_sample_is_of_its_task(interpreter: &Interpreter) {
     let truth = truth(&target);
     let samples = record(&target, 2_500, &[]);
     assert_eq!(judge(&samples, &truth, false), truth.keys().cloned().collect());
-    // Stacks are those of the thread: the event loop called the task.
+    // Stacks are the thread's: the event loop called the task.
     assert!(samples.iter().all(|sample| functions(sample).all(|name| name != "shared")));
     assert!(samples.iter().any(|sample| functions(sample).any(|name| name == "Handle._run" || name == "_run")));
 }
@@ -148,7 +148,7 @@ fn stacks_go_on_with_those_that_await(interpreter: &Interpreter) {
     for stack in stacks("burn_a_nested") {
         assert_eq!(stack.last(), Some(&"<stack cut: tasks that await it>"), "{stack:?}");
     }
-    // Of more than 16 coroutines of a task that awaits the outer ones are followed, and that there are more is told.
+    // Of a task with more than 16 coroutines 16 are followed, from the outermost, and a mark shows that there are more.
     for stack in stacks("burn_a_awaits") {
         let at = stack.iter().position(|name| *name == "<stack cut: coroutines>").expect("a mark");
         assert_eq!(stack[at - 1], "child", "{stack:?}");
@@ -176,7 +176,7 @@ fn who_awaits_is_not_known_before_3_14(interpreter: &Interpreter) {
     assert!(met > 0, "the task is met");
 }
 
-/// asyncio is not there yet when the recording begins.
+/// asyncio is not imported yet when the recording begins.
 fn a_program_that_begins_is_told(interpreter: &Interpreter) {
     let script = "import asyncio, time\ndef burn():\n end = time.process_time() + 2\n while time.process_time() < end: pass\n\
                   async def work(): burn()\nasync def main(): await asyncio.create_task(work(), name='begun')\nasyncio.run(main())";
@@ -193,13 +193,13 @@ fn a_program_that_begins_is_told(interpreter: &Interpreter) {
     let known: Vec<_> = burns.iter().filter(|sample| !sample["task"].is_null()).collect();
     println!("{} of {} samples have their task", known.len(), burns.len());
     assert!(known.iter().all(|sample| sample["task"]["name"] == "begun"));
-    // It is looked at 0.2 s after its start, and again soon where it was importing then.
+    // It is looked at 0.2 s after its start, and again soon if it was still importing then.
     assert!(burns.len() > 500 && known.len() * 2 > burns.len(), "{} of {}", known.len(), burns.len());
     let first = burns.iter().position(|sample| !sample["task"].is_null()).expect("some are known");
     assert!(burns[first..].iter().all(|sample| !sample["task"].is_null()), "once it is known, it stays so");
 }
 
-/// Each sample is of one task, and in the total of those that await it.
+/// Each sample belongs to one task, and counts in the total of those that await it.
 fn a_report_by_task_adds_up(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "whose.py");
     let report = |path: &std::path::Path| {
@@ -224,7 +224,7 @@ fn a_report_by_task_adds_up(interpreter: &Interpreter) {
     assert!(own > 0 && own == total, "nobody is awaited by it: {told:#}");
     assert!(rows.iter().all(|row| row["name"] != "<no task>") || row("<no task>").0 * 20 < recording.report.stored);
     if interpreter.minor >= 14 {
-        // What awaits it runs itself for a moment at its beginning only.
+        // The task that awaits it runs itself only for a moment at its beginning.
         let (waits, with) = row("shields");
         assert!(waits == 0 && with == total, "{told:#}");
     }
@@ -232,7 +232,7 @@ fn a_report_by_task_adds_up(interpreter: &Interpreter) {
 
 fn a_task_that_waits_is_told(interpreter: &Interpreter) {
     let target = Target::start_with(interpreter, "whose.py", &["sleeps"]);
-    // Most of its time it has no CPU.
+    // Most of the time it has no CPU.
     let samples = record(&target, 30, &["--wall"]);
     let sleeping: Vec<_> = samples.iter().filter(|sample| functions(sample).any(|name| name == "sleeps")).collect();
     assert!(!sleeping.is_empty(), "the task that sleeps is met");
@@ -241,7 +241,7 @@ fn a_task_that_waits_is_told(interpreter: &Interpreter) {
     }
 }
 
-/// Files of processes are made at the end, of what was kept meanwhile.
+/// Files for each process are made at the end, from what was kept meanwhile.
 fn each_process_s_file_tells_its_tasks(interpreter: &Interpreter) {
     let target = Target::start(interpreter, "whose.py");
     let truth = truth(&target);

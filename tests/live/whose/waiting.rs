@@ -34,7 +34,7 @@ fn is_of_tasks(sample: &&Value) -> bool {
     sample["event"] == "task-wait"
 }
 
-/// The names of a stack's functions, of whatever asyncio has of them, and without its own.
+/// The names of a stack's functions, without asyncio's own.
 fn shown(sample: &Value) -> Vec<&str> {
     let frames = sample["frames"].as_array().expect("frames");
     let own = |frame: &&Value| frame["file"].as_str().is_none_or(|file| !file.contains("/asyncio/"));
@@ -70,7 +70,7 @@ fn judge(target: &Target, seconds: u64) {
         let name = task["name"].as_str().expect("a name");
         let stack = shown(sample);
         assert_eq!(stack.last(), Some(&"<event: task-wait>"), "{sample:#}");
-        // Those that await the task stand below it.
+        // Tasks that await the task are below it.
         let told: Vec<&str> = stack.iter().copied().filter(|function| chain.contains(function)).collect();
         assert_eq!(told.first(), chain.first(), "{sample:#}");
         *sums.entry((tid, name, stack)).or_default() += weight(sample);
@@ -96,11 +96,11 @@ fn judge(target: &Target, seconds: u64) {
     assert!(places.is_empty(), "where no task waits: {places:?}");
     let of = |place: &(u64, &str, Vec<&str>)| sums.get(place).copied().unwrap_or_else(|| panic!("no {place:?}"));
     let still = of(&expected[0]);
-    // Who waits all the time waits for as long as all others do.
+    // All tasks that wait the whole time wait equally long.
     assert!(expected[1..5].iter().all(|place| of(place) == still), "{sums:#?}");
     let (short, long) = (of(&expected[5]), of(&expected[6]));
     assert_eq!(short + long, still);
-    // Each look is on one side or the other: so many of them, 4.4 standard deviations (0.001 %), and what the ends may do.
+    // Each look finds one wait or the other: with this many looks 4.4 standard deviations (0.001 %), plus what the ends may add.
     let looks = |tid: u64| {
         let of_loop = |sample: &&Value| sample["tid"] == tid;
         let moments = samples.iter().filter(is_of_tasks).filter(of_loop).map(|sample| sample["time_us"].to_string());
@@ -116,7 +116,7 @@ fn judge(target: &Target, seconds: u64) {
     assert_eq!(tasks.stored, sums.values().sum::<u64>());
     assert_eq!(tasks.idle, tasks.read + tasks.loss.values().sum::<u64>());
     assert_eq!(tasks.read, still + of(&expected[7]), "what was read is in the file");
-    // The loop's thread says the same of itself: it waits in the loop's own code.
+    // The loop's thread says the same about itself: it waits in the loop's own code.
     let waits = |tid: u64| {
         let of_thread = |sample: &&Value| sample["tid"] == tid && sample.get("waiting").is_some();
         let for_a_cpu = |sample: &&Value| sample["waiting"]["cause"] == "cpu";
@@ -130,7 +130,7 @@ fn judge(target: &Target, seconds: u64) {
     );
     let idle = (still + tasks.loss["went_on"]) as f64;
     assert!(near(idle / asleep, own / other, looks(second)), "tasks waited for {idle}, their thread for {own}");
-    // What is of tasks is in no sum of threads.
+    // Waits of tasks are in no sum of threads.
     let causes: u64 = report.wall.as_ref().expect("waits").causes.values().map(|cause| cause.stored).sum();
     assert_eq!(causes, report.wall.as_ref().expect("waits").stored);
     assert!(samples.iter().all(|sample| is_of_tasks(&sample) || functions(sample).all(|name| name != event)));
@@ -187,7 +187,7 @@ fn a_report_has_them_where_they_are_asked_for(python: &Interpreter) {
     let (whole, alone) = (exported("a.collapsed", &[]), exported("b.collapsed", &["--event", "task-wait"]));
     assert_eq!(samples(&whole), recording.report.stored + wall.stored + tasks.stored);
     assert_eq!(samples(&alone), tasks.stored);
-    // The report's page is of one or of the other.
+    // The report's page is about one or the other.
     let (threads, of_tasks) = (exported("a.html", &[]), exported("b.html", &["--event", "task-wait"]));
     assert!(threads.contains("the threads\u{2019} time is in") && !threads.contains("<code>never</code>"));
     assert!(of_tasks.contains("the tasks\u{2019} waiting time is in") && of_tasks.contains("<code>Event.wait</code>"));
