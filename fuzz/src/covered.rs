@@ -1,13 +1,13 @@
-//! Inputs of the fuzzers that are led by coverage: a decoder's bytes, and eight more that throw the dice.
+//! Inputs of the fuzzers that are guided by coverage: a decoder's bytes, and eight more that seed the dice.
 
 use crate::input::Rng;
 use crate::targets::{Run, TARGETS, Target, corpus_of};
 use crate::{MOST_BYTES, SLOW, cpu_time, gauge};
 
-/// Bytes at an input's end that are the dice's seed: whatever is asked beside the bytes is changed by changing these.
+/// Bytes at an input's end that seed the dice: anything chosen at random besides the bytes is changed by changing these.
 pub const DICE: usize = 8;
 
-/// Takes an input apart.
+/// Splits an input.
 #[must_use]
 pub fn split(input: &[u8]) -> (&[u8], Rng) {
     let (bytes, dice) = input.split_last_chunk::<DICE>().map_or((input, [0; DICE]), |(bytes, dice)| (bytes, *dice));
@@ -38,7 +38,7 @@ pub fn run(name: &str, input: &[u8]) {
     decode(target, input);
 }
 
-/// Runs the committed corpus of each decoder, and tells how many inputs they have.
+/// Runs the committed corpus of each decoder, and returns how many inputs they have.
 ///
 /// # Panics
 /// On a finding, and when there are no inputs.

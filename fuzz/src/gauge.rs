@@ -1,11 +1,11 @@
-//! How much memory is allocated, and at most was.
+//! How much memory is allocated, and how much it was at most.
 
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Starts to watch for a peak; gives what is allocated now.
+/// Starts to watch for a peak; returns what is allocated now.
 #[must_use]
 pub fn begin() -> usize {
     ALLOCATOR.reset_peak_usage();

@@ -44,7 +44,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `bound`; 0 when that is 0.
+    /// A number below `bound`; 0 if that is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % (bound.max(1) as u64)).expect("it is below a usize")
     }
@@ -54,7 +54,7 @@ impl Rng {
         &from[self.below(from.len())]
     }
 
-    /// A number that is odd more often than not.
+    /// A number that is unusual more often than not.
     pub(crate) fn odd(&mut self) -> u64 {
         match self.below(3) {
             0 => self.next() >> self.below(64),
@@ -62,7 +62,7 @@ impl Rng {
         }
     }
 
-    /// Bytes of no meaning.
+    /// Bytes without meaning.
     pub(crate) fn bytes(&mut self, most: usize) -> Vec<u8> {
         let len = self.below(most + 1);
         (0..len).map(|_| (self.next() & 0xff) as u8).collect()
@@ -87,7 +87,7 @@ impl Rng {
             0 if !bytes.is_empty() => bytes[at] ^= 1 << self.below(8),
             1 if !bytes.is_empty() => bytes[at] = (self.next() & 0xff) as u8,
             2 | 3 => {
-                // A number of 1 to 8 bytes, aligned more often than not.
+                // A number of 1 to 8 bytes, usually aligned.
                 let width = *self.of(&[1_usize, 2, 4, 8]);
                 let at = if self.below(4) == 0 { at } else { at / width * width };
                 let number = self.odd().to_le_bytes();

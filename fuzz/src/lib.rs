@@ -1,7 +1,7 @@
-//! Fuzzers of everything that decodes somebody else's bytes. `docs/dev/fuzzing.md` has the numbers.
+//! Fuzzers of everything that decodes foreign bytes. `docs/dev/fuzzing.md` has the numbers.
 //!
-//! The program of this crate runs them all by chance, seeded and deterministic, on stable Rust. Those in `coverage/` are the
-//! decoders of whole files and records again, led by what code an input reaches (libFuzzer): `cargo xtask fuzz`.
+//! This crate's program runs them all with random inputs, seeded and deterministic, on stable Rust. Those in `coverage/` are the
+//! decoders of whole files and records once more, guided by the code that an input reaches (libFuzzer): `cargo xtask fuzz`.
 
 pub mod covered;
 pub mod gauge;

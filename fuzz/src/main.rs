@@ -1,8 +1,8 @@
-//! Fuzzers of everything that decodes somebody else's bytes: `cargo run -p tachyon-fuzz -- --seconds 60 [TARGET...]`.
+//! Fuzzers of everything that decodes foreign bytes: `cargo run -p tachyon-fuzz -- --seconds 60 [TARGET...]`.
 //!
 //! Seeded and deterministic on stable Rust, with nothing to install: an execution is (target, seed, number), and can be
 //! repeated by itself. A finding is a panic, an execution that takes too long, or one that allocates too much. It is
-//! told with the command that repeats it, and ends the run with status 1. `docs/dev/fuzzing.md` has the numbers.
+//! reported with the command that repeats it, and ends the run with status 1. `docs/dev/fuzzing.md` has the numbers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn write_seeds(target: &Target, dir: &Path) -> std::io::Result<()> {
     })
 }
 
-/// Runs one target for its time. Gives the number of findings; the first one ends it.
+/// Runs one target for its time. Returns the number of findings; the first one ends it.
 fn fuzz(target: &Target, args: &Args) -> u64 {
     let mut seeds = (target.seeds)();
     if let Run::Bytes(_) = target.run {

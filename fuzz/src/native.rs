@@ -14,7 +14,7 @@ use tachyon_common::walk::{Unreadable, UserMemory, mix};
 use crate::input::Rng;
 use crate::targets::{here, seed_files};
 
-/// Whole ELF files with unwind rules, in a few pages each, of both processors.
+/// Whole ELF files with unwind rules, of a few pages each, for both architectures.
 pub(crate) fn elf_files() -> Vec<Vec<u8>> {
     seed_files("so")
 }
@@ -28,7 +28,7 @@ pub(crate) fn compile_rules(bytes: &[u8], rng: &mut Rng) -> bool {
     true
 }
 
-/// Tables as bytes, 8 for each row: those of the files above.
+/// Tables as bytes, 8 per row: those of the files above.
 pub(crate) fn tables() -> Vec<Vec<u8>> {
     let tables = elf_files().into_iter().filter_map(|bytes| unwind::compile_vdso(&Elf::parse(&bytes[..]).ok()?).ok());
     let bytes = |table: unwind::Table| table.rows.iter().flat_map(|row| row.0.to_le_bytes()).collect();
@@ -38,7 +38,7 @@ pub(crate) fn tables() -> Vec<Vec<u8>> {
 const CODE: u64 = 0x7f00_0000_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
 
-/// A process whose stack lies.
+/// A process whose stack contains lies.
 struct Liar {
     seed: u64,
     reads: Cell<u32>,
@@ -64,7 +64,7 @@ impl Liar {
         match dice % 16 {
             1 => 0,
             2 => dice,
-            // Places in the stack, most of them above; and in code, maybe signed.
+            // Places in the stack, usually further up; and in code, maybe signed.
             3..=7 => addr.wrapping_add((dice >> 8) & 0xfff8),
             8 => addr.wrapping_sub((dice >> 8) & 0xfff8),
             _ => (CODE + ((dice >> 8) & 0x1fff)) | if dice & (1 << 40) == 0 { 0 } else { 0x5a << 48 },
@@ -82,7 +82,7 @@ impl AddressSink for Addresses {
     }
 }
 
-/// The walk of the kernel side over tables and a stack that say anything: it ends, within its bounds.
+/// The kernel side's walk over tables and a stack with arbitrary contents: it ends, within its bounds.
 pub(crate) fn walk_hostile(bytes: &[u8], rng: &mut Rng) -> bool {
     let mut rows: Vec<Row> = bytes.as_chunks().0.iter().map(|row| Row(u64::from_le_bytes(*row))).collect();
     if rng.below(4) != 0 {
@@ -90,7 +90,7 @@ pub(crate) fn walk_hostile(bytes: &[u8], rng: &mut Rng) -> bool {
     }
     rows.truncate(usize::from(u16::MAX));
     let count = rows.len() as u16;
-    // An index as it should be, or what the bytes say.
+    // A correct index, or what the bytes say.
     let pages = if rng.below(4) == 0 { rng.odd() as u16 } else { 0x20 };
     if rng.below(4) != 0 {
         rows.extend(pages::index(&rows).take(0x20).collect::<Vec<_>>());
@@ -125,7 +125,7 @@ pub(crate) fn walk_hostile(bytes: &[u8], rng: &mut Rng) -> bool {
     addresses.0 > 1
 }
 
-/// What live recordings had: `tests/kernel/known_stack.py` on CPython 3.8 to 3.13, with `--interpreter-frames`. A line is how
+/// What live recordings had: `tests/kernel/known_stack.py` on CPython 3.8 to 3.13, with `--interpreter-frames`. A line has how
 /// activations are told apart, the native stack and Python's, leaf first, in the letters of `merge/mixed/tests.rs`.
 pub(crate) fn stacks() -> Vec<Vec<u8>> {
     let text = std::fs::read(here().join("seeds/mixed.txt")).expect("a file of the project is readable");
@@ -143,7 +143,7 @@ pub(crate) fn stacks() -> Vec<Vec<u8>> {
     lines
 }
 
-/// Both stacks of a line, whatever it holds.
+/// Both stacks of a line, whatever it contains.
 struct Stacks {
     boundaries: Boundaries,
     native: Vec<NativeKind>,
@@ -172,7 +172,7 @@ impl Stacks {
         for letter in words.next().unwrap_or_default() {
             match letter {
                 b'S' => shims = shims.saturating_add(1),
-                // A count that no program of ours has had.
+                // A count that none of our programs has had.
                 0x80.. => shims = u16::MAX,
                 _ => {
                     python.push(PythonFrame { entry: *letter == b'F', shims });
@@ -191,8 +191,8 @@ impl Stacks {
     }
 }
 
-/// Two stacks of one thread that may have nothing to do with each other: every Python frame comes out once and in its
-/// place, and so does every native one unless they were found to contradict each other, or the native stack was cut.
+/// Two stacks of one thread that may be unrelated: every Python frame comes out once and in its place, and so does every
+/// native one, unless they were found to contradict each other, or the native stack was cut.
 pub(crate) fn join_stacks(bytes: &[u8], rng: &mut Rng) -> bool {
     let stacks = Stacks::of(bytes);
     let stops = [StopReason::Complete, StopReason::NoFrame, StopReason::TooDeep, StopReason::EnteringEval];
@@ -206,7 +206,7 @@ pub(crate) fn join_stacks(bytes: &[u8], rng: &mut Rng) -> bool {
         joined.iter().filter_map(|frame| if let Joined::Native(at) = frame { Some(*at) } else { None }).collect();
     assert!(of_python.into_iter().eq(0..stacks.python.len()), "Python frames are lost, doubled or out of order");
     if quality != Quality::Failed {
-        // Of a stack that was cut what follows the outermost Python frame may be left out: it may be an inner call's.
+        // If the stack was cut, what follows the outermost Python frame may be left out: it may belong to an inner call.
         let kept = of_native.len();
         assert!(of_native.into_iter().eq(0..kept), "native frames are lost, doubled or out of order");
         assert!(kept == stacks.native.len() || !whole, "native frames of a whole stack are lost");

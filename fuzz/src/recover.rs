@@ -1,4 +1,4 @@
-//! `recover`: recordings that were cut or damaged, with journals and tails that were.
+//! `recover`: recordings that were cut or damaged, with journals and tails that were too.
 
 use std::cell::OnceCell;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::input::Rng;
 
-/// What a recording has while it runs.
+/// Files that a recording has while it runs.
 const PARTS: usize = 3;
 const NAMES: [&str; PARTS] = ["a", "j", "j.tail"];
 
@@ -80,7 +80,7 @@ thread_local! {
     static DIR: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// What is recovered is a file that can be read to its end, with as many samples as was said.
+/// What is recovered is a file that can be read to its end, with as many samples as reported.
 pub(crate) fn rescue(seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let first = rng.below(seeds.len() / PARTS) * PARTS;
     let mut damaged = |seed: &Vec<u8>| match rng.below(4) {

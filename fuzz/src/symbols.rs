@@ -1,4 +1,4 @@
-//! Names of native addresses: symbol tables and DWARF of files that say anything, and mangled names.
+//! Names of native addresses: symbol tables and DWARF of files with arbitrary contents, and mangled names.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use tachyon::unwind::GeneratedRules;
 use crate::input::Rng;
 use crate::targets::{here, seed_files};
 
-/// Longest name that may come out: what is longer is cut.
+/// Longest name that may come out: longer ones are cut.
 const MAX_NAME: usize = 4 << 10;
 
 /// ELF files with DWARF 4 and 5, inlined functions among them (`fuzz/seeds/inlined.cc`), and those without any.
@@ -54,14 +54,14 @@ pub(crate) fn name_addresses(bytes: &[u8], rng: &mut Rng) -> bool {
     named
 }
 
-/// Names of C++, Rust and C, a line each.
+/// Names of C++, Rust and C, one per line.
 pub(crate) fn mangled() -> Vec<Vec<u8>> {
     let text = std::fs::read(here().join("seeds/mangled.txt")).expect("a file of the project is readable");
     text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(Into::into).collect()
 }
 
-/// What comes out is bounded; it is accepted when it says something else than what went in. Parts that are repeated many times
-/// nest: there the readings of a name may double at each.
+/// What comes out is bounded; the input is accepted if the output differs from it. Parts that are repeated many times nest: there
+/// the number of ways to read a name may double at each.
 pub(crate) fn demangle_name(bytes: &[u8], rng: &mut Rng) -> bool {
     let mut bytes = bytes.to_vec();
     for _ in 0..rng.below(3) {
@@ -102,8 +102,8 @@ pub(crate) fn made() -> Vec<Vec<u8>> {
     files().into_iter().chain([map, jitdump(&mangled)]).collect()
 }
 
-/// What a process says of the code that it made: functions lie where they are said to, and what is kept of them is bounded. It is
-/// accepted when there is one.
+/// What a process says about the code that it generated: functions are where they are said to be, and what is kept of them is
+/// bounded. It is accepted if there is any function.
 pub(crate) fn take_made_code(bytes: &[u8], rng: &mut Rng) -> bool {
     const MOST: usize = 16 << 20;
     let (mut made, mut rules) = (MadeFunctions::default(), GeneratedRules::default());

@@ -1,4 +1,4 @@
-//! One entry for each decoder: its seeds, and what is done with an input.
+//! One entry for each decoder: its seeds, and how an input is run.
 //!
 //! A run says whether the input was accepted: a fuzzer whose inputs are all refused tests nothing but the refusal.
 
@@ -34,19 +34,19 @@ use image::{Family, Image, OWNER_SHIM, THREAD};
 
 /// A decoder under test.
 pub struct Target {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// Inputs that it accepts.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// What is done with an input.
+    /// How an input is run.
     pub run: Run,
 }
 
 /// One execution; says whether the input was accepted.
 pub enum Run {
-    /// Decodes these bytes; the dice choose what is asked of them.
+    /// Decodes these bytes; the dice choose what to ask about them.
     Bytes(fn(&[u8], &mut Rng) -> bool),
-    /// Makes its own input of the seeds.
+    /// Makes its own input from the seeds.
     Dice(fn(&[Vec<u8>], &mut Rng) -> bool),
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The committed inputs that coverage has found for a target, smallest first; none for those that it does not lead.
+/// The committed inputs that coverage has found for a target, smallest first; none for targets that it does not guide.
 ///
 /// # Panics
 /// When one cannot be read.
@@ -90,7 +90,7 @@ pub fn corpus_of(name: &str) -> Vec<Vec<u8>> {
     inputs
 }
 
-/// The files of a folder with this extension, in the order of their names.
+/// The files of a folder with this extension, in name order.
 fn files(folder: &Path, extension: &str) -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -103,7 +103,7 @@ pub(crate) fn seed_files(extension: &str) -> Vec<Vec<u8>> {
     files(&here().join("seeds"), extension)
 }
 
-/// Files that CPython wrote, and one of ours without compression, whose records a change can reach.
+/// Files that CPython wrote, and one of our own without compression, whose records a change can reach.
 fn tach_files() -> Vec<Vec<u8>> {
     let mut seeds = files(&here().join("../tests/golden/tach"), "tach");
     for layout in [tach::Layout::Released, tach::Layout::Early] {
@@ -154,7 +154,7 @@ fn read_tach(bytes: &[u8], _rng: &mut Rng) -> bool {
     true
 }
 
-/// What can be read to its end can be copied, and the copy be read.
+/// What can be read to its end can be copied, and the copy can be read.
 fn copy_tach(reader: tach::Reader<Cursor<Vec<u8>>>, count: u64) {
     if !reader.can_be_copied() {
         return;
@@ -171,7 +171,7 @@ fn samples_tables(sample: &tach::Sample<'_>) -> bool {
     sample.frames.len() <= tach::MAX_DEPTH
 }
 
-/// Tables of all three formats, as CPython 3.9, 3.10 and 3.12 made them of small functions.
+/// Tables of all three formats, as CPython 3.9, 3.10 and 3.12 made them for small functions.
 fn line_tables() -> Vec<Vec<u8>> {
     vec![
         vec![0, 1, 8, 1, 6, 1, 2, 255, 12, 3, 10, 250],
@@ -205,7 +205,7 @@ fn texts() -> Vec<Vec<u8>> {
     vec![b"Class.method.<locals>.<lambda>".to_vec(), b"\x1b[2J\n;\0\xff".to_vec(), ucs2, ucs4]
 }
 
-/// Text as it lies in memory, then in every way that we show it.
+/// Text as it is in memory, then in every form in which we show it.
 fn decode_text(bytes: &[u8], rng: &mut Rng) -> bool {
     let Ok(name) = tachyon::symbolize::text::decode(rng.below(9) as u8, bytes, rng.below(2) == 0) else {
         return false;
@@ -219,7 +219,7 @@ fn decode_text(bytes: &[u8], rng: &mut Rng) -> bool {
     true
 }
 
-/// A layout that was accepted is one that can be walked with, whatever is in memory.
+/// An accepted layout is one that can be walked with, whatever is in memory.
 fn walk_as_published(bytes: &[u8], rng: &mut Rng) -> bool {
     let Ok(Some(layout)) = published_layout(bytes) else { return false };
     let family = *rng.of(&Family::ALL);
@@ -280,7 +280,7 @@ fn parse_proc(bytes: &[u8], _rng: &mut Rng) -> bool {
     stat || !maps.is_empty()
 }
 
-/// A record's first bytes, the rest zeros.
+/// A record's first bytes; the rest are zeros.
 fn record(kind: u16, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     bytes[..2].copy_from_slice(&kind.to_ne_bytes());
@@ -310,7 +310,7 @@ fn records() -> Vec<Vec<u8>> {
     vec![with_frames, named, part, process, all]
 }
 
-/// Records as the ring buffer brings them, on to names and places.
+/// Records as the ring buffer delivers them, on to names and places.
 fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
     let layout = rng.of(&Family::ALL).layout();
     let (mut profile, mut symbolizer, mut good) = (Profile::default(), Symbolizer::new(), false);
@@ -344,7 +344,7 @@ fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
     good
 }
 
-/// A process whose memory was changed at places that matter.
+/// A process whose memory was changed in places that matter.
 fn hostile_image(family: Family, rng: &mut Rng) -> Image {
     let mut image = Image::new(family);
     let _second = image.interpreter();
@@ -396,7 +396,7 @@ fn walk_hostile(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let family = *rng.of(&Family::ALL);
     let mut image = hostile_image(family, rng);
     if rng.below(16) == 0 {
-        // Validation stands before the walk; the walk must not need it to be safe.
+        // Validation comes before the walk; the walk must not need it to be safe.
         image.layout = wild(image.layout, rng);
     }
     walk_all(&image).stop == tachyon_common::stop::StopReason::Complete
@@ -419,7 +419,7 @@ fn wild(layout: Layout, rng: &mut Rng) -> Layout {
     }
 }
 
-/// Code objects read from a live process that changes them, as user space does.
+/// Code objects read from a live process that changes them, as user space reads them.
 fn read_hostile_code(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     const SEED: u64 = 7;
     let family = *rng.of(&Family::ALL);

@@ -1,4 +1,4 @@
-//! The TACH writer: whatever it is called with, what it took is what is read, from a whole file and from one that was cut.
+//! The TACH writer: however it is called, what it took is what is read, from a whole file and from one that was cut.
 
 use std::io::Cursor;
 
@@ -20,7 +20,7 @@ struct Kept {
     samples: usize,
 }
 
-/// Calls in an order by chance; says whether all samples were taken.
+/// Calls in random order; returns whether all samples were taken.
 pub(crate) fn write(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
     let options = Options {
         compression: *rng.of(&[Compression::None, Compression::Zstd]),
@@ -67,7 +67,7 @@ pub(crate) fn write(_seeds: &[Vec<u8>], rng: &mut Rng) -> bool {
         assert_eq!(summary.samples, taken.len() as u64);
         samples(Reader::new(file).expect("what was written can be opened"), true)
     };
-    // Of each thread in the order given.
+    // For each thread, in the given order.
     taken.sort_by_key(|sample| sample.0);
     assert!(found == taken, "{} samples found, {} given", found.len(), taken.len());
     all

@@ -1,5 +1,5 @@
-//! The fuzzers' short form, as a part of the test suite: what a change may have broken at once. `docs/dev/fuzzing.md` has the long
-//! ones.
+//! The short form of the fuzzers, as a part of the test suite: it shows at once what a change may have broken. `docs/dev/fuzzing.md`
+//! has the long ones.
 
 use std::process::Command;
 
