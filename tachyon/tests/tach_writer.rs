@@ -172,7 +172,7 @@ fn checkpoints_change_no_byte_and_lack_no_sample() {
                 let found = continued(file, &options, base, &records).expect("it is this file's, and in it");
                 assert_eq!(by_thread(found), by_thread(given[..=number].to_vec()), "{compression:?} {every} {number}");
             }
-            // There is a new base after each megabyte of records.
+            // There is about a megabyte of records.
             assert!(bases > 1, "{bases}");
             writer.finish([""], frames(), None).unwrap();
             assert!(file.0.borrow().get_ref() == plain.get_ref(), "{compression:?} {every}: it is another file");
