@@ -91,7 +91,7 @@ pub struct ThreadStack {
 }
 
 impl Snapshot {
-    /// Address of the GIL that a thread may wait for: its interpreter's, or the first interpreter's if it never entered Python.
+    /// Address of the GIL that a thread may wait for: its interpreter's, or the first known one if it never entered Python.
     #[must_use]
     pub fn gil_of(&self, thread: &ThreadStack) -> Option<u64> {
         let of = |thread: &ThreadStack| thread.python.as_ref()?.gil;

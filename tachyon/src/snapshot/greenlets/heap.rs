@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn greenlets_are_found_in_all_lists() {
-        // Before the heads is a word that is none: a circle that leads elsewhere.
+        // Before the heads is a word that is not a head: a circle that leads elsewhere.
         let long: Vec<u64> = (100..100 + BACK as u64 + 5_000).collect();
         let memory = Memory::new(&[(1, vec![1, 2, 3]), (2, vec![]), (3, long.clone())]);
         memory.set(STATE, place(1));
