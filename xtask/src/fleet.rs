@@ -150,7 +150,8 @@ fn introduction(made: &Made, recorded: Duration) -> String {
     format!(
         "`cargo xtask fleet --write` records {PROGRAMS} programs for {} s, turns them into {hosts} hosts that run {services} services for \
          {days} days, two on each host, with versions, noise, slow hosts and losses drawn at random, and asks every engine. The result is \
-         {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) and {files} files, {:.2} GB in all: **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
+         {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) and {files} files, {:.2} GB in all: \
+         **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
         recorded.as_secs(),
         made.samples as f64 / 1e6,
         *rows as f64 / 1e6,
@@ -395,7 +396,8 @@ fn regressions(programs: &Programs, tables: &Path, found: &mut Found) -> Result<
     let Answer { services } = serde_json::from_value(told).context("`regressions` says something else")?;
     let _ = writeln!(
         found.page,
-        "`tachyon-fleet regressions` compares {} services in {:.0} s and takes {:.2} GB of memory:\n\n| planted in the new version | share before, after | said | |\n|---|---|---|---|",
+        "`tachyon-fleet regressions` compares {} services in {:.0} s and takes {:.2} GB of memory:\n\n\
+         | planted in the new version | share before, after | said | |\n|---|---|---|---|",
         services.len(),
         took.as_secs_f64(),
         peak_bytes as f64 / 1e9

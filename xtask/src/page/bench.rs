@@ -185,7 +185,8 @@ fn page(
     let _ = write!(
         page,
         "\nEach was opened {rounds} times, alternately, in a new browser each time; in each, every action on the page was done three \
-         times, with different choices. Times are in milliseconds; the ratio is that of the median to the time in which speedscope loads {loaded}.\n\n\
+         times, with different choices. Times are in milliseconds; the ratio is that of the median to the time in which \
+         speedscope loads {loaded}.\n\n\
          | | median | worst | main thread ran | and waited for a CPU | budget | | ratio to speedscope |\n\
          |---|---:|---:|---:|---:|---:|---|---:|\n"
     );
@@ -223,7 +224,7 @@ fn page(
 
 const NOTES: &str = "
 *Main thread*: the one of the page's process, from the start of the process or of the action until everything was painted, as the
-kernel's scheduler counts it (these medians are independent of the others; checking whether anything still changes is included). The
+kernel's scheduler counts it (each column has its own median; checking whether anything still changes is included). The
 report's time runs from the moment its address is given until the frame in which the flame graph's boxes are painted; a page that is
 there but has no boxes does not count. An action's time runs from its input event until the frame after which nothing on the page
 changes any more, including tables and time line. Speedscope's time runs from the moment the file is chosen, so that starting
