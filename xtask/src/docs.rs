@@ -39,30 +39,30 @@ const NOTES: &str = "
 ## What these builds are
 
 - `pyenv`: `--enable-shared`. `debian`: static, stripped, not position-independent. `sid`: static, position-independent,
-  in a chroot; its 3.14 and 3.15 have a JIT built in, and with `PYTHON_JIT=1` stacks are right by function
+  in a chroot; its 3.14 and 3.15 have a JIT built in, and with `PYTHON_JIT=1` the functions of stacks are right
   (`tests/live/jit.rs`; a leaf in a trace has no line). A name that ends in `d` is a build with `--with-pydebug`.
-- `built_3_13t`, `built_3_14t`: free-threaded, from Debian's source, `-O1`, with its symbols. `musl`: another C library, the
-  same source.
+- `built_3_13t`, `built_3_14t`: free-threaded, built from Debian's source with `-O1`, with symbols. `musl`: the same source with
+  another C library.
 - `wheel_3_14t`, `wheel_3_15t`: free-threaded releases with per-thread bytecode, static, stripped, not position-independent,
-  optimised with GCC 10: the executables that cx_Freeze's wheels bring for frozen programs, made in the images that most
-  wheels are built in. `xtask/src/zoo/wheel.rs` says what was changed (a jump over `main`); their library in Python is
-  that of Debian's nearest patch release. No headers of these two patch releases were seen: they are also what the
-  self-test on a live runtime is for. `tests/live/free_threaded.rs` has four busy threads on two CPUs in the same
-  functions, each at lines of its own.
-- `tail_3_14`: the tail-calling interpreter, clang 19. `standalone_3_14`: built nearly with python-build-standalone's settings
-  (clang 19, tail calls, `--enable-optimizations --with-lto=thin`); without BOLT, whose version 19 crashes on it, and the run
-  that gives the profile is a shorter one. Its optimiser puts the evaluator's code into its callers; joined stacks are
-  right all the same (`mixed_truth::` on it: 4,983 of 4,984).
-- gdb's embedded CPython, a renamed executable and one that was deleted while it runs are in `tests/live/embedded.rs`.
+  optimised with GCC 10. They are the executables that cx_Freeze's wheels contain for frozen programs, built in the images that
+  most wheels are built in. `xtask/src/zoo/wheel.rs` says what was changed (a jump over `main`); their Python library is that of
+  Debian's nearest patch release. The headers of these two patch releases were never seen, which is one of the cases that the
+  self-test on a live runtime is for. `tests/live/free_threaded.rs` runs four busy threads on two CPUs in the same functions,
+  each at its own lines.
+- `tail_3_14`: the tail-calling interpreter, clang 19. `standalone_3_14`: built with nearly the settings of
+  python-build-standalone (clang 19, tail calls, `--enable-optimizations --with-lto=thin`), but without BOLT, whose version 19
+  crashes on it, and with a shorter training run for the profile. Its optimiser moves code of the evaluator into its callers;
+  joined stacks are right all the same (`mixed_truth::` on it: 4,983 of 4,984).
+- gdb's embedded CPython, a renamed executable and one that is deleted while it runs are tested in `tests/live/embedded.rs`.
 
-Those that end in `d`, `wheel_3_14t`, `tail_3_14` and `standalone_3_14` are made by `cargo xtask zoo --all`. All others
-are what CI must have: one that is missing fails it.
+`cargo xtask zoo --all` makes those that end in `d`, `wheel_3_14t`, `tail_3_14` and `standalone_3_14`. CI must have all the
+others: it fails if one is missing.
 
 ## What was not to be had
 
-- python-build-standalone's own binaries are in no package registry at hand. `standalone_3_14` comes nearest.
-- Debian's archive lists sources of 3.14 and 3.15 that it does not have any more. It still has older ones of 3.14, which
-  `xtask/src/zoo/built.rs` names with their digests; a release of 3.15 is not among what it has.
+- python-build-standalone's own binaries are in none of the package registries at hand. `standalone_3_14` comes closest.
+- Debian's archive lists sources of 3.14 and 3.15 that it no longer has. It still has older sources of 3.14, which
+  `xtask/src/zoo/built.rs` names with their digests, but no release of 3.15.
 ";
 
 /// What an entry must not be older than.
@@ -148,8 +148,8 @@ fn render(figures: &[Figure], kept: &[String], date: &str, digest: &str) -> Resu
     let mut text = String::from(
         "# Supported interpreters\n\n\
          Written by `cargo xtask docs matrix` from the live tests, never by hand. A figure is the share of samples whose\n\
-         whole stack, with each frame's file, function, line and (from 3.11 on) columns, is exactly what the program says\n\
-         of itself; in brackets the number of samples. The last column is a digest of the layouts that were measured:\n\
+         whole stack, with each frame's file, function, line and (from 3.11 on) columns, is exactly what the program reports\n\
+         about itself; the number of samples is in parentheses. The last column is a digest of the layouts that were measured:\n\
          `cargo xtask docs check` fails for an entry that is older than the last change of a layout.\n\n",
     );
     writeln!(text, "| interpreter | version | {} | date | layouts |", tests.join(" | "))?;

@@ -148,9 +148,10 @@ pub(crate) fn run(args: &FleetArgs) -> Result<()> {
 fn introduction(made: &Made, recorded: Duration) -> String {
     let Made { hosts, days, services, rows, files, bytes_a_sample, seconds, .. } = made;
     format!(
-        "`cargo xtask fleet --write` records {PROGRAMS} programs for {} s, makes {hosts} hosts of them that run {services} services for {days} days, two on each host, with \
-         versions, noise, slow hosts and losses drawn at random, and asks every engine. There are {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) \
-         and {files} files of {:.2} GB: **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
+        "`cargo xtask fleet --write` records {PROGRAMS} programs for {} s, turns them into {hosts} hosts that run {services} services for \
+         {days} days, two on each host, with versions, noise, slow hosts and losses drawn at random, and asks every engine. The result is \
+         {:.0} million samples at 19 Hz in {:.0} million rows (slices of 60 s) and {files} files, {:.2} GB in all: \
+         **{bytes_a_sample:.2} bytes a sample** ({BYTES_A_SAMPLE:.0} promised), made in {seconds:.0} s.\n",
         recorded.as_secs(),
         made.samples as f64 / 1e6,
         *rows as f64 / 1e6,
@@ -305,7 +306,8 @@ fn questions(programs: &Programs, tables: &Path, engines: &[Engine], found: &mut
     let all = if found.other_rows.is_empty() { "all" } else { "**not all**" };
     let _ = writeln!(
         found.page,
-        "\nWith each program's start, two processors. For the first question on DuckDB, the median of three, {FIRST_ON_DUCKDB:.0} s were promised: {verdict}. The rows ({}) are the same in {all} of them.\n",
+        "\nTimes include the start of each program, on two CPUs. For the first question on DuckDB (the median of three), \
+         {FIRST_ON_DUCKDB:.0} s were promised: {verdict}. The rows ({}) are the same in {all} of the engines.\n",
         counts.join(", ")
     );
     Ok(())
@@ -394,7 +396,8 @@ fn regressions(programs: &Programs, tables: &Path, found: &mut Found) -> Result<
     let Answer { services } = serde_json::from_value(told).context("`regressions` says something else")?;
     let _ = writeln!(
         found.page,
-        "`tachyon-fleet regressions` compares {} services in {:.0} s with {:.2} GB:\n\n| planted in the new version | share before, after | said | |\n|---|---|---|---|",
+        "`tachyon-fleet regressions` compares {} services in {:.0} s and takes {:.2} GB of memory:\n\n\
+         | planted in the new version | share before, after | said | |\n|---|---|---|---|",
         services.len(),
         took.as_secs_f64(),
         peak_bytes as f64 / 1e9

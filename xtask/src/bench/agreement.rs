@@ -85,22 +85,22 @@ pub(crate) fn section(tools: &Tools, python: &Path, quick: bool) -> Result<Strin
 
 fn page(ours: &Shares, theirs: &Shares) -> String {
     let mut page = format!(
-        "{HEADING}\nnumpy, pyarrow, orjson and pydantic-core from PyPI (`tests/programs/wheels.py`), profiled by both at once: {} \
-         stacks of ours at {OURS_HZ} Hz, {} of `py-spy record --native` at {THEIRS_HZ} Hz. Two shares are the same when they \
-         differ by no more than the sampling error (99.9 %) and {:.0} %.\n",
+        "{HEADING}\nnumpy, pyarrow, orjson and pydantic-core from PyPI (`tests/programs/wheels.py`), profiled by both at the same time: {} \
+         stacks from tachyon-bpf at {OURS_HZ} Hz, {} from `py-spy record --native` at {THEIRS_HZ} Hz. Two shares count as the same if \
+         they differ by no more than the sampling error (99.9 %) plus {:.0} %.\n",
         ours.stacks,
         theirs.stacks,
         TOLERATED * 100.0,
     );
     for (what, rows) in [
-        ("running for its", compared(ours, theirs, |shares| &shares.running, TOP)),
-        ("anywhere above its", compared(ours, theirs, |shares| &shares.above, TOP)),
+        ("runs for the", compared(ours, theirs, |shares| &shares.running, TOP)),
+        ("is anywhere above the", compared(ours, theirs, |shares| &shares.above, TOP)),
     ] {
         let agree = rows.iter().filter(|row| row.same).count();
         let _ = write!(
             page,
-            "\nThe share of samples that has a native function {what} innermost Python function, of the pairs that py-spy met \
-             most often: {agree} of {} are the same.\n\n\
+            "\nThe share of samples in which a native function {what} innermost Python function, for the pairs that py-spy \
+             sampled most often: {agree} of {} are the same.\n\n\
              | Python function | native function | tachyon-bpf | py-spy | |\n|---|---|---:|---:|---|\n",
             rows.len(),
         );
@@ -113,10 +113,11 @@ fn page(ours: &Shares, theirs: &Shares) -> String {
 }
 
 const EXPLAINED: &str = "
-py-spy samples by the wall clock and stops the program for each sample; we sample by its CPU time, in which it does not run
-while it is stopped. Functions without symbols (the Rust of orjson and pydantic-core) are addresses in py-spy's output and
-have their object's name in ours, so they are in neither table. py-spy gives Cython's functions the names of the source, we
-those of the symbols: its `call` is our `__pyx_pw_7pyarrow_8_compute_8Function_7call`.
+py-spy samples by wall-clock time and stops the program for each sample; tachyon-bpf samples by the program's CPU time, which
+does not advance while the program is stopped. Functions without symbols (the Rust code of orjson and pydantic-core) are
+addresses in py-spy's output and have the name of their object file in tachyon-bpf's, so they are in neither table. py-spy
+gives Cython's functions their names in the source, tachyon-bpf their symbols: py-spy's `call` is tachyon-bpf's
+`__pyx_pw_7pyarrow_8_compute_8Function_7call`.
 ";
 
 #[cfg(test)]

@@ -163,14 +163,14 @@ impl Crowd {
         let _ = write!(
             page,
             "\n## Start and memory\n\n`--all-python` at {} Hz with {PYTHONS} Python processes, one of them busy, on a \
-             machine with {PROCESSES} processes; median of {starts} starts, watched from outside each millisecond.\n\n\
+             machine with {PROCESSES} processes; median of {starts} starts, watched from outside every millisecond.\n\n\
              | from the start until | ms |\n|---|---:|\n\
              | the first map exists (program start, kernel types) | {:.0} |\n\
              | the programs are loaded | {:.0} |\n\
              | processes are found and inspected, the timer is attached | {:.0} |\n\
              | the timer's program ran | {:.0} |\n\n\
-             The parts as the profiler tells them (`cost.start` of the report), one after the other but for the processes, \
-             which are inspected beside the verifier:\n\n\
+             The parts as the profiler reports them (`cost.start` in the report). They follow one another, except that processes \
+             are inspected while the verifier runs:\n\n\
              | processes on the host | can it profile? | kernel's types | object, maps | verifier | beside it processes | \
              output, threads, event | all, ms |\n|---:|---:|---:|---:|---:|---:|---:|---:|\n",
             RATES_HZ[1], start.types_ms, start.loaded_ms, start.attached_ms, start.first_run_ms,
@@ -190,32 +190,33 @@ impl Crowd {
         }
         let _ = writeln!(
             page,
-            "\nA sample of {DEPTH} frames in the kernel, `--all-python` at {WARM_HZ} Hz, Python frames alone:{}.",
+            "\nA sample of {DEPTH} frames in the kernel, with `--all-python` at {WARM_HZ} Hz and only Python frames:{}.",
             samples
                 .iter()
                 .map(|(processes, ns)| format!(" {:.1} µs with {processes} processes on the host", ns / 1e3))
                 .collect::<Vec<_>>()
                 .join(",")
         );
-        let _ = write!(page, "\nThe profiler on that machine, {PROCESSES} processes, while it samples:");
+        let _ =
+            write!(page, "\nWhat the profiler costs on that machine, with {PROCESSES} processes, while it samples:");
         for (rate_hz, process, bpf) in shares {
             let _ = write!(
                 page,
-                " at {rate_hz} Hz {:.3} % of a core, of which BPF {:.3} %;",
+                " at {rate_hz} Hz, {:.3} % of a core, including {:.3} % in BPF;",
                 (process + bpf) * 100.0,
                 bpf * 100.0
             );
         }
         let _ = writeln!(
             page,
-            " a run with one of {BUSY} busy processes of {DEPTH} frames selected (`--comm`, {FILTERED_HZ} Hz, \
-             native frames too) takes {:.1} % of one with all of them, if nothing else ran.",
+            " a run of the timer's program with one of {BUSY} busy processes of {DEPTH} frames selected (`--comm`, \
+             {FILTERED_HZ} Hz, with native frames) takes {:.1} % of the time of one with all of them selected, if nothing else runs.",
             filtered * 100.0
         );
         if let Some(report) = &whole.report {
             let _ = write!(
                 page,
-                "\nPeak RSS {:.1} MiB, maps {:.1} MiB, of which the sample ring {:.1} MiB. BPF statistics: {}.\n",
+                "\nPeak RSS {:.1} MiB, maps {:.1} MiB, including {:.1} MiB for the sample ring. BPF statistics: {}.\n",
                 whole.peak_rss_bytes as f64 / MIB,
                 report.cost.map_bytes as f64 / MIB,
                 report.cost.ring_bytes as f64 / MIB,

@@ -100,8 +100,8 @@ impl Machine {
 }
 
 const DISTURBED: &str = "
-**Other work ran on this machine**: its load was above half of its CPUs when the run began. Caches are colder and intervals
-wider than on a quiet one.
+**Other work was running on this machine**: when the run began, its load was above half the number of its CPUs. Caches are
+colder and intervals wider than on an idle machine.
 ";
 
 fn load() -> String {

@@ -178,7 +178,7 @@ fn one_section(args: &BenchArgs) -> Result<()> {
 /// A section that is measured without the others, with the machine it was measured on.
 fn alone(mut machine: Machine, mut section: String) -> String {
     machine.end();
-    section.push_str("\nMeasured by itself:\n\n");
+    section.push_str("\nThis section was measured separately:\n\n");
     machine.describe(&mut section);
     section
 }

@@ -147,7 +147,7 @@ impl Results {
                 let [low, high] = [ours.percent.mean - ours.percent.half, ours.percent.upper()];
                 let _ = writeln!(
                     page,
-                    "- Sampled at {rate_hz} Hz it runs {:.1} % slower (95 % interval: {low:.1} to {high:.1} %). Beside py-spy: \
+                    "- Sampled at {rate_hz} Hz, it runs {:.1} % slower (95 % interval: {low:.1} to {high:.1} %). With py-spy: \
                      {:.1} %.",
                     ours.percent.mean, theirs.percent.mean
                 );
@@ -159,21 +159,21 @@ impl Results {
             let [python, native, theirs] = [python, native, theirs].map(|cost| cost.share() * 100.0);
             let _ = writeln!(
                 page,
-                "- At {} Hz the profiler takes {python:.2} % of a core, kernel side included, and {native:.2} % with native \
-                 frames; py-spy takes {theirs:.1} %, without them.",
+                "- At {} Hz, the profiler takes {python:.2} % of a core, including the kernel side, and {native:.2} % with native \
+                 frames; py-spy takes {theirs:.1} % without native frames.",
                 RATES_HZ[0]
             );
         }
         let _ = writeln!(
             page,
-            "- With {PYTHONS} Python processes and native frames it uses {:.0} MiB of memory, kernel maps included.",
+            "- With {PYTHONS} Python processes and native frames, it uses {:.0} MiB of memory, including its maps in the kernel.",
             self.memory_mib()
         );
         let (start, share) = (self.crowd.start.first_run_ms, self.crowd.filtered * 100.0);
         let _ = writeln!(
             page,
             "- On a host with {PROCESSES} processes, the first sample is taken {start:.0} ms after the start. Recording one of 100 \
-             busy processes costs the kernel {share:.0} % of recording all of them.\n"
+             busy processes takes {share:.0} % of the kernel time that recording all of them takes.\n"
         );
     }
 
@@ -181,8 +181,8 @@ impl Results {
         let seconds = bench.effort.cost.as_secs_f64();
         let _ = write!(
             page,
-            "\n## Beside py-spy\n\nOne run, the same busy process of {DEPTH} frames, {seconds} s each while sampling. \
-             \"Whole run\" is user and system time from start to end (`wait4`).\n\n\
+            "\n## Beside py-spy\n\nOne run with the same busy process of {DEPTH} frames, watched for {seconds} s with each profiler while \
+             it samples. \"Whole run\" is user and system time from start to end (`wait4`).\n\n\
              | | rate | CPU of its process | CPU in BPF | together | whole run | peak RSS | samples |\n\
              |---|---:|---:|---:|---:|---:|---:|---:|\n"
         );
@@ -207,7 +207,7 @@ impl Results {
             let number = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), |count| count.to_string());
             let _ = writeln!(
                 page,
-                "- {} Hz: event `{}`; {} samples stored of {} expected; program ran {} times, {} by the kernel's count.",
+                "- {} Hz: event `{}`; {} samples stored, {} expected; the timer's program ran {} times, {} by the kernel's count.",
                 cost.rate_hz,
                 report.event,
                 report.stored,
@@ -221,11 +221,11 @@ impl Results {
     fn in_kernel(&self, page: &mut String) {
         let _ = write!(
             page,
-            "\n## In the kernel\n\nNanoseconds of one run of the timer's program (`run_time_ns` ÷ `run_cnt`), by the depth \
-             of the Python stack; every frame has a code object of its own. The last two columns are the line through \
-             the depths. Where nothing is selected a run takes {:.0} ns at {WARM_HZ} Hz and {:.0} ns at {} Hz with \
-             caches swept. From 3.14 on nothing is read of code objects that are known; on 3.12 and 3.13 the version of each \
-             is; before, its names and its line table, of which nothing cheaper proves that they are still the same.\n\n\
+            "\n## In the kernel\n\nNanoseconds per run of the timer's program (`run_time_ns` ÷ `run_cnt`), by the depth \
+             of the Python stack; every frame has a code object of its own. The last two columns are the line fitted through \
+             the depths: its intercept and its slope. If nothing is selected, a run takes {:.0} ns at {WARM_HZ} Hz, and {:.0} ns at {} Hz \
+             with caches swept. From 3.14 on, nothing is read from code objects that are already known; on 3.12 and 3.13, the version \
+             of each is read; before 3.12, its names and its line table, because nothing cheaper proves that they are unchanged.\n\n\
              | target | rate | swept between samples |",
             self.nothing.warm_ns, self.nothing.cold_ns, RATES_HZ[0],
         );
@@ -250,8 +250,9 @@ impl Results {
     fn slower(&self, page: &mut String, bench: &Bench) {
         let _ = write!(
             page,
-            "\n## The target's slowdown\n\n{} pairs of {} s with and {} s without, interleaved: the share of its speed that \
-             the target loses, mean and 95 % interval (Student's t). An interval that holds 0 resolves no slowdown.\n\n\
+            "\n## The target's slowdown\n\n{} interleaved pairs of {} s with the profiler and {} s without it: the share of \
+             its speed that the target loses, with the mean and its 95 % interval (Student's t). If the interval contains 0, no slowdown \
+             was detected.\n\n\
              | | rate | slowdown | 95 % interval |\n|---|---:|---:|---:|\n",
             bench.effort.pairs,
             bench.effort.window.as_secs_f64(),
@@ -277,31 +278,33 @@ fn as_points(cost: &SampleCost) -> Vec<(f64, f64)> {
 const HEAD: &str = "\
 # Performance
 
-Written by `cargo xtask bench --write`: every figure of a section is of one run on one machine, the one below or the
-section's own, and only figures of the same run compare. Nothing here is a promise, and no test asserts on it.
+Written by `cargo xtask bench --write`. All figures of a section come from one run on one machine, the one below or the
+section's own, and only figures of the same run are comparable. Nothing here is a promise, and no test asserts on it.
 
 ";
 
 const NOT_MEASURED: &str = "
-Budgeted and not measured by this command: short-lived processes, of which the live tests print the shares. Figures
-are without native frames (`--no-native`) where nothing else is said. Writer and exports have a section of their own.
+Short-lived processes have a budget too, but are not measured by this command: the live tests print their figures. Figures
+here are without native frames (`--no-native`) unless stated otherwise. Writer and exports have a section of their own.
 ";
 
 const METHOD: &str = "
 ## How it is measured
 
-- The target is `xtask/bench/deep.py`, alone on one CPU as far as the benchmark goes; the profilers run on the others.
-- BPF time is the kernel's own (`BPF_ENABLE_STATS`), read from the descriptors of the running profiler. Measuring adds
+- The target is `xtask/bench/deep.py`. The benchmark runs nothing else on its CPU; the profilers run on the other CPUs.
+- BPF time is the kernel's own figure (`BPF_ENABLE_STATS`), read from the descriptors of the running profiler. Measuring adds
   two clock reads to each run, which are part of every figure here and of the slowdown; the interrupt around the program
-  is in the slowdown only.
-- A profiled process's clock contains the BPF time of its samples: \"together\" counts it to the profiler.
-- Runs that meet other CPUs are taken out of the in-kernel figures at the price of a run where nothing is selected.
-- CPU while sampling is the profiler's process clock over a window that leaves start and end out; the whole run has
-  them in, and they weigh the more the shorter the recording is.
-- Our raw tracepoints run at each start and end of a thread on the machine, and with `--all-python` the profiler's process
+  is part of the slowdown only.
+- A profiled process's clock includes the BPF time of its samples: \"together\" counts that time towards the profiler.
+- Runs on CPUs where the target is not running are removed from the in-kernel figures: each is assumed to cost as much as a run
+  for which nothing is selected.
+- \"CPU of its process\" is the profiler's process clock over a window that excludes start and end. The whole run includes them,
+  and the shorter the recording, the more they weigh.
+- This profiler's raw tracepoints run whenever a thread on the machine starts or ends, and with `--all-python` its process
   follows the mappings of every process: a build that runs meanwhile shows in both.
-- py-spy stops the target while it reads. Where other work keeps py-spy from its CPU, the target stays stopped for longer.
-- The target's speed is iterations by the time in which other processes did not keep it from its CPU
-  (`/proc/PID/schedstat`). Work on the other CPUs and other guests of the host still disturb it: see load and steal above.
-- Memory is peak RSS plus maps. Pages of the ring that the reader has touched are in both, so the sum errs upwards.
+- py-spy stops the target while it reads. If other work keeps py-spy off its CPU, the target stays stopped for longer.
+- The target's speed is its iterations divided by the time in which no other process kept it off its CPU
+  (`/proc/PID/schedstat`). Work on the other CPUs and other guests of the host still disturb it: see the load and the time
+  taken by the hypervisor above.
+- Memory is peak RSS plus maps. Pages of the ring that the reader has touched are in both, so the sum errs on the high side.
 ";

@@ -387,10 +387,10 @@ fn recorder(profiler: &Path, work: &Path, report: &Path, args: &SoakArgs) -> Com
 
 fn page(machine: &Machine, soaked: &Soaked, native: bool) -> String {
     let mut page = String::from(
-        "# Soak\n\nWritten by `cargo xtask soak --write`: one run on one machine. It fails when the account does not add \
-         up, the maps grow, or resident memory\ngrows by more than 3 MiB and 6 KiB for each CPython that was started \
-         since it was warm. Not in that are steps, of more than 1 MiB in 5 s:\nthe symbols of a file are read when a sample \
-         falls into it for the first time. They may come to 64 MiB, the bound on symbols.\n\n",
+        "# Soak\n\nWritten by `cargo xtask soak --write`: one run on one machine. It fails if the account does not add \
+         up, if the maps grow, or if\nresident memory, once warm, grows by more than 3 MiB plus 6 KiB for each CPython started \
+         since then. Steps of more than 1 MiB in 5 s\nare not included: the symbols of a file are read when a sample falls \
+         into it for the first time. Steps may add up to 64 MiB, the\nlimit on symbols.\n\n",
     );
     machine.describe(&mut page);
     page.push('\n');
@@ -448,8 +448,8 @@ fn page(machine: &Machine, soaked: &Soaked, native: bool) -> String {
         let _ = write!(page, " {:.1} ({:.0} s)", mib(look.rss), look.at.as_secs_f64());
     }
     page.push_str(if native {
-        "\n\nNative frames are on: symbols (64 MiB at most) and unwind tables of each file that is met are kept. A CPython \
-         of another\nbuild that somebody else starts meanwhile counts here too, as steps and in the maps.\n"
+        "\n\nNative frames are on: symbols (64 MiB at most) and unwind tables are kept for each file seen. If somebody else \
+         meanwhile\nstarts a CPython of another build, it counts here too, as steps and in the maps.\n"
     } else {
         "\n\nNative frames are off: nothing is kept for each file.\n"
     });

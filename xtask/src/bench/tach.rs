@@ -140,9 +140,10 @@ pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
     // `fmt::Write` for `String` does not fail; so everywhere below.
     let _ = write!(
         page,
-        "{HEADING}\nThe same {per_kind} samples of 30 frames, zstd level 5, CPU time of one process, best of three; all of \
-         one run, at a load of {}, which need not be the run of the other sections. *Repeated*: always the same stack. *Changing*: nearly always another one, of 1,000 \
-         stacks of four threads that differ in their innermost 1 to 12 frames (`xtask/bench/tach.py`).\n\n\
+        "{HEADING}\nThe same {per_kind} samples of 30 frames, zstd level 5, CPU time of one process, best of three. All \
+         figures are from one run at a load of {}, not necessarily the run of the other sections. *Repeated*: always the same stack. \
+         *Changing*: nearly always a different stack, one of 1,000 stacks of four threads that differ in their innermost 1 to 12 frames \
+         (`xtask/bench/tach.py`).\n\n\
          | | writer, samples/s | budget | | reader, of its own file | of the other's | file | a sample |\n\
          |---|---:|---:|---|---:|---:|---:|---:|\n",
         std::fs::read_to_string("/proc/loadavg").unwrap_or_default().split(' ').next().unwrap_or("?"),
@@ -181,10 +182,10 @@ pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
     }
     let _ = write!(
         page,
-        "\nCPython's writer is called from Python, a call for each sample; its reader calls a collector that does nothing. \
+        "\nCPython's writer is called from Python, once for each sample; its reader calls a collector that does nothing. \
          *zstd 5 alone* compresses the bytes of the same samples in memory: no writer of these files with CPython's level and \
-         parameters is faster.\n\n\
-         Export of {large} changing samples ({} bytes), and the memory that {small} of them take:\n\n\
+         parameters can be faster.\n\n\
+         Exports of {large} changing samples ({} bytes), and the memory that {small} of them take:\n\n\
          | to | CPU | wall | budget | | peak RSS | of {small} | output |\n|---|---:|---:|---:|---|---:|---:|---:|\n",
         std::fs::metadata(both.file("large.tach"))?.len(),
     );
@@ -208,7 +209,7 @@ pub(crate) fn section(tachyon: &Path, quick: bool) -> Result<String> {
 }
 
 const NOTES: &str = "
-The best of three by wall time, on which the verdict is: one thread decodes, another one makes the output. Formats that
-keep every sample are as slow as their text is long, and JSON lines, at 3.8 kB a sample, are left out. From TACH to TACH
-samples are decoded, so that what comes out can be read, and copied as they are.
+The best of three by wall time, to which the budget applies: one thread decodes, another produces the output. Formats that
+keep every sample take time in proportion to the length of their text; JSON lines, at 3.8 kB a sample, are left out. From TACH
+to TACH, samples are decoded to make sure that the output can be read, and copied unchanged.
 ";

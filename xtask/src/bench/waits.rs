@@ -50,7 +50,8 @@ pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
     let python = bench.ordinary();
     let switches = switches(bench, &python, rate_hz)?;
     let mut page = format!(
-        "{HEADING}\nTwo processes of {} send each other a byte on one CPU, {:.0} switches a second. In the kernel (`run_time_ns` ÷ `run_cnt`), at {rate_hz} Hz:\n\n\
+        "{HEADING}\nTwo {} processes on one CPU send each other a byte back and forth, with {:.0} switches a second. In the kernel \
+         (`run_time_ns` ÷ `run_cnt`), at {rate_hz} Hz:\n\n\
          | what | measured | aim | |\n|---|---:|---:|---|\n",
         python.name(),
         switches.a_second,
@@ -64,8 +65,9 @@ pub(crate) fn section(bench: &Bench, quick: bool) -> Result<String> {
     }
     let newest = zoo::in_sid("3.15").context("hint: cargo xtask zoo")?;
     page.push_str(
-        "\nBeside the others: CPU time of the profiler, BPF included, and what the two processes lose of their speed, each window with the profiler \
-         beside the two without; mean and 95 % interval.\n\n| profiler | program | CPU, % of a core | slowdown | 95 % interval |\n|---|---|---:|---:|---:|\n",
+        "\nCompared with other profilers: the profiler's CPU time, including BPF, and how much of their speed the two processes lose. \
+         Each window with the profiler is compared with the two windows without it before and after; mean and 95 % interval.\n\n\
+         | profiler | program | CPU, % of a core | slowdown | 95 % interval |\n|---|---|---:|---:|---:|\n",
     );
     let others = [(&python, Tool::Wall), (&python, Tool::PySpyIdle), (&newest, Tool::Wall), (&newest, Tool::Sampling)];
     for (python, tool) in others {

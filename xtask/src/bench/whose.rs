@@ -48,8 +48,9 @@ const CASES: [Case; 4] = [
 /// An interpreter is missing, or the profiler failed.
 pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> Result<String> {
     let mut page = format!(
-        "{HEADING}\nThe same program of {DEPTH} frames, those of asyncio among them, as nobody's work (a callback of the loop; a span that ddtrace does not \
-         publish) and as somebody's, by turns, at {WARM_HZ} Hz: what the second takes more, median and 95 % interval of the differences.\n\n\
+        "{HEADING}\nThe same program of {DEPTH} frames, including those of asyncio, alternately as nobody's work (a callback of the loop; \
+         a span that ddtrace does not publish) and as somebody's, at {WARM_HZ} Hz: how much more the second takes, as the median and \
+         the 95 % interval of the differences.\n\n\
          | interpreter | | nobody's | more | 95 % interval | budget | |\n|---|---|---:|---:|---|---:|---|\n"
     );
     let rounds = if quick { 2 } else { 5 };

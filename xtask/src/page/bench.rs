@@ -159,13 +159,14 @@ fn page(
     let BenchArgs { samples, stacks, rounds, .. } = args;
     let mut page = String::from(
         "# A large report in the browser\n\n\
-         Written by `cargo xtask page bench --write`: one run on one machine, and only figures of the same run compare.\n\n",
+         Written by `cargo xtask page bench --write`: one run on one machine, and only figures of the same run are comparable.\n\n",
     );
     machine.describe(&mut page);
     // `fmt::Write` for `String` does not fail; so everywhere below.
     let _ = write!(
         page,
-        "\n{samples} samples, {stacks} distinct stacks of 10 to 60 frames, Python and native, of 3,000 functions; four processes, 24 threads. The TACH file has {:.1} MB.\n\n\
+        "\n{samples} samples with {stacks} distinct stacks of 10 to 60 Python and native frames, of 3,000 functions; four processes, \
+         24 threads. The TACH file takes {:.1} MB.\n\n\
          | export | file | wall | CPU | peak RSS |\n|---|---:|---:|---:|---:|\n",
         tach_bytes as f64 / 1e6
     );
@@ -178,13 +179,14 @@ fn page(
         None => "the same samples".to_owned(),
         Some(ms) => {
             let seconds = ms / 1e3;
-            format!("a tenth of the samples (with all of them its page crashed, after {seconds:.0} s)")
+            format!("a tenth of the samples (with all of them, its page crashed after {seconds:.0} s)")
         }
     };
     let _ = write!(
         page,
-        "\nEach opened {rounds} times by turns, in a browser of its own each time; every act on the page three times in each, with \
-         different choices. Milliseconds, and the median's ratio to the time in which speedscope loads {loaded}.\n\n\
+        "\nEach was opened {rounds} times, alternately, in a new browser each time; in each, every action on the page was done three \
+         times, with different choices. Times are in milliseconds; the ratio is that of the median to the time in which \
+         speedscope loads {loaded}.\n\n\
          | | median | worst | main thread ran | and waited for a CPU | budget | | ratio to speedscope |\n\
          |---|---:|---:|---:|---:|---:|---|---:|\n"
     );
@@ -207,11 +209,11 @@ fn page(
     row("speedscope loads: its flame graph is painted", &found.speedscope, None)?;
     let _ = writeln!(
         page,
-        "\nMemory of the page's process once it has opened: {:.0} MiB; with speedscope {:.0} MiB.\n",
+        "\nMemory of the page's process once the report has opened: {:.0} MiB; with speedscope: {:.0} MiB.\n",
         middle(&found.memory)?,
         middle(&found.speedscope_memory)?,
     );
-    let _ = writeln!(page, "What opening consists of, in milliseconds since the address was given (medians):\n");
+    let _ = writeln!(page, "The steps of opening the report, in milliseconds since the address was given (medians):\n");
     let mut marks = found.marks.iter().map(|(name, times)| Ok((middle(times)?, name))).collect::<Result<Vec<_>>>()?;
     marks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let marks: Vec<String> = marks.iter().map(|(time, name)| format!("{name} {time:.0}")).collect();
@@ -221,9 +223,10 @@ fn page(
 }
 
 const NOTES: &str = "
-*Main thread*: of the page's process, from its start or the act's until everything was painted, as the kernel's scheduler counts it (medians of their
-own; looking whether anything still changes is in it). The report's time is from its address being given until the frame in which the flame graph has its boxes was painted; a page that is there but
-has no boxes does not count. An act's time is from its input event until the frame after which nothing on the page changes any more,
-tables and time line included. Speedscope's is from the file being chosen, so that starting speedscope itself does not count, until the frame with its
-graph; of its 24 threads it shows one. Chromium paints without a GPU here.
+*Main thread*: the one of the page's process, from the start of the process or of the action until everything was painted, as the
+kernel's scheduler counts it (each column has its own median; checking whether anything still changes is included). The
+report's time runs from the moment its address is given until the frame in which the flame graph's boxes are painted; a page that is
+there but has no boxes does not count. An action's time runs from its input event until the frame after which nothing on the page
+changes any more, including tables and time line. Speedscope's time runs from the moment the file is chosen, so that starting
+speedscope itself does not count, until the frame with its graph; it shows one of its 24 threads. Chromium paints without a GPU here.
 ";

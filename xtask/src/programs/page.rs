@@ -171,29 +171,30 @@ fn behind(measured: &Measured) -> String {
 const INTRODUCTION: &str = "\
 # What people really run
 
-Servers, workers, notebooks, numerical libraries and short programs, with packages from PyPI as they are there: `cargo xtask programs
---write` installs them (pinned by digest, `xtask/programs/requirements/`), runs each, profiles it with default options at {OURS} Hz, and lets
-py-spy look at the same process at the same time ({THEIRS} Hz). Steady programs have warmed up before they are profiled, and are profiled
-by process id, servers with `--subprocesses`; short ones are started by the profiler, five times. The programs are in `xtask/programs/`.
+Servers, workers, notebooks, numerical libraries and short programs, with unmodified packages from PyPI. `cargo xtask programs --write`
+installs them (pinned by digest, `xtask/programs/requirements/`), runs each program, profiles it with default options at {OURS} Hz, and has
+py-spy profile the same process at the same time ({THEIRS} Hz). Steady programs are profiled by process id once they have warmed up (servers
+with `--subprocesses`); short ones are started by the profiler, five times. The programs are in `xtask/programs/`.
 
-Each row has the day on which it was measured, and the machine's load average of the fifteen minutes before: on two CPUs that many others want,
-tables come late, the first seconds have more stacks that are cut, and py-spy counts time in which a thread waits for a CPU.
+Each row shows the day on which it was measured, and the machine's load average over the fifteen minutes before. On two CPUs for which
+many programs compete, unwind tables are ready late, more stacks of the first seconds are cut, and py-spy counts the time in which a
+thread waits for a CPU.
 
-- *exact*: the native and the Python stack were both complete and fit together ([native.md](native.md)).
-- *exact up to code without rules*: the same, and stacks that meet code without unwind rules, and say so: they end where it was made at run time,
-  and go on where it is assembly language whose instructions tell its rules (kernels of BLAS libraries; before 2026-11-28 they ended
-  there, too). Everything that can be known of those is shown.
+- *exact*: the native stack and the Python stack were both complete and fitted together ([native.md](native.md)).
+- *exact up to code without rules*: these, plus stacks that reach code without unwind rules and say so. They end there if that code was
+  generated at run time; they go on through it if it is assembly language whose rules follow from its instructions (kernels of BLAS
+  libraries; before 2026-11-28 they ended there, too). Everything that can be known about these stacks is shown.
 - *unknown*: the innermost frame has neither a name nor an address in a file.
-- *lost*: runs of the timer's program that left no sample, of all causes.
-- *first sample*: from the start of the profiler. A program that is idle at that moment has its first sample later.
-- *memory*: the profiler's resident memory at its peak and its BPF maps. (Rows of 2026-11-27 and before: or the memory at its peak of the command
-  that started it, where that had more. It is too high in rows after those with more packages.)
-- *as py-spy*: of the ten Python functions that py-spy meets most often, how many have the same share of samples, give or take {POINTS} points. Servers
-  are compared by the threads that hold the GIL (`--gil`), libraries by the threads that run.
+- *lost*: runs of the timer's program that left no sample, for any reason.
+- *first sample*: the time from the start of the profiler. If the program is idle at that moment, its first sample comes later.
+- *memory*: the profiler's peak resident memory plus its BPF maps. (In rows of 2026-11-27 and before, the peak memory of the command that
+  started the profiler counts instead if it was higher; so the figure is too high in rows that follow those with more packages.)
+- *as py-spy*: of the ten Python functions that py-spy samples most often, how many have the same share of samples, within {POINTS}
+  percentage points. For servers, only threads that hold the GIL are compared (`--gil`), for libraries, threads that run.
 ";
 
 const EXPLAINED: &str = "\
-Each share is one of all samples of the row. A stack can have two reasons: why its native part ended, and what that made of the merge.
+Shares are of all samples of the row. A stack can have two reasons: why its native part ended, and how that affected the merge.
 ";
 
 #[cfg(test)]
