@@ -181,7 +181,6 @@ fn sizes_of_shared_types_are_asserted() {
     assert!(declared.is_empty(), "their sizes are not asserted at compile time: {declared:?}");
 }
 
-/// CI's toolchains are the ones that the object is built with and that the workspace asks for at least.
 /// An error's hint and exit status are found only if its type states next to them that it has some.
 #[test]
 fn errors_with_advice_say_so() {
@@ -197,6 +196,7 @@ fn errors_with_advice_say_so() {
     assert!(with_advice > 5, "{with_advice} found");
 }
 
+/// CI's toolchains are the one that the object is built with and one that is no older than the workspace asks for.
 #[test]
 fn ci_pins_its_toolchains() {
     let (ci, bpf) = (read(&project().join(".ci/run")), read(&project().join("xtask/src/bpf.rs")));

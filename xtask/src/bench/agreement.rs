@@ -87,7 +87,7 @@ fn page(ours: &Shares, theirs: &Shares) -> String {
     let mut page = format!(
         "{HEADING}\nnumpy, pyarrow, orjson and pydantic-core from PyPI (`tests/programs/wheels.py`), profiled by both at the same time: {} \
          stacks from tachyon-bpf at {OURS_HZ} Hz, {} from `py-spy record --native` at {THEIRS_HZ} Hz. Two shares count as the same if \
-         they differ by no more than the sampling error (99.9 %) plus {:.0} %.\n",
+         they differ by no more than the sampling error (99.999 %) plus {:.0} %.\n",
         ours.stacks,
         theirs.stacks,
         TOLERATED * 100.0,
