@@ -205,6 +205,7 @@ impl Units {
         if any_leads_out(&unit.abbreviations) {
             return Some(true);
         }
+        ends_within_addresses(&unit)?;
         let mut ranges = dwarf.unit_ranges(&unit).ok()?;
         let before = self.places.len();
         while let Some(range) = ranges.next().ok()? {
@@ -277,4 +278,17 @@ fn leads_out(form: gimli::DwForm) -> bool {
     const FORMS: [gimli::DwForm; 4] =
         [gimli::DW_FORM_ref_addr, gimli::DW_FORM_ref_sup4, gimli::DW_FORM_ref_sup8, gimli::DW_FORM_GNU_ref_alt];
     FORMS.contains(&form)
+}
+
+/// `None`: a unit says that it goes on beyond the last address. gimli adds what it says without looking (`Dwarf::die_ranges`, 0.32).
+fn ends_within_addresses(unit: &gimli::Unit<Bytes>) -> Option<()> {
+    let mut entries = unit.entries();
+    entries.next_dfs().ok()??;
+    let mut attributes = entries.current()?.attrs();
+    while let Some(attribute) = attributes.next().ok()? {
+        if let (gimli::DW_AT_high_pc, gimli::AttributeValue::Udata(size)) = (attribute.name(), attribute.value()) {
+            unit.low_pc.checked_add(size)?;
+        }
+    }
+    Some(())
 }
