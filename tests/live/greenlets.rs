@@ -1,10 +1,10 @@
 //! Greenlets that are switched away: each where it switched, by `dump --async` and as samples of `--wall --async`.
 
+use crate::tasks::dump;
 use crate::whose::waiting::{record, weight};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
-use tachyon_tests::{Interpreter, Target, binary, on_each_interpreter, package, with_wheels};
+use tachyon_tests::{Interpreter, Target, on_each_interpreter, package, with_wheels};
 
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_11 pyenv_3_13 sid_3_14 sid_3_15]
     long [pyenv_3_9 pyenv_3_10 pyenv_3_12 debian_3_11]: each_is_where_the_program_says);
@@ -12,6 +12,7 @@ on_each_interpreter!(on [pyenv_3_8 sid_3_14] long [pyenv_3_12]: each_waits_where
 on_each_interpreter!(on [pyenv_3_13]: of_gevent_too);
 on_each_interpreter!(on [pyenv_3_13]: of_eventlet_too);
 on_each_interpreter!(on [pyenv_3_13]: among_many_objects);
+on_each_interpreter!(on [pyenv_3_13]: those_that_come_and_go);
 on_each_interpreter!(on [built_3_14t]: without_lists_there_are_none);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13]: lies_do_not_hide_what_is_true);
 
@@ -38,8 +39,7 @@ fn start(python: &Interpreter, arguments: &[&str]) -> Target {
 }
 
 fn dumped(pid: u32) -> Value {
-    let output = Command::new(binary()).args(["dump", "--async", "--json", "-p", &pid.to_string()]).output();
-    let output = output.expect("it runs");
+    let output = dump(pid, true);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let dump: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(dump["problems"], Value::Array(Vec::new()), "{dump:#}");
@@ -106,8 +106,7 @@ fn judge(target: &Target, names_are_told: bool) -> usize {
 fn each_is_where_the_program_says(python: &Interpreter) {
     let target = start(python, &[]);
     assert_eq!(judge(&target, python.minor < 14), 7);
-    let output = Command::new(binary()).args(["dump", "--async", "-p", &target.pid().to_string()]).output();
-    let text = String::from_utf8(output.expect("it runs").stdout).expect("UTF-8");
+    let text = String::from_utf8(dump(target.pid(), false).stdout).expect("UTF-8");
     assert!(text.contains(": 10 greenlets, runs ") && text.contains("(G) main\n"), "{text}");
     assert!(!text.contains("asyncio"), "it has none of those: {text}");
 }
@@ -195,6 +194,19 @@ fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
     assert_eq!(moving[0] + moving[1], places[wanted[0]], "{kind}: {places:#?}");
 }
 
+/// A process that had none at a look was left alone for up to a minute, so of four waits one was seen.
+fn those_that_come_and_go(python: &Interpreter) {
+    let (python, _) = with_greenlet(python);
+    let (samples, _) = record(&Target::start(&python, "now_and_then.py"), 8);
+    let of_greenlets: Vec<&Value> = samples.iter().filter(|sample| sample["event"] == "task-wait").collect();
+    assert!(of_greenlets.iter().all(|sample| place(sample).contains(&"greenlet")), "{of_greenlets:#?}");
+    let moments: BTreeSet<u64> = of_greenlets.iter().map(|sample| number(&sample["time_us"])).collect();
+    // Each lasts half a second, and the next one comes more than a second later.
+    let (waits, _) = moments.iter().fold((0, 0), |(waits, last), &at| (waits + u32::from(at > last + 800_000), at));
+    println!("{waits} waits, {} looks at them", moments.len());
+    assert!(waits >= 3, "{moments:?}");
+}
+
 /// More objects than one look goes through. An unoptimised build needs several looks, with a pause after each, until it has seen
 /// them all.
 fn among_many_objects(python: &Interpreter) {
@@ -205,8 +217,7 @@ fn among_many_objects(python: &Interpreter) {
 
 fn without_lists_there_are_none(python: &Interpreter) {
     let target = start(python, &[]);
-    let output = Command::new(binary()).args(["dump", "--async", "--json", "-p", &target.pid().to_string()]).output();
-    let dump: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let dump: Value = serde_json::from_slice(&dump(target.pid(), true).stdout).expect("JSON");
     assert_eq!(dump["greenlets"], Value::Null);
     assert!(dump["problems"][0].as_str().is_some_and(|told| told.contains("greenlets are left out")), "{dump:#}");
 }

@@ -14,7 +14,7 @@ on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 sid_3_14 sid_3_15 built_3_14t whee
 on_each_interpreter!(of_each_kind: a_thousand_tasks, a_loop_that_never_rests);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13 sid_3_14 sid_3_15]: without_tasks_there_is_no_tree);
 
-fn dump(pid: u32, json: bool) -> Output {
+pub(crate) fn dump(pid: u32, json: bool) -> Output {
     let mut command = Command::new(binary());
     let command = command.args(["dump", "--async", "-p", &pid.to_string()]).args(json.then_some("--json"));
     command.output().expect("it runs")

@@ -392,8 +392,8 @@ fn marker(reason: StopReason) -> String {
 /// Frames that stand for what is missing where a task's coroutines, or the tasks that await one, could not all be followed.
 pub const COROUTINES_CUT: &str = "<stack cut: coroutines>";
 pub const TASKS_CUT: &str = "<stack cut: tasks that await it>";
-/// The same where a greenlet has more frames than are read.
-pub const DEPTH_CUT: &str = "<stack cut: too_deep>";
+/// The same for a greenlet's outer frames.
+pub const GREENLET_CUT: &str = "<stack cut: greenlet>";
 
 /// The name of a frame that stands for what is missing.
 fn cut_mark(what: &str) -> String {

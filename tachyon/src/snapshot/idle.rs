@@ -107,6 +107,12 @@ impl TaskReader {
         &self.process
     }
 
+    /// Whether a greenlet was found at the last reading, if only a thread's main one, which is there once the thread has used greenlets.
+    #[must_use]
+    pub fn uses_greenlets(&self) -> bool {
+        !self.heap.greenlets.is_empty()
+    }
+
     /// Reads all of them; their frames are put into a profile, the same one each time. `moment` is called each time that a part has been
     /// read that may be the last.
     ///
@@ -138,8 +144,7 @@ impl TaskReader {
             super::tell_tids(&memory, &target, &mut states, &tasks);
             self.owners = states.iter().map(|state| (state.tstate, state.ns_tid)).collect();
             if matches!(waiters, Waiters::Greenlets(_)) {
-                let main = tasks.iter().find(|task| task.tid == process.pid().0).map(|task| task.ns_tid);
-                *stacks = CStacks::of(&states, main, &process.maps()?);
+                *stacks = CStacks::of(&states, &self.tids, process.pid(), &process.maps()?);
             }
         }
         for state in &mut states {

@@ -29,7 +29,6 @@ use crate::remote::{RemoteError, RemoteProcess, Task};
 use crate::symbolize::native::NativeSymbols;
 use crate::symbolize::{CodeKey, Symbolizer};
 use crate::types::RemoteAddr;
-pub use greenlets::KIND as GREENLETS;
 use greenlets::{CStacks, GreenletsOf};
 use memory::Pages;
 use mixed::NativeStacks;
@@ -206,7 +205,6 @@ fn take_from<M: UserMemory>(
     let maps = process.maps()?;
     owner::settle(memory, &target, &mut states, &tasks, &maps, deadline);
     let tids: HashMap<u32, u32> = tasks.iter().map(|task| (task.ns_tid, task.tid)).collect();
-    let main = tasks.iter().find(|task| task.tid == process.pid().0).map(|task| task.ns_tid);
     let tasks = chosen(tasks, &mut states, wanted.asleep);
     let symbols = wanted.symbols.clone().unwrap_or_default();
     let mut mixer =
@@ -249,7 +247,7 @@ fn take_from<M: UserMemory>(
         snapshot.problems.extend(problems.iter().map(ToString::to_string));
     }
     if let Some(layout) = &wanted.greenlets {
-        let stacks = &CStacks::of(&states, main, &maps);
+        let stacks = &CStacks::of(&states, &tids, process.pid(), &maps);
         let of = GreenletsOf { memory, target: &target, layout, states: &states, tids: &tids, stacks, deadline };
         let (found, problems) = of.read(&mut namer);
         snapshot.greenlets = Some(found);

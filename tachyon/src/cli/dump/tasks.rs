@@ -3,7 +3,7 @@
 use super::super::escape::escape;
 use super::{Frame, colon};
 use crate::snapshot::{self, Snapshot, Tasks};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
@@ -18,51 +18,48 @@ const MAX_INDENT: usize = 4_000;
 /// Most cycles that are reported.
 const MAX_CYCLES: usize = 100;
 
-/// The key `greenlets` of the JSON.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub(super) struct Greenlets {
-    list: Vec<Greenlet>,
-    /// The same as tasks, each awaited by its parent.
-    #[serde(skip)]
-    trees: Asyncio,
-}
+/// The key `greenlets` of the JSON: tasks, each awaited by its parent, of a loop whose address is that of the thread's main greenlet.
+#[derive(Debug)]
+pub(super) struct Greenlets(Asyncio);
 
-#[derive(Debug, Serialize)]
-struct Greenlet {
+#[derive(Serialize)]
+struct Greenlet<'a> {
     id: u64,
-    name: Option<String>,
+    name: Option<&'a str>,
     tid: Option<u32>,
     main: u64,
     parent: Option<u64>,
     running: bool,
     steady: bool,
     whole: bool,
-    frames: Vec<Frame>,
+    frames: &'a [Frame],
 }
 
 impl Greenlets {
     pub(super) fn new(greenlets: &Tasks, snapshot: &Snapshot) -> Self {
-        let of = |found: &snapshot::AsyncTask| {
-            let thread = greenlets.loops.get(found.event_loop);
-            Greenlet {
-                id: found.address,
-                name: found.name.clone(),
-                tid: thread.and_then(|thread| thread.tid),
-                main: thread.map_or(0, |thread| thread.address),
-                parent: found.awaited_by.first().copied(),
-                running: found.running,
-                steady: found.steady,
-                whole: found.whole,
-                frames: found.frames.iter().map(|&id| Frame::new(id, snapshot)).collect(),
-            }
-        };
-        Self { list: greenlets.tasks.iter().map(of).collect(), trees: Asyncio::new(greenlets, snapshot) }
+        // They do not wait for their parents: that these lead in a circle is no deadlock.
+        Self(Asyncio { cycles: Vec::new(), ..Asyncio::new(greenlets, snapshot) })
     }
 
     /// Prints the tree of each thread; `name_of` names a thread.
     pub(super) fn print(&self, name_of: impl Fn(u32) -> Option<String>, out: &mut dyn Write) -> io::Result<()> {
-        self.trees.print(name_of, out)
+        self.0.print(name_of, out)
+    }
+}
+
+impl Serialize for Greenlets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.tasks.iter().map(|task| Greenlet {
+            id: task.id,
+            name: task.name.as_deref(),
+            tid: task.tid,
+            main: task.event_loop,
+            parent: task.awaited_by.first().copied(),
+            running: task.running,
+            steady: task.steady,
+            whole: task.whole,
+            frames: &task.frames,
+        }))
     }
 }
 
@@ -81,9 +78,6 @@ struct EventLoop {
     kind: Option<String>,
     tid: Option<u32>,
     running: Option<bool>,
-    /// It stands for a thread's greenlets.
-    #[serde(skip)]
-    greenlets: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -112,7 +106,6 @@ impl Asyncio {
             kind: found.kind.clone(),
             tid: found.tid,
             running: found.runs,
-            greenlets: found.kind.as_deref() == Some(snapshot::GREENLETS),
         };
         let task = |found: &snapshot::AsyncTask| {
             let event_loop = tasks.loops.get(found.event_loop);
@@ -186,20 +179,17 @@ impl EventLoop {
             },
             None => write!(out, "No thread that is known")?,
         }
-        if self.greenlets {
-            write!(out, ": ")?;
-        } else {
+        let tasks: Vec<&Task> = tasks.collect();
+        let of_greenlets = tasks.iter().any(|task| task.greenlet);
+        if !of_greenlets {
             let kind = self.kind.as_deref().unwrap_or("event loop");
             let runs = if self.running == Some(false) { " (not running)" } else { "" };
-            write!(out, ", {} at {:#x}{runs}: ", escape(kind), self.id)?;
+            write!(out, ", {} at {:#x}{runs}", escape(kind), self.id)?;
         }
-        let tasks: Vec<&Task> = tasks.collect();
-        match (tasks.len(), tasks.iter().any(|task| task.greenlet)) {
-            (0, _) => write!(out, "no tasks")?,
-            (1, false) => write!(out, "1 task")?,
-            (count, false) => write!(out, "{count} tasks")?,
-            (1, true) => write!(out, "1 greenlet")?,
-            (count, true) => write!(out, "{count} greenlets")?,
+        match (tasks.len(), if of_greenlets { "greenlet" } else { "task" }) {
+            (0, what) => write!(out, ": no {what}s")?,
+            (1, what) => write!(out, ": 1 {what}")?,
+            (count, what) => write!(out, ": {count} {what}s")?,
         }
         match tasks.iter().find(|task| task.running) {
             Some(task) => writeln!(out, ", runs {}", task.shown()),
@@ -422,8 +412,7 @@ mod tests {
             loop_at: 0,
             greenlet: false,
         };
-        let event_loop =
-            EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true), greenlets: false };
+        let event_loop = EventLoop { id: 7, kind: Some("Loop".to_owned()), tid: Some(1), running: Some(true) };
         Asyncio {
             loops: vec![event_loop],
             tasks: awaited_by.iter().enumerate().map(task).collect(),

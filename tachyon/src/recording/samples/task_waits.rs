@@ -3,7 +3,7 @@
 use super::super::made::{PerProcess, describe};
 use super::super::task_waits::{IdleLoop, LookedTasks, TaskWaits};
 use super::Maker;
-use crate::merge::{COROUTINES_CUT, DEPTH_CUT, Owner, ProgramKey, TASKS_CUT};
+use crate::merge::{COROUTINES_CUT, GREENLET_CUT, Owner, ProgramKey, TASKS_CUT};
 use crate::profile::{FrameId, Library, Merge, Profile, Sample, TASK_WAIT, event_root, library};
 use crate::snapshot::AsyncTask;
 use foldhash::fast::RandomState;
@@ -61,7 +61,7 @@ impl Maker {
                 let mut own = |frame| *known.entry(frame).or_insert_with(|| profile.adopt_frame(&of.profile, frame));
                 stack.extend(task.frames.iter().map(|&frame| own(frame)));
                 if !task.whole && task.greenlet {
-                    stack.push(self.made.profile.special_frame(DEPTH_CUT));
+                    stack.push(self.made.profile.special_frame(GREENLET_CUT));
                 }
                 let (work, frame) = self.tasks.of_outside(&mut self.made.profile, owner.process, task);
                 stack.push(frame);

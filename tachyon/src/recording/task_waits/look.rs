@@ -64,6 +64,8 @@ struct Program {
     profile: Profile,
     /// Not to be looked at before this time, after a pause of this length.
     not_before: Option<(Instant, Duration)>,
+    /// The threads of its loops at the last reading, which may have been incomplete.
+    threads: Vec<u32>,
     last: Option<Last>,
 }
 
@@ -126,7 +128,7 @@ impl Looks {
 
 impl Program {
     fn new(what: What) -> Self {
-        Self { what, reader: None, profile: Profile::default(), not_before: None, last: None }
+        Self { what, reader: None, profile: Profile::default(), not_before: None, threads: Vec::new(), last: None }
     }
 
     fn look(
@@ -137,7 +139,12 @@ impl Program {
         ticks: impl Fn(u32) -> u64,
         waits: &mut TaskWaits,
     ) {
-        let Some(reader) = &self.reader else { return self.pause() };
+        let Some(reader) = &self.reader else {
+            return self.pause(match self.what {
+                What::Tasks => AGAIN_AT_MOST,
+                What::Greenlets => GREENLETS_AGAIN_AT_MOST,
+            });
+        };
         if self.last.as_ref().is_some_and(|last| last.sleeps_on(reader.process(), before)) {
             return self.tell(before, &ticks, waits);
         }
@@ -159,9 +166,10 @@ impl Program {
         let read = reader.read(&mut self.profile, OF_ONE, seen);
         drop(charged);
         let Ok(TasksRead { mut tasks, missing, after }) = read else {
-            self.pause();
+            self.pause(AGAIN_AT_MOST);
             return Err(NotRead::Unreadable);
         };
+        self.threads = tasks.loops.iter().filter_map(|found| found.tid).collect();
         match missing {
             // All of a loop or nothing: missing tasks would not be counted anywhere.
             Some(Missing::Late) => return Err(NotRead::Late),
@@ -170,12 +178,15 @@ impl Program {
         }
         if tasks.tasks.is_empty() {
             self.last = None;
-            self.pause();
+            // Greenlets come and go: leaving the process alone while none waits would miss those that come.
+            if !reader.uses_greenlets() {
+                self.pause(AGAIN_AT_MOST);
+            }
             return Ok(());
         }
         let process = reader.process();
         let still = |tid: u32| asleep(process, tid, before).filter(|then| asleep(process, tid, &after) == Some(*then));
-        let tids: Vec<u32> = tasks.loops.iter().filter_map(|found| found.tid).collect();
+        let tids = &self.threads;
         let slept = tids.iter().map(|&tid| (tid, still(tid))).collect();
         let threads = tids.iter().filter_map(|&tid| Some((tid, process.task(tid)?))).collect();
         // Making samples of it must not have to wait for the next reading.
@@ -210,8 +221,8 @@ impl Program {
 
     /// Counts the ticks of loops that sleep as lost.
     fn lose(&self, reason: NotRead, before: &Seen, ticks: impl Fn(u32) -> u64, waits: &mut TaskWaits) {
-        let (Some(reader), Some(last)) = (&self.reader, &self.last) else { return };
-        let sleeping = last.asleep.keys().filter(|tid| asleep(reader.process(), **tid, before).is_some());
+        let Some(reader) = &self.reader else { return };
+        let sleeping = self.threads.iter().filter(|tid| asleep(reader.process(), **tid, before).is_some());
         let lost: u64 = sleeping.map(|&tid| ticks(tid)).sum();
         if lost > 0 {
             *waits.not_read.entry(reason).or_default() += lost;
@@ -219,11 +230,7 @@ impl Program {
     }
 
     /// Leaves the process alone for a while.
-    fn pause(&mut self) {
-        let most = match self.what {
-            What::Tasks => AGAIN_AT_MOST,
-            What::Greenlets => GREENLETS_AGAIN_AT_MOST,
-        };
+    fn pause(&mut self, most: Duration) {
         let pause = self.not_before.map_or(AGAIN, |(_, pause)| (pause * 2).min(most));
         self.not_before = Some((Instant::now() + pause, pause));
     }

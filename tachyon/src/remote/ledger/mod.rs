@@ -80,7 +80,9 @@ impl Work {
             Self::Checksums => "its debug files take too long: some are not used",
             Self::Symbols => "symbols of its files take too long: functions of some have no names",
             Self::Names => "names that have to be read from its memory take too long: some are missing",
-            Self::Tasks => "its asyncio tasks take too long to read: some of what they await is missing",
+            Self::Tasks => {
+                "its asyncio tasks or greenlets take too long to read: some of what they wait for is missing"
+            }
         }
     }
 }

@@ -34,15 +34,20 @@ pub(super) const MAX_GREENLETS: usize = 65_536;
 const MAX_BASES: usize = 64;
 const MAX_TYPES: usize = 1 << 16;
 
+/// Looks after which types are asked anew.
+const TYPES_LAST: u32 = 64;
+
 /// `tp_name` of greenlet's own type.
 const TYPE_NAME: &[u8] = b"greenlet.greenlet\0";
 
 /// The greenlets that have been found, and where the search goes on.
 #[derive(Debug, Default)]
 pub(in crate::snapshot) struct Heap {
-    pub(super) greenlets: BTreeSet<u64>,
-    /// Types by their addresses: whether their instances are greenlets.
+    pub(in crate::snapshot) greenlets: BTreeSet<u64>,
+    /// Types by their addresses: whether their instances are greenlets. Another type may take the place of one that is freed, so they
+    /// are asked anew now and then.
     types: HashMap<u64, bool>,
+    looks: u32,
     /// By the address of a list's head.
     lists: HashMap<u64, Progress>,
 }
@@ -96,6 +101,10 @@ impl Heap {
         state: u64,
         deadline: Deadline,
     ) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(TYPES_LAST) {
+            self.types.clear();
+        }
         let heads = heads(memory, state, layout.collector.size);
         let mut complete = !heads.is_empty();
         for &head in &heads {

@@ -14,6 +14,7 @@ use super::threads::ThreadState;
 use super::{Deadline, Namer, SEED, Target};
 use crate::inspect::{GreenletLayout, ObjectLayout};
 use crate::remote::{MappedPath, Mapping};
+use crate::types::Pid;
 use heap::MAX_GREENLETS;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -23,9 +24,6 @@ use tachyon_common::walk::{CodeBuffer, FrameBuffer, FrameWalk, Unreadable, UserM
 
 /// Name of the greenlet that each thread begins with.
 const MAIN: &str = "main";
-
-/// [`EventLoop::kind`] of a thread's greenlets.
-pub const KIND: &str = "greenlets";
 
 /// `StackState.stack_stop` of a thread's main greenlet.
 const WHOLE_STACK: u64 = u64::MAX;
@@ -119,11 +117,11 @@ const GROWTH: u64 = 64 << 20;
 impl CStacks {
     /// glibc and musl put a thread's descriptor, whose address is its id, at the end of the mapping that has its stack; only the first
     /// thread's stack was made by the kernel.
-    pub(super) fn of(states: &[ThreadState], main_ns_tid: Option<u32>, maps: &[Mapping]) -> Self {
+    pub(super) fn of(states: &[ThreadState], tids: &HashMap<u32, u32>, pid: Pid, maps: &[Mapping]) -> Self {
         let is_main_stack =
             |mapping: &&Mapping| matches!(&mapping.path, MappedPath::Special(name) if name == b"[stack]");
         let of_state = |state: &ThreadState| {
-            let is_main = main_ns_tid.is_some() && state.ns_tid == main_ns_tid;
+            let is_main = state.ns_tid.is_some_and(|tid| tids.get(&tid) == Some(&pid.0));
             let mut maps = maps.iter();
             let range = if is_main {
                 let stack = maps.find(is_main_stack)?;
@@ -166,11 +164,14 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
                 break;
             }
         }
-        match () {
-            () if heap.greenlets.len() >= MAX_GREENLETS => Some(GreenletProblem::TooMany),
-            () if complete => None,
-            () if self.deadline.passed() => Some(GreenletProblem::Late),
-            () => Some(GreenletProblem::Torn),
+        if heap.greenlets.len() >= MAX_GREENLETS {
+            Some(GreenletProblem::TooMany)
+        } else if complete {
+            None
+        } else if self.deadline.passed() {
+            Some(GreenletProblem::Late)
+        } else {
+            Some(GreenletProblem::Torn)
         }
     }
 
@@ -364,7 +365,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
             places.insert(main, (found.loops.len(), state.map_or(0, |state| state.interp)));
             found.loops.push(EventLoop {
                 address: main,
-                kind: Some(KIND.to_owned()),
+                kind: None,
                 tid,
                 tstate: state.map_or(0, |state| state.tstate),
                 interpreter: interp,
