@@ -78,6 +78,8 @@ pub struct Config {
     /// `task_struct.sched_info` + `sched_info.last_queued`, where the kernel's own clocks tell how long a thread was ready to run; 0: a
     /// hook on wake-ups does.
     pub task_last_queued: u32,
+    /// `task_struct.sched_info` + `sched_info.last_arrival`, likewise.
+    pub task_last_arrival: u32,
     /// `rq.clock`, likewise.
     pub rq_clock: u32,
     /// `task_struct.se` + `sched_entity.cfs_rq`, where that or [`Config::preempt_count`] needs it.

@@ -136,6 +136,9 @@ pub mod flags {
     pub const FORKED: u32 = 1 << 6;
     /// Of a [`Life`](super::Life) alone: it executes what is expected to be no CPython. Its start and its end wake nobody.
     pub const DULL: u32 = 1 << 7;
+    /// Of a [`ProcessEntry`](super::ProcessEntry) alone: it was known before waits were sampled. A thread of it that started before that,
+    /// and that nobody has seen leave its CPU, has waited ever since.
+    pub const WATCHED: u32 = 1 << 8;
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 104);

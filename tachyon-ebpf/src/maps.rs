@@ -64,6 +64,7 @@ pub static CONFIG: Config = Config {
     task_start_time: 0,
     task_run_delay: 0,
     task_last_queued: 0,
+    task_last_arrival: 0,
     rq_clock: 0,
     task_cfs_rq: 0,
     cfs_rq_rq: 0,

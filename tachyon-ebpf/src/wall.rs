@@ -8,6 +8,7 @@ mod holder;
 mod kick;
 mod record;
 mod threads;
+mod unseen;
 mod wake;
 
 pub use facts::append;
@@ -93,12 +94,10 @@ pub fn on_switch(ctx: &RawTracePointContext) {
 #[inline(always)]
 fn arrive_first(task: KernelPtr, now: u64, changes: u64) {
     let tgid = thread::tgid(task);
-    if !is_recorded(tgid) {
-        return set_unwatched(task.0, changes);
-    }
+    let Some(flags) = recorded(tgid) else { return set_unwatched(task.0, changes) };
     let began_ns = verdicts::word(wait::BEGAN);
-    // One that is new waited for its first turn alone.
-    if task.read::<u64>(config!(task_start_time)) >= began_ns {
+    // One that is new waited for its first turn alone; one of a process that is, since a moment that nobody has seen.
+    if flags & flags::WATCHED == 0 || task.read::<u64>(config!(task_start_time)) >= began_ns {
         return;
     }
     let tid = thread::tid(task);
@@ -161,6 +160,9 @@ fn are_wakes_hooked() -> bool {
 #[inline(always)]
 fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
     if let Some(seen) = threads::find(task.0) {
+        if seen.left_ns != 0 {
+            unseen::came_back(task, seen, now);
+        }
         let state = state_of(ctx, task);
         if state & TASK_DEAD != 0 {
             threads::forget(task.0);
@@ -182,10 +184,10 @@ fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64,
     }
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);
-    if pid_tgid == 0 || !is_recorded(tgid) {
+    let Some(flags) = recorded(tgid).filter(|_| pid_tgid != 0) else {
         set_unwatched(task.0, changes);
         return false;
-    }
+    };
     let state = state_of(ctx, task);
     let tid = thread::own_tid(task, pid_tgid);
     if state & TASK_DEAD != 0 || tid == 0 {
@@ -193,7 +195,11 @@ fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64,
     }
     let state = if preempted { 0 } else { state };
     let delay_ns = delay_at_leave(task, state);
-    let mut seen = SeenThread { left_ns: now, delay_ns, tid, tgid, state, ..NOTHING_SEEN };
+    let mut seen = SeenThread { delay_ns, tid, tgid, state, ..NOTHING_SEEN };
+    if flags & flags::WATCHED != 0 {
+        unseen::came_back_first(task, &mut seen, now);
+    }
+    seen.left_ns = now;
     seen.leave(config!(seed), now, period());
     let chosen = choose(task, &mut seen, now);
     threads::follow(task.0, &seen) && chosen
@@ -255,18 +261,19 @@ fn choose(task: KernelPtr, seen: &mut SeenThread, now: u64) -> bool {
 /// What a process is whose waits are wanted.
 const WANTED: u32 = flags::SELECTED | flags::PYTHON;
 
-/// Whether waits of a process are wanted.
+/// The flags of a process whose waits are wanted.
 #[inline(always)]
-fn is_recorded(tgid: u32) -> bool {
+fn recorded(tgid: u32) -> Option<u32> {
     if tgid == 0 || verdicts::recall(verdicts::changes(), tgid) != 0 {
-        return false;
+        return None;
     }
-    let Some(life) = PROCESSES.get_ptr(&tgid) else { return false };
+    let life = PROCESSES.get_ptr(&tgid)?;
     // SAFETY: a live map value.
     let key = unsafe { (*life).entry };
-    let Some(entry) = ENTRIES.get_ptr(&key) else { return false };
+    let entry = ENTRIES.get_ptr(&key)?;
     // SAFETY: a live map value.
-    unsafe { (*entry).flags & WANTED == WANTED }
+    let flags = unsafe { (*entry).flags };
+    (flags & WANTED == WANTED).then_some(flags)
 }
 
 #[inline(always)]

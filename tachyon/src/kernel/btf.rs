@@ -77,6 +77,7 @@ pub fn kernel_config(waits: bool) -> Result<Config, BtfError> {
         // Without CONFIG_SCHED_INFO the field does not exist.
         task_run_delay: offset("task_struct", &["sched_info", "run_delay"]).unwrap_or(0),
         task_last_queued: queue.task_last_queued,
+        task_last_arrival: queue.task_last_arrival,
         rq_clock: queue.clock,
         task_cfs_rq: queue.task_cfs_rq,
         cfs_rq_rq: queue.cfs_rq_rq,
@@ -160,6 +161,7 @@ struct RunQueue {
     cfs_rq_rq: u32,
     clock: u32,
     task_last_queued: u32,
+    task_last_arrival: u32,
     /// [`Config::preempt_count`].
     preempt_count: u32,
 }
@@ -221,16 +223,18 @@ impl Kernel {
     }
 
     fn queue(&self) -> RunQueue {
-        let offset = |structure, path| self.offset(structure, path).unwrap_or(0);
+        let offset = |structure, path: &[&'static str]| self.offset(structure, path).unwrap_or(0);
         // Without CONFIG_FAIR_GROUP_SCHED a task does not lead there.
         let task_cfs_rq = offset("task_struct", &["se", "cfs_rq"]);
         let leads = task_cfs_rq != 0;
-        let last_queued = || offset("task_struct", &["sched_info", "last_queued"]);
+        let delays = leads && are_delays_counted();
+        let last = |path: &[&'static str]| if delays { offset("task_struct", path) } else { 0 };
         RunQueue {
             task_cfs_rq,
             cfs_rq_rq: offset("cfs_rq", &["rq"]),
             clock: offset("rq", &["clock"]),
-            task_last_queued: if leads && are_delays_counted() { last_queued() } else { 0 },
+            task_last_queued: last(&["sched_info", "last_queued"]),
+            task_last_arrival: last(&["sched_info", "last_arrival"]),
             preempt_count: match (ARM64, leads) {
                 (true, _) => offset("task_struct", &["thread_info", "preempt_count"]),
                 (false, true) => self.preempt_count().unwrap_or(0),
@@ -358,7 +362,7 @@ mod tests {
         assert!(config.upid_size >= 16, "a number and a namespace pointer");
         assert_eq!(config.code_mask & first_stack(), first_stack());
         assert_ne!(config.preempt_count, 0, "Debian's kernels and this one tell it");
-        assert!(config.task_last_queued != 0 && config.rq_clock != 0, "likewise");
+        assert!(config.task_last_queued != 0 && config.task_last_arrival != 0 && config.rq_clock != 0, "likewise");
         assert_eq!(config.flags, flags::SWITCH_TELLS_STATE, "this kernel is newer than 5.18");
         assert!(config.task_thread_pointer > config.task_comm, "the architecture's part comes last");
     }

@@ -286,7 +286,7 @@ impl Kernel {
     /// # Errors
     /// When the table is full.
     pub fn decide(&mut self, tgid: u32, life: &Life, entry: &ProcessEntry) -> Result<bool, KernelError> {
-        let entry = ProcessEntry { image: life.image, instance: life.instance, ..*entry };
+        let entry = ProcessEntry { image: life.image, instance: life.instance, ..self.marked(entry) };
         self.entries.insert(life.entry, Pod(entry), 0).map_err(KernelError::map("ENTRIES"))?;
         // A hook that ends the program removes the entry after it has changed the table of processes: either it finds this
         // one, or its change is seen here.
@@ -333,7 +333,7 @@ impl Kernel {
             return Ok(false);
         }
         if decided {
-            self.entries.insert(life.entry, Pod(*entry), 0).map_err(KernelError::map("ENTRIES"))?;
+            self.entries.insert(life.entry, Pod(self.marked(entry)), 0).map_err(KernelError::map("ENTRIES"))?;
         }
         let added = match self.lives.insert(tgid, Pod(life), BPF_NOEXIST) {
             Ok(()) => return self.changed().map(|()| true),

@@ -246,6 +246,7 @@ impl Opened {
         if let (Some(mapper), Targets::Pids(_) | Targets::Child(_)) = (&mapper, &request.targets) {
             mapper.wait();
         }
+        lock(&kernel).prepare_waits()?;
         let started = Instant::now();
         lock(&registry).sampling_starts();
         let start_unix = unix_now();

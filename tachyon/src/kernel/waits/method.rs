@@ -7,7 +7,7 @@ use super::super::error::{KernelError, program_error};
 use super::super::object::Kernel;
 use super::super::options::{Options, ring_bytes};
 use super::super::programs::{load_programs, tracepoint};
-use super::{INTERRUPT, KICK, SWITCH, WAKE, Waits};
+use super::{INTERRUPT, KICK, WAKE, Waits};
 use aya::Ebpf;
 use aya::programs::{RawTracePointRunOptions, TestRun as _};
 use std::time::{Duration, Instant};
@@ -76,8 +76,8 @@ fn asked() -> Option<WaitMethod> {
 }
 
 impl Kernel {
-    /// Tries out the kick, then attaches what waits need. Returns the method that is used from then on.
-    pub(super) fn attach_wait_programs(&mut self) -> Result<WaitMethod, KernelError> {
+    /// Attaches what waits need but the hook that finds them, and tries out the kick. Returns the method that is used from then on.
+    pub(super) fn prepare_wait_programs(&mut self) -> Result<WaitMethod, KernelError> {
         let kicked = self.attach_wait_program(KICK, INTERRUPT);
         let works = kicked.is_ok() && self.kicks_are_met();
         let method = asked().unwrap_or(if works { WaitMethod::Kick } else { WaitMethod::SwitchOut });
@@ -95,11 +95,10 @@ impl Kernel {
         if self.samplers.contains(&WAKE) {
             self.attach_wait_program(WAKE, "sched_waking")?;
         }
-        self.attach_wait_program(SWITCH, "sched_switch")?;
         Ok(method)
     }
 
-    fn attach_wait_program(&mut self, name: &'static str, point: &str) -> Result<(), KernelError> {
+    pub(super) fn attach_wait_program(&mut self, name: &'static str, point: &str) -> Result<(), KernelError> {
         let ebpf = self.ebpf.as_mut().ok_or(KernelError::Verifying)?;
         let link = tracepoint(ebpf, name)?.attach(point).map_err(|source| {
             let what = format!("raw tracepoint {point}, which waiting threads are sampled by");

@@ -29,6 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::limits::THREAD_SLOTS;
+use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, ThreadSlot, widened_ticks};
 use told::Told;
@@ -250,17 +251,29 @@ impl Kernel {
         Ok(())
     }
 
-    /// Starts sampling waits, if those are wanted.
+    /// Does what takes long before waits are sampled, if those are wanted: [`Kernel::attach_waits`] then takes a moment.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn prepare_waits(&mut self) -> Result<(), KernelError> {
+        if self.waits.is_none() {
+            return Ok(());
+        }
+        let method = self.prepare_wait_programs()?;
+        self.waits.iter_mut().for_each(|waits| waits.method = method);
+        Ok(())
+    }
+
+    /// Starts sampling waits, if those are wanted and prepared.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn attach_waits(&mut self) -> Result<(), KernelError> {
         let Some(waits) = &mut self.waits else { return Ok(()) };
+        // Until the hook is there, nobody sees a thread that runs and sleeps again: it counts as if it had slept all the time.
         waits.began = KtimeNs::now();
         self.verdicts.set(BEGAN, waits.began.0, 0).map_err(KernelError::map("VERDICTS"))?;
-        let method = self.attach_wait_programs()?;
-        self.waits.iter_mut().for_each(|waits| waits.method = method);
-        Ok(())
+        self.attach_wait_program(SWITCH, "sched_switch")
     }
 
     /// Where the stacks of waiting threads are taken; known once waits are sampled.
@@ -293,6 +306,19 @@ impl Kernel {
         let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
         waits.periods.change(KtimeNs::now(), period_ns);
         self.verdicts.set(PERIOD, period_ns, 0).map_err(KernelError::map("VERDICTS"))
+    }
+
+    /// An entry, with the mark of those that are known before waits are sampled.
+    pub(super) fn marked(&self, entry: &ProcessEntry) -> ProcessEntry {
+        let before = self.waits.as_ref().is_some_and(|waits| waits.began == KtimeNs::default());
+        ProcessEntry { flags: entry.flags | if before { flags::WATCHED } else { 0 }, ..*entry }
+    }
+
+    /// Whether the waits of a process's threads have been sampled since any have been.
+    #[must_use]
+    pub fn is_watched(&self, tgid: u32) -> bool {
+        let entry = self.process(tgid).and_then(|life| self.entry(&life));
+        entry.is_some_and(|entry| entry.flags & flags::WATCHED != 0)
     }
 
     /// Since when waits have been sampled.

@@ -53,6 +53,8 @@ impl Part {
 struct Known {
     /// When it left its CPU; `None`: it has not been switched since waits have been sampled.
     left_ns: Option<u64>,
+    /// Since when it waits in that case.
+    since_ns: u64,
     sleeper: Arc<Sleeper>,
 }
 
@@ -91,12 +93,19 @@ impl Sleepers {
                 continue;
             }
             let looked = look::look_at((key, pid), &wanted, rest, &self.choice, &mut self.files);
-            let now = lock(kernel).seen_threads();
+            let (now, latest) = {
+                let kernel = lock(kernel);
+                // Had such a thread run since waits are sampled, it would have been met. The kernel's clock may say that it has: it
+                // leaves out the host's time.
+                let latest = if kernel.is_watched(pid) { kernel.waits_began().0 } else { u64::MAX };
+                (kernel.seen_threads(), latest)
+            };
             for (tid, sleeper) in looked {
                 let left = |threads: &BTreeMap<u32, SeenThread>| threads.get(&tid).map(|seen| seen.left_ns);
                 // If it has been switched meanwhile, it may have been read at any point.
                 if left(&seen) == left(&now) {
-                    self.known.insert(tid, Known { left_ns: left(&now), sleeper: Arc::new(sleeper) });
+                    let since_ns = sleeper.since_ns.min(latest);
+                    self.known.insert(tid, Known { left_ns: left(&now), since_ns, sleeper: Arc::new(sleeper) });
                 }
             }
         }
@@ -203,9 +212,7 @@ impl Sleepers {
         let part = |(&tid, known): (&u32, &Known)| {
             let waits = match (known.left_ns, seen.get(&tid)) {
                 // It may have gone to sleep long before.
-                (None, None) => {
-                    SeenThread { left_ns: known.sleeper.since_ns, tid, state: NOT_SEEN, ..SeenThread::default() }
-                }
+                (None, None) => SeenThread { left_ns: known.since_ns, tid, state: NOT_SEEN, ..SeenThread::default() },
                 (Some(left_ns), Some(seen)) if seen.left_ns == left_ns && left_ns != 0 => *seen,
                 _ => return None,
             };
