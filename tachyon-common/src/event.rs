@@ -151,7 +151,7 @@ pub struct WaitFacts {
     pub gil_is_near: u32,
 }
 
-/// Per-CPU counters of waits, in ticks: each tick that is due is in `too_many`, `not_kicked`, `not_met`, or in `ran` of the
+/// Per-CPU counters of waits, in ticks: each tick that is due is in `too_many`, `not_kicked`, `not_met`, `unreported`, or in `ran` of the
 /// [`Counters`] of waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -166,6 +166,8 @@ pub struct WaitCounters {
     pub not_kicked: u64,
     /// Of waits whose kick did not meet the thread.
     pub not_met: u64,
+    /// Of waits whose end no hook saw.
+    pub unreported: u64,
     /// Threads, not ticks: switches of a thread for which there was no room.
     pub threads_without_room: u64,
     /// Records, not ticks: those that were sent.
@@ -378,6 +380,6 @@ const _: () = assert!(core::mem::size_of::<CodeRecord>() == 96);
 const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 120);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
-const _: () = assert!(core::mem::size_of::<WaitCounters>() == 64);
+const _: () = assert!(core::mem::size_of::<WaitCounters>() == 72);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (9 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

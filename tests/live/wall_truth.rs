@@ -108,8 +108,8 @@ fn threads_that_migrate() {
         assert!((share - truth).abs() < wide, "{long} and {short} for {long_s} s and {short_s} s: {wall:#?}");
         let lives = 500.0 * f64::from(rate_hz) * recording.report.duration_s;
         assert!((due / lives - 1.0).abs() < 0.03, "{lives}: {wall:#?}");
-        // But for the waits that last at the end, of which not all can be read in time.
-        assert_eq!(lost, wall.loss["unread"], "{wall:#?}");
+        // But for the waits that last at the end, of which not all can be read in time, and those whose end this kernel keeps to itself.
+        assert_eq!(lost, wall.loss["unread"] + wall.loss["unreported"], "{wall:#?}");
         assert!((lost as f64) < 0.1 * due, "{wall:#?}");
     }
 }

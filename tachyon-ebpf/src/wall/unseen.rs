@@ -62,7 +62,7 @@ fn lose(seen: &mut SeenThread, ended_ns: u64, now: u64) {
     }
     counts(sample::bank(), |counts| {
         counts.due += ticks;
-        counts.not_met += ticks;
+        counts.unreported += ticks;
         counts.widened += if seen.widening > 0 { ticks } else { 0 };
     });
 }

@@ -4,6 +4,7 @@ use super::super::table::percent;
 use crate::analysis::ratio;
 use crate::cli::escape::escape;
 use crate::profile::package_path;
+use crate::recording::waits::UNREPORTED;
 use crate::report::{CauseReport, HolderReport, PlaceReport, Report, TaskWaitReport, WakerReport, WallReport};
 use indicatif::HumanCount;
 use std::collections::BTreeMap;
@@ -98,6 +99,14 @@ pub(super) fn write(report: &Report, wall: &WallReport, out: &mut dyn Write) -> 
     let lost = wall.ticks_due.saturating_sub(wall.stored);
     if lost > 0 {
         writeln!(out, "{} of the samples of waiting threads were lost", percent(ratio(lost, wall.ticks_due)))?;
+    }
+    let unreported = wall.loss.get(UNREPORTED).copied().unwrap_or(0);
+    if unreported > 0 {
+        let share = percent(ratio(unreported, wall.ticks_due));
+        writeln!(
+            out,
+            "{share} because the kernel did not report that a thread was back on a CPU, as in some virtual machines"
+        )?;
     }
     Ok(())
 }
@@ -243,6 +252,7 @@ mod tests {
             places: vec![place(660, "app.py:12 handle"), place(330, "feed.py:7 poll")],
         });
         (wall.widened, wall.threads_without_room, wall.ticks_due) = (72, 3, 800);
+        wall.loss = BTreeMap::from([(UNREPORTED.to_owned(), 4)]);
         let text = lines(&Report { stored: 280, ..Report::default() }, &wall);
         for line in [
             "41 % socket, above all in db.py:88 execute",
@@ -253,7 +263,8 @@ mod tests {
             "\n1.0 % of the samples of waiting tasks were lost\n",
             "\n9.0 % of the samples of waiting threads were taken less often",
             "\n3 times a thread was met for which there was no room",
-            "\n10.0 % of the samples of waiting threads were lost\n",
+            "\n10.0 % of the samples of waiting threads were lost\n\
+             0.5 % because the kernel did not report that a thread was back on a CPU",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

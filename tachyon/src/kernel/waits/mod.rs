@@ -133,7 +133,8 @@ impl WaitTotals {
     /// Ticks of waits that are known to have been dropped before a walk, or to have begun one.
     #[must_use]
     pub fn met(&self) -> u64 {
-        self.before.too_many + self.before.not_kicked + self.before.not_met + self.walked.ran
+        let WaitCounters { too_many, not_kicked, not_met, unreported, .. } = self.before;
+        too_many + not_kicked + not_met + unreported + self.walked.ran
     }
 
     /// Whether no kick is on its way, and no walk.
@@ -159,13 +160,24 @@ impl WaitTotals {
 }
 
 fn each(into: &mut WaitCounters, other: &WaitCounters, of: impl Fn(u64, u64) -> u64) {
-    let WaitCounters { due, widened, too_many, not_kicked, not_met, threads_without_room, records, tries_met } = into;
+    let WaitCounters {
+        due,
+        widened,
+        too_many,
+        not_kicked,
+        not_met,
+        unreported,
+        threads_without_room,
+        records,
+        tries_met,
+    } = into;
     for (into, other) in [
         (due, other.due),
         (widened, other.widened),
         (too_many, other.too_many),
         (not_kicked, other.not_kicked),
         (not_met, other.not_met),
+        (unreported, other.unreported),
         (threads_without_room, other.threads_without_room),
         (records, other.records),
         (tries_met, other.tries_met),

@@ -82,6 +82,9 @@ fn add(sum: &mut BTreeMap<&'static str, u64>, causes: &BTreeMap<&'static str, u6
     }
 }
 
+/// Waits are lost for this where the kernel did not report that the thread came back.
+pub(crate) const UNREPORTED: &str = "unreported";
+
 /// The account of waits: `ticks_due = stored + Σ loss`. Also returns by how much two counts of the same thing differ.
 pub(super) fn account(
     (method, totals): (WaitMethod, &WaitTotals),
@@ -97,6 +100,7 @@ pub(super) fn account(
     add("not_kicked", before.not_kicked);
     add("unread", waited.unread);
     add("not_met", before.not_met);
+    add(UNREPORTED, before.unreported);
     add(LossCause::WriteError.name(), waited.write_errors);
     add(LossCause::BadRecord.name(), walked.sent.saturating_sub(waited.received));
     add(LossCause::Internal.name(), walked.ran.saturating_sub(walked.ended()));
