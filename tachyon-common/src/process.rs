@@ -115,6 +115,9 @@ pub struct ProcessEntry {
     pub spans: u16,
     /// Address of the dictionary of the tasks that event loops run, `asyncio.tasks._current_tasks` (up to 3.13); 0: not known.
     pub current_tasks: u64,
+    /// When it became known that it is CPython, `bpf_ktime_get_ns()`: a thread that was there then, and that nobody has seen leave its CPU
+    /// since, has waited all the time. A child has its parent's.
+    pub known_ns: u64,
 }
 
 /// Bits of [`ProcessEntry::flags`] and [`Life::flags`].
@@ -136,10 +139,7 @@ pub mod flags {
     pub const FORKED: u32 = 1 << 6;
     /// Of a [`Life`](super::Life) alone: it executes what is expected to be no CPython. Its start and its end wake nobody.
     pub const DULL: u32 = 1 << 7;
-    /// Of a [`ProcessEntry`](super::ProcessEntry) alone: it was known before waits were sampled. A thread of it that started before that,
-    /// and that nobody has seen leave its CPU, has waited ever since.
-    pub const WATCHED: u32 = 1 << 8;
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 104);
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 96);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 104);

@@ -193,7 +193,7 @@ pub fn on_exec(_ctx: &RawTracePointContext) {
     let exe = executable(task);
     // SAFETY: entries are written whole by user space and never removed while the programs run.
     if let Some(mut known) = unsafe { EXECUTABLES.get(&exe).copied() } {
-        (known.image, known.instance) = (image, instance);
+        (known.image, known.instance, known.known_ns) = (image, instance, ktime_ns);
         known.flags |= life.flags;
         // Without room it is inspected as any other.
         let _full = ENTRIES.insert(&life.entry, &known, ANY);
@@ -488,4 +488,5 @@ const EMPTY: ProcessEntry = ProcessEntry {
     asyncio: 0,
     spans: 0,
     current_tasks: 0,
+    known_ns: 0,
 };

@@ -94,10 +94,9 @@ pub fn on_switch(ctx: &RawTracePointContext) {
 #[inline(always)]
 fn arrive_first(task: KernelPtr, now: u64, changes: u64) {
     let tgid = thread::tgid(task);
-    let Some(flags) = recorded(tgid) else { return set_unwatched(task.0, changes) };
-    let began_ns = verdicts::word(wait::BEGAN);
-    // One that is new waited for its first turn alone; one of a process that is, since a moment that nobody has seen.
-    if flags & flags::WATCHED == 0 || task.read::<u64>(config!(task_start_time)) >= began_ns {
+    let Some(began_ns) = recorded_since(tgid) else { return set_unwatched(task.0, changes) };
+    // One that is new waited for its first turn alone.
+    if task.read::<u64>(config!(task_start_time)) >= began_ns {
         return;
     }
     let tid = thread::tid(task);
@@ -184,7 +183,7 @@ fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64,
     }
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);
-    let Some(flags) = recorded(tgid).filter(|_| pid_tgid != 0) else {
+    let Some(began_ns) = recorded_since(tgid).filter(|_| pid_tgid != 0) else {
         set_unwatched(task.0, changes);
         return false;
     };
@@ -196,9 +195,7 @@ fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64,
     let state = if preempted { 0 } else { state };
     let delay_ns = delay_at_leave(task, state);
     let mut seen = SeenThread { delay_ns, tid, tgid, state, ..NOTHING_SEEN };
-    if flags & flags::WATCHED != 0 {
-        unseen::came_back_first(task, &mut seen, now);
-    }
+    unseen::came_back_first(task, &mut seen, began_ns, now);
     seen.left_ns = now;
     seen.leave(config!(seed), now, period());
     let chosen = choose(task, &mut seen, now);
@@ -261,9 +258,9 @@ fn choose(task: KernelPtr, seen: &mut SeenThread, now: u64) -> bool {
 /// What a process is whose waits are wanted.
 const WANTED: u32 = flags::SELECTED | flags::PYTHON;
 
-/// The flags of a process whose waits are wanted.
+/// Since when a process's waits are sampled; `None`: they are not wanted.
 #[inline(always)]
-fn recorded(tgid: u32) -> Option<u32> {
+fn recorded_since(tgid: u32) -> Option<u64> {
     if tgid == 0 || verdicts::recall(verdicts::changes(), tgid) != 0 {
         return None;
     }
@@ -272,8 +269,12 @@ fn recorded(tgid: u32) -> Option<u32> {
     let key = unsafe { (*life).entry };
     let entry = ENTRIES.get_ptr(&key)?;
     // SAFETY: a live map value.
-    let flags = unsafe { (*entry).flags };
-    (flags & WANTED == WANTED).then_some(flags)
+    let entry = unsafe { &*entry };
+    if entry.flags & WANTED != WANTED {
+        return None;
+    }
+    let began_ns = verdicts::word(wait::BEGAN);
+    Some(if entry.known_ns > began_ns { entry.known_ns } else { began_ns })
 }
 
 #[inline(always)]

@@ -18,11 +18,10 @@ pub fn came_back(task: KernelPtr, seen: &mut SeenThread, now: u64) {
     lose(seen, ended, now);
 }
 
-/// A thread leaves that nobody has met, of a process that has been watched all the time. If it came back meanwhile, it had waited since
-/// waits are sampled.
+/// A thread leaves that nobody has met, whose process's waits are sampled since `began_ns`. If it came back after that, it had waited
+/// until then.
 #[inline(always)]
-pub fn came_back_first(task: KernelPtr, seen: &mut SeenThread, now: u64) {
-    let began_ns = verdicts::word(wait::BEGAN);
+pub fn came_back_first(task: KernelPtr, seen: &mut SeenThread, began_ns: u64, now: u64) {
     match arrived_ns(task, now) {
         Some(arrived) if arrived > began_ns && task.read::<u64>(config!(task_start_time)) < began_ns => {
             seen.left_ns = began_ns;

@@ -286,7 +286,7 @@ impl Kernel {
     /// # Errors
     /// When the table is full.
     pub fn decide(&mut self, tgid: u32, life: &Life, entry: &ProcessEntry) -> Result<bool, KernelError> {
-        let entry = ProcessEntry { image: life.image, instance: life.instance, ..self.marked(entry) };
+        let entry = ProcessEntry { image: life.image, instance: life.instance, ..known(entry) };
         self.entries.insert(life.entry, Pod(entry), 0).map_err(KernelError::map("ENTRIES"))?;
         // A hook that ends the program removes the entry after it has changed the table of processes: either it finds this
         // one, or its change is seen here.
@@ -333,7 +333,7 @@ impl Kernel {
             return Ok(false);
         }
         if decided {
-            self.entries.insert(life.entry, Pod(self.marked(entry)), 0).map_err(KernelError::map("ENTRIES"))?;
+            self.entries.insert(life.entry, Pod(known(entry)), 0).map_err(KernelError::map("ENTRIES"))?;
         }
         let added = match self.lives.insert(tgid, Pod(life), BPF_NOEXIST) {
             Ok(()) => return self.changed().map(|()| true),
@@ -462,6 +462,12 @@ pub(super) fn memlock(fd: i32) -> Option<u64> {
 fn processes_override() -> Option<u32> {
     let processes: u32 = std::env::var("TACHYON_MAX_PROCESSES").ok()?.parse().ok()?;
     (1..=MAX_PROCESSES).contains(&processes).then_some(processes)
+}
+
+/// An entry, with since when it says that a process is CPython.
+fn known(entry: &ProcessEntry) -> ProcessEntry {
+    let is_new = entry.flags & flags::PYTHON != 0 && entry.known_ns == 0;
+    ProcessEntry { known_ns: if is_new { KtimeNs::now().0 } else { entry.known_ns }, ..*entry }
 }
 
 fn random_seed() -> u64 {

@@ -29,7 +29,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tachyon_common::event::{Counters, WaitCounters};
 use tachyon_common::limits::THREAD_SLOTS;
-use tachyon_common::process::{ProcessEntry, flags};
 use tachyon_common::segment::WAIT_BANKS;
 use tachyon_common::wait::{BEGAN, PERIOD, SeenThread, ThreadSlot, widened_ticks};
 use told::Told;
@@ -320,17 +319,11 @@ impl Kernel {
         self.verdicts.set(PERIOD, period_ns, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// An entry, with the mark of those that are known before waits are sampled.
-    pub(super) fn marked(&self, entry: &ProcessEntry) -> ProcessEntry {
-        let before = self.waits.as_ref().is_some_and(|waits| waits.began == KtimeNs::default());
-        ProcessEntry { flags: entry.flags | if before { flags::WATCHED } else { 0 }, ..*entry }
-    }
-
-    /// Whether the waits of a process's threads have been sampled since any have been.
+    /// Since when waits of a process's threads have been sampled, if it is known.
     #[must_use]
-    pub fn is_watched(&self, tgid: u32) -> bool {
-        let entry = self.process(tgid).and_then(|life| self.entry(&life));
-        entry.is_some_and(|entry| entry.flags & flags::WATCHED != 0)
+    pub fn waits_began_of(&self, tgid: u32) -> Option<KtimeNs> {
+        let entry = self.process(tgid).and_then(|life| self.entry(&life))?;
+        Some(KtimeNs(entry.known_ns).max(self.waits_began()))
     }
 
     /// Since when waits have been sampled.

@@ -95,9 +95,9 @@ impl Sleepers {
             let looked = look::look_at((key, pid), &wanted, rest, &self.choice, &mut self.files);
             let (now, latest) = {
                 let kernel = lock(kernel);
-                // Had such a thread run since waits are sampled, it would have been met. The kernel's clock may say that it has: it
-                // leaves out the host's time.
-                let latest = if kernel.is_watched(pid) { kernel.waits_began().0 } else { u64::MAX };
+                // Had a thread that nobody has met run since its process's waits are sampled, it would have been met. The kernel's
+                // clock may say that it has: it leaves out the host's time.
+                let latest = kernel.waits_began_of(pid).map_or(u64::MAX, |began| began.0);
                 (kernel.seen_threads(), latest)
             };
             for (tid, sleeper) in looked {
