@@ -61,7 +61,7 @@ fn own(frames: &Value) -> Vec<(&str, u64)> {
 }
 
 /// Compares what was read with what the program says about itself. Returns how many greenlets were compared.
-fn judge(target: &Target, names_are_told: bool) -> usize {
+fn judge(target: &Target) -> usize {
     let dump = dumped(target.pid());
     let list = dump["greenlets"].as_array().unwrap_or_else(|| panic!("{dump:#}"));
     let found: BTreeMap<u64, &Value> = list.iter().map(|greenlet| (number(&greenlet["id"]), greenlet)).collect();
@@ -79,11 +79,7 @@ fn judge(target: &Target, names_are_told: bool) -> usize {
         assert_eq!(greenlet["parent"], fact["parent"], "{greenlet:#}");
         let tid = if fact["name"] == "second" { &tids["second"] } else { &tids["first"] };
         assert_eq!(&greenlet["tid"], tid, "{greenlet:#}");
-        if names_are_told {
-            assert_eq!(greenlet["name"], fact["name"], "{greenlet:#}");
-        } else {
-            assert!(["Named", "greenlet"].contains(&greenlet["name"].as_str().expect("a name")), "{greenlet:#}");
-        }
+        assert_eq!(greenlet["name"], fact["name"], "{greenlet:#}");
         let Some(functions) = fact["functions"].as_array() else { continue };
         assert_eq!((&greenlet["running"], &greenlet["whole"]), (&false.into(), &true.into()), "{greenlet:#}");
         let stack = own(&greenlet["frames"]);
@@ -105,7 +101,7 @@ fn judge(target: &Target, names_are_told: bool) -> usize {
 
 fn each_is_where_the_program_says(python: &Interpreter) {
     let target = start(python, &[]);
-    assert_eq!(judge(&target, python.minor < 14), 7);
+    assert_eq!(judge(&target), 7);
     let text = String::from_utf8(dump(target.pid(), false).stdout).expect("UTF-8");
     assert!(text.contains(": 10 greenlets, runs ") && text.contains("(G) main\n"), "{text}");
     assert!(!text.contains("asyncio"), "it has none of those: {text}");
@@ -123,11 +119,10 @@ fn place(sample: &Value) -> Vec<&str> {
 }
 
 fn each_waits_where_it_switched_away(python: &Interpreter) {
-    judge_waits(&start(python, &[]), if python.minor < 14 { None } else { Some("Named") }, 5);
+    judge_waits(&start(python, &[]), 5);
 }
 
-/// `kind`: the name of greenlets without one.
-fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
+fn judge_waits(target: &Target, seconds: u64) {
     let (samples, report) = record(target, seconds);
     let mut sums: BTreeMap<(u64, Vec<&str>), u64> = BTreeMap::new();
     let waits: Vec<&Value> = samples.iter().filter(|sample| sample["event"] == "task-wait").collect();
@@ -141,7 +136,7 @@ fn judge_waits(target: &Target, kind: Option<&str>, seconds: u64) {
     let tids = &target.facts["tids"];
     let (first, second) = (number(&tids["first"]), number(&tids["second"]));
     let of = |tid: u64, functions: &[&'static str], name: &'static str| {
-        let place: Vec<&str> = [functions, &[kind.unwrap_or(name)]].concat();
+        let place: Vec<&str> = [functions, &[name]].concat();
         sums.get(&(tid, place.clone())).copied().unwrap_or_else(|| panic!("no {place:?}"))
     };
     // All greenlets that wait the whole time wait equally long.
@@ -181,7 +176,7 @@ fn of_eventlet_too(python: &Interpreter) {
 fn of_a_framework(python: &Interpreter, name: &str, kind: &str) {
     let path = package("gevent", python);
     let target = Target::start_in(python, "waiting_greenlets.py", &[name], &[("PYTHONPATH", &path)]);
-    assert_eq!(judge(&target, true), 7);
+    assert_eq!(judge(&target), 7);
     let (samples, _) = record(&target, 3);
     let waits = samples.iter().filter(|sample| sample["event"] == "task-wait");
     let mut places: BTreeMap<Vec<&str>, u64> = BTreeMap::new();
@@ -211,8 +206,8 @@ fn those_that_come_and_go(python: &Interpreter) {
 /// them all.
 fn among_many_objects(python: &Interpreter) {
     let target = start(python, &["", "many", "300000"]);
-    assert_eq!(judge(&target, true), 7);
-    judge_waits(&target, None, 8);
+    assert_eq!(judge(&target), 7);
+    judge_waits(&target, 8);
 }
 
 fn without_lists_there_are_none(python: &Interpreter) {

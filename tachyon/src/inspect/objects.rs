@@ -1,7 +1,7 @@
 //! Where CPython keeps what leads to a thread's name: modules, dictionaries, integers and instances' attributes.
 //!
 //! Only user space reads these, and only for names, so they are not part of the walk's `Layout`. From 3.14 on the
-//! kernel knows the names of Python's threads, and no row is needed. A test compares the rows with the headers at hand.
+//! kernel knows the names of Python's threads, and only dictionaries are read. A test compares the rows with the headers at hand.
 
 use tachyon_common::layout::{Layout, flags};
 
@@ -139,6 +139,15 @@ impl ObjectLayout {
     #[must_use]
     pub fn of(layout: &Layout) -> Option<&'static Self> {
         Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
+    }
+
+    /// The row that dictionaries are read by: those of 3.14 and 3.15 are as in 3.13, but for builds without a GIL.
+    #[must_use]
+    pub fn of_dictionaries(layout: &Layout) -> Option<&'static Self> {
+        match (layout.minor_version(), layout.has(flags::FREE_THREADED)) {
+            ((3, 14 | 15), false) => Some(&V3_13),
+            _ => Self::of(layout),
+        }
     }
 
     pub(super) fn row(version: (u8, u8), free_threaded: bool) -> Option<&'static Self> {

@@ -321,7 +321,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
     /// Its own name, which gevent's greenlets have if they were given one, else its type's.
     fn name(&self, address: u64) -> Option<String> {
         let own = || {
-            let objects = ObjectLayout::of(&self.target.layout)?;
+            let objects = ObjectLayout::of_dictionaries(&self.target.layout)?;
             let objects = Objects { memory: self.memory, layout: &self.target.layout, objects };
             objects.text(objects.find(objects.pointer(address, self.layout.dict)?, "name")?)
         };
