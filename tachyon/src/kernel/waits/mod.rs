@@ -319,11 +319,11 @@ impl Kernel {
         self.verdicts.set(PERIOD, period_ns, 0).map_err(KernelError::map("VERDICTS"))
     }
 
-    /// Since when waits of a process's threads have been sampled, if it is known.
+    /// Since when waits of a process's threads have been sampled.
     #[must_use]
-    pub fn waits_began_of(&self, tgid: u32) -> Option<KtimeNs> {
-        let entry = self.process(tgid).and_then(|life| self.entry(&life))?;
-        Some(KtimeNs(entry.known_ns).max(self.waits_began()))
+    pub fn waits_began_of(&self, tgid: u32) -> KtimeNs {
+        let entry = self.process(tgid).and_then(|life| self.entry(&life));
+        self.waits_began().max(KtimeNs(entry.map_or(0, |entry| entry.known_ns)))
     }
 
     /// Since when waits have been sampled.

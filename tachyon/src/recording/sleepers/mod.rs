@@ -53,8 +53,10 @@ impl Part {
 struct Known {
     /// When it left its CPU; `None`: it has not been switched since waits have been sampled.
     left_ns: Option<u64>,
-    /// Since when it waits in that case.
+    /// Since when it waits in that case; its process's waits are sampled since then, or later.
     since_ns: u64,
+    /// Since when waits of its process are sampled.
+    recorded_ns: u64,
     sleeper: Arc<Sleeper>,
 }
 
@@ -93,19 +95,18 @@ impl Sleepers {
                 continue;
             }
             let looked = look::look_at((key, pid), &wanted, rest, &self.choice, &mut self.files);
-            let (now, latest) = {
+            let (now, recorded_ns) = {
                 let kernel = lock(kernel);
-                // Had a thread that nobody has met run since its process's waits are sampled, it would have been met. The kernel's
-                // clock may say that it has: it leaves out the host's time.
-                let latest = kernel.waits_began_of(pid).map_or(u64::MAX, |began| began.0);
-                (kernel.seen_threads(), latest)
+                (kernel.seen_threads(), kernel.waits_began_of(pid).0)
             };
             for (tid, sleeper) in looked {
                 let left = |threads: &BTreeMap<u32, SeenThread>| threads.get(&tid).map(|seen| seen.left_ns);
                 // If it has been switched meanwhile, it may have been read at any point.
                 if left(&seen) == left(&now) {
-                    let since_ns = sleeper.since_ns.min(latest);
-                    self.known.insert(tid, Known { left_ns: left(&now), since_ns, sleeper: Arc::new(sleeper) });
+                    // Had a thread that nobody has met run since then, it would have been met. The kernel's clock may say that
+                    // it has: it leaves out the host's time.
+                    let (since_ns, sleeper) = (sleeper.since_ns.min(recorded_ns), Arc::new(sleeper));
+                    self.known.insert(tid, Known { left_ns: left(&now), since_ns, recorded_ns, sleeper });
                 }
             }
         }
@@ -208,7 +209,6 @@ impl Sleepers {
 
     /// Waits of threads that have not been switched since they were looked at.
     fn lasting(&self, seen: &BTreeMap<u32, SeenThread>, kernel: &Kernel, until: KtimeNs) -> Vec<Part> {
-        let recorded_ns = kernel.waits_began().0;
         let part = |(&tid, known): (&u32, &Known)| {
             let waits = match (known.left_ns, seen.get(&tid)) {
                 // It may have gone to sleep long before.
@@ -216,7 +216,7 @@ impl Sleepers {
                 (Some(left_ns), Some(seen)) if seen.left_ns == left_ns && left_ns != 0 => *seen,
                 _ => return None,
             };
-            let began_ns = self.not_told(tid, waits.left_ns.max(recorded_ns));
+            let began_ns = self.not_told(tid, waits.left_ns.max(known.recorded_ns));
             let queued_ns = waits.queued_from(began_ns, until.0);
             let ticks = |from, to| u32::try_from(kernel.ticks((tid, waits.widening), from, to)).unwrap_or(u32::MAX);
             let facts = WaitFacts {
