@@ -10,7 +10,8 @@ use crate::verdicts;
 use tachyon_common::wait::{self, SeenThread, method};
 
 /// A thread leaves that, as far as is known, never came back.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 pub fn came_back(task: KernelPtr, seen: &mut SeenThread, now: u64) {
     // Without the kernel's word, its run is a part of its wait.
     let arrived = arrived_ns(task, now).unwrap_or(now);
@@ -20,7 +21,8 @@ pub fn came_back(task: KernelPtr, seen: &mut SeenThread, now: u64) {
 
 /// A thread leaves that nobody has met, whose process's waits are sampled since `began_ns`. If it came back after that, it had waited
 /// until then.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 pub fn came_back_first(task: KernelPtr, seen: &mut SeenThread, began_ns: u64, now: u64) {
     match arrived_ns(task, now) {
         Some(arrived) if arrived > began_ns && task.read::<u64>(config!(task_start_time)) < began_ns => {
