@@ -13,6 +13,7 @@ on_each_interpreter!(on [pyenv_3_13]: of_gevent_too);
 on_each_interpreter!(on [pyenv_3_13]: of_eventlet_too);
 on_each_interpreter!(on [pyenv_3_13]: among_many_objects);
 on_each_interpreter!(on [pyenv_3_13]: those_that_come_and_go);
+on_each_interpreter!(on [pyenv_3_13]: a_main_one_is_found_by_its_greenlets);
 on_each_interpreter!(on [built_3_14t]: without_lists_there_are_none);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13]: lies_do_not_hide_what_is_true);
 
@@ -116,6 +117,11 @@ fn place(sample: &Value) -> Vec<&str> {
     };
     let names = frames.filter(is_own).map(|frame| frame["function"].as_str().expect("a name"));
     names.filter(|name| !name.ends_with("<lambda>") && *name != "own_sleep").collect()
+}
+
+/// All greenlets of a thread were missing if its main one was not found.
+fn a_main_one_is_found_by_its_greenlets(python: &Interpreter) {
+    assert_eq!(judge(&start(python, &["own", "untracked"])), 7);
 }
 
 fn each_waits_where_it_switched_away(python: &Interpreter) {

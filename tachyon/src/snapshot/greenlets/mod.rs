@@ -212,7 +212,8 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
 
     fn once(&self, heap: &mut Heap, problems: &mut Vec<GreenletProblem>) -> BTreeMap<u64, RawGreenlet> {
         let (mut read, mut frames_left) = (BTreeMap::new(), MAX_FRAMES);
-        for address in heap.greenlets.clone() {
+        let mut wanted: Vec<u64> = heap.greenlets.iter().rev().copied().collect();
+        while let Some(address) = wanted.pop() {
             if self.deadline.passed() {
                 problems.push(GreenletProblem::Late);
                 break;
@@ -228,6 +229,12 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
                 break;
             };
             frames_left = left;
+            // Objects that the collector was moving may have been missed, and without its main one a thread's greenlets are nobody's.
+            for relative in [raw.main, raw.parent].into_iter().filter(|&relative| relative != 0) {
+                if heap.greenlets.len() < MAX_GREENLETS && heap.greenlets.insert(relative) {
+                    wanted.push(relative);
+                }
+            }
             read.insert(address, raw);
         }
         read
