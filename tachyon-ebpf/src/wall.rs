@@ -158,48 +158,49 @@ fn are_wakes_hooked() -> bool {
 /// Notes since when a thread waits. True when its stack is to be taken now.
 #[inline(always)]
 fn leave(ctx: &RawTracePointContext, task: KernelPtr, preempted: bool, now: u64, changes: u64) -> bool {
-    if let Some(seen) = threads::find(task.0) {
-        if seen.left_ns != 0 {
-            unseen::came_back(task, seen, now);
-        }
-        let state = state_of(ctx, task);
-        if state & TASK_DEAD != 0 {
-            threads::forget(task.0);
-            return false;
-        }
-        // A thread that is preempted on its way to a wait is ready to run.
-        seen.state = if preempted { 0 } else { state };
-        seen.woken_ns = 0;
-        seen.delay_ns = delay_at_leave(task, seen.state);
-        if are_wakes_hooked() {
-            seen.waker = 0;
-        }
-        seen.leave(config!(seed), now, period());
-        let chosen = choose(task, seen, now);
-        // Last: who wakes it looks here first.
-        // SAFETY: a field of a live map value.
-        unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, now) };
-        return chosen;
+    let state = state_of(ctx, task);
+    let is_dead = state & TASK_DEAD != 0;
+    let Some(seen) = threads::find(task.0).or_else(|| if is_dead { None } else { meet(task, now, changes) }) else {
+        return false;
+    };
+    if seen.left_ns != 0 {
+        unseen::came_back(task, seen, now);
     }
+    if is_dead {
+        threads::forget(task.0);
+        return false;
+    }
+    // A thread that is preempted on its way to a wait is ready to run.
+    seen.state = if preempted { 0 } else { state };
+    seen.woken_ns = 0;
+    seen.delay_ns = delay_at_leave(task, seen.state);
+    if are_wakes_hooked() {
+        seen.waker = 0;
+    }
+    seen.leave(config!(seed), now, period());
+    let chosen = choose(task, seen, now);
+    // Last: who wakes it looks here first.
+    // SAFETY: a field of a live map value.
+    unsafe { core::ptr::write_volatile(&raw mut seen.left_ns, now) };
+    chosen
+}
+
+/// Follows a thread that leaves and that nobody has met, if it is recorded and there is room.
+#[inline(always)]
+fn meet(task: KernelPtr, now: u64, changes: u64) -> Option<&'static mut SeenThread> {
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = thread::own_tgid(pid_tgid);
     let Some(began_ns) = recorded_since(tgid).filter(|_| pid_tgid != 0) else {
         set_unwatched(task.0, changes);
-        return false;
+        return None;
     };
-    let state = state_of(ctx, task);
     let tid = thread::own_tid(task, pid_tgid);
-    if state & TASK_DEAD != 0 || tid == 0 {
-        return false;
+    // Where stacks are taken at the beginning there is none of a wait that nobody has seen begin, whose end will tell.
+    let seen = SeenThread { left_ns: unseen::left_ns(task, began_ns, now), tid, tgid, chosen: 1, ..NOTHING_SEEN };
+    if tid == 0 || !threads::follow(task.0, &seen) {
+        return None;
     }
-    let state = if preempted { 0 } else { state };
-    let delay_ns = delay_at_leave(task, state);
-    let mut seen = SeenThread { delay_ns, tid, tgid, state, ..NOTHING_SEEN };
-    unseen::came_back_first(task, &mut seen, began_ns, now);
-    seen.left_ns = now;
-    seen.leave(config!(seed), now, period());
-    let chosen = choose(task, &mut seen, now);
-    threads::follow(task.0, &seen) && chosen
+    threads::find(task.0)
 }
 
 /// [`SeenThread::delay_ns`] of one that leaves. One that is ready to run all the time needs none.

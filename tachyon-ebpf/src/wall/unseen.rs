@@ -19,20 +19,13 @@ pub fn came_back(task: KernelPtr, seen: &mut SeenThread, now: u64) {
     lose(seen, ended, now);
 }
 
-/// A thread leaves that nobody has met, whose process's waits are sampled since `began_ns`. If it came back after that, it had waited
-/// until then.
+/// Since when a thread has waited that leaves and that nobody has met, whose process's waits are sampled since `began_ns`; 0: it did not
+/// come back since then, or the kernel does not say.
 #[cold]
 #[inline(never)]
-pub fn came_back_first(task: KernelPtr, seen: &mut SeenThread, began_ns: u64, now: u64) {
-    match arrived_ns(task, now) {
-        Some(arrived) if arrived > began_ns && task.read::<u64>(config!(task_start_time)) < began_ns => {
-            seen.left_ns = began_ns;
-            // Where stacks are taken at the beginning there is none of it.
-            seen.chosen = 1;
-            lose(seen, arrived, now);
-        }
-        _ => {}
-    }
+pub fn left_ns(task: KernelPtr, began_ns: u64, now: u64) -> u64 {
+    let came_back = arrived_ns(task, now).is_some_and(|arrived| arrived > began_ns);
+    if came_back && task.read::<u64>(config!(task_start_time)) < began_ns { began_ns } else { 0 }
 }
 
 /// When the thread that leaves came to its CPU; `None`: the kernel does not say.

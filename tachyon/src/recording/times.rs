@@ -84,7 +84,7 @@ pub(super) struct Known {
 
 impl Known {
     /// A process so far. A thread that ends meanwhile is counted once: if one has, all are read again.
-    fn of(pid: u32, kernel: &Kernel, waits: &Waits) -> Option<Self> {
+    fn of(pid: u32, kernel: &Kernel, waits: &Waits<'_>) -> Option<Self> {
         const TRIES: usize = 3;
         let ended = || {
             let life = kernel.process(pid)?;
@@ -99,7 +99,7 @@ impl Known {
         None
     }
 
-    fn of_living(pid: u32, waits: &Waits) -> Option<Self> {
+    fn of_living(pid: u32, waits: &Waits<'_>) -> Option<Self> {
         let process = RemoteProcess::at(Pid(pid));
         let mut sum = Self::default();
         for tid in process.thread_ids().ok()? {
@@ -117,14 +117,15 @@ impl Known {
 }
 
 /// What is known about waits at one moment.
-struct Waits {
+struct Waits<'a> {
     /// Threads that have been switched since waits have been sampled.
-    seen: BTreeMap<u32, SeenThread>,
+    seen: &'a BTreeMap<u32, SeenThread>,
+    /// Since when those of this process have been.
     began_ns: u64,
 }
 
-impl Waits {
-    /// How long a live thread has waited since waits have been sampled.
+impl Waits<'_> {
+    /// How long a live thread has waited since then.
     fn of(&self, tid: u32, times: &TaskTimes, now_ns: u64) -> u64 {
         match self.seen.get(&tid) {
             Some(seen) if seen.left_ns == 0 => seen.waited_ns,
@@ -150,8 +151,9 @@ pub(super) type Read = HashMap<u64, Known>;
 
 /// What all live recorded processes have done with their time.
 pub(super) fn read(programs: &[(ProgramKey, u32)], kernel: &Kernel) -> Read {
-    let waits = Waits { seen: kernel.seen_threads(), began_ns: kernel.waits_began().0 };
-    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel, &waits)?))).collect()
+    let seen = &kernel.seen_threads();
+    let waits = |pid| Waits { seen, began_ns: kernel.waits_began_of(pid).0 };
+    programs.iter().filter_map(|&(key, pid)| Some((key.instance, Known::of(pid, kernel, &waits(pid))?))).collect()
 }
 
 /// What a process did with its time in a segment.
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn a_thread_waits_since_its_last_switch() {
         let seen = |tid, left_ns| (tid, SeenThread { tid, left_ns, waited_ns: 30, ..SeenThread::default() });
-        let waits = Waits { seen: BTreeMap::from([seen(1, 0), seen(2, 150)]), began_ns: 100 };
+        let waits = Waits { seen: &BTreeMap::from([seen(1, 0), seen(2, 150)]), began_ns: 100 };
         let of = |tid, start_ns, runs| waits.of(tid, &TaskTimes { start_ns, runs, ..TaskTimes::default() }, 200);
         assert_eq!((of(1, 5, true), of(2, 5, false)), (30, 80));
         // Never switched: on a CPU all the time, asleep since before, asleep since it started.

@@ -322,14 +322,9 @@ impl Kernel {
     /// Since when waits of a process's threads have been sampled.
     #[must_use]
     pub fn waits_began_of(&self, tgid: u32) -> KtimeNs {
+        let began = self.waits.as_ref().map_or_else(KtimeNs::default, |waits| waits.began);
         let entry = self.process(tgid).and_then(|life| self.entry(&life));
-        self.waits_began().max(KtimeNs(entry.map_or(0, |entry| entry.known_ns)))
-    }
-
-    /// Since when waits have been sampled.
-    #[must_use]
-    pub fn waits_began(&self) -> KtimeNs {
-        self.waits.as_ref().map_or_else(KtimeNs::default, |waits| waits.began)
+        began.max(KtimeNs(entry.map_or(0, |entry| entry.known_ns)))
     }
 
     /// Ticks of a thread, in the periods of its present wait, between two moments.
