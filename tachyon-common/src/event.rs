@@ -8,7 +8,7 @@
 //! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 120 + 8 * 88, fits the 32 KiB a per-CPU value may have.
 
 use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
-use crate::whose::{MAX_AWAITING, Task, Whose};
+use crate::whose::{MAX_AWAITING, MAX_GREENLETS, Task, Whose};
 
 /// What a record is. The number is [`RecordHeader::kind`].
 pub mod kind {
@@ -371,7 +371,7 @@ pub const MAX_SAMPLE_BYTES: usize = core::mem::size_of::<SampleRecord>()
     + MAX_PY_FRAMES * core::mem::size_of::<RawFrame>()
     + (MAX_NATIVE_FRAMES + MAX_KERNEL_FRAMES) * 8
     + core::mem::size_of::<Whose>()
-    + MAX_AWAITING * core::mem::size_of::<Task>();
+    + (MAX_GREENLETS + MAX_AWAITING) * core::mem::size_of::<Task>();
 
 const _: () = assert!(core::mem::size_of::<RecordHeader>() == 8);
 const _: () = assert!(core::mem::size_of::<SampleRecord>() == 136);

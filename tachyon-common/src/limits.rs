@@ -28,6 +28,9 @@ pub const PY_FRAMES_PER_STEP: usize = 104;
 /// function's body that often.
 pub const PY_FRAMES_PER_CALL: usize = 2;
 
+/// Python frames of one parent of a greenlet that are walked. All of it is one BPF program: a web server has a hundred.
+pub const PY_FRAMES_PER_PARENT: usize = 256;
+
 /// Native frames that one call of the BPF function walks, likewise.
 pub const NATIVE_FRAMES_PER_CALL: usize = 4;
 
@@ -152,8 +155,11 @@ pub const MAX_ASYNCIO: u32 = 64;
 /// Entries of the table of where spans are kept, the first of which is not used: one for each distinct place in a process.
 pub const MAX_SPANS: u32 = 256;
 
-/// Slots of the table of threads' span variables (a power of two): 2^11 * 16 bytes = 32 KiB.
-pub const SPAN_SLOTS: u32 = 2_048;
+/// Entries of the table of where greenlets are kept, the first of which is not used: one for each distinct place in a process.
+pub const MAX_GREENLET_PLACES: u32 = 256;
+
+/// Slots of the table of threads' own variables, for their spans and their greenlets (a power of two): 2^12 * 16 bytes = 64 KiB.
+pub const VARIABLE_SLOTS: u32 = 4_096;
 
 /// Slots of the thread cache (a power of two).
 pub const THREAD_CACHE_SLOTS: u32 = 16_384;

@@ -118,6 +118,10 @@ pub struct ProcessEntry {
     /// When it became known that it is CPython, `bpf_ktime_get_ns()`: a thread that was there then, and that nobody has seen leave its CPU
     /// since, has waited all the time. A child has its parent's.
     pub known_ns: u64,
+    /// Index into the `GREENLETS` map; 0: it has not loaded greenlet, as far as is known.
+    pub greenlets: u32,
+    /// Explicit padding.
+    pub _pad: u32,
 }
 
 /// Bits of [`ProcessEntry::flags`] and [`Life::flags`].
@@ -142,4 +146,4 @@ pub mod flags {
 }
 
 const _: () = assert!(core::mem::size_of::<Life>() == 104);
-const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 104);
+const _: () = assert!(core::mem::size_of::<ProcessEntry>() == 112);

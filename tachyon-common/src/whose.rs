@@ -1,6 +1,7 @@
-//! Whose work a thread does: the asyncio task that it runs, those that await it, and the span of OpenTelemetry that it is in.
+//! Whose work a thread does: the asyncio task that it runs, those that await it, its greenlet, and the span of OpenTelemetry that it is
+//! in.
 //!
-//! User space finds out where all of it is kept and puts that into maps ([`Asyncio`], [`ThreadLocal`]); a
+//! User space finds out where all of it is kept and puts that into maps ([`Asyncio`], [`Greenlets`], [`ThreadLocal`]); a
 //! [`ProcessEntry`](crate::process::ProcessEntry) has the index of each. What was read with a sample follows its frames as a
 //! [`Whose`].
 
@@ -74,10 +75,41 @@ pub struct ThreadLocal {
     pub vector_at: i64,
 }
 
+/// Where the package greenlet keeps a thread's greenlets, and CPython what they are named by. Value of the `GREENLETS` map. Offsets in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Greenlets {
+    /// The thread's pointer to its `greenlet::ThreadState` (`g_thread_state_global`), whose first words are its main and its current
+    /// greenlet. Its [`ThreadLocal::entry_size`] is 0: this index of the map is not used.
+    pub state: ThreadLocal,
+    /// `PyGreenlet.dict`.
+    pub dict: u32,
+    /// `PyGreenlet.pimpl`: the `Greenlet`.
+    pub implementation: u32,
+    /// `Greenlet.stack_state` where `_self` precedes it; one word less without.
+    pub stack_state: u32,
+    /// `PyFrameObject.f_frame` (3.11+); 0: the frame object is the frame.
+    pub frame_interp: u32,
+    /// `PyTypeObject.tp_name`.
+    pub type_name: u32,
+    /// `PyTypeObject.tp_flags`.
+    pub type_flags: u32,
+    /// `PyDictObject.ma_used`, which the version tag, the keys and the values follow; 0: names in dictionaries are not read.
+    pub dict_used: u32,
+    /// `PyDictKeysObject.dk_nentries`: 32 (up to 3.10), or 24.
+    pub keys_nentries: u32,
+    /// `PyDictKeysObject.dk_indices`, which the entries follow.
+    pub keys_indices: u32,
+    /// `PyDictValues.values`.
+    pub values_start: u32,
+}
+
 /// Most bytes of a task's name that are taken with a sample.
 pub const NAME_BYTES: usize = 64;
 /// Most event loops of one process that run a task at one moment and of which this is known, before 3.14; a power of two.
 pub const MAX_LOOPS: usize = 4;
+/// Most greenlets of a sample: the running one, its parent, and so on; a power of two.
+pub const MAX_GREENLETS: usize = 8;
 /// Most tasks that are followed from the running one to those that await it.
 pub const MAX_AWAITING: usize = 8;
 /// Most coroutines of one of those that are walked, outermost first.
@@ -85,7 +117,7 @@ pub const MAX_COROUTINES: usize = 16;
 /// Most entries that are looked at of a set of those that await a task.
 pub const MAX_AWAITING_SET: u32 = 64;
 
-/// A task.
+/// A task, or a greenlet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Task {
@@ -94,7 +126,7 @@ pub struct Task {
     /// The number N of one that is called `Task-N` because nobody gave it a name.
     pub number: u64,
     /// How many Python frames are its own. Of the running task: of the record's first ones, the last of which is that of its coroutine;
-    /// 0: that was not met. Of one that awaits: of those that follow, innermost first.
+    /// 0: that was not met. Of one that awaits, and of a greenlet's parent: of those that follow, innermost first. Of the running greenlet: 0.
     pub frames: u16,
     /// Bytes of the name.
     pub name_bytes: u8,
@@ -108,8 +140,9 @@ pub struct Task {
     pub name: [u8; NAME_BYTES],
 }
 
-/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1; then as many
-/// [`Task`]s as [`Whose::awaiting`] says, each of which awaits the one before. The last of the record's Python frames are theirs.
+/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1. Then come as
+/// many [`Task`]s as [`Whose::greenlets`] says: the running greenlet, then its parent, and so on. Then as many as [`Whose::awaiting`]
+/// says, each of which awaits the one before. The last of the record's Python frames are those of the parents, then of these tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Whose {
@@ -119,8 +152,10 @@ pub struct Whose {
     pub trace_id: [u8; 16],
     /// Span id, likewise.
     pub span_id: [u8; 8],
-    /// Tasks that follow.
-    pub awaiting: u32,
+    /// Greenlets that follow.
+    pub greenlets: u16,
+    /// Tasks that follow them.
+    pub awaiting: u16,
     /// Bits of [`flags`]: what there is.
     pub flags: u32,
 }
@@ -141,7 +176,8 @@ impl Task {
 
 impl Whose {
     /// Nobody's.
-    pub const NOBODY: Self = Self { task: Task::NONE, trace_id: [0; 16], span_id: [0; 8], awaiting: 0, flags: 0 };
+    pub const NOBODY: Self =
+        Self { task: Task::NONE, trace_id: [0; 16], span_id: [0; 8], greenlets: 0, awaiting: 0, flags: 0 };
 }
 
 /// Bits of [`Whose::flags`] and of [`Task::flags`].
@@ -152,6 +188,10 @@ pub mod flags {
     pub const SPAN: u32 = 1 << 1;
     /// There may be more tasks that await the last one, or who does could not be read.
     pub const MORE_AWAITING: u32 = 1 << 2;
+    /// A greenlet runs that is not the thread's main one.
+    pub const GREENLET: u32 = 1 << 3;
+    /// The last greenlet may have a parent, which is not here.
+    pub const MORE_GREENLETS: u32 = 1 << 4;
 
     /// The task's name is a number.
     pub const NUMBERED: u16 = 1;
@@ -163,9 +203,15 @@ pub mod flags {
     pub const INNER_CUT: u16 = 1 << 3;
     /// The same further out.
     pub const OUTER_CUT: u16 = 1 << 4;
+    /// The name is that of a greenlet's type, as C has it: up to the first byte that is 0, with what modules it is in.
+    pub const TYPE_NAME: u16 = 1 << 5;
+    /// A thread's main greenlet, which has no name.
+    pub const MAIN: u16 = 1 << 6;
 }
 
 const _: () = assert!(core::mem::size_of::<Asyncio>() == 88);
 const _: () = assert!(core::mem::size_of::<ThreadLocal>() == 24);
+const _: () = assert!(core::mem::size_of::<Greenlets>() == 64);
+const _: () = assert!(MAX_GREENLETS.is_power_of_two());
 const _: () = assert!(core::mem::size_of::<Task>() == 88);
 const _: () = assert!(core::mem::size_of::<Whose>() == 120);

@@ -1,5 +1,6 @@
-//! Tasks, those that await them, and spans, in made-up memory: what is there, what is torn, and every read that fails.
+//! Tasks, those that await them, greenlets, and spans, in made-up memory: what is there, what is torn, and every read that fails.
 
+mod greenlets;
 mod program;
 
 use program::{ASYNCIO, CORO_TYPE, INT_TYPE, LAYOUT, Memory, STR_TYPE, TASK_TYPE, TSTATE, program, task};

@@ -266,7 +266,7 @@ pub fn on_exit(_ctx: &RawTracePointContext) {
     let queued_ns = unsafe { &raw mut (*life).queued_ns };
     add(queued_ns, queued);
     // SAFETY: likewise.
-    whose::forget_variable(unsafe { (*life).image }, thread::tid(task));
+    whose::forget_variables(unsafe { (*life).image }, thread::tid(task));
     let waited = wall::waited_ns(task.0);
     // SAFETY: likewise.
     let waited_ns = unsafe { &raw mut (*life).waited_ns };
@@ -489,4 +489,6 @@ const EMPTY: ProcessEntry = ProcessEntry {
     spans: 0,
     current_tasks: 0,
     known_ns: 0,
+    greenlets: 0,
+    _pad: 0,
 };

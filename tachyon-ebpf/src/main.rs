@@ -256,7 +256,8 @@ pub fn trace_codes(ctx: TracePointContext) -> u32 {
     0
 }
 
-/// Tail-called after [`walk_frames`] where a task runs and those that await it are wanted (`--async`): walks their coroutines.
+/// Tail-called after [`walk_frames`] where a task runs, or a greenlet, and what leads on from it is wanted (`--async`): walks the
+/// greenlet's parents, and the coroutines of the tasks that await the running one.
 #[perf_event]
 pub fn walk_awaiting(ctx: PerfEventContext) -> u32 {
     whose::walk_awaiting(&ctx);

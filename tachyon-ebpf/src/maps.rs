@@ -12,18 +12,18 @@ use tachyon_common::{
     event::{Counters, RawFrame, SampleRecord, WaitCounters, WaitFacts},
     layout::Layout,
     limits::{
-        FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_DULL, MAX_EVENTS, MAX_LAYOUTS, MAX_PROCESSES, MAX_SPANS,
-        RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, SPAN_SLOTS, THREAD_CACHE_SLOTS, VERDICT_SLOTS,
+        FIRST_VERDICT, KNOWN_SLOTS, MAX_ASYNCIO, MAX_DULL, MAX_EVENTS, MAX_GREENLET_PLACES, MAX_LAYOUTS, MAX_PROCESSES,
+        MAX_SPANS, RULE_SLOTS, SEARCH_SLOTS, SENT_SLOTS, SENT_WAYS, THREAD_CACHE_SLOTS, VARIABLE_SLOTS, VERDICT_SLOTS,
     },
     process::{Life, ProcessEntry},
     segment::BANKS,
     unwind::{NativeWalk, Range, Space, StackBuffer},
     wait::{SeenThread, ThreadSlot},
     walk::{
-        Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, InterpBuffer, OwnStack, SlotBuffer, TaskReader,
-        ThreadBuffer, ThreadPointer, ThreadSearch,
+        Awaiting, CodeBuffer, CurrentTasks, FrameBuffer, FrameWalk, GreenletWalk, InterpBuffer, OwnStack, SlotBuffer,
+        TaskReader, ThreadBuffer, ThreadPointer, ThreadSearch,
     },
-    whose::{Asyncio, ThreadLocal, Whose},
+    whose::{Asyncio, Greenlets, ThreadLocal, Whose},
 };
 
 /// Read-only once loaded: sampling choices and kernel offsets, written by the loader.
@@ -127,6 +127,10 @@ pub static ASYNCIO: Array<Asyncio> = Array::with_max_entries(MAX_ASYNCIO, 0);
 #[map]
 pub static SPANS: Array<ThreadLocal> = Array::with_max_entries(MAX_SPANS, 0);
 
+/// `ProcessEntry::greenlets` -> where a thread keeps its greenlets. Writer: user space, likewise.
+#[map]
+pub static GREENLETS: Array<Greenlets> = Array::with_max_entries(MAX_GREENLET_PLACES, 0);
+
 /// (device, inode) of an executable that is a CPython at a fixed address -> the entry its processes get at `exec`.
 /// Writer: user space; reader: `on_exec`.
 #[map]
@@ -143,10 +147,11 @@ pub static DULL: LruHashMap<FileKey, u64> = LruHashMap::with_max_entries(MAX_DUL
 #[map]
 pub static THREADS: Array<CachedThread> = Array::with_max_entries(THREAD_CACHE_SLOTS, 0);
 
-/// Slot -> where a thread has the variable that leads to its span, which takes three reads to find out and stays there while the thread
-/// lives. Direct-mapped, as `THREADS` is. Writers: the timer's program; `on_exit`, which empties it. Reader: the timer's program.
+/// Slot -> where a thread has the variable that leads to its span, or to its greenlets, which takes three reads to find out and stays
+/// there while the thread lives. Direct-mapped, as `THREADS` is. Writers: the timer's program; `on_exit`, which empties it. Reader: the
+/// timer's program.
 #[map]
-pub static SPAN_VARIABLES: Array<SpanVariable> = Array::with_max_entries(SPAN_SLOTS, 0);
+pub static VARIABLES: Array<Variable> = Array::with_max_entries(VARIABLE_SLOTS, 0);
 
 /// Slot -> search for a thread's state that was broken off: the thread's next sample goes on with it. Direct-mapped, as
 /// `THREADS` is. Writer and reader: the timer's program.
@@ -322,11 +327,12 @@ pub struct CachedThread {
     pub _pad: u32,
 }
 
-/// Value of `SPAN_VARIABLES`.
+/// Value of `VARIABLES`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct SpanVariable {
-    /// The program's image, since `exec` begins with other threads; the thread and its pointer; and the place of `SPANS`: all mixed.
+pub struct Variable {
+    /// The program's image, since `exec` begins with other threads; the thread and its pointer; and the place of `SPANS` or of
+    /// `GREENLETS`: all mixed.
     pub key: u64,
     /// The address, combined with the key: of two writers' halves nothing comes that could be read.
     pub sealed: u64,
@@ -453,6 +459,7 @@ pub struct State {
     pub own_frames: u32,
     /// What becomes the last part of the record; of nobody where its flags are 0.
     pub whose: Whose,
+    pub greenlets: GreenletWalk,
     pub awaiting: Awaiting,
     pub current: CurrentTasks,
     pub task_reader: TaskReader,

@@ -408,7 +408,7 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         // Another thread runs this state: these frames are that one's, and so is all else that was read in it.
         state.walk = FrameWalk::default();
         state.codes.pending_count = 0;
-        state.whose.flags &= !whose_flags::TASK;
+        state.whose.flags &= !(whose_flags::TASK | whose_flags::GREENLET);
         let record = &mut scratch.sample.record;
         record.stop = StopReason::UnknownThread as u8;
         record.status &= !status::BY_THREAD_STATE;
@@ -429,10 +429,14 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         }
     }
     scratch.sample.record.root_shims = scratch.state.walk.shims as u8;
+    // Before 3.14, which task runs is not known yet, and those that await it are not.
+    let knows = if scratch.state.process.current_tasks == 0 { whose_flags::TASK } else { 0 };
+    let has_more = scratch.state.whose.flags & (knows | whose_flags::GREENLET) != 0;
+    if config!(flags) & config_flags::AWAITING != 0 && has_more {
+        go_on(ctx, scratch, STAGE_AWAITING);
+    }
     if scratch.state.process.current_tasks != 0 {
         whose::take_current();
-    } else if config!(flags) & config_flags::AWAITING != 0 && scratch.state.whose.flags & whose_flags::TASK != 0 {
-        go_on(ctx, scratch, STAGE_AWAITING);
     }
     to_holder(ctx, scratch);
 }

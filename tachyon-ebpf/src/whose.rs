@@ -1,14 +1,16 @@
 //! Whose work the thread does: read where the walk begins, who awaits that behind it, and put behind the frames.
 
 use crate::interrupt::Interrupt;
-use crate::maps::{ASYNCIO, LAYOUTS, SCRATCH_BYTES, SPAN_VARIABLES, SPANS, SpanVariable, config};
+use crate::maps::{ASYNCIO, GOES_ON, GREENLETS, LAYOUTS, SCRATCH_BYTES, SPANS, State, VARIABLES, Variable, config};
 use crate::memory::{CurrentProcess, masked};
 use crate::sample::{self, Scratch, walk_python_frames};
 use tachyon_common::config::flags as config_flags;
-use tachyon_common::limits::SPAN_SLOTS;
+use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_PARENT, VARIABLE_SLOTS};
 use tachyon_common::stop::StopReason;
-use tachyon_common::walk;
-use tachyon_common::whose::{MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, Task, Whose, flags};
+use tachyon_common::walk::{self, ThreadPointer};
+use tachyon_common::whose::{
+    MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, MAX_GREENLETS, Task, ThreadLocal, Whose, flags,
+};
 
 /// Takes down the span that the thread is in. A global function, as `sample::frames::walk_python_frames` is. Always 0.
 #[unsafe(no_mangle)]
@@ -19,38 +21,162 @@ pub extern "C" fn read_span() -> u64 {
     let Some(at) = SPANS.get(place) else { return 0 };
     state.whose = Whose::NOBODY;
     let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
-    let found = if at.entry_size == 0 { None } else { variable_slot(image, tid) };
-    let Some(slot) = found else { return 0 };
-    let key = walk::mix(walk::mix(image, pointer.address), u64::from(tid) << 32 | u64::from(place));
-    // SAFETY: a pointer into a map value, checked by the lookup; a torn value leads nowhere.
-    let known = unsafe { core::ptr::read_volatile(slot) };
-    let address = if known.key == key {
-        known.sealed ^ key
-    } else {
-        let address = walk::thread_variable(&CurrentProcess, at, pointer);
-        if address != 0 {
-            // SAFETY: likewise.
-            unsafe { core::ptr::write_volatile(slot, SpanVariable { key, sealed: address ^ key }) };
-        }
-        address
-    };
+    let address = variable(image, tid, pointer, at, place);
     walk::span_at(&CurrentProcess, address, &mut state.whose);
     0
 }
 
+/// Where a thread has a variable of its own; 0: it has none yet. `place` tells one variable from another.
 #[inline(always)]
-fn variable_slot(image: u64, tid: u32) -> Option<*mut SpanVariable> {
-    SPAN_VARIABLES.get_ptr_mut((walk::mix(image, u64::from(tid)) as u32) & (SPAN_SLOTS - 1))
+fn variable(image: u64, tid: u32, pointer: ThreadPointer, at: &ThreadLocal, place: u32) -> u64 {
+    let found = if at.entry_size == 0 { None } else { variable_slot(image, tid, place & OF_GREENLETS) };
+    let Some(slot) = found else { return 0 };
+    let key = walk::mix(walk::mix(image, pointer.address), u64::from(tid) << 32 | u64::from(place));
+    // SAFETY: a pointer into a map value, checked by the lookup; a torn value leads nowhere.
+    let known = unsafe { core::ptr::read_volatile(slot) };
+    if known.key == key {
+        return known.sealed ^ key;
+    }
+    let address = walk::thread_variable(&CurrentProcess, at, pointer);
+    if address != 0 {
+        // SAFETY: likewise.
+        unsafe { core::ptr::write_volatile(slot, Variable { key, sealed: address ^ key }) };
+    }
+    address
 }
 
-/// Forgets where a thread that ends has its variable: another one may have its number and its place later.
+/// Added to a place of `GREENLETS`, in what tells variables apart.
+const OF_GREENLETS: u32 = 1 << 16;
+
 #[inline(always)]
-pub fn forget_variable(image: u64, tid: u32) {
-    if let Some(slot) = variable_slot(image, tid) {
-        // SAFETY: as in `read_span`.
-        let key = unsafe { &raw mut (*slot).key };
-        // SAFETY: as above.
-        unsafe { core::ptr::write_volatile(key, 0) };
+fn variable_slot(image: u64, tid: u32, which: u32) -> Option<*mut Variable> {
+    VARIABLES.get_ptr_mut((walk::mix(image, u64::from(tid) << 32 | u64::from(which)) as u32) & (VARIABLE_SLOTS - 1))
+}
+
+/// Forgets where a thread that ends has its variables: another one may have its number and its place later.
+#[inline(always)]
+pub fn forget_variables(image: u64, tid: u32) {
+    for which in [0, OF_GREENLETS] {
+        if let Some(slot) = variable_slot(image, tid, which) {
+            // SAFETY: as in `variable`.
+            let key = unsafe { &raw mut (*slot).key };
+            // SAFETY: as above.
+            unsafe { core::ptr::write_volatile(key, 0) };
+        }
+    }
+}
+
+/// Takes down the greenlet that the thread runs. (No function of its own: the kernel bounds the stacks of functions that call each other.)
+#[inline(always)]
+pub fn read_greenlet() {
+    if begin_greenlets() != 0
+        && take_greenlet()
+        && let Some(state) = Scratch::state()
+    {
+        state.whose.flags |= flags::GREENLET;
+    }
+}
+
+/// [`GreenletWalk::begin`](walk::GreenletWalk::begin): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn begin_greenlets() -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let place = state.process.greenlets;
+    let Some(at) = GREENLETS.get(place) else { return 0 };
+    if state.whose.flags & flags::SPAN == 0 {
+        state.whose = Whose::NOBODY;
+    }
+    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
+    let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
+    u64::from(core::hint::black_box(&mut state.greenlets).begin(&CurrentProcess, address))
+}
+
+/// Takes down the next greenlet, with its name. False: there is none.
+#[inline(always)]
+fn take_greenlet() -> bool {
+    if look_at_greenlet() == 0 {
+        return false;
+    }
+    let mut looks = begin_greenlets_name();
+    while looks > 0 && looks <= walk::MAX_NAME_LOOKS && look_at_greenlets_name() != 0 {
+        looks -= 1;
+    }
+    take_greenlets_name();
+    true
+}
+
+/// [`GreenletWalk::look`](walk::GreenletWalk::look): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_greenlet() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
+    let greenlets = core::hint::black_box(&mut state.greenlets);
+    u64::from(greenlets.look(&CurrentProcess, layout, at, &mut state.task_reader))
+}
+
+/// [`GreenletWalk::begin_name`](walk::GreenletWalk::begin_name), likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn begin_greenlets_name() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
+    core::hint::black_box(&mut state.greenlets).begin_name(&CurrentProcess, at)
+}
+
+/// [`GreenletWalk::look_at_name`](walk::GreenletWalk::look_at_name): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn look_at_greenlets_name() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let greenlets = core::hint::black_box(&mut state.greenlets);
+    u64::from(greenlets.look_at_name(&CurrentProcess, layout, &mut state.task_reader))
+}
+
+/// [`GreenletWalk::take_name`](walk::GreenletWalk::take_name), likewise. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn take_greenlets_name() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
+    let Some(at) = GREENLETS.get(state.process.greenlets) else { return 0 };
+    let greenlets = core::hint::black_box(&mut state.greenlets);
+    greenlets.take_name(&CurrentProcess, layout, at, &mut state.task_reader);
+    0
+}
+
+/// Puts the walk at the frame in which the parent that was found last is suspended: 1, or 0 where there is none. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn go_on_at_parent() -> u64 {
+    let Some(state) = Scratch::state() else { return 0 };
+    u64::from(core::hint::black_box(&mut state.greenlets).go_on(&mut state.walk))
+}
+
+/// Walks the frames of the running greenlet's parents behind its own.
+#[inline(always)]
+fn walk_parents() {
+    let mut parents = 0;
+    while parents < MAX_GREENLETS && take_greenlet() {
+        parents += 1;
+        if go_on_at_parent() == 0 {
+            continue;
+        }
+        let mut calls = 0;
+        let mut ended = u64::from(GOES_ON);
+        while calls < PY_FRAMES_PER_PARENT / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {
+            calls += 1;
+            ended = walk_python_frames();
+        }
+        let Some(state) = Scratch::state() else { return };
+        state.greenlets.walked(state.walk.stored, ended == StopReason::Complete as u64);
+    }
+    let Some(state) = Scratch::state() else { return };
+    if state.greenlets.more != 0 {
+        state.whose.flags |= flags::MORE_GREENLETS;
     }
 }
 
@@ -61,7 +187,7 @@ pub extern "C" fn read_task() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    if state.whose.flags & flags::SPAN == 0 {
+    if state.whose.flags & (flags::SPAN | flags::GREENLET) == 0 {
         state.whose = Whose::NOBODY;
     }
     let tstate = sample.record.tstate;
@@ -76,7 +202,7 @@ pub extern "C" fn read_task() -> u64 {
 pub extern "C" fn begin_current() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    if state.whose.flags & flags::SPAN == 0 {
+    if state.whose.flags & (flags::SPAN | flags::GREENLET) == 0 {
         state.whose = Whose::NOBODY;
     }
     let dict = state.process.current_tasks;
@@ -132,10 +258,6 @@ pub extern "C" fn look_for_current() -> u64 {
 pub extern "C" fn begin_awaiting() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     state.awaiting.begin(state.whose.task.address);
-    // The walk of their frames forgets where this thread's evaluator was entered, which the native stack is asked for.
-    if state.entered_at == 0 {
-        state.entered_at = state.walk.entry_frame;
-    }
     0
 }
 
@@ -203,9 +325,36 @@ fn walked_coroutine(whole: bool) -> bool {
     state.awaiting.walked(state.walk.stored, whole)
 }
 
-/// Walks the coroutines of those that await the running task behind the thread's own frames; a stage of its own.
+/// Walks the frames of the running greenlet's parents behind the thread's own, and then the coroutines of those that await the running
+/// task; a stage of its own.
 #[inline(always)]
 pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
+    let Some(state) = Scratch::state() else { return };
+    keep_entry(state);
+    if state.whose.flags & flags::GREENLET != 0 {
+        walk_parents();
+    }
+    let Some(state) = Scratch::state() else { return };
+    if state.process.current_tasks != 0 {
+        take_current();
+    } else if state.whose.flags & flags::TASK != 0 {
+        walk_tasks();
+    }
+    let Some(mut scratch) = Scratch::get() else { return };
+    sample::to_holder(ctx, &mut scratch);
+}
+
+/// The walk of other frames forgets where this thread's evaluator was entered, which the native stack is asked for.
+#[inline(always)]
+fn keep_entry(state: &mut State) {
+    if state.entered_at == 0 {
+        state.entered_at = state.walk.entry_frame;
+    }
+}
+
+/// Walks those that await the running task.
+#[inline(always)]
+fn walk_tasks() {
     begin_awaiting();
     let mut tasks = 0;
     // Futures between two tasks count, too.
@@ -235,21 +384,22 @@ pub fn walk_awaiting<C: Interrupt>(ctx: &C) {
             }
         }
     }
-    let Some(mut scratch) = Scratch::get() else { return };
-    scratch.state.whose.awaiting = scratch.state.awaiting.found;
-    if scratch.state.awaiting.more != 0 {
-        scratch.state.whose.flags |= flags::MORE_AWAITING;
+    let Some(state) = Scratch::state() else { return };
+    state.whose.awaiting = state.awaiting.found as u16;
+    if state.awaiting.more != 0 {
+        state.whose.flags |= flags::MORE_AWAITING;
     }
-    sample::to_holder(ctx, &mut scratch);
 }
 
 /// Puts it behind what the record has so far, and gives its length in bytes.
 #[inline(always)]
 pub fn append(at: usize) -> usize {
     let appended = append_whose(at as u64);
-    let (mut bytes, awaiting) = (appended as usize & 0xff, (appended >> 8 & 0xff).min(MAX_AWAITING as u64));
+    let mut bytes = appended as usize & 0xff;
+    // Greenlets first.
+    let count = (appended >> 8 & 0xff).min((MAX_GREENLETS + MAX_AWAITING) as u64);
     let mut tasks = 0;
-    while tasks < awaiting {
+    while tasks < count {
         let task = append_task((at + bytes) as u64, tasks) as usize & 0xff;
         if task == 0 {
             break;
@@ -260,7 +410,8 @@ pub fn append(at: usize) -> usize {
     bytes
 }
 
-/// The same, without those that await: how many those are follows from the ninth bit on. A global function: it is verified once.
+/// The same, without greenlets and those that await: how many those are follows from the ninth bit on. A global function: it is verified
+/// once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
@@ -272,26 +423,38 @@ pub extern "C" fn append_whose(at: u64) -> u64 {
     }
     sample.record.whose = 1;
     state.whose.task.frames = state.walk.task_frames as u16;
+    if state.whose.flags & flags::GREENLET != 0 {
+        state.whose.greenlets = state.greenlets.found as u16;
+    }
     // SAFETY: `at` is inside the scratch value.
     let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
     // SAFETY: as many bytes are left of it.
     unsafe { to.cast::<Whose>().write(state.whose) };
-    BYTES as u64 | u64::from(state.whose.awaiting & 0xff) << 8
+    BYTES as u64 | u64::from((state.whose.greenlets + state.whose.awaiting) & 0xff) << 8
 }
 
-/// One of those that await, if there are so many; gives its length in bytes, or 0. Likewise.
+/// One of those, if there are so many; gives its length in bytes, or 0. Likewise.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_task(at: u64, number: u64) -> u64 {
     const BYTES: usize = size_of::<Task>();
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let (at, number) = (masked::<0x7ff8>(at as usize), masked::<0xff>(number as usize));
-    if at > SCRATCH_BYTES - BYTES || number >= state.whose.awaiting as usize || number >= MAX_AWAITING {
+    if at > SCRATCH_BYTES - BYTES {
         return 0;
     }
+    let greenlets = usize::from(state.whose.greenlets);
+    let (tasks, number) = if number < greenlets {
+        (state.greenlets.greenlets.as_ptr(), number)
+    } else {
+        (state.awaiting.tasks.as_ptr(), number - greenlets)
+    };
+    const { assert!(MAX_GREENLETS == MAX_AWAITING) };
+    // SAFETY: the number is masked to those of both arrays.
+    let task = unsafe { tasks.add(masked::<{ MAX_AWAITING as u32 - 1 }>(number)) };
     // SAFETY: `at` is inside the scratch value.
     let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
-    // SAFETY: as many bytes are left of it.
-    unsafe { to.cast::<Task>().write(state.awaiting.tasks[number]) };
+    // SAFETY: a task of its array; as many bytes are left of the scratch value.
+    unsafe { to.cast::<Task>().copy_from_nonoverlapping(task, 1) };
     BYTES as u64
 }

@@ -1,5 +1,7 @@
 //! Greenlets that are switched away: each where it switched, by `dump --async` and as samples of `--wall --async`.
 
+mod running;
+
 use crate::tasks::dump;
 use crate::whose::waiting::{record, weight};
 use serde_json::Value;

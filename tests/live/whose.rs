@@ -19,7 +19,7 @@ on_each_interpreter!(on [pyenv_3_12 sid_3_14]: a_report_by_task_adds_up);
 on_each_interpreter!(on [sid_3_14]: each_process_s_file_tells_its_tasks);
 
 /// The lines of a recording of `whose.py`.
-fn record(target: &Target, milliseconds: u64, arguments: &[&str]) -> Vec<Value> {
+pub(crate) fn record(target: &Target, milliseconds: u64, arguments: &[&str]) -> Vec<Value> {
     let mut profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl");
     for argument in arguments {
         profiler = profiler.arg(*argument);

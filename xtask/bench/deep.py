@@ -7,7 +7,8 @@ in each iteration, so that a sample finds cold caches. COUNTER is a file of 8 by
 far stand, little endian. THROUGH_C of the frames are called by C code. Ends when its parent does.
 
 WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
-`span` in a span of ddtrace, `traced` in one that ddtrace does not publish. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
+`span` in a span of ddtrace, `traced` in one that ddtrace does not publish. `greenlet:N` runs it in a greenlet with N parents beside the
+main one, `named:N` in one with a name of its own; `greenlets` in the main one. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
 child, which sends it back, and counts the ways there and back.
 """
 
@@ -79,6 +80,27 @@ elif whose in ("span", "traced"):
 
     with tracer.trace("work"):
         chain()()
+elif whose in ("greenlet", "named"):
+    import greenlet
+
+    class Named(greenlet.greenlet):
+        """Its instances can have attributes."""
+
+    def begin(parents):
+        if parents:
+            Named(begin).switch(parents - 1)
+        else:
+            made = Named(lambda: chain()())
+            if whose == "named":
+                made.name = "work"
+            made.switch()
+
+    begin(int(awaiting))
+elif whose == "greenlets":
+    import greenlet
+
+    greenlet.getcurrent()
+    chain()()
 elif whose == "pipe":
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()
     if os.fork() == 0:

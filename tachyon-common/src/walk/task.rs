@@ -144,8 +144,42 @@ impl TaskReader {
             task.flags |= flags::NUMBERED;
             return Ok(());
         }
+        if has_text { self.take_head(memory, layout, name, task) } else { Err(Unreadable) }
+    }
+
+    /// Takes down a name that is a string.
+    #[inline(always)]
+    pub(super) fn take_text<M: UserMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        type_flags: u32,
+        name: u64,
+        task: &mut Task,
+    ) -> Result<(), Unreadable> {
+        self.head.fill(
+            memory,
+            name,
+            layout.unicode_state.wrapping_add(4).max(layout.unicode_length.wrapping_add(8)),
+        )?;
+        let type_ = self.head.u64(layout.ob_type);
+        if read_u64(memory, type_, type_flags)? & IS_UNICODE == 0 {
+            return Err(Unreadable);
+        }
+        self.take_head(memory, layout, name, task)
+    }
+
+    /// The text of a string whose head was read last.
+    #[inline(always)]
+    fn take_head<M: UserMemory + ?Sized>(
+        &self,
+        memory: &M,
+        layout: &Layout,
+        name: u64,
+        task: &mut Task,
+    ) -> Result<(), Unreadable> {
         let (state, length) = (self.head.u32(layout.unicode_state), self.head.u64(layout.unicode_length));
-        let found = text_of(layout, name, state, length, NAME_BYTES as u32).filter(|_| has_text).ok_or(Unreadable)?;
+        let found = text_of(layout, name, state, length, NAME_BYTES as u32).ok_or(Unreadable)?;
         // At most `NAME_BYTES`; the mask is for the verifier.
         let bytes = found.bytes as usize & (2 * NAME_BYTES - 1);
         if bytes > NAME_BYTES {

@@ -131,6 +131,10 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     if Layout::present(layout.tstate_cframe) {
         state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
     }
+    if state.process.greenlets != 0 {
+        whose::read_greenlet();
+    }
+    let state = &mut *scratch.state;
     if state.process.current_tasks != 0 {
         whose::look_for_current();
     } else if state.process.asyncio != 0 {

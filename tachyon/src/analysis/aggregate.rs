@@ -1,6 +1,6 @@
 //! Samples summed up: distinct stacks of named places, and how often each thread had them.
 
-use crate::profile::TASK_WAIT;
+use crate::profile::{TASK_WAIT, WorkOf};
 use crate::sinks::label::Kind;
 use foldhash::fast::RandomState;
 use std::collections::{BTreeMap, HashMap};
@@ -45,10 +45,16 @@ impl Place {
 }
 
 impl Place {
-    /// The task whose frames are above this one; `None`: it does not stand for a task.
+    /// The task or greenlet whose frames are above this one; `None`: it stands for neither.
+    #[must_use]
+    pub fn work(&self) -> Option<WorkOf<'_>> {
+        WorkOf::of(&self.file, &self.function).filter(|_| self.kind.is_python())
+    }
+
+    /// Its name.
     #[must_use]
     pub fn task(&self) -> Option<&str> {
-        crate::profile::task_name(&self.file, &self.function).filter(|_| self.kind.is_python())
+        self.work().map(WorkOf::name)
     }
 
     /// Which event the stack with this root was taken at, and how many of them it stands for.
@@ -59,11 +65,16 @@ impl Place {
 }
 
 impl Aggregate {
-    /// The names of the asyncio tasks of a stack, each once: the one that ran, then those that await it.
+    /// The names of the asyncio tasks and greenlets of a stack, each once: whose work it was, then the others from the innermost on.
     #[must_use]
     pub fn tasks_of(&self, stack: &[PlaceId]) -> Vec<&str> {
+        let mut all: Vec<WorkOf<'_>> = stack.iter().filter_map(|&place| self.place(place).work()).collect();
+        let first = WorkOf::whose(&all);
+        if let Some(before) = all.get_mut(..=first) {
+            before.rotate_right(1);
+        }
         let mut names = Vec::new();
-        for name in stack.iter().filter_map(|&place| self.place(place).task()) {
+        for name in all.into_iter().map(WorkOf::name) {
             if !names.contains(&name) {
                 names.push(name);
             }

@@ -23,7 +23,7 @@ pub enum Event<'a> {
 }
 
 /// Python frames of a sample, leaf first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
     /// Frames of the thread that held the GIL.
@@ -32,14 +32,41 @@ pub struct Frames<'a> {
     kernel: &'a [u8],
     /// Whose work it was; empty if that is not known.
     whose: &'a [u8],
-    awaiting: Awaiting<'a>,
+    greenlets: Others<'a>,
+    awaiting: Others<'a>,
 }
 
-/// The tasks that await the running one, and their frames.
-#[derive(Clone, Copy, Debug)]
-struct Awaiting<'a> {
+/// The running greenlet and its parents, or the tasks that await the running one, and their frames.
+#[derive(Clone, Copy, Debug, Default)]
+struct Others<'a> {
     tasks: &'a [u8],
     frames: &'a [u8],
+}
+
+impl<'a> Others<'a> {
+    fn each(self) -> impl Iterator<Item = (Task, impl Iterator<Item = RawFrame>)> {
+        let Self { tasks, mut frames } = self;
+        tasks_of(tasks).map(move |task| {
+            let bytes = usize::from(task.frames) * size_of::<RawFrame>();
+            let (own, rest) = frames.split_at(bytes.min(frames.len()));
+            frames = rest;
+            (task, own.chunks_exact(size_of::<RawFrame>()).map_while(read::<RawFrame>))
+        })
+    }
+
+    /// Splits their frames, which come last, off those of a record.
+    fn split(record: &mut SampleRecord, frames: &'a [u8], tasks: &'a [u8]) -> (&'a [u8], Self) {
+        let theirs = tasks_of(tasks).map(|task| usize::from(task.frames)).sum();
+        // No more than there are, whatever it says.
+        let own = (frames.len() / size_of::<RawFrame>()).saturating_sub(theirs);
+        record.python_frames = own as u16;
+        let (own, theirs) = frames.split_at(own * size_of::<RawFrame>());
+        (own, Self { tasks, frames: theirs })
+    }
+}
+
+fn tasks_of(bytes: &[u8]) -> impl Iterator<Item = Task> {
+    bytes.chunks_exact(size_of::<Task>()).map_while(read::<Task>)
 }
 
 impl Frames<'_> {
@@ -83,15 +110,15 @@ impl Frames<'_> {
         read(self.whose)
     }
 
+    /// The greenlet that runs, without frames: the thread's are its own; then its parent with the frames that it has left, innermost
+    /// first, and so on. Empty: the thread's main greenlet runs, as far as is known.
+    pub fn greenlets(&self) -> impl Iterator<Item = (Task, impl Iterator<Item = RawFrame>)> {
+        self.greenlets.each()
+    }
+
     /// The tasks that await the running one, each with its frames, innermost first: each awaits the one before.
     pub fn awaiting(&self) -> impl Iterator<Item = (Task, impl Iterator<Item = RawFrame>)> {
-        let Awaiting { tasks, mut frames } = self.awaiting;
-        tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(move |task| {
-            let bytes = usize::from(task.frames) * size_of::<RawFrame>();
-            let (own, rest) = frames.split_at(bytes.min(frames.len()));
-            frames = rest;
-            (task, own.chunks_exact(size_of::<RawFrame>()).map_while(read::<RawFrame>))
-        })
+        self.awaiting.each()
     }
 
     /// The frames, leaf first.
@@ -181,12 +208,14 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let kernel = usize::from(record.kernel_frames) * size_of::<u64>();
             let all = len + native + kernel;
             let frames = body.get(..all).ok_or(short(size_of::<SampleRecord>() + all))?;
-            let Behind { whose, tasks, facts } = Behind::of(&record, &body[all..])?;
+            let Behind { whose, greenlets, tasks, facts } = Behind::of(&record, &body[all..])?;
             let (bytes, rest) = frames.split_at(len);
             let (native, kernel) = rest.split_at(native);
             if kind == kind::SAMPLE {
-                let (bytes, awaiting) = split_awaiting(&mut record, bytes, tasks);
-                return Ok(Event::Sample(record, Frames { bytes, holder: &[], native, kernel, whose, awaiting }));
+                let (bytes, awaiting) = Others::split(&mut record, bytes, tasks);
+                let (bytes, greenlets) = Others::split(&mut record, bytes, greenlets);
+                let frames = Frames { bytes, holder: &[], native, kernel, whose, greenlets, awaiting };
+                return Ok(Event::Sample(record, frames));
             }
             let facts: WaitFacts =
                 read(facts).ok_or(short(size_of::<SampleRecord>() + all + size_of::<WaitFacts>()))?;
@@ -194,8 +223,9 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
             let own = record.python_frames.saturating_sub(facts.holder_frames.min(u32::from(u16::MAX)) as u16);
             record.python_frames = own;
             let (bytes, holder) = bytes.split_at(usize::from(own) * size_of::<RawFrame>());
-            let (bytes, awaiting) = split_awaiting(&mut record, bytes, tasks);
-            let frames = Frames { bytes, holder, native, kernel, whose, awaiting };
+            let (bytes, awaiting) = Others::split(&mut record, bytes, tasks);
+            let (bytes, greenlets) = Others::split(&mut record, bytes, greenlets);
+            let frames = Frames { bytes, holder, native, kernel, whose, greenlets, awaiting };
             Ok(match kind {
                 kind::WAIT_BEGIN => Event::WaitBegin(record, frames, facts),
                 kind::WAIT_END => Event::WaitEnd(record, facts),
@@ -224,7 +254,9 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
 struct Behind<'a> {
     /// Whose work it was, if that is there.
     whose: &'a [u8],
-    /// The tasks that await that one.
+    /// The running greenlet and its parents.
+    greenlets: &'a [u8],
+    /// The tasks that await the running one.
     tasks: &'a [u8],
     /// The rest.
     facts: &'a [u8],
@@ -233,27 +265,17 @@ struct Behind<'a> {
 impl<'a> Behind<'a> {
     fn of(record: &SampleRecord, bytes: &'a [u8]) -> Result<Self, BadRecord> {
         if record.whose == 0 {
-            return Ok(Self { whose: &[], tasks: &[], facts: bytes });
+            return Ok(Self { whose: &[], greenlets: &[], tasks: &[], facts: bytes });
         }
         let have = record.header.len as usize;
         let short = BadRecord::Short { len: have + size_of::<Whose>(), have };
         let whose: Whose = read(bytes).ok_or(short)?;
         let (own, rest) = bytes.split_at(size_of::<Whose>());
-        let tasks = (whose.awaiting as usize).checked_mul(size_of::<Task>()).ok_or(short)?;
-        let (tasks, facts) = rest.split_at_checked(tasks).ok_or(short)?;
-        Ok(Self { whose: own, tasks, facts })
+        let bytes = |count: u16| usize::from(count) * size_of::<Task>();
+        let (greenlets, rest) = rest.split_at_checked(bytes(whose.greenlets)).ok_or(short)?;
+        let (tasks, facts) = rest.split_at_checked(bytes(whose.awaiting)).ok_or(short)?;
+        Ok(Self { whose: own, greenlets, tasks, facts })
     }
-}
-
-/// Splits the frames of the tasks that await the running one, which come last, off those of a record.
-fn split_awaiting<'a>(record: &mut SampleRecord, frames: &'a [u8], tasks: &'a [u8]) -> (&'a [u8], Awaiting<'a>) {
-    let of_task = |task: Task| usize::from(task.frames);
-    let theirs = tasks.chunks_exact(size_of::<Task>()).map_while(read::<Task>).map(of_task).sum();
-    // No more than there are, whatever it says.
-    let own = (frames.len() / size_of::<RawFrame>()).saturating_sub(theirs);
-    record.python_frames = own as u16;
-    let (own, theirs) = frames.split_at(own * size_of::<RawFrame>());
-    (own, Awaiting { tasks, frames: theirs })
 }
 
 /// Types for which any bytes of their size are valid.
@@ -317,21 +339,24 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_those_that_await_are_theirs() {
-        let tasks = [2, 1].map(|frames| Task { frames, ..Task::NONE });
-        let whose = Whose { awaiting: 2, flags: 1, ..Whose::NOBODY };
-        let mut bytes = sample(5);
-        let len = bytes.len() + size_of::<Whose>() + 2 * size_of::<Task>();
+    fn frames_of_parents_and_of_those_that_await_are_theirs() {
+        let tasks = [0, 3, 2, 1].map(|frames| Task { frames, ..Task::NONE });
+        let whose = Whose { greenlets: 2, awaiting: 2, flags: 1, ..Whose::NOBODY };
+        let mut bytes = sample(8);
+        let len = bytes.len() + size_of::<Whose>() + 4 * size_of::<Task>();
         let header = RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(len).unwrap() };
-        let record = SampleRecord { header, python_frames: 5, whose: 1, ..SampleRecord::default() };
+        let record = SampleRecord { header, python_frames: 8, whose: 1, ..SampleRecord::default() };
         bytes[..size_of::<SampleRecord>()].copy_from_slice(&bytes_of(&record));
         bytes.extend(bytes_of(&whose));
         tasks.iter().for_each(|task| bytes.extend(bytes_of(task)));
         let Some(Ok(Event::Sample(record, frames))) = Events::new(&bytes).next() else { panic!("a sample") };
         assert_eq!((record.python_frames, frames.len(), frames.whose()), (2, 2, Some(whose)));
         let codes: Vec<Vec<u64>> =
+            frames.greenlets().map(|(_, frames)| frames.map(|frame| frame.code).collect()).collect();
+        assert_eq!(codes, [vec![], vec![2, 3, 4]]);
+        let codes: Vec<Vec<u64>> =
             frames.awaiting().map(|(_, frames)| frames.map(|frame| frame.code).collect()).collect();
-        assert_eq!(codes, [vec![2, 3], vec![4]]);
+        assert_eq!(codes, [vec![5, 6], vec![7]]);
         for cut in 1..bytes.len() {
             let found: Vec<_> = Events::new(&bytes[..cut]).collect();
             assert!(matches!(found[..], [Err(BadRecord::Short { .. })]), "cut at {cut}: {found:?}");

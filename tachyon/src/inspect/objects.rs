@@ -141,11 +141,12 @@ impl ObjectLayout {
         Self::row(layout.minor_version(), layout.has(flags::FREE_THREADED))
     }
 
-    /// The row that dictionaries are read by: those of 3.14 and 3.15 are as in 3.13, but for builds without a GIL.
+    /// The row that dictionaries are read by: those of 3.14 and 3.15 are as in 3.13.
     #[must_use]
     pub fn of_dictionaries(layout: &Layout) -> Option<&'static Self> {
         match (layout.minor_version(), layout.has(flags::FREE_THREADED)) {
             ((3, 14 | 15), false) => Some(&V3_13),
+            ((3, 14 | 15), true) => Some(&V3_13T),
             _ => Self::of(layout),
         }
     }

@@ -26,12 +26,12 @@ use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::Counters;
 use tachyon_common::layout::Layout;
 use tachyon_common::limits::{
-    CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS, MAX_SPANS,
-    RULE_SLOTS, THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
+    CHANGES_BY_USER_SPACE, MAX_ASYNCIO, MAX_GREENLET_PLACES, MAX_LAYOUTS, MAX_PROCESSES, MAX_RANGES, MAX_SEEN_THREADS,
+    MAX_SPANS, RULE_SLOTS, THREAD_SLOTS, TOLD_WAITS, UNWATCHED_SLOTS,
 };
 use tachyon_common::process::{Life, ProcessEntry, flags};
 use tachyon_common::segment::{ALL_BANKS, BANKS};
-use tachyon_common::whose::{Asyncio, ThreadLocal};
+use tachyon_common::whose::{Asyncio, Greenlets, ThreadLocal};
 
 /// The committed object (see `build.rs`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tachyon.bpf.o"));
@@ -61,6 +61,7 @@ pub struct Kernel {
     layouts: Numbered<Layout>,
     asyncio: Numbered<Asyncio>,
     spans: Numbered<ThreadLocal>,
+    greenlets: Numbered<Greenlets>,
     pub(super) counters: PerCpuArray<MapData, Pod<Counters>>,
     pub(super) events_lost: PerCpuArray<MapData, u64>,
     /// The bank of `counters` that runs count in.
@@ -189,6 +190,7 @@ impl Kernel {
             layouts: Numbered::of(&mut ebpf, "LAYOUTS", 0, MAX_LAYOUTS)?,
             asyncio: Numbered::of(&mut ebpf, "ASYNCIO", 1, MAX_ASYNCIO)?,
             spans: Numbered::of(&mut ebpf, "SPANS", 1, MAX_SPANS)?,
+            greenlets: Numbered::of(&mut ebpf, "GREENLETS", 1, MAX_GREENLET_PLACES)?,
             counters: take(&mut ebpf, "COUNTERS")?,
             events_lost: take(&mut ebpf, "EVENTS_LOST")?,
             bank: 0,
@@ -384,6 +386,14 @@ impl Kernel {
     /// When the kernel refuses.
     pub fn spans_number(&mut self, place: &ThreadLocal) -> Result<Option<u16>, KernelError> {
         Ok(self.spans.number(place)?.and_then(|number| u16::try_from(number).ok()))
+    }
+
+    /// The number for where threads keep their greenlets, likewise.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn greenlets_number(&mut self, place: &Greenlets) -> Result<Option<u16>, KernelError> {
+        Ok(self.greenlets.number(place)?.and_then(|number| u16::try_from(number).ok()))
     }
 
     /// Takes the maps of native stacks; once.

@@ -24,6 +24,7 @@ pod!(
     tachyon_common::unwind::Space,
     tachyon_common::wait::SeenThread,
     tachyon_common::whose::Asyncio,
+    tachyon_common::whose::Greenlets,
     tachyon_common::whose::ThreadLocal,
     FileKey,
 );

@@ -5,8 +5,10 @@
 //! record's instance and image say which process it belongs to, never its pid alone: pids are reused.
 
 mod mixed;
+mod work;
 
 pub use mixed::{Boundaries, Joined, Keep, Native, NativeKind, Python, PythonFrame, Quality, Repair, join};
+pub use work::{COROUTINES_CUT, GREENLET_CUT, Other, PARENTS_CUT, TASKS_CUT, WorkBelow};
 
 use crate::events::Frames;
 use crate::profile::{FrameId, Process, ProcessId, Profile, Thread, ThreadId};
@@ -55,34 +57,10 @@ pub struct Merger {
     joined: Vec<Joined>,
     markers: HashMap<StopReason, FrameId, RandomState>,
     gc: Option<FrameId>,
-    /// The task whose work the record is.
-    pub task: Option<TaskBelow>,
-    /// Where its frame is in the stack.
+    /// Whose work the record is.
+    pub work: Option<WorkBelow>,
+    /// Where the task's frame is in the stack.
     task_at: Option<usize>,
-}
-
-/// A task below the frames that are its work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TaskBelow {
-    /// The frame that stands for it.
-    pub task: FrameId,
-    /// How many of the record's Python frames, leaf first, lie above that; 0: not known.
-    pub above: usize,
-    /// Who awaits it, and who awaits that: in place of the event loop, which called the task.
-    pub awaiting: Vec<Waiter>,
-    /// There may be more of them.
-    pub more: bool,
-}
-
-/// A task that awaits another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiter {
-    /// The frame that stands for it.
-    pub task: FrameId,
-    /// The frames of its coroutines, leaf first.
-    pub frames: Vec<RawFrame>,
-    /// Whether frames are missing further in, and further out.
-    pub cut: (bool, bool),
 }
 
 /// Whose a sample is.
@@ -168,7 +146,7 @@ impl Merger {
             let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
             self.insert(at, marker);
         }
-        self.put_task_below(profile, symbolizer, record);
+        self.put_work_below(profile, symbolizer, record, frames.len());
     }
 
     /// The same with native frames in their places: `native` holds the record's, each with its kind; `names` names those that are
@@ -253,7 +231,7 @@ impl Merger {
             self.insert(0, marker);
         }
         (self.joined, self.raw) = (joined, raw);
-        self.put_task_below(profile, symbolizer, record);
+        self.put_work_below(profile, symbolizer, record, frames.len());
         quality
     }
 
@@ -300,36 +278,6 @@ impl Merger {
     fn begin_stack(&mut self) {
         self.stack.clear();
         self.task_at = None;
-    }
-
-    /// The task lies below the outermost frame of its coroutine.
-    fn push_task(&mut self, index: usize) {
-        if let Some(below) = self.task.as_ref().filter(|below| below.above == index + 1) {
-            self.task_at = Some(self.stack.len());
-            self.stack.push(below.task);
-        }
-    }
-
-    /// Puts the task at the end if that frame is not in the stack; and the tasks that await it, if wanted.
-    fn put_task_below(&mut self, profile: &mut Profile, symbolizer: &mut Symbolizer, record: &SampleRecord) {
-        let Some(below) = self.task.take() else { return };
-        match self.task_at {
-            Some(at) => self.stack.truncate(at + 1),
-            None => self.stack.push(below.task),
-        }
-        let cut = |missing: bool, stack: &mut Vec<FrameId>, profile: &mut Profile, mark: &str| {
-            stack.extend(missing.then(|| profile.special_frame(mark)));
-        };
-        for Waiter { task, frames, cut: (inner, outer) } in &below.awaiting {
-            cut(*inner, &mut self.stack, profile, COROUTINES_CUT);
-            for raw in frames {
-                self.push_python(profile, symbolizer, record, raw);
-            }
-            cut(*outer, &mut self.stack, profile, COROUTINES_CUT);
-            self.stack.push(*task);
-        }
-        cut(below.more, &mut self.stack, profile, TASKS_CUT);
-        self.task = Some(below);
     }
 
     fn push_gc(&mut self, profile: &mut Profile) {
@@ -389,12 +337,6 @@ fn marker(reason: StopReason) -> String {
     }
 }
 
-/// Frames that stand for what is missing where a task's coroutines, or the tasks that await one, could not all be followed.
-pub const COROUTINES_CUT: &str = "<stack cut: coroutines>";
-pub const TASKS_CUT: &str = "<stack cut: tasks that await it>";
-/// The same for a greenlet's outer frames.
-pub const GREENLET_CUT: &str = "<stack cut: greenlet>";
-
 /// The name of a frame that stands for what is missing.
 fn cut_mark(what: &str) -> String {
     format!("<stack cut: {what}>")
@@ -414,24 +356,6 @@ mod tests {
     fn owner_of(merger: &mut Merger, profile: &mut Profile, instance: u64, tid: u32, interp_id: i64) -> Owner {
         let record = SampleRecord { instance, tid, interp_id, ..SampleRecord::default() };
         merger.owner(profile, &record, Process::default)
-    }
-
-    #[test]
-    fn what_is_missing_of_those_that_await_is_told() {
-        let (mut merger, mut profile) = (Merger::default(), Profile::default());
-        let [task, inner, outer] = ["task", "inner", "outer"].map(|name| profile.special_frame(name));
-        let waiter = |task, cut| Waiter { task, frames: Vec::new(), cut };
-        merger.task = Some(TaskBelow {
-            task,
-            above: 0,
-            awaiting: vec![waiter(inner, (true, false)), waiter(outer, (false, true))],
-            more: true,
-        });
-        merger.put_task_below(&mut profile, &mut Symbolizer::default(), &SampleRecord::default());
-        let names: Vec<_> =
-            merger.last().iter().map(|&frame| profile.strings.get(profile.frames.get(frame).function)).collect();
-        let coroutines = "<stack cut: coroutines>";
-        assert_eq!(names, ["task", coroutines, "inner", coroutines, "outer", "<stack cut: tasks that await it>"]);
     }
 
     #[test]

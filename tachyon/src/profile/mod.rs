@@ -26,7 +26,7 @@ pub use nameless::{address_of_name, name_of_address};
 pub use native::{MappingId, NativeMapping, NativePlace, NativePlaces};
 pub use script::{script, without_arguments};
 pub use strings::{StrId, StringTable};
-pub use task::{GREENLET_FILENAME, TASK_FILENAME, awaited_by, task_name};
+pub use task::{GREENLET_FILENAME, MAIN_GREENLET, TASK_FILENAME, WorkOf, awaited_by, task_name};
 pub use waiting::{Holder, Wait, waited_for, waiting, waker_of, woken_by};
 pub use work::{MOST_WORKS, Task, Work, WorkId, WorkTable};
 

@@ -9,18 +9,54 @@ pub const TASK_FILENAME: &str = "<task>";
 /// The same of a greenlet's frame, whose function is the greenlet's name, or that of its type. It is the outermost one of the greenlet.
 pub const GREENLET_FILENAME: &str = "<greenlet>";
 
+/// Name of the greenlet that a thread begins with.
+pub const MAIN_GREENLET: &str = "main";
+
+/// What a frame stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkOf<'a> {
+    /// A task of this name.
+    Task(&'a str),
+    /// A greenlet of this name.
+    Greenlet(&'a str),
+}
+
+impl<'a> WorkOf<'a> {
+    /// That of a frame; `None`: it stands for neither.
+    #[must_use]
+    pub fn of(filename: &str, function: &'a str) -> Option<Self> {
+        match filename {
+            TASK_FILENAME => Some(Self::Task(without_count(function))),
+            GREENLET_FILENAME => Some(Self::Greenlet(function)),
+            SPECIAL_FILENAME | "" => {
+                let is_of = |filename| function.strip_prefix(filename)?.strip_prefix(' ');
+                let task = is_of(TASK_FILENAME).map(|name| Self::Task(without_count(name)));
+                task.or_else(|| is_of(GREENLET_FILENAME).map(Self::Greenlet))
+            }
+            _ => None,
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'a str {
+        match self {
+            Self::Task(name) | Self::Greenlet(name) => name,
+        }
+    }
+
+    /// Which of those in a stack, innermost first, says whose work it is: the first task, or else the first greenlet. (A task may run
+    /// code in a greenlet, as SQLAlchemy's do.)
+    #[must_use]
+    pub fn whose(all: &[Self]) -> usize {
+        all.iter().position(|one| matches!(one, Self::Task(_))).unwrap_or(0)
+    }
+}
+
 /// The name of the task or greenlet that a frame stands for; `None`: it does not stand for one.
 #[must_use]
 pub fn task_name<'a>(filename: &str, function: &'a str) -> Option<&'a str> {
-    let name = match filename {
-        TASK_FILENAME | GREENLET_FILENAME => function,
-        SPECIAL_FILENAME | "" => {
-            let is_of = |filename| function.strip_prefix(filename)?.strip_prefix(' ');
-            is_of(TASK_FILENAME).or_else(|| is_of(GREENLET_FILENAME))?
-        }
-        _ => return None,
-    };
-    Some(without_count(name))
+    WorkOf::of(filename, function).map(WorkOf::name)
 }
 
 /// The name of a task's frame: if several await it, in the form that CPython's profiler uses.
@@ -53,5 +89,17 @@ mod tests {
         assert_eq!(task_name("<task>", &awaited_by("a", 3)), Some("a"));
         assert_eq!(task_name("<task>", &awaited_by("a", 1)), Some("a"));
         assert_eq!(task_name("<task>", "a (two parents)"), Some("a (two parents)"));
+    }
+
+    #[test]
+    fn the_first_task_says_whose_work_it_is_or_else_the_first_greenlet() {
+        let of = |files: &[&str]| {
+            let all: Vec<_> = files.iter().filter_map(|file| WorkOf::of(file, "name")).collect();
+            WorkOf::whose(&all)
+        };
+        assert_eq!(of(&[]), 0);
+        assert_eq!(of(&["<greenlet>", "<greenlet>"]), 0);
+        assert_eq!(of(&["<greenlet>", "<greenlet>", "<task>", "<task>"]), 2);
+        assert_eq!(of(&["<task>", "<greenlet>"]), 0);
     }
 }

@@ -338,13 +338,13 @@ impl Maker {
         // Each request of a server is different work: it is not to be remembered if no sink writes it down.
         let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
         let whose = frames.whose().filter(|_| tells_work);
-        let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose));
+        let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose, frames));
         if whose.is_some() && work.is_none() {
             let note = format!("more than {MOST_WORKS} tasks and spans: later samples do not say whose work they were");
             lock(registry).note(note);
         }
         let (merger, symbolizer) = (&mut self.merger, &mut self.symbolizer);
-        merger.task = self.tasks.below(&mut made.profile, owner.process, frames);
+        merger.work = self.tasks.below(&mut made.profile, owner.process, frames);
         let merge = match &mut self.native {
             Some(native) => native.stack(made, merger, symbolizer, owner.process, &mut settled),
             None => {

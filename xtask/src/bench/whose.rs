@@ -1,4 +1,4 @@
-//! What it costs the kernel side to find out whose work a sample is: the asyncio task, those that await it, the span.
+//! What it costs the kernel side to find out whose work a sample is: the asyncio task, those that await it, the greenlet, the span.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ struct Case {
     budget: f64,
 }
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 7] = [
     Case { name: "in an asyncio task", nobodys: "loop", whose: "task:0", tool: Tool::Tachyon, budget: 500.0 },
     Case {
         name: "in an asyncio task, `--async`",
@@ -40,6 +40,21 @@ const CASES: [Case; 4] = [
         budget: 3000.0,
     },
     Case { name: "in a span of ddtrace", nobodys: "traced", whose: "span", tool: Tool::Tachyon, budget: 100.0 },
+    Case { name: "in a greenlet", nobodys: "greenlets", whose: "greenlet:0", tool: Tool::Tachyon, budget: 500.0 },
+    Case {
+        name: "in a greenlet with a name of its own",
+        nobodys: "greenlets",
+        whose: "named:0",
+        tool: Tool::Tachyon,
+        budget: 500.0,
+    },
+    Case {
+        name: "in a greenlet with 6 parents and the main one, `--async`",
+        nobodys: "greenlets",
+        whose: "greenlet:6",
+        tool: Tool::Awaiting,
+        budget: 3000.0,
+    },
 ];
 
 /// Alternates measurements, so that drifts affect both of each pair. Returns the page's section.
@@ -49,7 +64,7 @@ const CASES: [Case; 4] = [
 pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> Result<String> {
     let mut page = format!(
         "{HEADING}\nThe same program of {DEPTH} frames, including those of asyncio, alternately as nobody's work (a callback of the loop; \
-         a span that ddtrace does not publish) and as somebody's, at {WARM_HZ} Hz: how much more the second takes, as the median and \
+         a span that ddtrace does not publish; the main greenlet) and as somebody's, at {WARM_HZ} Hz: how much more the second takes, as the median and \
          the 95 % interval of the differences.\n\n\
          | interpreter | | nobody's | more | 95 % interval | budget | |\n|---|---|---:|---:|---|---:|---|\n"
     );
@@ -57,9 +72,9 @@ pub(crate) fn section(bench: &Bench, nothing: NothingSelected, quick: bool) -> R
     for minor in ["3.11", "3.13", "3.14", "3.15"] {
         let is_new = matches!(minor, "3.14" | "3.15");
         let python = if is_new { zoo::in_sid(minor) } else { zoo::in_pyenv(minor) }.context("hint: cargo xtask zoo")?;
-        // The tracer's wheel is for 3.14; in earlier versions, no task says who awaits it.
+        // The tracer and greenlet are installed for 3.14; in earlier versions, no task says who awaits it.
         for case in CASES.iter().filter(|case| match case.whose {
-            "span" => minor == "3.14",
+            "span" | "greenlet:0" | "named:0" | "greenlet:6" => minor == "3.14",
             _ => is_new || case.tool == Tool::Tachyon,
         }) {
             let (mut nobodys, mut more) = (Vec::new(), Vec::new());

@@ -52,8 +52,8 @@ pub struct RecordArgs {
     pub wakers: bool,
 
     /// Put the name of the running asyncio task below its coroutines, in place of the event loop's frames; from CPython 3.14 on each stack
-    /// goes on with the coroutines and the name of the task that awaits it, and so on. With --wall also tell where tasks and greenlets wait
-    /// while their thread is idle
+    /// goes on with the coroutines and the name of the task that awaits it, and so on. The stack of a greenlet goes on with its name and its
+    /// parents. With --wall also tell where tasks and greenlets wait while their thread is idle
     #[arg(long = "async", help_heading = "How")]
     pub awaiting: bool,
 

@@ -98,6 +98,43 @@ impl Spans {
         Published { thread, process: context }
     }
 
+    /// Where each thread of a process has a variable that a library keeps to itself: its name in `.symtab`, and its offset in the
+    /// library's block if that is stripped. `is_it` tells the library's mappings.
+    ///
+    /// # Errors
+    /// When that cannot be proved.
+    pub fn own_variable(
+        &mut self,
+        process: &RemoteProcess,
+        maps: &[Mapping],
+        is_it: impl Fn(&Mapping) -> bool,
+        (name, if_stripped): (&str, u64),
+    ) -> Result<ThreadLocal, NoThreadLocal> {
+        let (budget, now) = (ReadBudget::new(), Instant::now());
+        let (mut library, mut libc) = (None, None);
+        let unreadable = |error: RemoteError| NoThreadLocal::File(error.to_string());
+        for mappings in candidates(maps, None) {
+            let Some(first) = mappings.first() else { continue };
+            if mappings.iter().any(|mapping| is_it(mapping)) {
+                if library.is_some() {
+                    return Err(NoThreadLocal::Several);
+                }
+                let opened = process.mapped_file(first).and_then(|file| file.open()).map_err(unreadable)?;
+                let elf = Elf::parse(Metered { source: opened, budget: &budget });
+                let found = elf.and_then(|elf| Ok((elf.own_thread_local(name, if_stripped)?, elf.loads().to_vec())));
+                let (symbol, loads) = found.map_err(|error| NoThreadLocal::File(error.to_string()))?;
+                let symbol = symbol.ok_or(NoThreadLocal::NotDefined)?;
+                library = Some((Defined { symbol, loads }, mappings));
+            } else if libc.is_none() && !self.is_other((first.dev, first.inode), |known| *known == first.path, now) {
+                let facts = process.mapped_file(first).and_then(|file| self.facts(&file, &budget));
+                libc = facts.ok().flatten().and_then(|facts| facts.libc);
+            }
+        }
+        let (defined, mappings) = library.ok_or(NoThreadLocal::NotDefined)?;
+        let bias = only_bias(&defined, &mappings).ok_or(NoThreadLocal::NoLoadBias)?;
+        thread_local::of_library(&defined.symbol, bias, libc, Arch::HERE, process)
+    }
+
     /// Whether a file that a process maps as executable was found not to matter within the last seconds: then it is no reason to
     /// look at the process. Device, inode and path are those of its mapping.
     #[must_use]

@@ -3,7 +3,7 @@
 
 use super::{Follower, lock};
 use crate::inspect::spans::{Published, Spans};
-use crate::inspect::{self, Interpreter, ModuleTasks, Verdict};
+use crate::inspect::{self, GreenletLayout, Interpreter, ModuleTasks, Verdict};
 use crate::kernel::KernelError;
 use crate::remote::ledger::{self, Work};
 use crate::remote::{Mapping, RemoteProcess};
@@ -165,9 +165,10 @@ impl Follower {
         let spans = published.thread.as_ref().map_or(0, |place| self.spans_number(place));
         let known = Running { asyncio: entry.asyncio, current_tasks: entry.current_tasks };
         let running = if known.asyncio == 0 { self.tasks_of_mapped(&process, &maps, &entry) } else { known };
-        if (spans, running) != (entry.spans, known) {
+        let greenlets = if entry.greenlets == 0 { self.greenlets_of(&process, &maps) } else { entry.greenlets };
+        if (spans, running, greenlets) != (entry.spans, known, entry.greenlets) {
             let Running { asyncio, current_tasks } = running;
-            let entry = ProcessEntry { spans, asyncio, current_tasks, ..entry };
+            let entry = ProcessEntry { spans, asyncio, current_tasks, greenlets, ..entry };
             let written = lock(&self.kernel).decide(pid, &life, &entry);
             if let Err(error) = written {
                 self.refuse(pid, &error.to_string());
@@ -195,6 +196,20 @@ impl Follower {
             return Running::default();
         };
         self.tasks_of(process, &interpreter)
+    }
+
+    /// Where the threads of a process that may have loaded greenlet by now keep their greenlets; 0: not known.
+    fn greenlets_of(&mut self, process: &RemoteProcess, maps: &[Mapping]) -> u32 {
+        if !GreenletLayout::is_loaded(maps) {
+            return 0;
+        }
+        let Ok(Verdict::Python(interpreter)) = inspect::inspect(process, &mut self.cache) else { return 0 };
+        let place = inspect::running_greenlets(process, maps, &interpreter, &mut self.work.spans);
+        let Some(place) = place else { return 0 };
+        let number = lock(&self.kernel).greenlets_number(&place);
+        u32::from(
+            self.number(number, "more places of greenlets than there is room for: greenlets of some are not told"),
+        )
     }
 
     /// Where a process keeps its running tasks.

@@ -1,9 +1,10 @@
 //! Whose work a sample was: its task and its span, as recorded in the profile.
 
 use crate::events::Frames;
-use crate::merge::{TaskBelow, Waiter};
+use crate::merge::{Other, WorkBelow};
 use crate::profile::{
-    Frame, FrameId, GREENLET_FILENAME, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId, awaited_by,
+    Frame, FrameId, GREENLET_FILENAME, MAIN_GREENLET, ProcessId, Profile, StrId, TASK_FILENAME, Task, Work, WorkId,
+    awaited_by,
 };
 use crate::snapshot::{AsyncTask, RunningTask};
 use crate::symbolize::{CUT_MARK, decode_text};
@@ -37,7 +38,19 @@ pub(in crate::recording) struct Tasks {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Name {
     Number(u64),
-    Text { kind: u8, bytes: u8, cut: bool, text: [u8; NAME_BYTES] },
+    Text {
+        kind: u8,
+        bytes: u8,
+        cut: bool,
+        text: [u8; NAME_BYTES],
+    },
+    /// Of a greenlet's type.
+    Type {
+        cut: bool,
+        text: [u8; NAME_BYTES],
+    },
+    /// That of a thread's main greenlet.
+    Main,
     Unreadable,
 }
 
@@ -49,7 +62,15 @@ impl Name {
         if task.flags & flags::NAME_UNREADABLE != 0 {
             return Self::Unreadable;
         }
+        if task.flags & flags::MAIN != 0 {
+            return Self::Main;
+        }
         let mut text = task.name;
+        if task.flags & flags::TYPE_NAME != 0 {
+            let end = text.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES);
+            text[end..].fill(0);
+            return Self::Type { cut: end == NAME_BYTES, text };
+        }
         // Anything after it is left over from another name.
         text[usize::from(task.name_bytes).min(NAME_BYTES)..].fill(0);
         let cut = task.flags & flags::NAME_CUT != 0;
@@ -63,6 +84,13 @@ impl Name {
                 let bytes = &text[..usize::from(*bytes).min(NAME_BYTES)];
                 decode_text(*kind, bytes, *cut).unwrap_or_else(|_| UNREADABLE.to_owned())
             }
+            // Without the modules that it is in.
+            Self::Type { cut, text } => {
+                let text = String::from_utf8_lossy(text);
+                let own = text.trim_end_matches('\0').rsplit('.').next().unwrap_or_default();
+                if *cut { format!("{own}{CUT_MARK}") } else { own.to_owned() }
+            }
+            Self::Main => MAIN_GREENLET.to_owned(),
             Self::Unreadable => UNREADABLE.to_owned(),
         }
     }
@@ -94,25 +122,38 @@ impl Tasks {
         (work_of(profile, &name, task.address), frame)
     }
 
-    /// What the profile calls the work of a sample.
-    pub(super) fn work(&mut self, profile: &mut Profile, whose: &Whose) -> Option<WorkId> {
-        let task = (whose.flags & flags::TASK != 0)
-            .then(|| Task { name: self.name(profile, Name::of(&whose.task)), id: whose.task.address });
+    /// What the profile calls the work of a sample: that of its task, or else of its greenlet.
+    pub(super) fn work(&mut self, profile: &mut Profile, whose: &Whose, frames: Frames<'_>) -> Option<WorkId> {
+        let greenlet = || frames.greenlets().next().map(|(greenlet, _)| greenlet);
+        let task = (whose.flags & flags::TASK != 0).then_some(whose.task).or_else(greenlet);
+        let task = task.map(|task| Task { name: self.name(profile, Name::of(&task)), id: task.address });
         let span = (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id));
         profile.works.intern(Work { task, span })
     }
 
-    /// The task of a sample and those that await it, where they are wanted in its stack.
-    pub(super) fn below(&mut self, profile: &mut Profile, process: ProcessId, frames: Frames<'_>) -> Option<TaskBelow> {
-        let whose = frames.whose().filter(|whose| self.chains && whose.flags & flags::TASK != 0)?;
-        let mut waiter = |task: &whose::Task, frames| {
+    /// The greenlet and the task of a sample, and whatever leads on from them, where they are wanted in its stack.
+    pub(super) fn below(&mut self, profile: &mut Profile, process: ProcessId, frames: Frames<'_>) -> Option<WorkBelow> {
+        let whose = frames.whose().filter(|_| self.chains)?;
+        let has = |flag| whose.flags & flag != 0;
+        let mut other = |task: &whose::Task, frames| {
             let cut = (task.flags & flags::INNER_CUT != 0, task.flags & flags::OUTER_CUT != 0);
-            Waiter { task: self.frame(profile, process, task), frames, cut }
+            Other { task: self.frame(profile, process, task), frames, cut }
         };
-        let task = waiter(&whose.task, Vec::new()).task;
-        let awaiting = frames.awaiting().map(|(task, frames)| waiter(&task, frames.collect())).collect();
-        let more = whose.flags & flags::MORE_AWAITING != 0;
-        Some(TaskBelow { task, above: usize::from(whose.task.frames), awaiting, more })
+        let task = has(flags::TASK).then(|| other(&whose.task, Vec::new()).task);
+        let awaiting = frames.awaiting().map(|(task, frames)| other(&task, frames.collect())).collect();
+        let greenlet = |(greenlet, frames): (whose::Task, _)| {
+            let cut = (false, greenlet.flags & flags::OUTER_CUT != 0);
+            Other { task: frame_of(profile, GREENLET_FILENAME, &Name::of(&greenlet).text()), frames, cut }
+        };
+        let greenlets = frames.greenlets().map(|(greenlet, frames)| (greenlet, frames.collect())).map(greenlet);
+        Some(WorkBelow {
+            greenlets: greenlets.collect(),
+            more_greenlets: has(flags::MORE_GREENLETS),
+            task,
+            above: usize::from(whose.task.frames),
+            awaiting,
+            more: has(flags::MORE_AWAITING),
+        })
     }
 
     fn name(&mut self, profile: &mut Profile, name: Name) -> StrId {
@@ -196,7 +237,7 @@ mod tests {
     }
 
     fn of(tasks: &mut Tasks, profile: &mut Profile, whose: Whose) -> (String, String) {
-        let work = tasks.work(profile, &whose).expect("there is room");
+        let work = tasks.work(profile, &whose, Frames::default()).expect("there is room");
         let (task, frame) = (profile.works.get(work).task, tasks.frame(profile, ProcessId(0), &whose.task));
         let name = profile.strings.get(task.expect("it has a task").name);
         (name.to_owned(), name_of(profile, frame).to_owned())
@@ -248,16 +289,31 @@ mod tests {
             let outside = AsyncTask { name: Some(name), address: 8, ..AsyncTask::default() };
             let (work, frame) = tasks.of_outside(&mut profile, ProcessId(0), &outside);
             let whose = Whose { task: whose::Task { address: 8, ..task }, flags: flags::TASK, ..Whose::NOBODY };
-            assert_eq!(work, tasks.work(&mut profile, &whose));
+            assert_eq!(work, tasks.work(&mut profile, &whose, Frames::default()));
             assert_eq!(frame, tasks.frame(&mut profile, ProcessId(0), &whose.task));
         }
+    }
+
+    #[test]
+    fn a_greenlet_has_a_name_of_its_own_or_that_of_its_type() {
+        let of = |flags, text: &[u8]| {
+            let mut task = whose::Task { flags, name_bytes: text.len() as u8, ..whose::Task::NONE };
+            task.name[..text.len()].copy_from_slice(text);
+            Name::of(&task).text()
+        };
+        assert_eq!(of(0, b"a.b"), "a.b");
+        assert_eq!(of(flags::TYPE_NAME, b"gevent._gevent_cgreenlet.Greenlet\0left.over"), "Greenlet");
+        assert_eq!(of(flags::TYPE_NAME, b"Worker\0"), "Worker");
+        assert_eq!(of(flags::TYPE_NAME, &[b'n'; NAME_BYTES]), format!("{}\u{2026}", "n".repeat(NAME_BYTES)));
+        assert_eq!(of(flags::MAIN, b""), MAIN_GREENLET);
+        assert_eq!(of(flags::TYPE_NAME | flags::NAME_UNREADABLE, b""), UNREADABLE);
     }
 
     #[test]
     fn a_span_needs_no_task() {
         let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
         let whose = Whose { trace_id: [7; 16], span_id: [9; 8], flags: flags::SPAN, ..Whose::NOBODY };
-        let work = tasks.work(&mut profile, &whose).expect("there is room");
+        let work = tasks.work(&mut profile, &whose, Frames::default()).expect("there is room");
         let work = profile.works.get(work);
         assert_eq!((work.task, work.span), (None, Some(([7; 16], [9; 8]))));
     }

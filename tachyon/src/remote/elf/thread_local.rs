@@ -30,7 +30,7 @@ pub struct TlsSegment {
     pub align: u64,
 }
 
-/// A thread-local variable that a file exports.
+/// A thread-local variable of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSymbol {
     /// From the start of the module's block, in bytes.
@@ -100,15 +100,30 @@ impl<R: ReadAt> Elf<R> {
         // Hardly any file has both a block of its own and this name: most are done here, without a read.
         let Some(segment) = self.thread_local else { return Ok(None) };
         let Some(found) = self.exported(name)?.filter(|found| found.kind == elf::STT_TLS) else { return Ok(None) };
-        let offset = found.symbol.vaddr;
+        self.at_offset(segment, found.symbol.vaddr, found.index).map(Some)
+    }
+
+    /// The thread-local variable that the file keeps to itself under this name: as `.symtab` says, or at an offset where the file has lost
+    /// that.
+    ///
+    /// # Errors
+    /// When its tables make no sense.
+    pub fn own_thread_local(&self, name: &str, if_stripped: u64) -> Result<Option<TlsSymbol>, ElfError> {
+        let Some(segment) = self.thread_local else { return Ok(None) };
+        let symbol = self.symtab_symbol(name)?;
+        self.at_offset(segment, symbol.map_or(if_stripped, |symbol| symbol.vaddr), 0).map(Some)
+    }
+
+    /// `index`: that of the symbol; 0: relocations do not name it.
+    fn at_offset(&self, segment: TlsSegment, offset: u64, index: u32) -> Result<TlsSymbol, ElfError> {
         let inside = offset.checked_add(8).is_some_and(|end| end <= segment.mem_size);
         if !inside || segment.mem_size > MAX_BLOCK || !segment.align.is_power_of_two() {
             return Err(ElfError::Malformed("thread-local segment"));
         }
-        Ok(Some(TlsSymbol { offset, segment, slots: self.slots(found.index, offset)? }))
+        Ok(TlsSymbol { offset, segment, slots: self.slots(index, offset)? })
     }
 
-    /// The slots that belong to this module: those of the exported symbol, and those that name no symbol.
+    /// The slots that belong to this module: those of the symbol with this index, and those that name no symbol.
     fn slots(&self, index: u32, offset: u64) -> Result<Vec<Slot>, ElfError> {
         let mut slots = Vec::new();
         let mut left = MAX_RELOCATIONS;

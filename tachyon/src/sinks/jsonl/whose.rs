@@ -1,18 +1,18 @@
 //! What a line says about whose work it was.
 
 use super::json;
-use crate::profile::{FrameId, Profile, WorkId, task_name};
+use crate::profile::{FrameId, Profile, WorkId, WorkOf};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// An asyncio task.
+/// An asyncio task, or a greenlet.
 #[derive(Serialize)]
 struct Task<'a> {
     name: &'a str,
     /// The value of `id(task)`; unknown for a task read from a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u64>,
-    /// Names of those that await it, nearest first.
+    /// Names of those that await it, or of its parents, nearest first.
     chain: Vec<&'a str>,
 }
 
@@ -24,15 +24,17 @@ pub(super) fn write(
     stack: &[FrameId],
 ) -> io::Result<()> {
     let work = work.map(|id| profile.works.get(id));
-    let mut in_stack = stack.iter().filter_map(|&frame| {
+    let in_stack = stack.iter().filter_map(|&frame| {
         let frame = profile.frames.get(frame);
-        task_name(profile.strings.get(frame.filename), profile.strings.get(frame.function))
+        WorkOf::of(profile.strings.get(frame.filename), profile.strings.get(frame.function))
     });
-    let nearest = in_stack.next();
+    let in_stack: Vec<WorkOf<'_>> = in_stack.collect();
+    let mut rest = in_stack.iter().skip(WorkOf::whose(&in_stack)).map(|of| of.name());
+    let nearest = rest.next();
     let own = work.and_then(|work| work.task);
     let name = own.map(|task| profile.strings.get(task.name)).or(nearest);
     if let Some(name) = name {
-        let task = Task { name, id: own.map(|task| task.id), chain: in_stack.collect() };
+        let task = Task { name, id: own.map(|task| task.id), chain: rest.collect() };
         write!(out, "\"task\":{},", json(&task))?;
     }
     if let Some((trace, span)) = work.and_then(crate::profile::Work::span_ids) {

@@ -13,6 +13,7 @@ use super::tasks::{EventLoop, MAX_FRAMES, Task, Tasks, type_name};
 use super::threads::ThreadState;
 use super::{Deadline, Namer, SEED, Target};
 use crate::inspect::{GreenletLayout, ObjectLayout};
+use crate::profile::MAIN_GREENLET;
 use crate::remote::{MappedPath, Mapping};
 use crate::types::Pid;
 use heap::MAX_GREENLETS;
@@ -21,9 +22,6 @@ use std::ops::Range;
 use tachyon_common::event::RawFrame;
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{CodeBuffer, FrameBuffer, FrameWalk, Unreadable, UserMemory, read_u64};
-
-/// Name of the greenlet that each thread begins with.
-const MAIN: &str = "main";
 
 /// `StackState.stack_stop` of a thread's main greenlet.
 const WHOLE_STACK: u64 = u64::MAX;
@@ -248,7 +246,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         let ended = state.main && self.has_ended(address, at);
         let (frames, whole) = if top_frame == 0 { (Vec::new(), true) } else { self.frames(top_frame, state.stack)? };
         Some(RawGreenlet {
-            name: if state.main { Some(MAIN.to_owned()) } else { self.name(address) },
+            name: if state.main { Some(MAIN_GREENLET.to_owned()) } else { self.name(address) },
             main,
             ended,
             parent,
