@@ -201,6 +201,10 @@ pub mod status {
     pub const CALLERS: u32 = 1 << 11;
     /// The innermost frame has run nothing, and is proven to be linked to its caller (3.11, 3.12).
     pub const LINKED: u32 = 1 << 12;
+    /// The thread was going from one greenlet to another. From 3.12 on, greenlet then takes out of the chain of frames those by which C
+    /// entered the evaluator (`Greenlet::expose_frames`), so that it ends with a frame that is not known to have been entered. Set for
+    /// such chains only.
+    pub const SWITCHING: u32 = 1 << 13;
     /// What is told by the thread state, and of nobody when that turns out to be another thread's.
     pub const BY_THREAD_STATE: u32 = HAS_GIL | UNKNOWN | GIL_REQUESTED | HAS_EXCEPTION | MAIN_THREAD | GC;
 }

@@ -92,8 +92,6 @@ pub struct Greenlets {
     pub frame_interp: u32,
     /// `PyTypeObject.tp_name`.
     pub type_name: u32,
-    /// `PyTypeObject.tp_flags`.
-    pub type_flags: u32,
     /// `PyDictObject.ma_used`, which the version tag, the keys and the values follow; 0: names in dictionaries are not read.
     pub dict_used: u32,
     /// `PyDictKeysObject.dk_nentries`: 32 (up to 3.10), or 24.
@@ -102,6 +100,8 @@ pub struct Greenlets {
     pub keys_indices: u32,
     /// `PyDictValues.values`.
     pub values_start: u32,
+    /// Explicit padding.
+    pub _pad: u32,
 }
 
 /// Most bytes of a task's name that are taken with a sample.

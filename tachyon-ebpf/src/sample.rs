@@ -388,7 +388,24 @@ fn is_being_linked(scratch: &Scratch) -> bool {
     // SAFETY: as above.
     let root = unsafe { root.read() };
     let unlinked = leaf.lasti < 0 && scratch.sample.record.status & status::LINKED == 0;
-    (unlinked || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0
+    let switching = scratch.sample.record.status & status::SWITCHING != 0;
+    (unlinked || root.flags & frame::ENTRY == 0) && leaf.flags & frame::ENTRY == 0 && !switching
+}
+
+/// Notes it where the chain of frames ends because the thread is going from one greenlet to another, and not because a frame was being
+/// linked.
+#[inline(always)]
+fn look_for_switch(scratch: &mut Scratch) {
+    let state = &mut *scratch.state;
+    if state.process.greenlets == 0 || state.walk.stored == 0 || state.walk.entry_frame != 0 {
+        return;
+    }
+    let Some(layout) = LAYOUTS.get(state.process.layout) else { return };
+    // Where each chain has such frames (3.12+).
+    let has_shims = !layout.has(layout_flags::FRAME_OBJECTS) && !Layout::present(layout.frame_is_entry);
+    if has_shims && whose::is_switching() != 0 {
+        scratch.sample.record.status |= status::SWITCHING;
+    }
 }
 
 /// Ends the walk of Python frames for a reason and goes on to the native stack.
@@ -414,6 +431,9 @@ fn stopped<C: Interrupt>(ctx: &C, scratch: &mut Scratch, reason: u8) {
         record.status &= !status::BY_THREAD_STATE;
         record.interp_id = -1;
         thread::forget(&state.process, record.tid);
+    }
+    if reason == StopReason::Complete as u8 {
+        look_for_switch(scratch);
     }
     if reason == StopReason::Complete as u8 && scratch.state.repair == repair::NONE && is_being_linked(scratch) {
         scratch.state.repair = repair::WANTED;

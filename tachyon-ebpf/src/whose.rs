@@ -92,6 +92,18 @@ pub extern "C" fn begin_greenlets() -> u64 {
     u64::from(core::hint::black_box(&mut state.greenlets).begin(&CurrentProcess, address))
 }
 
+/// [`GreenletWalk::is_switching`](walk::GreenletWalk::is_switching): 1 or 0. Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn is_switching() -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let place = state.process.greenlets;
+    let Some(at) = GREENLETS.get(place) else { return 0 };
+    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
+    let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
+    u64::from(core::hint::black_box(&mut state.greenlets).is_switching(&CurrentProcess, at, address))
+}
+
 /// Takes down the next greenlet, with its name. False: there is none.
 #[inline(always)]
 fn take_greenlet() -> bool {

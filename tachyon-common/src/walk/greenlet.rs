@@ -61,8 +61,9 @@ pub struct GreenletWalk {
     entry_bytes: u64,
     /// Where its values are, if they are not in the entries; 0: they are.
     value: u64,
-    /// The object that the name is; 0: none.
+    /// The object that the name is, and the type of strings; 0: none.
     name: u64,
+    text_type: u64,
     /// Frames stored before its own.
     before: u32,
     /// Explicit padding.
@@ -89,6 +90,7 @@ impl GreenletWalk {
             entry_bytes: 0,
             value: 0,
             name: 0,
+            text_type: 0,
             before: 0,
             _pad: 0,
             state: Buffer::default(),
@@ -99,16 +101,7 @@ impl GreenletWalk {
     #[inline(always)]
     pub fn begin<M: UserMemory + ?Sized>(&mut self, memory: &M, variable: u64) -> bool {
         (self.found, self.more, self.next) = (0, 0, 0);
-        if variable == 0 {
-            return false;
-        }
-        let state = read_u64(memory, variable, 0).unwrap_or(0);
-        // 1: it has not been asked for (`ThreadStateCreator`).
-        let mut words = [0; 2];
-        if state <= 1 || !read_words(memory, state, &mut words) {
-            return false;
-        }
-        let [main, current] = words;
+        let [main, current] = main_and_current(memory, variable);
         if main == 0 || current == main {
             return false;
         }
@@ -174,6 +167,20 @@ impl GreenletWalk {
         self.found += 1;
         self.more = 0;
         true
+    }
+
+    /// Whether the thread whose own variable this is goes from one greenlet to another: the one that it calls current has a frame set aside.
+    /// Changes nothing of what was found.
+    #[inline(always)]
+    pub fn is_switching<M: UserMemory + ?Sized>(&mut self, memory: &M, place: &Greenlets, variable: u64) -> bool {
+        let [_, current] = main_and_current(memory, variable);
+        let implementation =
+            if current == 0 { 0 } else { read_u64(memory, current, place.implementation).unwrap_or(0) };
+        if !self.read_state(memory, implementation) {
+            return false;
+        }
+        let without_self = if self.state.u64(8) == current { 0 } else { 8 };
+        self.state.u64(place.stack_state.wrapping_sub(without_self).wrapping_add(TOP_FRAME)) != 0
     }
 
     /// It may be the last thing before memory that is not there.
@@ -258,7 +265,11 @@ impl GreenletWalk {
         let (entry, value) = (self.entry, self.value);
         self.entry = entry.wrapping_add(self.entry_bytes);
         self.value = if value == 0 { 0 } else { value.wrapping_add(8) };
-        let key = read_u64(memory, entry, 0).unwrap_or(0);
+        let mut words = [0; 2];
+        if !read_words(memory, entry, &mut words) {
+            return true;
+        }
+        let [key, in_entry] = words;
         // An entry that was taken out has no key.
         if key == 0 || reader.head.fill(memory, key, layout.unicode_ascii_size.wrapping_add(4)).is_err() {
             return true;
@@ -266,7 +277,8 @@ impl GreenletWalk {
         if reader.head.u64(layout.unicode_length) != 4 || reader.head.u32(layout.unicode_ascii_size) != NAME {
             return true;
         }
-        self.name = if value == 0 { read_u64(memory, entry, 8) } else { read_u64(memory, value, 0) }.unwrap_or(0);
+        self.name = if value == 0 { in_entry } else { read_u64(memory, value, 0).unwrap_or(0) };
+        self.text_type = reader.head.u64(layout.ob_type);
         self.left = 0;
         false
     }
@@ -284,12 +296,12 @@ impl GreenletWalk {
         if last >= MAX_GREENLETS {
             return;
         }
-        let (name, kind) = (self.name, self.kind);
+        let (name, kind, text_type) = (self.name, self.kind, self.text_type);
         let task = &mut self.greenlets[last & (MAX_GREENLETS - 1)];
         if task.flags & flags::MAIN != 0 {
             return;
         }
-        if name != 0 && reader.take_text(memory, layout, place.type_flags, name, task).is_ok() {
+        if name != 0 && reader.take_text(memory, layout, text_type, name, task).is_ok() {
             return;
         }
         if take_type_name(memory, place, kind, task).is_err() {
@@ -324,6 +336,18 @@ impl GreenletWalk {
     }
 }
 
+/// The main and the current greenlet of the thread whose own variable this is; 0: it has none.
+#[inline(always)]
+fn main_and_current<M: UserMemory + ?Sized>(memory: &M, variable: u64) -> [u64; 2] {
+    let state = if variable == 0 { 0 } else { read_u64(memory, variable, 0).unwrap_or(0) };
+    // 1: it has not been asked for (`ThreadStateCreator`).
+    let mut words = [0; 2];
+    if state <= 1 || !read_words(memory, state, &mut words) {
+        return [0; 2];
+    }
+    words
+}
+
 /// `tp_name` ends with a 0, and nothing need lie behind it.
 #[inline(always)]
 fn take_type_name<M: UserMemory + ?Sized>(
@@ -346,4 +370,4 @@ fn take_type_name<M: UserMemory + ?Sized>(
     Ok(())
 }
 
-const _: () = assert!(core::mem::size_of::<GreenletWalk>() == MAX_GREENLETS * 88 + 8 + 10 * 8 + 8 + STATE as usize);
+const _: () = assert!(core::mem::size_of::<GreenletWalk>() == MAX_GREENLETS * 88 + 8 + 11 * 8 + 8 + STATE as usize);

@@ -147,13 +147,13 @@ impl TaskReader {
         if has_text { self.take_head(memory, layout, name, task) } else { Err(Unreadable) }
     }
 
-    /// Takes down a name that is a string.
+    /// Takes down a name that is a string: an object of this type.
     #[inline(always)]
     pub(super) fn take_text<M: UserMemory + ?Sized>(
         &mut self,
         memory: &M,
         layout: &Layout,
-        type_flags: u32,
+        text_type: u64,
         name: u64,
         task: &mut Task,
     ) -> Result<(), Unreadable> {
@@ -162,8 +162,7 @@ impl TaskReader {
             name,
             layout.unicode_state.wrapping_add(4).max(layout.unicode_length.wrapping_add(8)),
         )?;
-        let type_ = self.head.u64(layout.ob_type);
-        if read_u64(memory, type_, type_flags)? & IS_UNICODE == 0 {
+        if self.head.u64(layout.ob_type) != text_type {
             return Err(Unreadable);
         }
         self.take_head(memory, layout, name, task)

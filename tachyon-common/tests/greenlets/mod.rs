@@ -12,11 +12,11 @@ const PLACE: Greenlets = Greenlets {
     stack_state: 56,
     frame_interp: 24,
     type_name: 24,
-    type_flags: 168,
     dict_used: 16,
     keys_nentries: 24,
     keys_indices: 32,
     values_start: 8,
+    _pad: 0,
 };
 
 /// The thread's variable, and greenlet's own state of it.

@@ -107,11 +107,11 @@ pub fn running_greenlets(
         stack_state: u32::try_from(classes.stack_state).ok()?,
         frame_interp: u32::try_from(classes.frame_interp.unwrap_or(0)).ok()?,
         type_name: u32::try_from(awaits.type_name).ok()?,
-        type_flags: u32::try_from(awaits.type_flags).ok()?,
         dict_used: in_objects(|objects| objects.dict_used)?,
         keys_nentries: in_objects(|objects| objects.keys_nentries)?,
         keys_indices: in_objects(|objects| objects.keys_indices)?,
         values_start: in_objects(|objects| objects.values_start)?,
+        _pad: 0,
     })
 }
 

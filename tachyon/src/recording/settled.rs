@@ -38,6 +38,10 @@ impl<'a> Settled<'a> {
             }
             return settled;
         }
+        // Without those by which C entered the evaluator, which greenlet has taken out, all the others are there.
+        if record.status & status::SWITCHING != 0 && stop == StopReason::Complete {
+            return settled;
+        }
         let linked = record.status & status::LINKED != 0;
         let reason = walk::believable_stop(layout, stop, frames.iter().len(), leaf.as_ref(), root.as_ref(), linked);
         if reason != stop {

@@ -126,7 +126,12 @@ fn each_stack_goes_on_with_the_greenlets_parents(python: &Interpreter) {
 /// They switch every few microseconds, so many samples are of a thread that is going from one to another.
 fn none_is_mixed_with_another_however_often_they_switch(python: &Interpreter) {
     let (target, towers) = start(python, &["0.002"]);
-    let (met, without) = judge(&record(&target, 4_000, &["--async"]), &towers, &main_ends);
+    let samples = record(&target, 4_000, &["--async"]);
+    let (met, without) = judge(&samples, &towers, &main_ends);
+    // greenlet takes out of the chain what C entered the evaluator for (3.12+), which looks like a frame that is being linked.
+    let entering = samples.iter().filter(|sample| own(sample).is_empty()).count();
+    println!("{entering} of {} samples have no frame of the program's own", samples.len());
+    assert!(entering * 200 <= samples.len(), "{entering} of {}", samples.len());
     let all: usize = met.values().sum();
     assert!(met.len() == towers.len() && all > 1_000, "{met:?}");
     assert!(without * 4 <= all, "{without} of {all}");
@@ -149,7 +154,8 @@ fn a_task_is_found_below_its_greenlets(python: &Interpreter) {
     let mut samples = record(&target, 1_500, &["--async"]);
     for sample in &mut samples {
         let stack = own(sample);
-        let (burns, has_task) = (stack[0].starts_with("burn_"), stack.iter().any(|name| name.starts_with("<task>")));
+        let burns = stack.first().is_some_and(|name| name.starts_with("burn_"));
+        let has_task = stack.iter().any(|name| name.starts_with("<task>"));
         let name = sample["task"]["name"].as_str().unwrap_or_default();
         assert!(!burns || name.starts_with("Task-") == has_task, "{sample:#}");
         // Each thread has a task of its own.
