@@ -140,14 +140,12 @@ pub struct Task {
     pub name: [u8; NAME_BYTES],
 }
 
-/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1. Then come as
-/// many [`Task`]s as [`Whose::greenlets`] says: the running greenlet, then its parent, and so on. Then as many as [`Whose::awaiting`]
+/// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1, without the
+/// task where there is none ([`Whose::bytes`]). Then come as many [`Task`]s as [`Whose::greenlets`] says: the running greenlet, then its parent, and so on. Then as many as [`Whose::awaiting`]
 /// says, each of which awaits the one before. The last of the record's Python frames are those of the parents, then of these tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Whose {
-    /// The running task.
-    pub task: Task,
     /// Trace id as OpenTelemetry writes it.
     pub trace_id: [u8; 16],
     /// Span id, likewise.
@@ -158,6 +156,8 @@ pub struct Whose {
     pub awaiting: u16,
     /// Bits of [`flags`]: what there is.
     pub flags: u32,
+    /// The running task.
+    pub task: Task,
 }
 
 impl Task {
@@ -177,7 +177,24 @@ impl Task {
 impl Whose {
     /// Nobody's.
     pub const NOBODY: Self =
-        Self { task: Task::NONE, trace_id: [0; 16], span_id: [0; 8], greenlets: 0, awaiting: 0, flags: 0 };
+        Self { trace_id: [0; 16], span_id: [0; 8], greenlets: 0, awaiting: 0, flags: 0, task: Task::NONE };
+
+    /// Bytes before the task.
+    pub const HEAD: usize = core::mem::offset_of!(Self, task);
+
+    /// Makes it nobody's; what it says of a task means nothing then.
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        (self.trace_id, self.span_id) = ([0; 16], [0; 8]);
+        (self.greenlets, self.awaiting, self.flags) = (0, 0, 0);
+    }
+
+    /// How many bytes of it a record has, by its flags.
+    #[inline(always)]
+    #[must_use]
+    pub const fn bytes(flags: u32) -> usize {
+        if flags & flags::TASK == 0 { Self::HEAD } else { core::mem::size_of::<Self>() }
+    }
 }
 
 /// Bits of [`Whose::flags`] and of [`Task::flags`].
@@ -214,4 +231,4 @@ const _: () = assert!(core::mem::size_of::<ThreadLocal>() == 24);
 const _: () = assert!(core::mem::size_of::<Greenlets>() == 64);
 const _: () = assert!(MAX_GREENLETS.is_power_of_two());
 const _: () = assert!(core::mem::size_of::<Task>() == 88);
-const _: () = assert!(core::mem::size_of::<Whose>() == 120);
+const _: () = assert!(core::mem::size_of::<Whose>() == 120 && Whose::HEAD == 32);

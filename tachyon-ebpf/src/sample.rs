@@ -227,7 +227,7 @@ pub fn begin<C: Interrupt>(
     (state.entered_at, state.entered) = (0, 0);
     state.repair = repair::NONE;
     state.walk = FrameWalk::default();
-    state.whose.flags = 0;
+    state.whose.clear();
     state.thread_pointer = ThreadPointer {
         address: task.read(config!(task_thread_pointer)),
         reach: u64::from(config!(thread_pointer_reach)),

@@ -19,7 +19,6 @@ pub extern "C" fn read_span() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let place = u32::from(state.process.spans);
     let Some(at) = SPANS.get(place) else { return 0 };
-    state.whose = Whose::NOBODY;
     let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
     let address = variable(image, tid, pointer, at, place);
     walk::span_at(&CurrentProcess, address, &mut state.whose);
@@ -84,9 +83,6 @@ pub extern "C" fn begin_greenlets() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let place = state.process.greenlets;
     let Some(at) = GREENLETS.get(place) else { return 0 };
-    if state.whose.flags & flags::SPAN == 0 {
-        state.whose = Whose::NOBODY;
-    }
     let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
     let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
     u64::from(core::hint::black_box(&mut state.greenlets).begin(&CurrentProcess, address))
@@ -199,9 +195,7 @@ pub extern "C" fn read_task() -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let Some(layout) = LAYOUTS.get(state.process.layout) else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    if state.whose.flags & (flags::SPAN | flags::GREENLET) == 0 {
-        state.whose = Whose::NOBODY;
-    }
+    state.whose.task = Task::NONE;
     let tstate = sample.record.tstate;
     state.walk.tasks[0] =
         walk::running_task(&CurrentProcess, layout, asyncio, tstate, &mut state.task_reader, &mut state.whose);
@@ -214,9 +208,7 @@ pub extern "C" fn read_task() -> u64 {
 pub extern "C" fn begin_current() -> u64 {
     let Some(state) = Scratch::state() else { return 0 };
     let Some(asyncio) = ASYNCIO.get(u32::from(state.process.asyncio)) else { return 0 };
-    if state.whose.flags & (flags::SPAN | flags::GREENLET) == 0 {
-        state.whose = Whose::NOBODY;
-    }
+    state.whose.task = Task::NONE;
     let dict = state.process.current_tasks;
     state.task_reader.begin();
     core::hint::black_box(&mut state.current).begin(&CurrentProcess, asyncio, dict);
@@ -427,22 +419,28 @@ pub fn append(at: usize) -> usize {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn append_whose(at: u64) -> u64 {
-    const BYTES: usize = size_of::<Whose>();
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
     let at = masked::<0x7ff8>(at as usize);
-    if at > SCRATCH_BYTES - BYTES {
+    if at > SCRATCH_BYTES - size_of::<Whose>() {
         return 0;
     }
     sample.record.whose = 1;
-    state.whose.task.frames = state.walk.task_frames as u16;
     if state.whose.flags & flags::GREENLET != 0 {
         state.whose.greenlets = state.greenlets.found as u16;
     }
     // SAFETY: `at` is inside the scratch value.
     let to = unsafe { (&raw mut *sample).cast::<u8>().add(at) };
-    // SAFETY: as many bytes are left of it.
-    unsafe { to.cast::<Whose>().write(state.whose) };
-    BYTES as u64 | u64::from((state.whose.greenlets + state.whose.awaiting) & 0xff) << 8
+    if state.whose.flags & flags::TASK != 0 {
+        state.whose.task.frames = state.walk.task_frames as u16;
+        // SAFETY: as many bytes are left of it.
+        unsafe { to.cast::<Whose>().write(state.whose) };
+    } else {
+        let head = (&raw const state.whose).cast::<[u64; Whose::HEAD / 8]>();
+        // SAFETY: it begins with so many words, and as many bytes are left.
+        unsafe { to.cast::<[u64; Whose::HEAD / 8]>().copy_from_nonoverlapping(head, 1) };
+    }
+    let bytes = Whose::bytes(state.whose.flags) as u64;
+    bytes | u64::from((state.whose.greenlets + state.whose.awaiting) & 0xff) << 8
 }
 
 /// One of those, if there are so many; gives its length in bytes, or 0. Likewise.

@@ -107,7 +107,7 @@ impl Frames<'_> {
     /// Whose work it was, as far as the kernel side has read it.
     #[must_use]
     pub fn whose(&self) -> Option<Whose> {
-        read(self.whose)
+        whose_of(self.whose)
     }
 
     /// The greenlet that runs, without frames: the thread's are its own; then its parent with the frames that it has left, innermost
@@ -269,13 +269,21 @@ impl<'a> Behind<'a> {
         }
         let have = record.header.len as usize;
         let short = BadRecord::Short { len: have + size_of::<Whose>(), have };
-        let whose: Whose = read(bytes).ok_or(short)?;
-        let (own, rest) = bytes.split_at(size_of::<Whose>());
+        let whose = whose_of(bytes).ok_or(short)?;
+        let (own, rest) = bytes.split_at(Whose::bytes(whose.flags));
         let bytes = |count: u16| usize::from(count) * size_of::<Task>();
         let (greenlets, rest) = rest.split_at_checked(bytes(whose.greenlets)).ok_or(short)?;
         let (tasks, facts) = rest.split_at_checked(bytes(whose.awaiting)).ok_or(short)?;
         Ok(Self { whose: own, greenlets, tasks, facts })
     }
+}
+
+/// Whose work it was, at the start of `bytes`: without a task, only its head is there.
+fn whose_of(bytes: &[u8]) -> Option<Whose> {
+    let mut whole = [0; size_of::<Whose>()];
+    whole.get_mut(..Whose::HEAD)?.copy_from_slice(bytes.get(..Whose::HEAD)?);
+    let whose: Whose = read(&whole)?;
+    if Whose::bytes(whose.flags) == Whose::HEAD { Some(Whose { task: Task::NONE, ..whose }) } else { read(bytes) }
 }
 
 /// Types for which any bytes of their size are valid.
