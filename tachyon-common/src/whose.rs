@@ -75,7 +75,8 @@ pub struct ThreadLocal {
     pub vector_at: i64,
 }
 
-/// Where the package greenlet keeps a thread's greenlets, and CPython what they are named by. Value of the `GREENLETS` map. Offsets in bytes.
+/// Where the package greenlet keeps a thread's greenlets, and CPython what they are named by. Value of the `GREENLETS` map. Offsets in
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Greenlets {
@@ -126,7 +127,8 @@ pub struct Task {
     /// The number N of one that is called `Task-N` because nobody gave it a name.
     pub number: u64,
     /// How many Python frames are its own. Of the running task: of the record's first ones, the last of which is that of its coroutine;
-    /// 0: that was not met. Of one that awaits, and of a greenlet's parent: of those that follow, innermost first. Of the running greenlet: 0.
+    /// 0: that was not met. Of one that awaits, and of a greenlet's parent: of those that follow, innermost first. Of the running
+    /// greenlet: 0.
     pub frames: u16,
     /// Bytes of the name.
     pub name_bytes: u8,
@@ -141,8 +143,9 @@ pub struct Task {
 }
 
 /// Whose work it was: follows the frames of a record whose [`SampleRecord::whose`](crate::event::SampleRecord::whose) is 1, without the
-/// task where there is none ([`Whose::bytes`]). Then come as many [`Task`]s as [`Whose::greenlets`] says: the running greenlet, then its parent, and so on. Then as many as [`Whose::awaiting`]
-/// says, each of which awaits the one before. The last of the record's Python frames are those of the parents, then of these tasks.
+/// task where there is none ([`Whose::bytes`]). Then come as many [`Task`]s as [`Whose::greenlets`] says: the running greenlet, then its
+/// parent, and so on. Then as many as [`Whose::awaiting`] says, each of which awaits the one before. The last of the record's Python
+/// frames are those of the parents, then of these tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Whose {

@@ -23,8 +23,8 @@ const WHOLE_STACK: u64 = u64::MAX;
 
 /// Room for a greenlet's state, up to its parent.
 const STATE: u32 = 256;
-/// Words after the frame that are searched for the main greenlet: it is the fourteenth in free-threaded 3.14 and 3.15, where there are most
-/// before it. The parent is two words after it.
+/// Words after the frame that are searched for the main greenlet: it is the fourteenth in free-threaded 3.14 and 3.15, where most are before
+/// it. The parent is two words after it.
 const SEARCHED: u32 = 14;
 
 /// What no page is smaller than.
