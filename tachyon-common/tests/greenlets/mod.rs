@@ -206,6 +206,7 @@ fn a_parent_that_is_none_ends_the_stack() {
 fn a_parent_that_has_ended_has_no_frames() {
     let mut memory = thread(3);
     memory.word(MAIN + 0x1_1000 + 56, 0);
+    memory.word(MAIN + 0x1_1000 + 104, 0);
     let (greenlets, frames, more) = look(&memory);
     let told: Vec<_> = greenlets.iter().map(|task| (task.frames, task.flags & flags::OUTER_CUT)).collect();
     assert_eq!((told, frames.len(), more), (vec![(0, 0), (0, 0), (2, 0)], 1, false));

@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// How much of one CPU looks may take: if they cost more, stretches are longer. A build that is not optimised takes this many times
 /// as long.
 const SHARE: f64 = 0.01 * SLOWER;
-const SLOWER: f64 = if cfg!(debug_assertions) { 5.0 } else { 1.0 };
+const SLOWER: f64 = if cfg!(debug_assertions) { 20.0 } else { 1.0 };
 /// How many times as long as the previous one a stretch is, at most.
 const MOST_GROWTH: u32 = 4;
 
