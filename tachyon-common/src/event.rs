@@ -3,9 +3,9 @@
 //! Every record starts with a [`RecordHeader`] and is sent at its real length, a multiple of 8 bytes. Host byte
 //! order. One [`SampleRecord`] serves Python, native and kernel frames: it is followed by
 //! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first, then by a
-//! [`Whose`] and its tasks where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
+//! [`Whose`], its greenlets and its tasks where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
 //! [`crate::unwind::NativeWalk::step`] has the rule.
-//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 120 + 8 * 88, fits the 32 KiB a per-CPU value may have.
+//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 120 + 16 * 88, fits the 32 KiB a per-CPU value may have.
 
 use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
 use crate::whose::{MAX_AWAITING, MAX_GREENLETS, Task, Whose};

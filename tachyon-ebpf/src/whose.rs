@@ -9,7 +9,7 @@ use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_PARENT, VARIABLE_
 use tachyon_common::stop::StopReason;
 use tachyon_common::walk::{self, ThreadPointer};
 use tachyon_common::whose::{
-    MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, MAX_GREENLETS, Task, ThreadLocal, Whose, flags,
+    Greenlets, MAX_AWAITING, MAX_AWAITING_SET, MAX_COROUTINES, MAX_GREENLETS, Task, ThreadLocal, Whose, flags,
 };
 
 /// Takes down the span that the thread is in. A global function, as `sample::frames::walk_python_frames` is. Always 0.
@@ -76,15 +76,22 @@ pub fn read_greenlet() {
     }
 }
 
+/// The state, where the thread keeps its greenlets, and the address of its variable; 0: it has none.
+#[inline(always)]
+fn own_greenlets() -> Option<(&'static mut State, &'static Greenlets, u64)> {
+    let (sample, state) = Scratch::sample_and_state()?;
+    let place = state.process.greenlets;
+    let at = GREENLETS.get(place)?;
+    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
+    let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
+    Some((state, at, address))
+}
+
 /// [`GreenletWalk::begin`](walk::GreenletWalk::begin): 1 or 0. Likewise.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn begin_greenlets() -> u64 {
-    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
-    let place = state.process.greenlets;
-    let Some(at) = GREENLETS.get(place) else { return 0 };
-    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
-    let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
+    let Some((state, _, address)) = own_greenlets() else { return 0 };
     u64::from(core::hint::black_box(&mut state.greenlets).begin(&CurrentProcess, address))
 }
 
@@ -92,11 +99,7 @@ pub extern "C" fn begin_greenlets() -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn is_switching() -> u64 {
-    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
-    let place = state.process.greenlets;
-    let Some(at) = GREENLETS.get(place) else { return 0 };
-    let (image, tid, pointer) = (state.process.image, sample.record.tid, state.thread_pointer);
-    let address = variable(image, tid, pointer, &at.state, place | OF_GREENLETS);
+    let Some((state, at, address)) = own_greenlets() else { return 0 };
     u64::from(core::hint::black_box(&mut state.greenlets).is_switching(&CurrentProcess, at, address))
 }
 
@@ -167,6 +170,9 @@ pub extern "C" fn go_on_at_parent() -> u64 {
 /// Walks the frames of the running greenlet's parents behind its own.
 #[inline(always)]
 fn walk_parents() {
+    let Some(state) = Scratch::state() else { return };
+    // The thread's own frames may be walked twice.
+    state.greenlets.begin_parents();
     let mut parents = 0;
     while parents < MAX_GREENLETS && take_greenlet() {
         parents += 1;

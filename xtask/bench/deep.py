@@ -8,8 +8,8 @@ far stand, little endian. THROUGH_C of the frames are called by C code. Ends whe
 
 WHOSE work it is: `task:N` runs it in an asyncio task that N others await, one another; `loop` in an asyncio loop and in no task;
 `span` in a span of ddtrace, `traced` in one that ddtrace does not publish. `greenlet:N` runs it in a greenlet with N parents beside the
-main one, `named:N` in one with a name of its own; `greenlets` in the main one. The frames that this takes are of the DEPTH. `pipe`: the innermost frame does not compute but sends a byte to a
-child, which sends it back, and counts the ways there and back.
+main one, `named:N` in one with a name of its own; `greenlets` in the main one. The frames that this takes are of the DEPTH. `pipe`: the
+innermost frame does not compute but sends a byte to a child, which sends it back, and counts the ways there and back.
 """
 
 import mmap

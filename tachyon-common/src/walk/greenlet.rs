@@ -16,10 +16,10 @@ pub const MAX_NAME_LOOKS: u64 = 16;
 
 /// From `StackState` to `PythonState._top_frame` (`src/greenlet/TGreenlet.hpp`): the stack's start, stop, copy, size and predecessor;
 /// then the context.
-const TOP_FRAME: u32 = 48;
+pub const TOP_FRAME: u32 = 48;
 
 /// `StackState.stack_stop` of a thread's main greenlet.
-const WHOLE_STACK: u64 = u64::MAX;
+pub const WHOLE_STACK: u64 = u64::MAX;
 
 /// Room for a greenlet's state, up to its parent.
 const STATE: u32 = 256;
@@ -48,6 +48,8 @@ pub struct GreenletWalk {
     pub more: u32,
     /// The thread's main greenlet.
     main: u64,
+    /// The running one's parent.
+    first_parent: u64,
     /// The one to look at next; 0: none.
     next: u64,
     /// The frame in which the one that was found last is suspended; 0: none.
@@ -81,6 +83,7 @@ impl GreenletWalk {
             found: 0,
             more: 0,
             main: 0,
+            first_parent: 0,
             next: 0,
             frame: 0,
             dict: 0,
@@ -107,6 +110,12 @@ impl GreenletWalk {
         }
         (self.main, self.next) = (main, current);
         current != 0
+    }
+
+    /// Goes back to the running greenlet: its parents are looked at next, also if they were before.
+    #[inline(always)]
+    pub fn begin_parents(&mut self) {
+        (self.found, self.more, self.next) = (1, 0, self.first_parent);
     }
 
     /// Looks at the next greenlet and takes it down, but for its name. False: there is none, or what is there is none.
@@ -149,6 +158,9 @@ impl GreenletWalk {
         if !is_main {
             let Some(parent) = self.parent(top) else { return false };
             self.next = parent;
+        }
+        if at == 0 {
+            self.first_parent = self.next;
         }
         if begun && frame != 0 {
             self.frame =
@@ -370,4 +382,4 @@ fn take_type_name<M: UserMemory + ?Sized>(
     Ok(())
 }
 
-const _: () = assert!(core::mem::size_of::<GreenletWalk>() == MAX_GREENLETS * 88 + 8 + 11 * 8 + 8 + STATE as usize);
+const _: () = assert!(core::mem::size_of::<GreenletWalk>() == MAX_GREENLETS * 88 + 8 + 12 * 8 + 8 + STATE as usize);

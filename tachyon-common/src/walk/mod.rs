@@ -13,7 +13,7 @@ mod content;
 mod current;
 mod facts;
 mod frames;
-mod greenlet;
+pub mod greenlet;
 mod linked;
 mod memory;
 mod owner;

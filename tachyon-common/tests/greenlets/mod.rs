@@ -144,6 +144,27 @@ fn a_running_greenlet_is_told_with_its_parents() {
 }
 
 #[test]
+fn parents_can_be_looked_at_again() {
+    let (memory, mut walk, mut reader) = (thread(4), GreenletWalk::none(), TaskReader::default());
+    assert!(walk.begin(&memory, VARIABLE) && walk.look(&memory, &LAYOUT, &PLACE, &mut reader));
+    let mut look_at_parents = || {
+        let mut frames = FrameWalk::default();
+        frames.stored = 5;
+        walk.begin_parents();
+        while walk.look(&memory, &LAYOUT, &PLACE, &mut reader) {
+            assert!(walk.go_on(&mut frames));
+            frames.stored += 2;
+            walk.walked(frames.stored, true);
+        }
+        let told = walk.greenlets[..walk.found as usize].iter().map(|task| (task.address, task.frames));
+        (told.collect::<Vec<_>>(), walk.more)
+    };
+    let first = look_at_parents();
+    assert_eq!((first.0.len(), first.1), (4, 0));
+    assert_eq!(look_at_parents(), first);
+}
+
+#[test]
 fn greenlet_2_has_a_word_less() {
     let mut memory = thread(2);
     for number in 0..2 {

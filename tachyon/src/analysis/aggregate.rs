@@ -69,7 +69,7 @@ impl Aggregate {
     #[must_use]
     pub fn tasks_of(&self, stack: &[PlaceId]) -> Vec<&str> {
         let mut all: Vec<WorkOf<'_>> = stack.iter().filter_map(|&place| self.place(place).work()).collect();
-        let first = WorkOf::whose(&all);
+        let first = WorkOf::before_whose(all.iter().copied());
         if let Some(before) = all.get_mut(..=first) {
             before.rotate_right(1);
         }

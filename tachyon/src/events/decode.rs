@@ -23,7 +23,7 @@ pub enum Event<'a> {
 }
 
 /// Python frames of a sample, leaf first.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
     /// Frames of the thread that held the GIL.
@@ -37,7 +37,7 @@ pub struct Frames<'a> {
 }
 
 /// The running greenlet and its parents, or the tasks that await the running one, and their frames.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Others<'a> {
     tasks: &'a [u8],
     frames: &'a [u8],

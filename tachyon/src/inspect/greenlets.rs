@@ -19,6 +19,13 @@ pub struct GreenletLayout {
     pub awaits: AwaitLayout,
     /// `PyTypeObject.tp_base`.
     pub type_base: u64,
+    /// Where greenlet's own fields are.
+    pub classes: GreenletClasses,
+}
+
+/// Where fields of greenlet's classes, and of frame objects, are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GreenletClasses {
     /// `PyGreenlet.dict`.
     pub dict: u64,
     /// `PyGreenlet.pimpl`: the `Greenlet`.
@@ -54,21 +61,12 @@ impl GreenletLayout {
 
     fn on(interpreter: &Interpreter) -> Option<Self> {
         let (collector, awaits) = (interpreter.collector?, interpreter.awaits?);
-        let Classes { dict, implementation, stack_state, frame_interp } = Classes::of(&interpreter.layout)?;
-        let type_base = awaits.type_flags + FROM_FLAGS_TO_BASE;
-        Some(Self { collector, awaits, type_base, dict, implementation, stack_state, frame_interp })
+        let classes = GreenletClasses::of(&interpreter.layout)?;
+        Some(Self { collector, awaits, type_base: awaits.type_flags + FROM_FLAGS_TO_BASE, classes })
     }
 }
 
-/// Where fields of greenlet's classes, and of frame objects, are: [`GreenletLayout`].
-struct Classes {
-    dict: u64,
-    implementation: u64,
-    stack_state: u64,
-    frame_interp: Option<u64>,
-}
-
-impl Classes {
+impl GreenletClasses {
     fn of(layout: &Layout) -> Option<Self> {
         // An object header with anything else in it means a debug build.
         let free_threaded = layout.has(tachyon_common::layout::flags::FREE_THREADED);
@@ -96,7 +94,7 @@ pub fn running_greenlets(
     interpreter: &Interpreter,
     spans: &mut Spans,
 ) -> Option<Greenlets> {
-    let (classes, awaits) = (Classes::of(&interpreter.layout)?, interpreter.awaits?);
+    let (classes, awaits) = (GreenletClasses::of(&interpreter.layout)?, interpreter.awaits?);
     let state = spans.own_variable(process, maps, is_module, THREAD_STATE).ok()?;
     let objects = ObjectLayout::of_dictionaries(&interpreter.layout);
     let in_objects = |field: fn(&ObjectLayout) -> u64| u32::try_from(objects.map_or(0, field)).ok();

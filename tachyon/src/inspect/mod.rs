@@ -36,7 +36,7 @@ pub use self::awaits::{AwaitLayout, CoroutineLayout, FrameStates, StackTop};
 pub use self::collector::Collector;
 pub use self::entering::{EnteringError, EnteringWindow};
 pub use self::evaluator::{Evaluator, EvaluatorCode, EvaluatorError};
-pub use self::greenlets::{GreenletLayout, running_greenlets};
+pub use self::greenlets::{GreenletClasses, GreenletLayout, running_greenlets};
 pub use self::layout::LayoutError;
 pub use self::locate::ElfCache;
 pub use self::module_tasks::ModuleTasks;

@@ -146,7 +146,7 @@ impl Merger {
             let at = if record.stop == StopReason::EnteringEval as u8 { 0 } else { self.stack.len() };
             self.insert(at, marker);
         }
-        self.put_work_below(profile, symbolizer, record, frames.len());
+        self.put_work_below(profile, symbolizer, record);
     }
 
     /// The same with native frames in their places: `native` holds the record's, each with its kind; `names` names those that are
@@ -231,7 +231,7 @@ impl Merger {
             self.insert(0, marker);
         }
         (self.joined, self.raw) = (joined, raw);
-        self.put_work_below(profile, symbolizer, record, frames.len());
+        self.put_work_below(profile, symbolizer, record);
         quality
     }
 

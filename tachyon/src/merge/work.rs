@@ -53,19 +53,13 @@ impl Merger {
         }
     }
 
-    /// Puts below the stack the greenlet that the record's `own` frames are of, and its parents with theirs, as far as the task, if there
-    /// is one; the task, if its coroutine's frame is not in the stack; and the tasks that await it, if wanted.
-    pub(super) fn put_work_below(
-        &mut self,
-        profile: &mut Profile,
-        symbolizer: &mut Symbolizer,
-        record: &SampleRecord,
-        own: usize,
-    ) {
+    /// Puts below the stack the greenlet that it is of, and its parents with their frames, as far as the task, if there is one; the task,
+    /// if its coroutine's frame is not in the stack; and the tasks that await it, if wanted.
+    pub(super) fn put_work_below(&mut self, profile: &mut Profile, symbolizer: &mut Symbolizer, record: &SampleRecord) {
         let Some(work) = self.work.take() else { return };
         match self.task_at {
             Some(at) => self.stack.truncate(at + 1),
-            None => self.put_greenlets_below(profile, symbolizer, record, &work, own),
+            None => self.put_greenlets_below(profile, symbolizer, record, &work),
         }
         for Other { task, frames, cut: (inner, outer) } in &work.awaiting {
             self.mark(profile, *inner, COROUTINES_CUT);
@@ -85,8 +79,9 @@ impl Merger {
         symbolizer: &mut Symbolizer,
         record: &SampleRecord,
         work: &WorkBelow,
-        mut above: usize,
     ) {
+        // Those that the record has, also if they are not in the stack.
+        let mut above = usize::from(record.python_frames);
         for Other { task, frames, cut: (_, outer) } in &work.greenlets {
             for raw in frames {
                 self.push_python(profile, symbolizer, record, raw);
@@ -124,7 +119,7 @@ mod tests {
             more: true,
             ..WorkBelow::default()
         });
-        merger.put_work_below(&mut profile, &mut Symbolizer::default(), &SampleRecord::default(), 0);
+        merger.put_work_below(&mut profile, &mut Symbolizer::default(), &SampleRecord::default());
         let names: Vec<_> =
             merger.last().iter().map(|&frame| profile.strings.get(profile.frames.get(frame).function)).collect();
         let coroutines = "<stack cut: coroutines>";
@@ -150,7 +145,8 @@ mod tests {
                 above,
                 ..WorkBelow::default()
             });
-            merger.put_work_below(&mut profile, &mut Symbolizer::default(), &SampleRecord::default(), 3);
+            let record = SampleRecord { python_frames: 3, ..SampleRecord::default() };
+            merger.put_work_below(&mut profile, &mut Symbolizer::default(), &record);
             let special = |frame: &FrameId| {
                 let name = profile.strings.get(profile.frames.get(*frame).function);
                 if [running, parent, main, task_frame].contains(frame) || name.starts_with("<stack") {

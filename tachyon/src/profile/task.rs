@@ -45,11 +45,11 @@ impl<'a> WorkOf<'a> {
         }
     }
 
-    /// Which of those in a stack, innermost first, says whose work it is: the first task, or else the first greenlet. (A task may run
-    /// code in a greenlet, as SQLAlchemy's do.)
+    /// How many of those in a stack, innermost first, come before the one that says whose work it is: the first task, or else the first
+    /// greenlet. (A task may run code in a greenlet, as SQLAlchemy's do.)
     #[must_use]
-    pub fn whose(all: &[Self]) -> usize {
-        all.iter().position(|one| matches!(one, Self::Task(_))).unwrap_or(0)
+    pub fn before_whose(mut all: impl Iterator<Item = Self>) -> usize {
+        all.position(|one| matches!(one, Self::Task(_))).unwrap_or(0)
     }
 }
 
@@ -93,10 +93,7 @@ mod tests {
 
     #[test]
     fn the_first_task_says_whose_work_it_is_or_else_the_first_greenlet() {
-        let of = |files: &[&str]| {
-            let all: Vec<_> = files.iter().filter_map(|file| WorkOf::of(file, "name")).collect();
-            WorkOf::whose(&all)
-        };
+        let of = |files: &[&str]| WorkOf::before_whose(files.iter().filter_map(|file| WorkOf::of(file, "name")));
         assert_eq!(of(&[]), 0);
         assert_eq!(of(&["<greenlet>", "<greenlet>"]), 0);
         assert_eq!(of(&["<greenlet>", "<greenlet>", "<task>", "<task>"]), 2);

@@ -338,7 +338,8 @@ impl Maker {
         // Each request of a server is different work: it is not to be remembered if no sink writes it down.
         let tells_work = made.sink.as_ref().is_some_and(|sink| sink.tells_work());
         let whose = frames.whose().filter(|_| tells_work);
-        let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose, frames));
+        let greenlet = frames.greenlets().next().map(|(greenlet, _)| greenlet);
+        let work = whose.and_then(|whose| self.tasks.work(&mut made.profile, &whose, greenlet));
         if whose.is_some() && work.is_none() {
             let note = format!("more than {MOST_WORKS} tasks and spans: later samples do not say whose work they were");
             lock(registry).note(note);

@@ -17,6 +17,7 @@ on_each_interpreter!(on [pyenv_3_13]: a_stripped_module_is_read_too);
 on_each_interpreter!(on [pyenv_3_13]: of_gevent);
 on_each_interpreter!(on [pyenv_3_13]: of_eventlet);
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_13]: lies_change_nothing_of_the_threads_own_stack);
+on_each_interpreter!(on [pyenv_3_11 pyenv_3_12]: a_stack_that_is_walked_again_keeps_its_parents);
 
 /// What the program says about one of its towers.
 struct Tower {
@@ -123,7 +124,9 @@ fn each_stack_goes_on_with_the_greenlets_parents(python: &Interpreter) {
         let number: usize = stack[at]["inner_".len()..].parse().expect("a number");
         assert_eq!(sample["task"]["id"], towers[number].id, "{sample:#}");
         assert_eq!(sample["task"]["name"], towers[number].name.as_str(), "{sample:#}");
-        let chain: Vec<&str> = stack.iter().filter_map(|name| name.strip_prefix("<greenlet> ")).skip(1).collect();
+        let greenlets: Vec<&str> = stack.iter().filter_map(|name| name.strip_prefix("<greenlet> ")).collect();
+        // The parents, behind the one that runs.
+        let chain = &greenlets[1..];
         assert_eq!(sample["task"]["chain"], Value::from(chain), "{sample:#}");
     }
 }
@@ -304,4 +307,34 @@ fn of_a_hub(python: &Interpreter, framework: &str, run: &str, hub: &str) {
     }
     println!("{framework}: {all} samples of {} greenlets, {without} do not say of which", met.len());
     assert!(met.len() == 20 && without * 1_000 <= all, "{met:?}, {without} of {all}");
+}
+
+/// Where the evaluator is being entered (3.11, 3.12), the thread's frames are walked once more, from the native stack, and so are its parents'.
+fn a_stack_that_is_walked_again_keeps_its_parents(python: &Interpreter) {
+    let (python, _) = with_greenlet(python);
+    let target = Target::start(&python, "entering_greenlets.py");
+    let samples = record(&target, 4_000, &["--async"]);
+    let parents = ["<greenlet> greenlet", "begins", "outer", "<greenlet> greenlet", "<module>", "<greenlet> main"];
+    let own = ["burn", "inner.<locals>.<lambda>", "inner"];
+    let mut entering = 0;
+    for sample in samples.iter().skip_while(|sample| sample["task"].is_null()) {
+        let frames = sample["frames"].as_array().expect("frames").iter();
+        let python = frames.filter(|frame| frame["kind"] != "native" && frame["function"] != "called");
+        let text = |frame: &Value, key: &str| frame[key].as_str().unwrap_or_default().to_owned();
+        let shown: Vec<String> = python
+            .map(|frame| (text(frame, "file"), text(frame, "function")))
+            .map(|(file, function)| if file == "<greenlet>" { format!("{file} {function}") } else { function })
+            .collect();
+        let is_entering = shown.first().is_some_and(|name| name == "<entering evaluator>");
+        entering += usize::from(is_entering && shown.len() > 1 + parents.len());
+        let shown = &shown[usize::from(is_entering)..];
+        let wanted = [&own[..], &parents].concat();
+        // Without its callers, where the native stack did not lead to them.
+        assert!(shown == wanted || is_entering && shown == parents, "{shown:?}\n{sample:#}");
+    }
+    println!(
+        "{entering} of {} samples were taken while the evaluator was entered, and have their callers",
+        samples.len()
+    );
+    assert!(entering >= 3, "{entering} of {}", samples.len());
 }

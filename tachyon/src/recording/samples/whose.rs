@@ -122,10 +122,14 @@ impl Tasks {
         (work_of(profile, &name, task.address), frame)
     }
 
-    /// What the profile calls the work of a sample: that of its task, or else of its greenlet.
-    pub(super) fn work(&mut self, profile: &mut Profile, whose: &Whose, frames: Frames<'_>) -> Option<WorkId> {
-        let greenlet = || frames.greenlets().next().map(|(greenlet, _)| greenlet);
-        let task = (whose.flags & flags::TASK != 0).then_some(whose.task).or_else(greenlet);
+    /// What the profile calls the work of a sample: that of its task, or else of the greenlet that it ran.
+    pub(super) fn work(
+        &mut self,
+        profile: &mut Profile,
+        whose: &Whose,
+        greenlet: Option<whose::Task>,
+    ) -> Option<WorkId> {
+        let task = (whose.flags & flags::TASK != 0).then_some(whose.task).or(greenlet);
         let task = task.map(|task| Task { name: self.name(profile, Name::of(&task)), id: task.address });
         let span = (whose.flags & flags::SPAN != 0).then_some((whose.trace_id, whose.span_id));
         profile.works.intern(Work { task, span })
@@ -141,11 +145,11 @@ impl Tasks {
         };
         let task = has(flags::TASK).then(|| other(&whose.task, Vec::new()).task);
         let awaiting = frames.awaiting().map(|(task, frames)| other(&task, frames.collect())).collect();
-        let greenlet = |(greenlet, frames): (whose::Task, _)| {
-            let cut = (false, greenlet.flags & flags::OUTER_CUT != 0);
-            Other { task: frame_of(profile, GREENLET_FILENAME, &Name::of(&greenlet).text()), frames, cut }
-        };
-        let greenlets = frames.greenlets().map(|(greenlet, frames)| (greenlet, frames.collect())).map(greenlet);
+        let greenlets = frames.greenlets().map(|(greenlet, frames)| Other {
+            task: self.greenlet_frame(profile, &greenlet),
+            frames: frames.collect(),
+            cut: (false, greenlet.flags & flags::OUTER_CUT != 0),
+        });
         Some(WorkBelow {
             greenlets: greenlets.collect(),
             more_greenlets: has(flags::MORE_GREENLETS),
@@ -161,6 +165,12 @@ impl Tasks {
             self.names.clear();
         }
         *self.names.entry(name).or_insert_with(|| profile.strings.intern(&name.text()))
+    }
+
+    /// The frame that stands for a greenlet.
+    fn greenlet_frame(&mut self, profile: &mut Profile, greenlet: &whose::Task) -> FrameId {
+        let (filename, name) = (profile.strings.intern(GREENLET_FILENAME), self.name(profile, Name::of(greenlet)));
+        profile.frames.intern(Frame::without_location(filename, name))
     }
 
     /// The frame that stands for a task.
@@ -237,7 +247,7 @@ mod tests {
     }
 
     fn of(tasks: &mut Tasks, profile: &mut Profile, whose: Whose) -> (String, String) {
-        let work = tasks.work(profile, &whose, Frames::default()).expect("there is room");
+        let work = tasks.work(profile, &whose, None).expect("there is room");
         let (task, frame) = (profile.works.get(work).task, tasks.frame(profile, ProcessId(0), &whose.task));
         let name = profile.strings.get(task.expect("it has a task").name);
         (name.to_owned(), name_of(profile, frame).to_owned())
@@ -289,7 +299,7 @@ mod tests {
             let outside = AsyncTask { name: Some(name), address: 8, ..AsyncTask::default() };
             let (work, frame) = tasks.of_outside(&mut profile, ProcessId(0), &outside);
             let whose = Whose { task: whose::Task { address: 8, ..task }, flags: flags::TASK, ..Whose::NOBODY };
-            assert_eq!(work, tasks.work(&mut profile, &whose, Frames::default()));
+            assert_eq!(work, tasks.work(&mut profile, &whose, None));
             assert_eq!(frame, tasks.frame(&mut profile, ProcessId(0), &whose.task));
         }
     }
@@ -313,7 +323,7 @@ mod tests {
     fn a_span_needs_no_task() {
         let (mut tasks, mut profile) = (Tasks::default(), Profile::default());
         let whose = Whose { trace_id: [7; 16], span_id: [9; 8], flags: flags::SPAN, ..Whose::NOBODY };
-        let work = tasks.work(&mut profile, &whose, Frames::default()).expect("there is room");
+        let work = tasks.work(&mut profile, &whose, None).expect("there is room");
         let work = profile.works.get(work);
         assert_eq!((work.task, work.span), (None, Some(([7; 16], [9; 8]))));
     }

@@ -24,12 +24,14 @@ pub(super) fn write(
     stack: &[FrameId],
 ) -> io::Result<()> {
     let work = work.map(|id| profile.works.get(id));
-    let in_stack = stack.iter().filter_map(|&frame| {
-        let frame = profile.frames.get(frame);
-        WorkOf::of(profile.strings.get(frame.filename), profile.strings.get(frame.function))
-    });
-    let in_stack: Vec<WorkOf<'_>> = in_stack.collect();
-    let mut rest = in_stack.iter().skip(WorkOf::whose(&in_stack)).map(|of| of.name());
+    let in_stack = || {
+        stack.iter().filter_map(|&frame| {
+            let frame = profile.frames.get(frame);
+            WorkOf::of(profile.strings.get(frame.filename), profile.strings.get(frame.function))
+        })
+    };
+    // Greenlets in which a task runs code are none of those that await it.
+    let mut rest = in_stack().skip(WorkOf::before_whose(in_stack())).map(WorkOf::name);
     let nearest = rest.next();
     let own = work.and_then(|work| work.task);
     let name = own.map(|task| profile.strings.get(task.name)).or(nearest);

@@ -227,7 +227,7 @@ fn heads<M: UserMemory + ?Sized>(memory: &M, state: u64, size: u64) -> Vec<u64> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::{AwaitLayout, Collector, CoroutineLayout, FrameStates, StackTop};
+    use crate::inspect::{AwaitLayout, Collector, CoroutineLayout, FrameStates, GreenletClasses, StackTop};
     use std::cell::RefCell;
     use std::time::{Duration, Instant};
     use tachyon_common::walk::Unreadable;
@@ -255,10 +255,7 @@ mod tests {
             collector: Collector { of_runtime: false, state: 0, size: 0x80 },
             awaits,
             type_base: 256,
-            dict: 24,
-            implementation: 32,
-            stack_state: 56,
-            frame_interp: None,
+            classes: GreenletClasses { dict: 24, implementation: 32, stack_state: 56, frame_interp: None },
         }
     }
 

@@ -21,10 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use tachyon_common::event::RawFrame;
 use tachyon_common::stop::StopReason;
+use tachyon_common::walk::greenlet::{TOP_FRAME, WHOLE_STACK};
 use tachyon_common::walk::{CodeBuffer, FrameBuffer, FrameWalk, Unreadable, UserMemory, read_u64};
-
-/// `StackState.stack_stop` of a thread's main greenlet.
-const WHOLE_STACK: u64 = u64::MAX;
 
 /// Words after the frame that are searched for the main greenlet and the parent: in greenlet 2.0 to 3.5 they are 2 to 9 words after it.
 const SEARCHED: usize = 24;
@@ -258,9 +256,9 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
     }
 
     fn state(&self, address: u64) -> Option<State> {
-        let implementation = self.word(address, self.layout.implementation).filter(|&pointer| pointer != 0)?;
+        let implementation = self.word(address, self.layout.classes.implementation).filter(|&pointer| pointer != 0)?;
         let without_self = if self.word(implementation, 8)? == address { 0 } else { 8 };
-        let stack_state = implementation.checked_add(self.layout.stack_state - without_self)?;
+        let stack_state = implementation.checked_add(self.layout.classes.stack_state - without_self)?;
         let mut bytes = [0; 56];
         self.memory.read(stack_state, &mut bytes).ok()?;
         // StackState: the stack's present start, its original stop, and what has been copied away of it; then PythonState.
@@ -275,7 +273,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         Some(State {
             on_stack: Some(on_stack).filter(|&at| at > 1),
             main,
-            top_frame: (stack_state + 48, top_frame),
+            top_frame: (stack_state + u64::from(TOP_FRAME), top_frame),
             stack: SavedStack { start, size, copy },
         })
     }
@@ -306,7 +304,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
 
     /// The frames, from the innermost one of a function on; `None`: it is no frame.
     fn frames(&self, top_frame: u64, stack: SavedStack) -> Option<(Vec<RawFrame>, bool)> {
-        let innermost = match self.layout.frame_interp {
+        let innermost = match self.layout.classes.frame_interp {
             Some(offset) => self.word(top_frame, offset).filter(|&frame| frame != 0)?,
             None => top_frame,
         };
@@ -328,7 +326,7 @@ impl<M: UserMemory> GreenletsOf<'_, M> {
         let own = || {
             let objects = ObjectLayout::of_dictionaries(&self.target.layout)?;
             let objects = Objects { memory: self.memory, layout: &self.target.layout, objects };
-            objects.text(objects.find(objects.pointer(address, self.layout.dict)?, "name")?)
+            objects.text(objects.find(objects.pointer(address, self.layout.classes.dict)?, "name")?)
         };
         own().or_else(|| {
             let kind = self.word(address, u64::from(self.target.layout.ob_type))?;
