@@ -446,7 +446,9 @@ pub struct State {
     pub entered_at: u64,
     /// [`SampleRecord::entered`].
     pub entered: u32,
-    pub _pad: u32,
+    /// What the stage that walks frames is to begin with: [`GOES_ON`] to find out whose work it is, and to walk; the number of a reason, to
+    /// find that out and stop; 0: it has begun.
+    pub begins: u32,
     /// How far the repair has got of a sample that was taken while the evaluator was entered: one of [`repair`].
     pub repair: u32,
     pub thread_steps: u32,

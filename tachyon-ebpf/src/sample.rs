@@ -227,6 +227,7 @@ pub fn begin<C: Interrupt>(
     (state.entered_at, state.entered) = (0, 0);
     state.repair = repair::NONE;
     state.walk = FrameWalk::default();
+    state.begins = GOES_ON;
     state.whose.clear();
     state.thread_pointer = ThreadPointer {
         address: task.read(config!(task_thread_pointer)),

@@ -65,9 +65,24 @@ pub fn forget_variables(image: u64, tid: u32) {
     }
 }
 
+/// Takes down the greenlet and the task that the thread runs, where its process has such.
+#[inline(always)]
+pub fn read(state: &State) {
+    let (greenlets, current_tasks, asyncio) =
+        (state.process.greenlets, state.process.current_tasks, state.process.asyncio);
+    if greenlets != 0 {
+        read_greenlet();
+    }
+    if current_tasks != 0 {
+        look_for_current();
+    } else if asyncio != 0 {
+        read_task();
+    }
+}
+
 /// Takes down the greenlet that the thread runs. (No function of its own: the kernel bounds the stacks of functions that call each other.)
 #[inline(always)]
-pub fn read_greenlet() {
+fn read_greenlet() {
     if begin_greenlets() != 0
         && take_greenlet()
         && let Some(state) = Scratch::state()

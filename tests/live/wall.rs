@@ -81,10 +81,11 @@ fn json_lines_tell_the_whole_wait() {
         let waiting = &line["waiting"];
         assert!(waiting["syscall"] == "clock_nanosleep" && waiting.get("futex").is_none(), "{line}");
     }
-    let whole = |line: &&&Value| line["waiting"]["wait_us"].as_u64().is_some_and(|length| length >= 7_000);
-    // The recording's two ends may lie within one.
+    // A wait begins when its thread leaves the CPU. The timer of its sleep was set before: some microseconds, or longer if the thread
+    // is interrupted or preempted in between. The recording's two ends may lie within a wait, too.
+    let whole = |line: &&&Value| line["waiting"]["wait_us"].as_u64().is_some_and(|length| length >= 6_500);
     let cut = sleeps.len() - sleeps.iter().filter(whole).count();
-    assert!(cut <= 2, "{cut} of {} are shorter than the program sleeps", sleeps.len());
+    assert!(cut <= 2 + sleeps.len() / 50, "{cut} of {} are shorter than the program sleeps", sleeps.len());
     let [forever] = of("forever", "lock")[..] else { panic!("it waits once") };
     let periods = report["duration_s"].as_f64().expect("seconds") * 100.0;
     assert!((weight(&forever) as f64 - periods).abs() <= 0.02 * periods + 3.0, "{forever} of {periods}");

@@ -5,6 +5,7 @@ use crate::interrupt::Interrupt;
 use crate::maps::{FRAME_SLOTS, GOES_ON, LAYOUTS, STAGE_WALK, config, repair};
 use crate::memory::{CurrentProcess, masked};
 use crate::names;
+use crate::whose;
 use tachyon_common::codes::Codes;
 use tachyon_common::event::{RawFrame, frame, status};
 use tachyon_common::limits::{PY_FRAMES_PER_CALL, PY_FRAMES_PER_STEP};
@@ -110,9 +111,18 @@ pub extern "C" fn look_at_link() -> u64 {
     0
 }
 
-/// Walks a part of the frame chain; the third stage.
+/// Walks a part of the frame chain, once it is known whose work it is; the third stage.
 #[inline(always)]
 pub fn walk_frames<C: Interrupt>(ctx: &C) {
+    let Some(state) = Scratch::state() else { return };
+    let begins = core::mem::take(&mut state.begins);
+    if begins != 0 {
+        whose::read(state);
+        if begins != GOES_ON {
+            let Some(mut scratch) = Scratch::get() else { return };
+            return stopped(ctx, &mut scratch, begins as u8);
+        }
+    }
     let mut steps = 0;
     let mut ended = u64::from(GOES_ON);
     while steps < PY_FRAMES_PER_STEP / PY_FRAMES_PER_CALL && ended == u64::from(GOES_ON) {

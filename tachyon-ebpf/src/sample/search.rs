@@ -5,7 +5,6 @@ use crate::interrupt::Interrupt;
 use crate::maps::{LAYOUTS, STAGE_SEARCH, STAGE_WALK, config, repair};
 use crate::memory::CurrentProcess;
 use crate::thread;
-use crate::whose;
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::status;
 use tachyon_common::layout::Layout;
@@ -131,26 +130,17 @@ pub(super) fn enter<C: Interrupt>(ctx: &C, scratch: &mut Scratch, layout: &Layou
     if Layout::present(layout.tstate_cframe) {
         state.entered_at = state.thread_buffer.u64(layout.tstate_cframe);
     }
-    if state.process.greenlets != 0 {
-        whose::read_greenlet();
-    }
-    let state = &mut *scratch.state;
-    if state.process.current_tasks != 0 {
-        whose::look_for_current();
-    } else if state.process.asyncio != 0 {
-        whose::read_task();
-    }
-    let (state, record) = (&mut *scratch.state, &mut scratch.sample.record);
     let ip = record.user_ip;
     if ip >= state.process.entering_start && ip < state.process.entering_end {
         if state.process.cframe_offset != 0 {
             state.repair = repair::WANTED;
         }
-        return stop(ctx, scratch, StopReason::EnteringEval);
-    }
-    match walk::innermost_frame(&CurrentProcess, layout, &state.thread_buffer) {
-        Ok(frame) => state.walk.next = frame,
-        Err(reason) => return stop(ctx, scratch, reason),
+        state.begins = StopReason::EnteringEval as u32;
+    } else {
+        match walk::innermost_frame(&CurrentProcess, layout, &state.thread_buffer) {
+            Ok(frame) => state.walk.next = frame,
+            Err(reason) => state.begins = reason as u32,
+        }
     }
     state.walk.gc_frame = facts.gc_frame;
     // The numbers of 3.15's opcodes are those that the readers of the format know.
