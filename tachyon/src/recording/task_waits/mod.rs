@@ -27,8 +27,8 @@ use std::time::Duration;
 /// Shortest and longest stretch of time with one look.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
-/// How much of one CPU looks may take: if they cost more, stretches are longer. A build that is not optimised takes this many times
-/// as long.
+/// How much of one CPU looks may take: if they cost more, stretches are longer. A build that is not optimised may take more: its looks
+/// are slower, and it is there for tests, which want many.
 const SHARE: f64 = 0.01 * SLOWER;
 const SLOWER: f64 = if cfg!(debug_assertions) { 20.0 } else { 1.0 };
 /// How many times as long as the previous one a stretch is, at most.
