@@ -5,7 +5,7 @@
 use std::io::Cursor;
 use std::path::Path;
 
-use tachyon::events::{Event, Events};
+use tachyon::events::{Event, Events, head, with_native};
 use tachyon::inspect::spans::ProcessContext;
 use tachyon::inspect::{Evaluator, examine_file, published_layout};
 use tachyon::profile::Profile;
@@ -15,7 +15,7 @@ use tachyon::sinks::text;
 use tachyon::symbolize::linetable::{Format, LineTable};
 use tachyon::symbolize::{CodeKey, Symbolizer};
 use tachyon::tach;
-use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, kind};
+use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, SampleRecord, StackRecord, kind};
 use tachyon_common::layout::Layout;
 use tachyon_common::walk::{
     CodeBuffer, InterpBuffer, TextHash, ThreadBuffer, ThreadPointer, code_identity, read_thread, thread_facts,
@@ -306,14 +306,19 @@ fn records() -> Vec<Vec<u8>> {
     part[start] = 16;
     part[std::mem::offset_of!(CodeRecord, linetable_len)] = 32;
     let process = record(kind::EXIT, size_of::<ProcessRecord>());
-    let all = [with_frames.clone(), named.clone(), part.clone(), process.clone()].concat();
-    vec![with_frames, named, part, process, all]
+    let mut stack = record(kind::STACK, size_of::<StackRecord>() + 64);
+    stack[std::mem::offset_of!(StackRecord, bytes)] = 64;
+    let all = [stack.clone(), with_frames.clone(), named.clone(), part.clone(), process.clone()].concat();
+    vec![with_frames, named, part, process, stack, all]
 }
 
 /// Records as the ring buffer delivers them, on to names and places.
 fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
     let layout = rng.of(&Family::ALL).layout();
     let (mut profile, mut symbolizer, mut good) = (Profile::default(), Symbolizer::new(), false);
+    if let Some(other) = head(bytes).and_then(|record| with_native(bytes, &record, &[1, 2])) {
+        assert_eq!(head(&other).map(|record| record.native_frames), Some(2));
+    }
     for event in Events::new(bytes) {
         match event {
             Ok(
@@ -333,6 +338,10 @@ fn decode_events(bytes: &[u8], rng: &mut Rng) -> bool {
                 good |= symbolizer.add_code(&mut profile, &record, payload, &layout).is_ok();
                 let key = CodeKey { image: record.image, code: record.code, fingerprint: record.fingerprint };
                 let _id = symbolizer.frame(&mut profile, key, rng.odd() as u32 as i32, 255);
+            }
+            Ok(Event::Stack(record, stack)) => {
+                good = true;
+                assert_eq!(stack.len(), record.bytes as usize);
             }
             Ok(Event::Process(_) | Event::WaitEnd(..)) => good = true,
             Err(_) => {}

@@ -5,9 +5,10 @@
 //! `python_frames` x [`RawFrame`], then `native_frames` x `u64`, then `kernel_frames` x `u64`, all leaf first, then by a
 //! [`Whose`], its greenlets and its tasks where [`SampleRecord::whose`] is 1. A native frame is the address to look its name up with:
 //! [`crate::unwind::NativeWalk::step`] has the rule.
-//! Its worst case, 1,024 * 24 + 256 * 8 + 127 * 8 + 136 + 120 + 16 * 88, fits the 32 KiB a per-CPU value may have.
+//! Its worst case, 1,024 * 24 + 512 * 8 + 127 * 8 + 136 + 120 + 16 * 88, fits the 32 KiB a per-CPU value may have.
 
-use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES};
+use crate::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_PY_FRAMES, STACK_PART};
+use crate::unwind::NativeWalk;
 use crate::whose::{MAX_AWAITING, MAX_GREENLETS, Task, Whose};
 
 /// What a record is. The number is [`RecordHeader::kind`].
@@ -40,6 +41,8 @@ pub mod kind {
     /// A [`super::ProcessRecord`] for a thread that exits, where the times of each are wanted: the CPU time, life and queueing are that
     /// thread's, and [`super::ProcessRecord::parent`] is its id.
     pub const THREAD: u16 = 12;
+    /// A [`super::StackRecord`].
+    pub const STACK: u16 = 13;
 }
 
 /// First bytes of every record.
@@ -149,6 +152,27 @@ pub struct WaitFacts {
     pub holder_frames: u32,
     /// How many words behind the futex, where that lies on the thread's own stack, refer to the GIL ([`crate::wait::GIL_REFERENCES`]).
     pub gil_is_near: u32,
+}
+
+/// A part of a thread's stack, for a native walk that ended for want of unwind tables: user space, which makes those, goes on with it
+/// there. Sent before the record of the sample, the innermost part first. Followed by `bytes` bytes, as they lay from `start` on.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct StackRecord {
+    /// Kind [`kind::STACK`].
+    pub header: RecordHeader,
+    /// [`SampleRecord::ktime_ns`] of the sample.
+    pub ktime_ns: u64,
+    /// Address of the first byte.
+    pub start: u64,
+    /// Where the evaluator keeps what [`SampleRecord::entered`] tells of; 0: not known.
+    pub entered_at: u64,
+    /// [`SampleRecord::tid`].
+    pub tid: u32,
+    /// Bytes that follow, a multiple of 8.
+    pub bytes: u32,
+    /// Where the walk stands.
+    pub walk: NativeWalk,
 }
 
 /// Per-CPU counters of waits, in ticks: each tick that is due is in `too_many`, `not_kicked`, `not_met`, `unreported`, or in `ran` of the
@@ -385,5 +409,7 @@ const _: () = assert!(core::mem::size_of::<ProcessRecord>() == 120);
 const _: () = assert!(core::mem::size_of::<WaitFacts>() == 112);
 const _: () = assert!(MAX_SAMPLE_BYTES + core::mem::size_of::<WaitFacts>() <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<WaitCounters>() == 72);
+const _: () = assert!(core::mem::size_of::<StackRecord>() == 288);
+const _: () = assert!(core::mem::size_of::<StackRecord>() + STACK_PART <= 32 * 1024);
 const _: () = assert!(core::mem::size_of::<Counters>() == 8 * (9 + crate::stop::LossCause::COUNT));
 const _: () = assert!(MAX_SAMPLE_BYTES <= 32 * 1024);

@@ -35,11 +35,11 @@ pub const PY_FRAMES_PER_PARENT: usize = 256;
 pub const NATIVE_FRAMES_PER_CALL: usize = 4;
 
 /// Native user frames for which a record has room.
-pub const MAX_NATIVE_FRAMES: usize = 256;
+pub const MAX_NATIVE_FRAMES: usize = 512;
 
-/// Native frames walked by one BPF program before it tail-calls itself: 256 / 16 = 16 calls. With the 10 of the deepest
+/// Native frames walked by one BPF program before it tail-calls itself: 512 / 32 = 16 calls. With the 10 of the deepest
 /// Python stack that leaves 6 of the 32 for the search of the thread and for names.
-pub const NATIVE_FRAMES_PER_STEP: usize = 16;
+pub const NATIVE_FRAMES_PER_STEP: usize = 32;
 
 /// Halvings that find a row of a page of an unwind table: 2^9 - 1 rows, more than the 256 of a page.
 pub const PAGE_SEARCH_STEPS: u32 = 9;
@@ -120,6 +120,18 @@ pub const FRAME_READ: usize = 128;
 
 /// Bytes of the stack read in one go: some eight native frames.
 pub const STACK_READ: usize = 1024;
+
+/// Bytes of a stack that one record of a copy has ([`crate::event::StackRecord`]): four pages.
+pub const STACK_PART: usize = 4 * STACK_PAGE;
+
+/// Bytes of a stack that are copied in one go.
+pub const STACK_PAGE: usize = 4096;
+
+/// Records of one copy: 64 KiB. An import in an import in an import, ten deep, takes half of that.
+pub const STACK_PARTS: u32 = 4;
+
+/// Stacks that one CPU copies in a tenth of a second: all that samples at 250 Hz may want. (16 MB a second at most, some 20 us each.)
+pub const STACKS_A_TENTH: u32 = 25;
 
 /// Slots for rules that were found for an address (a power of two): 2^14 * 16 bytes = 256 KiB.
 pub const RULE_SLOTS: u32 = 16_384;

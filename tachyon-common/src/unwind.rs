@@ -171,6 +171,25 @@ impl NativeWalk {
         }
     }
 
+    /// Whether a walk that ended for this reason might go on with tables that are not there yet. (Code that nobody knows is found by
+    /// chance, too, once a frame pointer was only believed.)
+    #[inline(always)]
+    #[must_use]
+    pub const fn lacks_tables(&self, reason: u32) -> bool {
+        let never = self.range.rows == 0 && self.range.first_row == no_table::NEVER;
+        (reason == StopReason::NoUnwindTables as u32 && !never)
+            || (reason == StopReason::UnknownCode as u32 && self.by_frame_pointer == 0)
+    }
+
+    /// Has a walk that ended for want of tables go on with others, where there were none. Gives whether that address was `last`, the last
+    /// one stored, which then will be stored again.
+    pub fn begin_again(&mut self, last: Option<u64>) -> bool {
+        let stored = last == Some(self.ip.wrapping_sub(u64::from(1 - (self.exact & 1))));
+        self.stored -= u32::from(stored && self.stored > 0);
+        (self.range, self.window, self.place) = (Range::default(), 0, place::UNKNOWN);
+        stored
+    }
+
     /// Walks up to [`NATIVE_FRAMES_PER_STEP`] frames. `None`: call again.
     ///
     /// Stored are addresses to look names up with: the interrupted instruction's own, and of each caller one inside of
@@ -259,7 +278,7 @@ impl NativeWalk {
         }
         let this = core::hint::black_box(&mut *self);
         if this.range.rows == 0 {
-            let stop = this.range.first_row == no_table::STOP;
+            let stop = this.range.first_row != no_table::FRAME_POINTERS;
             this.place = if stop { place::STOP } else { place::FRAME_POINTERS };
             return 0;
         }

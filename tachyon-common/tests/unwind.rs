@@ -221,3 +221,55 @@ fn the_deepest_stack_is_whole_and_one_more_frame_is_told() {
         assert_eq!((stop, walk.stored as usize), (expected, MAX_NATIVE_FRAMES));
     }
 }
+
+/// Where a table was missing, the walk goes on from there with all tables, and gives what it would have given at once.
+#[test]
+fn a_walk_that_lacked_a_table_is_finished_with_it() {
+    let mut whole = Machine::with(&[sp(16); 4]);
+    // Each function calls the next inner one: 3 is the outermost.
+    let rules = [sp(16), sp(32), sp(16), Rule::END];
+    whole.rows = Machine::with(&rules).rows;
+    whole.words = (0..32).map(|word| (STACK + word * 8, 0)).collect();
+    for (at, function) in [(8, 1), (40, 2), (56, 3)] {
+        whole.words.insert(STACK + at, Machine::place(function));
+    }
+    let (stop, _, all) = whole.walk_from(CODE + 8, 0);
+    assert_eq!((stop, all.len()), (StopReason::Complete, 4));
+    for missing in 0..4 {
+        let start = CODE + missing * 16;
+        let part = |start, end| Range { start, end, ..whole.ranges[0] };
+        let (before, after) = (part(CODE, start), part(start + 16, CODE + 64));
+        let unmade = Range { first_row: no_table::STOP, rows: 0, ..part(start, start + 16) };
+        let cases = [
+            (vec![before, unmade, after], StopReason::NoUnwindTables, missing as usize + 1),
+            // The interrupted instruction's own address is stored whatever it is.
+            (vec![before, after], StopReason::UnknownCode, (missing as usize).max(1)),
+        ];
+        for (ranges, expected, stored) in cases {
+            let (words, rows) = (whole.words.clone(), whole.rows.clone());
+            let partly = Machine { words, rows, ranges, ..Machine::default() };
+            let (stop, mut walk, mut addresses) = partly.walk_from(CODE + 8, 0);
+            assert_eq!((stop, addresses.len()), (expected, stored), "{missing}");
+            assert!(walk.lacks_tables(stop as u32));
+            let again = walk.begin_again(addresses.last().copied());
+            assert_eq!(again, expected == StopReason::NoUnwindTables || missing == 0);
+            addresses.truncate(walk.stored as usize);
+            let (stop, _, rest) = whole.finish_from(walk, addresses);
+            assert_eq!((stop, &rest), (StopReason::Complete, &all), "{missing}");
+        }
+    }
+}
+
+/// Rules that make no sense are none that come later, and what a believed frame pointer leads to is no code that comes later.
+#[test]
+fn what_will_never_have_a_table_lacks_none() {
+    let mut machine = Machine::with(&[sp(16)]);
+    (machine.ranges[0].rows, machine.ranges[0].first_row) = (0, no_table::NEVER);
+    let (stop, walk, _) = machine.walk_from(CODE + 8, 0);
+    assert_eq!((stop, walk.lacks_tables(stop as u32)), (StopReason::NoUnwindTables, false));
+    machine.ranges[0].first_row = no_table::FRAME_POINTERS;
+    machine.words = [(STACK + 16, 0), (STACK + 24, 5)].into();
+    let (stop, walk, _) = machine.walk_from(CODE + 8, STACK + 16);
+    assert_eq!((stop, walk.lacks_tables(stop as u32)), (StopReason::UnknownCode, false));
+    assert!(!walk.lacks_tables(StopReason::UnreadableStack as u32));
+}

@@ -8,7 +8,7 @@ use crate::whose;
 use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ringbuf_output, bpf_ringbuf_query};
 use tachyon_common::config::flags as config_flags;
 use tachyon_common::event::{RawFrame, SampleRecord, status};
-use tachyon_common::limits::MAX_KERNEL_FRAMES;
+use tachyon_common::limits::{MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES};
 use tachyon_common::stop::LossCause;
 
 /// Hands the record to the ring buffer.
@@ -16,7 +16,7 @@ use tachyon_common::stop::LossCause;
 pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     let frames = masked::<0x7ff>(scratch.state.walk.stored as usize);
     let record = &mut scratch.sample.record;
-    let native = masked::<0x1ff>(usize::from(record.native_frames));
+    let native = masked::<{ 2 * MAX_NATIVE_FRAMES as u32 - 1 }>(usize::from(record.native_frames));
     let mut bytes = size_of::<SampleRecord>() + frames * size_of::<RawFrame>() + native * 8;
     record.python_frames = frames as u16;
     record.tail_calls = scratch.state.tail_calls as u16;
@@ -50,6 +50,17 @@ pub fn emit<C: Interrupt>(ctx: &C, scratch: &mut Scratch) {
     }
 }
 
+/// Whether the sample ring is less than half full.
+#[inline(always)]
+pub fn has_room() -> bool {
+    let ring = (&raw const SAMPLES).cast_mut().cast();
+    // SAFETY: a map of the right type.
+    let waiting = unsafe { bpf_ringbuf_query(ring, AVAIL_DATA) };
+    // SAFETY: likewise.
+    let size = unsafe { bpf_ringbuf_query(ring, RING_SIZE) };
+    waiting < size / 2
+}
+
 /// Puts the kernel's stack behind what the sample has so far, leaf first, and gives its length in bytes.
 #[inline(always)]
 fn kernel_stack<C: Interrupt>(ctx: &C, sample: *mut u8, at: usize) -> usize {
@@ -67,7 +78,9 @@ fn kernel_stack<C: Interrupt>(ctx: &C, sample: *mut u8, at: usize) -> usize {
 
 /// `BPF_RB_AVAIL_DATA`.
 const AVAIL_DATA: u64 = 0;
+/// `BPF_RB_RING_SIZE`.
+const RING_SIZE: u64 = 1;
 /// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
+pub const NO_WAKEUP: u64 = 1;
 /// `BPF_RB_FORCE_WAKEUP`.
 const FORCE_WAKEUP: u64 = 2;

@@ -20,6 +20,7 @@ mod memory;
 mod names;
 mod native;
 mod sample;
+mod stack;
 mod thread;
 mod verdicts;
 mod wall;

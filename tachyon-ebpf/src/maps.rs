@@ -453,6 +453,9 @@ pub struct State {
     pub repair: u32,
     pub thread_steps: u32,
     pub tail_calls: u32,
+    /// Stacks copied since [`State::copies_since`].
+    pub copies: u32,
+    pub copies_since: u64,
     /// Which of the chosen events the sample is of.
     pub event: u32,
     /// Which of `WAITING` the record is of.
@@ -467,7 +470,7 @@ pub struct State {
     pub task_reader: TaskReader,
 }
 
-/// Value of `CODE`: a code record and its payload.
+/// Value of `CODE`: a code record and its payload; before that, of a sample whose stack is copied, parts of that.
 #[repr(C)]
 pub struct CodeScratch {
     pub record: tachyon_common::event::CodeRecord,

@@ -142,15 +142,15 @@ pub fn begin<C: Interrupt>(ctx: &C) -> u64 {
     if record.user_sp == 0 {
         return StopReason::NoRegisters as u64;
     }
-    // SAFETY: a live map value, copied; one that is replaced meanwhile belongs to another image.
-    match unsafe { SPACES.get(&record.tgid) } {
-        Some(space) if space.image == record.image => state.space = *space,
-        _ => return StopReason::NoUnwindTables as u64,
-    }
     if config!(machine) == machine::ARM64 {
         state.native.link = ctx.link();
     } else {
         state.native.leaf_known = u32::from(ctx.others(&mut state.native.leaf));
+    }
+    // SAFETY: a live map value, copied; one that is replaced meanwhile belongs to another image.
+    match unsafe { SPACES.get(&record.tgid) } {
+        Some(space) if space.image == record.image => state.space = *space,
+        _ => return StopReason::NoUnwindTables as u64,
     }
     u64::from(GOES_ON)
 }

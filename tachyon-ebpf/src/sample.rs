@@ -18,6 +18,7 @@ use crate::maps::{
 };
 use crate::memory::{CurrentProcess, masked};
 use crate::native;
+use crate::stack;
 use crate::thread;
 use crate::verdicts;
 use crate::whose;
@@ -337,6 +338,9 @@ pub fn walk_native<C: Interrupt>(ctx: &C) {
     if ended == u64::from(GOES_ON) {
         go_on(ctx, &mut scratch, STAGE_NATIVE);
         ended = StopReason::TailCallFailed as u64;
+    }
+    if scratch.state.native.lacks_tables(ended as u32) {
+        let _zero = stack::copy();
     }
     scratch.sample.record.native_stop = ended as u8;
     walk_callers(ctx, &mut scratch);

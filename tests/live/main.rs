@@ -28,6 +28,7 @@ mod hostile;
 mod identity;
 mod interpreters;
 mod jit;
+mod just_loaded;
 mod kernel_frames;
 mod killed;
 mod labelled;

@@ -7,6 +7,7 @@ use tachyon_tests::{Interpreter, Profiler, SharedLibrary, Target, on_each_interp
 on_each_interpreter!(on [pyenv_3_8 pyenv_3_12 debian_3_11 sid_3_15] long [pyenv_3_10 pyenv_3_11 pyenv_3_13 sid_3_14]
     and [tail_3_14 standalone_3_14]: every_way_from_python_to_c_and_back);
 on_each_interpreter!(on [debian_3_11 sid_3_14] long [pyenv_3_11]: in_many_threads);
+on_each_interpreter!(on [pyenv_3_8 debian_3_11 pyenv_3_13] long [sid_3_15]: walked_in_user_space);
 on_each_interpreter!(on [pyenv_3_11] long [sid_3_15]: hundreds_deep);
 on_each_interpreter!(on [pyenv_3_11] long [pyenv_3_13]: in_greenlets);
 
@@ -140,12 +141,19 @@ const ENTERING: &str = "<entering evaluator>";
 
 /// Samples of the program with these arguments, and what it tells.
 fn record(python: &Interpreter, arguments: &[&str], milliseconds: u64) -> (Truth, Vec<Line>) {
+    record_with(python, arguments, |profiler| profiler.rate(1_999).milliseconds(milliseconds))
+}
+
+fn record_with(
+    python: &Interpreter,
+    arguments: &[&str],
+    options: impl FnOnce(Profiler) -> Profiler,
+) -> (Truth, Vec<Line>) {
     let library = SharedLibrary::compile("extension", python);
     let target = Target::start_with(python, "mixed_truth.py", &[&[library.text()], arguments].concat());
     target.make_urgent();
     let truth = serde_json::from_value(target.facts.clone()).expect("the program tells its paths");
-    let profiler = Profiler::of(target.pid()).native_whole().rate(1_999).arg("--format").arg("jsonl");
-    let profiler = profiler.milliseconds(milliseconds);
+    let profiler = options(Profiler::of(target.pid()).native_whole().arg("--format").arg("jsonl"));
     let output = profiler.run();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
@@ -167,6 +175,9 @@ struct Limits {
 /// One at a time: the program lists every state.
 const STRICT: Limits = Limits { right: 995, mislabelled: 0, missing: 100 };
 
+/// As many stacks as copies are made of, for so many states.
+const FEW: Limits = Limits { right: 995, mislabelled: 0, missing: 1_000 };
+
 /// Threads share the CPUs, so fewer states are seen; and between two states there are moments that the program does not
 /// list, as when a call's arguments are freed.
 const THREADS: Limits = Limits { right: 995, mislabelled: 2, missing: 400 };
@@ -176,11 +187,14 @@ const THREADS: Limits = Limits { right: 995, mislabelled: 2, missing: 400 };
 const GREENLETS: Limits = Limits { right: 985, mislabelled: 1, missing: 100 };
 
 fn check(python: &Interpreter, arguments: &[&str], milliseconds: u64, limits: &Limits) {
-    let (truth, lines) = record(python, arguments, milliseconds);
+    judge(python, arguments, &record(python, arguments, milliseconds), limits);
+}
+
+fn judge(python: &Interpreter, arguments: &[&str], (truth, lines): &(Truth, Vec<Line>), limits: &Limits) {
     let (mut right, mut total, mut mislabelled, mut seen) = (0_usize, 0_usize, 0_usize, HashSet::new());
     let mut wrong: BTreeMap<String, usize> = BTreeMap::new();
     let mut labels: BTreeMap<String, [usize; 2]> = BTreeMap::new();
-    for line in &lines {
+    for line in lines {
         let frames: Vec<_> = line.frames.iter().rev().filter(|frame| frame.function != "<GC>").collect();
         total += 1;
         // This mark of an innermost frame that is not linked yet says that the others are its callers.
@@ -217,6 +231,16 @@ fn every_way_from_python_to_c_and_back(python: &Interpreter) {
     check(python, &["0"], 2_500, &STRICT);
 }
 
+/// The kernel side has room for hardly any unwind table: it sends copies of stacks, and user space walks those to their ends.
+fn walked_in_user_space(python: &Interpreter) {
+    let options = |profiler: Profiler| profiler.rate(199).milliseconds(6_000).arg("--unwind-memory").arg("1MiB");
+    let recorded = record_with(python, &["0"], options);
+    let exact = recorded.1.iter().filter(|line| line.merge == "exact").count();
+    println!("{}: {exact} of {} stacks are exact", python.name, recorded.1.len());
+    assert!(exact * 100 >= recorded.1.len() * 90, "{exact} of {}", recorded.1.len());
+    judge(python, &["0"], &recorded, &FEW);
+}
+
 fn in_many_threads(python: &Interpreter) {
     check(python, &["4"], 2_000, &THREADS);
 }
@@ -225,10 +249,10 @@ fn in_greenlets(python: &Interpreter) {
     check(&with_wheels(python, &["greenlet==3.5.6"]), &["0", "6", "greenlets"], 2_500, &GREENLETS);
 }
 
-/// Native stacks have 256 frames at most: the inner part is right, the outer part has Python's frames only, and the
+/// Native stacks have 512 frames at most: the inner part is right, the outer part has Python's frames only, and the
 /// stack says that it was cut.
 fn hundreds_deep(python: &Interpreter) {
-    const DEPTH: usize = 200;
+    const DEPTH: usize = 400;
     let (_, lines) = record(python, &["0", &DEPTH.to_string()], 1_500);
     let mut deep = 0;
     for line in &lines {

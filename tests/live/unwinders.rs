@@ -178,7 +178,7 @@ fn by_us(tables: &PlainTables, space: Space, moment: &Moment) -> (Vec<u64>, Stop
     walk.leaf_known = 1;
     let (mut addresses, mut stack) = (Addresses::default(), StackBuffer::default());
     let stop = (0..=16).find_map(|_| walk.step(moment, tables, space, &mut stack, &mut addresses));
-    (addresses.0, stop.expect("16 steps are 256 frames"))
+    (addresses.0, stop.expect("16 steps are 512 frames"))
 }
 
 /// How two walks of one moment compare.

@@ -107,6 +107,8 @@ pub struct Range {
 pub mod no_table {
     /// Code here is taken to keep frame pointers: generated code, and files that have no rules at all.
     pub const FRAME_POINTERS: u32 = 0;
-    /// There are rules, but not here: no room was left, or they make no sense.
+    /// There are rules, but not here: not yet, or no room was left.
     pub const STOP: u32 = 1;
+    /// There are rules, but they make no sense: there will never be a table.
+    pub const NEVER: u32 = 2;
 }

@@ -30,8 +30,13 @@ impl Machine {
     }
 
     /// Walks to the end: how it ended, where it stands, and the addresses.
-    pub fn finish(&self, mut walk: NativeWalk) -> (StopReason, NativeWalk, Vec<u64>) {
-        let mut addresses = Addresses::default();
+    pub fn finish(&self, walk: NativeWalk) -> (StopReason, NativeWalk, Vec<u64>) {
+        self.finish_from(walk, Vec::new())
+    }
+
+    /// The same, of a walk that has given these addresses already.
+    pub fn finish_from(&self, mut walk: NativeWalk, addresses: Vec<u64>) -> (StopReason, NativeWalk, Vec<u64>) {
+        let mut addresses = Addresses(addresses);
         let space = Space { image: 1, count: self.ranges.len() as u32, ..Space::default() };
         let tables = Slices { ranges: &self.ranges, rows: &self.rows, machine: self.processor };
         let mut stack = StackBuffer::default();
@@ -52,7 +57,6 @@ impl UserMemory for Machine {
 }
 
 /// The addresses of a walk.
-#[derive(Default)]
 struct Addresses(Vec<u64>);
 
 impl AddressSink for Addresses {

@@ -1,6 +1,8 @@
 //! Bytes -> records. Every length is checked; nothing here trusts the writer.
 
-use tachyon_common::event::{CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, WaitFacts, kind};
+use tachyon_common::event::{
+    CodeRecord, ProcessRecord, RawFrame, RecordHeader, SampleRecord, StackRecord, WaitFacts, kind,
+};
 use tachyon_common::whose::{Task, Whose};
 
 /// One record.
@@ -16,6 +18,8 @@ pub enum Event<'a> {
     WaitEnd(SampleRecord, WaitFacts),
     /// The stack of a thread that ends another one's wait.
     Waker(SampleRecord, Frames<'a>, WaitFacts),
+    /// A part of the stack of a thread whose sample follows, with its bytes.
+    Stack(StackRecord, &'a [u8]),
     /// A code object, with its payload: qualified name, file name, line table.
     Code(CodeRecord, &'a [u8]),
     /// A process event; its kind is in the header.
@@ -233,6 +237,11 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
                 _ => Event::Wait(record, frames, facts),
             })
         }
+        kind::STACK => {
+            let record: StackRecord = read(bytes).ok_or(short(size_of::<StackRecord>()))?;
+            let len = size_of::<StackRecord>().saturating_add(record.bytes as usize);
+            Ok(Event::Stack(record, bytes.get(size_of::<StackRecord>()..len).ok_or(short(len))?))
+        }
         kind::CODE => {
             let record: CodeRecord = read(bytes).ok_or(short(size_of::<CodeRecord>()))?;
             let payload = &bytes[size_of::<CodeRecord>()..];
@@ -248,6 +257,32 @@ fn decode(kind: u16, bytes: &[u8]) -> Result<Event<'_>, BadRecord> {
         }
         other => Err(BadRecord::UnknownKind(other)),
     }
+}
+
+/// The record that begins a sample, a wait or a waker.
+#[must_use]
+pub fn head(bytes: &[u8]) -> Option<SampleRecord> {
+    let kind = read::<RecordHeader>(bytes)?.kind;
+    let has_frames = matches!(kind, kind::SAMPLE | kind::WAIT | kind::WAIT_BEGIN | kind::WAKER);
+    if has_frames { read(bytes) } else { None }
+}
+
+/// The bytes of the same record with another head and these native frames in place of its own, leaf first. `None`: it is malformed.
+#[must_use]
+pub fn with_native(bytes: &[u8], record: &SampleRecord, native: &[u64]) -> Option<Vec<u8>> {
+    let before = head(bytes)?;
+    let (head, body) = bytes.split_at(size_of::<SampleRecord>());
+    let (python, rest) = body.split_at_checked(usize::from(before.python_frames) * size_of::<RawFrame>())?;
+    let (_, rest) = rest.split_at_checked(usize::from(before.native_frames) * size_of::<u64>())?;
+    let len = head.len() + python.len() + size_of_val(native) + rest.len();
+    let header = RecordHeader { len: u32::try_from(len).ok()?, ..record.header };
+    let record = SampleRecord { header, native_frames: u16::try_from(native.len()).ok()?, ..*record };
+    let mut bytes = Vec::with_capacity(len);
+    bytes.extend_from_slice(bytes_of(&record));
+    bytes.extend_from_slice(python);
+    native.iter().for_each(|address| bytes.extend_from_slice(&address.to_ne_bytes()));
+    bytes.extend_from_slice(rest);
+    Some(bytes)
 }
 
 /// What follows a record's frames.
@@ -301,6 +336,8 @@ unsafe impl Plain for CodeRecord {}
 unsafe impl Plain for WaitFacts {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for ProcessRecord {}
+// SAFETY: as of `SampleRecord`; so is the walk in it.
+unsafe impl Plain for StackRecord {}
 // SAFETY: as of `SampleRecord`.
 unsafe impl Plain for RawFrame {}
 // SAFETY: as of `SampleRecord`.
@@ -314,19 +351,19 @@ fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
     Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
+fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a `Plain` value is its bytes.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn bytes_of<T: Plain>(value: &T) -> Vec<u8> {
-        // SAFETY: a `Plain` value is its bytes.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
-    }
-
     fn sample(frames: u16) -> Vec<u8> {
         let len = size_of::<SampleRecord>() + usize::from(frames) * size_of::<RawFrame>();
         let header = RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(len).unwrap() };
-        let mut bytes = bytes_of(&SampleRecord { header, python_frames: frames, ..SampleRecord::default() });
+        let mut bytes = bytes_of(&SampleRecord { header, python_frames: frames, ..SampleRecord::default() }).to_vec();
         for code in 0..u64::from(frames) {
             bytes.extend(bytes_of(&RawFrame { code, ..RawFrame::default() }));
         }
@@ -354,7 +391,7 @@ mod tests {
         let len = bytes.len() + size_of::<Whose>() + 4 * size_of::<Task>();
         let header = RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(len).unwrap() };
         let record = SampleRecord { header, python_frames: 8, whose: 1, ..SampleRecord::default() };
-        bytes[..size_of::<SampleRecord>()].copy_from_slice(&bytes_of(&record));
+        bytes[..size_of::<SampleRecord>()].copy_from_slice(bytes_of(&record));
         bytes.extend(bytes_of(&whose));
         tasks.iter().for_each(|task| bytes.extend(bytes_of(task)));
         let Some(Ok(Event::Sample(record, frames))) = Events::new(&bytes).next() else { panic!("a sample") };
@@ -395,7 +432,7 @@ mod tests {
             bytes.extend(bytes_of(&WaitFacts { holder_frames, ..WaitFacts::default() }));
             let len = u32::try_from(bytes.len()).unwrap();
             let header = RecordHeader { kind: kind::WAIT, bank: 2, event: 0, len };
-            bytes[..size_of::<RecordHeader>()].copy_from_slice(&bytes_of(&header));
+            bytes[..size_of::<RecordHeader>()].copy_from_slice(bytes_of(&header));
             let Some(Ok(Event::Wait(record, frames, _))) = Events::new(&bytes).next() else { panic!("no wait") };
             assert_eq!(usize::from(record.python_frames), frames.len());
             (frames.len(), frames.holder().map(|frame| frame.code))
@@ -407,10 +444,49 @@ mod tests {
 
     #[test]
     fn an_unknown_kind_does_not_hide_the_next_record() {
-        let mut bytes = bytes_of(&RecordHeader { kind: 99, bank: 0, event: 0, len: 16 });
+        let mut bytes = bytes_of(&RecordHeader { kind: 99, bank: 0, event: 0, len: 16 }).to_vec();
         bytes.extend([0; 8]);
         bytes.extend(sample(0));
         let found: Vec<_> = Events::new(&bytes).collect();
         assert!(matches!(found[..], [Err(BadRecord::UnknownKind(99)), Ok(Event::Sample(..))]), "{found:?}");
+    }
+
+    #[test]
+    fn a_part_of_a_stack_has_as_many_bytes_as_it_says() {
+        let part = |bytes: u32, behind: usize| {
+            let len = size_of::<StackRecord>() + behind;
+            let header = RecordHeader { kind: kind::STACK, bank: 1, event: 0, len: u32::try_from(len).unwrap() };
+            let mut all = bytes_of(&StackRecord { header, tid: 5, bytes, ..StackRecord::default() }).to_vec();
+            all.extend((0..behind).map(|at| at as u8));
+            all
+        };
+        let bytes = part(16, 16);
+        let Some(Ok(Event::Stack(record, stack))) = Events::new(&bytes).next() else { panic!("a part of a stack") };
+        assert_eq!((record.tid, stack), (5, &bytes[size_of::<StackRecord>()..]));
+        assert!(matches!(Events::new(&part(24, 16)).next(), Some(Err(BadRecord::Short { .. }))));
+        assert!(matches!(Events::new(&part(u32::MAX, 16)).next(), Some(Err(BadRecord::Short { .. }))));
+    }
+
+    #[test]
+    fn other_native_frames_leave_the_rest_of_a_record_as_it_is() {
+        let with = |native: &[u64]| {
+            let (python, kernel) = (2_u16, [7_u64, 8]);
+            let mut bytes = sample(python);
+            native.iter().chain(&kernel).for_each(|address| bytes.extend(address.to_ne_bytes()));
+            let header =
+                RecordHeader { kind: kind::SAMPLE, bank: 0, event: 0, len: u32::try_from(bytes.len()).unwrap() };
+            let native_frames = u16::try_from(native.len()).unwrap();
+            let record =
+                SampleRecord { header, python_frames: python, native_frames, kernel_frames: 2, ..Default::default() };
+            bytes[..size_of::<SampleRecord>()].copy_from_slice(bytes_of(&record));
+            bytes
+        };
+        let before = with(&[1, 2]);
+        let record = head(&before).expect("a sample");
+        for native in [&[][..], &[1], &[1, 2, 3, 4]] {
+            assert_eq!(with_native(&before, &record, native), Some(with(native)));
+        }
+        assert_eq!(with_native(&before[..size_of::<SampleRecord>() + 8], &record, &[1]), None);
+        assert!(head(bytes_of(&RecordHeader { kind: kind::CODE, bank: 0, event: 0, len: 16 })).is_none());
     }
 }

@@ -7,5 +7,5 @@ mod decode;
 mod pace;
 mod reader;
 
-pub use decode::{BadRecord, Event, Events, Frames};
+pub use decode::{BadRecord, Event, Events, Frames, head, with_native};
 pub use reader::{Batch, Reader, ReaderStats, Sent};

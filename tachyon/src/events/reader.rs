@@ -199,7 +199,7 @@ fn drain<T: From<Batch>>(
             Some((kind::SAMPLE | kind::WAIT | kind::WAIT_END, bank)) => read.samples.get_mut(usize::from(bank)),
             Some((kind::CODE, bank)) => read.codes.get_mut(usize::from(bank)),
             // They belong to other records, which count.
-            Some((kind::WAIT_BEGIN | kind::WAKER, _)) => Some(&mut of_others),
+            Some((kind::WAIT_BEGIN | kind::WAKER | kind::STACK, _)) => Some(&mut of_others),
             _ => None,
         };
         *count.unwrap_or(&mut read.bad_records) += 1;

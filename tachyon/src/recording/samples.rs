@@ -256,6 +256,7 @@ impl Maker {
         self.tasks.begin_profile();
         if let Some(native) = &mut self.native {
             native.mixer.begin_profile();
+            native.copies.begin_profile();
         }
         if let Some(kernel) = &mut self.kernel {
             kernel.begin_profile();
@@ -272,6 +273,11 @@ impl Maker {
         loop {
             let (before, is_sample) = (events.rest(), events.next_kind() == Some(kind::SAMPLE));
             let Some(event) = events.next() else { return };
+            let bytes = &before[..before.len() - events.rest().len()];
+            if let Some(finished) = self.native.as_mut().and_then(|native| native.finish(bytes)) {
+                self.batch(&finished);
+                continue;
+            }
             match event {
                 Ok(Event::Sample(record, frames)) if u32::from(record.header.bank) == self.bank => {
                     self.made.received += 1;
@@ -287,19 +293,24 @@ impl Maker {
                 }
                 // Their records come later; after an early one, they belong to the next segment.
                 Ok(Event::WaitBegin(record, _, facts)) if self.early.is_empty() => {
-                    let bytes = before.len() - events.rest().len();
-                    self.begun.hold(record.tid, facts.left_ns, &before[..bytes]);
+                    self.begun.hold(record.tid, facts.left_ns, bytes);
                 }
                 Ok(Event::Waker(_, _, facts)) if self.early.is_empty() => {
-                    let bytes = before.len() - events.rest().len();
-                    self.waking.hold(facts.waker, facts.left_ns, &before[..bytes]);
+                    self.waking.hold(facts.waker, facts.left_ns, bytes);
+                }
+                Ok(Event::Stack(record, stack)) if u32::from(record.header.bank) % WAIT_BANKS == self.bank => {
+                    if let Some(native) = &mut self.native {
+                        native.copies.hold(&record, stack);
+                    }
                 }
                 Ok(
-                    Event::Sample(..) | Event::Wait(..) | Event::WaitEnd(..) | Event::WaitBegin(..) | Event::Waker(..),
-                ) => {
-                    let bytes = before.len() - events.rest().len();
-                    self.early.extend_from_slice(&before[..bytes]);
-                }
+                    Event::Sample(..)
+                    | Event::Wait(..)
+                    | Event::WaitEnd(..)
+                    | Event::WaitBegin(..)
+                    | Event::Waker(..)
+                    | Event::Stack(..),
+                ) => self.early.extend_from_slice(bytes),
                 Ok(Event::Code(record, payload)) => {
                     self.names.learn_layout(record.image, record.layout);
                     let registry = lock(&self.registry);

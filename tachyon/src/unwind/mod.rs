@@ -7,11 +7,13 @@
 mod compile;
 mod generated;
 mod part;
+mod sparse;
 mod store;
 mod trampoline;
 
 pub use compile::{MAX_ROWS, Refusal, Slice, Table, Windows, compile, compile_vdso, is_outermost, rules_len};
 pub use generated::{Generated, GeneratedRules};
 pub use part::{TablePart, parts};
+pub use sparse::{Known, SparseRules};
 pub use store::{Identities, NoRoom, TableMemory, UnwindTables, Wanted};
 pub use trampoline::{ARENA, PREFIX, trampolines};

@@ -18,7 +18,9 @@ mod write;
 
 pub use self::wanted::{Identities, NoRoom, TableMemory, Wanted};
 
-use self::file::{MACHINE, compile_own, identity, own_vdso, path_of, without_table, words};
+pub(super) use self::file::{MACHINE, own_vdso};
+
+use self::file::{compile_own, identity, path_of, without_table, words};
 use self::placed::{Code, Placed, assembly, code_of, len_of};
 use self::room::Room;
 use super::compile::{Refusal, Table, Windows, compile_vdso, rules_len};
@@ -450,7 +452,8 @@ impl UnwindTables {
         let placed = match self.known.get(&source) {
             Some(Known::Placed(placed)) => placed,
             Some(Known::Bare) => return ranges.push(without_table(mapping, no_table::FRAME_POINTERS)),
-            _ => return ranges.push(without_table(mapping, no_table::STOP)),
+            Some(Known::Refused) => return ranges.push(without_table(mapping, no_table::NEVER)),
+            None => return ranges.push(without_table(mapping, no_table::STOP)),
         };
         if let Source::Generated(_) = source {
             // The kernel merges adjacent arenas into one mapping.

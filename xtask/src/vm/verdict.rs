@@ -151,7 +151,7 @@ pub(crate) fn judge(results: &Path, with_profiler: bool, promise: &Promise) -> R
 }
 
 /// Frames of one sample of the deepest stack: the maximum of Python and of native frames.
-const DEEPEST: [usize; 2] = [1_024, 256];
+const DEEPEST: [usize; 2] = [1_024, 512];
 
 /// Fewest samples of it. (One takes an emulated CPU some milliseconds.)
 const FEWEST_DEEPEST: usize = 20;

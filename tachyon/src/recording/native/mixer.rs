@@ -187,6 +187,11 @@ impl Mixer {
         }
     }
 
+    /// The address spaces that it knows.
+    pub fn spaces(&self) -> Arc<Spaces> {
+        Arc::clone(&self.spaces)
+    }
+
     /// Finds out what the native frames of a sample are; `process` is its process in the profile.
     pub fn take(&mut self, profile: &mut Profile, process: ProcessId, record: &SampleRecord, frames: Frames<'_>) {
         self.kinds.clear();

@@ -6,12 +6,14 @@
 //! whatever a sample holds can be named.
 
 mod assembly;
+mod copies;
 mod kernel;
 mod made;
 mod mapper;
 mod mixer;
 mod spaces;
 
+pub(super) use copies::{Copies, Finished};
 pub(super) use kernel::{KernelFrames, above_the_wait};
 pub(super) use mapper::{Mapped, Mapper, News};
 pub(super) use mixer::Mixer;

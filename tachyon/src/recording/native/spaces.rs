@@ -90,6 +90,11 @@ impl AddressSpace {
         self.made.name(address)
     }
 
+    /// All mappings, sorted by address.
+    pub fn code(&self) -> &[Code] {
+        &self.code
+    }
+
     /// The mapping that holds an address.
     pub fn at(&self, address: u64) -> Option<&Code> {
         let at = self.code.partition_point(|code| code.end <= address);

@@ -3,7 +3,7 @@
 use crate::merge::{self, Merger, MixedWith, NativeFrames as _, Quality};
 use crate::profile::{FrameId, Merge, ProcessId, Profile};
 use crate::recording::made::Made;
-use crate::recording::native::{Mixer, News};
+use crate::recording::native::{Copies, Finished, Mixer, News};
 use crate::recording::settled::Settled;
 use crate::symbolize::Symbolizer;
 use std::collections::HashMap;
@@ -15,6 +15,7 @@ use tachyon_common::stop::StopReason;
 /// What native stacks need.
 pub(in crate::recording) struct NativeSide {
     pub(super) mixer: Mixer,
+    pub(super) copies: Copies,
     mapper: Sender<News>,
     /// For each process whose samples meet code that it generated and has not named: when that may next be reported, and how
     /// long after that again.
@@ -56,7 +57,33 @@ impl NativeSide {
 
     /// Nothing yet.
     pub fn new(mixer: Mixer, mapper: Sender<News>) -> Self {
-        Self { mixer, mapper, unnamed: HashMap::new() }
+        Self { copies: Copies::new(mixer.spaces()), mixer, mapper, unnamed: HashMap::new() }
+    }
+
+    /// A record whose native stack ended for want of tables, with as much of it as a copy of that stack leads to; `None`: there is no
+    /// copy, or it leads no further.
+    pub(super) fn finish(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if self.copies.is_empty() {
+            return None;
+        }
+        let Finished { bytes, before, last } = self.copies.finish(bytes)?;
+        self.tell_of_stop(&before, last);
+        Some(bytes)
+    }
+
+    /// Has the mapper make the tables for want of which a stack ended, if it did.
+    fn tell_of_stop(&self, record: &SampleRecord, last: Option<u64>) {
+        const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
+        if STALE.contains(&record.native_stop) {
+            let pid = record.tgid;
+            let unmade = record.native_stop == StopReason::NoUnwindTables as u8;
+            let news = match last.filter(|_| unmade) {
+                Some(address) => News::Met { pid, address, sp: record.user_sp },
+                None => News::Unknown { pid },
+            };
+            // If it has panicked, that is reported at the end.
+            let _ended = self.mapper.send(news);
+        }
     }
 
     /// Makes the whole stack of a record, native frames included. Doubted frames are accepted if the native stack bears
@@ -71,18 +98,8 @@ impl NativeSide {
     ) -> Merge {
         let (profile, counts) = (&mut made.profile, &mut made.native);
         let (record, frames) = (&settled.record, settled.frames);
-        const STALE: [u8; 2] = [StopReason::UnknownCode as u8, StopReason::NoUnwindTables as u8];
         *counts.stops.entry(record.native_stop).or_default() += 1;
-        if STALE.contains(&record.native_stop) {
-            let pid = record.tgid;
-            let unmade = record.native_stop == StopReason::NoUnwindTables as u8;
-            let news = match frames.native().last().filter(|_| unmade) {
-                Some(address) => News::Met { pid, address, sp: record.user_sp },
-                None => News::Unknown { pid },
-            };
-            // If it has panicked, that is reported at the end.
-            let _ended = self.mapper.send(news);
-        }
+        self.tell_of_stop(record, frames.native().last());
         let mixer = &mut self.mixer;
         mixer.take(profile, process, record, frames);
         if let Some(address) = mixer.unnamed {

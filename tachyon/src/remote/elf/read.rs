@@ -44,6 +44,16 @@ impl<R: ReadAt> ReadAt for &R {
     }
 }
 
+impl<R: ReadAt> ReadAt for Arc<R> {
+    fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        (**self).read_exact_at(offset, into)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        (**self).len_bytes()
+    }
+}
+
 impl ReadAt for &[u8] {
     fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let start = usize::try_from(offset).ok();

@@ -104,6 +104,12 @@ impl Pinned {
         self.number
     }
 
+    /// The file itself; `None`: it is the vdso.
+    #[must_use]
+    pub fn file(&self) -> Option<Arc<TargetFile>> {
+        lock(&self.file).file.clone().filter(|_| self.identity.is_some())
+    }
+
     /// The file's build id in hexadecimal digits; empty when it has none.
     #[must_use]
     pub fn build_id(&self) -> &str {

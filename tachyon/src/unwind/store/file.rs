@@ -9,7 +9,7 @@ use crate::types::{Pid, RemoteAddr};
 use tachyon_common::unwind::Range;
 
 /// This machine's processor.
-pub(super) const MACHINE: u16 =
+pub(in crate::unwind) const MACHINE: u16 =
     if cfg!(target_arch = "aarch64") { object::elf::EM_AARCH64 } else { object::elf::EM_X86_64 };
 
 /// Largest vdso; real ones have 8 KiB.
@@ -40,7 +40,7 @@ pub(super) fn compile_own<R: ReadAt>(elf: &Elf<R>) -> Result<Table, Refusal> {
 }
 
 /// The vdso, which is the kernel's and the same in every process: this process's own cannot have been tampered with.
-pub(super) fn own_vdso() -> Result<Vec<u8>, String> {
+pub(in crate::unwind) fn own_vdso() -> Result<Vec<u8>, String> {
     let own = RemoteProcess::at(Pid(std::process::id()));
     let maps = own.maps().map_err(|error| error.to_string())?;
     let vdso = maps.iter().find(|mapping| mapping.path == MappedPath::Special(b"[vdso]".to_vec()));

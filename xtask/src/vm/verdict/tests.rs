@@ -66,7 +66,7 @@ fn sent(dir: &Path, ran: u64) {
     }
     write("deepest/record.status", "0\n");
     write("deepest/report.json", &account(32, 30, native));
-    write("deepest/out.jsonl", &deepest(256).repeat(30));
+    write("deepest/out.jsonl", &deepest(512).repeat(30));
     write("waiting/record.status", "0\n");
     write("waiting/report.json", r#"{"wall": {"ticks_due": 50, "stored": 50, "loss": {}}, "inconsistent": 0}"#);
     let wait = r#"{"frames": [{"function": "<waiting: sleep>"}, {"function": "sleeps"}]}"#;
@@ -117,10 +117,10 @@ fn what_was_promised_must_be_there() {
     let few = judge(dir.path(), true, &promise).unwrap_err();
     assert!(format!("{few:#}").contains("the kernel told of 1 programs, not of 9"), "{few:#}");
     sent(dir.path(), 399);
-    fs::write(dir.path().join("deepest/out.jsonl"), deepest(256).repeat(28) + &deepest(255).repeat(2)).unwrap();
+    fs::write(dir.path().join("deepest/out.jsonl"), deepest(512).repeat(28) + &deepest(511).repeat(2)).unwrap();
     let cut = judge(dir.path(), true, &promise).unwrap_err();
-    assert!(format!("{cut:#}").contains("28 of 30 have 1024 and 256 frames"), "{cut:#}");
-    fs::write(dir.path().join("deepest/out.jsonl"), deepest(256).repeat(29)).unwrap();
+    assert!(format!("{cut:#}").contains("28 of 30 have 1024 and 512 frames"), "{cut:#}");
+    fs::write(dir.path().join("deepest/out.jsonl"), deepest(512).repeat(29)).unwrap();
     assert!(judge(dir.path(), true, &promise).is_err(), "a sample is missing");
     let promise = Promise { many_cpus: false, refusal: Some("(needs 6.0)"), memlock: None };
     assert!(judge(dir.path(), true, &promise).is_err(), "it was not refused");

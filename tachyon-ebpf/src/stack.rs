@@ -1,0 +1,88 @@
+//! Copies of stacks whose native walk has ended for want of unwind tables: user space ends it there.
+
+use crate::emit::{NO_WAKEUP, has_room};
+use crate::maps::{CODE, CodeScratch, SAMPLES};
+use crate::memory::masked;
+use crate::sample::Scratch;
+use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
+use tachyon_common::event::{RecordHeader, StackRecord, kind};
+use tachyon_common::limits::{STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
+
+/// A tenth of a second, in nanoseconds.
+const TENTH: u64 = 100_000_000;
+
+/// Sends what the thread has on its stack from where the walk stands, as far as it can be read and as the limits allow. A global
+/// function, as `sample::frames::walk_python_frames` is. Always 0.
+#[unsafe(export_name = "copy_stack")]
+#[inline(never)]
+pub extern "C" fn copy() -> u64 {
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let now = sample.record.ktime_ns;
+    if now.wrapping_sub(state.copies_since) > TENTH {
+        (state.copies_since, state.copies) = (now, 0);
+    }
+    if state.copies >= STACKS_A_TENTH {
+        return 0;
+    }
+    state.copies += 1;
+    let (mut start, mut parts) = (state.native.sp & !7, 0);
+    while parts < STACK_PARTS && copy_part(start) == STACK_PART as u64 {
+        start += STACK_PART as u64;
+        parts += 1;
+    }
+    0
+}
+
+/// Sends a part of it, and gives its length in bytes: less than [`STACK_PART`] is the last. A global function, likewise.
+#[unsafe(export_name = "copy_part_of_stack")]
+#[inline(never)]
+pub extern "C" fn copy_part(start: u64) -> u64 {
+    // Samples come first.
+    if !has_room() {
+        return 0;
+    }
+    let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    let Some(part) = CODE.get_ptr_mut(0) else { return 0 };
+    let part = part.cast::<u8>();
+    let (mut bytes, mut pages) = (0, 0);
+    // One page more, for the first and the last are read in part.
+    while pages <= STACK_PART / STACK_PAGE && bytes < STACK_PART {
+        pages += 1;
+        let at = start.wrapping_add(bytes as u64);
+        let len = (STACK_PAGE - (at as usize & (STACK_PAGE - 1))).min(STACK_PART - bytes);
+        if at >= state.own_stack.end {
+            break;
+        }
+        let into = size_of::<StackRecord>() + masked::<{ STACK_PART as u32 - 1 }>(bytes);
+        // SAFETY: masked below the end of the value, as is asserted below.
+        let into = unsafe { part.add(into) };
+        // SAFETY: so is what is written there.
+        let read = unsafe { bpf_probe_read_user(into.cast(), masked::<LEN_MASK>(len) as u32, at as *const _) };
+        if read != 0 {
+            break;
+        }
+        bytes += len;
+    }
+    let len = size_of::<StackRecord>() + bytes;
+    let header = RecordHeader { kind: kind::STACK, bank: sample.record.header.bank, event: 0, len: len as u32 };
+    // SAFETY: the value is larger than a record, aligned as one, and this CPU's alone while the program runs.
+    let record = unsafe { &mut *part.cast::<StackRecord>() };
+    // Field by field: a whole record would pass over the BPF stack, which is too small for it.
+    record.header = header;
+    record.ktime_ns = sample.record.ktime_ns;
+    record.start = start;
+    record.entered_at = state.entered_at;
+    record.tid = sample.record.tid;
+    record.bytes = bytes as u32;
+    record.walk = state.native;
+    let ring = (&raw const SAMPLES).cast_mut().cast();
+    // SAFETY: a map of the right type; the value is 32 KiB long and the length is masked below that. If it does not fit, the stack ends
+    // where it did.
+    unsafe { bpf_ringbuf_output(ring, part.cast(), masked::<0x7fff>(len) as u64, NO_WAKEUP) };
+    bytes as u64
+}
+
+/// Bits of the length of a page, or of less.
+const LEN_MASK: u32 = 2 * STACK_PAGE as u32 - 1;
+
+const _: () = assert!(size_of::<StackRecord>() + STACK_PART + LEN_MASK as usize <= size_of::<CodeScratch>());

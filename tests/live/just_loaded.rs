@@ -1,0 +1,54 @@
+//! Code that a program runs as soon as it has loaded it, and never again: by the time there are unwind tables, it is over.
+
+use serde::Deserialize;
+use std::process::Command;
+use tachyon_tests::{Interpreter, Profiler, Target, on_each_interpreter, program};
+
+on_each_interpreter!(on [pyenv_3_8 pyenv_3_13] long [debian_3_11]: stacks_in_it_are_whole);
+
+#[derive(Deserialize)]
+struct Line {
+    merge: String,
+    frames: Vec<Frame>,
+}
+
+#[derive(Deserialize)]
+struct Frame {
+    function: String,
+}
+
+/// What the C library's functions are called, leaf first.
+const FUNCTIONS: [&str; 3] = ["innermost", "middle", "outer"];
+
+fn stacks_in_it_are_whole(interpreter: &Interpreter) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let library = dir.path().join("just_loaded.so");
+    let options = ["-shared", "-fPIC", "-O1", "-fomit-frame-pointer", "-o"];
+    let built = Command::new("cc").args(options).arg(&library).arg(program("just_loaded.c")).status();
+    assert!(built.expect("a C compiler can be run").success());
+    let target = Target::start_with(interpreter, "just_loaded.py", &[&library.to_string_lossy()]);
+    let profiler = Profiler::of(target.pid()).native().rate(499).arg("--format").arg("jsonl");
+    let profiler = profiler.milliseconds(4_000);
+    let output = profiler.run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(profiler.output()).expect("the recording was written");
+    let lines = text.lines().map(|line| serde_json::from_str::<Line>(line).expect("one sample"));
+    let (mut inside, mut whole, mut exact, mut wrong) = (0, 0, 0, Vec::new());
+    for line in lines {
+        let names: Vec<&str> = line.frames.iter().map(|frame| &*frame.function).collect();
+        if names.first() != Some(&FUNCTIONS[0]) {
+            continue;
+        }
+        inside += 1;
+        // `ctypes` and libffi, whose functions each version calls as it likes, are in between.
+        let is_whole = names.starts_with(&FUNCTIONS) && names.contains(&"work");
+        whole += u32::from(is_whole);
+        exact += u32::from(line.merge == "exact");
+        if line.merge == "exact" && !is_whole {
+            wrong.push(names.join(" "));
+        }
+    }
+    println!("{}: {inside} samples in just loaded libraries, {whole} whole, {exact} exact", interpreter.name);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(inside > 50 && exact * 10 >= inside * 6, "{inside} samples, {whole} whole, {exact} exact");
+}

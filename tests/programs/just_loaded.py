@@ -1,0 +1,31 @@
+"""Loads one library after another, each of them a copy of its own of the one that it is given, and works in each at once, for some
+milliseconds and never again: nobody has seen it before. In between it works without them."""
+
+import ctypes
+import os
+import shutil
+import sys
+
+import handshake
+
+TURNS = 5_000_000
+
+
+def work(function):
+    function(TURNS)
+
+
+def load(number):
+    path = f"{sys.argv[1]}.{number}"
+    shutil.copyfile(sys.argv[1], path)
+    library = ctypes.CDLL(path)
+    os.unlink(path)
+    work(library.outer)
+
+
+handshake.ready()
+number = 0
+while True:
+    load(number)
+    handshake.spin(0.01)
+    number += 1
