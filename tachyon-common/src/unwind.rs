@@ -7,11 +7,13 @@
 //! other's; search, ranges and reasons serve both.
 
 pub mod arm64;
+mod calls;
 pub mod pages;
 mod rows;
 mod slices;
 mod x86_64;
 
+pub use calls::may_call;
 pub use rows::{Range, Row, Rule, kind, no_table};
 pub use slices::Slices;
 pub use x86_64::{UNWIND_CONTEXT, saved};
@@ -179,6 +181,13 @@ impl NativeWalk {
         let never = self.range.rows == 0 && self.range.first_row == no_table::NEVER;
         (reason == StopReason::NoUnwindTables as u32 && !never)
             || (reason == StopReason::UnknownCode as u32 && self.by_frame_pointer == 0)
+    }
+
+    /// The return address at which the walk stands; `None`: it was interrupted here.
+    #[inline(always)]
+    #[must_use]
+    pub const fn return_address(&self) -> Option<u64> {
+        if self.exact == 0 { Some(self.ip) } else { None }
     }
 
     /// Has a walk that ended for want of tables go on with others, where there were none. Gives whether that address was `last`, the last

@@ -5,7 +5,7 @@ mod stack;
 use stack::Machine;
 use tachyon_common::limits::MAX_NATIVE_FRAMES;
 use tachyon_common::stop::StopReason;
-use tachyon_common::unwind::{NativeWalk, Range, Rule, kind, no_table, saved};
+use tachyon_common::unwind::{NativeWalk, Range, Rule, kind, may_call, no_table, saved};
 
 const CODE: u64 = 0x7f00_0000_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
@@ -272,4 +272,45 @@ fn what_will_never_have_a_table_lacks_none() {
     let (stop, walk, _) = machine.walk_from(CODE + 8, STACK + 16);
     assert_eq!((stop, walk.lacks_tables(stop as u32)), (StopReason::UnknownCode, false));
     assert!(!walk.lacks_tables(StopReason::UnreadableStack as u32));
+}
+
+#[test]
+fn what_precedes_a_return_address_is_a_call() {
+    let before = |bytes: &[u8]| {
+        let mut word = [0x90; 8];
+        word[8 - bytes.len()..].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    // As assemblers write: `call f`, `*%rax`, `*%r11`, `*f(%rip)`, `*(%rax)`, `*8(%rax)`, `*16(%rsp)`, `*(%rsp)`, `*128(%rax)`,
+    // `*128(%rsp)`, `*(%r13)`.
+    let calls: [&[u8]; 11] = [
+        &[0xe8, 1, 2, 3, 4],
+        &[0xff, 0xd0],
+        &[0x41, 0xff, 0xd3],
+        &[0xff, 0x15, 1, 2, 3, 4],
+        &[0xff, 0x10],
+        &[0xff, 0x50, 8],
+        &[0xff, 0x54, 0x24, 16],
+        &[0xff, 0x14, 0x24],
+        &[0xff, 0x90, 128, 0, 0, 0],
+        &[0xff, 0x94, 0x24, 128, 0, 0, 0],
+        &[0x41, 0xff, 0x55, 0],
+    ];
+    for call in calls {
+        assert!(may_call(before(call), false), "{call:x?}");
+    }
+    // Nothing, a pointer, `jmp *%rax`, `push (%rax)`, a call that ended two bytes before.
+    for other in [
+        &[0; 8][..],
+        &0x7fff_1234_5678_u64.to_le_bytes(),
+        &[0xff, 0xe0],
+        &[0xff, 0x30],
+        &[0xe8, 1, 2, 3, 4, 0x90, 0x90],
+    ] {
+        assert!(!may_call(before(other), false), "{other:x?}");
+    }
+    // `bl .`, `blr x3`, `blraa x3, x4`; `b .`, `br x3`, `ret`.
+    let word = |instruction: u32| u64::from(instruction) << 32;
+    assert!([0x9400_0000, 0x97ff_ffff, 0xd63f_0060, 0xd73f_0864].iter().all(|call| may_call(word(*call), true)));
+    assert!(![0x1400_0000, 0xd61f_0060, 0xd65f_03c0, 0].iter().any(|other| may_call(word(*other), true)));
 }

@@ -340,7 +340,7 @@ pub fn walk_native<C: Interrupt>(ctx: &C) {
         ended = StopReason::TailCallFailed as u64;
     }
     if scratch.state.native.lacks_tables(ended as u32) {
-        let _zero = stack::copy();
+        let _zero = stack::copy(ended);
     }
     scratch.sample.record.native_stop = ended as u8;
     walk_callers(ctx, &mut scratch);

@@ -1,12 +1,15 @@
 //! Copies of stacks whose native walk has ended for want of unwind tables: user space ends it there.
 
 use crate::emit::{NO_WAKEUP, has_room};
-use crate::maps::{CODE, CodeScratch, SAMPLES};
+use crate::maps::{CODE, CodeScratch, SAMPLES, config};
 use crate::memory::masked;
 use crate::sample::Scratch;
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_output};
+use tachyon_common::config::machine;
 use tachyon_common::event::{RecordHeader, StackRecord, kind};
 use tachyon_common::limits::{STACK_PAGE, STACK_PART, STACK_PARTS, STACKS_A_TENTH};
+use tachyon_common::stop::StopReason;
+use tachyon_common::unwind::{NativeWalk, may_call};
 
 /// A tenth of a second, in nanoseconds.
 const TENTH: u64 = 100_000_000;
@@ -15,8 +18,11 @@ const TENTH: u64 = 100_000_000;
 /// function, as `sample::frames::walk_python_frames` is. Always 0.
 #[unsafe(export_name = "copy_stack")]
 #[inline(never)]
-pub extern "C" fn copy() -> u64 {
+pub extern "C" fn copy(reason: u64) -> u64 {
     let Some((sample, state)) = Scratch::sample_and_state() else { return 0 };
+    if reason == StopReason::UnknownCode as u64 && !is_plausible(&state.native) {
+        return 0;
+    }
     let now = sample.record.ktime_ns;
     if now.wrapping_sub(state.copies_since) > TENTH {
         (state.copies_since, state.copies) = (now, 0);
@@ -31,6 +37,17 @@ pub extern "C" fn copy() -> u64 {
         parts += 1;
     }
     0
+}
+
+/// Whether code that nobody knows is code at all: where a greenlet's stack ends, anything may lie.
+#[inline(always)]
+fn is_plausible(walk: &NativeWalk) -> bool {
+    let Some(address) = walk.return_address() else { return true };
+    let mut before = 0_u64;
+    let into = (&raw mut before).cast();
+    // SAFETY: the word is as long as is told.
+    let read = unsafe { bpf_probe_read_user(into, size_of::<u64>() as u32, address.wrapping_sub(8) as *const _) };
+    read == 0 && may_call(before, config!(machine) == machine::ARM64)
 }
 
 /// Sends a part of it, and gives its length in bytes: less than [`STACK_PART`] is the last. A global function, likewise.
