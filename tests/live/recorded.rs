@@ -122,8 +122,8 @@ fn little_memory_suffices_for_the_code_that_runs() {
     let recording = profiler.cpu_milliseconds(target.pid(), 2_000).record();
     let native = recording.report.native.as_ref().expect("native frames were recorded");
     assert!(native.table_bytes <= 2 << 20, "{native:#?}");
-    assert!(native.stops.get("no_unwind_tables").is_some_and(|stops| *stops > 0), "{native:#?}");
-    assert!(native.exact * 2 > recording.report.stored, "{native:#?}");
+    // What comes before its rules is walked in a copy of the stack.
+    assert!(native.exact * 100 >= recording.report.stored * 95, "{native:#?}");
     assert!(!recording.report.notes.iter().any(|note| note.contains("no room")), "{:?}", recording.report.notes);
 }
 
